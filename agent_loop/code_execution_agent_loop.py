@@ -1,0 +1,23 @@
+"""TACO: try a program in the sandbox, read its output, hand in a program as the answer."""
+
+from typing import Any
+
+from agent_loop.observations import render_run
+from agent_loop.tagged_agent_loop import TaggedAgentLoop
+from agent_loop.tags import Action, ActionKind
+from agent_loop.turn_loop import Observation
+
+
+class CodeExecutionAgentLoop(TaggedAgentLoop):
+    """`<code>` runs on the example input; `<answer>` is the program to judge."""
+
+    actions = (ActionKind.CODE, ActionKind.ANSWER)
+
+    async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
+        result = await self.call(
+            "run_code",
+            code=action.content,
+            language="python",
+            stdin=extras.get("example_input", ""),
+        )
+        return Observation(text=render_run(result.body), result=result)

@@ -1,0 +1,164 @@
+"""A `cpu` platform for verl, which knows accelerators only.
+
+verl adapter: `PlatformRegistry` (plugin/platform at 0.9.1). Cheap to import: it is loaded inside
+`import verl` of every process.
+"""
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import torch
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+
+class CPUDeviceId(str):
+    """A device index that torch reads as "cpu" and that formats as 0.
+
+    verl passes it to `tensor.to()` and also writes `f"{device_name}:{index}"`
+    (utils/fsdp_utils.py:229), where "cpu:0" is what torch accepts.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls) -> "CPUDeviceId":
+        return super().__new__(cls, "cpu")
+
+    def __format__(self, spec: str) -> str:
+        return "0"
+
+    def __reduce__(self) -> tuple[type["CPUDeviceId"], tuple[()]]:
+        return (CPUDeviceId, ())
+
+
+class CPUDeviceModule:
+    """Stands where verl expects `torch.cuda`: what torch.cpu has, harmless answers for the rest."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    def is_available(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1"))
+
+    def current_device(self) -> CPUDeviceId:
+        return CPUDeviceId()
+
+    def set_device(self, device: Any) -> None: ...
+
+    def synchronize(self, device: Any = None) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def ipc_collect(self) -> None: ...
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None: ...
+
+    def reset_max_memory_allocated(self, device: Any = None) -> None: ...
+
+    def reset_accumulated_memory_stats(self, device: Any = None) -> None: ...
+
+    def set_per_process_memory_fraction(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def memory_allocated(self, device: Any = None) -> int:
+        return psutil.Process().memory_info().rss
+
+    def memory_reserved(self, device: Any = None) -> int:
+        return psutil.Process().memory_info().rss
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    max_memory_reserved = max_memory_allocated
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        memory = psutil.virtual_memory()
+        return memory.available, memory.total
+
+    def get_device_name(self, device: Any = None) -> str:
+        return "CPU"
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+
+_MODULE = CPUDeviceModule()
+
+
+@PlatformRegistry.register(platform="cpu")
+class PlatformCPU(PlatformBase):
+    """The platform that verl picks when no accelerator is there."""
+
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = _MODULE
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        return True  # registered last: asked only after every accelerator said no
+
+    def current_device(self) -> CPUDeviceId:
+        return CPUDeviceId()
+
+    def device_count(self) -> int:
+        return _MODULE.device_count()
+
+    def set_device(self, device_index: Any) -> None: ...
+
+    def synchronize(self, device_index: Any = None) -> None: ...
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return (None, None)
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        yield
+
+    def profiler_start(self) -> None: ...
+
+    def profiler_stop(self) -> None: ...
+
+    def ray_resource_name(self) -> str:
+        # verl's resource pools count "GPU" or "NPU" only (single_controller/ray/base.py:226), so a
+        # CPU run declares logical GPUs with ray_kwargs.ray_init.num_gpus.
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> Any:
+        return None

@@ -1,0 +1,324 @@
+"""Rollout backend `hf`: a Ray actor that decodes on a CPU behind verl's server interface.
+
+verl adapters: `RolloutReplica` (workers/rollout/replica.py at 0.9.1) starts the server,
+`BaseRollout` (workers/rollout/base.py) sends it weights from the training process, `TokenOutput`
+is its answer. The decoding itself is `agent_loop.cpu.decoder`.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ray
+import torch
+from transformers import AutoModelForCausalLM
+from verl.utils import normalize_token_ids
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import HFModelConfig, RolloutConfig
+from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+
+from agent_loop.cpu.decoder import BatchDecoder, Request, Sampling
+
+
+class WeightSync:
+    """Receives one version of the weights in parts, and refuses it unless it is whole.
+
+    Args:
+        model: receives the weights in place.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._parameters = dict(model.named_parameters())
+        tied = dict(model.named_parameters(remove_duplicate=False))
+        self._aliases = tied.keys() - self._parameters.keys()
+        self._received: set[str] = set()
+
+    @torch.no_grad()
+    def receive(self, named_tensors: Iterable[tuple[str, torch.Tensor]], *, last: bool) -> None:
+        """Copy one part.
+
+        Raises:
+            RuntimeError: a name the model does not have, another shape, or names missing after the
+                last part. What was copied stays, so the server must not go on generating.
+        """
+        for name, tensor in named_tensors:
+            if name in self._aliases:
+                continue  # a tied weight that arrives under its second name
+            parameter = self._parameters.get(name)
+            if parameter is None or parameter.shape != tensor.shape:
+                ours = None if parameter is None else tuple(parameter.shape)
+                raise RuntimeError(
+                    f"weight sync refused: name={name!r} has shape={tuple(tensor.shape)}, the "
+                    f"rollout model has {ours}; trainer and rollout must load the same model"
+                )
+            parameter.copy_(tensor)
+            self._received.add(name)
+        if last:
+            missing = sorted(self._parameters.keys() - self._received)
+            self._received = set()
+            if missing:
+                raise RuntimeError(
+                    f"weight sync incomplete: {len(missing)} of {len(self._parameters)} parameters "
+                    f"missing, first {missing[:3]}; the rollout would mix two policies"
+                )
+
+
+class HFServer:
+    """Generates for many agent loops at once; an async Ray actor.
+
+    One thread owns model and decoder, so weights change between decode steps and never during one.
+    """
+
+    def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
+        self.config: RolloutConfig = omega_conf_to_dataclass(config)
+        self.model_config: HFModelConfig = omega_conf_to_dataclass(
+            model_config, dataclass_type=HFModelConfig
+        )
+        options = (self.config.engine_kwargs or {}).get("hf") or {}
+        torch.set_num_threads(int(options.get("num_threads", os.environ.get("OMP_NUM_THREADS", 1))))
+        model = self._load_model()
+        self.weights = WeightSync(model)
+        self.decoder = BatchDecoder(
+            model,
+            eos_token_ids=[] if self.config.ignore_eos else self._eos_token_ids(),
+            pad_token_id=self.model_config.tokenizer.pad_token_id or 0,
+            seed=int(self.config.seed) + replica_rank,
+            raw_log_probs=self.config.logprobs_mode == "raw_logprobs",
+        )
+        self.global_steps: int | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode")
+        self._waiting: list[tuple[Request, asyncio.Future[Request]]] = []
+        self._running: dict[int, asyncio.Future[Request]] = {}
+        self._pump: asyncio.Task[None] | None = None
+        self._open = asyncio.Event()
+        self._open.set()
+        self._fault: str | None = None
+
+    async def ready(self) -> str:
+        return f"hf-{ray.get_runtime_context().get_actor_id()}"
+
+    async def generate(
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        **ignored: Any,
+    ) -> TokenOutput:
+        """Continue `prompt_ids`; returns when the request is finished.
+
+        Raises:
+            ValueError: images, video or audio were given, or a sampling parameter is out of range.
+            RuntimeError: the last weight sync failed, or decoding did.
+        """
+        if any(ignored.get(name) for name in ("image_data", "video_data", "audio_data")):
+            raise ValueError("rollout.name=hf generates from text only")
+        await self._open.wait()
+        if self._fault:
+            raise RuntimeError(f"the rollout server stopped generating: {self._fault}")
+        ids = list(normalize_token_ids(prompt_ids))
+        request = Request(prompt_ids=ids, sampling=self._sampling(sampling_params, len(ids)))
+        future: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._decode())
+        done = await future
+        return TokenOutput(
+            token_ids=done.token_ids,
+            log_probs=done.log_probs if sampling_params.get("logprobs", True) else None,
+            stop_reason=done.stop_reason,
+            num_preempted=0,
+            extra_fields={"global_steps": self.global_steps},
+        )
+
+    async def update_weights(
+        self, named_tensors: list[tuple[str, torch.Tensor]], last: bool
+    ) -> None:
+        """Take one part of a new version of the weights.
+
+        Raises:
+            RuntimeError: see `WeightSync.receive`; generation is refused from then on.
+        """
+        try:
+            await asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: self.weights.receive(named_tensors, last=last)
+            )
+        except RuntimeError as error:
+            self._fault = str(error)
+            raise
+        if last:
+            self._fault = None
+
+    async def set_global_steps(self, global_steps: int) -> None:
+        self.global_steps = global_steps
+
+    async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
+        """Hold new requests until `resume_generation`; running ones finish."""
+        self._open.clear()
+        return {"aborted_count": 0, "request_ids": []}
+
+    async def resume_generation(self) -> None:
+        self._open.set()
+
+    async def wake_up(self, tags: list[str] | None = None) -> None: ...
+
+    async def sleep(self) -> None: ...
+
+    async def clear_kv_cache(self) -> None: ...
+
+    async def release_kv_cache(self) -> None: ...
+
+    async def resume_kv_cache(self) -> None: ...
+
+    async def start_profile(self, **kwargs: Any) -> None: ...
+
+    async def stop_profile(self) -> None: ...
+
+    async def _decode(self) -> None:
+        """Admit, step, deliver, until nothing waits or runs."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._waiting or self._running:
+                room = max(0, self.config.max_num_seqs - len(self._running))
+                new, self._waiting = self._waiting[:room], self._waiting[room:]
+                for request, future in new:
+                    self._running[id(request)] = future
+                finished = await loop.run_in_executor(
+                    self._thread, self._advance, [request for request, _ in new]
+                )
+                for request in finished:
+                    future = self._running.pop(id(request))
+                    if not future.done():
+                        future.set_result(request)
+        except Exception as error:
+            # Whoever waits must learn of it, or the step waits for ever.
+            waiting = [future for _, future in self._waiting] + list(self._running.values())
+            self._waiting, self._running = [], {}
+            self.decoder.drop_all()
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(RuntimeError(f"decoding failed: {error}"))
+            raise
+
+    def _advance(self, new: list[Request]) -> list[Request]:
+        finished = self.decoder.admit(new)
+        if len(self.decoder):
+            finished += self.decoder.step()
+        return finished
+
+    def _sampling(self, params: dict[str, Any], prompt_length: int) -> Sampling:
+        config = self.config
+        budget = params.get("max_tokens") or params.get("max_new_tokens")
+        if budget is None:
+            total = config.prompt_length + config.response_length
+            budget = min(config.response_length, total - prompt_length)
+        return Sampling(
+            max_tokens=int(budget),
+            temperature=float(params.get("temperature", 1.0)),
+            top_p=float(params.get("top_p", 1.0)),
+            top_k=int(params.get("top_k") or -1),
+            stop_token_ids=frozenset(params.get("stop_token_ids") or ()),
+            seed=params.get("seed"),
+        )
+
+    def _load_model(self) -> Any:
+        hf_config = self.model_config.hf_config
+        hf_config._attn_implementation = "sdpa"
+        names = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+        dtype = getattr(torch, names.get(self.config.dtype, self.config.dtype))
+        if self.config.load_format == "dummy":  # the first weight sync fills it
+            model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(
+                self.model_config.local_path, config=hf_config, dtype=dtype
+            )
+        return model.eval()
+
+    def _eos_token_ids(self) -> list[int]:
+        generation = self.model_config.generation_config
+        ids = getattr(generation, "eos_token_id", None) or self.model_config.hf_config.eos_token_id
+        return [i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None]
+
+
+class HFReplica(RolloutReplica):
+    """Starts one `HFServer`."""
+
+    async def launch_servers(self) -> None:
+        if self.world_size != 1:
+            raise ValueError(
+                f"rollout.name=hf runs in one process, got world_size={self.world_size}; set "
+                "actor_rollout_ref.rollout.tensor_model_parallel_size=1"
+            )
+        kind = "reward_" if self.is_reward_model else "teacher_" if self.is_teacher_model else ""
+        name = f"hf_server_{kind}{self.replica_rank}_0{self.name_suffix}"
+        server = (
+            ray.remote(HFServer)
+            .options(name=name, num_cpus=0, max_concurrency=self.max_concurrency)
+            .remote(
+                config=self.config,
+                model_config=self.model_config,
+                replica_rank=self.replica_rank,
+            )
+        )
+        self._server_address = await server.ready.remote()  # pyright: ignore
+        self.servers, self._server_handle = [server], server
+
+    def rollout_worker_use_gpu(self) -> bool:
+        return False
+
+
+class HFServerAdapter(BaseRollout):
+    """Lives in the training process and sends its weights to the server of its rank."""
+
+    def __init__(
+        self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1
+    ) -> None:
+        super().__init__(config, model_config, device_mesh)
+        self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
+        self.sleep_level = 1  # verl reads it: 1 keeps the weights in memory
+        self._server: Any = None
+
+    async def resume(self, tags: list[str]) -> None: ...
+
+    async def release(self) -> None: ...
+
+    @torch.no_grad()
+    async def update_weights(
+        self,
+        weights: Any,
+        global_steps: int | None = None,
+        wire_format: str = "named_tensors",
+        **ignored: Any,
+    ) -> None:
+        """Send all weights in buckets of at most `update_weights_bucket_megabytes`.
+
+        Args:
+            weights: yields (name, tensor).
+            global_steps: version of the weights.
+            wire_format: only full tensors are understood.
+
+        Raises:
+            ValueError: another wire format.
+            RuntimeError: the server refused them (see `WeightSync.receive`).
+        """
+        if wire_format != "named_tensors":
+            raise ValueError(
+                f"rollout.name=hf takes wire_format=named_tensors, got {wire_format!r}"
+            )
+        if self._server is None:
+            self._server = ray.get_actor(f"hf_server_{self.replica_rank}_0")
+        capacity = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
+        bucket: list[tuple[str, torch.Tensor]] = []
+        size_bytes = 0
+        for name, weight in weights:
+            tensor = weight.detach().cpu().clone()
+            if bucket and size_bytes + tensor.nbytes > capacity:
+                await self._server.update_weights.remote(bucket, False)
+                bucket, size_bytes = [], 0
+            bucket.append((name, tensor))
+            size_bytes += tensor.nbytes
+        await self._server.update_weights.remote(bucket, True)
+        if global_steps is not None:
+            await self._server.set_global_steps.remote(global_steps)

@@ -1,0 +1,24 @@
+"""NQ: search passages, read them, answer."""
+
+from typing import Any
+
+from agent_loop.observations import render_passages
+from agent_loop.tagged_agent_loop import TaggedAgentLoop
+from agent_loop.tags import Action, ActionKind
+from agent_loop.turn_loop import Observation
+
+
+class SearchAgentLoop(TaggedAgentLoop):
+    """`<search>` brings the best passages; `<answer>` is the short answer."""
+
+    actions = (ActionKind.SEARCH, ActionKind.ANSWER)
+
+    def __init__(self, *args: Any, topk: int = 3, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.topk = topk
+
+    async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
+        result = await self.call(
+            "retrieve", queries=[action.content], topk=self.topk, return_scores=True
+        )
+        return Observation(text=render_passages(result.body["result"][0]), result=result)

@@ -1,0 +1,193 @@
+"""The parts of the run config that are ours: `mixed:` and `multi_turn.tool_config`.
+
+Decides which values are legal and says every mistake at once; leaves verl's own keys to verl
+and to the launcher's preflight. Imports no torch, no Ray, no verl.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+
+class Section(BaseModel):
+    """A config section: unknown keys are errors, values never change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SourceConfig(Section):
+    """One source of the mixture."""
+
+    ratio: float
+    """Share of every batch, relative to the other sources; finite and >= 0."""
+
+    agent: str | None = None
+    """Agent loop for every row of this source; None takes the row's own `agent_name`."""
+
+    reward: str | None = None
+    """Reward function for this source, a name of `agent_loop.rewards`; None takes the one named
+    after the source, and exact match where there is none."""
+
+    @model_validator(mode="after")
+    def _ratio_is_a_share(self) -> Self:
+        if not math.isfinite(self.ratio) or self.ratio < 0:
+            raise ValueError(f"ratio={self.ratio} must be finite and >= 0; 0 leaves a source out")
+        return self
+
+
+class MixedConfig(Section):
+    """The `mixed:` subtree."""
+
+    sources: dict[str, SourceConfig]
+    """Source name (as in the rows' `data_source` column) -> its settings."""
+
+    apportionment: Literal["carry", "fixed"] = "carry"
+    """carry: remainders go on to the next batch; fixed: the same whole numbers in every batch."""
+
+    seed: int = 0
+    """Seed of the order of prompts; not of the model."""
+
+    experiment: str
+    """Name of the run; its folder is `<run_root>/<experiment>`."""
+
+    run_dir: str
+    """Absolute folder of this run."""
+
+    max_infra_error_rate: float = Field(0.5, gt=0, le=1)
+    """A step in which a larger share of trajectories ends as `infra_error` stops the run."""
+
+    max_probs_diff: float | None = Field(None, gt=0)
+    """A step whose `training/rollout_probs_diff_max` is larger stops the run; None: no check."""
+
+    @model_validator(mode="after")
+    def _some_source_has_a_share(self) -> Self:
+        if not self.sources:
+            raise ValueError("sources is empty; name at least one")
+        if all(source.ratio == 0 for source in self.sources.values()):
+            raise ValueError(
+                "every ratio is 0; give at least one source a ratio above 0 "
+                "(TACO_RATIO, NQ_RATIO, MATH_RATIO or mixed.sources.<name>.ratio)"
+            )
+        return self
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """source -> ratio, of the sources that take part (ratio above 0)."""
+        return {name: source.ratio for name, source in self.sources.items() if source.ratio > 0}
+
+
+class ToolConfig(Section):
+    """`actor_rollout_ref.rollout.multi_turn.tool_config`: how agent loops reach their tools."""
+
+    server_url: str
+    """Base URL of the tool server, as in `http://127.0.0.1:8100`."""
+
+    max_retries: int = Field(3, ge=0)
+    """Further attempts after the first, on 429, 5xx and broken connections."""
+
+    timeout: float = Field(30.0, gt=0)
+    """Seconds for one tool call, waiting and all attempts together."""
+
+    max_workers: int = Field(16, ge=1)
+    """Tool calls in flight at once, over all processes of a node."""
+
+    request_interval: float = Field(0.0, ge=0)
+    """Least seconds between two calls, over all processes of a node."""
+
+    rate_limit_per_minute: float = Field(6000.0, gt=0)
+    """Sustained tool calls a minute, over all processes of a node."""
+
+    burst: int = Field(100, ge=1)
+    """Calls that may pass back to back after an idle spell."""
+
+    enable_global_rate_limit: bool = True
+    """False: no limiter at all, only `max_workers`."""
+
+    rate_limit_file: str | None = None
+    """State file of the limiter; None puts it into the run's folder."""
+
+    code_start_tag: str = "<code>"
+    code_end_tag: str = "</code>"
+    search_start_tag: str = "<search>"
+    search_end_tag: str = "</search>"
+    answer_start_tag: str = "<answer>"
+    answer_end_tag: str = "</answer>"
+
+    state_masking: bool = True
+    """Tool output is kept out of the loss. Must stay true: no log-probs exist for such tokens."""
+
+    start_state_marker: str = "<information>"
+    """Opens a tool's result in the response."""
+
+    end_state_marker: str = "</information>"
+    """Closes a tool's result in the response."""
+
+    @model_validator(mode="after")
+    def _tags_can_be_told_apart(self) -> Self:
+        tags = {name: getattr(self, name) for name in TAG_FIELDS}
+        problems = [f"{name} is empty" for name, tag in tags.items() if not tag.strip()]
+        names = list(tags)
+        for i, first in enumerate(names):
+            for second in names[i + 1 :]:
+                a, b = tags[first], tags[second]
+                if a and b and (a in b or b in a):
+                    problems.append(f"{first}={a!r} and {second}={b!r} contain one another")
+        if problems:
+            raise ValueError(
+                "; ".join(problems) + "; give each tag its own text, none part of another"
+            )
+        if not self.state_masking:
+            raise ValueError(
+                "state_masking=false would train on tokens the policy never wrote; "
+                "set it to true or remove the key"
+            )
+        return self
+
+
+TAG_FIELDS = (
+    "code_start_tag",
+    "code_end_tag",
+    "search_start_tag",
+    "search_end_tag",
+    "answer_start_tag",
+    "answer_end_tag",
+    "start_state_marker",
+    "end_state_marker",
+)
+
+
+S = TypeVar("S", bound=Section)
+
+
+class ConfigError(ValueError):
+    """The run config breaks rules; `problems` lists each as one line."""
+
+    def __init__(self, problems: list[str]):
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+def load_section(section: type[S], values: Mapping[str, Any], path: str) -> S:
+    """Validate one subtree of the resolved config.
+
+    Args:
+        section: the model to build.
+        values: plain containers, no `DictConfig`.
+        path: dotted path of the subtree in the run config, for messages.
+
+    Raises:
+        ConfigError: every broken rule, one line each, by dotted path.
+    """
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        problems = []
+        for item in error.errors():
+            place = ".".join([path, *(str(part) for part in item["loc"])])
+            message = item["msg"].removeprefix("Value error, ")
+            shown = item["input"]
+            given = f" (got {shown!r})" if not isinstance(shown, dict) else ""
+            problems.append(f"{place}: {message}{given}")
+        raise ConfigError(problems) from error

@@ -1,0 +1,95 @@
+"""Metrics per source, and files that survive a kill."""
+
+import json
+
+import pytest
+
+from agent_loop.run_folder import MetricsFile, numbers_of, read_lines
+from agent_loop.source_metrics import (
+    TrainedTrajectory,
+    prompts_per_source,
+    ratio_error,
+    source_metrics,
+    validation_metrics,
+)
+
+
+def trajectory(source, uid, acc, *, stop="answered", calls=1, refused=0, mask=(1, 0, 1, 1)):
+    return TrainedTrajectory(
+        key=f"{uid}_0_0",
+        uid=uid,
+        position=0,
+        source=source,
+        row_id=f"{source}:0",
+        reward=acc,
+        acc=acc,
+        prompt_ids=[1],
+        response_ids=[0] * len(mask),
+        response_mask=list(mask),
+        log_probs=[0.0] * len(mask),
+        record={
+            "stop_reason": stop,
+            "turns": 2,
+            "tool_calls": calls,
+            "tool_rejections": refused,
+            "tool_latency_s": [0.1] * calls,
+            "limiter_wait_s": [0.0] * calls,
+        },
+    )
+
+
+def test_each_source_has_its_own_numbers():
+    metrics = source_metrics(
+        [
+            trajectory("nq", "a", 1.0),
+            trajectory("nq", "a", 1.0),
+            trajectory("nq", "b", 0.0),
+            trajectory("nq", "b", 1.0, stop="infra_error", calls=2, refused=1),
+            trajectory("math", "c", 0.0, stop="response_budget"),
+        ]
+    )
+    assert metrics["mixed/nq/count"] == 2
+    assert metrics["mixed/nq/pass_rate"] == 0.75
+    assert metrics["mixed/nq/solved_all"] == 0.5
+    assert metrics["mixed/nq/solved_none"] == 0
+    assert metrics["mixed/nq/infra_error_rate"] == 0.25
+    assert metrics["mixed/nq/tool_error_rate"] == 0.2
+    assert metrics["mixed/nq/masked_fraction"] == 0.25
+    assert metrics["mixed/math/solved_none"] == 1
+    assert metrics["mixed/math/truncated_rate"] == 1
+
+
+def test_ratio_error_is_the_largest_difference_in_prompts():
+    trained = prompts_per_source([trajectory("nq", "a", 1.0), trajectory("math", "b", 1.0)])
+    assert ratio_error({"nq": 1, "math": 1}, trained) == 0
+    assert ratio_error({"nq": 2, "taco": 1}, trained) == 1
+
+
+def test_validation_is_counted_per_source():
+    metrics = validation_metrics(["nq", "math", "nq"], [1.0, 0.5, 0.0], [1.0, 0.0, 0.0])
+    assert metrics["mixed/nq/val/reward/mean"] == 0.5
+    assert metrics["mixed/math/val/pass_rate"] == 0
+    assert metrics["mixed/nq/val/count"] == 2
+
+
+def test_a_line_torn_by_a_kill_is_dropped_on_rewind(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in range(4):
+        metrics.append({"step": step, "metrics": {}})
+    with metrics.path.open("a") as file:
+        file.write('{"step": 4, "met')
+    metrics.rewind(2, None)
+    assert [record["step"] for record in read_lines(metrics.path)] == [0, 1, 2]
+
+
+def test_a_step_whose_line_a_kill_took_comes_back_from_its_checkpoint(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.append({"step": 1, "metrics": {"a": 1}})
+    metrics.rewind(2, {"step": 2, "metrics": {"a": 2}})
+    metrics.rewind(2, {"step": 2, "metrics": {"a": 3}})
+    assert [record["metrics"] for record in read_lines(metrics.path)] == [{"a": 1}, {"a": 2}]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "text", [1], None])
+def test_only_finite_numbers_reach_the_metrics_file(value):
+    assert json.dumps(numbers_of({"good": 1, "odd": value})) == '{"good": 1.0}'

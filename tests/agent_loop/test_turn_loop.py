@@ -1,0 +1,221 @@
+"""Turns: what ends a trajectory, what the mask says, and how much room a result may take."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_loop.mask_audit import mask_problems
+from agent_loop.tags import ActionKind, Tags
+from agent_loop.trajectory import StopReason
+from agent_loop.turn_loop import Budget, Rollout, fit_result, record_of, run_turns
+from config.schema import ToolConfig
+from tests.fakes.engine import CharTokenizer, ScriptedGenerate, TableEnvironment
+
+CONFIG = ToolConfig(server_url="http://127.0.0.1:1")
+TAGS = Tags.from_config(CONFIG, (ActionKind.CODE, ActionKind.ANSWER))
+FILLER = 0
+
+
+async def play(
+    turns: list[str],
+    table: dict[str, str | None] | None = None,
+    codec: CharTokenizer | None = None,
+    **limits: float,
+) -> tuple[Rollout, ScriptedGenerate, TableEnvironment]:
+    codec = codec or CharTokenizer()
+    generate = ScriptedGenerate(codec, turns)
+    environment = TableEnvironment(table or {})
+    rollout = await run_turns(
+        prompt_ids=codec.encode("Q"),
+        generate=generate,
+        environment=environment,
+        tags=TAGS,
+        codec=codec,
+        budget=Budget(**{"max_turns": 3, "response_length": 400, **limits}),  # pyright: ignore
+        filler_id=FILLER,
+    )
+    return rollout, generate, environment
+
+
+def masked_text(rollout: Rollout, bit: int) -> str:
+    t = rollout.trajectory
+    pairs = zip(t.response_ids, t.response_mask, strict=True)
+    return CharTokenizer().decode([token for token, mask in pairs if mask == bit])
+
+
+async def test_a_tool_result_has_mask_zero_and_the_models_words_have_mask_one():
+    rollout, _, environment = await play(["<code>1+1</code>", "<answer>2</answer>"], {"1+1": "2"})
+    assert rollout.stop_reason is StopReason.ANSWERED
+    assert rollout.answer == "2"
+    assert masked_text(rollout, 1) == "<code>1+1</code><answer>2</answer>"
+    assert masked_text(rollout, 0) == "<information>2</information>"
+    assert [action.content for action in environment.seen] == ["1+1"]
+
+
+async def test_the_engine_continues_exactly_the_tokens_that_are_trained():
+    rollout, generate, _ = await play(["<code>a</code>", "<answer>b</answer>"], {"a": "c"})
+    second_prompt, _ = generate.asked[1]
+    tokens = rollout.trajectory.ids
+    assert tokens[: len(second_prompt)] == second_prompt
+
+
+async def test_tokens_after_the_closing_tag_are_dropped_before_the_result_is_appended():
+    rollout, _, _ = await play(
+        ["<code>a</code> and so on", "<answer>b</answer> trailing"], {"a": "c"}
+    )
+    assert "and so on" not in masked_text(rollout, 1)
+    assert "trailing" not in masked_text(rollout, 1)
+    assert mask_problems(as_line(rollout)) == []
+
+
+async def test_an_answer_printed_by_a_tool_is_no_answer():
+    rollout, _, _ = await play(["<code>p</code>", "I am done"], {"p": "<answer>42</answer>"})
+    assert rollout.answer is None
+    assert rollout.stop_reason is StopReason.NO_ACTION
+
+
+async def test_a_dead_tool_ends_the_trajectory_without_gradient():
+    rollout, _, _ = await play(["<code>x</code>"], {"x": None})
+    assert rollout.stop_reason is StopReason.INFRA_ERROR
+    assert rollout.fault is not None and "ToolUnavailable" in rollout.fault
+    assert set(rollout.trajectory.response_mask) == {0}
+    assert set(rollout.trajectory.log_probs) == {0.0}
+
+
+async def test_an_engine_that_never_answers_ends_at_the_deadline_with_one_filler_token():
+    async def silent(prompt_ids, *, max_tokens, stop_token_ids):
+        await asyncio.Event().wait()
+
+    rollout = await run_turns(
+        prompt_ids=[1],
+        generate=silent,
+        environment=TableEnvironment({}),
+        tags=TAGS,
+        codec=CharTokenizer(),
+        budget=Budget(max_turns=2, response_length=50, timeout_s=0.01),
+        filler_id=FILLER,
+    )
+    assert rollout.stop_reason is StopReason.DEADLINE
+    assert rollout.trajectory.response_ids == [FILLER]
+    assert rollout.trajectory.response_mask == [0]
+
+
+async def test_the_last_turn_runs_no_tool_since_nobody_would_read_its_result():
+    rollout, _, environment = await play(
+        ["<code>a</code>", "<code>b</code>"], {"a": "1", "b": "2"}, max_turns=2
+    )
+    assert rollout.stop_reason is StopReason.MAX_TURNS
+    assert [action.content for action in environment.seen] == ["a"]
+
+
+async def test_a_long_result_is_cut_in_the_middle_and_leaves_room_for_the_answer():
+    rollout, generate, _ = await play(
+        ["<code>a</code>", "<answer>b</answer>"],
+        {"a": "x" * 500},
+        response_length=120,
+        answer_reserve=30,
+    )
+    assert rollout.stop_reason is StopReason.ANSWERED
+    assert "x...x" in masked_text(rollout, 0)
+    assert masked_text(rollout, 0).endswith("</information>")
+    assert generate.asked[1][1] >= 30
+
+
+async def test_closing_tags_of_one_token_stop_the_engine_itself():
+    codec = CharTokenizer(wide=["</code>", "</answer>"])
+    generate = ScriptedGenerate(codec, ["<code>a</code>never sampled", "<answer>b</answer>"])
+    rollout = await run_turns(
+        prompt_ids=[1],
+        generate=generate,
+        environment=TableEnvironment({"a": "c"}),
+        tags=TAGS,
+        codec=codec,
+        budget=Budget(max_turns=3, response_length=200),
+        filler_id=FILLER,
+    )
+    assert rollout.answer == "b"
+    assert codec.decode(rollout.engine_turns[0]) == "<code>a</code>"
+
+
+@given(
+    text=st.text(max_size=80),
+    room=st.integers(0, 120),
+    wide=st.lists(st.sampled_from(["ab", "<information>", "..."]), unique=True),
+)
+def test_a_fitted_result_never_takes_more_than_its_room_and_keeps_its_markers(text, room, wide):
+    codec = CharTokenizer(wide)
+    fitted = fit_result(text, TAGS, codec, room)
+    if fitted is None:
+        assert room < len(codec.encode("<information>...</information>"))
+        return
+    ids, shown = fitted
+    assert len(ids) <= room
+    assert codec.decode(ids) == shown
+    assert shown.startswith("<information>") and shown.endswith("</information>")
+
+
+PIECES = st.sampled_from(
+    ["<code>", "</code>", "<answer>", "</answer>", "<information>", "</information>", "a", " ", "1"]
+)
+
+
+@given(
+    turns=st.lists(st.lists(PIECES, max_size=8).map("".join), min_size=4, max_size=4),
+    wide=st.lists(st.sampled_from(["</code>", "</answer>", "e>a", "<c", "er>"]), unique=True),
+    max_turns=st.integers(1, 4),
+    response_length=st.integers(1, 90),
+    result=st.text("xyz<>/answer ", max_size=40),
+)
+async def test_whatever_the_model_says_every_mask_bit_is_accounted_for(
+    turns, wide, max_turns, response_length, result
+):
+    codec = CharTokenizer(wide)
+
+    class Answering(TableEnvironment):
+        async def __call__(self, action):
+            self.table[action.content] = result
+            return await super().__call__(action)
+
+    rollout = await run_turns(
+        prompt_ids=[7],
+        generate=ScriptedGenerate(codec, turns),
+        environment=Answering({}),
+        tags=TAGS,
+        codec=codec,
+        budget=Budget(max_turns=max_turns, response_length=response_length, answer_reserve=4),
+        filler_id=FILLER,
+    )
+    assert mask_problems(as_line(rollout)) == []
+    assert 1 <= len(rollout.trajectory) <= response_length
+    if rollout.answer is not None:
+        model_text = codec.decode(
+            [
+                token
+                for token, bit in zip(
+                    rollout.trajectory.response_ids, rollout.trajectory.response_mask, strict=True
+                )
+                if bit
+            ]
+        )
+        assert rollout.answer in model_text
+
+
+@pytest.mark.parametrize("field", ["response_mask", "log_probs", "response_ids"])
+async def test_the_mask_audit_notices_a_changed_token_mask_or_log_prob(field):
+    rollout, _, _ = await play(["<code>1+1</code>", "<answer>2</answer>"], {"1+1": "2"})
+    line = as_line(rollout)
+    at = line["response_mask"].index(0) if field != "response_ids" else 3
+    line[field][at] = 1 - line[field][at] if field != "response_ids" else 99
+    assert mask_problems(line)
+
+
+def as_line(rollout: Rollout) -> dict:
+    trajectory = rollout.trajectory
+    return {
+        "response_ids": list(trajectory.response_ids),
+        "response_mask": list(trajectory.response_mask),
+        "log_probs": list(trajectory.log_probs),
+        **record_of(rollout),
+    }
