@@ -114,6 +114,10 @@ class BatchDecoder:
     def __len__(self) -> int:
         return len(self._rows)
 
+    def reseed(self, seed: int) -> None:
+        """Start the random numbers of requests without a seed of their own anew."""
+        self._generator.manual_seed(seed)
+
     @torch.inference_mode()
     def admit(self, requests: Sequence[Request]) -> list[Request]:
         """Prefill new requests and sample their first token.

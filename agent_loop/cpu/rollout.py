@@ -7,6 +7,7 @@ is its answer. The decoding itself is `agent_loop.cpu.decoder`.
 
 import asyncio
 import os
+import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -73,6 +74,7 @@ class HFServer:
     """
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
+        self.replica_rank = replica_rank
         self.config: RolloutConfig = omega_conf_to_dataclass(config)
         self.model_config: HFModelConfig = omega_conf_to_dataclass(
             model_config, dataclass_type=HFModelConfig
@@ -152,7 +154,10 @@ class HFServer:
             self._fault = None
 
     async def set_global_steps(self, global_steps: int) -> None:
+        """Name the version of the weights; its random numbers depend on it, so resume goes on."""
         self.global_steps = global_steps
+        seed = (self.config.seed, self.replica_rank, global_steps)
+        self.decoder.reseed(zlib.crc32(repr(seed).encode()))
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
         """Hold new requests until `resume_generation`; running ones finish."""

@@ -1,0 +1,59 @@
+"""A new version of the weights arrives whole or not at all."""
+
+import pytest
+import torch
+from torch import nn
+
+from agent_loop.cpu.rollout import WeightSync
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 2, bias=False)
+        self.body = nn.Linear(2, 2)
+        self.head = nn.Linear(3, 2, bias=False)
+        self.head.weight = self.embed.weight
+
+
+def version(model: nn.Module, value: float) -> list[tuple[str, torch.Tensor]]:
+    return [(name, torch.full_like(p, value)) for name, p in model.named_parameters()]
+
+
+def test_weights_sent_in_parts_are_the_models_after_the_last_part():
+    model = Tied()
+    sync, parts = WeightSync(model), version(model, 2.0)
+    sync.receive(parts[:1], last=False)
+    sync.receive(parts[1:], last=True)
+    assert all(bool((p == 2.0).all()) for p in model.parameters())
+
+
+def test_a_missing_parameter_is_refused_and_named():
+    model = Tied()
+    with pytest.raises(RuntimeError, match=r"incomplete.*body\.bias"):
+        WeightSync(model).receive(
+            [part for part in version(model, 1.0) if part[0] != "body.bias"], last=True
+        )
+
+
+def test_parts_of_a_refused_version_do_not_count_for_the_next():
+    model = Tied()
+    sync, parts = WeightSync(model), version(model, 1.0)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="incomplete"):
+            sync.receive(parts[1:], last=True)
+
+
+def test_a_tied_weight_may_come_under_its_second_name():
+    model = Tied()
+    weight = torch.full_like(model.head.weight, 9.0)
+    WeightSync(model).receive([*version(model, 3.0), ("head.weight", weight)], last=True)
+    assert bool((model.head.weight == 3.0).all())
+
+
+@pytest.mark.parametrize(
+    "wrong", [("stranger", torch.zeros(1)), ("body.bias", torch.zeros(5))], ids=["name", "shape"]
+)
+def test_a_strange_name_or_shape_is_refused(wrong):
+    with pytest.raises(RuntimeError, match=wrong[0]):
+        WeightSync(Tied()).receive([wrong], last=False)
