@@ -1,0 +1,53 @@
+"""The config's own rules: all mistakes at once, each by its dotted path."""
+
+import pytest
+
+from config.schema import TAG_FIELDS, ConfigError, MixedConfig, ToolConfig, load_section
+
+TOOLS = {"server_url": "http://127.0.0.1:8100"}
+
+
+def mixed(**ratios: float) -> dict:
+    sources = {name: {"ratio": ratio} for name, ratio in ratios.items()}
+    return {"sources": sources, "experiment": "x", "run_dir": "runs/x"}
+
+
+def test_sources_without_a_share_take_no_part():
+    config = load_section(MixedConfig, mixed(nq=0.5, math=0.0), "mixed")
+    assert config.ratios == {"nq": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("sources", "said"),
+    [
+        (mixed(nq=-0.1), "mixed.sources.nq: ratio=-0.1"),
+        (mixed(nq=float("nan")), "mixed.sources.nq: ratio=nan"),
+        (mixed(nq=0.0, math=0.0), "every ratio is 0"),
+        (mixed(), "sources is empty"),
+    ],
+)
+def test_ratios_that_are_no_shares_are_refused_by_name(sources, said):
+    with pytest.raises(ConfigError, match=said):
+        load_section(MixedConfig, sources, "mixed")
+
+
+def test_every_mistake_is_named_in_one_go():
+    values = TOOLS | {"timeout": 0, "burst": 0, "max_worker": 4}
+    with pytest.raises(ConfigError) as caught:
+        load_section(ToolConfig, values, "tool_config")
+    places = sorted(problem.split(":")[0] for problem in caught.value.problems)
+    assert places == ["tool_config.burst", "tool_config.max_worker", "tool_config.timeout"]
+
+
+@pytest.mark.parametrize("field", TAG_FIELDS)
+def test_a_tag_that_is_empty_or_part_of_another_is_refused(field):
+    other = next(name for name in TAG_FIELDS if name != field)
+    taken = getattr(ToolConfig(**TOOLS), other)
+    for wrong in ("", " ", taken, taken[:-1], f"{taken}!"):
+        with pytest.raises(ConfigError, match=field):
+            load_section(ToolConfig, TOOLS | {field: wrong}, "tool_config")
+
+
+def test_training_on_tool_output_is_refused():
+    with pytest.raises(ConfigError, match="state_masking=false"):
+        load_section(ToolConfig, TOOLS | {"state_masking": False}, "tool_config")
