@@ -6,9 +6,11 @@ top_p, top_k, budget, stop tokens and, if it wants, seed. Log-probs are those of
 sampled from.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from transformers.cache_utils import DynamicCache
@@ -257,6 +259,69 @@ class BatchDecoder:
         for layer in self._cache.layers:
             layer.keys = layer.keys[index][:, :, unused:]
             layer.values = layer.values[index][:, :, unused:]
+
+
+T = TypeVar("T")
+
+
+class AsyncDecoder:
+    """Lets coroutines share one `BatchDecoder`: each awaits its own request.
+
+    One thread owns model and decoder, so what `run` does falls between decode steps.
+
+    Args:
+        decoder: used by nobody else.
+        max_requests: decoded at once; further ones wait.
+    """
+
+    def __init__(self, decoder: BatchDecoder, max_requests: int = 256) -> None:
+        self._decoder, self._max_requests = decoder, max_requests
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode")
+        self._waiting: list[tuple[Request, asyncio.Future[Request]]] = []
+        self._running: dict[int, asyncio.Future[Request]] = {}
+        self._pump: asyncio.Task[None] | None = None
+
+    async def generate(self, request: Request) -> Request:
+        """Decode a request to its end and return it.
+
+        Raises:
+            RuntimeError: decoding failed; every request under way fails with it.
+        """
+        future: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._decode())
+        return await future
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Do something with the model while no step is under way."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def _decode(self) -> None:
+        """Admit, step, deliver, until nothing waits or runs."""
+        try:
+            while self._waiting or self._running:
+                room = max(0, self._max_requests - len(self._running))
+                new, self._waiting = self._waiting[:room], self._waiting[room:]
+                self._running |= {id(request): future for request, future in new}
+                requests = [request for request, _ in new]
+                for request in await self.run(lambda requests=requests: self._advance(requests)):
+                    future = self._running.pop(id(request))
+                    if not future.done():
+                        future.set_result(request)
+        except Exception as error:
+            # Whoever waits must learn of it, or the step waits for ever.
+            futures = [future for _, future in self._waiting] + list(self._running.values())
+            self._waiting, self._running = [], {}
+            self._decoder.drop_all()
+            for future in futures:
+                if not future.done():
+                    future.set_exception(RuntimeError(f"decoding failed: {error}"))
+            raise
+
+    def _advance(self, new: list[Request]) -> list[Request]:
+        finished = self._decoder.admit(new)
+        return finished + self._decoder.step() if len(self._decoder) else finished
 
 
 def _pad_left(attention: torch.Tensor, width: int) -> torch.Tensor:

@@ -9,7 +9,6 @@ import asyncio
 import os
 import zlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
@@ -21,7 +20,7 @@ from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
-from agent_loop.cpu.decoder import BatchDecoder, Request, Sampling
+from agent_loop.cpu.decoder import AsyncDecoder, BatchDecoder, Request, Sampling
 
 
 class WeightSync:
@@ -70,7 +69,7 @@ class WeightSync:
 class HFServer:
     """Generates for many agent loops at once; an async Ray actor.
 
-    One thread owns model and decoder, so weights change between decode steps and never during one.
+    Weights change between decode steps and never during one.
     """
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
@@ -91,10 +90,7 @@ class HFServer:
             raw_log_probs=self.config.logprobs_mode == "raw_logprobs",
         )
         self.global_steps: int | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode")
-        self._waiting: list[tuple[Request, asyncio.Future[Request]]] = []
-        self._running: dict[int, asyncio.Future[Request]] = {}
-        self._pump: asyncio.Task[None] | None = None
+        self.engine = AsyncDecoder(self.decoder, self.config.max_num_seqs)
         self._open = asyncio.Event()
         self._open.set()
         self._fault: str | None = None
@@ -122,11 +118,7 @@ class HFServer:
             raise RuntimeError(f"the rollout server stopped generating: {self._fault}")
         ids = list(normalize_token_ids(prompt_ids))
         request = Request(prompt_ids=ids, sampling=self._sampling(sampling_params, len(ids)))
-        future: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, future))
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._decode())
-        done = await future
+        done = await self.engine.generate(request)
         return TokenOutput(
             token_ids=done.token_ids,
             log_probs=done.log_probs if sampling_params.get("logprobs", True) else None,
@@ -144,9 +136,7 @@ class HFServer:
             RuntimeError: see `WeightSync.receive`; generation is refused from then on.
         """
         try:
-            await asyncio.get_running_loop().run_in_executor(
-                self._thread, lambda: self.weights.receive(named_tensors, last=last)
-            )
+            await self.engine.run(lambda: self.weights.receive(named_tensors, last=last))
         except RuntimeError as error:
             self._fault = str(error)
             raise
@@ -157,7 +147,7 @@ class HFServer:
         """Name the version of the weights; its random numbers depend on it, so resume goes on."""
         self.global_steps = global_steps
         seed = (self.config.seed, self.replica_rank, global_steps)
-        self.decoder.reseed(zlib.crc32(repr(seed).encode()))
+        await self.engine.run(lambda: self.decoder.reseed(zlib.crc32(repr(seed).encode())))
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
         """Hold new requests until `resume_generation`; running ones finish."""
@@ -180,38 +170,6 @@ class HFServer:
     async def start_profile(self, **kwargs: Any) -> None: ...
 
     async def stop_profile(self) -> None: ...
-
-    async def _decode(self) -> None:
-        """Admit, step, deliver, until nothing waits or runs."""
-        loop = asyncio.get_running_loop()
-        try:
-            while self._waiting or self._running:
-                room = max(0, self.config.max_num_seqs - len(self._running))
-                new, self._waiting = self._waiting[:room], self._waiting[room:]
-                for request, future in new:
-                    self._running[id(request)] = future
-                finished = await loop.run_in_executor(
-                    self._thread, self._advance, [request for request, _ in new]
-                )
-                for request in finished:
-                    future = self._running.pop(id(request))
-                    if not future.done():
-                        future.set_result(request)
-        except Exception as error:
-            # Whoever waits must learn of it, or the step waits for ever.
-            waiting = [future for _, future in self._waiting] + list(self._running.values())
-            self._waiting, self._running = [], {}
-            self.decoder.drop_all()
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(RuntimeError(f"decoding failed: {error}"))
-            raise
-
-    def _advance(self, new: list[Request]) -> list[Request]:
-        finished = self.decoder.admit(new)
-        if len(self.decoder):
-            finished += self.decoder.step()
-        return finished
 
     def _sampling(self, params: dict[str, Any], prompt_length: int) -> Sampling:
         config = self.config

@@ -1,0 +1,57 @@
+"""Programs judged by hidden stdin/stdout tests, in the same sandbox as the model's own runs.
+
+TACO: Li et al. 2023; the tests are the row's `input_output`.
+"""
+
+import asyncio
+from typing import Any
+
+from agent_loop.tools.protocol import ToolBackend, ToolCall, ToolRejected
+
+
+async def score(
+    answer: str | None, ground_truth: dict[str, Any], tools: ToolBackend
+) -> dict[str, float]:
+    """The share of hidden tests that a program passes.
+
+    Args:
+        answer: the program, None without one.
+        ground_truth: `{"inputs": [str], "outputs": [str]}`, one pair a test.
+        tools: runs the program.
+
+    Raises:
+        ToolUnavailable: the sandbox could not be reached: no verdict.
+        ValueError: the row has no tests.
+    """
+    inputs, outputs = ground_truth["inputs"], ground_truth["outputs"]
+    if not inputs or len(inputs) != len(outputs):
+        raise ValueError(
+            f"cannot judge a program by {len(inputs)} inputs and {len(outputs)} outputs: each row "
+            "needs as many outputs as inputs, and at least one; prepare the data again"
+        )
+    if answer is None or not answer.strip():
+        return {"score": 0.0, "acc": 0.0, "format": 0.0}
+    async with asyncio.TaskGroup() as group:
+        tests = [
+            group.create_task(_passes(answer, stdin, expected, tools))
+            for stdin, expected in zip(inputs, outputs, strict=True)
+        ]
+    passed = sum(test.result() for test in tests) / len(tests)
+    return {"score": passed, "acc": float(passed == 1), "format": 1.0}
+
+
+async def _passes(program: str, stdin: str, expected: str, tools: ToolBackend) -> bool:
+    call = ToolCall(
+        tool="run_code", payload={"code": program, "language": "python", "stdin": stdin}
+    )
+    try:
+        body = (await tools.call(call)).body
+    except ToolRejected:
+        return False  # a program that the server does not even take
+    return body["status"] == "Success" and same_output(body["run_result"]["stdout"], expected)
+
+
+def same_output(got: str, expected: str) -> bool:
+    """Whether two outputs agree but for white space at the ends of lines and of the text."""
+    lines = [[line.rstrip() for line in text.strip().splitlines()] for text in (got, expected)]
+    return lines[0] == lines[1]

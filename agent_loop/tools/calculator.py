@@ -1,0 +1,131 @@
+"""Exact arithmetic for `POST /calculate`: an expression in, its value as text out.
+
+The expression is parsed and walked, never evaluated as Python. Numbers are fractions, so `0.1 +
+0.2` is 0.3; a result that is no short decimal is shown as a rounded one.
+"""
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable
+from fractions import Fraction
+
+MAX_LENGTH = 400
+"""Characters of an expression."""
+
+MAX_BITS = 4096
+"""Bits of a numerator or denominator; what would grow beyond is refused before it is computed."""
+
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+
+_BINARY: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: lambda a, b: Fraction(a // b),
+    ast.Mod: operator.mod,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[Fraction], Fraction]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+}
+_FUNCTIONS: dict[str, Callable[[Fraction], Fraction]] = {
+    "abs": abs,
+    "sqrt": lambda value: _root(value),
+    "floor": lambda value: Fraction(math.floor(value)),
+    "ceil": lambda value: Fraction(math.ceil(value)),
+}
+
+
+class CalculationError(ValueError):
+    """The expression has no value here; one line that says why."""
+
+
+def calculate(expression: str) -> str:
+    """The value of an arithmetic expression.
+
+    Args:
+        expression: numbers, `+ - * / // % **` (or `^`), parentheses and
+            `abs sqrt floor ceil`; commas between thousands are dropped.
+
+    Returns:
+        An integer, an exact decimal, or 12 significant digits.
+
+    Raises:
+        CalculationError: not an expression of that form, a division by zero, or a number too large.
+    """
+    if len(expression) > MAX_LENGTH:
+        raise CalculationError(f"expression longer than {MAX_LENGTH} characters")
+    text = expression.strip().replace("^", "**")
+    text = _THOUSANDS.sub("", text)
+    try:
+        tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise CalculationError(f"not an arithmetic expression: {expression.strip()!r}") from error
+    try:
+        return _show(_value(tree.body))
+    except ZeroDivisionError as error:
+        raise CalculationError("division by zero") from error
+    except RecursionError as error:
+        raise CalculationError("expression nested too deep") from error
+
+
+def _value(node: ast.expr) -> Fraction:
+    match node:
+        case ast.Constant(value=bool()):
+            pass
+        case ast.Constant(value=int() as number):
+            return _bounded(Fraction(number))
+        case ast.Constant(value=float() as number) if math.isfinite(number):
+            return _bounded(Fraction(repr(number)))
+        case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
+            return _UNARY[type(op)](_value(operand))
+        case ast.BinOp(left=left, op=ast.Pow(), right=right):
+            return _power(_value(left), _value(right))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _bounded(_BINARY[type(op)](_value(left), _value(right)))
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _FUNCTIONS:
+            return _bounded(_FUNCTIONS[name](_value(argument)))
+    raise CalculationError(f"cannot calculate {ast.unparse(node)!r}")
+
+
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1:
+        if exponent == Fraction(1, 2):
+            return _root(base)
+        raise CalculationError(f"exponent {_show(exponent)} is no whole number")
+    size = max(base.numerator.bit_length(), base.denominator.bit_length())
+    if size * abs(exponent.numerator) > MAX_BITS and abs(base) != 1:
+        raise CalculationError("number too large")
+    return base**exponent.numerator
+
+
+def _root(value: Fraction) -> Fraction:
+    if value < 0:
+        raise CalculationError("square root of a negative number")
+    exact = Fraction(math.isqrt(value.numerator), math.isqrt(value.denominator))
+    return exact if exact * exact == value else Fraction(repr(math.sqrt(value)))
+
+
+def _bounded(value: Fraction) -> Fraction:
+    if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
+        raise CalculationError("number too large")
+    return value
+
+
+def _show(value: Fraction) -> str:
+    if value.denominator == 1:
+        return str(value.numerator)
+    places = 0
+    rest = value.denominator
+    while rest % 10 == 0 or rest % 5 == 0 or rest % 2 == 0:
+        rest = rest // 10 if rest % 10 == 0 else rest // 5 if rest % 5 == 0 else rest // 2
+        places += 1
+    if rest == 1 and places <= 12:
+        sign, digits = ("-" if value < 0 else ""), str(abs(value.numerator) * 10**places)
+        scaled = int(digits) // value.denominator
+        whole, part = divmod(scaled, 10**places)
+        return f"{sign}{whole}.{part:0{places}d}".rstrip("0")
+    return f"{float(value):.12g}"

@@ -1,0 +1,269 @@
+"""The tool client: pooled session, limiter, slot, retries, breaker, deadline, cache.
+
+Order of a call: cache -> limiter -> slot -> request. A cached answer passes neither limiter nor
+slot. A request that failed for a passing reason is tried again with capped exponential backoff and
+full jitter, through the limiter again; a server that says `Retry-After` is obeyed by every
+process.
+
+Source for full jitter: Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog 2015.
+"""
+
+import asyncio
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import aiohttp
+
+from agent_loop.tools.cache import SingleFlightCache, content_key
+from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
+from config.schema import ToolConfig
+from rate_limit.file_limiter import FileRateLimiter
+from rate_limit.slots import FileSlots
+
+PURE_TOOLS = frozenset({"run_code", "retrieve", "calculate"})
+"""Tools whose answer depends on nothing but the call."""
+
+BACKOFF_START_S = 0.25
+BACKOFF_CAP_S = 8.0
+
+BREAKER_FAILURES = 20
+"""Failed requests in a row that open the breaker."""
+
+BREAKER_OPEN_S = 5.0
+"""While it is open a call fails at once; after it one call tries."""
+
+
+class Limiter(Protocol):
+    """What a client needs of a rate limiter."""
+
+    async def acquire_async(self, n: int = 1, timeout_s: float | None = None) -> float: ...
+
+    def push_back(self, seconds: float) -> None: ...
+
+
+class Slots(Protocol):
+    """What a client needs of a concurrency limit."""
+
+    def hold_async(self, timeout_s: float | None = None) -> AbstractAsyncContextManager[object]: ...
+
+
+class _Again(Exception):
+    """A failure worth another attempt."""
+
+    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after_s = retry_after_s
+
+
+class ToolClient:
+    """Calls tools over HTTP; an async context manager.
+
+    Args:
+        url: base URL of the server.
+        limiter: shared rate limit; None for no limit.
+        slots: shared concurrency limit; None for no limit.
+        timeout_s: seconds for one call: waiting, attempts and pauses together.
+        max_retries: further attempts after the first.
+        cache_size: results of pure tools kept; 0 keeps none.
+        sleep: pause between attempts.
+        clock: monotonic seconds.
+        rng: draws the jitter.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        limiter: Limiter | None,
+        slots: Slots | None = None,
+        timeout_s: float = 30.0,
+        max_retries: int = 3,
+        cache_size: int = 4096,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.url = url.rstrip("/")
+        self.stats: Counter[str] = Counter()
+        """calls, cached, requests, retries, rejected, unavailable."""
+
+        self._limiter, self._slots = limiter, slots
+        self._timeout_s, self._max_retries = timeout_s, max_retries
+        self._cache = SingleFlightCache[ToolResult](cache_size) if cache_size else None
+        self._sleep, self._clock = sleep, clock
+        self._rng = rng or random.Random()
+        self._session: aiohttp.ClientSession | None = None
+        self._failures_in_a_row = 0
+        self._breaker_opened_at: float | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
+            timeout=aiohttp.ClientTimeout(total=None),
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Run one call.
+
+        Raises:
+            ToolRejected: the server refuses this call (4xx but 429).
+            ToolUnavailable: no answer within the deadline or after all retries, or the breaker is
+                open.
+        """
+        self.stats["calls"] += 1
+        if self._cache is None or call.tool not in PURE_TOOLS:
+            return await self._call_counted(call)
+        result, joined = await self._cache.get(content_key(call), lambda: self._call_counted(call))
+        if not joined:
+            return result
+        self.stats["cached"] += 1
+        return ToolResult(body=result.body, attempts=0, cached=True)
+
+    async def _call_counted(self, call: ToolCall) -> ToolResult:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._attempts(call)
+        except ToolRejected:
+            self.stats["rejected"] += 1
+            raise
+        except ToolUnavailable:
+            self.stats["unavailable"] += 1
+            raise
+        except TimeoutError as error:
+            self.stats["unavailable"] += 1
+            self._note_failure()
+            raise ToolUnavailable(
+                f"no answer from {self.url} for tool={call.tool!r} within "
+                f"timeout={self._timeout_s} s; is the server up, and the rate limit high enough? "
+                f"ask {self.url}/health"
+            ) from error
+
+    async def _attempts(self, call: ToolCall) -> ToolResult:
+        limiter_wait_s = 0.0
+        started = self._clock()
+        for attempt in range(self._max_retries + 1):
+            self._check_breaker(call)
+            waited_from = self._clock()
+            if self._limiter is not None:
+                await self._limiter.acquire_async(timeout_s=self._timeout_s)
+            slot = self._slots.hold_async(self._timeout_s) if self._slots else nullcontext()
+            try:
+                async with slot:
+                    limiter_wait_s += self._clock() - waited_from
+                    body = await self._request(call)
+            except _Again as failure:
+                self._note_failure()
+                last: _Again = failure
+            else:
+                self._failures_in_a_row, self._breaker_opened_at = 0, None
+                return ToolResult(
+                    body=body,
+                    latency_s=self._clock() - started - limiter_wait_s,
+                    limiter_wait_s=limiter_wait_s,
+                    attempts=attempt + 1,
+                )
+            if last.retry_after_s is not None and self._limiter is not None:
+                self._limiter.push_back(last.retry_after_s)
+            if attempt < self._max_retries:
+                self.stats["retries"] += 1
+                cap = min(BACKOFF_CAP_S, BACKOFF_START_S * 2**attempt)
+                await self._sleep(max(last.retry_after_s or 0.0, self._rng.uniform(0.0, cap)))
+        raise ToolUnavailable(
+            f"no answer from {self.url} for tool={call.tool!r}: {self._max_retries + 1} attempts, "
+            f"last: {last}; check the tool server"
+        ) from last
+
+    async def _request(self, call: ToolCall) -> dict[str, Any]:
+        if self._session is None:
+            raise RuntimeError("ToolClient.call outside `async with ToolClient(...)`")
+        self.stats["requests"] += 1
+        try:
+            async with self._session.post(f"{self.url}/{call.tool}", json=call.payload) as response:
+                if response.status == 429 or response.status >= 500:
+                    text = (await response.text())[:200]
+                    raise _Again(f"HTTP {response.status} {text}", _retry_after(response))
+                if response.status >= 400:
+                    text = (await response.text())[:500]
+                    raise ToolRejected(f"HTTP {response.status} for tool={call.tool!r}: {text}")
+                body = await response.json(content_type=None)
+        except (aiohttp.ClientError, ConnectionError, ValueError) as error:
+            raise _Again(f"{type(error).__name__}: {error}") from error
+        if not isinstance(body, dict):
+            raise _Again(f"the answer is no JSON object but {type(body).__name__}")
+        return body
+
+    def _check_breaker(self, call: ToolCall) -> None:
+        opened_at = self._breaker_opened_at
+        if opened_at is None:
+            return
+        if self._clock() - opened_at < BREAKER_OPEN_S:
+            raise ToolUnavailable(
+                f"not calling {self.url} for tool={call.tool!r}: its last "
+                f"{self._failures_in_a_row} requests failed; trying again after {BREAKER_OPEN_S} s"
+            )
+        self._breaker_opened_at = self._clock()  # this one tries, the others wait for its answer
+
+    def _note_failure(self) -> None:
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= BREAKER_FAILURES:
+            self._breaker_opened_at = self._clock()
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> float | None:
+    """Seconds of a `Retry-After` header; dates are not understood and count as absent."""
+    text = response.headers.get("Retry-After", "")
+    try:
+        return max(0.0, float(text))
+    except ValueError:
+        return None
+
+
+_shared: dict[tuple[int, int, str], ToolClient] = {}
+
+
+async def shared_client(config: ToolConfig, state_dir: str) -> ToolClient:
+    """This process's client for this event loop, made on first use and kept.
+
+    Args:
+        config: the run's tool settings.
+        state_dir: where the limiter's files are, unless the config names its own; every process
+            that shares the limit passes the same folder.
+    """
+    key = (os.getpid(), id(asyncio.get_running_loop()), config.server_url)
+    if key not in _shared:
+        path = Path(config.rate_limit_file or Path(state_dir) / "rate_limit.state")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        limiter = FileRateLimiter(
+            path,
+            per_minute=config.rate_limit_per_minute,
+            burst=config.burst,
+            min_interval_s=config.request_interval,
+        )
+        client = ToolClient(
+            config.server_url,
+            limiter=limiter if config.enable_global_rate_limit else None,
+            slots=FileSlots(path.with_suffix(".slots"), config.max_workers),
+            timeout_s=config.timeout,
+            max_retries=config.max_retries,
+        )
+        await client.__aenter__()
+        _shared[key] = client
+    return _shared[key]

@@ -1,0 +1,196 @@
+"""The system calls that no program in a sandbox may make, as a classic BPF filter.
+
+Both backends load it. It refuses new processes (threads pass), sockets, signals to others, and
+everything that reaches for the kernel's or another process's state. A call newer than the table
+answers ENOSYS, so that the list stays complete when the kernel grows. Numbers: Linux
+`arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h`.
+"""
+
+import errno
+import platform
+import struct
+
+# Denied with EPERM. name: (x86_64, aarch64); None where the architecture has no such call.
+_DENIED: dict[str, tuple[int | None, int | None]] = {
+    # new processes
+    "fork": (57, None),
+    "vfork": (58, None),
+    # signals and access to other processes
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_open": (434, 434),
+    "pidfd_send_signal": (424, 424),
+    "pidfd_getfd": (438, 438),
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
+    "kcmp": (312, 272),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setaffinity": (203, 122),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    # network and other channels out
+    "socket": (41, 198),
+    "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "semget": (64, 190),
+    "semctl": (66, 191),
+    "msgget": (68, 186),
+    "msgctl": (71, 187),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
+    # the file system's shape, and file attributes, which Landlock does not guard
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264),
+    "fanotify_init": (300, 262),
+    "inotify_init": (253, None),
+    "inotify_init1": (294, 26),
+    "truncate": (76, 45),
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+    # memory that the address space limit does not see
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    # namespaces, identity, and the kernel itself
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "capset": (126, 91),
+    "setuid": (105, 146),
+    "setgid": (106, 144),
+    "setreuid": (113, 145),
+    "setregid": (114, 143),
+    "setresuid": (117, 147),
+    "setresgid": (119, 149),
+    "setgroups": (116, 159),
+    "setfsuid": (122, 151),
+    "setfsgid": (123, 152),
+    "personality": (135, 92),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "syslog": (103, 116),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266),
+    "adjtimex": (159, 171),
+    "vhangup": (153, 58),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+    "modify_ldt": (154, None),
+}
+_NEWEST_KNOWN = 450  # set_mempolicy_home_node, the last call the table was checked against
+
+# machine: (column of _DENIED, AUDIT_ARCH_*, clone, clone3, prlimit64)
+_ARCHITECTURES = {
+    "x86_64": (0, 0xC000003E, 56, 435, 302),
+    "aarch64": (1, 0xC00000B7, 220, 435, 261),
+}
+
+# Opcodes: linux/bpf_common.h; return values: linux/seccomp.h.
+_LOAD, _JUMP_EQ, _JUMP_GT, _JUMP_SET, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
+_AT_NR, _AT_ARCH, _AT_ARG0 = 0, 4, 16  # struct seccomp_data; arg0's low half, little endian
+_ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_CLONE_THREAD = 0x00010000
+
+
+class UnsupportedArchitecture(RuntimeError):
+    """The filter has no table for this machine."""
+
+
+def build_filter(machine: str | None = None) -> bytes:
+    """The filter as an array of `struct sock_filter`, 8 bytes each.
+
+    Raises:
+        UnsupportedArchitecture: neither x86_64 nor aarch64.
+    """
+    machine = machine or platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise UnsupportedArchitecture(
+            f"no system call table for machine={machine!r}: have {', '.join(_ARCHITECTURES)}"
+        )
+    column, audit_arch, clone, clone3, prlimit64 = _ARCHITECTURES[machine]
+    deny = _ERRNO | errno.EPERM
+    absent = _ERRNO | errno.ENOSYS
+    program = [
+        (_LOAD, 0, 0, _AT_ARCH),
+        (_JUMP_EQ, 1, 0, audit_arch),
+        (_RETURN, 0, 0, _KILL_PROCESS),
+        (_LOAD, 0, 0, _AT_NR),
+        # Also refuses the x32 calls, whose numbers carry bit 30.
+        (_JUMP_GT, 0, 1, _NEWEST_KNOWN),
+        (_RETURN, 0, 0, absent),
+        # clone3 passes its flags in memory, out of a filter's sight: libc falls back to clone.
+        (_JUMP_EQ, 0, 1, clone3),
+        (_RETURN, 0, 0, absent),
+    ]
+    for numbers in _DENIED.values():
+        if (number := numbers[column]) is not None:
+            program += [(_JUMP_EQ, 0, 1, number), (_RETURN, 0, 0, deny)]
+    program += [
+        (_JUMP_EQ, 0, 3, clone),
+        (_LOAD, 0, 0, _AT_ARG0),
+        (_JUMP_SET, 5, 0, _CLONE_THREAD),
+        (_RETURN, 0, 0, deny),
+        # prlimit64 on oneself (pid 0) only.
+        (_JUMP_EQ, 0, 3, prlimit64),
+        (_LOAD, 0, 0, _AT_ARG0),
+        (_JUMP_EQ, 1, 0, 0),
+        (_RETURN, 0, 0, deny),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)

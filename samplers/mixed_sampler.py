@@ -1,0 +1,99 @@
+"""The mixture plan as verl's dataloader: whole prompts, in plan order, from a position.
+
+Plain Python over any indexable dataset; the trainer hands in verl's dataset and collate function.
+Not a torch sampler: verl asks for any number of prompts at a time, and a plan is a stream of
+prompts.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from samplers.mixture_plan import MixturePlan
+
+
+class Rows(Protocol):
+    """A dataset: rows by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, item: int, /) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPrompt:
+    """One prompt of the stream."""
+
+    position: int
+    """Its number in the stream, from 0."""
+
+    source: str
+    row: int
+    """Row within its source, in the order of the files."""
+
+
+def rows_by_source(data_sources: Sequence[str]) -> dict[str, np.ndarray]:
+    """Dataset index of each source's rows, in the order they stand in the files.
+
+    Args:
+        data_sources: the dataset's `data_source` column, (N,).
+
+    Returns:
+        source -> int64 (rows of the source,).
+    """
+    column = np.asarray(data_sources)
+    return {str(name): np.flatnonzero(column == name) for name in dict.fromkeys(column.tolist())}
+
+
+class PlanStream:
+    """Stands where verl keeps its training dataloader, and is checkpointed as one.
+
+    Args:
+        dataset: all rows of all sources.
+        plan: the mixture over them.
+        index: `rows_by_source` of the dataset.
+        collate: verl's collate function: rows -> columns.
+    """
+
+    def __init__(
+        self,
+        dataset: Rows,
+        plan: MixturePlan,
+        index: Mapping[str, np.ndarray],
+        collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    ) -> None:
+        self.dataset, self.plan = dataset, plan
+        self._index, self._collate = index, collate
+        self.position = 0
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, prompts: int) -> tuple[list[PlannedPrompt], dict[str, Any]]:
+        """The next prompts of the stream.
+
+        Returns:
+            (what the plan says of each, their columns), both in stream order.
+        """
+        planned = [
+            PlannedPrompt(position=position, source=source, row=row)
+            for position in range(self.position, self.position + prompts)
+            for source, row in [self.plan.prompt(position)]
+        ]
+        self.position += prompts
+        rows = [self.dataset[int(self._index[p.source][p.row])] for p in planned]
+        return planned, self._collate(rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position, "plan": self.plan.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        Raises:
+            ValueError: the plan's fingerprint differs: sources, ratios, batch size or seed changed.
+        """
+        self.plan.load_state_dict(state["plan"])
+        self.position = int(state["position"])
