@@ -12,6 +12,7 @@ def test_verl_is_the_pinned_release():
 
 def test_importing_verl_loads_our_plugin_in_every_process():
     import verl  # noqa: F401
+
     from agent_loop.plugin import is_loaded
 
     assert "mixed_agent_loop" in entry_points(group="verl.plugins").names
@@ -42,8 +43,9 @@ def test_our_names_stand_in_verls_registries():
 
 
 def test_the_trainers_methods_that_we_extend_are_verls():
-    from agent_loop.trainer import MixedSyncTrainer
     from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+    from agent_loop.trainer import MixedSyncTrainer
 
     extended = [
         "_balance_batch",

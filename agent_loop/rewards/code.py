@@ -31,12 +31,13 @@ async def score(
         )
     if answer is None or not answer.strip():
         return {"score": 0.0, "acc": 0.0, "format": 0.0}
-    async with asyncio.TaskGroup() as group:
-        tests = [
-            group.create_task(_passes(answer, stdin, expected, tools))
+    verdicts = await asyncio.gather(
+        *(
+            _passes(answer, stdin, expected, tools)
             for stdin, expected in zip(inputs, outputs, strict=True)
-        ]
-    passed = sum(test.result() for test in tests) / len(tests)
+        )
+    )
+    passed = sum(verdicts) / len(verdicts)
     return {"score": passed, "acc": float(passed == 1), "format": 1.0}
 
 

@@ -1,8 +1,9 @@
 """Runs inside the child: gives up every right that a program needs not, then becomes it.
 
 Started as `python -I -S -c <this text> <plan>`, so it imports the standard library only. The plan
-is JSON: `readable` and `devices` (paths), `filter` (BPF program, hex), `status_fd` (gets a byte when all is
-in place), `argv`. Any step that fails ends the child before the program starts. Constants: linux/{landlock,prctl,seccomp}.h.
+is JSON: `readable` and `devices` (paths), `filter` (BPF program, hex), `status_fd` (gets a byte
+when all is in place), `argv`. Any step that fails ends the child before the program starts.
+Constants: linux/landlock.h, linux/prctl.h, linux/seccomp.h.
 """
 
 import ctypes

@@ -1,0 +1,145 @@
+"""The tool client against a real server that misbehaves."""
+
+import asyncio
+import random
+
+import pytest
+
+from agent_loop.tools.client import BREAKER_FAILURES, BREAKER_OPEN_S, ToolClient
+from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolUnavailable
+from tests.fakes.tool_server import running
+
+CALL = ToolCall(tool="calculate", payload={"expression": "1+1"})
+GOOD = {"result": "2"}
+
+
+class RecordingLimiter:
+    def __init__(self) -> None:
+        self.acquired = 0
+        self.pauses: list[float] = []
+
+    async def acquire_async(self, n: int = 1, timeout_s: float | None = None) -> float:
+        self.acquired += n
+        return 0.0
+
+    def push_back(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def client(url: str, **settings) -> ToolClient:
+    clock = settings.pop("clock", Clock())
+    return ToolClient(
+        url,
+        limiter=settings.pop("limiter", None),
+        sleep=clock.sleep,
+        clock=clock,
+        rng=random.Random(0),
+        **settings,
+    )
+
+
+async def test_a_call_brings_the_answer_and_passes_the_limiter_once():
+    limiter = RecordingLimiter()
+    async with running([GOOD]) as server, client(server.url, limiter=limiter) as tools:
+        result = await tools.call(CALL)
+    assert result.body == GOOD
+    assert (result.attempts, result.cached, limiter.acquired) == (1, False, 1)
+    assert server.seen == [("/calculate", CALL.payload)]
+
+
+@pytest.mark.parametrize("fault", [503, 500, 429, "drop", [1, 2]], ids=str)
+async def test_a_passing_fault_is_tried_again_through_the_limiter(fault):
+    limiter, clock = RecordingLimiter(), Clock()
+    async with (
+        running([fault, fault, GOOD]) as server,
+        client(server.url, limiter=limiter, clock=clock) as tools,
+    ):
+        result = await tools.call(CALL)
+    assert result.body == GOOD
+    assert (result.attempts, limiter.acquired, len(clock.slept)) == (3, 3, 2)
+    assert clock.slept[0] <= 0.25 and clock.slept[1] <= 0.5
+
+
+async def test_retry_after_is_obeyed_and_told_to_everybody():
+    limiter, clock = RecordingLimiter(), Clock()
+    async with (
+        running([(429, {"Retry-After": "7"}), GOOD]) as server,
+        client(server.url, limiter=limiter, clock=clock) as tools,
+    ):
+        await tools.call(CALL)
+    assert limiter.pauses == [7.0]
+    assert clock.slept == [7.0]
+
+
+async def test_a_fault_that_stays_is_unavailable_and_says_where_and_how_often():
+    async with running([503]) as server, client(server.url, max_retries=2) as tools:
+        with pytest.raises(ToolUnavailable, match=r"calculate.*3 attempts.*HTTP 503"):
+            await tools.call(CALL)
+    assert len(server.seen) == 3
+
+
+async def test_a_call_that_the_server_refuses_is_not_tried_again():
+    async with running([400]) as server, client(server.url) as tools:
+        with pytest.raises(ToolRejected, match="HTTP 400"):
+            await tools.call(CALL)
+    assert len(server.seen) == 1
+
+
+async def test_a_server_that_never_answers_costs_the_deadline_and_no_more():
+    async with running(["hang"]) as server, client(server.url, timeout_s=0.05) as tools:
+        with pytest.raises(ToolUnavailable, match=r"timeout=0\.05"):
+            await tools.call(CALL)
+
+
+async def test_nobody_listening_is_unavailable():
+    async with client("http://127.0.0.1:9", max_retries=0) as tools:
+        with pytest.raises(ToolUnavailable, match="ClientConnectorError"):
+            await tools.call(CALL)
+
+
+async def test_equal_calls_at_once_are_one_request_and_later_ones_none():
+    limiter = RecordingLimiter()
+    async with running([GOOD]) as server, client(server.url, limiter=limiter) as tools:
+        results = await asyncio.gather(*(tools.call(CALL) for _ in range(8)))
+        later = await tools.call(CALL)
+    assert len(server.seen) == limiter.acquired == 1
+    assert sum(result.cached for result in results) == 7
+    assert later.cached and later.body == GOOD
+
+
+async def test_a_failure_is_never_cached():
+    async with running([400, GOOD]) as server, client(server.url) as tools:
+        with pytest.raises(ToolRejected):
+            await tools.call(CALL)
+        assert (await tools.call(CALL)).body == GOOD
+
+
+async def test_the_breaker_opens_after_failures_in_a_row_and_closes_with_an_answer():
+    clock = Clock()
+    script = [503] * BREAKER_FAILURES + [GOOD]
+    async with (
+        running(script) as server,
+        client(server.url, max_retries=0, cache_size=0, clock=clock) as tools,
+    ):
+        for _ in range(BREAKER_FAILURES):
+            with pytest.raises(ToolUnavailable):
+                await tools.call(CALL)
+        with pytest.raises(ToolUnavailable, match="not calling"):
+            await tools.call(CALL)
+        assert len(server.seen) == BREAKER_FAILURES
+        clock.now += BREAKER_OPEN_S
+        assert (await tools.call(CALL)).body == GOOD
+        assert (await tools.call(CALL)).body == GOOD

@@ -1,0 +1,181 @@
+"""The tool server over real HTTP, with the real sandbox and a real index."""
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from agent_loop.tools.sandbox import SandboxUnavailable, choose_sandbox
+from agent_loop.tools.server import SANDBOX, SANDBOX_FAULT, ServerSettings, create_app
+
+CORPUS = [
+    {"id": "0", "contents": '"Sapphire Bridge"\nA book by Lukas Barrow.'},
+    {"id": "1", "contents": '"Sapphire Tower"\nA film by Ann Lee.'},
+    {"id": "2", "contents": '"Iron Bridge"\nA song by Bo Ray.'},
+]
+
+
+@pytest.fixture(scope="module")
+def app_settings(tmp_path_factory) -> ServerSettings:
+    corpus: Path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(passage) + "\n" for passage in CORPUS))
+    return ServerSettings(port=0, corpus_path=corpus)
+
+
+async def serve(app: web.Application) -> AsyncIterator[str]:
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def url(app_settings) -> AsyncIterator[str]:
+    async for address in serve(create_app(app_settings)):
+        yield address
+
+
+async def post(url: str, body: object) -> tuple[int, dict]:
+    async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+        text = await response.text()
+        return response.status, json.loads(text) if text.startswith("{") else {"text": text}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _isolation() -> None:
+    try:
+        choose_sandbox()
+    except SandboxUnavailable as error:
+        pytest.skip(f"no sandbox on this machine: {error}")
+
+
+async def test_a_program_runs_and_answers_as_sandbox_fusion_does(url):
+    status, body = await post(
+        f"{url}/run_code", {"code": "print(int(input())+54)", "language": "python", "stdin": "5\n"}
+    )
+    assert (status, body["status"]) == (200, "Success")
+    assert body["run_result"]["stdout"] == "59\n"
+    assert body["run_result"]["status"] == "Finished"
+    assert body["run_result"]["return_code"] == 0
+    assert set(body) == {
+        "status",
+        "message",
+        "compile_result",
+        "run_result",
+        "executor_pod_name",
+        "files",
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [
+        ("1/0", "Error", "ZeroDivisionError"),
+        ("raise SystemExit(3)", "Error", ""),
+        ("while True: pass", "TimeLimitExceeded", ""),
+    ],
+)
+async def test_the_models_own_mistakes_are_failed_runs(url, code, status, said):
+    _, body = await post(f"{url}/run_code", {"code": code, "run_timeout": 0.5})
+    assert body["status"] == "Failed"
+    assert body["run_result"]["status"] == status
+    assert said in body["run_result"]["stderr"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print(open('/etc/passwd').read())",
+        "import socket; socket.create_connection(('127.0.0.1', 22), 1)",
+        "open('/usr/x', 'w')",
+        "import os; os.kill(1, 9) if os.getpid() > 1e9 else exit(len(os.listdir('/home')))",
+    ],
+)
+async def test_a_program_reaches_nothing_of_the_host(url, code):
+    _, body = await post(f"{url}/run_code", {"code": code})
+    assert body["status"] == "Failed"
+    assert "root:" not in body["run_result"]["stdout"]
+
+
+async def test_a_language_that_is_not_there_is_a_sandbox_error(url):
+    _, body = await post(f"{url}/run_code", {"code": "1", "language": "rust"})
+    assert body["status"] == "SandboxError"
+    assert "rust" in body["message"]
+
+
+async def test_search_finds_the_passage_and_takes_any_punctuation(url):
+    _, body = await post(
+        f"{url}/retrieve",
+        {"queries": ['Who wrote "Sapphire Bridge"? (+x:^)', "zzz"], "topk": 2, "return_scores": 1},
+    )
+    first, nothing = body["result"]
+    assert first[0]["document"] == CORPUS[0]
+    assert first[0]["score"] >= first[1]["score"] > 0
+    assert nothing == []
+
+
+async def test_search_without_scores_is_a_list_of_documents(url):
+    _, body = await post(f"{url}/retrieve", {"queries": ["iron"], "topk": 1})
+    assert body["result"] == [[CORPUS[2]]]
+
+
+async def test_arithmetic_has_a_result_or_an_error(url):
+    assert await post(f"{url}/calculate", {"expression": "15*21"}) == (200, {"result": "315"})
+    assert (await post(f"{url}/calculate", {"expression": "1/0"}))[1] == {
+        "error": "division by zero"
+    }
+
+
+async def test_a_wrong_request_is_refused_with_the_field_that_is_wrong(url):
+    status, body = await post(f"{url}/run_code", {"language": "python"})
+    assert status == 400
+    assert "code" in body["error"]
+    status, body = await post(f"{url}/retrieve", {"queries": [], "topk": 0})
+    assert "queries" in body["error"] and "topk" in body["error"]
+
+
+async def test_health_says_which_sandbox_and_metrics_count_requests(url):
+    await post(f"{url}/calculate", {"expression": "1"})
+    async with aiohttp.ClientSession() as session:
+        health = await (await session.get(f"{url}/health")).json()
+        metrics = await (await session.get(f"{url}/metrics")).text()
+    assert health["status"] == "ok"
+    assert health["passages"] == len(CORPUS)
+    assert health["sandbox"] in ("bubblewrap", "landlock")
+    assert 'tool_requests_total{status="200",tool="calculate"} 1.0' in metrics
+
+
+async def test_without_isolation_no_program_runs_and_the_rest_works(app_settings, monkeypatch):
+    def denied(kind):
+        raise SandboxUnavailable("no isolation here")
+
+    monkeypatch.setattr("agent_loop.tools.server.choose_sandbox", denied)
+    app = create_app(app_settings)
+    assert SANDBOX not in app
+    assert app[SANDBOX_FAULT] == "no isolation here"
+    async for address in serve(app):
+        assert await post(f"{address}/run_code", {"code": "print(1)"}) == (
+            503,
+            {"text": "no isolation here"},
+        )
+        assert (await post(f"{address}/calculate", {"expression": "1"}))[0] == 200
+
+
+async def test_without_a_corpus_search_says_so():
+    async for address in serve(create_app(ServerSettings(port=0))):
+        status, body = await post(f"{address}/retrieve", {"queries": ["x"]})
+        assert status == 503
+        assert "--corpus" in body["text"]
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_both_sandboxes_stand_their_proof_here():
+    assert choose_sandbox("bubblewrap").name == "bubblewrap"
+    assert choose_sandbox("landlock").name == "landlock"

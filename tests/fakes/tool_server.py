@@ -1,0 +1,50 @@
+"""A real HTTP server on loopback that answers from a script and records what it was asked."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+
+class ScriptedToolServer:
+    """Plays `script`: a dict is a JSON answer, a number an HTTP status, a pair (status, headers),
+    "drop" closes the connection, "hang" never answers. The last entry repeats."""
+
+    def __init__(self, script: list[Any]) -> None:
+        self.script = list(script)
+        self.seen: list[tuple[str, Any]] = []
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append((request.path, await request.json()))
+        step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if step == "hang":
+            await asyncio.Event().wait()
+        if step == "drop":
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
+        if isinstance(step, tuple):
+            status, headers = step
+            return web.Response(status=status, headers=headers)
+        if isinstance(step, int):
+            return web.Response(status=step, text=f"scripted {step}")
+        return web.json_response(step)
+
+
+@asynccontextmanager
+async def running(script: list[Any]) -> AsyncIterator[ScriptedToolServer]:
+    """The server, listening on a free port."""
+    server = ScriptedToolServer(script)
+    app = web.Application()
+    app.router.add_post("/{tool}", server.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield server
+    finally:
+        await runner.cleanup()
