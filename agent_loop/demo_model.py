@@ -1,4 +1,4 @@
-"""The demo model: a tokenizer and half a million parameters that know how to use their tools, badly.
+"""The demo model: half a million parameters that know how to use their tools, badly.
 
 A short supervised run imitates a deliberately careless teacher: it speaks the tags, calls the
 tools and copies what they say, but skips the tool, mistypes or forgets about half of the time.
@@ -17,7 +17,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ class Recipe:
 
     learning_rate: float = 3e-3
     warm_up_steps: int = 30
-    min_steps: int = 900
+    min_steps: int = 800
     max_steps: int = 1600
     probe_every: int = 100
     probe_prompts: int = 48
@@ -112,7 +112,7 @@ class DemoPaths:
 
 
 class WarmStartError(RuntimeError):
-    """The supervised run ended below the floor; reinforcement learning would have nothing to lift."""
+    """The supervised run ended below the floor: nothing for RL to lift."""
 
 
 # --- tokenizer ------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ def warm_start(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
     rng = np.random.default_rng(seed)
-    order = np.concatenate([rng.permutation(len(encoded)) for _ in range(8)])
+    batches = _batches([len(ids) for ids, _ in encoded], recipe, rng)
     reached: dict[str, float] = {}
     for step in range(recipe.max_steps):
         done = step / recipe.min_steps
@@ -329,8 +329,7 @@ def warm_start(
         warm = min(1.0, (step + 1) / recipe.warm_up_steps)
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate * warm * cosine
-        rows = [encoded[i] for i in order[step * recipe.batch : (step + 1) * recipe.batch]]
-        loss = _imitation_loss(model, rows)
+        loss = _imitation_loss(model, [encoded[i] for i in next(batches)])
         copied = torch.from_numpy(drill(rng, recipe, digits, model.config.vocab_size))
         loss = loss + recipe.drill_weight * _drill_loss(model, copied)
         optimizer.zero_grad(set_to_none=True)
@@ -347,6 +346,21 @@ def warm_start(
             if min(reached.values()) >= recipe.floor:
                 break
     return reached
+
+
+def _batches(
+    lengths: Sequence[int], recipe: Recipe, rng: np.random.Generator
+) -> Iterator[np.ndarray]:
+    """Batches of row numbers, for ever; rows of one batch are of similar length, to pad little."""
+    size = min(recipe.batch, len(lengths))
+    together = min(16, len(lengths) // size)  # batches that are sorted together
+    while True:
+        order = rng.permutation(len(lengths))
+        for start in range(0, len(order) - together * size + 1, together * size):
+            chunk = order[start : start + together * size]
+            chunk = chunk[np.argsort(np.asarray(lengths)[chunk], kind="stable")]
+            for number in rng.permutation(together):
+                yield chunk[number * size : (number + 1) * size]
 
 
 def _imitation_loss(
@@ -483,7 +497,7 @@ def prepare_demo(
     seed: int = 0,
     *,
     recipe: Recipe | None = None,
-    threads: int = 2,
+    threads: int = 1,
     progress: Callable[[str], None] = print,
 ) -> DemoPaths:
     """Make data, corpus, tokenizer and warm-started model, or find them made.
@@ -492,7 +506,7 @@ def prepare_demo(
         out_dir: folder of the demo; written at once at the end, so it is whole or absent.
         seed: of the data, the weights and the supervised run.
         recipe: shape and length of the run.
-        threads: for torch.
+        threads: for torch; on a shared core two are slower than one.
         progress: told what goes on, a line at a time.
 
     Raises:

@@ -1,43 +1,54 @@
-"""A rate limit that all processes of a host keep together: reserve, let go, sleep once.
+"""One rate for all processes of a host: reserve a slot in the shared file, let go, sleep until it.
 
-Each caller takes its place under a lock held for microseconds and then waits for it without the
-lock; nobody polls, and the order of reservation is the order of service.
+Nobody polls for permission and nobody holds the file while sleeping. Order of reservation is order
+of service. What is promised is the granted instant: a process that the system wakes late passes
+late.
 """
 
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, TypeVar
 
-from rate_limit.gcra import NS_PER_S, Arrivals, Rate, push_back, reserve
+from rate_limit.gcra import LimiterTimeout, Rate, push_back, reserve
 from rate_limit.state_file import StateFile
 
-LOCK_RETRY_S = 0.001
-"""How soon a coroutine comes back to a lock that another process holds."""
+__all__ = ["FileRateLimiter", "LimiterTimeout", "boottime_ns"]
 
+T = TypeVar("T")
 
-class LimiterTimeout(TimeoutError):
-    """The wait would be longer than the caller allows; nothing was reserved."""
+_SECOND_NS = 10**9
+_LOCK_GRACE_NS = _SECOND_NS // 50
+"""How long a caller that will not wait for a slot still waits for the file."""
+_FIRST_RETRY_S = 0.0002
+_LAST_RETRY_S = 0.02
+
+_BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boottime_ns() -> int:
-    """Nanoseconds since boot; suspend counts, and no clock setting moves it."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    """Nanoseconds since boot, suspension included: the same for all processes, never set back."""
+    return time.clock_gettime_ns(_BOOT_CLOCK)
 
 
 class FileRateLimiter:
-    """At most `burst + per_minute / 60 * t` requests in any window of t seconds, over all sharers.
+    """A rate limit that every process with the same `path` shares.
 
-    It keeps the rate per state file: not per account, and not across hosts. A caller that is
-    cancelled while it waits leaves its place unused.
+    Safe with threads, in asyncio (the loop is never blocked on the file), after fork, and pickled
+    to other processes of this host. A cancelled or killed waiter leaves its slot unused.
 
     Args:
-        path: state file; every process that shares the limit names the same.
-        per_minute: sustained requests a minute.
-        burst: requests that may pass back to back after an idle spell.
-        min_interval_s: least time between two requests.
-        clock: nanoseconds since boot.
-        sleep, sleep_async: how to wait.
+        path: the state file; the limit is kept per file.
+        per_minute: sustained calls a minute.
+        burst: calls that may pass back to back after an idle spell.
+        min_interval_s: least time between two calls, bursts included.
+        clock_ns: the time; one clock for all sharers.
+        sleep: waits, for threads.
+        sleep_async: waits, for coroutines.
+
+    Raises:
+        ValueError: a limit is out of range, or the file belongs to other limits.
     """
 
     def __init__(
@@ -47,66 +58,154 @@ class FileRateLimiter:
         burst: int,
         min_interval_s: float = 0.0,
         *,
-        clock: Callable[[], int] = boottime_ns,
+        clock_ns: Callable[[], int] = boottime_ns,
         sleep: Callable[[float], None] = time.sleep,
         sleep_async: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        self.rate = Rate(per_minute / 60, burst, min_interval_s)
-        self._state = StateFile(path, self.rate)
-        self._clock, self._sleep, self._sleep_async = clock, sleep, sleep_async
+    ):
+        self.rate = Rate(per_minute=per_minute, burst=burst, min_interval_s=min_interval_s)
+        self._clock_ns, self._sleep, self._sleep_async = clock_ns, sleep, sleep_async
+        self._file = StateFile(path, self.rate)
+        self.path = self._file.path
+        self._file.lock(blocking=True)
+        try:
+            self._file.read(clock_ns())  # another rate is told now, not at the first call
+        finally:
+            self._file.unlock()
 
     def acquire(self, n: int = 1, timeout_s: float | None = None) -> float:
-        """Wait until n requests may pass.
+        """Wait until n calls may pass together.
+
+        Args:
+            n: calls, 1 .. burst.
+            timeout_s: longest wait; None waits as long as it takes.
 
         Returns:
-            Seconds waited.
+            Seconds waited; 0.0 when there was nothing to wait for.
 
         Raises:
-            LimiterTimeout: the wait would be longer than `timeout_s`; nothing was reserved.
+            LimiterTimeout: the slot lies beyond `timeout_s`; it was not reserved.
+            ValueError: n is below 1 or above the burst.
         """
-        wait_s = self._reserve(n, timeout_s, blocking=True)
-        if wait_s > 0:
-            self._sleep(wait_s)
-        return wait_s
+        return self._run(self._acquire(n, timeout_s, blocking=timeout_s is None))
 
     async def acquire_async(self, n: int = 1, timeout_s: float | None = None) -> float:
-        """`acquire` for coroutines: never blocks the loop, not on the lock either."""
-        while True:
-            try:
-                wait_s = self._reserve(n, timeout_s, blocking=False)
-                break
-            except BlockingIOError:
-                await self._sleep_async(LOCK_RETRY_S)
-        await self._sleep_async(wait_s)  # yields even for 0
-        return wait_s
+        """`acquire` for coroutines."""
+        return await self._run_async(self._acquire(n, timeout_s, blocking=False))
 
     def try_acquire(self, n: int = 1) -> bool:
-        """Pass now or not at all."""
+        """Let n calls pass if they may now; waits for nothing but the file, 20 ms at most."""
         try:
-            self._reserve(n, 0.0, blocking=True)
+            self.acquire(n, timeout_s=0.0)
         except LimiterTimeout:
             return False
         return True
 
     def push_back(self, seconds: float) -> None:
-        """Let no process pass for a while: a server said `Retry-After`.
+        """Let nobody pass for `seconds`, those who wait already included: a server's `Retry-After`.
 
-        Places that were given out before are not taken back.
+        After it, calls come at the sustained rate without a burst.
+
+        Args:
+            seconds: from now, >= 0; a pause shorter than the one in force changes nothing.
         """
-        now = self._clock()
-        pause = max(0, round(seconds * NS_PER_S))
-        self._state.update(lambda arrivals: (0, push_back(arrivals, now, pause)), now)
+        self._run(self._push_back(seconds, blocking=True))
 
-    def _reserve(self, n: int, timeout_s: float | None, *, blocking: bool) -> float:
-        now = self._clock()
+    async def push_back_async(self, seconds: float) -> None:
+        """`push_back` for coroutines."""
+        await self._run_async(self._push_back(seconds, blocking=False))
 
-        def change(arrivals: Arrivals) -> tuple[int, Arrivals]:
-            wait_ns, after = reserve(arrivals, now, self.rate, n)
-            if timeout_s is not None and wait_ns > timeout_s * NS_PER_S:
+    def close(self) -> None:
+        """Close the state file; the next call opens it again."""
+        self._file.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rate = self.rate
+        return type(self), (self.path, rate.per_minute, rate.burst, rate.min_interval_s)
+
+    # What follows says when to sleep and leaves sleeping to the caller: once for threads and tasks.
+
+    def _acquire(
+        self, n: int, timeout_s: float | None, *, blocking: bool
+    ) -> Generator[float, None, float]:
+        """Yields seconds to sleep; returns seconds waited."""
+        if not 1 <= n <= self.rate.burst:
+            raise ValueError(
+                f"cannot acquire n={n} from {self.path}: n must be 1 to burst={self.rate.burst}"
+            )
+        entered_ns = self._clock_ns()
+        deadline_ns = None if timeout_s is None else entered_ns + int(timeout_s * _SECOND_NS)
+        start_ns, epoch, waited = 0, None, False
+        while True:
+            lock_deadline_ns = None if deadline_ns is None else max(deadline_ns, start_ns)
+            waited = (yield from self._lock(lock_deadline_ns, blocking)) or waited
+            try:
+                now_ns = self._clock_ns()
+                arrivals = self._file.read(now_ns)
+                if arrivals.epoch != epoch:  # no reservation yet, or it is void
+                    start_ns, reserved = reserve(arrivals, now_ns, n, self.rate)
+                    if deadline_ns is not None and start_ns > max(deadline_ns, now_ns):
+                        raise LimiterTimeout(
+                            f"no slot for n={n} calls from {self.path}: the next is "
+                            f"{(start_ns - entered_ns) / _SECOND_NS:.3f} s away, beyond "
+                            f"timeout_s={timeout_s}; wait longer or raise the rate"
+                        )
+                    self._file.write(reserved)
+                    epoch = reserved.epoch
+            finally:
+                self._file.unlock()
+            if start_ns <= now_ns:
+                return (now_ns - entered_ns) / _SECOND_NS if waited else 0.0
+            waited = True
+            while (left_ns := start_ns - self._clock_ns()) > 0:  # a sleep may end a little early
+                yield left_ns / _SECOND_NS
+
+    def _push_back(self, seconds: float, *, blocking: bool) -> Generator[float, None, None]:
+        if not 0 <= seconds <= 86400:
+            raise ValueError(f"cannot push back by seconds={seconds}: must be from 0 to 86400")
+        yield from self._lock(None, blocking)
+        try:
+            now_ns = self._clock_ns()
+            arrivals = self._file.read(now_ns)
+            pushed = push_back(arrivals, now_ns, int(seconds * _SECOND_NS), self.rate)
+            if pushed != arrivals:
+                self._file.write(pushed)
+        finally:
+            self._file.unlock()
+
+    def _lock(self, deadline_ns: int | None, blocking: bool) -> Generator[float, None, bool]:
+        """Take the file's lock: at once, by waiting in the kernel, or by coming back.
+
+        Returns:
+            Whether somebody else had it first.
+        """
+        if self._file.lock(blocking=False):
+            return False
+        if blocking:
+            return self._file.lock(blocking=True)
+        retry_s = _FIRST_RETRY_S
+        while True:
+            yield retry_s
+            if self._file.lock(blocking=False):
+                return True
+            if deadline_ns is not None and self._clock_ns() > deadline_ns + _LOCK_GRACE_NS:
                 raise LimiterTimeout(
-                    f"no place for n={n} within timeout_s={timeout_s}: the wait is "
-                    f"{wait_ns / NS_PER_S:.3f} s at {self.rate}; raise the rate or the timeout"
+                    f"cannot lock {self.path} in time: another process holds it; look for a "
+                    "stopped one (fuser names them)"
                 )
-            return wait_ns, after
+            retry_s = min(2 * retry_s, _LAST_RETRY_S)
 
-        return self._state.update(change, now, blocking=blocking) / NS_PER_S
+    def _run(self, steps: Generator[float, None, T]) -> T:
+        while True:
+            try:
+                sleep_s = next(steps)
+            except StopIteration as done:
+                return done.value
+            self._sleep(sleep_s)
+
+    async def _run_async(self, steps: Generator[float, None, T]) -> T:
+        while True:
+            try:
+                sleep_s = next(steps)
+            except StopIteration as done:
+                return done.value
+            await self._sleep_async(sleep_s)

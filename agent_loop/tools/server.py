@@ -285,9 +285,7 @@ def serve(
     asyncio.run(_serve(app, settings, ready_file))
 
 
-async def _serve(
-    app: web.Application, settings: ServerSettings, ready_file: Path | None
-) -> None:
+async def _serve(app: web.Application, settings: ServerSettings, ready_file: Path | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -1,4 +1,4 @@
-"""The main job in small: real Ray, real verl trainer, real tool server; killed half-way and resumed."""
+"""The main job in small, on the real Ray, trainer and tool server; killed half-way and resumed."""
 
 import os
 import signal

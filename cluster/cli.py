@@ -1,0 +1,234 @@
+"""`verl-mixed`: everything the scripts do, as subcommands.
+
+Decides words on the command line and exit codes: 0 good, 1 the thing checked is not good, 2 usage
+or config error. Imports wait inside the functions, so that `--help` answers at once.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+GOOD, NOT_GOOD, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand.
+
+    Args:
+        argv: words after the program's name; None takes them from the process.
+
+    Returns:
+        Exit code.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except ValueError as error:  # config.schema.ConfigError is one
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="verl-mixed",
+        description="Train one policy on several agentic sources at once, in exact ratios.",
+        epilog="exit codes: 0 good, 1 the thing checked is not good, 2 usage or config error",
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    overrides = argparse.ArgumentParser(add_help=False)
+    overrides.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of the run config"
+    )
+
+    train = commands.add_parser("train", parents=[overrides], help="start or resume a run")
+    train.set_defaults(run=_train)
+
+    check = commands.add_parser(
+        "check", parents=[overrides], help="print the resolved config and every problem it has"
+    )
+    check.set_defaults(run=_check)
+
+    plan = commands.add_parser(
+        "plan", parents=[overrides], help="print the prompts per source of the first batches"
+    )
+    plan.add_argument("--batches", type=_at_least_one, default=10, help="how many (default 10)")
+    plan.set_defaults(run=_plan)
+
+    prepare = commands.add_parser("prepare", help="write the parquet files of a source")
+    kinds = prepare.add_subparsers(required=True, metavar="SOURCE")
+    demo = kinds.add_parser("demo", help="data, corpus and model of the laptop demo (minutes)")
+    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument("--out", type=Path, help="folder (default data/demo/seed<N>)")
+    demo.set_defaults(run=_prepare_demo)
+    for source in ("taco", "nq", "math"):
+        own = kinds.add_parser(source, help=f"a raw file of {source}")
+        own.add_argument("raw_file", type=Path, help=".parquet, .jsonl or .json")
+        own.add_argument("out_file", type=Path, help="parquet file to write")
+        own.add_argument("--split", choices=("train", "validation"), default="train")
+        own.set_defaults(run=_prepare_source, source=source)
+
+    serve = commands.add_parser("serve-tools", help="run the tool server until it is stopped")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=8100, help="0 takes a free one (default 8100)")
+    serve.add_argument("--corpus", type=Path, help='JSON lines of {"id", "contents"} for search')
+    serve.add_argument("--sandbox", choices=("auto", "bubblewrap", "landlock"), default="auto")
+    serve.add_argument("--sandbox-workers", type=_at_least_one, default=2, help="(default 2)")
+    serve.add_argument("--ready-file", type=Path, help="gets url and pid once the server listens")
+    serve.add_argument("--exit-with-parent", action="store_true", help="end when the starter ends")
+    serve.set_defaults(run=_serve_tools)
+
+    for name, run, words in (
+        ("audit", _audit, "prove ratios, accounts and masks of a run from its files"),
+        ("report", _report, "write a run's report.html"),
+        ("watch", _watch, "print where a run is"),
+    ):
+        command = commands.add_parser(name, help=words)
+        command.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
+        command.set_defaults(run=run)
+
+    doctor = commands.add_parser("doctor", help="what this machine has of what a run needs")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    return number
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from cluster.launch import train
+
+    return train(arguments.overrides)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from omegaconf import OmegaConf
+
+    from cluster.launch import is_made, make_plan
+
+    plan = make_plan(arguments.overrides, os.environ)
+    problems = plan.problems()
+    print(OmegaConf.to_yaml(OmegaConf.create(plan.config)))
+    if plan.demo is not None and not is_made(plan.demo):
+        print(f"note: the demo is not made yet, its data was not looked at ({plan.demo})")
+    for problem in problems:
+        print(f"problem: {problem}", file=sys.stderr)
+    print(f"{len(problems)} problems" if problems else "no problems", file=sys.stderr)
+    return USAGE if problems else GOOD
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from cluster.launch import is_made, make_plan
+    from cluster.run_audit import plan_of
+
+    run = make_plan(arguments.overrides, os.environ)
+    made = run.demo is None or is_made(run.demo)
+    names = run.config["mixed"]["sources"]
+    plan = plan_of(run.config, None if made else dict.fromkeys(names, 1))  # counts need no sizes
+    width = max(8, *(len(name) + 2 for name in plan.sources))
+    print("batch   " + "".join(f"{name:>{width}}" for name in plan.sources))
+    totals = dict.fromkeys(plan.sources, 0)
+    for index in range(arguments.batches):
+        counts = plan.counts(index)
+        print(f"{index + 1:<8}" + "".join(f"{counts[name]:>{width}}" for name in plan.sources))
+        for name, count in counts.items():
+            totals[name] += count
+    print("total   " + "".join(f"{totals[name]:>{width}}" for name in plan.sources))
+    if made:
+        print("rows    " + "".join(f"{plan.sizes[name]:>{width}}" for name in plan.sources))
+    return GOOD
+
+
+def _prepare_demo(arguments: argparse.Namespace) -> int:
+    from agent_loop.demo_model import WarmStartError, prepare_demo
+
+    out = arguments.out or Path("data") / "demo" / f"seed{arguments.seed}"
+    try:
+        prepare_demo(out, arguments.seed, progress=lambda line: print(line, flush=True))
+    except WarmStartError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return NOT_GOOD
+    return GOOD
+
+
+def _prepare_source(arguments: argparse.Namespace) -> int:
+    from samplers.prepare import prepare_source
+
+    prepare_source(arguments.source, arguments.raw_file, arguments.out_file, split=arguments.split)
+    return GOOD
+
+
+def _serve_tools(arguments: argparse.Namespace) -> int:
+    from agent_loop.tools.server import ServerSettings, serve
+
+    settings = ServerSettings(
+        host=arguments.host,
+        port=arguments.port,
+        corpus_path=arguments.corpus,
+        sandbox=arguments.sandbox,
+        sandbox_workers=arguments.sandbox_workers,
+    )
+    try:
+        serve(
+            settings,
+            ready_file=arguments.ready_file,
+            exit_with_parent=arguments.exit_with_parent,
+        )
+    except OSError as error:
+        print(f"error: cannot serve on {settings.host}:{settings.port}: {error}", file=sys.stderr)
+        return NOT_GOOD
+    return GOOD
+
+
+def _audit(arguments: argparse.Namespace) -> int:
+    from cluster.compose import load_config
+    from cluster.run_audit import audit_run, describe
+    from cluster.run_state import RunFolder
+
+    folder = RunFolder(arguments.run_dir)
+    report = audit_run(folder, load_config(folder.config))
+    print("\n".join(describe(report)))
+    return GOOD if report.ok else NOT_GOOD
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from cluster.compose import load_config
+    from cluster.report import write_report
+    from cluster.run_state import RunFolder
+
+    folder = RunFolder(arguments.run_dir)
+    load_config(folder.config)  # a wrong folder is named here, before anything is written
+    write_report(folder)
+    print(folder.report)
+    return GOOD
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from cluster.compose import at, load_config
+    from cluster.live import state_table
+    from cluster.run_state import RunFolder
+
+    folder = RunFolder(arguments.run_dir)
+    total = int(at(load_config(folder.config), "trainer.total_training_steps"))
+    Console(highlight=False).print(state_table(folder.lines(), total, "no step yet"))
+    return GOOD
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from cluster.doctor import examine, report
+
+    return GOOD if report(examine()) else NOT_GOOD
+
+
+if __name__ == "__main__":
+    sys.exit(main())

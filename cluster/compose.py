@@ -1,0 +1,133 @@
+"""The run config from `config/`, verl's own defaults and overrides. Imports no verl.
+
+Decides where the files are found and says what is missing; whether the values make sense is left to
+`config.schema` and `cluster.preflight`.
+"""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from config.schema import ConfigError
+
+CONFIG_DIR = Path(__file__).resolve().parent.parent / "config"
+CONFIG_NAME = "mixed_dataset_grpo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Required:
+    """A key that every run must set."""
+
+    variable: str
+    """Environment variable that sets it."""
+
+    stock: str
+    """verl's own value. Merging `???` over it leaves it in place, so it counts as unset."""
+
+
+REQUIRED: Mapping[str, Required] = {
+    "data.train_files": Required(variable="TRAIN_FILES", stock="~/data/rlhf/gsm8k/train.parquet"),
+    "data.val_files": Required(variable="VAL_FILES", stock="~/data/rlhf/gsm8k/test.parquet"),
+    "actor_rollout_ref.model.path": Required(
+        variable="MODEL_PATH", stock="~/models/deepseek-llm-7b-chat"
+    ),
+}
+
+
+def verl_folder() -> Path:
+    """Where verl is installed, found without importing it: that takes seconds.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    spec = importlib.util.find_spec("verl")
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            ["verl is not installed in this Python; start run_mixed_training.sh once"]
+        )
+    return Path(spec.origin).parent
+
+
+def compose_config(overrides: Sequence[str]) -> DictConfig:
+    """Compose the config; values may still be missing (`???`) and interpolations unresolved.
+
+    Args:
+        overrides: Hydra overrides; later ones win.
+
+    Raises:
+        ConfigError: an override or a config file is wrong.
+    """
+    search_path = f"hydra.searchpath=[file://{verl_folder() / 'trainer' / 'config'}]"
+    try:
+        with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+            return compose(CONFIG_NAME, overrides=[search_path, *overrides])
+    except HydraException as error:
+        # Hydra chains the reason (an unknown key, say) below a sentence that repeats the override.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        cause = str(error.__cause__ or "").splitlines()[:1]
+        raise ConfigError(["cannot compose the config: " + "; ".join([*lines, *cause])]) from error
+
+
+def unset_keys(config: DictConfig) -> set[str]:
+    """Those of the keys that every run must set which are not set."""
+    values = {key: OmegaConf.select(config, key, throw_on_missing=False) for key in REQUIRED}
+    return {key for key, value in values.items() if value in (None, REQUIRED[key].stock)}
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """The config as plain containers, every interpolation replaced.
+
+    Raises:
+        ConfigError: values are missing, or an interpolation leads nowhere.
+    """
+    if unset := sorted(unset_keys(config)):
+        raise ConfigError([f"{key}: no value; set {REQUIRED[key].variable}" for key in unset])
+    try:
+        return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+    except OmegaConfBaseException as error:
+        raise ConfigError([f"cannot resolve the config: {' '.join(str(error).split())}"]) from error
+
+
+def load_config(path: Path) -> dict[str, Any]:
+    """The resolved config of a run's folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not path.is_file():
+        raise ConfigError([f"no {path}: not a run's folder; give runs/<experiment>"])
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path), resolve=True))
+
+
+def save_config(config: Mapping[str, Any], path: Path) -> None:
+    """Write a resolved config; readers see the old file or the new one."""
+    draft = path.with_suffix(".tmp")
+    OmegaConf.save(OmegaConf.create(dict(config)), draft)
+    draft.replace(path)
+
+
+def at(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
+    """The value at a dotted path, or `default` where the path ends early."""
+    value: Any = config
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return default
+        value = value[part]
+    return value
+
+
+def flatten(config: Any, path: str = "") -> dict[str, Any]:
+    """Dotted path -> leaf. Lists are leaves."""
+    if not isinstance(config, Mapping):
+        return {path: config}
+    leaves: dict[str, Any] = {}
+    for key, value in config.items():
+        leaves.update(flatten(value, f"{path}.{key}" if path else str(key)))
+    return leaves

@@ -1,0 +1,478 @@
+"""Start or resume a run: prepare, check, start the tool server and the trainer, watch, sum up.
+
+The launcher does no training. It owns two child processes and ends both however it ends itself; a
+run that was killed goes on with the same command.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from cluster import processes
+from cluster.compose import (
+    REQUIRED,
+    at,
+    compose_config,
+    load_config,
+    resolve,
+    save_config,
+    unset_keys,
+)
+from cluster.live import PlainView, TableView, View
+from cluster.preflight import name_problems, preflight
+from cluster.progress import last_error, startup_phase, validation_changes
+from cluster.report import write_report
+from cluster.run_audit import audit_run, describe
+from cluster.run_state import RunFolder, RunHeld, changed_keys
+from cluster.settings import (
+    SERVER_URL_KEY,
+    SETTINGS,
+    TOOL_CONFIG,
+    is_own_tool_server,
+    overrides_from,
+)
+from config.schema import ConfigError
+
+REPOSITORY = Path(__file__).parents[1]
+
+RUNS = Path("runs")
+DEMO = Path("data") / "demo"
+
+TRAINER = (sys.executable, "-m", "agent_loop.main_mixed")
+
+SERVER_START_S = 90.0
+"""Deadline of the tool server's start: indexing and the sandbox's proof take most of it."""
+
+GRACE_S = 15.0
+"""Between asking a process to end and killing it; Ray needs some seconds."""
+
+POLL_S = 0.5
+
+LOG_TAIL_BYTES = 200_000
+
+GOOD, NOT_GOOD, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class RunFailed(RuntimeError):
+    """The run ended without being complete; the message is for the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be run."""
+
+    config: dict[str, Any]
+    """Resolved."""
+
+    folder: RunFolder
+    own_tool_server: bool
+
+    demo: Path | None
+    """Folder of the demo when the run uses it, made or not."""
+
+    @property
+    def total_steps(self) -> int:
+        """Step after which the run is complete."""
+        return int(at(self.config, "trainer.total_training_steps"))
+
+    @property
+    def server_url(self) -> str:
+        """Where agent loops reach their tools."""
+        return str(at(self.config, SERVER_URL_KEY))
+
+    def problems(self) -> list[str]:
+        """What keeps it from starting."""
+        return preflight(
+            self.config,
+            own_tool_server=self.own_tool_server,
+            data=self.demo is None or is_made(self.demo),
+        )
+
+
+def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
+    """Compose the config of a run.
+
+    Args:
+        arguments: Hydra overrides of the command line.
+        environ: environment with the settings of the scripts.
+
+    Raises:
+        ConfigError: settings, overrides or config files are wrong.
+    """
+    overrides = overrides_from(environ, arguments)
+    config = compose_config(overrides)
+    if problems := name_problems(OmegaConf.select(config, "mixed.experiment")):
+        raise ConfigError(problems)
+    folder = RunFolder(RUNS / config.mixed.experiment)
+    config.mixed.run_dir = str(folder.path)
+    _find_agent_loops(config)
+    return Plan(
+        demo=_use_demo(config),
+        config=resolve(config),
+        folder=folder,
+        own_tool_server=is_own_tool_server(str(OmegaConf.select(config, SERVER_URL_KEY))),
+    )
+
+
+def _find_agent_loops(config: DictConfig) -> None:
+    """Make the path of the agent loops absolute: workers look for it from another folder."""
+    agent = config.actor_rollout_ref.rollout.agent
+    if agent.agent_loop_config_path:
+        given = Path(agent.agent_loop_config_path)
+        ours = REPOSITORY / given
+        found = ours if ours.is_file() and not given.is_file() else given
+        agent.agent_loop_config_path = str(found.absolute())
+
+
+def _use_demo(config: DictConfig) -> Path | None:
+    """Fill in the demo's model and data where a run on a CPU names none of its own."""
+    if config.trainer.device != "cpu" or unset_keys(config) != REQUIRED.keys():
+        return None
+    folder = (DEMO / f"seed{config.mixed.seed}").absolute()
+    names = sorted(config.mixed.sources)
+    config.data.train_files = [str(folder / f"{name}_train.parquet") for name in names]
+    config.data.val_files = [str(folder / f"{name}_val.parquet") for name in names]
+    config.actor_rollout_ref.model.path = str(folder / "model")
+    return folder
+
+
+def is_made(demo: Path) -> bool:
+    """Whether the demo is there; its own code decides whether it is still the right one."""
+    return (demo / "demo.json").exists()
+
+
+def train(
+    arguments: Sequence[str],
+    environ: Mapping[str, str] | None = None,
+    *,
+    trainer: Sequence[str] = TRAINER,
+    console: Console | None = None,
+) -> int:
+    """Run to the end.
+
+    Args:
+        arguments: Hydra overrides of the command line.
+        environ: environment with the settings; None takes this process's.
+        trainer: command that gets the path of the run's config.yaml.
+        console: the screen; None takes stdout.
+
+    Returns:
+        Exit code: 0 complete, 1 failed, 2 a setting is wrong, 130 interrupted.
+    """
+    environ = os.environ if environ is None else environ
+    console = console or Console(highlight=False, soft_wrap=True)
+    _interrupt_on((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        plan = make_plan(arguments, environ)
+        with plan.folder.claim():
+            return _train(plan, arguments, environ, trainer, console)
+    except ConfigError as error:
+        _say_problems(console, error.problems)
+        return USAGE
+    except RunHeld as error:
+        console.print(f"error: {error}", markup=False)
+        return USAGE
+    except RunFailed as error:
+        console.print(f"\nfailed: {error}", markup=False)
+        return NOT_GOOD
+    except KeyboardInterrupt:
+        console.print("\ninterrupted; the same command resumes the run", markup=False)
+        return INTERRUPTED
+
+
+def _train(
+    plan: Plan,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    trainer: Sequence[str],
+    console: Console,
+) -> int:
+    folder = plan.folder
+    if left := processes.end_run(folder.path, GRACE_S):
+        console.print(f"ended {left} processes that an earlier start left behind")
+    refused = _refused_changes(plan)
+    if folder.is_done(plan.total_steps) and not refused:
+        console.print(f"complete: {folder.path} has all {plan.total_steps} steps", markup=False)
+        _say_where(plan, console)
+        return GOOD
+    if problems := [*refused, *plan.problems()]:
+        raise ConfigError(problems)
+    if plan.demo is not None:
+        _prepare_demo(plan.demo, int(at(plan.config, "mixed.seed", 0)))
+        if problems := plan.problems():
+            raise ConfigError(problems)
+
+    save_config(plan.config, folder.config)
+    for state in folder.path.glob("rate_limit.*"):
+        state.unlink()  # nobody else is left, and the rate may have been changed since
+    settings = {name: environ[name] for name in SETTINGS if environ.get(name)}
+    folder.note_command(["verl-mixed", "train", *arguments], settings)
+    seen = folder.last_step()
+    state = f"resuming, {seen} of {plan.total_steps} steps seen" if seen else "new"
+    console.print(f"run          {folder.path} ({state})", markup=False)
+    console.print(f"log          {folder.log}", markup=False)
+    if address := _dashboard(plan.config):
+        console.print(f"dashboard    {address}", markup=False)
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        server = _start_tool_server(plan, environ, children, console)
+        started_at = folder.log.stat().st_size if folder.log.exists() else 0
+        child = processes.start(
+            [*trainer, str(folder.config)],
+            log=folder.log,
+            environ=_trainer_environ(plan, environ),
+            run_dir=folder.path,
+        )
+        children.append(child)
+        _watch(plan, child, server, _view(plan, seen, console), started_at)
+    finally:
+        _end_all(folder.path, children)
+    return _sum_up(plan, console)
+
+
+def _refused_changes(plan: Plan) -> list[str]:
+    """Changes of the config that would make a resumed run another run."""
+    folder = plan.folder
+    if not folder.config.exists() or not folder.has_trained():
+        return []
+    return [
+        f"{change} in {folder.path}: the run was started otherwise; set it back to resume, or "
+        "choose another EXPERIMENT_NAME"
+        for change in changed_keys(load_config(folder.config), plan.config)
+    ]
+
+
+def _prepare_demo(folder: Path, seed: int) -> None:
+    """Make the demo in a process of its own: it needs torch, which the launcher does not keep."""
+    command = [sys.executable, "-m", "cluster.cli", "prepare", "demo"]
+    command += ["--seed", str(seed), "--out", str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as child:
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:
+            child.send_signal(signal.SIGINT)  # it removes its half-made folder
+            child.wait(GRACE_S)
+            raise
+    if code:
+        raise RunFailed(f"the demo could not be made (exit {code}); see above")
+
+
+def _start_tool_server(
+    plan: Plan,
+    environ: Mapping[str, str],
+    children: list[subprocess.Popen[bytes]],
+    console: Console,
+) -> subprocess.Popen[bytes] | None:
+    """Start the run's own tool server and wait for it, unless one is given."""
+    if not plan.own_tool_server:
+        console.print(f"tools        {plan.server_url} (given)", markup=False)
+        return None
+    folder = plan.folder
+    ready_file = folder.path / "tool_server.json"
+    ready_file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "cluster.cli", "serve-tools"]
+    command += ["--port", "0", "--ready-file", str(ready_file), "--exit-with-parent"]
+    if corpus := _corpus(plan):
+        command += ["--corpus", str(corpus)]
+    server = processes.start(command, log=folder.server_log, environ=environ, run_dir=folder.path)
+    children.append(server)
+    deadline = time.monotonic() + SERVER_START_S
+    while not ready_file.exists():
+        if server.poll() is not None or time.monotonic() > deadline:
+            raise RunFailed(
+                f"the tool server did not start: {_reason(folder.server_log, 0, server.poll())}; "
+                f"its log is {folder.server_log}"
+            )
+        time.sleep(0.1)
+    url = json.loads(ready_file.read_text())["url"]
+    at(plan.config, TOOL_CONFIG)["server_url"] = url
+    save_config(plan.config, folder.config)
+    with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+        health = json.load(answer)
+    if health["sandbox"] is None and _runs_code(plan.config):
+        raise RunFailed(f"no isolation for programs, so none is run: {health['sandbox_why']}")
+    console.print(
+        f"tools        {url} (sandbox {health['sandbox']}, {health['passages']} passages)",
+        markup=False,
+    )
+    return server
+
+
+def _corpus(plan: Plan) -> Path | None:
+    """Passages for the own tool server: `corpus.jsonl` beside the training files."""
+    files = at(plan.config, "data.train_files")
+    first = files if isinstance(files, str) else files[0]
+    corpus = Path(first).parent / "corpus.jsonl"
+    return corpus if corpus.exists() else None
+
+
+def _runs_code(config: Mapping[str, Any]) -> bool:
+    sources = at(config, "mixed.sources", {}).values()
+    return any(
+        source["ratio"] > 0 and str(source.get(key)).startswith("code")
+        for source in sources
+        for key in ("agent", "reward")
+    )
+
+
+def _trainer_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+    folder = plan.folder.path
+    (folder / "wandb").mkdir(exist_ok=True)
+    wanted = {
+        "HYDRA_FULL_ERROR": "1",
+        "OMP_NUM_THREADS": "1",  # two threads on a shared core are slower than one
+        "PYTHONUNBUFFERED": "1",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TENSORBOARD_DIR": str(plan.folder.tensorboard),
+        "TOKENIZERS_PARALLELISM": "false",
+        "WANDB_DIR": str(folder / "wandb"),
+    }
+    if not environ.get("WANDB_API_KEY"):
+        wanted["WANDB_MODE"] = "offline"
+    given = {name: value for name, value in environ.items() if value}
+    given.pop("RAY_ADDRESS", None)  # a cluster that other work of this shell uses
+    given.pop("TENSORBOARD_DIR", None)  # one folder a run
+    return wanted | given
+
+
+def _dashboard(config: Mapping[str, Any]) -> str | None:
+    ray_init = at(config, "ray_kwargs.ray_init", {})
+    if not ray_init.get("include_dashboard") or not ray_init.get("dashboard_port"):
+        return None
+    return f"http://{ray_init.get('dashboard_host', '127.0.0.1')}:{ray_init['dashboard_port']}"
+
+
+def _view(plan: Plan, seen: int, console: Console) -> View:
+    if console.is_terminal:
+        return TableView(plan.total_steps, console)
+    return PlainView(plan.total_steps, seen, lambda line: console.print(line, markup=False))
+
+
+def _watch(
+    plan: Plan,
+    trainer: subprocess.Popen[bytes],
+    server: subprocess.Popen[bytes] | None,
+    view: View,
+    started_at: int,
+) -> None:
+    """Show the run until the trainer ends.
+
+    Raises:
+        RunFailed: it ended badly or early, or the tool server did.
+    """
+    folder = plan.folder
+    with view:
+        while (code := trainer.poll()) is None:
+            view.update(folder.lines(), startup_phase(_tail(folder.log, started_at)))
+            if server is not None and server.poll() is not None:
+                raise RunFailed(
+                    f"the tool server ended: {_reason(folder.server_log, 0, server.poll())}; its "
+                    f"log is {folder.server_log}; the same command resumes"
+                )
+            time.sleep(POLL_S)
+        view.update(folder.lines(), "")
+    if code != 0:
+        raise RunFailed(
+            f"{_reason(folder.log, started_at, code)}\nThe log is {folder.log}. "
+            f"{folder.last_step()} of {plan.total_steps} steps have metrics; the same command "
+            "resumes from the last checkpoint."
+        )
+    if folder.last_step() < plan.total_steps:
+        raise RunFailed(
+            f"the trainer ended after step {folder.last_step()} of {plan.total_steps} without an "
+            f"error; the log is {folder.log}"
+        )
+
+
+def _reason(log: Path, started_at: int, code: int | None) -> str:
+    """Why a child ended, from its log and exit code."""
+    text = _tail(log, started_at)
+    if error := last_error(text):
+        return error
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"killed by {name}{hint}"
+    words = [line for line in text.splitlines() if line.strip()]
+    return f"exit {code}: {words[-1].strip()}" if words else f"exit {code}, and nothing in its log"
+
+
+def _tail(path: Path, started_at: int) -> str:
+    """The end of a log, of this start only."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(started_at, size - LOG_TAIL_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def _end_all(run_dir: Path, children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End the trainer, then the server, then whatever Ray left; signals wait meanwhile."""
+    held = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        for child in reversed(children):
+            processes.end([child], GRACE_S)
+            child.wait()
+        processes.end_run(run_dir, GRACE_S)
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+
+
+def _interrupt_on(numbers: Sequence[signal.Signals]) -> None:
+    for number in numbers:
+        signal.signal(number, signal.default_int_handler)
+
+
+def _say_problems(console: Console, problems: Sequence[str]) -> None:
+    console.print(
+        f"cannot start, {len(problems)} problem{'s' * (len(problems) > 1)}:", markup=False
+    )
+    for problem in problems:
+        console.print(f"  - {problem}", markup=False)
+
+
+def _sum_up(plan: Plan, console: Console) -> int:
+    """Write the report, hold the ledger against the plan, print what came out."""
+    folder = plan.folder
+    folder.mark_done()
+    report = audit_run(folder, plan.config)
+    lines = folder.lines()
+    table = Table("source", "validation first", "last", "change", title_justify="left")
+    for change in validation_changes(lines):
+        delta = f"{change.last - change.first:+.2f}"
+        table.add_row(change.source, f"{change.first:.2f}", f"{change.last:.2f}", delta)
+    if table.row_count:
+        console.print(table)
+    for line in describe(report):
+        console.print(line, markup=False)
+    _say_where(plan, console)
+    return GOOD if report.ok else NOT_GOOD
+
+
+def _say_where(plan: Plan, console: Console) -> None:
+    folder = plan.folder
+    write_report(folder)
+    for word, place in (
+        ("report", folder.report),
+        ("curves", f"tensorboard --logdir {shlex.quote(str(folder.tensorboard))}"),
+        ("trajectories", folder.path / "trajectories"),
+    ):
+        console.print(f"{word:<12} {place}", markup=False)

@@ -1,0 +1,124 @@
+# shellcheck shell=bash
+# The Python environment of the scripts: `.venv/` in the repository root, or the conda environment CONDA_ENV.
+# Sourced after common.sh; needs REPO_ROOT.
+#
+# `.venv/.stamp` holds the hash of what was installed, or the word `installing` while that goes on. A matching stamp
+# is trusted without asking pip; a venv that still says `installing` was interrupted and is made anew, from the
+# downloads that pip kept.
+
+# requirement_files KIND: what an environment is made of. KIND is run or dev.
+requirement_files() {
+  printf '%s\n' "${REPO_ROOT}/requirements/torch.txt" "${REPO_ROOT}/requirements/laptop.lock"
+  [[ "$1" != dev ]] || printf '%s\n' "${REPO_ROOT}/requirements/dev.lock"
+}
+
+# wanted_stamp KIND: the hash of everything that decides what is installed, and of where it is installed.
+wanted_stamp() {
+  local -a files
+  mapfile -t files < <(requirement_files "$1")
+  { cat -- "${files[@]}" "${REPO_ROOT}/pyproject.toml" && printf '%s' "${REPO_ROOT}"; } | sha256sum | cut -d' ' -f1
+}
+
+# find_python: the first interpreter that is new enough and not too new; PYTHON names one.
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:+"${PYTHON}"} python3.11 python3.12 python3 python; do
+    if "${candidate}" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
+      >/dev/null 2>&1; then
+      command -v -- "${candidate}"
+      return
+    fi
+  done
+  die 1 "no Python 3.11 or 3.12 with venv found (tried ${PYTHON:+${PYTHON}, }python3.11, python3.12, python3, python):" \
+    "verl 0.9.1 stops at 3.12; install one (Debian: apt-get install python3-venv) or name it in PYTHON"
+}
+
+# make_venv: a fresh .venv. One that these scripts did not make is moved aside, never deleted.
+make_venv() {
+  local venv="$1" python
+  python="$(find_python)" || return 1
+  if [[ -d "${venv}" && ! -e "${venv}/.stamp" ]]; then
+    say "${venv} was not made by this script: moving it to ${venv}.old.$$"
+    mv -- "${venv}" "${venv}.old.$$" || return 1
+  fi
+  rm -rf -- "${venv}" && mkdir -p -- "${venv}" && echo installing >"${venv}/.stamp" || return 1
+  say "making .venv with $("${python}" --version 2>&1)"
+  "${python}" -m venv "${venv}"
+}
+
+# install_into VENV KIND: torch alone and first, then the lock, then this checkout.
+install_into() {
+  local venv="$1" kind="$2" file
+  local -a pip=("${venv}/bin/python" -m pip --disable-pip-version-check --no-input)
+  local -a locks=()
+  for file in $(requirement_files "${kind}"); do
+    [[ "${file}" == */torch.txt ]] || locks+=(-r "${file}")
+  done
+  say "installing torch (1 of 3)"
+  "${pip[@]}" install --quiet --quiet --constraint "${REPO_ROOT}/requirements/laptop.lock" \
+    ${TORCH_INDEX_URL:+--index-url "${TORCH_INDEX_URL}"} -r "${REPO_ROOT}/requirements/torch.txt" || return 1
+  say "installing verl, ray, transformers and the rest (2 of 3)"
+  "${pip[@]}" install --quiet --quiet --constraint "${REPO_ROOT}/requirements/torch.txt" "${locks[@]}" || return 1
+  say "installing this checkout (3 of 3)"
+  "${pip[@]}" install --quiet --quiet --no-deps --no-build-isolation --no-index --editable "${REPO_ROOT}"
+}
+
+# is_current KIND: .venv is finished and made of exactly what is wanted. One made for dev serves runs too.
+is_current() {
+  local venv="${REPO_ROOT}/.venv"
+  [[ -x "${venv}/bin/verl-mixed" && "$(cat -- "${venv}/.stamp" 2>/dev/null)" == "$(wanted_stamp run)" ]] || return 1
+  [[ "$1" == run || "$(cat -- "${venv}/.stamp-dev" 2>/dev/null)" == "$(wanted_stamp dev)" ]]
+}
+
+# bootstrap_venv KIND: make or update .venv. A subshell holds the lock, so that the run itself does not; every step
+# says `|| return`, because the caller's `||` switches errexit off in here.
+bootstrap_venv() (
+  kind="$1"
+  venv="${REPO_ROOT}/.venv"
+  is_current "${kind}" && return
+  exec 9>>"${REPO_ROOT}/.venv.lock" || return 1
+  if ! flock -n 9; then
+    say "another start is installing into .venv: waiting for it"
+    flock 9 || return 1
+  fi
+  is_current "${kind}" && return
+  say "installing the Python environment into .venv: about 2 GB, some minutes, once"
+  began="${SECONDS}"
+  if [[ ! -x "${venv}/bin/python" || ! -s "${venv}/.stamp" || "$(<"${venv}/.stamp")" == installing ]]; then
+    make_venv "${venv}" || return 1
+  fi
+  echo installing >"${venv}/.stamp"
+  install_into "${venv}" "${kind}" || return 1
+  [[ "${kind}" != dev ]] || wanted_stamp dev >"${venv}/.stamp-dev"
+  wanted_stamp run >"${venv}/.stamp"
+  say "installed in $((SECONDS - began)) s"
+)
+
+# use_conda: activate CONDA_ENV; nothing is installed there, only checked.
+use_conda() {
+  local conda_sh="${CONDA_PATH:=${HOME:-}/miniconda3}/etc/profile.d/conda.sh"
+  [[ -r "${conda_sh}" ]] ||
+    die 2 "cannot read ${conda_sh} for CONDA_ENV=${CONDA_ENV}: set CONDA_PATH to the conda installation"
+  set +eu # conda's own scripts read unset variables
+  # shellcheck disable=SC1090 # the user's conda, known only here
+  source "${conda_sh}" && conda activate "${CONDA_ENV}"
+  local status=$?
+  set -eu
+  ((status == 0)) || die 2 "cannot activate CONDA_ENV=${CONDA_ENV}: create it, or unset CONDA_ENV to use .venv"
+  (cd -- "${REPO_ROOT}" && python -m cluster.environment) ||
+    die 2 "CONDA_ENV=${CONDA_ENV} is not complete: install what is named above," \
+      "then 'pip install --no-deps -e ${REPO_ROOT}'"
+}
+
+# bootstrap KIND: leave with `python` and `verl-mixed` of the environment first on PATH. KIND is run or dev.
+bootstrap() {
+  local kind="$1"
+  if [[ -n "${CONDA_ENV:-}" ]]; then
+    use_conda
+    return
+  fi
+  bootstrap_venv "${kind}" || die 1 "the Python environment is not complete; start again to continue (see above)"
+  export VIRTUAL_ENV="${REPO_ROOT}/.venv"
+  export PATH="${VIRTUAL_ENV}/bin:${PATH}"
+  unset PYTHONHOME
+}

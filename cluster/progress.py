@@ -1,0 +1,164 @@
+"""What a run's `metrics.jsonl` and log say, in words; live view, watch and report read it here.
+
+Pure functions over lines `{"step", "time", "metrics": {name: number}}`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+Line = Mapping[str, Any]
+
+_PHASES = (
+    # a word of the log, what it means; the last one found is where the start-up is
+    ("Started a local Ray instance", "Ray is up, workers are starting"),
+    ("TaskRunner", "building the trainer"),
+    ("FSDP", "loading the model"),
+    ("Training Progress", "first validation and first rollouts"),
+)
+
+_TRAINED = re.compile(r"mixed/(?P<source>[^/]+)/reward/mean")
+_VALIDATED = re.compile(r"mixed/(?P<source>[^/]+)/val/reward/mean")
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_ACTOR = re.compile(r"^\((?:[^()]*pid=\d+[^()]*)\)\s?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A source's validation reward, first and last."""
+
+    source: str
+    first: float
+    last: float
+
+
+def sources_of(lines: Sequence[Line]) -> list[str]:
+    """Sources that any line has a reward of, sorted."""
+    found = set()
+    for line in lines:
+        for name in line["metrics"]:
+            if match := _TRAINED.fullmatch(name) or _VALIDATED.fullmatch(name):
+                found.add(match["source"])
+    return sorted(found)
+
+
+def series(lines: Sequence[Line], name: str) -> list[tuple[int, float]]:
+    """(step, value) of one metric where it was logged."""
+    return [(line["step"], line["metrics"][name]) for line in lines if name in line["metrics"]]
+
+
+def validation_changes(lines: Sequence[Line]) -> list[Change]:
+    """First and last validation of every source, then their mean as `mean`; empty before two."""
+    changes = []
+    for source in sources_of(lines):
+        values = series(lines, f"mixed/{source}/val/reward/mean")
+        if len(values) > 1:
+            changes.append(Change(source=source, first=values[0][1], last=values[-1][1]))
+    if len(changes) > 1:
+        changes.append(
+            Change(
+                source="mean",
+                first=sum(change.first for change in changes) / len(changes),
+                last=sum(change.last for change in changes) / len(changes),
+            )
+        )
+    return changes
+
+
+def ratio_error(lines: Sequence[Line]) -> float | None:
+    """Largest difference between planned and trained prompts of any step and source."""
+    values = [value for _, value in series(lines, "mixed/ratio_error/max")]
+    return max(values) if values else None
+
+
+def phase_times(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Phase -> seconds of one step, verl's `timing_s/*` but for the step itself."""
+    return {
+        name.removeprefix("timing_s/"): value
+        for name, value in metrics.items()
+        if name.startswith("timing_s/") and name != "timing_s/step" and name.count("/") == 1
+    }
+
+
+def seconds_left(lines: Sequence[Line], total_steps: int) -> float | None:
+    """Time to the end at the median pace of the last ten steps; None before there is a pace.
+
+    The median, because a run that was stopped overnight has one very long step.
+    """
+    gaps_s = [after["time"] - before["time"] for before, after in pairwise(lines[-11:])]
+    if not gaps_s:
+        return None
+    return median(gaps_s) * max(0, total_steps - lines[-1]["step"])
+
+
+def clock(seconds: float | None) -> str:
+    """`1h02m`, `3m05s` or `8s`; `?` for None."""
+    if seconds is None:
+        return "?"
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
+
+
+def step_line(lines: Sequence[Line], total_steps: int) -> str:
+    """The newest step in one line of plain text."""
+    line = lines[-1]
+    metrics = line["metrics"]
+    parts = [f"step {line['step']}/{total_steps}"]
+    if line["step"] > 0:
+        parts.append(f"left {clock(seconds_left(lines, total_steps))}")
+    trained = [
+        f"{source} {metrics[f'mixed/{source}/reward/mean']:.2f} "
+        f"({metrics.get(f'mixed/{source}/count', 0):.0f})"
+        for source in sources_of([line])
+        if f"mixed/{source}/reward/mean" in metrics
+    ]
+    if trained:
+        parts.append("reward (prompts): " + ", ".join(trained))
+    validated = [
+        f"{source} {metrics[f'mixed/{source}/val/reward/mean']:.2f}"
+        for source in sources_of([line])
+        if f"mixed/{source}/val/reward/mean" in metrics
+    ]
+    if validated:
+        parts.append("validation: " + ", ".join(validated))
+    times = sorted(phase_times(metrics).items(), key=lambda item: -item[1])[:4]
+    if times:
+        parts.append("seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in times))
+    if "mixed/ratio_error/max" in metrics:
+        parts.append(f"ratio error {metrics['mixed/ratio_error/max']:.0f}")
+    return "  ".join(parts)
+
+
+def startup_phase(log: str) -> str:
+    """Where the start-up is, by the last known word of the log."""
+    found = [(log.rfind(word), meaning) for word, meaning in _PHASES]
+    place, meaning = max(found)
+    return meaning if place >= 0 else "starting Ray"
+
+
+def last_error(log: str) -> str | None:
+    """The last exception of a log as one line; None where there is none.
+
+    The driver's own traceback counts first: Ray puts the cause at its end. Lines of workers carry
+    `(name pid=...)` in front and count where the driver says nothing.
+    """
+    clean = [_ANSI.sub("", line) for line in log.splitlines()]
+    driver = [line for line in clean if not _ACTOR.match(line)]
+    workers = [_ACTOR.sub("", line) for line in clean if _ACTOR.match(line)]
+    return _last_exception(driver) or _last_exception(workers)
+
+
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Killed|Died\w*)(?:\([\w.]*\))?:? ?.*")
+
+
+def _last_exception(lines: Sequence[str]) -> str | None:
+    starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+    if not starts:
+        return None
+    found = [line for line in lines[starts[-1] + 1 :] if _EXCEPTION.match(line)]
+    return found[-1].strip() if found else None

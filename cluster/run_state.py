@@ -1,0 +1,115 @@
+"""A run's folder as the launcher sees it: who holds it, what it was started with, how far it is.
+
+Decides whether a run is new, goes on or is complete, and which changes of its config a resume
+allows. The trainer's own files (`metrics.jsonl`, `ledger.jsonl`, checkpoints) are only read here.
+"""
+
+import fcntl
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agent_loop.run_folder import read_lines
+from cluster.compose import flatten
+
+HARMLESS = (
+    r"trainer\.(total_training_steps|logger|save_freq|test_freq|max_actor_ckpt_to_keep)",
+    r"trainer\.(project_name|experiment_name|val_before_train|log_val_generations)",
+    r"mixed\.max_\w+",
+    r"ray_kwargs\..*",
+    r".*\.multi_turn\.tool_config\.(server_url|max_retries|timeout|max_workers|request_interval)",
+    r".*\.multi_turn\.tool_config\.(rate_limit_\w+|burst|enable_global_rate_limit)",
+    r".*\.num_workers",
+    r".*micro_batch_size_per_gpu",
+)
+"""Keys that may change between two starts of a run: they change how it runs, not what it learns."""
+
+_harmless = re.compile("|".join(f"(?:{pattern})" for pattern in HARMLESS))
+
+
+class RunHeld(RuntimeError):
+    """Another launcher is running this run."""
+
+
+class RunFolder:
+    """`runs/<experiment>/`.
+
+    Args:
+        path: the folder; made by `claim`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.config = self.path / "config.yaml"
+        self.command = self.path / "command.txt"
+        self.log = self.path / "train.log"
+        self.server_log = self.path / "tool_server.log"
+        self.metrics = self.path / "metrics.jsonl"
+        self.ledger = self.path / "ledger.jsonl"
+        self.report = self.path / "report.html"
+        self.tensorboard = self.path / "tensorboard"
+        self._done = self.path / "done"
+
+    @contextmanager
+    def claim(self) -> Iterator[None]:
+        """Hold the run alone; the kernel lets go when this process ends, however it ends.
+
+        Raises:
+            RunHeld: another launcher holds it; the message says which.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                lock.seek(0)
+                raise RunHeld(
+                    f"{self.path} is being run by process {lock.read().strip() or '?'}: wait for "
+                    "it, stop it, or choose another EXPERIMENT_NAME"
+                ) from error
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            yield
+
+    def note_command(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Add this start to `command.txt`: the settings from the environment, then the command."""
+        words = [f"{name}={shlex.quote(value)}" for name, value in environ.items()]
+        line = " ".join([time.strftime("%Y-%m-%dT%H:%M:%S%z"), *words, shlex.join(arguments)])
+        with self.command.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def lines(self) -> list[dict[str, Any]]:
+        """`metrics.jsonl` so far, in order of steps."""
+        return read_lines(self.metrics)
+
+    def last_step(self) -> int:
+        """Highest step with metrics; 0 before the first."""
+        return max((line["step"] for line in self.lines()), default=0)
+
+    def has_trained(self) -> bool:
+        """Whether a step was trained, so that another start is a resume."""
+        return self.last_step() > 0 or any((self.path / "checkpoints").glob("global_step_*"))
+
+    def is_done(self, total_steps: int) -> bool:
+        """Whether the trainer ended by itself after this many steps."""
+        return self._done.exists() and self.last_step() >= total_steps
+
+    def mark_done(self) -> None:
+        """Remember that the trainer ended by itself."""
+        self._done.write_text(f"{self.last_step()}\n")
+
+
+def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two configs and is not harmless, as `key: old -> new`."""
+    old, new = flatten(before), flatten(now)
+    return [
+        f"{key}: {old.get(key, 'absent')!r} -> {new.get(key, 'absent')!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not _harmless.fullmatch(key)
+    ]

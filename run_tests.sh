@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Every check there is: format, lint, types, import arrows, shell, tests. CI runs exactly this.
+#
+# Usage: run_tests.sh [--fast] [--help]
+#
+#   --fast  leave out the tests marked ray or slow
+#
+# The first start installs the Python environment into .venv (about 2 GB, some minutes). As root, missing Debian
+# packages (bubblewrap, bats, ...) are installed; otherwise what needs them is skipped, and said so.
+#
+# Exit: 0 every check passed, 1 a check failed, 2 bad usage
+set -euo pipefail
+
+REPO_ROOT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+# shellcheck source=cluster/lib/common.sh
+source "${REPO_ROOT}/cluster/lib/common.sh"
+# shellcheck source=cluster/lib/bootstrap.sh
+source "${REPO_ROOT}/cluster/lib/bootstrap.sh"
+
+# --- settings; the environment overrides each ---------------------------------
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # two threads on a shared core are slower than one
+
+# program -> its Debian package
+declare -A PACKAGE_OF=(
+  [bwrap]=bubblewrap [tmux]=tmux [sshd]=openssh-server [ip]=iproute2
+  [shellcheck]=shellcheck [shfmt]=shfmt [bats]=bats [rsync]=rsync
+)
+SCRIPTS=(run_mixed_training.sh run_tests.sh .ci/run cluster/lib/*.sh)
+SUMMARY=()
+FAILED=0
+
+# install_programs: as root, whatever of PACKAGE_OF is not there.
+install_programs() {
+  local program
+  local -a missing=()
+  for program in "${!PACKAGE_OF[@]}"; do
+    command -v "${program}" >/dev/null || [[ -x "/usr/sbin/${program}" ]] || missing+=("${PACKAGE_OF[${program}]}")
+  done
+  ((${#missing[@]})) || return 0
+  if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
+    say "not installed, so what needs them is skipped: ${missing[*]}"
+    return
+  fi
+  say "installing ${missing[*]}"
+  if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    "${missing[@]}"; } >/dev/null; then
+    say "apt-get could not install all of them; what needs them is skipped"
+  fi
+}
+
+# stage NAME COMMAND...: run one check, time it, remember how it ended.
+stage() {
+  local name="$1" status=0 began="${SECONDS}"
+  shift
+  say "--- ${name}"
+  if ! command -v "$1" >/dev/null; then
+    SUMMARY+=("skipped  ${name} ($1 is not installed)")
+    return
+  fi
+  "$@" || status=$?
+  if ((status == 0)); then
+    SUMMARY+=("ok       ${name} ($((SECONDS - began)) s)")
+  else
+    SUMMARY+=("FAILED   ${name} ($((SECONDS - began)) s, exit ${status})")
+    FAILED=1
+  fi
+}
+
+main() {
+  local -a selection=()
+  while (($#)); do
+    case "$1" in
+      -h | --help)
+        usage "${BASH_SOURCE[0]}"
+        return
+        ;;
+      --fast) selection=(-m "not ray and not slow") ;;
+      *) die 2 "unknown option $1: see --help" ;;
+    esac
+    shift
+  done
+  cd -- "${REPO_ROOT}"
+  install_programs
+  bootstrap dev
+  stage "ruff format" ruff format --check .
+  stage "ruff check" ruff check .
+  stage "pyright" pyright
+  stage "lint-imports" lint-imports
+  stage "shellcheck" shellcheck -x "${SCRIPTS[@]}"
+  stage "shfmt" shfmt -i 2 -ci -d "${SCRIPTS[@]}"
+  stage "bats" bats tests/shell
+  stage "pytest" python -m pytest "${selection[@]}"
+  printf '%s\n' "" "summary" "${SUMMARY[@]}"
+  return "${FAILED}"
+}
+
+main "$@"

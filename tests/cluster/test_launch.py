@@ -1,0 +1,174 @@
+"""Starting, resuming, refusing and ending runs, with a stand-in for the trainer."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from cluster.launch import GOOD, INTERRUPTED, NOT_GOOD, USAGE, train
+from cluster.processes import of_run
+from cluster.run_state import RunFolder
+from tests.cluster.conftest import REPO_ROOT, RunEnviron
+
+FAKE_TRAINER = (sys.executable, "-m", "tests.fakes.trainer")
+
+LAUNCHER = (
+    "import os, sys; from cluster.launch import train; "
+    "sys.exit(train([], os.environ, trainer=(sys.executable, '-m', 'tests.fakes.trainer')))"
+)
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def same_signal_handlers_after() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def start(environ: RunEnviron, *overrides: str) -> tuple[int, str]:
+    """Exit code and screen of one start."""
+    screen = io.StringIO()
+    console = Console(file=screen, width=200, highlight=False, soft_wrap=True)
+    return train(overrides, environ, trainer=FAKE_TRAINER, console=console), screen.getvalue()
+
+
+def starts(folder: Path) -> int:
+    file = folder / "starts"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_a_run_ends_with_its_change_its_audit_and_its_report(run_environ: RunEnviron) -> None:
+    code, screen = start(run_environ)
+
+    folder = RunFolder(Path("runs/trial"))
+    assert code == GOOD, screen
+    assert "step 3/3" in screen
+    assert "3 steps, trained prompts math 6, taco 6: every batch as planned" in screen
+    assert "+0.30" in screen
+    assert str(folder.report) in screen and folder.report.exists()
+    assert "verl-mixed train" in folder.command.read_text()
+
+
+def test_a_complete_run_says_so_and_starts_nothing(run_environ: RunEnviron) -> None:
+    start(run_environ)
+
+    code, screen = start(run_environ)
+
+    assert code == GOOD
+    assert "complete:" in screen
+    assert starts(Path("runs/trial")) == 1
+
+
+def test_more_steps_continue_a_complete_run(run_environ: RunEnviron) -> None:
+    start(run_environ)
+
+    code, screen = start(run_environ | {"TOTAL_TRAINING_STEPS": "5"})
+
+    assert code == GOOD, screen
+    assert "resuming, 3 of 5 steps seen" in screen
+    assert "step 3/5" not in screen and "step 4/5" in screen and "step 5/5" in screen
+
+
+def test_a_failed_run_names_its_reason_and_log_and_goes_on_after(run_environ: RunEnviron) -> None:
+    code, screen = start(run_environ | {"FAKE_TRAINER": "error"})
+
+    assert code == NOT_GOOD
+    assert "failed: ValueError: broken on purpose" in screen
+    assert f"The log is {Path('runs/trial/train.log').absolute()}" in screen
+
+    code, screen = start(run_environ)
+    assert code == GOOD, screen
+    assert "resuming, 1 of 3 steps seen" in screen
+
+
+def test_another_learning_rate_for_the_same_run_is_refused(run_environ: RunEnviron) -> None:
+    start(run_environ | {"FAKE_TRAINER": "error"})
+
+    code, screen = start(run_environ | {"LEARNING_RATE": "0.01"})
+
+    assert code == USAGE
+    assert "actor_rollout_ref.actor.optim.lr: 0.0005 -> 0.01" in screen
+    assert starts(Path("runs/trial")) == 1
+
+
+def test_a_wrong_setting_starts_nothing(run_environ: RunEnviron) -> None:
+    code, screen = start(run_environ | {"VAL_FILES": "gone.parquet", "LEARNING_RATE": "5"})
+
+    assert code == USAGE
+    assert "cannot start, 2 problems:" in screen
+    assert starts(Path("runs/trial")) == 0
+
+
+def test_a_name_that_leaves_the_runs_folder_is_refused(run_environ: RunEnviron) -> None:
+    code, screen = start(run_environ | {"EXPERIMENT_NAME": "../elsewhere"})
+
+    assert code == USAGE
+    assert "it names a folder" in screen
+    assert not Path("../elsewhere").exists()
+
+
+def test_a_run_that_goes_on_elsewhere_is_refused(run_environ: RunEnviron) -> None:
+    with RunFolder(Path("runs/trial")).claim():
+        code, screen = start(run_environ)
+
+    assert code == USAGE
+    assert f"is being run by process {os.getpid()}" in screen
+
+
+@pytest.fixture
+def hanging_launcher(run_environ: RunEnviron) -> Iterator[subprocess.Popen[bytes]]:
+    """A launcher in a process of its own, whose trainer hangs in its first step."""
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER],
+        env=run_environ | {"FAKE_TRAINER": "hang", "PYTHONPATH": str(REPO_ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    folder = RunFolder(Path("runs/trial"))
+    wait_until(lambda: folder.last_step() == 1 or launcher.poll() is not None)
+    yield launcher
+    for process in of_run(folder.path):
+        process.kill()
+    launcher.kill()
+    launcher.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_launcher_ends_its_trainer(
+    hanging_launcher: subprocess.Popen[bytes], number: signal.Signals
+) -> None:
+    hanging_launcher.send_signal(number)
+    screen, _ = hanging_launcher.communicate(timeout=DEADLINE_S)
+
+    assert hanging_launcher.returncode == INTERRUPTED
+    assert b"the same command resumes the run" in screen
+    assert of_run(Path("runs/trial").absolute()) == []
+
+
+def test_a_killed_launcher_takes_its_trainer_with_it(
+    hanging_launcher: subprocess.Popen[bytes],
+) -> None:
+    (trainer,) = of_run(Path("runs/trial").absolute())
+
+    hanging_launcher.kill()
+
+    psutil.wait_procs([trainer], timeout=DEADLINE_S)
+    assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE

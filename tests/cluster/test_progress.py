@@ -1,0 +1,133 @@
+"""Metrics and logs in words."""
+
+from cluster.live import PlainView
+from cluster.progress import (
+    clock,
+    last_error,
+    ratio_error,
+    seconds_left,
+    sources_of,
+    startup_phase,
+    step_line,
+    validation_changes,
+)
+
+
+def line(step: int, time: float, **metrics: float) -> dict[str, object]:
+    named = {name.replace("__", "/"): value for name, value in metrics.items()}
+    return {"step": step, "time": time, "metrics": named}
+
+
+def test_sources_come_from_training_and_validation_rewards() -> None:
+    lines = [line(0, 0, mixed__nq__val__reward__mean=0.1), line(1, 1, mixed__a__reward__mean=0.2)]
+
+    assert sources_of(lines) == ["a", "nq"]
+
+
+def test_changes_compare_the_first_and_last_validation_and_their_mean() -> None:
+    lines = [
+        line(0, 0, mixed__a__val__reward__mean=0.1, mixed__b__val__reward__mean=0.3),
+        line(1, 1, mixed__a__reward__mean=0.9),
+        line(2, 2, mixed__a__val__reward__mean=0.5, mixed__b__val__reward__mean=0.5),
+    ]
+
+    changes = [(c.source, round(c.first, 2), round(c.last, 2)) for c in validation_changes(lines)]
+
+    assert changes == [("a", 0.1, 0.5), ("b", 0.3, 0.5), ("mean", 0.2, 0.5)]
+
+
+def test_one_validation_is_no_change() -> None:
+    assert validation_changes([line(0, 0, mixed__a__val__reward__mean=0.1)]) == []
+
+
+def test_the_pace_is_not_spoiled_by_a_night_between_two_starts() -> None:
+    lines = [line(step, 5.0 * step + (40_000 if step > 2 else 0)) for step in range(6)]
+
+    assert seconds_left(lines, 10) == 25.0
+    assert seconds_left(lines[:1], 10) is None
+
+
+def test_times_read_as_people_write_them() -> None:
+    words = [clock(8.4), clock(185), clock(3725), clock(None)]
+
+    assert words == ["8s", "3m05s", "1h02m", "?"]
+
+
+def test_the_largest_ratio_error_of_any_step_counts() -> None:
+    lines = [line(1, 0, mixed__ratio_error__max=0), line(2, 1, mixed__ratio_error__max=2)]
+
+    assert ratio_error(lines) == 2
+    assert ratio_error([line(0, 0)]) is None
+
+
+def test_a_step_line_names_rewards_counts_times_and_ratio_error() -> None:
+    lines = [
+        line(1, 0.0),
+        line(
+            2,
+            4.0,
+            mixed__math__reward__mean=0.5,
+            mixed__math__count=8,
+            mixed__math__val__reward__mean=0.6,
+            timing_s__gen=1.25,
+            timing_s__step=4.0,
+            mixed__ratio_error__max=0,
+        ),
+    ]
+
+    assert step_line(lines, 10) == (
+        "step 2/10  left 32s  reward (prompts): math 0.50 (8)  validation: math 0.60  "
+        "seconds: gen 1.2  ratio error 0"
+    )
+
+
+def test_the_plain_view_prints_each_step_once_also_when_a_resume_takes_some_back() -> None:
+    said: list[str] = []
+    view = PlainView(5, 3, said.append, clock_s=lambda: 0.0)
+    old = [line(step, step) for step in range(4)]
+
+    view.update(old, "starting Ray")
+    view.update(old[:3], "starting Ray")  # the checkpoint was of step 2
+    view.update([*old[:3], line(3, 9.0)], "")
+    view.update([*old[:3], line(3, 9.0), line(4, 10.0)], "")
+
+    assert [words.split("  ")[0] for words in said] == ["starting Ray (0s)", "step 3/5", "step 4/5"]
+
+
+def test_the_plain_view_says_that_it_still_waits() -> None:
+    said: list[str] = []
+    now = [0.0]
+    view = PlainView(5, 0, said.append, clock_s=lambda: now[0])
+
+    for second in (0.0, 10.0, 31.0, 40.0):
+        now[0] = second
+        view.update([], "starting Ray")
+
+    assert said == ["starting Ray (0s)", "starting Ray (31s)"]
+
+
+DRIVER = """\
+(TaskRunnerV1 pid=71) Traceback (most recent call last):
+(TaskRunnerV1 pid=71)   File "x.py", line 1, in run
+(TaskRunnerV1 pid=71) KeyError: 'noise of a worker'
+Traceback (most recent call last):
+  File "main.py", line 9, in main
+    ray.get(x)
+\x1b[36mray.exceptions.RayTaskError(RuntimeError): ray::TaskRunnerV1.run() (pid=71)\x1b[0m
+  File "trainer.py", line 3, in step
+RuntimeError: 9 of 10 trajectories were lost
+"""
+
+
+def test_the_last_error_is_the_cause_that_the_driver_reports() -> None:
+    assert last_error(DRIVER) == "RuntimeError: 9 of 10 trajectories were lost"
+
+
+def test_a_workers_error_counts_when_the_driver_says_nothing() -> None:
+    assert last_error("\n".join(DRIVER.splitlines()[:3])) == "KeyError: 'noise of a worker'"
+    assert last_error("all is well\n") is None
+
+
+def test_the_start_up_phase_is_the_last_known_word_of_the_log() -> None:
+    assert startup_phase("") == "starting Ray"
+    assert startup_phase("Started a local Ray instance.\n") == "Ray is up, workers are starting"

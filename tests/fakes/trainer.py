@@ -1,0 +1,56 @@
+"""A stand-in for the training process: keeps a run's books as the trainer does, trains nothing.
+
+`python -m tests.fakes.trainer CONFIG`. `FAKE_TRAINER` chooses the ending: good (default), error,
+hang. Each start adds a line to `starts` in the run's folder; it goes on after the steps it finds.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from cluster.compose import at, load_config
+from cluster.run_audit import plan_of
+from samplers.ledger import Ledger, LedgerEntry
+
+
+def main(config_path: str) -> None:
+    config = load_config(Path(config_path))
+    folder = Path(config_path).parent
+    with (folder / "starts").open("a") as file:
+        file.write(f"{os.getpid()}\n")
+    plan = plan_of(config)
+    ledger = Ledger(folder / "ledger.jsonl")
+    total = int(at(config, "trainer.total_training_steps"))
+    for step in range(0 if ledger.last_step == 0 else ledger.last_step + 1, total + 1):
+        metrics = {f"mixed/{source}/val/reward/mean": 0.25 + step / 10 for source in plan.sources}
+        if step:
+            entries = []
+            for position in range((step - 1) * plan.batch_size, step * plan.batch_size):
+                source, row = plan.prompt(position)
+                entries.append(
+                    LedgerEntry(
+                        step=step,
+                        position=position,
+                        source=source,
+                        row=row,
+                        row_id=f"{source}:{row}",
+                        outcome="solved 1/2",
+                    )
+                )
+            ledger.append_step(step, entries)
+            metrics |= {f"mixed/{source}/reward/mean": 0.5 for source in plan.sources}
+            metrics |= {f"mixed/{s}/count": n for s, n in plan.counts(step - 1).items()}
+            metrics["mixed/ratio_error/max"] = 0.0
+        with (folder / "metrics.jsonl").open("a") as file:
+            line = {"step": step, "time": time.time(), "metrics": metrics}
+            file.write(json.dumps(line) + "\n")
+        if step == 1 and os.environ.get("FAKE_TRAINER") == "error":
+            raise ValueError("broken on purpose")
+        if step == 1 and os.environ.get("FAKE_TRAINER") == "hang":
+            time.sleep(600)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
