@@ -90,7 +90,7 @@ class Recipe:
 
     learning_rate: float = 3e-3
     warm_up_steps: int = 30
-    min_steps: int = 800
+    min_steps: int = 1000
     max_steps: int = 1600
     probe_every: int = 100
     probe_prompts: int = 48
@@ -325,7 +325,8 @@ def warm_start(
     reached: dict[str, float] = {}
     for step in range(recipe.max_steps):
         done = step / recipe.min_steps
-        cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, done)))
+        # A model that is below the floor after the schedule moves faster again.
+        cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * done)) if done < 1 else 0.3
         warm = min(1.0, (step + 1) / recipe.warm_up_steps)
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate * warm * cosine

@@ -49,7 +49,7 @@ async def _passes(program: str, stdin: str, expected: str, tools: ToolBackend) -
         body = (await tools.call(call)).body
     except ToolRejected:
         return False  # a program that the server does not even take
-    return body["status"] == "Success" and same_output(body["run_result"]["stdout"], expected)
+    return body.get("status") == "Success" and same_output(body["run_result"]["stdout"], expected)
 
 
 def same_output(got: str, expected: str) -> bool:

@@ -84,7 +84,14 @@ def _is_integer(text: str) -> bool:
 @cache
 def _pool() -> ProcessPool:
     # Spawned: the processes that judge hold threads (Ray, torch), and forking those can hang.
-    return ProcessPool(max_workers=1, context=multiprocessing.get_context("spawn"))
+    # The initializer pays for the imports, which would else count against the first answer.
+    return ProcessPool(
+        max_workers=1, context=multiprocessing.get_context("spawn"), initializer=_import_verifier
+    )
+
+
+def _import_verifier() -> None:
+    import math_verify  # noqa: F401
 
 
 def _verify(target: str, answer: str) -> bool:

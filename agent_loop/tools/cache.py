@@ -26,18 +26,18 @@ class SingleFlightCache(Generic[T]):
 
     Args:
         capacity: values kept, >= 1.
+        keep: whether a finished value may serve later callers too.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
+    def __init__(self, capacity: int, keep: Callable[[T], bool] = lambda _: True) -> None:
+        self._capacity, self._keep = capacity, keep
         self._values: OrderedDict[str, T] = OrderedDict()
         self._under_way: dict[str, asyncio.Task[T]] = {}
 
     async def get(self, key: str, make: Callable[[], Awaitable[T]]) -> tuple[T, bool]:
         """The value of a key, made at most once at a time.
 
-        A caller that is cancelled leaves the others waiting: the work goes on while anyone wants
-        it.
+        A caller that is cancelled leaves the others waiting; the work goes on to its end.
 
         Returns:
             (value, True when no new work was started for this caller).
@@ -58,7 +58,7 @@ class SingleFlightCache(Generic[T]):
 
     def _finish(self, key: str, task: "asyncio.Task[T]") -> None:
         del self._under_way[key]
-        if task.cancelled() or task.exception() is not None:
+        if task.cancelled() or task.exception() is not None or not self._keep(task.result()):
             return
         self._values[key] = task.result()
         while len(self._values) > self._capacity:

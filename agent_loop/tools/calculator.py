@@ -9,6 +9,7 @@ import math
 import operator
 import re
 from collections.abc import Callable
+from decimal import Context, Decimal
 from fractions import Fraction
 
 MAX_LENGTH = 400
@@ -106,7 +107,12 @@ def _root(value: Fraction) -> Fraction:
     if value < 0:
         raise CalculationError("square root of a negative number")
     exact = Fraction(math.isqrt(value.numerator), math.isqrt(value.denominator))
-    return exact if exact * exact == value else Fraction(repr(math.sqrt(value)))
+    return exact if exact * exact == value else Fraction(_decimal(value, 30).sqrt(Context(30)))
+
+
+def _decimal(value: Fraction, digits: int) -> Decimal:
+    """Rounded, where a float would overflow."""
+    return Context(digits).divide(Decimal(value.numerator), Decimal(value.denominator))
 
 
 def _bounded(value: Fraction) -> Fraction:
@@ -128,4 +134,5 @@ def _show(value: Fraction) -> str:
         scaled = int(digits) // value.denominator
         whole, part = divmod(scaled, 10**places)
         return f"{sign}{whole}.{part:0{places}d}".rstrip("0")
-    return f"{float(value):.12g}"
+    # At least 12 digits come out of the division, so `g` only drops zeros.
+    return f"{_decimal(value, 12).normalize():g}"

@@ -9,9 +9,11 @@ Source for full jitter: Brooker, "Exponential Backoff and Jitter", AWS Architect
 """
 
 import asyncio
+import math
 import os
 import random
 import time
+import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -24,7 +26,7 @@ import aiohttp
 from agent_loop.tools.cache import SingleFlightCache, content_key
 from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
 from config.schema import ToolConfig
-from rate_limit.file_limiter import FileRateLimiter
+from rate_limit.file_limiter import FileRateLimiter, LimiterTimeout
 from rate_limit.slots import FileSlots
 
 PURE_TOOLS = frozenset({"run_code", "retrieve", "calculate"})
@@ -36,6 +38,9 @@ BACKOFF_CAP_S = 8.0
 BREAKER_FAILURES = 20
 """Failed requests in a row that open the breaker."""
 
+RETRY_AFTER_CAP_S = 600.0
+"""A `Retry-After` beyond it is taken for a mistake: it stops every process of the host."""
+
 BREAKER_OPEN_S = 5.0
 """While it is open a call fails at once; after it one call tries."""
 
@@ -45,7 +50,7 @@ class Limiter(Protocol):
 
     async def acquire_async(self, n: int = 1, timeout_s: float | None = None) -> float: ...
 
-    def push_back(self, seconds: float) -> None: ...
+    async def push_back_async(self, seconds: float) -> None: ...
 
 
 class Slots(Protocol):
@@ -96,7 +101,9 @@ class ToolClient:
 
         self._limiter, self._slots = limiter, slots
         self._timeout_s, self._max_retries = timeout_s, max_retries
-        self._cache = SingleFlightCache[ToolResult](cache_size) if cache_size else None
+        self._cache = (
+            SingleFlightCache[ToolResult](cache_size, _is_repeatable) if cache_size else None
+        )
         self._sleep, self._clock = sleep, clock
         self._rng = rng or random.Random()
         self._session: aiohttp.ClientSession | None = None
@@ -147,6 +154,13 @@ class ToolClient:
         except ToolUnavailable:
             self.stats["unavailable"] += 1
             raise
+        except LimiterTimeout as error:
+            self.stats["unavailable"] += 1
+            raise ToolUnavailable(
+                f"no place for tool={call.tool!r} at {self.url} within "
+                f"timeout={self._timeout_s} s ({error}); raise rate_limit_per_minute, max_workers "
+                "or timeout under tool_config"
+            ) from error
         except TimeoutError as error:
             self.stats["unavailable"] += 1
             self._note_failure()
@@ -159,37 +173,41 @@ class ToolClient:
     async def _attempts(self, call: ToolCall) -> ToolResult:
         limiter_wait_s = 0.0
         started = self._clock()
-        for attempt in range(self._max_retries + 1):
+        deadline = started + self._timeout_s
+        for attempt in range(1, self._max_retries + 2):
             self._check_breaker(call)
             waited_from = self._clock()
             if self._limiter is not None:
-                await self._limiter.acquire_async(timeout_s=self._timeout_s)
-            slot = self._slots.hold_async(self._timeout_s) if self._slots else nullcontext()
+                await self._limiter.acquire_async(timeout_s=max(0.0, deadline - waited_from))
+            left_s = max(0.0, deadline - self._clock())
+            slot = self._slots.hold_async(left_s) if self._slots else nullcontext()
             try:
                 async with slot:
                     limiter_wait_s += self._clock() - waited_from
                     body = await self._request(call)
             except _Again as failure:
                 self._note_failure()
-                last: _Again = failure
+                last = failure
             else:
                 self._failures_in_a_row, self._breaker_opened_at = 0, None
                 return ToolResult(
                     body=body,
                     latency_s=self._clock() - started - limiter_wait_s,
                     limiter_wait_s=limiter_wait_s,
-                    attempts=attempt + 1,
+                    attempts=attempt,
                 )
             if last.retry_after_s is not None and self._limiter is not None:
-                self._limiter.push_back(last.retry_after_s)
-            if attempt < self._max_retries:
-                self.stats["retries"] += 1
-                cap = min(BACKOFF_CAP_S, BACKOFF_START_S * 2**attempt)
-                await self._sleep(max(last.retry_after_s or 0.0, self._rng.uniform(0.0, cap)))
-        raise ToolUnavailable(
-            f"no answer from {self.url} for tool={call.tool!r}: {self._max_retries + 1} attempts, "
-            f"last: {last}; check the tool server"
-        ) from last
+                await self._limiter.push_back_async(last.retry_after_s)
+            cap_s = min(BACKOFF_CAP_S, BACKOFF_START_S * 2 ** (attempt - 1))
+            pause_s = max(last.retry_after_s or 0.0, self._rng.uniform(0.0, cap_s))
+            if attempt > self._max_retries or self._clock() + pause_s >= deadline:
+                raise ToolUnavailable(
+                    f"no answer from {self.url} for tool={call.tool!r}: {attempt} attempts within "
+                    f"timeout={self._timeout_s} s, last: {last}; check the tool server"
+                ) from last
+            self.stats["retries"] += 1
+            await self._sleep(pause_s)
+        raise AssertionError("the last attempt returns or raises")
 
     async def _request(self, call: ToolCall) -> dict[str, Any]:
         if self._session is None:
@@ -208,6 +226,9 @@ class ToolClient:
             raise _Again(f"{type(error).__name__}: {error}") from error
         if not isinstance(body, dict):
             raise _Again(f"the answer is no JSON object but {type(body).__name__}")
+        if call.tool == "run_code" and body.get("status") == "SandboxError":
+            # The sandbox's own fault under HTTP 200: no verdict on the program.
+            raise _Again(f"SandboxError: {body.get('message')}")
         return body
 
     def _check_breaker(self, call: ToolCall) -> None:
@@ -229,14 +250,23 @@ class ToolClient:
 
 def _retry_after(response: aiohttp.ClientResponse) -> float | None:
     """Seconds of a `Retry-After` header; dates are not understood and count as absent."""
-    text = response.headers.get("Retry-After", "")
     try:
-        return max(0.0, float(text))
+        seconds = float(response.headers.get("Retry-After", ""))
     except ValueError:
         return None
+    return min(RETRY_AFTER_CAP_S, max(0.0, seconds)) if not math.isnan(seconds) else None
 
 
-_shared: dict[tuple[int, int, str], ToolClient] = {}
+def _is_repeatable(result: ToolResult) -> bool:
+    """Whether the next equal call would surely end the same: a time-out also says who was busy."""
+    return (result.body.get("run_result") or {}).get("status") != "TimeLimitExceeded"
+
+
+_Owner = tuple[int, ToolConfig, str]
+# By loop, weakly: a client is of no use after its loop, whose id may come again.
+_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Owner, ToolClient]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 async def shared_client(config: ToolConfig, state_dir: str) -> ToolClient:
@@ -247,8 +277,9 @@ async def shared_client(config: ToolConfig, state_dir: str) -> ToolClient:
         state_dir: where the limiter's files are, unless the config names its own; every process
             that shares the limit passes the same folder.
     """
-    key = (os.getpid(), id(asyncio.get_running_loop()), config.server_url)
-    if key not in _shared:
+    clients = _shared.setdefault(asyncio.get_running_loop(), {})
+    key = (os.getpid(), config, state_dir)  # the pid, because a forked child inherits the dict
+    if key not in clients:
         path = Path(config.rate_limit_file or Path(state_dir) / "rate_limit.state")
         path.parent.mkdir(parents=True, exist_ok=True)
         limiter = FileRateLimiter(
@@ -265,5 +296,5 @@ async def shared_client(config: ToolConfig, state_dir: str) -> ToolClient:
             max_retries=config.max_retries,
         )
         await client.__aenter__()
-        _shared[key] = client
-    return _shared[key]
+        clients[key] = client
+    return clients[key]

@@ -7,13 +7,15 @@ syntax.
 
 import json
 import re
+import shutil
 import tempfile
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
 import tantivy
 
-_WORD = re.compile(r"\w+")
+_WORD = re.compile(r"[^\W_]+")  # as tantivy's default tokenizer splits
 
 WRITER_HEAP_BYTES = 50_000_000
 
@@ -43,7 +45,8 @@ class PassageIndex:
 
         Args:
             corpus_path: JSON lines, `{"id", "contents"}` each.
-            index_dir: folder for the index; None keeps it in a temporary folder.
+            index_dir: folder for the index; None keeps it in a temporary folder, removed with the
+                object or the process.
 
         Raises:
             FileNotFoundError: there is no such corpus.
@@ -78,7 +81,10 @@ class PassageIndex:
         writer.commit()
         writer.wait_merging_threads()
         index.reload()
-        return cls(index, schema, size)
+        passages = cls(index, schema, size)
+        if index_dir is None:
+            weakref.finalize(passages, shutil.rmtree, folder, ignore_errors=True)
+        return passages
 
     def search(self, query: str, k: int) -> list[Passage]:
         """The best passages for the words of a query.

@@ -9,6 +9,7 @@ made-up answer.
 import asyncio
 import ctypes
 import json
+import math
 import os
 import signal
 import time
@@ -31,6 +32,12 @@ from agent_loop.tools.sandbox import (
 from agent_loop.tools.search import PassageIndex
 
 PR_SET_PDEATHSIG = 1
+
+LEAST_MEMORY_MB = 64
+"""A program that asks for less gets this: the interpreter would not start."""
+
+SHUTDOWN_S = 2.0
+"""How long requests under way may take to end after SIGTERM."""
 
 
 class ServerSettings(BaseModel):
@@ -62,7 +69,7 @@ class RunCodeRequest(BaseModel):
     stdin: str | None = ""
     compile_timeout: float = Field(10.0, gt=0)
     run_timeout: float = Field(5.0, gt=0, le=120)
-    memory_limit_MB: int = -1
+    memory_limit_MB: int = Field(-1, le=4096)
     files: dict[str, str | None] = Field(default_factory=dict)
     fetch_files: list[str] = Field(default_factory=list)
 
@@ -146,6 +153,9 @@ async def _measure(
     except web.HTTPException as error:
         status = error.status
         raise
+    except asyncio.CancelledError:
+        status = 499  # nginx's number for a client that went away
+        raise
     finally:
         metrics.in_flight.labels(tool).dec()
         metrics.requests.labels(tool, str(status)).inc()
@@ -160,10 +170,14 @@ async def _body(request: web.Request, model: type[BaseModel]) -> Any:
         wrong = "; ".join(
             f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in error.errors()
         )
-        raise web.HTTPBadRequest(
-            text=json.dumps({"error": f"POST {request.path}: {wrong}"}),
-            content_type="application/json",
-        ) from error
+        raise _bad_request(request, wrong) from error
+
+
+def _bad_request(request: web.Request, wrong: str) -> web.HTTPBadRequest:
+    return web.HTTPBadRequest(
+        text=json.dumps({"error": f"POST {request.path}: {wrong}"}),
+        content_type="application/json",
+    )
 
 
 async def _run_code(request: web.Request) -> web.Response:
@@ -173,18 +187,25 @@ async def _run_code(request: web.Request) -> web.Response:
         raise web.HTTPServiceUnavailable(text=app[SANDBOX_FAULT])
     unsupported = _unsupported(asked)
     if unsupported:
-        return web.json_response(_run_answer("SandboxError", unsupported, None))
-    limits = Limits(wall_s=asked.run_timeout)
-    if asked.memory_limit_MB > 0:
-        limits = Limits(wall_s=asked.run_timeout, memory_mb=asked.memory_limit_MB)
-    async with app[RUNS]:
-        result = await app[SANDBOX].run_python(asked.code, asked.stdin or "", limits)
+        raise _bad_request(request, unsupported)
+    memory_mb = max(LEAST_MEMORY_MB, asked.memory_limit_MB)
+    limits = Limits(
+        wall_s=asked.run_timeout,
+        cpu_s=math.ceil(asked.run_timeout),
+        memory_mb=memory_mb if asked.memory_limit_MB > 0 else Limits().memory_mb,
+    )
+    try:
+        async with app[RUNS]:
+            result = await app[SANDBOX].run_python(asked.code, asked.stdin or "", limits)
+    except SandboxUnavailable as error:
+        answer = _run_answer("SandboxError", str(error), None)
+        return web.json_response(answer, status=503)
     good = result.status == "Finished" and result.return_code == 0
     return web.json_response(_run_answer("Success" if good else "Failed", "", result))
 
 
 def _unsupported(asked: RunCodeRequest) -> str:
-    if asked.language not in ("python", "pytest") or asked.language == "pytest":
+    if asked.language != "python":
         return f"language={asked.language!r} is not supported: this server runs python"
     if asked.files or asked.fetch_files:
         return "files and fetch_files are not supported by this server"
@@ -289,7 +310,10 @@ async def _serve(app: web.Application, settings: ServerSettings, ready_file: Pat
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    runner = web.AppRunner(app, access_log=None)
+    # A client that gave up frees its place in the sandbox.
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)

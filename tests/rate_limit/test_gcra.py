@@ -53,6 +53,13 @@ def test_after_a_pause_calls_come_one_by_one():
     assert waits_s == [3, 4, 5]
 
 
+def test_a_pause_shorter_than_the_wait_brings_nobody_forward():
+    rate = Rate(per_minute=60, burst=5)
+    _, arrivals = reserve(idle(0), 10**12, 5, rate)
+    start_ns, _ = reserve(push_back(arrivals, 10**12, 1, rate), 10**12, 1, rate)
+    assert start_ns == 10**12 + 10**9
+
+
 def test_a_pause_that_ends_sooner_than_the_one_in_force_changes_nothing():
     rate = Rate(per_minute=60, burst=5)
     paused = push_back(idle(0), 10**12, 3 * 10**9, rate)

@@ -14,7 +14,6 @@ from agent_loop.tools.sandbox.runner import Limits, Sandbox, SandboxUnavailable,
 
 _TIMEOUT_S = 20.0
 _LIMITS = Limits(memory_mb=256)
-_CANARY = "SANDBOX_PROBE_CANARY"
 
 _PROGRAM = """
 import json, os, socket, sys
@@ -43,7 +42,8 @@ attempt("unix socket", lambda: socket.socket(socket.AF_UNIX))
 attempt("new process", fork)
 attempt("signal", lambda: os.kill(plan["pid"], 0))
 attempt("memory", lambda: bytearray(plan["memory"]))
-if plan["canary"] in os.environ:
+# PWD is the sandbox's own, LC_CTYPE the interpreter's.
+if set(os.environ) - {"PWD", "LC_CTYPE"}:
     reached.append("environment")
 print(json.dumps(reached))
 """
@@ -63,7 +63,6 @@ def prove(sandbox: Sandbox) -> str:
             "folders": [folder, "/usr/lib", "/", "/dev", "/dev/shm"],
             "pid": os.getpid(),
             "memory": 2 * _LIMITS.memory_mb * 1024 * 1024,
-            "canary": _CANARY,
         }
         with sandbox.command(_PROGRAM, _LIMITS) as command:
             try:

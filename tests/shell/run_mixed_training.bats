@@ -1,0 +1,125 @@
+#!/usr/bin/env bats
+# run_mixed_training.sh and the environment it makes.
+bats_require_minimum_version 1.5.0
+
+setup() {
+  load helpers
+  make_checkout
+}
+
+@test "--help prints the header and installs nothing" {
+  run "${CHECKOUT}/run_mixed_training.sh" --help
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"Usage: run_mixed_training.sh"* ]]
+  [[ "${output}" != *"set -euo"* ]]
+  [ ! -s "${CALLS}" ]
+}
+
+@test "an unknown option is exit 2 and installs nothing" {
+  run "${CHECKOUT}/run_mixed_training.sh" --nonsense
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"unknown option --nonsense"* ]]
+  [ ! -s "${CALLS}" ]
+}
+
+@test "a word that is no override is exit 2" {
+  run "${CHECKOUT}/run_mixed_training.sh" laptop
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"KEY=VALUE"* ]]
+}
+
+@test "the first start installs torch, then the lock, then the checkout, then trains" {
+  run "${CHECKOUT}/run_mixed_training.sh" mixed.seed=3
+  [ "${status}" -eq 0 ]
+  run grep -E -- "install|verl-mixed" "${CALLS}"
+  [[ "${lines[0]}" == *"torch.txt" && "${lines[0]}" == *"--constraint"*"laptop.lock"* ]]
+  [[ "${lines[1]}" == *"-r"*"laptop.lock"* ]]
+  [[ "${lines[2]}" == *"--no-deps --no-build-isolation"*"--editable"* ]]
+  [[ "${lines[3]}" == "verl-mixed train mixed.seed=3"* ]]
+  [ "${#lines[@]}" -eq 4 ]
+}
+
+@test "settings reach the run, the environment before the block" {
+  TACO_RATIO=0.7 run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 0 ]
+  grep -q "verl-mixed train PROFILE=laptop TACO_RATIO=0.7" "${CALLS}"
+}
+
+@test "a second start asks pip nothing" {
+  "${CHECKOUT}/run_mixed_training.sh"
+  : >"${CALLS}"
+  run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 0 ]
+  [ "$(calls pip)" -eq 0 ]
+  [ "$(calls 'verl-mixed train')" -eq 1 ]
+}
+
+@test "a failed install fails the start, and the next one begins with a fresh venv" {
+  PIP_EXIT=1 run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"not complete"* ]]
+  [ "$(calls verl-mixed)" -eq 0 ]
+  touch "${CHECKOUT}/.venv/half_made"
+  run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 0 ]
+  [ ! -e "${CHECKOUT}/.venv/half_made" ]
+}
+
+@test "a changed lock updates the venv in place" {
+  "${CHECKOUT}/run_mixed_training.sh"
+  touch "${CHECKOUT}/.venv/kept"
+  : >"${CALLS}"
+  echo "six==1.17.0" >>"${CHECKOUT}/requirements/laptop.lock"
+  run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 0 ]
+  [ "$(calls '-m venv')" -eq 0 ]
+  [ "$(calls laptop.lock)" -ge 1 ]
+  [ -e "${CHECKOUT}/.venv/kept" ]
+}
+
+@test "a venv of somebody else is moved aside, not deleted" {
+  mkdir -p "${CHECKOUT}/.venv"
+  touch "${CHECKOUT}/.venv/precious"
+  run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 0 ]
+  compgen -G "${CHECKOUT}/.venv.old.*/precious"
+}
+
+@test "two starts at once install once" {
+  "${CHECKOUT}/run_mixed_training.sh" &
+  "${CHECKOUT}/run_mixed_training.sh"
+  wait
+  [ "$(calls '-m venv')" -eq 1 ]
+  [ "$(calls 'verl-mixed train')" -eq 2 ]
+}
+
+@test "no Python of the right version is exit 1 and says which" {
+  printf '#!/bin/sh\nexit 1\n' >"${BATS_TEST_TMPDIR}/bin/python3.11"
+  for name in python3.12 python3 python; do
+    cp "${BATS_TEST_TMPDIR}/bin/python3.11" "${BATS_TEST_TMPDIR}/bin/${name}"
+  done
+  run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"no Python 3.11 or 3.12"* ]]
+}
+
+@test "CONDA_ENV without conda is exit 2 and names the file" {
+  CONDA_ENV=rl CONDA_PATH="${BATS_TEST_TMPDIR}/conda" run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"conda/etc/profile.d/conda.sh"* ]]
+}
+
+@test "CONDA_ENV is activated and checked, and nothing is installed" {
+  mkdir -p "${BATS_TEST_TMPDIR}/conda/etc/profile.d"
+  for name in python verl-mixed; do
+    printf '#!/bin/sh\necho "%s $*" >>"${CALLS}"\n' "${name}" >"${BATS_TEST_TMPDIR}/bin/${name}"
+    chmod +x "${BATS_TEST_TMPDIR}/bin/${name}"
+  done
+  echo 'conda() { echo "conda $*" >>"${CALLS}"; }' >"${BATS_TEST_TMPDIR}/conda/etc/profile.d/conda.sh"
+  CONDA_ENV=rl CONDA_PATH="${BATS_TEST_TMPDIR}/conda" run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 0 ]
+  [ "$(cat "${CALLS}")" = "conda activate rl
+python -m cluster.environment
+verl-mixed train" ]
+  [ ! -e "${CHECKOUT}/.venv" ]
+}

@@ -1,0 +1,47 @@
+#!/usr/bin/env bats
+# run_tests.sh: stages, summary, exit codes. Every tool is a stand-in that records its call.
+bats_require_minimum_version 1.5.0
+
+setup() {
+  load helpers
+  make_checkout
+  mkdir -p "${CHECKOUT}/.ci"
+  for tool in ruff pyright lint-imports shellcheck shfmt bats bwrap tmux sshd ip rsync; do
+    printf '#!/bin/sh\necho "%s $*" >>"${CALLS}"\n[ "%s" != "${BROKEN}" ]\n' "${tool}" "${tool}" \
+      >"${BATS_TEST_TMPDIR}/bin/${tool}"
+    chmod +x "${BATS_TEST_TMPDIR}/bin/${tool}"
+  done
+}
+
+@test "--help prints the header" {
+  run "${CHECKOUT}/run_tests.sh" --help
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"--fast"* ]]
+}
+
+@test "an unknown option is exit 2" {
+  run "${CHECKOUT}/run_tests.sh" --slow
+  [ "${status}" -eq 2 ]
+}
+
+@test "every stage runs and is summed up" {
+  run "${CHECKOUT}/run_tests.sh"
+  [ "${status}" -eq 0 ]
+  for stage in "ruff format" "ruff check" pyright lint-imports shellcheck shfmt bats pytest; do
+    [[ "${output}" == *"ok       ${stage} ("* ]]
+  done
+  grep -q -- "dev.lock" "${CALLS}"
+}
+
+@test "a failing stage fails the whole, after the others ran" {
+  BROKEN=pyright run "${CHECKOUT}/run_tests.sh"
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"FAILED   pyright"* ]]
+  [[ "${output}" == *"ok       pytest"* ]]
+}
+
+@test "--fast leaves out what is slow" {
+  run "${CHECKOUT}/run_tests.sh" --fast
+  [ "${status}" -eq 0 ]
+  grep -q -- "-m pytest -m not ray and not slow" "${CALLS}"
+}
