@@ -187,7 +187,7 @@ async def _run_code(request: web.Request) -> web.Response:
         raise web.HTTPServiceUnavailable(text=app[SANDBOX_FAULT])
     unsupported = _unsupported(asked)
     if unsupported:
-        raise _bad_request(request, unsupported)
+        return web.json_response(_run_answer("SandboxError", unsupported, None))
     memory_mb = max(LEAST_MEMORY_MB, asked.memory_limit_MB)
     limits = Limits(
         wall_s=asked.run_timeout,

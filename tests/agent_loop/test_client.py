@@ -22,7 +22,7 @@ class RecordingLimiter:
         self.acquired += n
         return 0.0
 
-    def push_back(self, seconds: float) -> None:
+    async def push_back_async(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
 
