@@ -13,7 +13,6 @@ import math
 import os
 import random
 import time
-import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -262,11 +261,8 @@ def _is_repeatable(result: ToolResult) -> bool:
     return (result.body.get("run_result") or {}).get("status") != "TimeLimitExceeded"
 
 
-_Owner = tuple[int, ToolConfig, str]
-# By loop, weakly: a client is of no use after its loop, whose id may come again.
-_shared: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Owner, ToolClient]] = (
-    weakref.WeakKeyDictionary()
-)
+# The pid, because a forked child inherits the dict; the loop itself, because an id comes again.
+_shared: dict[tuple[int, asyncio.AbstractEventLoop, ToolConfig, str], ToolClient] = {}
 
 
 async def shared_client(config: ToolConfig, state_dir: str) -> ToolClient:
@@ -277,9 +273,8 @@ async def shared_client(config: ToolConfig, state_dir: str) -> ToolClient:
         state_dir: where the limiter's files are, unless the config names its own; every process
             that shares the limit passes the same folder.
     """
-    clients = _shared.setdefault(asyncio.get_running_loop(), {})
-    key = (os.getpid(), config, state_dir)  # the pid, because a forked child inherits the dict
-    if key not in clients:
+    key = (os.getpid(), asyncio.get_running_loop(), config, state_dir)
+    if key not in _shared:
         path = Path(config.rate_limit_file or Path(state_dir) / "rate_limit.state")
         path.parent.mkdir(parents=True, exist_ok=True)
         limiter = FileRateLimiter(
@@ -296,5 +291,5 @@ async def shared_client(config: ToolConfig, state_dir: str) -> ToolClient:
             max_retries=config.max_retries,
         )
         await client.__aenter__()
-        clients[key] = client
-    return clients[key]
+        _shared[key] = client
+    return _shared[key]

@@ -26,6 +26,7 @@ from agent_loop.tools.sandbox import (
     Limits,
     RunResult,
     Sandbox,
+    SandboxKind,
     SandboxUnavailable,
     choose_sandbox,
 )
@@ -54,8 +55,8 @@ class ServerSettings(BaseModel):
     corpus_path: Path | None = None
     """Passages for /retrieve, JSON lines of `{"id", "contents"}`; None: /retrieve is 503."""
 
-    sandbox: str = "auto"
-    """auto, bubblewrap or landlock."""
+    sandbox: SandboxKind = "auto"
+    """auto: the strongest that works here."""
 
     sandbox_workers: int = Field(2, ge=1)
     """Programs run at once; further ones wait."""

@@ -47,7 +47,7 @@ class DemoData:
     train: dict[str, list[Task]]
     validation: dict[str, list[Task]]
     corpus: list[dict[str, str]]
-    """Passages as Search-R1 has them: `id`, and `contents`: a line with the quoted title, the text."""
+    """Passages as Search-R1 has them: `id`, and `contents` (quoted title, line break, text)."""
 
 
 def make_demo(seed: int) -> DemoData:
