@@ -17,7 +17,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,9 +93,15 @@ class Recipe:
     min_steps: int = 1000
     max_steps: int = 1600
     probe_every: int = 100
+
     probe_prompts: int = 48
-    floor: float = 0.2
+    floor: float = 0.25
     """Sampled reward that every source must reach before reinforcement learning can take over."""
+
+    @property
+    def passes(self) -> int:
+        """Over the traces, in `max_steps`."""
+        return math.ceil(self.max_steps * self.batch / self.traces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +154,9 @@ def train_tokenizer(texts: Sequence[str], tags: Sequence[str], size: int) -> Any
     return fast
 
 
-class _Codec:
+class Codec:
+    """The tokenizer as `turn_loop` and the teacher need it."""
+
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
@@ -281,7 +289,7 @@ def _slip_digit(text: str, rng: random.Random) -> str:
 
 
 def encode_trace(
-    trace: Trace, codec: _Codec, context_weight: float
+    trace: Trace, codec: Codec, context_weight: float
 ) -> tuple[list[int], list[float]]:
     """Token ids as a rollout would have them, and each one's loss weight."""
     ids = codec.prompt(trace.question)
@@ -321,7 +329,7 @@ def warm_start(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
     rng = np.random.default_rng(seed)
-    batches = _batches([len(ids) for ids, _ in encoded], recipe, rng)
+    order = np.concatenate([rng.permutation(len(encoded)) for _ in range(recipe.passes)])
     reached: dict[str, float] = {}
     for step in range(recipe.max_steps):
         done = step / recipe.min_steps
@@ -330,10 +338,11 @@ def warm_start(
         warm = min(1.0, (step + 1) / recipe.warm_up_steps)
         for group in optimizer.param_groups:
             group["lr"] = recipe.learning_rate * warm * cosine
-        loss = _imitation_loss(model, [encoded[i] for i in next(batches)])
+        rows = order[step * recipe.batch : (step + 1) * recipe.batch]
+        loss = _imitation_loss(model, [encoded[i] for i in rows])
         copied = torch.from_numpy(drill(rng, recipe, digits, model.config.vocab_size))
         loss = loss + recipe.drill_weight * _drill_loss(model, copied)
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -349,22 +358,18 @@ def warm_start(
     return reached
 
 
-def _batches(
-    lengths: Sequence[int], recipe: Recipe, rng: np.random.Generator
-) -> Iterator[np.ndarray]:
-    """Batches of row numbers, for ever; rows of one batch are of similar length, to pad little."""
-    size = min(recipe.batch, len(lengths))
-    together = min(16, len(lengths) // size)  # batches that are sorted together
-    while True:
-        order = rng.permutation(len(lengths))
-        for start in range(0, len(order) - together * size + 1, together * size):
-            chunk = order[start : start + together * size]
-            chunk = chunk[np.argsort(np.asarray(lengths)[chunk], kind="stable")]
-            for number in rng.permutation(together):
-                yield chunk[number * size : (number + 1) * size]
-
-
 def _imitation_loss(
+    model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[float]]]
+) -> torch.Tensor:
+    """Weighted mean over the tokens of a batch, a quarter at a time by length, to pad little."""
+    by_length = sorted(rows, key=lambda row: len(row[0]))
+    quarter = math.ceil(len(rows) / 4)
+    parts = [by_length[at : at + quarter] for at in range(0, len(rows), quarter)]
+    total = sum(sum(weights[1:]) for _, weights in rows)
+    return torch.stack([_summed_loss(model, part) for part in parts]).sum() / total
+
+
+def _summed_loss(
     model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[float]]]
 ) -> torch.Tensor:
     width = max(len(ids) for ids, _ in rows)
@@ -377,8 +382,7 @@ def _imitation_loss(
     losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
     )
-    kept = weights[:, 1:].flatten()
-    return (losses * kept).sum() / kept.sum()
+    return (losses * weights[:, 1:].flatten()).sum()
 
 
 def _drill_loss(model: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
@@ -427,7 +431,7 @@ class LocalTools:
 
 async def sampled_rewards(
     model: Any,
-    codec: _Codec,
+    codec: Codec,
     tokenizer: Any,
     prompts: dict[str, list[Row]],
     tools: LocalTools,
@@ -551,7 +555,7 @@ def _make(
     texts = [trace.question + "".join(text for _, text in trace.parts) for trace in traces]
     texts += [passage["contents"] for passage in data.corpus]
     tokenizer = train_tokenizer([*texts, "user assistant"], all_tags(config), recipe.vocabulary)
-    codec = _Codec(tokenizer)
+    codec = Codec(tokenizer)
     encoded = [encode_trace(trace, codec, recipe.context_weight) for trace in traces]
     model = _new_model(tokenizer, recipe)
     progress(
@@ -599,7 +603,6 @@ def _new_model(tokenizer: Any, recipe: Recipe) -> Qwen3ForCausalLM:
         num_key_value_heads=recipe.heads // 2,
         head_dim=recipe.hidden // recipe.heads,
         max_position_embeddings=2048,
-        rope_theta=1e4,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

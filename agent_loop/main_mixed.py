@@ -7,7 +7,7 @@ would hide.
 
 import sys
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 
 def main(config_path: str) -> None:
@@ -30,6 +30,7 @@ def main(config_path: str) -> None:
             "project (pip install --no-deps -e .) and unset VERL_USE_EXTERNAL_PLUGINS"
         )
     config = OmegaConf.load(config_path)
+    assert isinstance(config, DictConfig), "the launcher writes a mapping"
     auto_set_device(config)
     validate_config(
         config=config,

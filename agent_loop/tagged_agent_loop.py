@@ -16,7 +16,11 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from omegaconf import OmegaConf
-from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+)
 
 from agent_loop.rewards import default_reward, reward_for
 from agent_loop.tags import Action, ActionKind, Tags
@@ -64,6 +68,8 @@ class HFCodec:
 
 class TaggedAgentLoop(AgentLoopBase):
     """An agent that asks for tools and answers with tags, inside one assistant message."""
+
+    tokenizer: Any
 
     actions: ClassVar[tuple[ActionKind, ...]]
     """What the model may ask for; `ActionKind.ANSWER` among them."""
@@ -126,10 +132,10 @@ class TaggedAgentLoop(AgentLoopBase):
             response_logprobs=trajectory.log_probs,
             reward_score=reward["score"],
             num_turns=2 + 2 * rollout.tool_calls,  # verl counts user, assistant and tool messages
-            metrics={
-                "generate_sequences": rollout.seconds["generate"],
-                "tool_calls": rollout.seconds["tools"],
-            },
+            metrics=AgentLoopMetrics(
+                generate_sequences=rollout.seconds["generate"],
+                tool_calls=rollout.seconds["tools"],
+            ),
             extra_fields={
                 "reward_extra_info": reward,
                 "mixed": record_of(rollout),

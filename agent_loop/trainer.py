@@ -10,6 +10,9 @@ kill at any moment leaves a ledger without a gap; what is on disk past the check
 on resume (`_load_checkpoint`), because those steps are trained again.
 """
 
+# verl's methods are matched by name; their parameters are untyped or wider than what reaches us.
+# pyright: reportIncompatibleMethodOverride=false
+
 import json
 import time
 import uuid
@@ -75,7 +78,8 @@ class MixedSyncTrainer(PPOTrainerSync):
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
-        index = rows_by_source(self.train_dataset.dataframe["data_source"])
+        dataset: Any = self.train_dataset  # MixedRLHFDataset
+        index = rows_by_source(dataset.dataframe["data_source"])
         self.plan = MixturePlan(
             sizes={name: len(rows) for name, rows in index.items() if name in self.mixed.ratios},
             ratios=self.mixed.ratios,
@@ -83,7 +87,7 @@ class MixedSyncTrainer(PPOTrainerSync):
             seed=self.mixed.seed,
             apportionment=self.mixed.apportionment,
         )
-        self.stream = PlanStream(self.train_dataset, self.plan, index, collate_fn)
+        self.stream = PlanStream(dataset, self.plan, index, collate_fn)
         self.train_dataloader = self.stream
         self.steps_per_epoch = max(1, self.steps_per_epoch)
 
@@ -114,9 +118,7 @@ class MixedSyncTrainer(PPOTrainerSync):
         Raises:
             MixtureError: a group is missing, short, or of another source than planned.
         """
-        data = tq.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=["data_source", "uid"]
-        )
+        data = _fetch(batch, batch.keys, ["data_source", "uid"])
         rows_per_group: dict[str, int] = {}
         trained: dict[str, int] = {}
         for uid, source in zip(_values(data, "uid"), _values(data, "data_source"), strict=True):
@@ -175,10 +177,10 @@ class MixedSyncTrainer(PPOTrainerSync):
         ]
         tokens = ["prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores"]
         facts = ["uid", "data_source", "extra_info", "extra_fields"]
-        data = tq.kv_batch_get(
-            keys=keys, partition_id=batch.partition_id, select_fields=tokens + facts
-        )
-        column = {name: [row.tolist() for row in data[name].unbind()] for name in tokens}
+        data = _fetch(batch, keys, tokens + facts)
+        column: dict[str, list[Any]] = {
+            name: [row.tolist() for row in data[name].unbind(0)] for name in tokens
+        }
         column |= {name: _values(data, name) for name in facts}
         return [
             TrainedTrajectory(
@@ -328,7 +330,12 @@ class MixedSyncTrainer(PPOTrainerSync):
                 self.role_worker_mapping[role] = ray.remote(CPUActorRolloutRefWorker)
 
 
-def _values(data: TensorDict, name: str) -> list[Any]:
+def _fetch(batch: KVBatchMeta, keys: list[str], fields: list[str]) -> Any:
+    """Columns of some rows of a batch: a TensorDict."""
+    return tq.kv_batch_get(keys=keys, partition_id=str(batch.partition_id), select_fields=fields)
+
+
+def _values(data: Any, name: str) -> list[Any]:
     """A column that is no tensor, as plain Python values."""
     return data.get(name).tolist()
 

@@ -430,7 +430,7 @@ def _end_all(run_dir: Path, children: Sequence[subprocess.Popen[bytes]]) -> None
         for child in reversed(children):
             processes.end([child], GRACE_S)
             child.wait()
-        processes.end_run(run_dir, GRACE_S)
+        processes.end_run(run_dir, GRACE_S, sessions=[child.pid for child in children])
     finally:
         for number, handler in held.items():
             signal.signal(number, handler)

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -51,15 +51,23 @@ def start(
         )
 
 
-def of_run(run_dir: Path) -> list[psutil.Process]:
-    """Processes that carry the mark of this run, but for the one that asks."""
+def of_run(run_dir: Path, sessions: Collection[int] = ()) -> list[psutil.Process]:
+    """Processes of a run, but for the one that asks.
+
+    Args:
+        run_dir: processes that carry the mark of this run.
+        sessions: and those of these sessions: a process that renames itself, as Ray's dashboard
+            does, writes over the mark.
+    """
     found = []
     for process in psutil.process_iter():
         try:
-            marked = process.environ().get(RUN_MARK) == str(run_dir)
-        except psutil.Error:  # gone by now, or another user's
+            own = process.environ().get(RUN_MARK) == str(run_dir)
+            own = own or os.getsid(process.pid) in sessions
+            ended = process.status() == psutil.STATUS_ZOMBIE
+        except (psutil.Error, OSError):  # gone by now, or another user's
             continue
-        if marked and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+        if own and not ended and process.pid != os.getpid():
             found.append(process)
     return found
 
@@ -81,19 +89,35 @@ def end(processes: Sequence[psutil.Process | subprocess.Popen[bytes]], grace_s: 
     psutil.wait_procs(stubborn, timeout=5)
 
 
-def end_run(run_dir: Path, grace_s: float) -> int:
+def end_run(run_dir: Path, grace_s: float, sessions: Collection[int] = ()) -> int:
     """End whatever is left of a run, first by asking.
 
     A process that is being ended may start another, so it looks again until none is left.
 
+    Args:
+        run_dir: whose mark the processes carry.
+        grace_s: time between asking and killing.
+        sessions: ids of the children that led them, where they are known.
+
     Returns:
         Processes found.
     """
-    total, deadline = 0, time.monotonic() + 3 * grace_s
-    while (left := of_run(run_dir)) and time.monotonic() < deadline:
-        total += len(left)
+    found: set[int] = set()
+    known = set(sessions)
+    deadline = time.monotonic() + 3 * grace_s
+    while (left := of_run(run_dir, known)) and time.monotonic() < deadline:
+        found |= {process.pid for process in left}
+        known |= {_session(process) for process in left} - {os.getsid(0), 0}
         end(left, grace_s)
-    return total
+    return len(found)
+
+
+def _session(process: psutil.Process) -> int:
+    """The session of a process; 0 when it is gone."""
+    try:
+        return os.getsid(process.pid)
+    except OSError:
+        return 0
 
 
 def _handle(child: subprocess.Popen[bytes]) -> psutil.Process | None:

@@ -5,7 +5,6 @@ and to the launcher's preflight. Imports no torch, no Ray, no verl.
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -55,10 +54,10 @@ class MixedConfig(Section):
     run_dir: str
     """Absolute folder of this run."""
 
-    max_infra_error_rate: float = Field(0.5, gt=0, le=1)
+    max_infra_error_rate: float = Field(default=0.5, gt=0, le=1)
     """A step in which a larger share of trajectories ends as `infra_error` stops the run."""
 
-    max_probs_diff: float | None = Field(None, gt=0)
+    max_probs_diff: float | None = Field(default=None, gt=0)
     """A step whose `training/rollout_probs_diff_max` is larger stops the run; None: no check."""
 
     @model_validator(mode="after")
@@ -84,22 +83,22 @@ class ToolConfig(Section):
     server_url: str
     """Base URL of the tool server, as in `http://127.0.0.1:8100`."""
 
-    max_retries: int = Field(3, ge=0)
+    max_retries: int = Field(default=3, ge=0)
     """Further attempts after the first, on 429, 5xx and broken connections."""
 
-    timeout: float = Field(30.0, gt=0)
+    timeout: float = Field(default=30.0, gt=0)
     """Seconds for one tool call, waiting and all attempts together."""
 
-    max_workers: int = Field(16, ge=1)
+    max_workers: int = Field(default=16, ge=1)
     """Tool calls in flight at once, over all processes of a node."""
 
-    request_interval: float = Field(0.0, ge=0)
+    request_interval: float = Field(default=0.0, ge=0)
     """Least seconds between two calls, over all processes of a node."""
 
-    rate_limit_per_minute: float = Field(6000.0, gt=0)
+    rate_limit_per_minute: float = Field(default=6000.0, gt=0)
     """Sustained tool calls a minute, over all processes of a node."""
 
-    burst: int = Field(100, ge=1)
+    burst: int = Field(default=100, ge=1)
     """Calls that may pass back to back after an idle spell."""
 
     enable_global_rate_limit: bool = True
@@ -169,12 +168,12 @@ class ConfigError(ValueError):
         self.problems = problems
 
 
-def load_section(section: type[S], values: Mapping[str, Any], path: str) -> S:
+def load_section(section: type[S], values: Any, path: str) -> S:
     """Validate one subtree of the resolved config.
 
     Args:
         section: the model to build.
-        values: plain containers, no `DictConfig`.
+        values: the subtree as plain containers, no `DictConfig`.
         path: dotted path of the subtree in the run config, for messages.
 
     Raises:

@@ -3,6 +3,10 @@
 Decides nothing about single records (that is `samplers.sources`). Imports no torch.
 """
 
+# pyarrow has no types; what comes of it is narrowed where it is used.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping

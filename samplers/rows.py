@@ -5,6 +5,10 @@ left to `samplers.sources`. verl's columns, see DESIGN "Rows": what differs betw
 (`ground_truth`, `extras`) travels as JSON text, because one Arrow type must hold all of them.
 """
 
+# pyarrow has no types; what comes of it is narrowed where it is used.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 import hashlib
 import json
 import os

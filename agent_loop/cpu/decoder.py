@@ -106,7 +106,7 @@ class BatchDecoder:
         self.raw_log_probs = raw_log_probs
         self._generator = torch.Generator().manual_seed(seed)
         self._rows: list[Request] = []
-        self._cache: DynamicCache | None = None
+        self._cache: Any = None  # a DynamicCache; its layers are typed as of any kind
         self._attention = torch.zeros((0, 0), dtype=torch.long)  # (B, L), 0 = padding
         self._next_ids = torch.zeros((0, 1), dtype=torch.long)  # (B, 1)
         self._temperature = torch.zeros(0)
@@ -215,7 +215,7 @@ class BatchDecoder:
             self._keep(keep)
         return finished
 
-    def _join(self, requests: list[Request], cache: DynamicCache, attention: torch.Tensor) -> None:
+    def _join(self, requests: list[Request], cache: Any, attention: torch.Tensor) -> None:
         """Lay prefilled rows beside the running ones, both padded on the left to one width."""
         if self._rows:
             assert self._cache is not None

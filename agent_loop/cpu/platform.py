@@ -4,6 +4,9 @@ verl adapter: `PlatformRegistry` (plugin/platform at 0.9.1). Cheap to import: it
 `import verl` of every process.
 """
 
+# verl declares abstract properties where its own platforms, and this one, set class attributes.
+# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
+
 import os
 import resource
 from collections.abc import Iterator

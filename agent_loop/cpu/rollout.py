@@ -5,6 +5,10 @@ verl adapters: `RolloutReplica` (workers/rollout/replica.py at 0.9.1) starts the
 is its answer. The decoding itself is `agent_loop.cpu.decoder`.
 """
 
+# Overrides take what this backend needs and swallow the rest; Ray handles are untyped.
+# pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
+# pyright: reportFunctionMemberAccess=false
+
 import asyncio
 import os
 import zlib
@@ -195,7 +199,7 @@ class HFServer:
             model = AutoModelForCausalLM.from_config(hf_config, dtype=dtype)
         else:
             model = AutoModelForCausalLM.from_pretrained(
-                self.model_config.local_path, config=hf_config, dtype=dtype
+                str(self.model_config.local_path), config=hf_config, dtype=dtype
             )
         return model.eval()
 
@@ -225,7 +229,7 @@ class HFReplica(RolloutReplica):
                 replica_rank=self.replica_rank,
             )
         )
-        self._server_address = await server.ready.remote()  # pyright: ignore
+        self._server_address = await server.ready.remote()
         self.servers, self._server_handle = [server], server
 
     def rollout_worker_use_gpu(self) -> bool:

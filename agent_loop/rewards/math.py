@@ -99,6 +99,6 @@ def _verify(target: str, answer: str) -> bool:
     from math_verify import parse, verify
 
     def parsed(text: str) -> Any:
-        return parse(f"${text.strip().strip('$')}$", parsing_timeout=None)
+        return parse(f"${text.strip().strip('$')}$", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
     return verify(parsed(target), parsed(answer), timeout_seconds=None)

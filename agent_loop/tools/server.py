@@ -49,7 +49,7 @@ class ServerSettings(BaseModel):
     host: str = "127.0.0.1"
     """Address to listen on."""
 
-    port: int = Field(8100, ge=0, le=65535)
+    port: int = Field(default=8100, ge=0, le=65535)
     """0 takes a free port."""
 
     corpus_path: Path | None = None
@@ -58,7 +58,7 @@ class ServerSettings(BaseModel):
     sandbox: SandboxKind = "auto"
     """auto: the strongest that works here."""
 
-    sandbox_workers: int = Field(2, ge=1)
+    sandbox_workers: int = Field(default=2, ge=1)
     """Programs run at once; further ones wait."""
 
 
@@ -68,8 +68,8 @@ class RunCodeRequest(BaseModel):
     code: str
     language: str = "python"
     stdin: str | None = ""
-    compile_timeout: float = Field(10.0, gt=0)
-    run_timeout: float = Field(5.0, gt=0, le=120)
+    compile_timeout: float = Field(default=10.0, gt=0)
+    run_timeout: float = Field(default=5.0, gt=0, le=120)
     memory_limit_MB: int = Field(-1, le=4096)
     files: dict[str, str | None] = Field(default_factory=dict)
     fetch_files: list[str] = Field(default_factory=list)
@@ -79,7 +79,7 @@ class RetrieveRequest(BaseModel):
     """Search-R1's request."""
 
     queries: list[str] = Field(min_length=1, max_length=256)
-    topk: int | None = Field(3, ge=1, le=100)
+    topk: int | None = Field(default=3, ge=1, le=100)
     return_scores: bool = False
 
 
@@ -87,15 +87,6 @@ class CalculateRequest(BaseModel):
     """One expression."""
 
     expression: str
-
-
-SETTINGS = web.AppKey("settings", ServerSettings)
-SANDBOX = web.AppKey("sandbox", Sandbox)
-SANDBOX_FAULT = web.AppKey("sandbox_fault", str)
-INDEX = web.AppKey("index", PassageIndex)
-RUNS = web.AppKey("runs", asyncio.Semaphore)
-STARTED = web.AppKey("started", float)
-METRICS = web.AppKey("metrics", "Metrics")
 
 
 class Metrics:
@@ -112,6 +103,15 @@ class Metrics:
         self.in_flight = prometheus_client.Gauge(
             "tool_in_flight", "Requests under way.", ["tool"], registry=self.registry
         )
+
+
+SETTINGS = web.AppKey("settings", ServerSettings)
+SANDBOX = web.AppKey("sandbox", Sandbox)
+SANDBOX_FAULT = web.AppKey("sandbox_fault", str)
+INDEX = web.AppKey("index", PassageIndex)
+RUNS = web.AppKey("runs", asyncio.Semaphore)
+STARTED = web.AppKey("started", float)
+METRICS = web.AppKey("metrics", Metrics)
 
 
 def create_app(settings: ServerSettings) -> web.Application:

@@ -6,6 +6,10 @@ the numbers are too awkward to guess and the works are invented. Records have th
 own columns and pass through the same readers. Pure functions of the seed.
 """
 
+# JSON values and literals of mixed types, narrowed where they are used.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 import json
 import random
 from collections.abc import Callable, Mapping

@@ -4,6 +4,10 @@ Reads records of the public dataset (BAAI/TACO, 17 columns). Only problems of th
 become rows: those with a function name in `input_output` would need another judge.
 """
 
+# JSON values and literals of mixed types, narrowed where they are used.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 import json
 from collections.abc import Mapping
 from typing import Any

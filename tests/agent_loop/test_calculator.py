@@ -23,6 +23,11 @@ from agent_loop.tools.calculator import CalculationError, calculate
         ("sqrt(16)", "4"),
         ("7//2", "3"),
         ("-5%3", "1"),
+        ("10**400/3", "3.33333333333e+399"),
+        ("1/3**900", "3.89825955719e-430"),
+        ("sqrt(2)", "1.41421356237"),
+        ("2/3*3", "2"),
+        ("100000000000/3", "33333333333.3"),
     ],
 )
 def test_expressions_have_their_value(expression, value):

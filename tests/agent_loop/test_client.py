@@ -5,8 +5,16 @@ import random
 
 import pytest
 
-from agent_loop.tools.client import BREAKER_FAILURES, BREAKER_OPEN_S, ToolClient
+from agent_loop.tools.client import (
+    BREAKER_FAILURES,
+    BREAKER_OPEN_S,
+    RETRY_AFTER_CAP_S,
+    ToolClient,
+    shared_client,
+)
 from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolUnavailable
+from config.schema import ToolConfig
+from rate_limit.file_limiter import LimiterTimeout
 from tests.fakes.tool_server import running
 
 CALL = ToolCall(tool="calculate", payload={"expression": "1+1"})
@@ -82,6 +90,84 @@ async def test_retry_after_is_obeyed_and_told_to_everybody():
         await tools.call(CALL)
     assert limiter.pauses == [7.0]
     assert clock.slept == [7.0]
+
+
+@pytest.mark.parametrize(
+    ("header", "pauses"),
+    [("1e12", [RETRY_AFTER_CAP_S]), ("inf", [RETRY_AFTER_CAP_S]), ("nan", []), ("-3", [0.0])],
+)
+async def test_a_mad_retry_after_stops_nobody_for_ever(header, pauses):
+    limiter = RecordingLimiter()
+    async with (
+        running([(429, {"Retry-After": header}), GOOD]) as server,
+        client(server.url, limiter=limiter, timeout_s=2 * RETRY_AFTER_CAP_S) as tools,
+    ):
+        await tools.call(CALL)
+    assert limiter.pauses == pauses
+
+
+async def test_a_pause_beyond_the_deadline_is_not_waited_for():
+    limiter, clock = RecordingLimiter(), Clock()
+    async with (
+        running([(503, {"Retry-After": "40"})]) as server,
+        client(server.url, limiter=limiter, clock=clock, timeout_s=30.0) as tools,
+    ):
+        with pytest.raises(ToolUnavailable, match="1 attempts"):
+            await tools.call(CALL)
+    assert (clock.slept, limiter.pauses) == ([], [40.0])
+
+
+async def test_a_sandbox_that_failed_under_http_200_is_a_fault_and_not_a_verdict():
+    call = ToolCall(tool="run_code", payload={"code": "1"})
+    failed = {"status": "SandboxError", "message": "no memory", "run_result": None}
+    async with running([failed]) as server, client(server.url, max_retries=1) as tools:
+        with pytest.raises(ToolUnavailable, match="SandboxError: no memory"):
+            await tools.call(call)
+    assert len(server.seen) == 2
+
+
+async def test_a_run_that_timed_out_is_run_again_and_one_that_ended_is_not():
+    call = ToolCall(tool="run_code", payload={"code": "1"})
+    late = {"status": "Failed", "run_result": {"status": "TimeLimitExceeded"}}
+    done = {"status": "Success", "run_result": {"status": "Finished"}}
+    async with running([late, done]) as server, client(server.url) as tools:
+        bodies = [(await tools.call(call)).body for _ in range(3)]
+    assert bodies == [late, done, done]
+    assert len(server.seen) == 2
+
+
+async def test_no_place_in_the_limiter_says_so_and_leaves_the_breaker_alone():
+    class Full(RecordingLimiter):
+        async def acquire_async(self, n: int = 1, timeout_s: float | None = None) -> float:
+            raise LimiterTimeout("the wait is 99 s")
+
+    async with running([GOOD]) as server, client(server.url, limiter=Full()) as tools:
+        for _ in range(BREAKER_FAILURES + 1):
+            with pytest.raises(ToolUnavailable, match=r"no place .*99 s"):
+                await tools.call(CALL)
+    assert server.seen == []
+
+
+async def test_the_real_limiter_and_slots_let_a_call_pass(tmp_path):
+    async with running([GOOD]) as server:
+        config = ToolConfig(server_url=server.url, max_retries=0)
+        tools = await shared_client(config, str(tmp_path))
+        assert (await tools.call(CALL)).body == GOOD
+        assert await shared_client(config, str(tmp_path)) is tools
+        await tools.__aexit__(None, None, None)
+    assert (tmp_path / "rate_limit.state").exists()
+
+
+def test_each_event_loop_has_a_client_of_its_own(tmp_path):
+    config = ToolConfig(server_url="http://127.0.0.1:9")
+
+    async def client_here() -> ToolClient:
+        tools = await shared_client(config, str(tmp_path))
+        await tools.__aexit__(None, None, None)
+        return tools
+
+    first, second = asyncio.run(client_here()), asyncio.run(client_here())
+    assert first is not second
 
 
 async def test_a_fault_that_stays_is_unavailable_and_says_where_and_how_often():

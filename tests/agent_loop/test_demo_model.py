@@ -5,6 +5,7 @@ import random
 import pytest
 
 from agent_loop.demo_model import (
+    Codec,
     Recipe,
     Teacher,
     WarmStartError,
@@ -19,17 +20,6 @@ from samplers.sources.demo import make_demo, write_demo
 
 CONFIG = ToolConfig(server_url="http://127.0.0.1:1")
 QUICK = Recipe(traces=60, min_steps=2, max_steps=2, floor=0.0, probe_prompts=1)
-
-
-class Codec:
-    def __init__(self, tokenizer) -> None:
-        self.tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
-    def prompt(self, question: str) -> list[int]:
-        return self.encode(question)
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,21 @@
 """The tool server over real HTTP, with the real sandbox and a real index."""
 
 import json
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from agent_loop.tools.sandbox import SandboxUnavailable, choose_sandbox
+from agent_loop.tools.sandbox import (
+    Limits,
+    RunResult,
+    Sandbox,
+    SandboxUnavailable,
+    choose_sandbox,
+)
 from agent_loop.tools.server import SANDBOX, SANDBOX_FAULT, ServerSettings, create_app
 
 CORPUS = [
@@ -110,6 +116,30 @@ async def test_a_language_that_is_not_there_is_a_sandbox_error(url):
     assert "rust" in body["message"]
 
 
+async def test_more_memory_than_the_server_gives_is_refused(url):
+    status, body = await post(f"{url}/run_code", {"code": "1", "memory_limit_MB": 10**9})
+    assert status == 400
+    assert "memory_limit_MB" in body["error"]
+
+
+async def test_too_little_memory_for_an_interpreter_is_raised_to_enough(url):
+    _, body = await post(f"{url}/run_code", {"code": "print(1)", "memory_limit_MB": 1})
+    assert body["status"] == "Success"
+
+
+async def test_a_sandbox_that_breaks_later_is_a_fault_of_the_server(app_settings):
+    class Broken:
+        async def run_python(self, code: str, stdin: str, limits: Limits) -> RunResult:
+            raise SandboxUnavailable("out of namespaces")
+
+    app = create_app(app_settings)
+    app[SANDBOX] = cast(Sandbox, Broken())
+    async for address in serve(app):
+        status, body = await post(f"{address}/run_code", {"code": "1"})
+        assert (status, body["status"]) == (503, "SandboxError")
+        assert body["message"] == "out of namespaces"
+
+
 async def test_search_finds_the_passage_and_takes_any_punctuation(url):
     _, body = await post(
         f"{url}/retrieve",
@@ -173,9 +203,3 @@ async def test_without_a_corpus_search_says_so():
         status, body = await post(f"{address}/retrieve", {"queries": ["x"]})
         assert status == 503
         assert "--corpus" in body["text"]
-
-
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-def test_both_sandboxes_stand_their_proof_here():
-    assert choose_sandbox("bubblewrap").name == "bubblewrap"
-    assert choose_sandbox("landlock").name == "landlock"

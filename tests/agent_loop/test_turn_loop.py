@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent_loop.mask_audit import mask_problems
 from agent_loop.tags import ActionKind, Tags
 from agent_loop.trajectory import StopReason
-from agent_loop.turn_loop import Budget, Rollout, fit_result, record_of, run_turns
+from agent_loop.turn_loop import Budget, Generated, Rollout, fit_result, record_of, run_turns
 from config.schema import ToolConfig
 from tests.fakes.engine import CharTokenizer, ScriptedGenerate, TableEnvironment
 
@@ -85,8 +85,11 @@ async def test_a_dead_tool_ends_the_trajectory_without_gradient():
 
 
 async def test_an_engine_that_never_answers_ends_at_the_deadline_with_one_filler_token():
-    async def silent(prompt_ids, *, max_tokens, stop_token_ids):
+    async def silent(
+        prompt_ids: list[int], *, max_tokens: int, stop_token_ids: list[int]
+    ) -> Generated:
         await asyncio.Event().wait()
+        raise AssertionError("unreachable")
 
     rollout = await run_turns(
         prompt_ids=[1],

@@ -1,10 +1,12 @@
 """The config's own rules: all mistakes at once, each by its dotted path."""
 
+from typing import Any
+
 import pytest
 
 from config.schema import TAG_FIELDS, ConfigError, MixedConfig, ToolConfig, load_section
 
-TOOLS = {"server_url": "http://127.0.0.1:8100"}
+TOOLS: dict[str, Any] = {"server_url": "http://127.0.0.1:8100"}
 
 
 def mixed(**ratios: float) -> dict:

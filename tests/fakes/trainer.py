@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from agent_loop.run_folder import write_lines
 from cluster.compose import at, load_config
 from cluster.run_audit import plan_of
 from samplers.ledger import Ledger, LedgerEntry
@@ -40,6 +41,16 @@ def main(config_path: str) -> None:
                     )
                 )
             ledger.append_step(step, entries)
+            trajectory = {
+                "key": "a_0_0",
+                "stop_reason": "answered",
+                "response_ids": [5, 6],
+                "response_mask": [1, 0],
+                "log_probs": [-0.5, 0.0],
+                "engine_turns": [[5]],
+                "segments": [["model", 0, 1, "a"], ["tool", 1, 1, "b"]],
+            }
+            write_lines(folder / "trajectories" / f"{step}.jsonl", [trajectory])
             metrics |= {f"mixed/{source}/reward/mean": 0.5 for source in plan.sources}
             metrics |= {f"mixed/{s}/count": n for s, n in plan.counts(step - 1).items()}
             metrics["mixed/ratio_error/max"] = 0.0
