@@ -233,8 +233,10 @@ def _number_problems(config: Mapping[str, Any]) -> list[str]:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             problems.append(f"{key}={value!r}: want a whole number >= {least}")
     rate = at(config, f"{_ACTOR}.optim.lr")
-    if not isinstance(rate, int | float) or not 0 < rate < 1:
-        problems.append(f"{_ACTOR}.optim.lr={rate!r}: want a number above 0 and below 1")
+    if not isinstance(rate, int | float) or not 0 <= rate < 1:
+        problems.append(
+            f"{_ACTOR}.optim.lr={rate!r}: want a number from 0 (a control that learns nothing) to below 1"
+        )
     n = at(config, f"{_ROLLOUT}.n")
     if not isinstance(n, int) or n < 2:
         problems.append(

@@ -72,7 +72,7 @@ SETTINGS: Mapping[str, Setting] = {
     "TACO_RATIO": _setting("mixed.sources.taco.ratio", _number, "a number >= 0"),
     "NQ_RATIO": _setting("mixed.sources.nq.ratio", _number, "a number >= 0"),
     "MATH_RATIO": _setting("mixed.sources.math.ratio", _number, "a number >= 0"),
-    "LEARNING_RATE": _setting("actor_rollout_ref.actor.optim.lr", _number, "a number > 0"),
+    "LEARNING_RATE": _setting("actor_rollout_ref.actor.optim.lr", _number, "a number >= 0"),
     "TRAIN_BATCH_SIZE": _setting("data.train_batch_size", _whole, "a whole number >= 1"),
     "ROLLOUT_N": _setting("actor_rollout_ref.rollout.n", _whole, "a whole number >= 2"),
     "TOTAL_TRAINING_STEPS": _setting("trainer.total_training_steps", _whole, "a whole number >= 1"),
