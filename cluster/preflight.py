@@ -235,7 +235,7 @@ def _number_problems(config: Mapping[str, Any]) -> list[str]:
     rate = at(config, f"{_ACTOR}.optim.lr")
     if not isinstance(rate, int | float) or not 0 <= rate < 1:
         problems.append(
-            f"{_ACTOR}.optim.lr={rate!r}: want a number from 0 (a control that learns nothing) to below 1"
+            f"{_ACTOR}.optim.lr={rate!r}: want a number from 0 (learns nothing) to below 1"
         )
     n = at(config, f"{_ROLLOUT}.n")
     if not isinstance(n, int) or n < 2:

@@ -54,7 +54,7 @@ def test_check_is_exit_2_with_problems(
 ) -> None:
     set_environ(monkeypatch, run_environ)
 
-    assert main(["check", "actor_rollout_ref.actor.optim.lr=0"]) == 2
+    assert main(["check", "actor_rollout_ref.actor.optim.lr=-1"]) == 2
 
     assert "1 problem" in capsys.readouterr().err
 

@@ -91,7 +91,7 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
         ("actor_rollout_ref.actor.ppo_mini_batch_size=3", "is no multiple of"),
         ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7", "does not divide the 20"),
         ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=7", "does not divide the 20"),
-        ("actor_rollout_ref.actor.optim.lr=0", "optim.lr=0"),
+        ("actor_rollout_ref.actor.optim.lr=-1", "optim.lr=-1"),
         ("trainer.total_training_steps=null", "total_training_steps=None"),
         ("actor_rollout_ref.actor.strategy=fsdp", "must be 'fsdp2'"),
         ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "must be 1"),
