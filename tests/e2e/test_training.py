@@ -143,7 +143,8 @@ def test_training_changes_the_weights(run: Path):
 
     def weights(step: int) -> dict[str, Any]:
         path = run / "checkpoints" / f"global_step_{step}" / "actor"
-        return torch.load(path / "model_world_size_1_rank_0.pt", weights_only=False)
+        saved = torch.load(path / "model_world_size_1_rank_0.pt", weights_only=False)
+        return {name: weight.to_local() for name, weight in saved.items()}
 
     before, after = weights(STEPS - 1), weights(STEPS)
     assert any(not torch.equal(before[name], after[name]) for name in before)
