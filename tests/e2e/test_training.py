@@ -61,6 +61,8 @@ def command(demo: Path) -> list[str]:
         "data.train_batch_size=10",
         "data.val_max_samples=6",
         "actor_rollout_ref.rollout.n=4",
+        # an untrained model earns nothing, so this is what moves the weights
+        "actor_rollout_ref.actor.entropy_coeff=0.01",
         f"trainer.total_training_steps={STEPS}",
         "trainer.save_freq=1",
         "trainer.test_freq=-1",
