@@ -16,11 +16,11 @@ import pytest
 from agent_loop.mask_audit import audit_masks
 from agent_loop.run_folder import read_lines
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[2]
 STEPS = 4
-DEADLINE_S = 400
+DEADLINE_S = 600
 QUOTAS = {"taco": 3, "nq": 3, "math": 4}
 
 
@@ -86,7 +86,10 @@ def start(command: list[str], work: Path, out: Path) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes], out: Path) -> str:
-    code = process.wait(timeout=DEADLINE_S)
+    try:
+        code = process.wait(timeout=DEADLINE_S)
+    finally:
+        process.terminate()  # the launcher ends its children; nothing happens to one that is done
     text = out.read_text(errors="replace")
     assert code == 0, text[-4000:]
     return text
