@@ -2,8 +2,10 @@
 
 GRPO: Shao et al. 2024, sec. 4.1; without the division by the group's std it is Dr.GRPO, Liu et al.
 2025. Where we differ: a trajectory whose mask is all zero (an infrastructure fault ended it) is not
-part of its group's mean and std, and a group with fewer than two valid trajectories has zero
-advantage.
+part of its group's mean and std; a group with fewer than two valid trajectories has zero advantage;
+and mean and std are taken in double precision. In single precision the mean of three equal rewards
+can be one rounding off, the std is then that rounding too, and their quotient a push of -0.05 on
+every trajectory of a group that has nothing to teach.
 
 verl adapter: `core_algos.register_adv_est` (trainer/ppo/core_algos.py at 0.9.1).
 """
@@ -41,15 +43,16 @@ def compute_state_masked_grpo_advantage(
     """
     by_std = config is None or config.get("norm_adv_by_std_in_grpo", True)
     with torch.no_grad():
-        rewards = token_level_rewards.sum(dim=-1)  # (B,)
+        rewards = token_level_rewards.sum(dim=-1).double()  # (B,)
         valid = response_mask.bool().any(dim=-1)  # (B,)
-        advantages = torch.zeros_like(rewards)
+        advantages = torch.zeros_like(rewards, dtype=torch.float32)
         for group in np.unique(index):
             members = torch.as_tensor(index == group, device=rewards.device) & valid
             if int(members.sum()) < 2:
                 continue
             rewards_G = rewards[members]
             centred = rewards_G - rewards_G.mean()
-            advantages[members] = centred / (rewards_G.std() + epsilon) if by_std else centred
+            scaled = centred / (rewards_G.std() + epsilon) if by_std else centred
+            advantages[members] = scaled.float()
         spread = advantages.unsqueeze(-1) * response_mask
     return spread, spread
