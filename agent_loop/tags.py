@@ -6,8 +6,8 @@ was sampled is kept whole or dropped whole.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from agent_loop.compat import StrEnum
 from config.schema import TAG_FIELDS, ToolConfig
 
 Decode = Callable[[Sequence[int]], str]

@@ -7,7 +7,8 @@ nothing is looked for in text here: cutting is by token count, decided in `agent
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+
+from agent_loop.compat import StrEnum
 
 
 class StopReason(StrEnum):

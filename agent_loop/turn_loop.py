@@ -6,12 +6,12 @@ engine is a `generate` function, the tools are an `Environment`. Infrastructure 
 back as text.
 """
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from agent_loop.compat import timeout
 from agent_loop.tags import (
     Action,
     ActionKind,
@@ -165,7 +165,7 @@ async def run_turns(
         trajectory=Trajectory(prompt_ids), stop_reason=StopReason.MAX_TURNS, answer=None
     )
     try:
-        async with asyncio.timeout(budget.timeout_s):
+        async with timeout(budget.timeout_s):
             await _run(rollout, generate, environment, tags, codec, budget, clock)
     except TimeoutError:
         rollout.stop_reason = StopReason.DEADLINE

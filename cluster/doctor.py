@@ -37,9 +37,9 @@ def examine() -> list[Finding]:
     cpus = len(os.sched_getaffinity(0))
     return [
         Finding(
-            ok=(3, 11) <= sys.version_info[:2] <= (3, 12),
+            ok=(3, 10) <= sys.version_info[:2] <= (3, 12),
             what="python",
-            words=f"{platform.python_version()} ({sys.executable}); want 3.11 or 3.12",
+            words=f"{platform.python_version()} ({sys.executable}); want 3.10 to 3.12",
         ),
         _packages(),
         _plugin(),

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from typing_extensions import Self
 
 from cluster.progress import Line, clock, phase_times, seconds_left, series, sources_of, step_line
 

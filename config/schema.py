@@ -5,9 +5,10 @@ and to the launcher's preflight. Imports no torch, no Ray, no verl.
 """
 
 import math
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from typing_extensions import Self
 
 
 class Section(BaseModel):

@@ -18,10 +18,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import aiohttp
+from typing_extensions import Self
 
+from agent_loop.compat import timeout
 from agent_loop.tools.cache import SingleFlightCache, content_key
 from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
 from config.schema import ToolConfig
@@ -145,7 +147,7 @@ class ToolClient:
 
     async def _call_counted(self, call: ToolCall) -> ToolResult:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with timeout(self._timeout_s):
                 return await self._attempts(call)
         except ToolRejected:
             self.stats["rejected"] += 1

@@ -22,15 +22,15 @@ wanted_stamp() {
 # find_python: the first interpreter that is new enough and not too new; PYTHON names one.
 find_python() {
   local candidate
-  for candidate in ${PYTHON:+"${PYTHON}"} python3.11 python3.12 python3 python; do
-    if "${candidate}" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' \
+  for candidate in ${PYTHON:+"${PYTHON}"} python3.11 python3.12 python3.10 python3 python; do
+    if "${candidate}" -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' \
       >/dev/null 2>&1; then
       command -v -- "${candidate}"
       return
     fi
   done
-  die 1 "no Python 3.11 or 3.12 with venv found (tried ${PYTHON:+${PYTHON}, }python3.11, python3.12, python3, python):" \
-    "verl 0.9.1 stops at 3.12; install one (Debian: apt-get install python3-venv) or name it in PYTHON"
+  die 1 "no Python 3.10 to 3.12 with venv found (tried ${PYTHON:+${PYTHON}, }python3.11, python3.12, python3.10, python3," \
+    "python): verl 0.9.1 stops at 3.12; install one (Debian: apt-get install python3-venv) or name it in PYTHON"
 }
 
 # make_venv: a fresh .venv. One that these scripts did not make is moved aside, never deleted.

@@ -8,6 +8,7 @@ import struct
 import psutil
 import pytest
 
+from agent_loop.compat import timeout
 from agent_loop.tools.sandbox import (
     Limits,
     RunStatus,
@@ -153,7 +154,7 @@ async def test_nothing_is_left_of_a_run_that_was_killed_or_cancelled(
     sleeper = "import time; time.sleep(60)"
     await sandbox.run_python(sleeper, limits=Limits(wall_s=0.3))
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3):
+        async with timeout(0.3):
             await sandbox.run_python(sleeper)
     assert psutil.Process().children(recursive=True) == children
     assert list(tmp_path.iterdir()) == []

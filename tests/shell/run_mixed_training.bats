@@ -95,12 +95,12 @@ setup() {
 
 @test "no Python of the right version is exit 1 and says which" {
   printf '#!/bin/sh\nexit 1\n' >"${BATS_TEST_TMPDIR}/bin/python3.11"
-  for name in python3.12 python3 python; do
+  for name in python3.12 python3.10 python3 python; do
     cp "${BATS_TEST_TMPDIR}/bin/python3.11" "${BATS_TEST_TMPDIR}/bin/${name}"
   done
   run "${CHECKOUT}/run_mixed_training.sh"
   [ "${status}" -eq 1 ]
-  [[ "${output}" == *"no Python 3.11 or 3.12"* ]]
+  [[ "${output}" == *"no Python 3.10 to 3.12"* ]]
 }
 
 @test "CONDA_ENV without conda is exit 2 and names the file" {

@@ -14,8 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
+
+from agent_loop.compat import StrEnum
 
 _MIB = 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
@@ -147,17 +148,25 @@ async def _attend(
     """Feed and read a started program until it ends, overflows or runs out of time."""
     assert process.stdout is not None and process.stderr is not None
     outputs = bytearray(), bytearray()
-    timed_out = overflowed = False
+    work = [
+        asyncio.create_task(_feed(process, stdin.encode(errors="replace"))),
+        asyncio.create_task(_read(process.stdout, outputs[0], limits.output_bytes)),
+        asyncio.create_task(_read(process.stderr, outputs[1], limits.output_bytes)),
+        asyncio.create_task(process.wait()),
+    ]
     try:
-        async with asyncio.timeout(limits.wall_s), asyncio.TaskGroup() as group:
-            group.create_task(_feed(process, stdin.encode(errors="replace")))
-            group.create_task(_read(process.stdout, outputs[0], limits.output_bytes))
-            group.create_task(_read(process.stderr, outputs[1], limits.output_bytes))
-            group.create_task(process.wait())
-    except* _OutputLimitError:
-        overflowed = True
-    except* TimeoutError:
-        timed_out = True
+        ended, running = await asyncio.wait(
+            work, timeout=limits.wall_s, return_when=asyncio.FIRST_EXCEPTION
+        )
+    finally:
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+    faults = [fault for task in ended if (fault := task.exception())]
+    overflowed = any(isinstance(fault, _OutputLimitError) for fault in faults)
+    if faults and not overflowed:
+        raise faults[0]
+    timed_out = bool(running) and not overflowed
     killed = timed_out or overflowed
     await _kill(process)
     execution_time_s = time.monotonic() - started_s
