@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from samplers.mixture_plan import MixturePlan
 
@@ -34,7 +35,7 @@ class PlannedPrompt:
     """Row within its source, in the order of the files."""
 
 
-def rows_by_source(data_sources: Sequence[str]) -> dict[str, np.ndarray]:
+def rows_by_source(data_sources: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     """Dataset index of each source's rows, in the order they stand in the files.
 
     Args:
@@ -61,7 +62,7 @@ class PlanStream:
         self,
         dataset: Rows,
         plan: MixturePlan,
-        index: Mapping[str, np.ndarray],
+        index: Mapping[str, NDArray[np.int64]],
         collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
     ) -> None:
         self.dataset, self.plan = dataset, plan
