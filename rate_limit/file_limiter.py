@@ -8,15 +8,14 @@ late.
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Generator
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from rate_limit.gcra import LimiterTimeout, Rate, push_back, reserve
 from rate_limit.state_file import StateFile
+from rate_limit.waiting import Steps, run, run_async
 
 __all__ = ["FileRateLimiter", "LimiterTimeout", "boottime_ns"]
-
-T = TypeVar("T")
 
 _SECOND_NS = 10**9
 _LOCK_GRACE_NS = _SECOND_NS // 50
@@ -86,11 +85,12 @@ class FileRateLimiter:
             LimiterTimeout: the slot lies beyond `timeout_s`; it was not reserved.
             ValueError: n is below 1 or above the burst.
         """
-        return self._run(self._acquire(n, timeout_s, blocking=timeout_s is None))
+        return run(self._acquire(n, timeout_s, blocking=timeout_s is None), self._sleep)
 
     async def acquire_async(self, n: int = 1, timeout_s: float | None = None) -> float:
         """`acquire` for coroutines."""
-        return await self._run_async(self._acquire(n, timeout_s, blocking=False))
+        steps = self._acquire(n, timeout_s, blocking=False)
+        return await run_async(steps, self._sleep_async)
 
     def try_acquire(self, n: int = 1) -> bool:
         """Let n calls pass if they may now; waits for nothing but the file, 20 ms at most."""
@@ -108,11 +108,11 @@ class FileRateLimiter:
         Args:
             seconds: from now, >= 0; a pause shorter than the one in force changes nothing.
         """
-        self._run(self._push_back(seconds, blocking=True))
+        run(self._push_back(seconds, blocking=True), self._sleep)
 
     async def push_back_async(self, seconds: float) -> None:
         """`push_back` for coroutines."""
-        await self._run_async(self._push_back(seconds, blocking=False))
+        await run_async(self._push_back(seconds, blocking=False), self._sleep_async)
 
     def close(self) -> None:
         """Close the state file; the next call opens it again."""
@@ -122,12 +122,8 @@ class FileRateLimiter:
         rate = self.rate
         return type(self), (self.path, rate.per_minute, rate.burst, rate.min_interval_s)
 
-    # What follows says when to sleep and leaves sleeping to the caller: once for threads and tasks.
-
-    def _acquire(
-        self, n: int, timeout_s: float | None, *, blocking: bool
-    ) -> Generator[float, None, float]:
-        """Yields seconds to sleep; returns seconds waited."""
+    def _acquire(self, n: int, timeout_s: float | None, *, blocking: bool) -> Steps[float]:
+        """Returns seconds waited."""
         if not 1 <= n <= self.rate.burst:
             raise ValueError(
                 f"cannot acquire n={n} from {self.path}: n must be 1 to burst={self.rate.burst}"
@@ -159,7 +155,7 @@ class FileRateLimiter:
             while (left_ns := start_ns - self._clock_ns()) > 0:  # a sleep may end a little early
                 yield left_ns / _SECOND_NS
 
-    def _push_back(self, seconds: float, *, blocking: bool) -> Generator[float, None, None]:
+    def _push_back(self, seconds: float, *, blocking: bool) -> Steps[None]:
         if not 0 <= seconds <= 86400:
             raise ValueError(f"cannot push back by seconds={seconds}: must be from 0 to 86400")
         yield from self._lock(None, blocking)
@@ -172,7 +168,7 @@ class FileRateLimiter:
         finally:
             self._file.unlock()
 
-    def _lock(self, deadline_ns: int | None, blocking: bool) -> Generator[float, None, bool]:
+    def _lock(self, deadline_ns: int | None, blocking: bool) -> Steps[bool]:
         """Take the file's lock: at once, by waiting in the kernel, or by coming back.
 
         Returns:
@@ -193,19 +189,3 @@ class FileRateLimiter:
                     "stopped one (fuser names them)"
                 )
             retry_s = min(2 * retry_s, _LAST_RETRY_S)
-
-    def _run(self, steps: Generator[float, None, T]) -> T:
-        while True:
-            try:
-                sleep_s = next(steps)
-            except StopIteration as done:
-                return done.value
-            self._sleep(sleep_s)
-
-    async def _run_async(self, steps: Generator[float, None, T]) -> T:
-        while True:
-            try:
-                sleep_s = next(steps)
-            except StopIteration as done:
-                return done.value
-            await self._sleep_async(sleep_s)

@@ -23,6 +23,7 @@ from typing import Any
 from filelock import FileLock
 
 from rate_limit.gcra import LimiterTimeout
+from rate_limit.waiting import Steps, run, run_async
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class FileSlots:
         Raises:
             LimiterTimeout: none came free within `timeout_s`.
         """
-        slot = self._take(timeout_s)
+        slot = run(self._take(timeout_s), self._sleep)
         try:
             yield slot.waited_s
         finally:
@@ -87,14 +88,14 @@ class FileSlots:
     @asynccontextmanager
     async def hold_async(self, timeout_s: float | None = None) -> AsyncGenerator[float]:
         """`hold` for coroutines."""
-        slot = await self._take_async(timeout_s)
+        slot = await run_async(self._take(timeout_s), self._sleep_async)
         try:
             yield slot.waited_s
         finally:
             slot.free()
 
     def __enter__(self) -> float:
-        slot = self._take(self.timeout_s)
+        slot = run(self._take(self.timeout_s), self._sleep)
         self._entered.append(slot)
         return slot.waited_s
 
@@ -102,7 +103,7 @@ class FileSlots:
         self._entered.pop().free()
 
     async def __aenter__(self) -> float:
-        slot = await self._take_async(self.timeout_s)
+        slot = await run_async(self._take(self.timeout_s), self._sleep_async)
         self._entered.append(slot)
         return slot.waited_s
 
@@ -112,26 +113,8 @@ class FileSlots:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.slots, self.timeout_s)
 
-    def _take(self, timeout_s: float | None) -> "_Slot":
-        steps = self._steps(timeout_s)
-        while True:
-            try:
-                sleep_s = next(steps)
-            except StopIteration as done:
-                return done.value
-            self._sleep(sleep_s)
-
-    async def _take_async(self, timeout_s: float | None) -> "_Slot":
-        steps = self._steps(timeout_s)
-        while True:
-            try:
-                sleep_s = next(steps)
-            except StopIteration as done:
-                return done.value
-            await self._sleep_async(sleep_s)
-
-    def _steps(self, timeout_s: float | None) -> Generator[float, None, "_Slot"]:
-        """Yields seconds to sleep between tries; returns the slot."""
+    def _take(self, timeout_s: float | None) -> Steps["_Slot"]:
+        """Returns the slot; sleeps between tries."""
         if (handle := self._try()) is not None:
             return _Slot(handle, 0.0)
         entered, retry_s = self._clock(), _FIRST_RETRY_S
