@@ -6,7 +6,6 @@ process, and with it whatever the program started. See bwrap(1).
 """
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -14,13 +13,13 @@ from agent_loop.tools.sandbox.runner import (
     Command,
     Limits,
     Sandbox,
-    SandboxUnavailable,
     interpreter,
     memory_file,
     prlimit_argv,
+    program,
     readable_paths,
 )
-from agent_loop.tools.sandbox.seccomp import UnsupportedArchitecture, build_filter
+from agent_loop.tools.sandbox.seccomp import build_filter
 
 _HOME = "/box"
 
@@ -31,15 +30,8 @@ class BubblewrapSandbox(Sandbox):
     name = "bubblewrap"
 
     def __init__(self) -> None:
-        bwrap, prlimit = shutil.which("bwrap"), shutil.which("prlimit")
-        if bwrap is None or prlimit is None:
-            missing = "bwrap" if bwrap is None else "prlimit"
-            raise SandboxUnavailable(f"{missing} is not on PATH")
-        try:
-            self._filter = build_filter()
-        except UnsupportedArchitecture as error:
-            raise SandboxUnavailable(str(error)) from error
-        self._prlimit = os.path.realpath(prlimit)
+        bwrap, self._prlimit = program("bwrap"), program("prlimit")
+        self._filter = build_filter()
         self._argv = [
             bwrap,
             "--unshare-all",

@@ -8,7 +8,6 @@ exists (`stat`), which Landlock does not guard. See landlock(7), seccomp(2).
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,13 +17,13 @@ from agent_loop.tools.sandbox.runner import (
     Command,
     Limits,
     Sandbox,
-    SandboxUnavailable,
     interpreter,
     memory_file,
     prlimit_argv,
+    program,
     readable_paths,
 )
-from agent_loop.tools.sandbox.seccomp import UnsupportedArchitecture, build_filter
+from agent_loop.tools.sandbox.seccomp import build_filter
 
 _CONFINE = Path(__file__).with_name("confine.py").read_text()
 
@@ -35,14 +34,8 @@ class LandlockSandbox(Sandbox):
     name = "landlock"
 
     def __init__(self) -> None:
-        prlimit = shutil.which("prlimit")
-        if prlimit is None:
-            raise SandboxUnavailable("prlimit is not on PATH")
-        self._prlimit = prlimit
-        try:
-            self._filter = build_filter().hex()
-        except UnsupportedArchitecture as error:
-            raise SandboxUnavailable(str(error)) from error
+        self._prlimit = program("prlimit")
+        self._filter = build_filter().hex()
 
     @contextmanager
     def command(self, code: str, limits: Limits) -> Iterator[Command]:

@@ -1,11 +1,12 @@
 """Runs one program in a child process: feeds it, caps its output, kills it on time.
 
 Decides what a result is called; leaves the isolation itself to the backends, which only say what
-command to start (`Sandbox._command`).
+command to start (`Sandbox.command`).
 """
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import sysconfig
@@ -265,6 +266,18 @@ def readable_paths() -> list[str]:
         "/etc/ld.so.cache",
     ]
     return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
+
+
+def program(name: str) -> str:
+    """Where a program is, links followed.
+
+    Raises:
+        SandboxUnavailable: it is not on PATH.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise SandboxUnavailable(f"{name} is not on PATH")
+    return os.path.realpath(found)
 
 
 def prlimit_argv(prlimit: str, limits: Limits, threads: int | None) -> list[str]:

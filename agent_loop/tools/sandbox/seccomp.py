@@ -10,6 +10,8 @@ import errno
 import platform
 import struct
 
+from agent_loop.tools.sandbox.runner import SandboxUnavailable
+
 # Denied with EPERM. name: (x86_64, aarch64); None where the architecture has no such call.
 _DENIED: dict[str, tuple[int | None, int | None]] = {
     # new processes
@@ -148,7 +150,7 @@ _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _CLONE_THREAD = 0x00010000
 
 
-class UnsupportedArchitecture(RuntimeError):
+class UnsupportedArchitecture(SandboxUnavailable):
     """The filter has no table for this machine."""
 
 
