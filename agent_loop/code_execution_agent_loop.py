@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from agent_loop.observations import render_run
 from agent_loop.tagged_agent_loop import TaggedAgentLoop
 from agent_loop.tags import Action, ActionKind
+from agent_loop.tool_actions import run_code
 from agent_loop.turn_loop import Observation
 
 
@@ -14,10 +14,4 @@ class CodeExecutionAgentLoop(TaggedAgentLoop):
     actions = (ActionKind.CODE, ActionKind.ANSWER)
 
     async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
-        result = await self.call(
-            "run_code",
-            code=action.content,
-            language="python",
-            stdin=extras.get("example_input", ""),
-        )
-        return Observation(text=render_run(result.body), result=result)
+        return await run_code(self.client, action.content, extras.get("example_input", ""))

@@ -33,14 +33,17 @@ from transformers import (
 )
 
 from agent_loop.cpu.decoder import AsyncDecoder, BatchDecoder, Request, Sampling
-from agent_loop.observations import render_calculation, render_passages, render_run
-from agent_loop.rewards import reward_for
+from agent_loop.observations import render_passages
+from agent_loop.rewards import default_reward, reward_for
 from agent_loop.tags import Action, ActionKind, Tags, all_tags
-from agent_loop.tools.calculator import CalculationError, calculate
+from agent_loop.tool_actions import calculate, run_code, search
+from agent_loop.tools import calculator
+from agent_loop.tools.cache import content_key
 from agent_loop.tools.protocol import ToolCall, ToolResult
-from agent_loop.tools.sandbox import Limits, Sandbox, choose_sandbox
+from agent_loop.tools.sandbox import Sandbox, choose_sandbox
 from agent_loop.tools.search import PassageIndex
-from agent_loop.turn_loop import Budget, Generated, Observation, run_turns
+from agent_loop.tools.server import calculation_answer, run_answer, search_answer
+from agent_loop.turn_loop import Budget, Generated, HFCodec, Observation, run_turns
 from config.schema import ToolConfig
 from samplers.prepare import READERS
 from samplers.rows import Row
@@ -57,7 +60,6 @@ ACTIONS = {
     "nq": (ActionKind.SEARCH, ActionKind.ANSWER),
     "math": (ActionKind.CODE, ActionKind.ANSWER),
 }
-REWARDS = {"taco": "code", "nq": "qa", "math": "math"}
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -154,17 +156,8 @@ def train_tokenizer(texts: Sequence[str], tags: Sequence[str], size: int) -> Any
     return fast
 
 
-class Codec:
+class Codec(HFCodec):
     """The tokenizer as `turn_loop` and the teacher need it."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def prompt(self, question: str) -> list[int]:
         rendered = self._tokenizer.apply_chat_template(
@@ -191,16 +184,14 @@ class Teacher:
         data: the demo.
         config: tags.
         index: search over the demo's corpus.
-        outputs: program -> what it prints for its example, for programs the teacher tries out.
+        recipe: how careful it is.
     """
 
     def __init__(
         self, data: DemoData, config: ToolConfig, index: PassageIndex, recipe: Recipe
     ) -> None:
         self.data, self.config, self.index, self.recipe = data, config, index, recipe
-        self.authors = sorted(
-            {task.record["answer"][0] for tasks in (data.train["nq"],) for task in tasks}
-        )
+        self.authors = sorted({task.record["answer"][0] for task in data.train["nq"]})
 
     def trace(self, source: str, task: Task, rng: random.Random) -> Trace:
         careful = rng.random() < self.recipe.careful[source]
@@ -216,7 +207,7 @@ class Teacher:
         return True, f"{start}{text}{getattr(self.config, f'{kind}_end_tag')}"
 
     def _math(self, task: Task, careful: bool, rng: random.Random) -> list[tuple[bool, str]]:
-        work, answer = task.work, calculate(task.work)
+        work, answer = task.work, calculator.calculate(task.work)
         slip = None if careful else rng.choice(["guess", "guess", "operand", "sign", "copy"])
         if slip == "guess":
             return [self._say("answer", _other_number(answer, rng))]
@@ -225,7 +216,7 @@ class Teacher:
         elif slip == "sign":
             old = next(sign for sign in "*+-" if sign in work)
             work = work.replace(old, rng.choice([s for s in "*+-" if s != old]), 1)
-        result = calculate(work)
+        result = calculator.calculate(work)
         shown = _slip_digit(result, rng) if slip == "copy" else result
         return [self._say("code", work), self._tool(result), self._say("answer", shown)]
 
@@ -264,7 +255,7 @@ class Teacher:
         inner = program.removeprefix("print(").removesuffix(")")
         if "int(" not in inner:
             return 'TypeError: can only concatenate str (not "int") to str'
-        return calculate(inner.replace("int(input())", example))
+        return calculator.calculate(inner.replace("int(input())", example))
 
 
 def _author(contents: str) -> str:
@@ -394,39 +385,29 @@ def _drill_loss(model: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
 
 
 class LocalTools:
-    """The tools of the demo in this process: what the tool server does, without HTTP."""
+    """The tools of the demo in this process: the tool server's answers, without HTTP.
+
+    Serves one event loop, that of its first call.
+    """
 
     def __init__(self, index: PassageIndex, sandbox: Sandbox) -> None:
         self.index, self.sandbox = index, sandbox
         self._known: dict[str, dict[str, Any]] = {}
         self._runs = asyncio.Semaphore(2)
 
-    def enter_loop(self) -> None:
-        """A semaphore belongs to one event loop, and each probe runs in its own."""
-        self._runs = asyncio.Semaphore(2)
-
     async def call(self, call: ToolCall) -> ToolResult:
-        key = json.dumps([call.tool, call.payload], sort_keys=True)
+        key = content_key(call)
         if key not in self._known:
-            self._known[key] = await getattr(self, f"_{call.tool}")(call.payload)
+            self._known[key] = await self._answer(call.tool, call.payload)
         return ToolResult(body=self._known[key])
 
-    async def _calculate(self, payload: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return {"result": calculate(payload["expression"])}
-        except CalculationError as error:
-            return {"error": str(error)}
-
-    async def _retrieve(self, payload: dict[str, Any]) -> dict[str, Any]:
-        found = self.index.search(payload["queries"][0], payload["topk"])
-        return {"result": [[{"document": {"id": p.id, "contents": p.contents}} for p in found]]}
-
-    async def _run_code(self, payload: dict[str, Any]) -> dict[str, Any]:
+    async def _answer(self, tool: str, payload: dict[str, Any]) -> dict[str, Any]:
+        if tool == "calculate":
+            return calculation_answer(payload["expression"])
+        if tool == "retrieve":
+            return search_answer(self.index, payload["queries"], payload["topk"], True)
         async with self._runs:
-            result = await self.sandbox.run_python(payload["code"], payload["stdin"], Limits())
-        good = result.status == "Finished" and result.return_code == 0
-        run = {"status": result.status, "stdout": result.stdout, "stderr": result.stderr}
-        return {"status": "Success" if good else "Failed", "run_result": run}
+            return run_answer(await self.sandbox.run_python(payload["code"], payload["stdin"]))
 
 
 async def sampled_rewards(
@@ -446,7 +427,6 @@ async def sampled_rewards(
         seed=seed,
     )
     engine = AsyncDecoder(decoder)
-    tools.enter_loop()
 
     async def generate(
         prompt_ids: list[int], *, max_tokens: int, stop_token_ids: list[int]
@@ -468,7 +448,9 @@ async def sampled_rewards(
             budget=BUDGET,
             filler_id=tokenizer.eos_token_id,
         )
-        judged = await reward_for(REWARDS[source])(rollout.answer, dict(row.ground_truth), tools)
+        judged = await reward_for(default_reward(source))(
+            rollout.answer, dict(row.ground_truth), tools
+        )
         return judged["score"]
 
     means = {}
@@ -479,19 +461,12 @@ async def sampled_rewards(
 
 
 async def _act(action: Action, source: str, row: Row, tools: LocalTools) -> Observation:
-    """The demo's tools as the agent loops of its sources call them."""
+    """One action as the agent loop of its source runs it."""
     if source == "nq":
-        payload: dict[str, Any] = {"queries": [action.content], "topk": TOPK}
-        result = await tools.call(ToolCall(tool="retrieve", payload=payload))
-        return Observation(text=render_passages(result.body["result"][0]), result=result)
+        return await search(tools, action.content, TOPK)
     if source == "math":
-        call = ToolCall(tool="calculate", payload={"expression": action.content})
-        result = await tools.call(call)
-        return Observation(text=render_calculation(result.body), result=result)
-    stdin = (row.extras or {}).get("example_input", "")
-    call = ToolCall(tool="run_code", payload={"code": action.content, "stdin": stdin})
-    result = await tools.call(call)
-    return Observation(text=render_run(result.body), result=result)
+        return await calculate(tools, action.content)
+    return await run_code(tools, action.content, row.extras["example_input"])
 
 
 # --- all of it ------------------------------------------------------------------------------------
@@ -569,10 +544,11 @@ def _make(
         ]
         for source in recipe.shares
     }
-    tools = LocalTools(index, choose_sandbox())
+    sandbox = choose_sandbox()
 
     def probe() -> dict[str, float]:
         model.eval()
+        tools = LocalTools(index, sandbox)
         try:
             return asyncio.run(
                 sampled_rewards(model, codec, tokenizer, prompts, tools, config, seed)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from agent_loop.observations import render_calculation
 from agent_loop.tagged_agent_loop import TaggedAgentLoop
 from agent_loop.tags import Action, ActionKind
+from agent_loop.tool_actions import calculate
 from agent_loop.turn_loop import Observation
 
 
@@ -14,5 +14,4 @@ class MathAgentLoop(TaggedAgentLoop):
     actions = (ActionKind.CODE, ActionKind.ANSWER)
 
     async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
-        result = await self.call("calculate", expression=action.content)
-        return Observation(text=render_calculation(result.body), result=result)
+        return await calculate(self.client, action.content)

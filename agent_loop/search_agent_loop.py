@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from agent_loop.observations import render_passages
 from agent_loop.tagged_agent_loop import TaggedAgentLoop
 from agent_loop.tags import Action, ActionKind
+from agent_loop.tool_actions import search
 from agent_loop.turn_loop import Observation
 
 
@@ -18,7 +18,4 @@ class SearchAgentLoop(TaggedAgentLoop):
         self.topk = topk
 
     async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
-        result = await self.call(
-            "retrieve", queries=[action.content], topk=self.topk, return_scores=True
-        )
-        return Observation(text=render_passages(result.body["result"][0]), result=result)
+        return await search(self.client, action.content, self.topk)

@@ -10,7 +10,6 @@ nothing else, and an infrastructure fault while judging masks the trajectory as 
 
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -25,11 +24,12 @@ from verl.experimental.agent_loop.agent_loop import (
 from agent_loop.rewards import default_reward, reward_for
 from agent_loop.tags import Action, ActionKind, Tags
 from agent_loop.tools.client import ToolClient, shared_client
-from agent_loop.tools.protocol import ToolCall, ToolError, ToolRejected, ToolResult
+from agent_loop.tools.protocol import ToolError, ToolRejected
 from agent_loop.trajectory import StopReason
 from agent_loop.turn_loop import (
     Budget,
     Generated,
+    HFCodec,
     Observation,
     Rollout,
     record_of,
@@ -51,25 +51,13 @@ class LoopSettings:
 _settings: dict[int, LoopSettings] = {}
 
 
-class HFCodec:
-    """`turn_loop.TokenCodec` over a Hugging Face tokenizer: no special tokens added or dropped."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-
-
 class TaggedAgentLoop(AgentLoopBase):
     """An agent that asks for tools and answers with tags, inside one assistant message."""
 
     tokenizer: Any
+
+    client: ToolClient
+    """The process's client: limiter, slot, retries, cache."""
 
     actions: ClassVar[tuple[ActionKind, ...]]
     """What the model may ask for; `ActionKind.ANSWER` among them."""
@@ -88,7 +76,7 @@ class TaggedAgentLoop(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         settings = self._load_settings()
-        self.client: ToolClient = await shared_client(settings.tools, settings.mixed.run_dir)
+        self.client = await shared_client(settings.tools, settings.mixed.run_dir)
         extras = json.loads(row["extra_info"].get("extras") or "{}")
         request_id = uuid4().hex
         weight_versions: list[int] = []
@@ -143,10 +131,6 @@ class TaggedAgentLoop(AgentLoopBase):
                 "max_global_steps": max(weight_versions, default=0),
             },
         )
-
-    async def call(self, tool: str, **payload: Any) -> ToolResult:
-        """One call through the process's client: limiter, slot, retries, cache."""
-        return await self.client.call(ToolCall(tool=tool, payload=payload))
 
     async def _judge(
         self, rollout: Rollout, row: dict[str, Any], mixed: MixedConfig

@@ -50,6 +50,21 @@ class TokenCodec(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
+class HFCodec:
+    """A Hugging Face tokenizer as `TokenCodec`: no special tokens added or dropped."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """What an action brought: the text the model reads, and what the call cost."""

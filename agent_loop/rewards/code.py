@@ -6,7 +6,7 @@ TACO: Li et al. 2023; the tests are the row's `input_output`.
 import asyncio
 from typing import Any
 
-from agent_loop.tools.protocol import ToolBackend, ToolCall, ToolRejected
+from agent_loop.tools.protocol import ToolBackend, ToolRejected, run_code_call
 
 
 async def score(
@@ -42,11 +42,8 @@ async def score(
 
 
 async def _passes(program: str, stdin: str, expected: str, tools: ToolBackend) -> bool:
-    call = ToolCall(
-        tool="run_code", payload={"code": program, "language": "python", "stdin": stdin}
-    )
     try:
-        body = (await tools.call(call)).body
+        body = (await tools.call(run_code_call(program, stdin))).body
     except ToolRejected:
         return False  # a program that the server does not even take
     return body.get("status") == "Success" and same_output(body["run_result"]["stdout"], expected)

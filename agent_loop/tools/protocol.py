@@ -19,6 +19,11 @@ class ToolCall:
     """JSON body as the server's protocol wants it."""
 
 
+def run_code_call(code: str, stdin: str) -> ToolCall:
+    """A Python program to run."""
+    return ToolCall(tool="run_code", payload={"code": code, "language": "python", "stdin": stdin})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
     """What came back, and what it cost."""

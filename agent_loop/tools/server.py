@@ -13,7 +13,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,8 +201,7 @@ async def _run_code(request: web.Request) -> web.Response:
     except SandboxUnavailable as error:
         answer = _run_answer("SandboxError", str(error), None)
         return web.json_response(answer, status=503)
-    good = result.status == "Finished" and result.return_code == 0
-    return web.json_response(_run_answer("Success" if good else "Failed", "", result))
+    return web.json_response(run_answer(result))
 
 
 def _unsupported(asked: RunCodeRequest) -> str:
@@ -211,6 +210,12 @@ def _unsupported(asked: RunCodeRequest) -> str:
     if asked.files or asked.fetch_files:
         return "files and fetch_files are not supported by this server"
     return ""
+
+
+def run_answer(result: RunResult) -> dict[str, Any]:
+    """What `POST /run_code` says of a program that ran."""
+    good = result.status == "Finished" and result.return_code == 0
+    return _run_answer("Success" if good else "Failed", "", result)
 
 
 def _run_answer(status: str, message: str, result: RunResult | None) -> dict[str, Any]:
@@ -241,10 +246,18 @@ async def _retrieve(request: web.Request) -> web.Response:
         raise web.HTTPServiceUnavailable(
             text="this server has no corpus: start it with --corpus FILE"
         )
-    found = [index.search(query, asked.topk or 3) for query in asked.queries]
+    topk = asked.topk or 3
+    return web.json_response(search_answer(index, asked.queries, topk, asked.return_scores))
+
+
+def search_answer(
+    index: PassageIndex, queries: Sequence[str], topk: int, return_scores: bool
+) -> dict[str, Any]:
+    """What `POST /retrieve` says: per query the best passages, as Search-R1 has them."""
+    found = [index.search(query, topk) for query in queries]
     documents = [[{"id": p.id, "contents": p.contents} for p in passages] for passages in found]
-    if not asked.return_scores:
-        return web.json_response({"result": documents})
+    if not return_scores:
+        return {"result": documents}
     scored = [
         [
             {"document": document, "score": passage.score}
@@ -252,15 +265,20 @@ async def _retrieve(request: web.Request) -> web.Response:
         ]
         for own, passages in zip(documents, found, strict=True)
     ]
-    return web.json_response({"result": scored})
+    return {"result": scored}
 
 
 async def _calculate(request: web.Request) -> web.Response:
     asked: CalculateRequest = await _body(request, CalculateRequest)
+    return web.json_response(calculation_answer(asked.expression))
+
+
+def calculation_answer(expression: str) -> dict[str, Any]:
+    """What `POST /calculate` says."""
     try:
-        return web.json_response({"result": calculate(asked.expression)})
+        return {"result": calculate(expression)}
     except CalculationError as error:
-        return web.json_response({"error": str(error)})
+        return {"error": str(error)}
 
 
 async def _health(request: web.Request) -> web.Response:
