@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-GOOD, NOT_GOOD, USAGE, INTERRUPTED = 0, 1, 2, 130
+from cluster.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--sandbox", choices=("auto", "bubblewrap", "landlock"), default="auto")
     serve.add_argument("--sandbox-workers", type=_at_least_one, default=2, help="(default 2)")
     serve.add_argument("--ready-file", type=Path, help="gets url and pid once the server listens")
-    serve.add_argument("--exit-with-parent", action="store_true", help="end when the starter ends")
     serve.set_defaults(run=_serve_tools)
 
     for name, run, words in (
@@ -115,9 +114,10 @@ def _check(arguments: argparse.Namespace) -> int:
     from cluster.launch import is_made, make_plan
 
     plan = make_plan(arguments.overrides, os.environ)
-    problems = plan.problems()
+    made = plan.demo is None or is_made(plan.demo)
+    problems = plan.problems(data=made)
     print(OmegaConf.to_yaml(OmegaConf.create(plan.config)))
-    if plan.demo is not None and not is_made(plan.demo):
+    if not made:
         print(f"note: the demo is not made yet, its data was not looked at ({plan.demo})")
     for problem in problems:
         print(f"problem: {problem}", file=sys.stderr)
@@ -149,8 +149,9 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _prepare_demo(arguments: argparse.Namespace) -> int:
     from agent_loop.demo_model import WarmStartError, prepare_demo
+    from cluster.launch import demo_folder
 
-    out = arguments.out or Path("data") / "demo" / f"seed{arguments.seed}"
+    out = arguments.out or demo_folder(arguments.seed)
     try:
         prepare_demo(out, arguments.seed, progress=lambda line: print(line, flush=True))
     except WarmStartError as error:
@@ -177,11 +178,7 @@ def _serve_tools(arguments: argparse.Namespace) -> int:
         sandbox_workers=arguments.sandbox_workers,
     )
     try:
-        serve(
-            settings,
-            ready_file=arguments.ready_file,
-            exit_with_parent=arguments.exit_with_parent,
-        )
+        serve(settings, ready_file=arguments.ready_file)
     except OSError as error:
         print(f"error: cannot serve on {settings.host}:{settings.port}: {error}", file=sys.stderr)
         return NOT_GOOD

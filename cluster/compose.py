@@ -123,6 +123,12 @@ def at(config: Mapping[str, Any], path: str, default: Any = None) -> Any:
     return value
 
 
+def files_at(config: Mapping[str, Any], key: str) -> list[str]:
+    """The files under `key`, which verl takes as one name or a list."""
+    value = at(config, key)
+    return [value] if isinstance(value, str) else list(value or [])
+
+
 def flatten(config: Any, path: str = "") -> dict[str, Any]:
     """Dotted path -> leaf. Lists are leaves."""
     if not isinstance(config, Mapping):

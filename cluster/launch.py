@@ -26,11 +26,13 @@ from cluster.compose import (
     REQUIRED,
     at,
     compose_config,
+    files_at,
     load_config,
     resolve,
     save_config,
     unset_keys,
 )
+from cluster.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 from cluster.live import PlainView, TableView, View
 from cluster.preflight import name_problems, preflight
 from cluster.progress import last_error, startup_phase, validation_changes
@@ -45,11 +47,11 @@ from cluster.settings import (
     overrides_from,
 )
 from config.schema import ConfigError
+from samplers.prepare import READERS
 
 REPOSITORY = Path(__file__).parents[1]
 
 RUNS = Path("runs")
-DEMO = Path("data") / "demo"
 
 TRAINER = (sys.executable, "-m", "agent_loop.main_mixed")
 
@@ -62,8 +64,6 @@ GRACE_S = 15.0
 POLL_S = 0.5
 
 LOG_TAIL_BYTES = 200_000
-
-GOOD, NOT_GOOD, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 class RunFailed(RuntimeError):
@@ -93,13 +93,21 @@ class Plan:
         """Where agent loops reach their tools."""
         return str(at(self.config, SERVER_URL_KEY))
 
-    def problems(self) -> list[str]:
-        """What keeps it from starting."""
-        return preflight(
-            self.config,
-            own_tool_server=self.own_tool_server,
-            data=self.demo is None or is_made(self.demo),
-        )
+    def problems(self, *, data: bool = True) -> list[str]:
+        """What keeps it from starting.
+
+        Args:
+            data: look into data files and model; False where they are still to be made.
+        """
+        problems = preflight(self.config, own_tool_server=self.own_tool_server, data=data)
+        if self.demo is not None:
+            problems += [
+                f"no rows of source={name!r}: the demo has {', '.join(sorted(READERS))}; name "
+                "files and a model of your own (TRAIN_FILES, VAL_FILES, MODEL_PATH)"
+                for name in at(self.config, "mixed.sources", {})
+                if name not in READERS
+            ]
+        return problems
 
 
 def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
@@ -141,12 +149,17 @@ def _use_demo(config: DictConfig) -> Path | None:
     """Fill in the demo's model and data where a run on a CPU names none of its own."""
     if config.trainer.device != "cpu" or unset_keys(config) != REQUIRED.keys():
         return None
-    folder = (DEMO / f"seed{config.mixed.seed}").absolute()
+    folder = demo_folder(config.mixed.seed).absolute()
     names = sorted(config.mixed.sources)
     config.data.train_files = [str(folder / f"{name}_train.parquet") for name in names]
     config.data.val_files = [str(folder / f"{name}_val.parquet") for name in names]
     config.actor_rollout_ref.model.path = str(folder / "model")
     return folder
+
+
+def demo_folder(seed: int) -> Path:
+    """Where the demo of a seed is kept, from the repository's root."""
+    return Path("data") / "demo" / f"seed{seed}"
 
 
 def is_made(demo: Path) -> bool:
@@ -208,7 +221,7 @@ def _train(
         console.print(f"complete: {folder.path} has all {plan.total_steps} steps", markup=False)
         _say_where(plan, console)
         return GOOD
-    if problems := [*refused, *plan.problems()]:
+    if problems := [*refused, *plan.problems(data=plan.demo is None)]:
         raise ConfigError(problems)
     if plan.demo is not None:
         _prepare_demo(plan.demo, int(at(plan.config, "mixed.seed", 0)))
@@ -284,7 +297,7 @@ def _start_tool_server(
     ready_file = folder.path / "tool_server.json"
     ready_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "cluster.cli", "serve-tools"]
-    command += ["--port", "0", "--ready-file", str(ready_file), "--exit-with-parent"]
+    command += ["--port", "0", "--ready-file", str(ready_file)]
     if corpus := _corpus(plan):
         command += ["--corpus", str(corpus)]
     server = processes.start(command, log=folder.server_log, environ=environ, run_dir=folder.path)
@@ -313,9 +326,7 @@ def _start_tool_server(
 
 def _corpus(plan: Plan) -> Path | None:
     """Passages for the own tool server: `corpus.jsonl` beside the training files."""
-    files = at(plan.config, "data.train_files")
-    first = files if isinstance(files, str) else files[0]
-    corpus = Path(first).parent / "corpus.jsonl"
+    corpus = Path(files_at(plan.config, "data.train_files")[0]).parent / "corpus.jsonl"
     return corpus if corpus.exists() else None
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from cluster.compose import at
+from cluster.compose import at, files_at
 from cluster.environment import plugin_problems
 from cluster.settings import TOOL_CONFIG
 from config.schema import ConfigError, MixedConfig, Section, ToolConfig, load_section
@@ -50,13 +50,15 @@ def preflight(config: Mapping[str, Any], *, own_tool_server: bool, data: bool = 
     problems += tool_problems
     problems += plugin_problems()
     problems += name_problems(at(config, "mixed.experiment"))
-    problems += _choice_problems(config)
+    agents, agent_problems = _agents(config)
+    problems += agent_problems
+    problems += _choice_problems(config, agents)
     problems += _number_problems(config)
     problems += _batch_problems(config)
     problems += _device_problems(config)
     problems += _dashboard_problems(config)
     if data:
-        problems += _data_problems(config, mixed)
+        problems += _data_problems(config, mixed, agents)
         problems += _model_problems(config)
     if tools is not None and not own_tool_server:
         problems += _given_server_problems(tools.server_url)
@@ -82,11 +84,11 @@ def name_problems(experiment: Any) -> list[str]:
     ]
 
 
-def _choice_problems(config: Mapping[str, Any]) -> list[str]:
+def _choice_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[str]:
     """Agents and rewards that sources name and that do not exist."""
     from agent_loop.rewards import REWARDS  # pulls in the graders, which `--help` can do without
 
-    agents, problems = _agents(config)
+    problems = []
     for name, source in at(config, "mixed.sources", {}).items():
         for key, known in (("reward", set(REWARDS)), ("agent", agents)):
             choice = source.get(key) if isinstance(source, Mapping) else None
@@ -114,13 +116,9 @@ def _agents(config: Mapping[str, Any]) -> tuple[set[str] | None, list[str]]:
 # --- data ---------------------------------------------------------------------------------------
 
 
-def files_at(config: Mapping[str, Any], key: str) -> list[str]:
-    """The files under `key`, which verl takes as one name or a list."""
-    value = at(config, key)
-    return [value] if isinstance(value, str) else list(value or [])
-
-
-def _data_problems(config: Mapping[str, Any], mixed: MixedConfig | None) -> list[str]:
+def _data_problems(
+    config: Mapping[str, Any], mixed: MixedConfig | None, agents: set[str] | None
+) -> list[str]:
     problems = []
     for key in ("data.train_files", "data.val_files"):
         files = files_at(config, key)
@@ -146,27 +144,28 @@ def _data_problems(config: Mapping[str, Any], mixed: MixedConfig | None) -> list
             for source, ratio in mixed.ratios.items()
             if not rows[source]
         ]
-        problems += _row_agent_problems(config, files, mixed)
+        problems += _row_agent_problems(files, mixed, agents)
     return problems
 
 
 def _row_agent_problems(
-    config: Mapping[str, Any], files: Sequence[str], mixed: MixedConfig
+    files: Sequence[str], mixed: MixedConfig, agents: set[str] | None
 ) -> list[str]:
     """Agents that rows name themselves, where the mixture leaves it to them."""
-    agents, _ = _agents(config)
     left_to_rows = {name for name in mixed.ratios if mixed.sources[name].agent is None}
+    if agents is None or not left_to_rows:
+        return []
     problems = []
-    for path in files if left_to_rows and agents is not None else []:
+    for path in files:
         table = pq.read_table(path, columns=["data_source", "agent_name"])
         pairs = Counter(
             zip(table["data_source"].to_pylist(), table["agent_name"].to_pylist(), strict=True)
         )
         problems += [
             f"{path}: {count} rows of source={source!r} have agent_name={agent!r}: no such agent; "
-            f"there are {', '.join(sorted(agents or ()))}, or set mixed.sources.{source}.agent"
+            f"there are {', '.join(sorted(agents))}, or set mixed.sources.{source}.agent"
             for (source, agent), count in pairs.items()
-            if source in left_to_rows and agent not in (agents or ())
+            if source in left_to_rows and agent not in agents
         ]
     return problems
 

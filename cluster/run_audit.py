@@ -1,13 +1,12 @@
 """What a run promises, proven from its files: the ledger against the plan, every mask bit."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agent_loop.mask_audit import MaskReport, audit_masks
-from cluster.compose import at
+from cluster.compose import at, files_at
 from cluster.run_state import RunFolder
 from config.schema import MixedConfig, load_section
 from samplers.ledger import AuditReport, audit, read_ledger
@@ -30,8 +29,7 @@ def plan_of(config: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -
     """
     mixed = load_section(MixedConfig, at(config, "mixed", {}), "mixed")
     if sizes is None:
-        files = at(config, "data.train_files")
-        sizes = rows_of([files] if isinstance(files, str) else files)
+        sizes = rows_of(files_at(config, "data.train_files"))
     return MixturePlan(
         sizes={name: rows for name, rows in sizes.items() if name in mixed.ratios},
         ratios=mixed.ratios,
@@ -41,7 +39,7 @@ def plan_of(config: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -
     )
 
 
-def rows_of(files: list[str] | list[Path]) -> dict[str, int]:
+def rows_of(files: Sequence[str]) -> dict[str, int]:
     """source -> rows over all files."""
     rows: Counter[str] = Counter()
     for file in read_sources(files):

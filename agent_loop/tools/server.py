@@ -7,7 +7,6 @@ made-up answer.
 """
 
 import asyncio
-import ctypes
 import json
 import math
 import os
@@ -31,8 +30,6 @@ from agent_loop.tools.sandbox import (
     choose_sandbox,
 )
 from agent_loop.tools.search import PassageIndex
-
-PR_SET_PDEATHSIG = 1
 
 LEAST_MEMORY_MB = 64
 """A program that asks for less gets this: the interpreter would not start."""
@@ -303,24 +300,16 @@ async def _metrics(request: web.Request) -> web.Response:
     )
 
 
-def serve(
-    settings: ServerSettings, *, ready_file: Path | None = None, exit_with_parent: bool = False
-) -> None:
+def serve(settings: ServerSettings, *, ready_file: Path | None = None) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Args:
         settings: address, corpus, sandbox.
         ready_file: gets `{"url", "pid"}` as JSON once the server listens.
-        exit_with_parent: end when the process that started this one ends, however it ends.
 
     Raises:
         OSError: the port is taken.
     """
-    if exit_with_parent:
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            return  # it ended before we asked
     app = create_app(settings)  # proves the sandbox, which needs no running loop
     asyncio.run(_serve(app, settings, ready_file))
 

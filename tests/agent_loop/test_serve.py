@@ -15,12 +15,20 @@ SERVE = """
 import sys
 from pathlib import Path
 from agent_loop.tools.server import ServerSettings, serve
-serve(ServerSettings(port=0), ready_file=Path(sys.argv[1]), exit_with_parent=True)
+serve(ServerSettings(port=0), ready_file=Path(sys.argv[1]))
 """
 
 LAUNCH = """
-import subprocess, sys
-subprocess.Popen([sys.executable, "-c", sys.argv[1], sys.argv[2]]).wait()
+import os, subprocess, sys
+from pathlib import Path
+from cluster.processes import start
+log = Path(sys.argv[2]).with_name("log")
+command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
+child = start(command, log=log, environ=os.environ, run_dir=log.parent)
+while "listening" not in log.read_text():
+    assert child.poll() is None, log.read_text()
+print("listening", flush=True)
+child.wait()
 """
 
 

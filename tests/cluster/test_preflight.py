@@ -154,3 +154,9 @@ def test_prompts_that_do_not_fit_are_counted_per_file(
     found = problems_of(environ, "data.max_prompt_length=2")
     assert len(found) == 4
     assert "12 of 12 prompts are longer than data.max_prompt_length=2" in found[0]
+
+
+def test_a_source_that_the_demo_lacks_is_told_before_the_demo_is_made() -> None:
+    plan = make_plan(["+mixed.sources.trivia.ratio=0.2"], {})
+    (problem,) = plan.problems(data=False)
+    assert "source='trivia'" in problem and "TRAIN_FILES" in problem
