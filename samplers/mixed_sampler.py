@@ -67,7 +67,6 @@ class PlanStream:
     ) -> None:
         self.dataset, self.plan = dataset, plan
         self._index, self._collate = index, collate
-        self.position = 0
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -78,17 +77,20 @@ class PlanStream:
         Returns:
             (what the plan says of each, their columns), both in stream order.
         """
+        positions = range(self.plan.position, self.plan.position + prompts)
+        drawn = self.plan.prompts(positions)
         planned = [
-            PlannedPrompt(position=position, source=source, row=row)
-            for position in range(self.position, self.position + prompts)
-            for source, row in [self.plan.prompt(position)]
+            PlannedPrompt(position=position, source=self.plan.sources[int(source_id)], row=row)
+            for position, source_id, row in zip(
+                positions, drawn.source_ids.tolist(), drawn.rows.tolist(), strict=True
+            )
         ]
-        self.position += prompts
+        self.plan.position += prompts
         rows = [self.dataset[int(self._index[p.source][p.row])] for p in planned]
         return planned, self._collate(rows)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position, "plan": self.plan.state_dict()}
+        return self.plan.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state` was taken.
@@ -96,5 +98,4 @@ class PlanStream:
         Raises:
             ValueError: the plan's fingerprint differs: sources, ratios, batch size or seed changed.
         """
-        self.plan.load_state_dict(state["plan"])
-        self.position = int(state["position"])
+        self.plan.load_state_dict(state)
