@@ -22,6 +22,7 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from agent_loop.rewards import default_reward, reward_for
+from agent_loop.rewards.verdict import no_answer
 from agent_loop.tags import Action, ActionKind, Tags
 from agent_loop.tools.client import ToolClient, shared_client
 from agent_loop.tools.protocol import ToolError, ToolRejected
@@ -136,9 +137,8 @@ class TaggedAgentLoop(AgentLoopBase):
         self, rollout: Rollout, row: dict[str, Any], mixed: MixedConfig
     ) -> dict[str, float]:
         """The reward of the answer; 0 and no gradient when the judge could not be reached."""
-        lost = {"score": 0.0, "acc": 0.0, "format": 0.0}
         if rollout.stop_reason is StopReason.INFRA_ERROR:
-            return lost
+            return no_answer()
         source = mixed.sources.get(row["data_source"])
         name = source.reward if source and source.reward else default_reward(row["data_source"])
         ground_truth = json.loads(row["reward_model"]["ground_truth"])
@@ -148,7 +148,7 @@ class TaggedAgentLoop(AgentLoopBase):
             rollout.stop_reason = StopReason.INFRA_ERROR
             rollout.fault = f"reward={name}: {type(error).__name__}: {error}"
             rollout.trajectory.without_gradient(self.tokenizer.eos_token_id)
-            return lost
+            return no_answer()
 
     def _load_settings(self) -> LoopSettings:
         key = id(self.config)

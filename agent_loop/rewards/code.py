@@ -6,6 +6,7 @@ TACO: Li et al. 2023; the tests are the row's `input_output`.
 import asyncio
 from typing import Any
 
+from agent_loop.rewards.verdict import no_answer, verdict
 from agent_loop.tools.protocol import ToolBackend, ToolRejected, run_code_call
 
 
@@ -30,7 +31,7 @@ async def score(
             "needs as many outputs as inputs, and at least one; prepare the data again"
         )
     if answer is None or not answer.strip():
-        return {"score": 0.0, "acc": 0.0, "format": 0.0}
+        return no_answer()
     verdicts = await asyncio.gather(
         *(
             _passes(answer, stdin, expected, tools)
@@ -38,7 +39,7 @@ async def score(
         )
     )
     passed = sum(verdicts) / len(verdicts)
-    return {"score": passed, "acc": float(passed == 1), "format": 1.0}
+    return verdict(passed, acc=float(passed == 1))
 
 
 async def _passes(program: str, stdin: str, expected: str, tools: ToolBackend) -> bool:

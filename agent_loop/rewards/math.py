@@ -14,6 +14,7 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
+from agent_loop.rewards.verdict import no_answer, verdict
 from agent_loop.tools.protocol import ToolBackend
 
 VERIFY_TIMEOUT_S = 5.0
@@ -37,9 +38,9 @@ async def score(
 ) -> dict[str, float]:
     """1 when `answer` is mathematically equal to `ground_truth["answer"]`."""
     if answer is None:
-        return {"score": 0.0, "acc": 0.0, "format": 0.0}
+        return no_answer()
     right = float(await is_equal(answer, str(ground_truth["answer"])))
-    return {"score": right, "acc": right, "format": 1.0}
+    return verdict(right)
 
 
 async def score_with_format(
@@ -55,9 +56,9 @@ async def score_string_equal(
 ) -> dict[str, float]:
     """1 when both answers are the same text after `normalise`."""
     if answer is None:
-        return {"score": 0.0, "acc": 0.0, "format": 0.0}
+        return no_answer()
     same = float(normalise(answer) == normalise(str(ground_truth["answer"])))
-    return {"score": same, "acc": same, "format": 1.0}
+    return verdict(same)
 
 
 async def is_equal(answer: str, target: str) -> bool:

@@ -9,6 +9,7 @@ import string
 from collections import Counter
 from typing import Any
 
+from agent_loop.rewards.verdict import no_answer, verdict
 from agent_loop.tools.protocol import ToolBackend
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -42,9 +43,9 @@ async def score(
 ) -> dict[str, float]:
     """Exact match with the best of `ground_truth["target"]`."""
     if answer is None:
-        return {"score": 0.0, "acc": 0.0, "format": 0.0}
+        return no_answer()
     best = max(exact_match(answer, target) for target in ground_truth["target"])
-    return {"score": best, "acc": best, "format": 1.0}
+    return verdict(best)
 
 
 async def score_f1(
@@ -62,7 +63,7 @@ async def score_exact(
 ) -> dict[str, float]:
     """The very text of `ground_truth["target"]` or `["answer"]`, white space at its ends aside."""
     if answer is None:
-        return {"score": 0.0, "acc": 0.0, "format": 0.0}
+        return no_answer()
     targets = ground_truth.get("target") or [ground_truth["answer"]]
     same = float(any(answer.strip() == str(target).strip() for target in targets))
-    return {"score": same, "acc": same, "format": 1.0}
+    return verdict(same)
