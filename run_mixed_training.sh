@@ -7,7 +7,7 @@
 #   TACO_RATIO=0 EXPERIMENT_NAME=no_taco ./run_mixed_training.sh
 #   ./run_mixed_training.sh trainer.total_training_steps=50 mixed.seed=1
 #
-# The first start installs the Python environment into .venv (about 2 GB, some minutes). The same command again
+# The first start installs the Python environment into .venv (2 to 6 GB, some minutes). The same command again
 # resumes a run that was stopped or killed. KEY=VALUE is a Hydra override of config/mixed_dataset_grpo.yaml.
 # Settings come from the environment, then from the block below; an empty one leaves the value of config/.
 #

@@ -5,7 +5,7 @@
 #
 #   --fast  leave out the tests marked ray or slow
 #
-# The first start installs the Python environment into .venv (about 2 GB, some minutes). As root, missing Debian
+# The first start installs the Python environment into .venv (2 to 6 GB, some minutes). As root, missing Debian
 # packages (bubblewrap, bats, ...) are installed; otherwise what needs them is skipped, and said so.
 #
 # Exit: 0 every check passed, 1 a check failed, 2 bad usage

@@ -82,7 +82,7 @@ bootstrap_venv() (
     flock 9 || return 1
   fi
   is_current "${kind}" && return
-  say "installing the Python environment into .venv: about 2 GB, some minutes, once"
+  say "installing the Python environment into .venv, once: some minutes, 2 GB with a CPU build of torch, 6 GB with CUDA"
   began="${SECONDS}"
   if [[ ! -x "${venv}/bin/python" || ! -s "${venv}/.stamp" || "$(<"${venv}/.stamp")" == installing ]]; then
     make_venv "${venv}" || return 1
