@@ -126,10 +126,14 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
+    from cluster.compose import unset_problems
     from cluster.launch import is_made, make_plan
     from cluster.run_audit import plan_of
+    from config.schema import ConfigError
 
     run = make_plan(arguments.overrides, os.environ)
+    if problems := unset_problems(run.config):
+        raise ConfigError(problems)
     made = run.demo is None or is_made(run.demo)
     names = run.config["mixed"]["sources"]
     plan = plan_of(run.config, None if made else dict.fromkeys(names, 1))  # counts need no sizes

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.schema import ConfigError
@@ -75,20 +75,34 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
         raise ConfigError(["cannot compose the config: " + "; ".join([*lines, *cause])]) from error
 
 
-def unset_keys(config: DictConfig) -> set[str]:
+def unset_keys(config: Mapping[str, Any]) -> set[str]:
     """Those of the keys that every run must set which are not set."""
-    values = {key: OmegaConf.select(config, key, throw_on_missing=False) for key in REQUIRED}
-    return {key for key, value in values.items() if value in (None, REQUIRED[key].stock)}
+    if isinstance(config, DictConfig):
+        config = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    return {
+        key
+        for key, required in REQUIRED.items()
+        if at(config, key) in (None, MISSING, required.stock)
+    }
 
 
-def resolve(config: DictConfig) -> dict[str, Any]:
+def unset_problems(config: Mapping[str, Any]) -> list[str]:
+    """A sentence for each of `unset_keys`."""
+    return [f"{key}: no value; set {REQUIRED[key].variable}" for key in sorted(unset_keys(config))]
+
+
+def resolve(config: DictConfig, *, complete: bool = True) -> dict[str, Any]:
     """The config as plain containers, every interpolation replaced.
+
+    Args:
+        config: as composed.
+        complete: keys that every run must set may not be missing.
 
     Raises:
         ConfigError: values are missing, or an interpolation leads nowhere.
     """
-    if unset := sorted(unset_keys(config)):
-        raise ConfigError([f"{key}: no value; set {REQUIRED[key].variable}" for key in unset])
+    if complete and (problems := unset_problems(config)):
+        raise ConfigError(problems)
     try:
         return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     except OmegaConfBaseException as error:

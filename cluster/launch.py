@@ -129,7 +129,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     _find_agent_loops(config)
     return Plan(
         demo=_use_demo(config),
-        config=resolve(config),
+        config=resolve(config, complete=False),
         folder=folder,
         own_tool_server=is_own_tool_server(str(OmegaConf.select(config, SERVER_URL_KEY))),
     )

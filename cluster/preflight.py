@@ -5,6 +5,7 @@ own rules are restated where breaking them would end a run late, in silence, or 
 (`utils/config.py`, `workers/engine/utils.py` and `single_controller/ray/base.py` at 0.9.1).
 """
 
+import ctypes
 import re
 import socket
 import urllib.request
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from cluster.compose import at, files_at
+from cluster.compose import at, files_at, unset_keys, unset_problems
 from cluster.environment import plugin_problems
 from cluster.settings import TOOL_CONFIG
 from config.schema import ConfigError, MixedConfig, Section, ToolConfig, load_section
@@ -48,6 +49,7 @@ def preflight(config: Mapping[str, Any], *, own_tool_server: bool, data: bool = 
     mixed, problems = _section(MixedConfig, config, "mixed")
     tools, tool_problems = _section(ToolConfig, config, TOOL_CONFIG)
     problems += tool_problems
+    problems += unset_problems(config)
     problems += plugin_problems()
     problems += name_problems(at(config, "mixed.experiment"))
     agents, agent_problems = _agents(config)
@@ -121,6 +123,8 @@ def _data_problems(
 ) -> list[str]:
     problems = []
     for key in ("data.train_files", "data.val_files"):
+        if key in unset_keys(config):
+            continue  # said by then
         files = files_at(config, key)
         try:
             found = read_sources(files)
@@ -174,7 +178,7 @@ def _model_problems(config: Mapping[str, Any]) -> list[str]:
     """A model folder that is not there, and prompts that do not fit; a hub's name is left alone."""
     key = "actor_rollout_ref.model.path"
     path = Path(str(at(config, key))).expanduser()
-    if not path.is_absolute():
+    if not path.is_absolute() or key in unset_keys(config):
         return []
     if not (path / "config.json").is_file():
         return [f"{key}={str(path)!r}: no config.json there; set MODEL_PATH to a model folder"]
@@ -298,6 +302,8 @@ def _micro_problems(key: str, micro: Any, trajectories: int, processes: int) -> 
 
 
 def _device_problems(config: Mapping[str, Any]) -> list[str]:
+    if at(config, "trainer.device") == "cuda":
+        return _gpu_problems(config)
     if at(config, "trainer.device") != "cpu":
         return []
     rules: Mapping[str, Any] = {
@@ -332,6 +338,29 @@ def _device_problems(config: Mapping[str, Any]) -> list[str]:
             f"training process; set it to trainer.n_gpus_per_node={processes!r}"
         )
     return problems
+
+
+def _gpu_problems(config: Mapping[str, Any]) -> list[str]:
+    """Fewer GPUs than the run asks for; a cluster that is there already answers for its own."""
+    wanted = at(config, "trainer.n_gpus_per_node")
+    found = cuda_devices()
+    if at(config, "ray_kwargs.ray_init.address") or not isinstance(wanted, int) or found >= wanted:
+        return []
+    return [
+        f"trainer.device='cuda' with trainer.n_gpus_per_node={wanted}: this machine shows {found} "
+        "NVIDIA GPUs; install the driver or ask for fewer, or train on the CPU (PROFILE=laptop)"
+    ]
+
+
+def cuda_devices() -> int:
+    """NVIDIA GPUs that this process may use, told by the driver: importing torch takes seconds."""
+    count = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    return 0 if failed else count.value
 
 
 def _dashboard_problems(config: Mapping[str, Any]) -> list[str]:

@@ -160,3 +160,27 @@ def test_a_source_that_the_demo_lacks_is_told_before_the_demo_is_made() -> None:
     plan = make_plan(["+mixed.sources.trivia.ratio=0.2"], {})
     (problem,) = plan.problems(data=False)
     assert "source='trivia'" in problem and "TRAIN_FILES" in problem
+
+
+def test_a_missing_file_is_told_beside_the_keys_that_have_no_value() -> None:
+    found = problems_of({"TRAIN_FILES": "/gone.parquet"})
+
+    assert [problem.split(":")[0] for problem in found] == [
+        "actor_rollout_ref.model.path",
+        "data.val_files",
+        "data.train_files",
+    ]
+    assert "/gone.parquet: no such file" in found[-1]
+
+
+def test_a_machine_with_too_few_gpus_is_told_before_anything_starts(
+    run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.preflight.cuda_devices", lambda: 1)
+    two = ("trainer.device=cuda", "trainer.n_gpus_per_node=2")
+
+    (found,) = problems_of(run_environ, *two)
+    assert "n_gpus_per_node=2: this machine shows 1 NVIDIA GPUs" in found
+
+    assert problems_of(run_environ, *two, "++ray_kwargs.ray_init.address=10.0.0.1:6379") == []
+    assert problems_of(run_environ, "trainer.device=cuda", "trainer.n_gpus_per_node=1") == []
