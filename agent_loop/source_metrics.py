@@ -23,8 +23,8 @@ class TrainedTrajectory:
     uid: str
     """Its group."""
 
-    position: int
-    """The prompt's place in the mixture plan's stream."""
+    draw: int
+    """How many prompts of its source were drawn before its own."""
 
     source: str
     row_id: str

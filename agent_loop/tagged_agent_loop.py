@@ -10,7 +10,7 @@ nothing else, and an infrastructure fault while judging masks the trajectory as 
 
 import json
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -47,6 +47,35 @@ class LoopSettings:
     mixed: MixedConfig
     tools: ToolConfig
     budget: Budget
+    """Of a source that names no limits of its own."""
+
+    sampling: dict[str, float]
+    """The common temperature and top_p of training."""
+
+    def budget_of(self, source: str) -> Budget:
+        """Limits of one trajectory of a source."""
+        own = self.mixed.sources.get(source)
+        if own is None:
+            return self.budget
+        length = own.max_response_length or self.budget.response_length
+        return replace(
+            self.budget,
+            max_turns=own.max_turns or self.budget.max_turns,
+            response_length=min(length, self.budget.response_length),
+        )
+
+    def sampling_of(self, source: str, given: dict[str, Any]) -> dict[str, Any]:
+        """verl's sampling parameters with a source's own in place of the common ones.
+
+        A validation that samples otherwise than training keeps its own values.
+        """
+        own = self.mixed.sources.get(source)
+        changed = {
+            name: getattr(own, name)
+            for name, common in self.sampling.items()
+            if own is not None and getattr(own, name) is not None and given.get(name) == common
+        }
+        return {**given, **changed}
 
 
 _settings: dict[int, LoopSettings] = {}
@@ -80,6 +109,7 @@ class TaggedAgentLoop(AgentLoopBase):
         self.client = await shared_client(settings.tools, settings.mixed.run_dir)
         extras = json.loads(row["extra_info"].get("extras") or "{}")
         request_id = uuid4().hex
+        sampling_params = settings.sampling_of(row["data_source"], sampling_params)
         weight_versions: list[int] = []
 
         async def generate(
@@ -109,7 +139,7 @@ class TaggedAgentLoop(AgentLoopBase):
             environment=environment,
             tags=Tags.from_config(settings.tools, self.actions),
             codec=HFCodec(self.tokenizer),
-            budget=settings.budget,
+            budget=settings.budget_of(row["data_source"]),
             filler_id=self.tokenizer.eos_token_id,
         )
         reward = await self._judge(rollout, row, settings.mixed)
@@ -167,5 +197,9 @@ class TaggedAgentLoop(AgentLoopBase):
                     max_turn_length=multi_turn.max_turn_length,
                     timeout_s=multi_turn.trajectory_timeout,
                 ),
+                sampling={
+                    "temperature": self.rollout_config.temperature,
+                    "top_p": self.rollout_config.top_p,
+                },
             )
         return _settings[key]

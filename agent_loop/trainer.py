@@ -1,8 +1,9 @@
-"""`mixed_sync`: verl's synchronous trainer over the mixture plan, with the run's accounts kept.
+"""verl's trainers on the exact mixture: `mixed_sync`, `mixed_colocate_async` and
+`mixed_separate_async`.
 
-verl adapter: `PPOTrainerSync` (trainer/ppo/v1/trainer_sync.py at 0.9.1), chosen by
-`trainer.v1.trainer_mode`. No method of verl is replaced but those that read the dataloader; the
-rest call verl's own and add: prompts come from the plan, a batch that differs from it is an error,
+verl adapter: the trainers of trainer/ppo/v1 at 0.9.1, chosen by `trainer.v1.trainer_mode`. Methods
+of verl are called and added to; replaced are only those that read the dataloader, build the replay
+buffer and order the batch. Prompts come from the plan, a batch that differs from it is an error,
 and each step leaves its ledger lines, its trajectories and its metrics.
 
 Order that matters: ledger and trajectories of a step are on disk before its checkpoint is, so a
@@ -11,13 +12,16 @@ on resume (`_load_checkpoint`), because those steps are trained again.
 """
 
 # verl's methods are matched by name; their parameters are untyped or wider than what reaches us.
-# pyright: reportIncompatibleMethodOverride=false
+# Here they are called on `super()` of a class that is mixed into verl's.
+# pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
 
 import json
 import time
-import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import ray
@@ -26,8 +30,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import Role
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
@@ -40,28 +45,60 @@ from agent_loop.source_metrics import (
     source_metrics,
     validation_metrics,
 )
+from agent_loop.trained_batch import (
+    RowTemperatures,
+    Sizes,
+    fetch,
+    group_of,
+    is_padding,
+    lay_out,
+    read_trajectories,
+    values,
+    write_temperatures,
+)
 from agent_loop.trajectory import StopReason
 from config.schema import MixedConfig, load_section
-from samplers.ledger import Ledger, LedgerEntry
-from samplers.mixed_sampler import PlannedPrompt, PlanStream, rows_by_source
+from samplers.ledger import Ledger, LedgerEntry, Outcome
+from samplers.mixed_sampler import PlanStream, rows_by_source
 from samplers.mixture_plan import MixturePlan
-
-POLL_INTERVAL_S = 0.05
-"""How often the replay buffer looks for finished groups; verl's 2 s would dominate a small step."""
+from samplers.replay_buffer import (
+    MixedReplayBuffer,
+    MixedReplayBufferAsync,
+    Mixture,
+    make_uid,
+    prompt_of,
+)
 
 
 class MixtureError(RuntimeError):
     """The batch about to be trained is not the planned one."""
 
 
-@register_trainer("mixed_sync")
-class MixedSyncTrainer(PPOTrainerSync):
-    """Synchronous training on the exact mixture."""
+class _MixedTrainer:
+    """Mixed into each of verl's trainers; see the module."""
+
+    MODE: ClassVar[str]
+    """verl's own name of the mode."""
+
+    # verl's
+    config: Any
+    global_steps: int
+    local_trigger_step: int
+    parameter_sync_step: int
+    steps_per_epoch: int
+    total_training_steps: int
+    trainer_mode: str
+    train_dataset: Any
+    val_dataset: Any
+    tokenizer: Any
+    actor_rollout_wg: Any
+    use_reference_policy: bool
+    role_worker_mapping: dict[Any, Any]
 
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
             # verl asks for the literal name in several places (trainer_base.py:153, 731, 902, ...).
-            config.trainer.v1.trainer_mode = "sync"
+            config.trainer.v1.trainer_mode = self.MODE
         self.mixed = load_section(
             MixedConfig, OmegaConf.to_container(config.mixed, resolve=True), "mixed"
         )
@@ -69,17 +106,18 @@ class MixedSyncTrainer(PPOTrainerSync):
         self.ledger = Ledger(run_dir / "ledger.jsonl")
         self.metrics_file = MetricsFile(run_dir / "metrics.jsonl")
         self.trajectory_dir = run_dir / "trajectories"
-        self._planned: dict[str, PlannedPrompt] = {}  # uid -> prompts of the step under way
-        self._cumulative_error: dict[str, int] = {}
+        self._rows_per_update = 0
+        self._miscounted: Counter[str] = Counter()  # source -> trained more than planned so far
         self._step_metrics: dict[str, Any] = {}
-        super().__init__(config)
+        super().__init__(config)  # type: ignore[call-arg]
 
     # --- prompts ------------------------------------------------------------------------------
 
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
         dataset: Any = self.train_dataset  # MixedRLHFDataset
-        index = rows_by_source(dataset.dataframe["data_source"])
+        self.val_dataset.is_validation = True
+        index = rows_by_source(dataset.dataframe.with_format("arrow")["data_source"][:])
         self.plan = MixturePlan(
             sizes={name: len(rows) for name, rows in index.items() if name in self.mixed.ratios},
             ratios=self.mixed.ratios,
@@ -87,60 +125,168 @@ class MixedSyncTrainer(PPOTrainerSync):
             seed=self.mixed.seed,
             apportionment=self.mixed.apportionment,
         )
-        self.stream = PlanStream(dataset, self.plan, index, collate_fn)
+        self._index = index
+        self.stream = PlanStream(
+            dataset,
+            self.plan,
+            index,
+            collate_fn,
+            workers=self.config.data.dataloader_num_workers,
+            on_change=self.mixed.on_change,
+        )
         self.train_dataloader = self.stream
         self.steps_per_epoch = max(1, self.steps_per_epoch)
 
-    def _next_train_batch(self, num_prompts: int | None = None) -> TensorDict:
-        planned, columns = self.stream.take(num_prompts or self.config.data.train_batch_size)
-        # The position rides in the uid, which verl carries everywhere and splits on "_" only.
-        uids = [f"{uuid.uuid4().hex}.{prompt.position}" for prompt in planned]
-        self._planned = dict(zip(uids, planned, strict=True))
+    def _next_train_batch(self, num_prompts: int | Mapping[str, int] | None = None) -> TensorDict:
+        """The next prompts of the stream; or, given source -> prompts, of these sources."""
+        if isinstance(num_prompts, Mapping):
+            planned, columns = self.stream.replace(num_prompts)
+        else:
+            planned, columns = self.stream.take(num_prompts or self.config.data.train_batch_size)
+        uids = [make_uid(prompt.source, prompt.draw) for prompt in planned]
         columns["uid"] = np.array(uids, dtype=object)
         batch = tu.get_tensordict(columns)
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
         return batch
 
-    def _build_replay_buffer(self) -> ReplayBuffer:
-        buffer = super()._build_replay_buffer()
-        buffer.poll_interval = POLL_INTERVAL_S
-        return buffer
-
     # --- the trained batch --------------------------------------------------------------------
 
-    def _balance_batch(self, batch: KVBatchMeta, metrics: dict, **kwargs: Any) -> KVBatchMeta:
-        self._check_composition(batch)
-        return super()._balance_batch(batch, metrics, **kwargs)
+    def _build_replay_buffer(self) -> MixedReplayBuffer | MixedReplayBufferAsync:
+        v1 = self.config.trainer.v1
+        is_sync = self.trainer_mode == "sync"
+        metric = self._resolve_filter_groups_metric()
+        filter_groups = self.config.algorithm.get("filter_groups") or {}
+        return (MixedReplayBuffer if is_sync else MixedReplayBufferAsync)(
+            Mixture(
+                quota=self._quota,
+                draw=self._add_prompts_to_generate,
+                give_back=lambda drawn: self.stream.give_back(drawn),
+                max_wait_s=self.mixed.max_wait_s,
+                max_replacements=self.mixed.max_replacements,
+            ),
+            trainer_mode=self.trainer_mode,
+            trainer_config=v1.get(self.trainer_mode, {}),
+            max_off_policy_threshold=v1.sampler.max_off_policy_threshold,
+            max_off_policy_strategy=v1.sampler.max_off_policy_strategy,
+            sampler_kwargs=v1.sampler.sampler_kwargs,
+            filter_groups_metric=metric,
+            train_batch_size=self.config.data.train_batch_size,
+            gen_batch_size=1,
+            max_inflight_gen_batches=filter_groups.get("max_inflight_gen_batches", 1),
+            sync_refill_failed_groups=is_sync and bool(v1.sampler.sync_refill_failed_groups),
+        )
 
-    def _check_composition(self, batch: KVBatchMeta) -> None:
+    def _quota(self, groups: int, update: int | None = None) -> dict[str, int]:
+        """source -> groups among the next so many of this step, from its mini-batch `update` on."""
+        batch_size = self.config.data.train_batch_size
+        first = (self.global_steps - 1) * batch_size
+        if update is None:
+            first += self.local_trigger_step * (batch_size // self.parameter_sync_step)
+        else:
+            first += update * groups
+        return self.plan.counts_between(first, first + groups)
+
+    def on_step_begin(self) -> None:
+        self.local_trigger_step = 0  # verl leaves the last step's here until it samples
+        super().on_step_begin()
+
+    def _balance_batch(
+        self,
+        batch: KVBatchMeta,
+        metrics: dict[str, Any],
+        logging_prefix: str = "global_seqlen",
+        keep_minibatch: bool = False,
+    ) -> KVBatchMeta:
+        groups = self._check_composition(batch)
+        per_update = min(self.config.actor_rollout_ref.actor.ppo_mini_batch_size, groups)
+        start = self.local_trigger_step * groups // per_update
+        quotas = [
+            self._quota(per_update, update) for update in range(start, start + groups // per_update)
+        ]
+        batch, self._rows_per_update, balance = lay_out(
+            batch, quotas, self._sizes(), self.tokenizer.eos_token_id
+        )
+        metrics.update(balance)
+        if self._temperatures:
+            write_temperatures(batch, self._temperatures, self._common_temperature)
+        return batch
+
+    def _check_composition(self, batch: KVBatchMeta) -> int:
         """Refuse a batch whose sources are not the plan's, counted from the rows themselves.
+
+        Returns:
+            Groups in the batch.
 
         Raises:
             MixtureError: a group is missing, short, or of another source than planned.
         """
-        data = _fetch(batch, batch.keys, ["data_source", "uid"])
-        rows_per_group: dict[str, int] = {}
-        trained: dict[str, int] = {}
-        for uid, source in zip(_values(data, "uid"), _values(data, "data_source"), strict=True):
-            if uid not in rows_per_group:
-                trained[source] = trained.get(source, 0) + 1
-            rows_per_group[uid] = rows_per_group.get(uid, 0) + 1
-        planned = self.plan.counts(self.global_steps - 1)
-        wanted = {source: count for source, count in planned.items() if count}
-        n = self.config.actor_rollout_ref.rollout.n
-        short = sorted(uid for uid, rows in rows_per_group.items() if rows < n)
+        data = fetch(batch, batch.keys, ["data_source", "uid"])
+        sessions: dict[str, set[str]] = {}
+        trained: Counter[str] = Counter()
+        for key, uid, source in zip(
+            batch.keys, values(data, "uid"), values(data, "data_source"), strict=True
+        ):
+            if uid not in sessions:
+                trained[source] += 1
+            sessions.setdefault(uid, set()).add(key.split("_")[1])
+        groups = self.config.data.train_batch_size // self.parameter_sync_step
+        wanted = {source: count for source, count in self._quota(groups).items() if count}
+        short = [uid for uid, own in sessions.items() if len(own) < self._rollout_n(uid)]
         if trained != wanted or short:
             raise MixtureError(
                 f"cannot train step={self.global_steps}: planned prompts {wanted}, finished "
-                f"{trained}, groups with fewer than n={n} trajectories: {len(short)}; an agent "
-                "loop raised: its traceback is in train.log above this line"
+                f"{dict(trained)}, groups that lost trajectories: {len(short)}; an agent loop "
+                "raised: its traceback is in train.log above this line; mend it, or have such "
+                "groups replaced (trainer.v1.sampler.sync_refill_failed_groups=true)"
             )
+        return groups
 
-    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        batch = super()._compute_old_log_prob(batch, metrics)
+    def _rollout_n(self, uid: str) -> int:
+        source = self.mixed.sources[prompt_of(uid)[0]]
+        return source.rollout_n or self.config.actor_rollout_ref.rollout.n
+
+    def _sizes(self) -> Sizes:
+        """What the rows of an optimizer update must divide into."""
+        workers = self.actor_rollout_wg
+        if "actor" not in workers._dispatch_info:
+            workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        return Sizes(
+            ranks=max(workers._dispatch_info["actor"]) + 1,
+            update_micro=1 if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
+            log_prob_micro=1
+            if rollout.log_prob_use_dynamic_bsz
+            else rollout.log_prob_micro_batch_size_per_gpu,
+        )
+
+    # --- one temperature per row, one number of rows per update -------------------------------
+
+    @property
+    def _common_temperature(self) -> float:
+        return float(self.config.actor_rollout_ref.rollout.temperature)
+
+    @property
+    def _temperatures(self) -> dict[str, float]:
+        """source -> temperature; empty where all have the common one."""
+        own = {
+            name: source.temperature or self._common_temperature
+            for name, source in self.mixed.sources.items()
+        }
+        return own if set(own.values()) != {self._common_temperature} else {}
+
+    def _with_row_temperatures(self, batch: KVBatchMeta) -> KVBatchMeta:
+        if self._temperatures:
+            batch.extra_info = RowTemperatures(batch.extra_info or {})
+            batch.extra_info.pop("temperature", None)
+        return batch
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_old_log_prob(self._with_row_temperatures(batch), metrics)
         limit = self.mixed.max_probs_diff
         seen = metrics.get("training/rollout_probs_diff_max")
-        if limit is not None and seen is not None and float(seen) > limit:
+        if limit is None or seen is None or not self._is_on_policy(batch):
+            return batch
+        if float(seen) > limit:
             raise RuntimeError(
                 f"rollout and trainer disagree in step={self.global_steps}: "
                 f"rollout_probs_diff_max={float(seen):.2e} is above mixed.max_probs_diff={limit}; "
@@ -148,57 +294,58 @@ class MixedSyncTrainer(PPOTrainerSync):
             )
         return batch
 
-    def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
+    def _is_on_policy(self, batch: KVBatchMeta) -> bool:
+        """Whether all rows were sampled from the weights that are trained now."""
+        current = self.global_steps - 1
+        return self.trainer_mode == "sync" or all(
+            is_padding(tag) or (tag.get("min_global_steps") or 0) >= current for tag in batch.tags
+        )
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return super()._compute_ref_log_prob(self._with_row_temperatures(batch), metrics)
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        with self._verl_reads_rows_per_update():
+            return super()._update_actor(self._with_row_temperatures(batch), metrics)
+
+    @contextmanager
+    def _verl_reads_rows_per_update(self) -> Iterator[None]:
+        """verl takes `ppo_mini_batch_size * rollout.n` for the rows of one update. Where groups
+        differ in size that is not their number, so the two say it while verl reads them."""
+        config = self.config.actor_rollout_ref
+        sizes = config.actor.ppo_mini_batch_size, config.rollout.n
+        with open_dict(self.config):
+            config.actor.ppo_mini_batch_size, config.rollout.n = self._rows_per_update, 1
+            try:
+                yield
+            finally:
+                config.actor.ppo_mini_batch_size, config.rollout.n = sizes
+
+    # --- accounts -----------------------------------------------------------------------------
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> KVBatchMeta:
         batch = super().step(metrics, timing_raw)
-        trajectories = self._read_trajectories(batch)
+        trajectories = read_trajectories(batch)
         self._check_infrastructure(trajectories)
         self._write_trajectories(trajectories)
         self._write_ledger(trajectories)
-        planned = self.plan.counts(self.global_steps - 1)
-        trained = prompts_per_source(trajectories)
-        for source in planned:
-            self._cumulative_error[source] = (
-                self._cumulative_error.get(source, 0) + trained.get(source, 0) - planned[source]
-            )
         metrics.update(source_metrics(trajectories))
-        metrics["mixed/ratio_error/max"] = float(ratio_error(planned, trained))
-        metrics["mixed/ratio_error/cumulative_max"] = float(
-            max(map(abs, self._cumulative_error.values()))
-        )
+        metrics.update(self._ratio_errors(prompts_per_source(trajectories)))
         self._step_metrics = metrics
         return batch
 
-    def _read_trajectories(self, batch: KVBatchMeta) -> list[TrainedTrajectory]:
-        """The rows of a trained batch, padding left out."""
-        keys = [
-            key
-            for key, tag in zip(batch.keys, batch.tags, strict=True)
-            if not tag.get("is_padding", False)
-        ]
-        tokens = ["prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores"]
-        facts = ["uid", "data_source", "extra_info", "extra_fields"]
-        data = _fetch(batch, keys, tokens + facts)
-        column: dict[str, list[Any]] = {
-            name: [row.tolist() for row in data[name].unbind(0)] for name in tokens
+    def _ratio_errors(self, trained: Mapping[str, int]) -> dict[str, float]:
+        """How far the batch is from its quotas, and the run so far from what is due, in prompts."""
+        planned = self.plan.counts(self.global_steps - 1)
+        self._miscounted.update({name: trained.get(name, 0) - planned[name] for name in planned})
+        prompts = self.global_steps * self.plan.batch_size
+        so_far, due = self.plan.counts_between(0, prompts), self.plan.due(prompts)
+        return {
+            "mixed/ratio_error/max": float(ratio_error(planned, trained)),
+            "mixed/ratio_error/cumulative_max": max(
+                abs(float(so_far[name] + self._miscounted[name] - due[name])) for name in planned
+            ),
         }
-        column |= {name: _values(data, name) for name in facts}
-        return [
-            TrainedTrajectory(
-                key=key,
-                uid=column["uid"][i],
-                position=self._planned[column["uid"][i]].position,
-                source=column["data_source"][i],
-                row_id=column["extra_info"][i]["row_id"],
-                reward=sum(column["rm_scores"][i]),
-                acc=float(column["extra_fields"][i]["reward_extra_info"].get("acc", 0.0)),
-                prompt_ids=column["prompts"][i],
-                response_ids=column["responses"][i],
-                response_mask=column["response_mask"][i],
-                log_probs=column["rollout_log_probs"][i],
-                record=column["extra_fields"][i]["mixed"],
-            )
-            for i, key in enumerate(keys)
-        ]
 
     def _check_infrastructure(self, trajectories: list[TrainedTrajectory]) -> None:
         faults = [
@@ -225,7 +372,7 @@ class MixedSyncTrainer(PPOTrainerSync):
                     "key": t.key,
                     "source": t.source,
                     "row_id": t.row_id,
-                    "position": t.position,
+                    "draw": t.draw,
                     "reward": t.reward,
                     "acc": t.acc,
                     "prompt_ids": t.prompt_ids,
@@ -234,7 +381,7 @@ class MixedSyncTrainer(PPOTrainerSync):
                     "log_probs": t.log_probs,
                     **t.record,
                 }
-                for t in sorted(trajectories, key=lambda t: (t.position, t.key))
+                for t in sorted(trajectories, key=lambda t: (t.source, t.draw, t.key))
             ),
         )
 
@@ -242,21 +389,28 @@ class MixedSyncTrainer(PPOTrainerSync):
         groups: dict[str, list[TrainedTrajectory]] = {}
         for trajectory in trajectories:
             groups.setdefault(trajectory.uid, []).append(trajectory)
-        entries = []
-        for uid, group in groups.items():
-            solved = sum(trajectory.acc >= 1 for trajectory in group)
-            entries.append(
-                LedgerEntry(
-                    step=self.global_steps,
-                    position=group[0].position,
-                    source=group[0].source,
-                    row=self._planned[uid].row,
-                    row_id=group[0].row_id,
-                    outcome=f"solved {solved}/{len(group)}",
-                )
-            )
-        entries.sort(key=lambda entry: entry.position)
-        self.ledger.append_step(self.global_steps, entries)
+        given_up = dict(self.replay_buffer.take_given_up())
+        if self.global_steps >= self.total_training_steps:
+            given_up |= dict.fromkeys(_prompts_under_way(), "unfinished")
+        entries = [self._entry(uid, "trained", group) for uid, group in groups.items()]
+        entries += [self._entry(uid, why, []) for uid, why in given_up.items()]
+        entries.sort(key=lambda entry: (entry.source, entry.draw))
+        self.ledger.append_step(self.global_steps, entries, self.plan.drawn)
+
+    def _entry(self, uid: str, outcome: Outcome, group: list[TrainedTrajectory]) -> LedgerEntry:
+        source, draw = prompt_of(uid)
+        row = int(self.plan.rows(source, [draw])[0])
+        stored = self.train_dataset.dataframe[int(self._index[source][row])]
+        return LedgerEntry(
+            step=self.global_steps,
+            source=source,
+            draw=draw,
+            row=row,
+            row_id=group[0].row_id if group else stored["extra_info"]["row_id"],
+            outcome=outcome,
+            trajectories=len(group),
+            reward_mean=float(np.mean([t.reward for t in group])) if group else None,
+        )
 
     def _compute_metrics(
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
@@ -307,6 +461,8 @@ class MixedSyncTrainer(PPOTrainerSync):
         super()._load_checkpoint()
         step = self.global_steps
         self.ledger.rewind(step)
+        self.ledger.begin(self.plan.description())
+        self._drop_strangers()
         line = checkpoints / f"global_step_{step}" / "metrics.jsonl"
         checkpointed = json.loads(line.read_text(encoding="utf-8")) if line.exists() else None
         self.metrics_file.rewind(step if step else -1, checkpointed)
@@ -316,6 +472,17 @@ class MixedSyncTrainer(PPOTrainerSync):
         if step:
             with open_dict(self.config):
                 self.config.trainer.val_before_train = False  # step 0 has its validation already
+
+    def _drop_strangers(self) -> None:
+        """Clear what a restored TransferQueue holds and no step will train: rows of the step that
+        was checkpointed, and prompts of sources that have left the mixture."""
+        items = (tq.kv_list("train") or {}).get("train", {}) if self.trainer_mode != "sync" else {}
+        prompts = {key for key, tag in items.items() if tag.get("is_prompt")}
+        left = {uid for uid in prompts if prompt_of(uid)[0] not in self.mixed.ratios}
+        keys = [key for key in items if group_of(key) not in prompts - left]
+        if keys:
+            tq.kv_clear(keys=keys, partition_id="train")
+        self._restored_tq_prompt_count = len(prompts - left)
 
     # --- CPU ----------------------------------------------------------------------------------
 
@@ -330,14 +497,31 @@ class MixedSyncTrainer(PPOTrainerSync):
                 self.role_worker_mapping[role] = ray.remote(CPUActorRolloutRefWorker)
 
 
-def _fetch(batch: KVBatchMeta, keys: list[str], fields: list[str]) -> Any:
-    """Columns of some rows of a batch: a TensorDict."""
-    return tq.kv_batch_get(keys=keys, partition_id=str(batch.partition_id), select_fields=fields)
+@register_trainer("mixed_sync")
+class MixedSyncTrainer(_MixedTrainer, PPOTrainerSync):
+    """Synchronous training on the exact mixture."""
+
+    MODE = "sync"
 
 
-def _values(data: Any, name: str) -> list[Any]:
-    """A column that is no tensor, as plain Python values."""
-    return data.get(name).tolist()
+@register_trainer("mixed_colocate_async")
+class MixedColocateAsyncTrainer(_MixedTrainer, PPOTrainerColocateAsync):
+    """Asynchronous training, rollout and training on the same devices."""
+
+    MODE = "colocate_async"
+
+
+@register_trainer("mixed_separate_async")
+class MixedSeparateAsyncTrainer(_MixedTrainer, PPOTrainerSeparateAsync):
+    """Asynchronous training, rollout on devices of its own."""
+
+    MODE = "separate_async"
+
+
+def _prompts_under_way() -> list[str]:
+    """uids of the prompts that were started and not trained."""
+    items = (tq.kv_list("train") or {}).get("train", {})
+    return [key for key, tag in items.items() if tag.get("is_prompt")]
 
 
 def _mend_tracker(checkpoints: Path) -> None:

@@ -54,9 +54,20 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
 
     plan = commands.add_parser(
-        "plan", parents=[overrides], help="print the prompts per source of the first batches"
+        "plan",
+        parents=[overrides],
+        help="print what the mixture will do: batches, passes, tool calls",
     )
-    plan.add_argument("--batches", type=_at_least_one, default=10, help="how many (default 10)")
+    plan.add_argument(
+        "--batches", type=_at_least_one, default=10, help="how many to list (default 10)"
+    )
+    plan.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
+    plan.add_argument(
+        "--diff",
+        type=Path,
+        metavar="OTHER",
+        help="a run's config.yaml or a mixture to compare with",
+    )
     plan.set_defaults(run=_plan)
 
     prepare = commands.add_parser("prepare", help="write the parquet files of a source")
@@ -126,28 +137,34 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _plan(arguments: argparse.Namespace) -> int:
-    from cluster.compose import unset_problems
+    import json
+
     from cluster.launch import is_made, make_plan
-    from cluster.run_audit import plan_of
-    from config.schema import ConfigError
+    from cluster.plan_report import (
+        as_json,
+        compare,
+        describe,
+        describe_diff,
+        other_report,
+        report_of,
+    )
 
     run = make_plan(arguments.overrides, os.environ)
-    if problems := unset_problems(run.config):
-        raise ConfigError(problems)
     made = run.demo is None or is_made(run.demo)
-    names = run.config["mixed"]["sources"]
-    plan = plan_of(run.config, None if made else dict.fromkeys(names, 1))  # counts need no sizes
-    width = max(8, *(len(name) + 2 for name in plan.sources))
-    print("batch   " + "".join(f"{name:>{width}}" for name in plan.sources))
-    totals = dict.fromkeys(plan.sources, 0)
-    for index in range(arguments.batches):
-        counts = plan.counts(index)
-        print(f"{index + 1:<8}" + "".join(f"{counts[name]:>{width}}" for name in plan.sources))
-        for name, count in counts.items():
-            totals[name] += count
-    print("total   " + "".join(f"{totals[name]:>{width}}" for name in plan.sources))
-    if made:
-        print("rows    " + "".join(f"{plan.sizes[name]:>{width}}" for name in plan.sources))
+    unknown = None if made else f"the demo is not made yet ({run.demo})"
+    report = report_of(run.config, batches=arguments.batches, rows_unknown=unknown)
+    diff = None
+    if arguments.diff is not None:
+        other = other_report(
+            arguments.diff, run.config, batches=arguments.batches, rows_unknown=unknown
+        )
+        diff = compare(str(arguments.diff), report, other)
+    if arguments.json:
+        print(json.dumps(as_json(report, diff)))
+        return GOOD
+    print("\n".join(describe(report)))
+    if diff is not None:
+        print("\n".join(["", *describe_diff(diff)]))
     return GOOD
 
 

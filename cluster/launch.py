@@ -46,7 +46,7 @@ from cluster.settings import (
     is_own_tool_server,
     overrides_from,
 )
-from config.schema import ConfigError
+from config.schema import ConfigError, SourceConfig, load_section
 from samplers.prepare import READERS
 
 REPOSITORY = Path(__file__).parents[1]
@@ -127,6 +127,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     folder = RunFolder(RUNS / config.mixed.experiment)
     config.mixed.run_dir = str(folder.path)
     _find_agent_loops(config)
+    _add_files_of_sources(config)
     return Plan(
         demo=_use_demo(config),
         config=resolve(config, complete=False),
@@ -143,6 +144,18 @@ def _find_agent_loops(config: DictConfig) -> None:
         ours = REPOSITORY / given
         found = ours if ours.is_file() and not given.is_file() else given
         agent.agent_loop_config_path = str(found.absolute())
+
+
+def _add_files_of_sources(config: DictConfig) -> None:
+    """Let `data.train_files` hold the files that sources name as theirs."""
+    named: list[str] = []
+    for source in config.mixed.sources.values():
+        own = source.get("files") if isinstance(source, DictConfig) else None
+        named += [own] if isinstance(own, str) else list(own or [])
+    if named:
+        common = [] if "data.train_files" in unset_keys(config) else config.data.train_files
+        common = [common] if isinstance(common, str) else list(common)
+        config.data.train_files = list(dict.fromkeys([*common, *named]))
 
 
 def _use_demo(config: DictConfig) -> Path | None:
@@ -263,7 +276,7 @@ def _refused_changes(plan: Plan) -> list[str]:
         return []
     return [
         f"{change} in {folder.path}: the run was started otherwise; set it back to resume, or "
-        "choose another EXPERIMENT_NAME"
+        "choose another EXPERIMENT_NAME (a changed mixture: mixed.on_change=continue)"
         for change in changed_keys(load_config(folder.config), plan.config)
     ]
 
@@ -333,7 +346,8 @@ def _corpus(plan: Plan) -> Path | None:
 def _runs_code(config: Mapping[str, Any]) -> bool:
     sources = at(config, "mixed.sources", {}).values()
     return any(
-        source["ratio"] > 0 and str(source.get(key)).startswith("code")
+        load_section(SourceConfig, source, "mixed.sources").takes_part
+        and str(source.get(key)).startswith("code")
         for source in sources
         for key in ("agent", "reward")
     )

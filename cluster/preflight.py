@@ -6,6 +6,7 @@ own rules are restated where breaking them would end a run late, in silence, or 
 """
 
 import ctypes
+import os
 import re
 import socket
 import urllib.request
@@ -13,8 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
@@ -22,16 +24,29 @@ import yaml
 from cluster.compose import at, files_at, unset_keys, unset_problems
 from cluster.environment import plugin_problems
 from cluster.settings import TOOL_CONFIG
-from config.schema import ConfigError, MixedConfig, Section, ToolConfig, load_section
-from samplers.rows import read_sources
+from config.schema import (
+    ConfigError,
+    MixedConfig,
+    Section,
+    SourceConfig,
+    ToolConfig,
+    load_section,
+)
+from samplers.rows import FileRows, read_sources, row_id_problems
 
 CPUS_PER_PROCESS = 3
 """Logical CPUs of one training process, for the roles that verl may place in it."""
 
 HEALTH_TIMEOUT_S = 5.0
 
+S = TypeVar("S", bound=Section)
+
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
+_FUSED = "actor_rollout_ref.model.use_fused_kernels"
+
+_MODES = ("mixed_sync", "mixed_colocate_async", "mixed_separate_async")
+"""Trainers of the mixture; see `agent_loop.trainer`."""
 
 
 def preflight(config: Mapping[str, Any], *, own_tool_server: bool, data: bool = True) -> list[str]:
@@ -46,34 +61,63 @@ def preflight(config: Mapping[str, Any], *, own_tool_server: bool, data: bool = 
     Returns:
         One sentence each: what, where, the rule, the remedy. Empty when the run may start.
     """
-    mixed, problems = _section(MixedConfig, config, "mixed")
-    tools, tool_problems = _section(ToolConfig, config, TOOL_CONFIG)
-    problems += tool_problems
-    problems += unset_problems(config)
+    problems = mixture_problems(config, data=data)
     problems += plugin_problems()
-    problems += name_problems(at(config, "mixed.experiment"))
-    agents, agent_problems = _agents(config)
-    problems += agent_problems
-    problems += _choice_problems(config, agents)
-    problems += _number_problems(config)
+    problems += _mode_problems(config)
     problems += _batch_problems(config)
     problems += _device_problems(config)
     problems += _dashboard_problems(config)
     if data:
-        problems += _data_problems(config, mixed, agents)
         problems += _model_problems(config)
+    tools, _ = _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if tools is not None and not own_tool_server:
         problems += _given_server_problems(tools.server_url)
     return problems
 
 
-def _section(
-    section: type[Section], config: Mapping[str, Any], path: str
-) -> tuple[Any | None, list[str]]:
+def mixture_problems(config: Mapping[str, Any], *, data: bool = True) -> list[str]:
+    """The part of `preflight` that is the same on every machine: mixture, rows, numbers.
+
+    Args:
+        config: the resolved run config.
+        data: look into the data files.
+    """
+    _, problems = _section(MixedConfig, at(config, "mixed", {}), "mixed")
+    problems += _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)[1]
+    problems += unset_problems(config)
+    problems += name_problems(at(config, "mixed.experiment"))
+    agents, agent_problems = _agents(config)
+    problems += agent_problems
+    problems += _choice_problems(config, agents)
+    problems += _schedule_problems(config)
+    problems += _source_problems(config)
+    problems += _number_problems(config)
+    if data:
+        problems += _data_problems(config, agents)
+    return problems
+
+
+def _section(section: type[S], values: Any, path: str) -> tuple[S | None, list[str]]:
     try:
-        return load_section(section, at(config, path, {}), path), []
+        return load_section(section, values, path), []
     except ConfigError as error:
         return None, error.problems
+
+
+def _named(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """source -> its settings as they stand in the config, right or wrong."""
+    sources = at(config, "mixed.sources")
+    return sources if isinstance(sources, Mapping) else {}
+
+
+def _sources(config: Mapping[str, Any]) -> dict[str, SourceConfig]:
+    """The sources with nothing wrong in their own settings, whatever is wrong elsewhere."""
+    sources: dict[str, SourceConfig] = {}
+    for name, values in _named(config).items():
+        source, _ = _section(SourceConfig, values, f"mixed.sources.{name}")
+        if source is not None:
+            sources[name] = source
+    return sources
 
 
 def name_problems(experiment: Any) -> list[str]:
@@ -91,7 +135,7 @@ def _choice_problems(config: Mapping[str, Any], agents: set[str] | None) -> list
     from agent_loop.rewards import REWARDS  # pulls in the graders, which `--help` can do without
 
     problems = []
-    for name, source in at(config, "mixed.sources", {}).items():
+    for name, source in _named(config).items():
         for key, known in (("reward", set(REWARDS)), ("agent", agents)):
             choice = source.get(key) if isinstance(source, Mapping) else None
             if choice is not None and known is not None and choice not in known:
@@ -115,61 +159,174 @@ def _agents(config: Mapping[str, Any]) -> tuple[set[str] | None, list[str]]:
         return None, [f"{key}={path!r}: not a list of {{name, _target_}} ({error}); correct it"]
 
 
+def _schedule_problems(config: Mapping[str, Any]) -> list[str]:
+    """Schedules that leave no source a share at some step, or that cannot be followed."""
+    sources = _sources(config)
+    schedules = {name: source.schedule for name, source in sources.items()}
+    moving = [name for name, schedule in schedules.items() if len(schedule) > 1]
+    problems = []
+    if moving and at(config, "mixed.apportionment") == "fixed":
+        problems.append(
+            f"mixed.apportionment='fixed' with a schedule for source={', '.join(moving)}: every "
+            "batch would hold the same counts; set it to carry, or give one ratio each"
+        )
+    if len(sources) < len(_named(config)) or not any(own.takes_part for own in sources.values()):
+        return problems  # said by the check of the section
+    steps = sorted({0}.union(*schedules.values()))
+    empty = [step for step in steps if not any(_at_step(own, step) for own in schedules.values())]
+    problems += [
+        f"every ratio is 0 after {step} steps ({', '.join(schedules)}): a batch needs a source; "
+        "give at least one a ratio above 0 there (mixed.sources.<name>.ratio)"
+        for step in empty
+    ]
+    return problems
+
+
+def _at_step(schedule: Mapping[int, float], step: int) -> float:
+    """A schedule's ratio at one step; exactly 0 where it is."""
+    knots = sorted(schedule)
+    return float(np.interp(step, knots, [schedule[knot] for knot in knots]))
+
+
+def _source_problems(config: Mapping[str, Any]) -> list[str]:
+    """Settings of sources that verl's engines could not keep."""
+    longest = at(config, "data.max_response_length")
+    common = at(config, f"{_ROLLOUT}.temperature")
+    fused = at(config, _FUSED)
+    problems = []
+    for name, source in _sources(config).items():
+        length, temperature = source.max_response_length, source.temperature
+        if length is not None and isinstance(longest, int) and length > longest:
+            problems.append(
+                f"mixed.sources.{name}.max_response_length={length}: every response is padded to "
+                f"data.max_response_length={longest}, so no source may have more; lower it, or "
+                "raise that"
+            )
+        if fused and temperature is not None and temperature != common:
+            problems.append(
+                f"mixed.sources.{name}.temperature={temperature} with {_FUSED}=true: verl's fused "
+                f"kernels take one temperature for all rows ({_ROLLOUT}.temperature={common}); set "
+                f"{_FUSED}=false, or leave out the source's own"
+            )
+    return problems
+
+
 # --- data ---------------------------------------------------------------------------------------
 
 
-def _data_problems(
-    config: Mapping[str, Any], mixed: MixedConfig | None, agents: set[str] | None
-) -> list[str]:
+def _data_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[str]:
     problems = []
     for key in ("data.train_files", "data.val_files"):
         if key in unset_keys(config):
             continue  # said by then
         files = files_at(config, key)
-        try:
-            found = read_sources(files)
-        except ValueError as error:
-            problems += [f"{key}: {line}" for line in str(error).splitlines()]
-            continue
-        if mixed is None:
-            continue
-        rows: Counter[str] = Counter()
-        for file in found:
-            rows.update(file.rows_by_source)
-            problems += [
-                f"no ratio for source={source!r} ({file.path}, {count} rows): every source of "
-                f"{key} needs one; add mixed.sources.{source}.ratio (0 leaves it out)"
-                for source, count in file.rows_by_source.items()
-                if source not in mixed.sources
-            ]
+        times = Counter(map(os.path.abspath, files))
         problems += [
-            f"no rows of source={source!r} in {key} ({', '.join(files)}): it has "
-            f"mixed.sources.{source}.ratio={ratio}; add a file with its rows or set its ratio to 0"
-            for source, ratio in mixed.ratios.items()
-            if not rows[source]
+            f"{key}: {file} is named {count} times: its rows would count as often; name it once"
+            for file, count in times.items()
+            if count > 1
         ]
-        problems += _row_agent_problems(files, mixed, agents)
+        found, unreadable = _readable(files)
+        problems += [f"{key}: {problem}" for problem in unreadable]
+        problems += _unknown_source_problems(config, key, found)
+        if not unreadable:
+            problems += _missing_source_problems(config, key, found)
+        problems += _row_agent_problems(config, found, agents)
+        if key == "data.train_files":
+            paths = [file.path for file in found]
+            problems += [f"{key}: {problem}" for problem in row_id_problems(paths)]
+            problems += _own_file_problems(config, files, found)
+    return problems
+
+
+def _readable(files: Sequence[str]) -> tuple[list[FileRows], list[str]]:
+    """What the good files hold, each looked at once, and what is wrong with the others."""
+    found: list[FileRows] = []
+    problems: list[str] = []
+    for some in [[file] for file in dict.fromkeys(map(os.path.abspath, files))] or [[]]:
+        try:
+            found += read_sources(some)
+        except ValueError as error:
+            problems += str(error).splitlines()
+    return found, problems
+
+
+def _unknown_source_problems(
+    config: Mapping[str, Any], key: str, found: Sequence[FileRows]
+) -> list[str]:
+    return [
+        f"no ratio for source={source!r} ({file.path}, {count} rows): every source of "
+        f"{key} needs one; add mixed.sources.{source}.ratio (0 leaves it out)"
+        for file in found
+        for source, count in file.rows_by_source.items()
+        if source not in _named(config)
+    ]
+
+
+def _missing_source_problems(
+    config: Mapping[str, Any], key: str, found: Sequence[FileRows]
+) -> list[str]:
+    there = {source for file in found for source in file.rows_by_source}
+    return [
+        f"no rows of source={name!r} in {key} ({', '.join(str(file.path) for file in found)}): it "
+        f"has mixed.sources.{name}.ratio={source.ratio}; add a file with its rows or set its "
+        "ratio to 0"
+        for name, source in _sources(config).items()
+        if source.takes_part and name not in there
+    ]
+
+
+def _own_file_problems(
+    config: Mapping[str, Any], files: Sequence[str], found: Sequence[FileRows]
+) -> list[str]:
+    """Rows of other sources in a file that one source names as its own."""
+    rows_of = {str(file.path): file.rows_by_source for file in found}
+    trained = set(map(os.path.abspath, files))
+    problems = []
+    for name, source in _sources(config).items():
+        key = f"mixed.sources.{name}.files"
+        for path in source.files:
+            if os.path.abspath(path) not in trained:
+                problems.append(
+                    f"{key}: {path} is not one of data.train_files, so nothing is drawn from it; "
+                    "add it there"
+                )
+            others = [
+                f"{count} rows of source={other!r}"
+                for other, count in rows_of.get(os.path.abspath(path), {}).items()
+                if other != name
+            ]
+            if others:
+                problems.append(
+                    f"{key}: {path} holds {', '.join(others)}: its files hold rows of "
+                    f"data_source={name!r} only; move those rows, or name the file in "
+                    "data.train_files (TRAIN_FILES) instead"
+                )
     return problems
 
 
 def _row_agent_problems(
-    files: Sequence[str], mixed: MixedConfig, agents: set[str] | None
+    config: Mapping[str, Any], found: Sequence[FileRows], agents: set[str] | None
 ) -> list[str]:
     """Agents that rows name themselves, where the mixture leaves it to them."""
-    left_to_rows = {name for name in mixed.ratios if mixed.sources[name].agent is None}
+    left_to_rows = {
+        name
+        for name, source in _sources(config).items()
+        if source.takes_part and source.agent is None
+    }
     if agents is None or not left_to_rows:
         return []
+    columns = ["data_source", "agent_name"]
     problems = []
-    for path in files:
-        table = pq.read_table(path, columns=["data_source", "agent_name"])
-        pairs = Counter(
-            zip(table["data_source"].to_pylist(), table["agent_name"].to_pylist(), strict=True)
-        )
+    for path in (file.path for file in found):
+        table = pq.read_table(path, columns=columns)
+        counted = table.group_by(columns, use_threads=False).aggregate([([], "count_all")])
         problems += [
-            f"{path}: {count} rows of source={source!r} have agent_name={agent!r}: no such agent; "
-            f"there are {', '.join(sorted(agents))}, or set mixed.sources.{source}.agent"
-            for (source, agent), count in pairs.items()
-            if source in left_to_rows and agent not in agents
+            f"{path}: {pair['count_all']} rows of source={pair['data_source']!r} have "
+            f"agent_name={pair['agent_name']!r}: no such agent; there are "
+            f"{', '.join(sorted(agents))}, or set mixed.sources.{pair['data_source']}.agent"
+            for pair in counted.to_pylist()
+            if pair["data_source"] in left_to_rows and pair["agent_name"] not in agents
         ]
     return problems
 
@@ -223,6 +380,7 @@ _LEAST: Mapping[str, float] = {
     "data.max_prompt_length": 1,
     "data.max_response_length": 1,
     f"{_ACTOR}.ppo_mini_batch_size": 1,
+    f"{_ROLLOUT}.multi_turn.max_assistant_turns": 1,
     "trainer.n_gpus_per_node": 1,
     "trainer.nnodes": 1,
     "trainer.total_training_steps": 1,
@@ -255,25 +413,95 @@ def _processes(config: Mapping[str, Any]) -> int:
     return per_node * nodes if isinstance(per_node, int) and isinstance(nodes, int) else 0
 
 
+def _mode_problems(config: Mapping[str, Any]) -> list[str]:
+    """Ways of verl to train that would lose the mixture."""
+    problems = []
+    mode = at(config, "trainer.v1.trainer_mode")
+    if mode not in _MODES:
+        problems.append(
+            f"trainer.v1.trainer_mode={mode!r}: no such trainer of the mixture; choose "
+            f"{', '.join(_MODES)}"
+        )
+    if at(config, "skip.rollout_tq.enable"):
+        problems.append(
+            "skip.rollout_tq.enable=True: it puts saved rollouts past the replay buffer, which "
+            "keeps the quotas; set it to false"
+        )
+    sampler = at(config, "trainer.v1.sampler.custom_sampler.path")
+    if sampler:
+        problems.append(
+            f"trainer.v1.sampler.custom_sampler.path={sampler!r}: the mixture has a sampler of its "
+            "own, which keeps the quotas; set it to null"
+        )
+    if at(config, f"{_ACTOR}.shuffle"):
+        problems.append(
+            f"{_ACTOR}.shuffle=True: mini-batches would be drawn by chance and lose their quotas; "
+            "set it to false"
+        )
+    return problems
+
+
+def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> list[str]:
+    """What verl asserts of a trainer with rollout on GPUs of its own."""
+    problems = []
+    key = "trainer.v1.separate_async.parameter_sync_step"
+    updates = at(config, key)
+    if not _is_count(updates) or batch != updates * mini:
+        problems.append(
+            f"data.train_batch_size={batch} is not {key}={updates!r} times "
+            f"{_ACTOR}.ppo_mini_batch_size={mini}: mixed_separate_async trains one mini-batch at a "
+            "time and sends weights after so many; make it their product"
+        )
+    for key in (f"{_ROLLOUT}.nnodes", f"{_ROLLOUT}.n_gpus_per_node"):
+        value = at(config, key)
+        if not _is_count(value):
+            problems.append(
+                f"{key}={value!r}: mixed_separate_async generates on GPUs of its own; want a whole "
+                "number >= 1"
+            )
+    backend = at(config, f"{_ROLLOUT}.checkpoint_engine.backend")
+    if backend == "naive":
+        problems.append(
+            f"{_ROLLOUT}.checkpoint_engine.backend='naive': it cannot send weights to GPUs of "
+            "another process, as mixed_separate_async must; choose nccl or another of verl's"
+        )
+    return problems
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 def _batch_problems(config: Mapping[str, Any]) -> list[str]:
     """Sizes that verl must be able to split evenly; without even splits it pads or raises."""
     batch, n = at(config, "data.train_batch_size"), at(config, f"{_ROLLOUT}.n")
     mini = at(config, f"{_ACTOR}.ppo_mini_batch_size")
     processes = _processes(config)
-    sizes = (batch, n, mini, processes)
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
+    if not all(_is_count(size) for size in (batch, n, mini, processes)):
         return []  # said by the check of numbers
     problems = []
-    if batch % mini:
+    separate = at(config, "trainer.v1.trainer_mode") == "mixed_separate_async"
+    if separate:
+        problems += _separate_problems(config, batch, mini)
+    elif batch % mini:
         problems.append(
             f"data.train_batch_size={batch} is no multiple of {_ACTOR}.ppo_mini_batch_size={mini}: "
             "the last mini-batch would be filled with padding; choose a divisor"
         )
-    if (batch * n) % processes:
+    sources = _sources(config).values()
+    groups = {source.rollout_n or n for source in sources if source.takes_part}
+    if len(groups) > 1:
+        return problems  # the trainer pads each optimizer update to a number that can be split
+    n = groups.pop() if groups else n
+    at_once, key = (
+        (mini, f"{_ACTOR}.ppo_mini_batch_size") if separate else (batch, "data.train_batch_size")
+    )
+    if (at_once * n) % processes:
         problems.append(
-            f"data.train_batch_size={batch} times {_ROLLOUT}.n={n} is no multiple of the "
-            f"{processes} training processes (trainer.n_gpus_per_node * trainer.nnodes): each "
-            "trains an equal part; change one of them"
+            f"{key}={at_once} times {n} trajectories a prompt ({_ROLLOUT}.n or a source's "
+            f"rollout_n) is no multiple of the {processes} training processes "
+            "(trainer.n_gpus_per_node * trainer.nnodes): each trains an equal part; change one "
+            "of them"
         )
     if problems:
         return problems
@@ -282,7 +510,7 @@ def _batch_problems(config: Mapping[str, Any]) -> list[str]:
         problems += _micro_problems(key, at(config, key), mini * n, processes)
     if not at(config, f"{_ROLLOUT}.log_prob_use_dynamic_bsz"):
         key = f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"
-        problems += _micro_problems(key, at(config, key), batch * n, processes)
+        problems += _micro_problems(key, at(config, key), at_once * n, processes)
     return problems
 
 

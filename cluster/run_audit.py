@@ -1,15 +1,18 @@
 """What a run promises, proven from its files: the ledger against the plan, every mask bit."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
+
+import pyarrow.parquet as pq
 
 from agent_loop.mask_audit import MaskReport, audit_masks
 from cluster.compose import at, files_at
 from cluster.run_state import RunFolder
 from config.schema import MixedConfig, load_section
-from samplers.ledger import AuditReport, audit, read_ledger
+from samplers.audit import AuditReport, audit
+from samplers.ledger import Outcome, read_ledger
 from samplers.mixture_plan import MixturePlan
 from samplers.rows import read_sources
 
@@ -47,6 +50,17 @@ def rows_of(files: Sequence[str]) -> dict[str, int]:
     return dict(rows)
 
 
+def row_ids_of(files: Sequence[str]) -> dict[str, list[str]]:
+    """source -> the row ids of its rows, in the order of the files."""
+    ids: defaultdict[str, list[str]] = defaultdict(list)
+    for path in files:
+        table = pq.read_table(path, columns=["data_source", "extra_info"])
+        names = table["extra_info"].combine_chunks().field("row_id").to_pylist()
+        for source, name in zip(table["data_source"].to_pylist(), names, strict=True):
+            ids[source].append(name)
+    return dict(ids)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAudit:
     """Both proofs of one run."""
@@ -66,21 +80,41 @@ def audit_run(folder: RunFolder, config: Mapping[str, Any]) -> RunAudit:
     Raises:
         ValueError: the ledger or the training files cannot be read.
     """
-    return RunAudit(
-        mixture=audit(read_ledger(folder.ledger), plan_of(config)), masks=audit_masks(folder.path)
+    over = folder.is_done(int(at(config, "trainer.total_training_steps", 0)))
+    mixture = audit(
+        read_ledger(folder.ledger),
+        plan_of(config),
+        in_flight="async" in str(at(config, "trainer.v1.trainer_mode")) and not over,
+        row_ids=row_ids_of(files_at(config, "data.train_files")),
     )
+    return RunAudit(mixture=mixture, masks=audit_masks(folder.path))
 
 
 def describe(report: RunAudit) -> list[str]:
-    """The report in lines."""
+    """The report in lines: verdict, table of sources, problems, worst first."""
     mixture, masks = report.mixture, report.masks
-    prompts = ", ".join(f"{source} {count}" for source, count in mixture.trained.items())
     verdict = "every batch as planned, nothing skipped, nothing twice"
     if not mixture.ok:
-        verdict = "NOT as planned"
+        verdict = f"NOT as planned: {mixture.problems[0]}"
     return [
-        f"ratio audit: {mixture.steps} steps, trained prompts {prompts}: {verdict}",
-        *mixture.problems,
+        f"ratio audit: {mixture.steps} steps, trained prompts "
+        f"{', '.join(f'{name} {count}' for name, count in mixture.trained.items())}: {verdict}",
+        f"  worst batch off by {mixture.worst_batch} prompts, the run so far by "
+        f"{mixture.cumulative_error:.3g}",
+        *_table(mixture),
+        *mixture.problems[1:],
         f"mask audit: {masks}",
         *masks.problems[:SHOWN],
     ]
+
+
+def _table(mixture: AuditReport) -> list[str]:
+    """A line per source: what was due and what became of its prompts."""
+    heads = ("due", *get_args(Outcome)[:-1], "open")
+    lines = ["  " + f"{'source':<12}" + "".join(f"{head:>10}" for head in heads)]
+    for name, account in mixture.sources.items():
+        unfinished = account.outcomes.get("unfinished", 0) + account.under_way
+        counts = [account.outcomes.get(outcome, 0) for outcome in get_args(Outcome)[:-1]]
+        cells = [f"{account.due:.1f}", *map(str, counts), str(unfinished)]
+        lines.append("  " + f"{name:<12}" + "".join(f"{cell:>10}" for cell in cells))
+    return lines

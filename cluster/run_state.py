@@ -20,7 +20,7 @@ from cluster.compose import flatten
 HARMLESS = (
     r"trainer\.(total_training_steps|logger|save_freq|test_freq|max_actor_ckpt_to_keep)",
     r"trainer\.(project_name|experiment_name|val_before_train|log_val_generations)",
-    r"mixed\.max_\w+",
+    r"mixed\.(max_\w+|on_change)",
     r"ray_kwargs\..*",
     r".*\.multi_turn\.tool_config\.(server_url|max_retries|timeout|max_workers|request_interval)",
     r".*\.multi_turn\.tool_config\.(rate_limit_\w+|burst|enable_global_rate_limit)",
@@ -29,7 +29,17 @@ HARMLESS = (
 )
 """Keys that may change between two starts of a run: they change how it runs, not what it learns."""
 
+OF_THE_MIXTURE = (
+    r"(mixed|data)\.sources\..*",
+    r"mixed\.(seed|apportionment)",
+    r"data\.(train_files|train_batch_size)",
+    r"actor_rollout_ref\.rollout\.seed",
+    r"actor_rollout_ref\.actor\.ppo_mini_batch_size",
+)
+"""Keys that may also change with `mixed.on_change=continue`."""
+
 _harmless = re.compile("|".join(f"(?:{pattern})" for pattern in HARMLESS))
+_of_the_mixture = re.compile("|".join(f"(?:{pattern})" for pattern in OF_THE_MIXTURE))
 
 
 class RunHeld(RuntimeError):
@@ -106,10 +116,16 @@ class RunFolder:
 
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two configs and is not harmless, as `key: old -> new`."""
+    """What differs between two configs and may not, as `key: old -> new`.
+
+    With `mixed.on_change=continue` in the new one, the mixture may differ.
+    """
     old, new = flatten(before), flatten(now)
+    free = new.get("mixed.on_change") == "continue"
     return [
         f"{key}: {old.get(key, 'absent')!r} -> {new.get(key, 'absent')!r}"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not _harmless.fullmatch(key)
+        if old.get(key) != new.get(key)
+        and not _harmless.fullmatch(key)
+        and not (free and _of_the_mixture.fullmatch(key))
     ]

@@ -7,7 +7,14 @@ and to the launcher's preflight. Imports no torch, no Ray, no verl.
 import math
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import Self
 
 
@@ -17,11 +24,15 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+Ratio = float | dict[int, float]
+"""A share, or by how many steps were trained before: `{0: 0.5, 1000: 0.2}`, linear in between."""
+
+
 class SourceConfig(Section):
     """One source of the mixture."""
 
-    ratio: float
-    """Share of every batch, relative to the other sources; finite and >= 0."""
+    ratio: Ratio
+    """Share of every batch, relative to the other sources; finite and >= 0. Or a schedule."""
 
     agent: str | None = None
     """Agent loop for every row of this source; None takes the row's own `agent_name`."""
@@ -30,11 +41,54 @@ class SourceConfig(Section):
     """Reward function for this source, a name of `agent_loop.rewards`; None takes the one named
     after the source, and exact match where there is none."""
 
+    files: list[str] = []
+    """Training files that hold this source's rows and no other's; they join `data.train_files`,
+    where rows are also found by their `data_source`."""
+
+    rollout_n: int | None = Field(default=None, ge=2)
+    """Trajectories per prompt in training; None takes `rollout.n`."""
+
+    temperature: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Of sampling; None takes `rollout.temperature`. Validation follows, unless
+    `rollout.val_kwargs.temperature` is another than the common one."""
+
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """As `temperature`, of `rollout.top_p`."""
+
+    max_turns: int | None = Field(default=None, ge=1)
+    """Generations per trajectory; None takes `rollout.multi_turn.max_assistant_turns`."""
+
+    max_response_length: int | None = Field(default=None, ge=1)
+    """Tokens of a response, tool results included; None takes `data.max_response_length`, which
+    bounds it."""
+
+    @field_validator("files", mode="before")
+    @classmethod
+    def _one_file_is_a_list(cls, files: Any) -> Any:
+        return [files] if isinstance(files, str) else files
+
     @model_validator(mode="after")
     def _ratio_is_a_share(self) -> Self:
-        if not math.isfinite(self.ratio) or self.ratio < 0:
-            raise ValueError(f"ratio={self.ratio} must be finite and >= 0; 0 leaves a source out")
+        schedule = self.schedule
+        for ratio in schedule.values():
+            if not math.isfinite(ratio) or ratio < 0:
+                raise ValueError(f"ratio={ratio} must be finite and >= 0; 0 leaves a source out")
+        if not schedule or min(schedule) < 0:
+            raise ValueError(
+                f"ratio={self.ratio}: a schedule needs one entry or more, each at a number of "
+                "trained steps >= 0"
+            )
         return self
+
+    @property
+    def schedule(self) -> dict[int, float]:
+        """Trained steps -> ratio from there on; one entry where the ratio is constant."""
+        return self.ratio if isinstance(self.ratio, dict) else {0: self.ratio}
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the ratio is above 0 at some time."""
+        return any(self.schedule.values())
 
 
 class MixedConfig(Section):
@@ -55,6 +109,17 @@ class MixedConfig(Section):
     run_dir: str
     """Absolute folder of this run."""
 
+    on_change: Literal["refuse", "continue"] = "refuse"
+    """What a resumed run does where data, ratios, batch size or seed are not its checkpoint's:
+    refuse, or go on with each source's next row under the new mixture."""
+
+    max_wait_s: float = Field(default=3600.0, gt=0)
+    """Longest wait for the groups of a batch; then the step fails and names who is missing."""
+
+    max_replacements: int = Field(default=100, ge=1)
+    """A step in which a source needs more new prompts than this for each prompt of its quota, in
+    place of failed and filtered ones, fails and names it."""
+
     max_infra_error_rate: float = Field(default=0.5, gt=0, le=1)
     """A step in which a larger share of trajectories ends as `infra_error` stops the run."""
 
@@ -65,7 +130,7 @@ class MixedConfig(Section):
     def _some_source_has_a_share(self) -> Self:
         if not self.sources:
             raise ValueError("sources is empty; name at least one")
-        if all(source.ratio == 0 for source in self.sources.values()):
+        if not any(source.takes_part for source in self.sources.values()):
             raise ValueError(
                 "every ratio is 0; give at least one source a ratio above 0 "
                 "(TACO_RATIO, NQ_RATIO, MATH_RATIO or mixed.sources.<name>.ratio)"
@@ -73,9 +138,9 @@ class MixedConfig(Section):
         return self
 
     @property
-    def ratios(self) -> dict[str, float]:
+    def ratios(self) -> dict[str, Ratio]:
         """source -> ratio, of the sources that take part (ratio above 0)."""
-        return {name: source.ratio for name, source in self.sources.items() if source.ratio > 0}
+        return {name: source.ratio for name, source in self.sources.items() if source.takes_part}
 
 
 class ToolConfig(Section):

@@ -1,26 +1,26 @@
-"""Whole prompts per source from fractional ratios, exactly. Integer and `Fraction` arithmetic.
+"""Whole prompts per source from fractional ratios, exactly. `Fraction` arithmetic.
 
-Three questions: which exact shares do these ratios mean (`exact_shares`), how many seats of one
-batch does each source get (`apportion`), and in which order do sources take their turns so that no
-prefix strays by a whole prompt (`assign_turns`).
+Two questions: which exact shares do these ratios mean (`exact_shares`), and how many seats of one
+batch does each source get (`apportion`). Who takes which turn is `samplers.turns`.
 """
 
-import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 
-import numpy as np
-from numpy.typing import NDArray
-
 MAX_DENOMINATOR = 10**6
-"""A share is the nearest fraction with at most this denominator: 0.3333333333333333 means 1/3."""
+"""Shares as close as a float can be to fractions with at most this denominator mean the fractions:
+0.3333333333333333 is 1/3."""
+
+_SAME = Fraction(1, 10**14)
+"""Relative difference that the last digits of a float explain."""
 
 
-def exact_shares(ratios: Mapping[str, float]) -> dict[str, Fraction]:
+def exact_shares(ratios: Mapping[str, float | Fraction]) -> dict[str, Fraction]:
     """Shares of the stream that `ratios` ask for, as fractions that sum to exactly 1.
 
-    A ratio is read as the decimal that it prints as, so 0.1 means 1/10 and not the binary float.
+    A ratio is read as the decimal that it prints as, so 0.1 means 1/10 and not the binary float;
+    shares that all are simple fractions up to the last digits of a float are those fractions.
 
     Args:
         ratios: source -> relative ratio; finite, >= 0, not all zero.
@@ -43,20 +43,17 @@ def exact_shares(ratios: Mapping[str, float]) -> dict[str, Fraction]:
             f"cannot share a batch by ratios={dict(ratios)}: {'; '.join(problems)}; "
             "give every source a finite ratio >= 0 and at least one above 0"
         )
-    exact = {source: Fraction(str(ratio)) for source, ratio in ratios.items()}
-    total = sum(exact.values())
-    shares = {
-        source: (ratio / total).limit_denominator(MAX_DENOMINATOR)
-        for source, ratio in exact.items()
+    exact = {
+        source: ratio if isinstance(ratio, Fraction) else Fraction(str(ratio))
+        for source, ratio in ratios.items()
     }
-    vanished = [source for source, ratio in exact.items() if ratio and not shares[source]]
-    if vanished:
-        raise ValueError(
-            f"cannot share a batch by ratios={dict(ratios)}: the share of {vanished} is below "
-            f"one in {MAX_DENOMINATOR}; raise it, or set it to 0 to leave the source out"
-        )
-    total = sum(shares.values())  # rounding each share may have moved the sum off 1
-    return {source: share / total for source, share in shares.items()}
+    total = sum(exact.values())
+    shares = {source: ratio / total for source, ratio in exact.items()}
+    simple = {source: share.limit_denominator(MAX_DENOMINATOR) for source, share in shares.items()}
+    meant = sum(simple.values()) == 1 and all(
+        abs(simple[source] - share) <= _SAME * share for source, share in shares.items()
+    )
+    return simple if meant else shares
 
 
 def apportion(shares: Mapping[str, Fraction], seats: int) -> dict[str, int]:
@@ -88,45 +85,3 @@ def apportion(shares: Mapping[str, Fraction], seats: int) -> dict[str, int]:
     for source in by_remainder[:left]:
         counts[source] += 1
     return counts
-
-
-def assign_turns(seats: Sequence[int]) -> NDArray[np.int16]:
-    """Order of sources over one period of `sum(seats)` turns, as even as can be.
-
-    After any number of turns i, also over repeated periods, source s has had within
-    1 - 1 / (2S - 2) of its due i * seats[s] / sum(seats) turns (S sources with seats; 0 for one).
-    Each turn goes to the source with the earliest deadline among those whose due has come. Always
-    taking the source furthest behind looks alike but strays by more than 1 from five sources on.
-
-    Args:
-        seats: turns of each source in one period, >= 0, not all zero.
-
-    Returns:
-        (sum(seats),) index of the source that has each turn.
-
-    Source: Tijdeman, The chairman assignment problem, Discrete Math. 32 (1980), theorem 1.
-    """
-    period = sum(seats)
-    active = [source for source, own in enumerate(seats) if own]
-    if len(active) == 1:
-        return np.full(period, active[0], dtype=np.int16)
-    # Time is counted so that every release and deadline is a whole number: one turn of source s
-    # takes `step[s]` units, one turn of the stream `unit`. A turn is released when 1 / parts of it
-    # is due and has its deadline 1 / parts before it is due in full.
-    parts = 2 * len(active) - 2
-    unit = math.lcm(*(seats[source] for source in active)) * parts
-    step = {source: unit * period // seats[source] for source in active}
-    waiting = [(step[source] // parts, source) for source in active]
-    heapq.heapify(waiting)
-    ready: list[tuple[int, int]] = []
-    turns = np.empty(period, dtype=np.int16)
-    now = 0
-    for turn in range(period):
-        now += unit
-        while waiting and waiting[0][0] <= now:
-            released, source = heapq.heappop(waiting)
-            heapq.heappush(ready, (released + step[source] // parts * (parts - 2), source))
-        deadline, source = heapq.heappop(ready)
-        turns[turn] = source
-        heapq.heappush(waiting, (deadline + 2 * (step[source] // parts), source))
-    return turns

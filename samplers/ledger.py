@@ -1,78 +1,111 @@
-"""Account of every trained prompt, and the audit that holds it against the plan.
+"""Account of every prompt that was drawn: which step trained it, or why none did.
 
-`ledger.jsonl` has a line per prompt. A step's lines go to disk together, before its checkpoint, so
-after a crash the file is at most ahead of the checkpoint: resume calls `Ledger.rewind`, and the
-steps that training repeats are in the file once. One writer per file.
-
-The audit proves from the file alone that every batch held the plan's counts, and that within each
-source no prompt was passed over or trained twice. It looks at each source by itself because a group
-that fails is replaced by the next prompt of the *same* source, which lies further on in the stream.
+`ledger.jsonl` holds three kinds of lines: the plan that the following steps are drawn from, once at
+the start and again wherever it changes; one line per prompt; and after the prompts of a step one
+line that ends it. A step's lines go to disk together, before its checkpoint; a step without its
+last line was cut short and does not count. After a crash the file is at most ahead of the
+checkpoint: resume calls `Ledger.rewind`, and the steps that training repeats are in the file once.
+One writer per file. `samplers.audit` holds the file against the plan.
 """
 
 import json
 import os
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
-import numpy as np
-
-from samplers.mixture_plan import MixturePlan
-
-UNTRAINED_OUTCOMES = frozenset({"failed", "filtered", "evicted"})
-"""Outcomes of prompts that were drawn and replaced: accounted for, and not part of the batch."""
-
-_SHOWN = 5
-"""Problems of one kind that a report spells out."""
+Outcome = Literal["trained", "filtered", "failed", "stale", "unfinished"]
+"""What became of a prompt: it was trained; or replaced by the next of its source, because all its
+rewards were equal (DAPO), because trajectories were lost, or because the policy had moved on; or it
+was still under way when the run was over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """One prompt of one step."""
+    """One prompt."""
 
     step: int
-    """Optimizer step, from 1; its batch is `plan.batch(step - 1)`."""
-
-    position: int
-    """Place in the plan's stream, from 0."""
+    """Optimizer step, from 1, in which it was trained or given up; its batch is
+    `plan.batch(step - 1)`."""
 
     source: str
+
+    draw: int
+    """How many prompts of its source were drawn before it."""
 
     row: int
     """Row within its source."""
 
     row_id: str
-    """Stable name of the row, `<source>:<sha1>`."""
+    """Stable name of the row, `<source>:<sha1>`; empty where nothing but the draw is known."""
 
-    outcome: str
-    """How it ended; one of `UNTRAINED_OUTCOMES` when it was replaced instead of trained."""
+    outcome: Outcome
+
+    trajectories: int
+    """Trajectories of its group that were trained."""
+
+    reward_mean: float | None
+    """Mean reward of those; None without any."""
 
 
-_FIELDS = {"step": int, "position": int, "source": str, "row": int, "row_id": str, "outcome": str}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEnd:
+    """The last line of a step."""
+
+    step: int
+    prompts: int
+    """Lines of prompts before it."""
+
+    drawn: dict[str, int]
+    """Source -> prompts drawn so far, those under way included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanStart:
+    """From here on this plan holds."""
+
+    from_step: int
+    plan: dict[str, Any]
+    """`MixturePlan.description`."""
+
+
+Line = LedgerEntry | StepEnd | PlanStart
 
 
 class Ledger:
     """Appends a run's prompts to `ledger.jsonl`, a step at a time.
 
     Args:
-        path: the file; made on the first append. A last line that a crash cut short is removed.
+        path: the file; made on the first write. What a crash cut short is removed.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
         self.last_step = 0
         """Highest step in the file; 0 for none."""
-        self._keep(read_ledger(self.path))
+        self._plan: dict[str, Any] | None = None
+        self._cut(lambda line: not isinstance(line, LedgerEntry))
 
-    def append_step(self, step: int, entries: Sequence[LedgerEntry]) -> None:
+    def begin(self, plan: Mapping[str, Any]) -> None:
+        """Note the plan that the next steps are drawn from, where it is not the last one noted.
+
+        Args:
+            plan: `MixturePlan.description`.
+        """
+        if self._plan != plan:
+            self._append([PlanStart(from_step=self.last_step + 1, plan=dict(plan))])
+            self._plan = dict(plan)
+
+    def append_step(
+        self, step: int, entries: Sequence[LedgerEntry], drawn: Mapping[str, int]
+    ) -> None:
         """Write one step's prompts; they are on disk when this returns.
 
         Args:
             step: above every step in the file.
             entries: the step's prompts, each with this step.
+            drawn: source -> prompts drawn so far.
 
         Raises:
             ValueError: the step is in the file already, or an entry is of another step.
@@ -84,10 +117,29 @@ class Ledger:
             )
         if strays := {entry.step for entry in entries} - {step}:
             raise ValueError(f"cannot append entries of steps={sorted(strays)} as step={step}")
+        self._append([*entries, StepEnd(step=step, prompts=len(entries), drawn=dict(drawn))])
+        self.last_step = step
+
+    def rewind(self, step: int) -> int:
+        """Drop the lines of all steps above `step`, those that a resumed run trains again, and the
+        prompts that were left when the run was over: they are under way again.
+
+        Returns:
+            Prompts dropped.
+        """
+        dropped = self._cut(
+            lambda line: (
+                (isinstance(line, StepEnd) and line.step <= step)
+                or (isinstance(line, PlanStart) and line.from_step <= step + 1)
+            )
+        )
+        return dropped + self._drop_unfinished()
+
+    def _append(self, lines: Sequence[Line]) -> None:
         size_bytes = self.path.stat().st_size if self.path.exists() else 0
         try:
             with open(self.path, "ab") as file:
-                file.write(_encode(entries))
+                file.write(_encode(lines))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
@@ -96,205 +148,140 @@ class Ledger:
             raise
         if size_bytes == 0:
             _sync_folder(self.path.parent)
-        self.last_step = step
 
-    def rewind(self, step: int) -> int:
-        """Drop the lines of all steps above `step`: those that a resumed run trains again.
+    def _cut(self, is_end: Callable[[Line], bool]) -> int:
+        """Drop the lines after the last one that `is_end`; they are looked at from the back.
 
         Returns:
-            Lines dropped.
+            Prompts dropped.
         """
-        entries = read_ledger(self.path)
-        kept = [entry for entry in entries if entry.step <= step]
-        self._keep(kept)
-        return len(entries) - len(kept)
+        data = self.path.read_bytes() if self.path.exists() else b""
+        dropped, end = 0, data.rfind(b"\n") + 1  # what follows the last newline was cut short
+        while end:
+            start = data.rfind(b"\n", 0, end - 1) + 1
+            try:
+                line = _decode(data[start:end])
+            except (ValueError, TypeError) as error:
+                if end < len(data) or dropped:
+                    raise self._unreadable(data, start, error) from error
+                line = None  # a crash cut it short
+            if line is not None and is_end(line):
+                break
+            dropped += isinstance(line, LedgerEntry)
+            end = start
+        if end < len(data):
+            os.truncate(self.path, end)
+        self._look_back(data[:end])
+        return dropped
 
-    def _keep(self, entries: Sequence[LedgerEntry]) -> None:
-        """Make the file hold exactly these entries, by one rename."""
-        self.last_step = max((entry.step for entry in entries), default=0)
-        wanted = _encode(entries)
-        if not self.path.exists() or self.path.read_bytes() == wanted:
-            return
-        draft = self.path.with_name(f"{self.path.name}.tmp")
-        with open(draft, "wb") as file:
-            file.write(wanted)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, self.path)
-        _sync_folder(self.path.parent)
+    def _look_back(self, data: bytes) -> None:
+        """Find the last step and the last plan."""
+        self.last_step, self._plan = 0, None
+        plan = data.rfind(_PLAN_LINE)
+        if plan >= 0:
+            self._plan = json.loads(data[plan : data.index(b"\n", plan)])["plan"]
+        end = data.rfind(_END_OF_STEP)
+        if end >= 0:
+            start = data.rfind(b"\n", 0, end) + 1
+            self.last_step = json.loads(data[start : data.index(b"\n", start)])["step"]
+
+    def _drop_unfinished(self) -> int:
+        """Drop the prompts of the last step that were under way when the run was over."""
+        raw = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        end = _decode(raw[-1]) if raw else None
+        if not isinstance(end, StepEnd):
+            return 0
+        first = len(raw) - 1 - end.prompts
+        kept = [line for line in raw[first:-1] if b'"outcome": "unfinished"' not in line]
+        dropped = end.prompts - len(kept)
+        if dropped:
+            end = replace(end, prompts=len(kept))
+            _write_whole(self.path, b"".join([*raw[:first], *kept, _encode([end])]))
+        return dropped
+
+    def _unreadable(self, data: bytes, start: int, error: Exception) -> ValueError:
+        return _not_a_line(self.path, data.count(b"\n", 0, start) + 1, error)
 
 
-def read_ledger(path: str | os.PathLike[str]) -> list[LedgerEntry]:
-    """Entries in file order; a last line that was cut short is left out.
+def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
+    """Lines in file order; a last step that was cut short is left out.
 
     Returns:
-        N entries; none where there is no file.
+        N lines; none where there is no file.
 
     Raises:
-        ValueError: a line before the last is no entry.
+        ValueError: a line before the last is none of a ledger.
     """
     if not os.path.exists(path):
         return []
-    *lines, tail = Path(path).read_bytes().split(b"\n")  # a whole file ends in a newline: no tail
-    entries: list[LedgerEntry] = []
-    for number, line in enumerate(lines, start=1):
+    *raw, tail = Path(path).read_bytes().split(b"\n")  # a whole file ends in a newline: no tail
+    lines: list[Line] = []
+    for number, text in enumerate(raw, start=1):
         try:
-            entries.append(_decode(line))
+            lines.append(_decode(text))
         except (ValueError, TypeError) as error:
-            if number == len(lines) and not tail:
+            if number == len(raw) and not tail:
                 break
-            raise ValueError(
-                f"cannot read {path} line {number}: not a ledger entry ({error}); "
-                "restore the file, or give the run a new folder"
-            ) from error
-    return entries
+            raise _not_a_line(path, number, error) from error
+    while lines and isinstance(lines[-1], LedgerEntry):
+        lines.pop()
+    return lines
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditReport:
-    """What an audit found."""
-
-    steps: int
-    """Steps in the ledger."""
-
-    trained: dict[str, int]
-    """Source -> prompts trained; S entries in the order of the plan."""
-
-    problems: tuple[str, ...]
-    """One sentence each; empty when the ledger keeps the plan."""
-
-    @property
-    def ok(self) -> bool:
-        """True when nothing is wrong."""
-        return not self.problems
-
-
-def audit(entries: Iterable[LedgerEntry], plan: MixturePlan) -> AuditReport:
-    """Hold a ledger against the plan of its run.
-
-    Args:
-        entries: N entries in file order.
-        plan: the plan with the settings of the run.
-    """
-    entries = list(entries)
-    by_step: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for entry in entries:
-        by_step[entry.step][entry.source] += entry.outcome not in UNTRAINED_OUTCOMES
-    trained = sum(by_step.values(), Counter[str]())
-    problems = [
-        *_step_problems([entry.step for entry in entries]),
-        *_few(_count_problems(by_step, plan)),
-        *_few(_row_problems(entries, plan)),
-        *_few(_repeat_problems(entries)),
-        *_few(_gap_problems(entries, plan)),
-    ]
-    return AuditReport(
-        steps=len(by_step),
-        trained={source: trained[source] for source in plan.sources},
-        problems=tuple(problems),
+def _not_a_line(path: str | os.PathLike[str], number: int, error: Exception) -> ValueError:
+    return ValueError(
+        f"cannot read {path} line {number}: not of a ledger ({error}); "
+        "restore the file, or give the run a new folder"
     )
 
 
-def _step_problems(steps: list[int]) -> list[str]:
-    found: list[str] = []
-    seen = sorted(set(steps))
-    if seen and seen[0] != 1:
-        found.append(f"the first step is {seen[0]}, not 1")
-    found += [
-        f"step {after} follows step {before}"
-        for before, after in pairwise(seen)
-        if after != before + 1
-    ]
-    if steps != sorted(steps):
-        found.append("steps are out of order")
-    return _few(found)
+def _encode(lines: Sequence[Line]) -> bytes:
+    return b"".join(json.dumps(asdict(line)).encode() + b"\n" for line in lines)
 
 
-def _count_problems(by_step: dict[int, Counter[str]], plan: MixturePlan) -> list[str]:
-    found: list[str] = []
-    for step, counts in by_step.items():
-        if step < 1:
-            continue  # said by the check of steps
-        due = plan.counts(step - 1)
-        found += [
-            f"step {step} trained {counts[source]} prompts of source={source!r}, "
-            f"the plan has {due.get(source, 0)}"
-            for source in sorted(due.keys() | counts.keys())
-            if counts[source] != due.get(source, 0)
-        ]
-    return found
-
-
-def _row_problems(entries: list[LedgerEntry], plan: MixturePlan) -> list[str]:
-    found: list[str] = [
-        f"step {entry.step} has position={entry.position}; positions start at 0"
-        for entry in entries
-        if entry.position < 0
-    ]
-    entries = [entry for entry in entries if entry.position >= 0]
-    planned = plan.prompts(np.array([entry.position for entry in entries], dtype=np.int64))
-    for entry, source_id, row in zip(
-        entries, planned.source_ids.tolist(), planned.rows.tolist(), strict=True
-    ):
-        source = plan.sources[int(source_id)]
-        if (entry.source, entry.row) != (source, row):
-            found.append(
-                f"step {entry.step} has source={entry.source!r} row={entry.row} at "
-                f"position={entry.position}, the plan has source={source!r} row={row}"
-            )
-    return found
-
-
-def _repeat_problems(entries: list[LedgerEntry]) -> list[str]:
-    found: list[str] = []
-    first_step: dict[int, int] = {}
-    for entry in entries:
-        earlier = first_step.setdefault(entry.position, entry.step)
-        if earlier != entry.step:
-            found.append(f"position={entry.position} is in step {earlier} and in step {entry.step}")
-    inside = Counter((entry.step, entry.position) for entry in entries)
-    found += [
-        f"position={position} is {times} times in step {step}"
-        for (step, position), times in inside.items()
-        if times > 1
-    ]
-    return found
-
-
-def _gap_problems(entries: list[LedgerEntry], plan: MixturePlan) -> list[str]:
-    found: list[str] = []
-    positions = np.unique([entry.position for entry in entries if entry.position >= 0])
-    source_ids, draws = plan.draws(positions.astype(np.int64))
-    for source_id, source in enumerate(plan.sources):
-        here = source_ids == source_id
-        own_draws, own_positions = draws[here].tolist(), positions[here].tolist()
-        before, after = -1, "the start"
-        for draw, position in zip(own_draws, own_positions, strict=True):
-            if missing := draw - before - 1:
-                found.append(
-                    f"{missing} prompts of source={source!r} were skipped between {after} "
-                    f"and position={position}"
-                )
-            before, after = draw, f"position={position}"
-    return found
-
-
-def _few(found: list[str]) -> list[str]:
-    """The first problems of one kind, and how many more there are."""
-    rest = len(found) - _SHOWN
-    return found if rest <= 1 else [*found[:_SHOWN], f"{rest} more like: {found[_SHOWN]}"]
-
-
-def _encode(entries: Iterable[LedgerEntry]) -> bytes:
-    return b"".join(json.dumps(asdict(entry)).encode() + b"\n" for entry in entries)
-
-
-def _decode(line: bytes) -> LedgerEntry:
-    parsed: Any = json.loads(line)
+def _decode(text: bytes) -> Line:
+    parsed: Any = json.loads(text)
     values = cast(dict[str, Any], parsed if isinstance(parsed, dict) else {})
-    if {name: type(value) for name, value in values.items()} != _FIELDS:
-        raise ValueError(f"want {', '.join(_FIELDS)}, of their types")
-    return LedgerEntry(**values)
+    for kind, fields in _FIELDS.items():
+        if values.keys() == fields.keys() and all(
+            isinstance(value, fields[name]) and not isinstance(value, bool)
+            for name, value in values.items()
+        ):
+            if kind is LedgerEntry and values["outcome"] not in get_args(Outcome):
+                raise ValueError(f"no outcome is {values['outcome']!r}")
+            return kind(**values)
+    raise ValueError("want the fields of a prompt, of a step's end or of a plan, of their types")
+
+
+_PLAN_LINE = b'{"from_step": '
+_END_OF_STEP = b'"drawn": {'
+"""How the lines of plans begin, and what only the end of a step holds."""
+
+_FIELDS: dict[type[Line], dict[str, Any]] = {
+    LedgerEntry: {
+        "step": int,
+        "source": str,
+        "draw": int,
+        "row": int,
+        "row_id": str,
+        "outcome": str,
+        "trajectories": int,
+        "reward_mean": float | int | None,
+    },
+    StepEnd: {"step": int, "prompts": int, "drawn": dict},
+    PlanStart: {"from_step": int, "plan": dict},
+}
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Replace the file by one rename."""
+    draft = path.with_name(f"{path.name}.tmp")
+    with open(draft, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -1,18 +1,29 @@
-"""The mixture plan as verl's dataloader: whole prompts, in plan order, from a position.
+"""The mixture plan as verl's dataloader: whole prompts, in plan order, from where training is.
 
-Plain Python over any indexable dataset; the trainer hands in verl's dataset and collate function.
-Not a torch sampler: verl asks for any number of prompts at a time, and a plan is a stream of
-prompts.
+verl's `StatefulDataLoader` reads the dataset, one per source, each with a sampler that follows the
+plan's order of that source (`SourceSampler`); `PlanStream` takes from them what the plan says comes
+next, in any number, also out of turn when a prompt of one source is replaced. Loaders may read
+ahead with worker processes. What they read ahead is no part of the state: the plan counts what was
+taken, and loaders made after a restart begin there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+# torch and torchdata come with partial types.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
+from torch.utils.data import Sampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from samplers.mixture_plan import MixturePlan
+from samplers.mixture_plan import MixturePlan, PlannedPrompt
+
+_AHEAD = 256
+"""Draws that a sampler looks up at a time."""
 
 
 class Rows(Protocol):
@@ -23,29 +34,54 @@ class Rows(Protocol):
     def __getitem__(self, item: int, /) -> dict[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedPrompt:
-    """One prompt of the stream."""
-
-    position: int
-    """Its number in the stream, from 0."""
-
-    source: str
-    row: int
-    """Row within its source, in the order of the files."""
-
-
-def rows_by_source(data_sources: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+def rows_by_source(data_sources: Any) -> dict[str, NDArray[np.int64]]:
     """Dataset index of each source's rows, in the order they stand in the files.
 
     Args:
-        data_sources: the dataset's `data_source` column, (N,).
+        data_sources: the dataset's `data_source` column, (N,): a pyarrow column or a sequence.
 
     Returns:
-        source -> int64 (rows of the source,).
+        source -> int64 (rows of the source,), sources in the order in which they first appear.
+
+    Raises:
+        ValueError: a row has no source.
     """
-    column = np.asarray(data_sources)
-    return {str(name): np.flatnonzero(column == name) for name in dict.fromkeys(column.tolist())}
+    chunked = isinstance(data_sources, pa.ChunkedArray)
+    column: Any = data_sources.combine_chunks() if chunked else pa.array(data_sources)
+    if column.null_count:
+        raise ValueError(f"data_source is null in {column.null_count} rows: each needs its source")
+    if not len(column):
+        return {}
+    encoded = column.dictionary_encode()
+    codes = np.asarray(encoded.indices)
+    order = np.argsort(codes, kind="stable")
+    bounds = np.cumsum(np.bincount(codes, minlength=len(encoded.dictionary)))[:-1]
+    names = encoded.dictionary.to_pylist()
+    return dict(zip(names, np.split(order, bounds), strict=True))
+
+
+class SourceSampler(Sampler[int]):
+    """Dataset rows of one source in plan order, without end.
+
+    Args:
+        plan: the mixture.
+        source: the source.
+        index: (rows of the source,) where each of its rows stands in the dataset.
+        first_draw: the draw to begin with.
+    """
+
+    def __init__(
+        self, plan: MixturePlan, source: str, index: NDArray[np.int64], first_draw: int
+    ) -> None:
+        self._plan, self._source, self._index = plan, source, index
+        self._first_draw = first_draw
+
+    def __iter__(self) -> Iterator[int]:
+        draw = self._first_draw
+        while True:
+            rows = self._plan.rows(self._source, np.arange(draw, draw + _AHEAD))
+            yield from self._index[rows].tolist()
+            draw += _AHEAD
 
 
 class PlanStream:
@@ -56,6 +92,8 @@ class PlanStream:
         plan: the mixture over them.
         index: `rows_by_source` of the dataset.
         collate: verl's collate function: rows -> columns.
+        workers: processes that read ahead, over all sources; 0 reads when asked.
+        on_change: what to do with a state of another mixture; see `MixturePlan.load_state_dict`.
     """
 
     def __init__(
@@ -64,9 +102,15 @@ class PlanStream:
         plan: MixturePlan,
         index: Mapping[str, NDArray[np.int64]],
         collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
+        *,
+        workers: int = 0,
+        on_change: str = "refuse",
     ) -> None:
         self.dataset, self.plan = dataset, plan
         self._index, self._collate = index, collate
+        self._workers, self._on_change = workers, on_change
+        self._loaders: dict[str, tuple[int, Iterator[dict[str, Any]]]] = {}
+        """source -> (draw that its loader gives next, the loader)."""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -77,17 +121,22 @@ class PlanStream:
         Returns:
             (what the plan says of each, their columns), both in stream order.
         """
-        positions = range(self.plan.position, self.plan.position + prompts)
-        drawn = self.plan.prompts(positions)
-        planned = [
-            PlannedPrompt(position=position, source=self.plan.sources[int(source_id)], row=row)
-            for position, source_id, row in zip(
-                positions, drawn.source_ids.tolist(), drawn.rows.tolist(), strict=True
-            )
-        ]
-        self.plan.position += prompts
-        rows = [self.dataset[int(self._index[p.source][p.row])] for p in planned]
-        return planned, self._collate(rows)
+        return self._read(self.plan.take(prompts))
+
+    def replace(self, wanted: Mapping[str, int]) -> tuple[list[PlannedPrompt], dict[str, Any]]:
+        """The next prompts of some sources, out of turn.
+
+        Args:
+            wanted: source -> prompts.
+
+        Returns:
+            As `take`.
+        """
+        return self._read(self.plan.replace(wanted))
+
+    def give_back(self, drawn: Mapping[str, int]) -> None:
+        """Undo the last draws of some sources; see `MixturePlan.give_back`."""
+        self.plan.give_back(drawn)
 
     def state_dict(self) -> dict[str, Any]:
         return self.plan.state_dict()
@@ -98,4 +147,32 @@ class PlanStream:
         Raises:
             ValueError: the plan's fingerprint differs: sources, ratios, batch size or seed changed.
         """
-        self.plan.load_state_dict(state)
+        self.plan.load_state_dict(state, on_change=self._on_change)
+
+    def _read(self, planned: list[PlannedPrompt]) -> tuple[list[PlannedPrompt], dict[str, Any]]:
+        return planned, self._collate([self._row(prompt) for prompt in planned])
+
+    def _row(self, prompt: PlannedPrompt) -> dict[str, Any]:
+        at, rows = self._loaders.get(prompt.source, (-1, iter(())))
+        if at != prompt.draw:  # the first time, and after draws were given back or a state loaded
+            rows = self._open(prompt.source, prompt.draw)
+        self._loaders[prompt.source] = prompt.draw + 1, rows
+        return next(rows)
+
+    def _open(self, source: str, draw: int) -> Iterator[dict[str, Any]]:
+        sampler = SourceSampler(self.plan, source, self._index[source], draw)
+        if not self._workers:
+            return (self.dataset[row] for row in sampler)
+        return iter(
+            StatefulDataLoader(
+                self.dataset,  # type: ignore[arg-type]
+                batch_size=1,
+                sampler=sampler,
+                num_workers=max(1, self._workers // len(self._index)),
+                collate_fn=_the_one,
+            )
+        )
+
+
+def _the_one(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return rows[0]

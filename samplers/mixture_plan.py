@@ -1,41 +1,48 @@
 """Which prompt comes when: the stream of (source, row) that training draws from.
 
 The plan is arithmetic. Prompt i is a function of (sizes, ratios, batch size, seed, i), so a resumed
-run needs one number and no replay. Three laws hold:
+run needs a few numbers and no replay. Three laws hold:
 
-1. After any i prompts, source s has been drawn within one prompt of i * share (`carry`). A batch
-   whose quotas are whole numbers therefore holds exactly them, and remainders go on to the next.
-2. A source repeats no row before all its rows were drawn; each pass has an order of its own.
+1. After any i prompts, source s has been drawn within one prompt of what it is due, i * share
+   (`carry`). A batch whose quotas are whole numbers therefore holds exactly them, and remainders go
+   on to the next. Where ratios follow a schedule, what is due is the sum over the prompts so far.
+2. A source repeats no row before all its rows were drawn; each pass has an order of its own, and no
+   row is twice in one batch unless the source is smaller than its part of the batch.
 3. `prompt(i)` depends on nothing that happened before.
 
-The turns of the sources repeat with the period of the common denominator of the shares, and one
-period is kept (up to 6 MiB, computed on first use, about a second at worst). Ratios whose common
-denominator exceeds `MAX_PERIOD` are moved to the nearest shares with that denominator, by less than
-one in a million; law 1 then holds for those, see `MixturePlan.shares`.
+A prompt that is lost on its way to training is replaced by the next row of the same source
+(`replace`), so each source counts its own draws: `drawn` and `position` are all that changes.
 """
 
 import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from samplers.apportionment import apportion, assign_turns, exact_shares
-from samplers.permutation import order_key, rows_of_draws
+from samplers.apportionment import apportion, exact_shares
+from samplers.permutation import RowOrder, order_key
+from samplers.turns import Dues, Knot, Turns
 
 _log = logging.getLogger(__name__)
 
-MAX_PERIOD = 2**20
-"""Most turns before the order of sources repeats; bounds memory."""
-
 Apportionment = Literal["carry", "fixed"]
+
+Ratio = float | Mapping[int, float]
+"""Relative to the other sources'; or, by the number of batches before, `{0: 0.5, 1000: 0.2}`:
+constant before the first entry and after the last. Between the entries of all sources together the
+shares are linear."""
+
+_CHUNK = 2**15
+"""Prompts worked out at a time; batches are looked up in the chunk that holds them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,15 +56,26 @@ class Batch:
     """(B,) row within its source."""
 
 
-class MixturePlan:
-    """The stream of prompts for one mixture; all methods are functions of their arguments.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedPrompt:
+    """One prompt that was drawn."""
 
-    Only `position` changes: how many prompts were drawn so far. Whoever draws moves it, and it is
-    what `state_dict` carries.
+    source: str
+
+    draw: int
+    """How many prompts of its source were drawn before it; names the prompt in all accounts."""
+
+    row: int
+    """Row within its source, in the order of the files."""
+
+
+class MixturePlan:
+    """The stream of prompts for one mixture. All methods are functions of their arguments, but
+    `take`, `replace` and `give_back`, which draw.
 
     Args:
         sizes: source -> rows it has.
-        ratios: source -> relative ratio, finite and >= 0; 0 leaves a source out.
+        ratios: source -> relative ratio, finite and >= 0; 0 leaves a source out. Or a schedule.
         batch_size: prompts per batch (B), >= 1.
         seed: seed of the orders of rows.
         apportionment: `carry` hands remainders on, so shares are exact over time; `fixed` gives
@@ -70,163 +88,348 @@ class MixturePlan:
     def __init__(
         self,
         sizes: Mapping[str, int],
-        ratios: Mapping[str, float],
+        ratios: Mapping[str, Ratio],
         batch_size: int,
         seed: int,
         apportionment: Apportionment = "carry",
     ):
         _check(sizes, ratios, batch_size, apportionment)
-        asked = exact_shares(ratios)
-        self.sources: tuple[str, ...] = tuple(sorted(asked))  # the mapping's order must not matter
+        self.sources: tuple[str, ...] = tuple(sorted(ratios))  # the mapping's order must not matter
         self.sizes: dict[str, int] = {name: int(sizes.get(name, 0)) for name in self.sources}
-        self.ratios: dict[str, float] = {name: float(asked[name]) for name in self.sources}
         self.batch_size = int(batch_size)
         self.seed = int(seed)
         self.apportionment: Apportionment = apportionment
-        self.position = 0
-
+        self._steps, self._shares = _shares_at_knots(ratios)
         if apportionment == "fixed":
-            period = self.batch_size
-        else:
-            period = min(math.lcm(*(share.denominator for share in asked.values())), MAX_PERIOD)
-        seats = apportion(asked, period)
-        for name in self.sources:
-            if asked[name] and not seats[name]:
-                _log.warning(
-                    "source=%s seats=0 batch_size=%d apportionment=fixed: it is never "
-                    "drawn; use a larger batch or apportionment=carry",
-                    name,
-                    batch_size,
-                )
-        self.shares: dict[str, Fraction] = {
-            name: Fraction(seats[name], period) for name in self.sources
+            seats = apportion(self._shares[0], self.batch_size)
+            self._say_starved(seats)
+            self._shares = [{name: Fraction(seats[name], self.batch_size) for name in self.sources}]
+        self.shares: dict[str, Fraction] = {name: self._shares[0][name] for name in self.sources}
+        """Source -> the exact share that the stream follows, in the first batch."""
+        self.ratios: dict[str, float] = {name: float(own) for name, own in self.shares.items()}
+        """Source -> the same as a number; they sum to 1."""
+        common = math.lcm(*(own.denominator for at in self._shares for own in at.values()))
+        knots = [
+            Knot(step=step, weights=tuple(int(at[name] * common) for name in self.sources))
+            for step, at in zip(self._steps, self._shares, strict=True)
+        ]
+        self._dues = Dues(knots, self.batch_size)
+        self._turns = Turns(self._dues)
+        self._orders = {
+            name: RowOrder(size, self._most_in_a_batch(name), order_key(seed, name))
+            for name, size in self.sizes.items()
+            if size
         }
-        """Source -> the exact share that the stream follows."""
-        self._seats = np.array([seats[name] for name in self.sources], dtype=np.int64)
-        self._period = period
-        self._keys = [order_key(seed, name) for name in self.sources]
+        self._chunk: tuple[int, Batch] | None = None
+
+        self.position = 0
+        """Prompts of the stream drawn so far, replacements not counted."""
+        self.drawn: dict[str, int] = dict.fromkeys(self.sources, 0)
+        """Source -> rows drawn so far, replacements counted: the draw that comes next."""
 
     def counts(self, batch_index: int) -> dict[str, int]:
         """Prompts per source in one batch; S entries that sum to the batch size."""
-        turns = self._turns[self._positions_of(batch_index) % self._period]
-        counts = np.bincount(turns, minlength=len(self.sources))
-        return dict(zip(self.sources, counts.tolist(), strict=True))
+        if batch_index < 0:
+            raise ValueError(f"no batch at batch_index={batch_index}: batches start at 0")
+        first = batch_index * self.batch_size
+        return self.counts_between(first, first + self.batch_size)
+
+    def counts_between(self, first: int, last: int) -> dict[str, int]:
+        """Prompts per source at the positions first .. last - 1: of a mini-batch, say."""
+        before, after = self._turns.had(first), self._turns.had(last)
+        return {name: b - a for name, a, b in zip(self.sources, before, after, strict=True)}
 
     def batch(self, batch_index: int) -> Batch:
         """The prompts of one batch: positions batch_index * B .. (batch_index + 1) * B - 1."""
-        return self.prompts(self._positions_of(batch_index))
+        if batch_index < 0:
+            raise ValueError(f"no batch at batch_index={batch_index}: batches start at 0")
+        per_chunk = max(1, _CHUNK // self.batch_size)
+        which, inside = divmod(batch_index, per_chunk)
+        if self._chunk is None or self._chunk[0] != which:
+            first = which * per_chunk * self.batch_size
+            self._chunk = which, self._between(first, first + per_chunk * self.batch_size)
+        chunk, start = self._chunk[1], inside * self.batch_size
+        stop = start + self.batch_size
+        return Batch(source_ids=chunk.source_ids[start:stop], rows=chunk.rows[start:stop])
 
     def prompt(self, i: int) -> tuple[str, int]:
         """Source and row of the i-th prompt of the stream, i >= 0."""
-        one = self.prompts([i])
+        if i < 0:
+            raise ValueError(f"no prompt at position={i}: positions start at 0")
+        one = self._between(i, i + 1)
         return self.sources[int(one.source_ids[0])], int(one.rows[0])
 
-    def prompts(self, positions: ArrayLike) -> Batch:
-        """The prompts at any positions of the stream.
+    def due(self, prompts: int) -> dict[str, Fraction]:
+        """What each source is due of the first `prompts` prompts, exactly; S entries."""
+        dues = self._dues.after(prompts)
+        return {
+            name: Fraction(due, self._dues.scale)
+            for name, due in zip(self.sources, dues, strict=True)
+        }
 
-        Args:
-            positions: (N,) positions, >= 0.
+    def ratios_at(self, batch_index: int) -> dict[str, float]:
+        """Source -> its share of one batch; S entries that sum to 1."""
+        weights = self._dues.weights(batch_index)
+        return {
+            name: weight / self._dues.scale
+            for name, weight in zip(self.sources, weights, strict=True)
+        }
 
-        Returns:
-            N prompts, in the order of `positions`.
-        """
-        source_ids, draws = self.draws(positions)
-        rows = np.empty(len(draws), dtype=np.int64)
-        for source_id, name in enumerate(self.sources):
-            here = np.flatnonzero(source_ids == source_id)
-            if here.size:
-                rows[here] = rows_of_draws(draws[here], self.sizes[name], self._keys[source_id])
-        return Batch(source_ids=source_ids, rows=rows)
-
-    def draws(self, positions: ArrayLike) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """Source at each position, and how many draws that source had before it.
-
-        Args:
-            positions: (N,) positions, >= 0.
-
-        Returns:
-            source ids (N,), and earlier draws from the same source (N,).
-        """
-        positions = np.asarray(positions, dtype=np.int64)
-        if positions.size and positions.min() < 0:
-            raise ValueError(f"no prompt at position={positions.min()}: positions start at 0")
-        cycles, turn = np.divmod(positions, self._period)
-        source_ids = self._turns[turn]
-        return source_ids, cycles * self._seats[source_ids] + self._ranks[turn]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Position, and what the stream was built from, as plain JSON values."""
-        return {"position": int(self.position), **self._fingerprint}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue at the position of `state`.
+    def rows(self, source: str, draws: ArrayLike) -> NDArray[np.int64]:
+        """(N,) rows that some draws (N,) of one source get, in the order of `draws`.
 
         Raises:
-            ValueError: the state belongs to another stream; the message says what differs.
+            ValueError: a draw is negative.
         """
-        differing = [
+        draws = np.asarray(draws, dtype=np.int64)
+        if draws.size and draws.min() < 0:
+            raise ValueError(f"no draw={draws.min()} of source={source!r}: draws start at 0")
+        return self._orders[source].rows_at(draws)
+
+    # --- drawing ------------------------------------------------------------------------------
+
+    def take(self, prompts: int) -> list[PlannedPrompt]:
+        """Draw the next prompts of the stream, in stream order."""
+        turns: list[int] = self._turns.between(self.position, self.position + prompts).tolist()
+        names = [self.sources[source_id] for source_id in turns]
+        self.position += prompts
+        return self._draw(names)
+
+    def replace(self, wanted: Mapping[str, int]) -> list[PlannedPrompt]:
+        """Draw prompts outside the stream, for prompts that were lost.
+
+        Args:
+            wanted: source -> prompts.
+        """
+        return self._draw([name for name, count in wanted.items() for _ in range(count)])
+
+    def give_back(self, drawn: Mapping[str, int]) -> None:
+        """Undo the last draws of some sources: they come again.
+
+        Args:
+            drawn: source -> `drawn` as it shall be.
+
+        Raises:
+            ValueError: more than what was drawn.
+        """
+        for name, count in drawn.items():
+            if not 0 <= count <= self.drawn[name]:
+                raise ValueError(
+                    f"cannot set draws of source={name!r} back to {count}: "
+                    f"{self.drawn[name]} were drawn"
+                )
+        self.drawn.update(drawn)
+
+    def _draw(self, names: Sequence[str]) -> list[PlannedPrompt]:
+        rows: dict[str, Iterator[int]] = {}
+        for name in dict.fromkeys(names):
+            coming: list[int] = (
+                self._orders[name].rows(self.drawn[name], names.count(name)).tolist()
+            )
+            rows[name] = iter(coming)
+        planned: list[PlannedPrompt] = []
+        for name in names:
+            planned.append(PlannedPrompt(source=name, draw=self.drawn[name], row=next(rows[name])))
+            self.drawn[name] += 1
+        return planned
+
+    # --- resume -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position, draws and what the stream was built from, as plain JSON values."""
+        return {"position": self.position, "drawn": dict(self.drawn), **self._fingerprint}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
+        """Continue where `state` was taken.
+
+        Args:
+            on_change: `refuse` a state of another stream, or `continue`: each source that both
+                have goes on with its next draw, new ones start at their first; the position is that
+                of the same batch.
+
+        Raises:
+            ValueError: the state belongs to another stream, and the message says what differs; or
+                it is no state.
+        """
+        position, drawn = state.get("position"), state.get("drawn")
+        if not isinstance(position, int) or position < 0:
+            raise ValueError(f"cannot continue a plan from position={position!r}: want an int >= 0")
+        if not isinstance(drawn, Mapping) or not all(
+            isinstance(count, int) and count >= 0
+            for count in cast(Mapping[str, Any], drawn).values()
+        ):
+            raise ValueError(
+                f"cannot continue a plan from drawn={drawn!r}: want ints >= 0 by source"
+            )
+        if differing := self.differences(state):
+            if on_change != "continue":
+                raise ValueError(
+                    f"cannot continue a plan from position={position!r}: its state is of another "
+                    f"stream, {', '.join(differing)} (sizes and ratios as digests); resume with "
+                    "the settings of the saved run, start a new one, or set "
+                    "mixed.on_change=continue to carry each source's draws over"
+                )
+            batch_size = state.get("batch_size")
+            if not isinstance(batch_size, int) or batch_size < 1:
+                raise ValueError(
+                    f"cannot continue a plan with batch_size={batch_size!r}: want an int >= 1"
+                )
+            position = round(Fraction(position, batch_size) * self.batch_size)
+        self.position = position
+        before = cast(Mapping[str, int], drawn)
+        self.drawn.update({name: before.get(name, 0) for name in self.drawn})
+
+    def differences(self, state: Mapping[str, Any]) -> list[str]:
+        """What a state's stream was built from and this plan was not, a phrase each."""
+        return [
             f"{field}={state.get(field)!r} where this plan has {own!r}"
             for field, own in self._fingerprint.items()
             if state.get(field) != own
         ]
-        if differing:
-            raise ValueError(
-                f"cannot continue a plan from position={state.get('position')!r}: its state is "
-                f"of another stream, {', '.join(differing)} (sizes and ratios as digests); resume "
-                "with the settings of the saved run, or start a new one"
-            )
-        position = state.get("position")
-        if not isinstance(position, int) or position < 0:
-            raise ValueError(f"cannot continue a plan from position={position!r}: want an int >= 0")
-        self.position = position
 
-    @cached_property
-    def _fingerprint(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
+        """All that the stream is built from, as plain JSON values; `from_description` undoes it."""
         return {
-            "sizes": _digest(self.sizes),
-            "ratios": _digest({name: str(share) for name, share in self.shares.items()}),
+            "sizes": self.sizes,
+            "ratios": {
+                name: {
+                    str(step): str(at[name])
+                    for step, at in zip(self._steps, self._shares, strict=True)
+                }
+                for name in self.sources
+            },
             "batch_size": self.batch_size,
             "seed": self.seed,
             "apportionment": self.apportionment,
         }
 
-    @cached_property
-    def _turns(self) -> NDArray[np.int16]:
-        """(period,) source of each turn."""
-        return assign_turns(self._seats.tolist())
+    @classmethod
+    def from_description(cls, description: Mapping[str, Any]) -> "MixturePlan":
+        """The plan that a `description` is of.
+
+        Raises:
+            ValueError: it is none.
+        """
+        try:
+            ratios = {
+                name: {int(step): Fraction(share) for step, share in shares.items()}
+                for name, shares in description["ratios"].items()
+            }
+            return cls(
+                description["sizes"],
+                cast(Mapping[str, Ratio], ratios),
+                description["batch_size"],
+                description["seed"],
+                description["apportionment"],
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"not the description of a mixture plan: {error!r}") from error
 
     @cached_property
-    def _ranks(self) -> NDArray[np.int32]:
-        """(period,) how many turns the source of each turn had before it in the period."""
-        ranks = np.empty(self._period, dtype=np.int32)
-        for source_id, own in enumerate(self._seats):
-            ranks[self._turns == source_id] = np.arange(own, dtype=np.int32)
-        return ranks
+    def _fingerprint(self) -> dict[str, Any]:
+        description = self.description()
+        return {
+            **description,
+            "sizes": _digest(description["sizes"]),
+            "ratios": _digest(description["ratios"]),
+        }
 
-    def _positions_of(self, batch_index: int) -> NDArray[np.int64]:
-        if batch_index < 0:
-            raise ValueError(f"no batch at batch_index={batch_index}: batches start at 0")
-        first = batch_index * self.batch_size
-        return np.arange(first, first + self.batch_size, dtype=np.int64)
+    # --- inside -------------------------------------------------------------------------------
+
+    def _between(self, first: int, last: int) -> Batch:
+        """The prompts at the positions first .. last - 1, as they are when nothing is replaced."""
+        source_ids = self._turns.between(first, last)
+        rows = np.empty(last - first, dtype=np.int64)
+        for source_id, (name, had) in enumerate(
+            zip(self.sources, self._turns.had(first), strict=True)
+        ):
+            here = np.flatnonzero(source_ids == source_id)
+            if here.size:
+                rows[here] = self._orders[name].rows(had, here.size)
+        source_ids.flags.writeable = rows.flags.writeable = False
+        return Batch(source_ids=source_ids, rows=rows)
+
+    def _most_in_a_batch(self, name: str) -> int:
+        quotas = [at[name] * self.batch_size for at in self._shares]
+        if len(quotas) == 1 and quotas[0].denominator == 1:
+            return int(quotas[0])
+        return min(self.batch_size, math.ceil(max(quotas)) + 1)
+
+    def _say_starved(self, seats: Mapping[str, int]) -> None:
+        for name in self.sources:
+            if self._shares[0][name] and not seats[name]:
+                _log.warning(
+                    "source=%s seats=0 batch_size=%d apportionment=fixed: it is never "
+                    "drawn; use a larger batch or apportionment=carry",
+                    name,
+                    self.batch_size,
+                )
+
+
+def _shares_at_knots(ratios: Mapping[str, Ratio]) -> tuple[list[int], list[dict[str, Fraction]]]:
+    """(batches before each knot, exact shares there), knots of all sources together."""
+    schedules = {
+        name: {0: ratio} if isinstance(ratio, float | int | Fraction) else dict(ratio)
+        for name, ratio in ratios.items()
+    }
+    steps = sorted({0}.union(*schedules.values()))
+    shares = [
+        exact_shares({name: _at(schedule, step) for name, schedule in schedules.items()})
+        for step in steps
+    ]
+    return steps, shares
+
+
+def _at(schedule: Mapping[int, float], step: int) -> float | Fraction:
+    """A schedule's ratio at one step: exact where it is a knot or interpolated."""
+    knots = sorted(schedule)
+    after = bisect_right(knots, step)
+    if after == 0 or knots[after - 1] == step or after == len(knots):
+        return schedule[knots[max(0, after - 1)]]
+    left, right = knots[after - 1], knots[after]
+    low, high = Fraction(str(schedule[left])), Fraction(str(schedule[right]))
+    return low + (high - low) * Fraction(step - left, right - left)
 
 
 def _digest(values: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=6).hexdigest()
+    return hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 
 def _check(
-    sizes: Mapping[str, int], ratios: Mapping[str, float], batch_size: int, apportionment: str
+    sizes: Mapping[str, int], ratios: Mapping[str, Ratio], batch_size: int, apportionment: str
 ) -> None:
-    problems: list[str] = []
-    for source in sizes:
-        if source not in ratios:
-            problems.append(f"source={source!r} has rows but no ratio")
+    problems = [
+        f"source={source!r} has rows but no ratio" for source in sizes if source not in ratios
+    ]
+    steps: set[int] = {0}
     for source, ratio in ratios.items():
-        if not (math.isfinite(ratio) and ratio >= 0):
-            problems.append(f"ratio={ratio} of source={source!r} is not a finite number >= 0")
-        elif ratio > 0 and sizes.get(source, 0) < 1:
+        schedule = ratio if isinstance(ratio, Mapping) else {0: ratio}
+        if not schedule or any(step < 0 for step in schedule):
+            problems.append(
+                f"the schedule of source={source!r} is {dict(schedule)}; want one entry or more, "
+                "each at a number of batches >= 0"
+            )
+            continue
+        wrong = [own for own in schedule.values() if not (math.isfinite(own) and own >= 0)]
+        problems += [
+            f"ratio={own} of source={source!r} is not a finite number >= 0" for own in wrong
+        ]
+        if not wrong and any(schedule.values()) and sizes.get(source, 0) < 1:
             problems.append(f"source={source!r} has ratio={ratio} but no rows")
-    if not any(ratios.values()):
+        if len(schedule) > 1 and apportionment == "fixed":
+            problems.append(
+                f"source={source!r} has a schedule, and apportionment='fixed' gives every batch "
+                "the same counts; use carry"
+            )
+        steps.update(schedule)
+    if not problems:
+        schedules = [own if isinstance(own, Mapping) else {0: own} for own in ratios.values()]
+        problems += [
+            "no source has a ratio above 0" + (f" after {step} batches" if len(steps) > 1 else "")
+            for step in sorted(steps)
+            if not any(_at(schedule, step) for schedule in schedules)
+        ]
+    elif not any(any(own.values()) if isinstance(own, Mapping) else own for own in ratios.values()):
         problems.append("no source has a ratio above 0")
     if batch_size < 1:
         problems.append(f"batch_size={batch_size} is below 1")

@@ -1,24 +1,37 @@
-"""The order in which a source gives its rows: a keyed permutation, computed, never stored.
+"""The order in which a source gives its rows: a keyed permutation per pass, computed, not stored.
 
-Rows 0 .. size-1 are permuted by a Feistel network on just enough bits; results outside the range go
-through again until they fall inside (cycle walking), which keeps it a bijection and takes less than
-two rounds on average. Another key for each pass over the source gives another order. Statistical
-quality is what training needs; it is no cipher.
+Rows 0 .. size-1 are laid out in columns and permuted by a Feistel network whose one half is the
+column and whose other half the place in it; the few results outside the range go through again
+until they fall inside (cycle walking). Another key for each pass over the source gives another
+order. Statistical quality is what training needs; it is no cipher. Small sources are shuffled as a
+whole instead, which is as fast and fairer: on few bits a network favours some orders.
+
+Where one pass meets the next, a row could come at the end of the one and at the start of the other,
+twice in one batch. So the rows that end a pass are moved out of the start of the next. Where a
+batch takes more than a quarter of the source, rows are shuffled within blocks, the same rows in
+each block in every pass, so that no row comes back before a batch's worth of others.
 
 Source: Luby & Rackoff 1988 (Feistel); Black & Rogaway 2002, Ciphers with Arbitrary Finite Domains,
-sec. 3 (cycle walking). The halves differ by one bit where the number of bits is odd, and the rounds
-alternate between them.
+sec. 3 and 4 (cycle walking, halves of any size).
 """
 
 import hashlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_ROUNDS = 8
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+_ROUNDS = 6
+_STORED = 2**13
+"""Rows of a source that is small enough to be shuffled as a whole."""
+
+_GUARDED = 2**10
+"""Rows at the end of a pass that are kept out of the start of the next; more in larger batches, and
+a quarter of the source at most."""
+
+_KEPT = 4
+"""Passes whose stored rows are kept."""
 
 
 def order_key(seed: int, source: str) -> int:
@@ -27,52 +40,144 @@ def order_key(seed: int, source: str) -> int:
     return int.from_bytes(digest, "little")
 
 
-def rows_of_draws(draws: NDArray[np.int64], size: int, key: int) -> NDArray[np.int64]:
-    """Row that each draw from a source gets.
+class RowOrder:
+    """Which row each draw from one source gets; a function of the draw.
 
     Draws k*size .. (k+1)*size - 1 are pass k: together they hold every row once, in an order of
-    their own. (Sources of two or three rows have few orders; passes may then coincide.)
+    their own. (Sources of two or three rows have few orders; passes may then coincide.) Any `share`
+    draws in a row are of different rows, unless the source has fewer.
 
     Args:
-        draws: (N,) how many draws from this source came before, >= 0.
         size: rows of the source, >= 1.
+        share: most draws from it in one batch.
         key: `order_key` of the source.
-
-    Returns:
-        (N,) rows in 0 .. size-1.
     """
-    passes, index = np.divmod(draws, size)
-    if size == 1:
-        return index
-    pass_keys = _mix(passes.astype(np.uint64) * _GOLDEN + np.uint64(key))
-    rows = _encipher(index.astype(np.uint64), size, pass_keys)
-    outside = np.flatnonzero(rows >= size)
-    while outside.size:
-        rows[outside] = _encipher(rows[outside], size, pass_keys[outside])
-        outside = outside[rows[outside] >= size]
-    return rows.astype(np.int64)
+
+    def __init__(self, size: int, share: int, key: int) -> None:
+        self.size = size
+        self._key = key
+        self._guarded = min(size // 4, max(share, _GUARDED))
+        self._in_blocks = share > max(1, self._guarded)
+        # Within a block of this many rows, a row comes back at most block - 1 places early.
+        self._block = size if share > size else min(size - share + 1, -(-size // 2))
+        self._low_bits = (size - 1).bit_length() // 2
+        self._columns = -(-size >> self._low_bits)
+        self._kept: dict[tuple[str, int], NDArray[np.int64]] = {}
+
+    def rows(self, first: int, count: int) -> NDArray[np.int64]:
+        """(count,) rows of the draws first .. first + count - 1."""
+        pieces: list[NDArray[np.int64]] = []
+        while count > 0:
+            which, start = divmod(first, self.size)
+            taken = min(count, self.size - start)
+            pieces.append(self._of_pass(which, np.arange(start, start + taken)))
+            first, count = first + taken, count - taken
+        return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)
+
+    def rows_at(self, draws: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(N,) rows of any draws (N,), each >= 0."""
+        passes, places = np.divmod(draws, self.size)
+        rows = np.empty(len(draws), dtype=np.int64)
+        for which in np.unique(passes).tolist():
+            here = np.flatnonzero(passes == which)
+            rows[here] = self._of_pass(which, places[here])
+        return rows
+
+    def _of_pass(self, which: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows at some places of one pass."""
+        if self._in_blocks:
+            return self._keep("blocks", which, self._shuffle_blocks)[places]
+        rows = self._permute(which, places)
+        if which and self._guarded and int(places.min()) < 3 * self._guarded:
+            start = self._keep("start", which, self._guarded_start)
+            early = np.flatnonzero(places < len(start))
+            rows[early] = start[places[early]]
+        return rows
+
+    def _keep(
+        self, what: str, which: int, make: Callable[[int], NDArray[np.int64]]
+    ) -> NDArray[np.int64]:
+        """A stored part of a pass; the last few are kept."""
+        if (what, which) not in self._kept:
+            if len(self._kept) >= 2 * _KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[what, which] = make(which)
+        return self._kept[what, which]
+
+    def _guarded_start(self, which: int) -> NDArray[np.int64]:
+        """The first places of a pass, without the rows that end the pass before.
+
+        They change places with the rows that follow. These do not reach the end of the pass, so
+        the end of the pass before can be looked up as it is.
+        """
+        guarded = self._guarded
+        start = self._permute(which, np.arange(3 * guarded))
+        ended = self._permute(which - 1, np.arange(self.size - guarded, self.size))
+        just_had = np.isin(start, ended)
+        away = np.flatnonzero(just_had[:guarded])
+        stand_ins = guarded + np.flatnonzero(~just_had[guarded:])[: len(away)]
+        start[away], start[stand_ins] = start[stand_ins], start[away]
+        return start
+
+    def _shuffle_blocks(self, which: int) -> NDArray[np.int64]:
+        """A whole pass: blocks that hold the same rows in every pass, each in a new order."""
+        rows = np.argsort(_random_words(f"{self._key}", self.size), kind="stable")
+        blocks = np.arange(self.size) // self._block
+        return rows[np.lexsort((_random_words(f"{self._key}/{which}", self.size), blocks))]
+
+    def _shuffle(self, which: int) -> NDArray[np.int64]:
+        """A whole pass of a small source."""
+        return np.argsort(_random_words(f"{self._key}/{which}", self.size), kind="stable")
+
+    def _permute(self, which: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """One pass's permutation of 0 .. size-1."""
+        if self.size <= _STORED:
+            return self._keep("whole", which, self._shuffle)[places]
+        word = np.uint32 if self.size <= 2**31 else np.uint64
+        keys = _random_words(f"{self._key}/{which}", _ROUNDS).astype(word)
+        rows = self._encipher(places.astype(word), keys)
+        outside = np.flatnonzero(rows >= self.size)
+        while outside.size:
+            again = self._encipher(rows[outside], keys)
+            rows[outside] = again
+            outside = outside[again >= self.size]
+        return rows.astype(np.int64)
+
+    def _encipher(self, values: NDArray[Any], keys: NDArray[Any]) -> NDArray[Any]:
+        """One trip through the network: a bijection on columns * 2**low_bits values."""
+        word = values.dtype.type
+        half, low_bits = word(values.itemsize * 4), word(self._low_bits)
+        columns = word(self._columns)
+        high, low = values >> low_bits, values & word((1 << self._low_bits) - 1)
+        for turn in range(0, _ROUNDS, 2):
+            move = _mix(low, keys[turn], half)
+            move *= columns
+            move >>= half  # 0 .. columns - 1
+            high += move
+            high = np.minimum(high, high - columns)  # the difference wraps where it is negative
+            low ^= _mix(high, keys[turn + 1], half + half - low_bits)
+        high <<= low_bits
+        high |= low
+        return high
 
 
-def _encipher(
-    values: NDArray[np.uint64], size: int, keys: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
-    """One trip through the network: a bijection on the least power of two >= `size` (and >= 16:
-    on fewer bits the network favours some orders)."""
-    bits = max(4, (size - 1).bit_length())
-    low_bits = np.uint64(bits // 2)
-    low_mask = np.uint64((1 << (bits // 2)) - 1)
-    high_mask = np.uint64((1 << (bits - bits // 2)) - 1)
-    high, low = values >> low_bits, values & low_mask
-    for _ in range(_ROUNDS // 2):
-        keys = keys + _GOLDEN
-        high = high ^ (_mix(low + keys) & high_mask)
-        keys = keys + _GOLDEN
-        low = low ^ (_mix(high + keys) & low_mask)
-    return (high << low_bits) | low
+def _mix(values: NDArray[Any], key: Any, shift: Any) -> NDArray[Any]:
+    """(N,) a hash of each value, without its lowest `shift` bits.
+
+    Source: the multipliers and shifts are those of lowbias32 (Wellons, 2018) and SplitMix64 (Steele
+    et al. 2014).
+    """
+    word = values.dtype.type
+    wide = word is np.uint64
+    mixed = values + key
+    mixed *= word(0xBF58476D1CE4E5B9 if wide else 0x7FEB352D)
+    mixed ^= mixed >> word(27 if wide else 15)
+    mixed *= word(0x94D049BB133111EB if wide else 0x846CA68B)
+    mixed >>= shift
+    return mixed
 
 
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Spread every input bit over the output (the finaliser of SplitMix64, Steele et al. 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * _MIX_1
-    values = (values ^ (values >> np.uint64(27))) * _MIX_2
-    return values ^ (values >> np.uint64(31))
+def _random_words(text: str, count: int) -> NDArray[np.uint64]:
+    """(count,) 64-bit words that depend on the text alone."""
+    digest = hashlib.shake_128(text.encode()).digest(8 * count)
+    return np.frombuffer(digest, dtype=np.uint64)

@@ -66,20 +66,24 @@ def prepare_source(
     """
     if source not in READERS:
         raise ValueError(f"no reader for source={source!r}: known are {', '.join(READERS)}")
-    rows: list[Row] = []
+    rows: dict[str, Row] = {}  # a row_id names one row; copies of a record would share it
     skipped: Counter[str] = Counter()
     for index, record in enumerate(read_records(Path(raw_file))):
         try:
-            rows.append(READERS[source](record, split=split, index=index))
+            row = READERS[source](record, split=split, index=index)
         except UnusableRecord as error:
             skipped[str(error)] += 1
+            continue
+        if row.row_id in rows:
+            skipped["it is a copy of an earlier record"] += 1
+        rows.setdefault(row.row_id, row)
     reasons = "; ".join(f"{count} x {reason}" for reason, count in skipped.most_common())
     if not rows:
         raise ValueError(
             f"cannot prepare source={source!r} from {raw_file}: no usable record "
             f"({reasons or 'the file is empty'}); check that it is the file of this dataset"
         )
-    written = write_rows(out_file, rows)
+    written = write_rows(out_file, rows.values())
     progress(f"wrote {out_file}: source={source} rows={written} skipped={skipped.total()}")
     if skipped:
         progress(f"skipped from {raw_file}: {reasons}")

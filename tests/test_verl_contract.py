@@ -5,6 +5,10 @@ from importlib.metadata import entry_points, version
 
 import pytest
 
+pytest.importorskip("verl")
+
+from verl.trainer.ppo.v1 import get_trainer_cls
+
 
 def test_verl_is_the_pinned_release():
     assert version("verl") == "0.9.1"
@@ -32,7 +36,6 @@ def test_the_cpu_platform_is_picked_where_no_accelerator_is():
 
 def test_our_names_stand_in_verls_registries():
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
-    from verl.trainer.ppo.v1 import get_trainer_cls
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
@@ -42,28 +45,63 @@ def test_our_names_stand_in_verls_registries():
     assert RolloutReplicaRegistry.get("hf").__name__ == "HFReplica"
 
 
-def test_the_trainers_methods_that_we_extend_are_verls():
-    from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+def test_the_methods_of_trainers_and_buffers_that_we_extend_are_verls():
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-    from agent_loop.trainer import MixedSyncTrainer
+    from agent_loop import trainer
+    from samplers import replay_buffer
 
-    extended = [
-        "_balance_batch",
-        "_build_replay_buffer",
-        "_compute_metrics",
-        "_compute_old_log_prob",
-        "_init_dataloader",
-        "_init_resource_pool_mgr",
-        "_load_checkpoint",
-        "_next_train_batch",
-        "_save_checkpoint",
-        "_val_metrics_update",
-        "_validate",
-        "step",
+    ours = {
+        trainer.MixedSyncTrainer: "mixed_sync",
+        trainer.MixedColocateAsyncTrainer: "mixed_colocate_async",
+        trainer.MixedSeparateAsyncTrainer: "mixed_separate_async",
+    }
+    for kind, name in ours.items():
+        assert get_trainer_cls(name) is kind
+        theirs = get_trainer_cls(vars(kind)["MODE"])
+        for method in _extended(trainer._MixedTrainer):
+            assert callable(getattr(theirs, method)), f"{theirs.__name__}.{method}"
+    for method in _extended(replay_buffer._ExactQuotas):
+        assert callable(getattr(ReplayBuffer, method)), method
+        assert callable(getattr(ReplayBufferAsync, method)), method
+    for method in _extended(replay_buffer.MixedReplayBufferAsync):
+        assert callable(getattr(ReplayBufferAsync, method)), method
+
+
+def _extended(kind: type) -> list[str]:
+    """Methods of a class that call the one they stand before."""
+    return [
+        name
+        for name, method in vars(kind).items()
+        if inspect.isfunction(method) and f"super().{name}(" in inspect.getsource(method)
     ]
-    for name in extended:
-        assert name in vars(MixedSyncTrainer)
-        assert callable(getattr(PPOTrainerSync, name))
+
+
+def test_the_replay_buffers_wait_and_refill_as_ours_take_for_granted():
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+    sync = inspect.getsource(ReplayBuffer.sample)
+    assert "len(sampleable_keys) >= batch_size" in sync
+    assert "refill_credit += 2 * dapo_count + failed_count" in sync
+    assert "len(sampleable_keys) >= batch_size" in inspect.getsource(
+        ReplayBufferAsync._has_enough_samples
+    )
+    waiting = inspect.getsource(ReplayBufferAsync.wait_for_sampleable)
+    assert "self.refill_fn(len(evicted_uids))" in waiting
+
+
+def test_an_engine_still_takes_one_temperature_per_row():
+    from verl.workers.engine.fsdp import transformer_impl
+
+    source = inspect.getsource(transformer_impl)
+    assert "if not isinstance(temperature, torch.Tensor)" in source
+
+
+def test_the_rows_of_an_update_are_still_mini_batch_size_times_n():
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    source = inspect.getsource(PPOTrainer._update_actor)
+    assert "ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n" in source
 
 
 def test_the_replay_buffer_still_polls_by_an_attribute_of_that_name():

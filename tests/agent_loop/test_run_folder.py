@@ -18,7 +18,7 @@ def trajectory(source, uid, acc, *, stop="answered", calls=1, refused=0, mask=(1
     return TrainedTrajectory(
         key=f"{uid}_0_0",
         uid=uid,
-        position=0,
+        draw=0,
         source=source,
         row_id=f"{source}:0",
         reward=acc,

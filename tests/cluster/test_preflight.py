@@ -78,7 +78,7 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
     run_environ: RunEnviron, tmp_path: Path
 ) -> None:
     odd = write_source(tmp_path / "odd.parquet", "math", 3, agent="stranger")
-    environ = run_environ | {"TRAIN_FILES": f"{run_environ['TRAIN_FILES']},{odd}"}
+    environ = run_environ | {"TRAIN_FILES": f"{odd},{tmp_path / 'taco_train.parquet'}"}
 
     assert problems_of(environ) == []
     (found,) = problems_of(environ, "mixed.sources.math.agent=null")
@@ -98,6 +98,16 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
         ("ray_kwargs.ray_init.num_gpus=4", "num_gpus=4"),
         ("mixed.apportionment=sometimes", "mixed.apportionment"),
         ("actor_rollout_ref.model.path=/gone", "no config.json there"),
+        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=null", "want a whole number"),
+        ("skip.rollout_tq.enable=true", "past the replay buffer"),
+        ("trainer.v1.sampler.custom_sampler.path=own.py", "custom_sampler.path='own.py'"),
+        ("actor_rollout_ref.actor.shuffle=true", "lose their quotas"),
+        ("trainer.v1.trainer_mode=sync", "trainer_mode='sync'"),
+        ("mixed.sources.math.ratio=nan", "mixed.sources.math: ratio=nan"),
+        ("mixed.sources.math.ratio=inf", "mixed.sources.math: ratio=inf"),
+        ("mixed.sources.math.ratio={0:1,9:-1}", "mixed.sources.math: ratio=-1.0"),
+        ("mixed.sources.math.max_turns=0", "mixed.sources.math.max_turns"),
+        ("mixed.sources.math.max_response_length=161", "data.max_response_length=160"),
     ],
 )
 def test_a_value_verl_cannot_run_with_is_one_problem(
@@ -106,6 +116,136 @@ def test_a_value_verl_cannot_run_with_is_one_problem(
     (found,) = problems_of(run_environ, override)
 
     assert word in found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "word"),
+    [
+        (("data.train_batch_size=0",), "data.train_batch_size=0: want a whole number >= 1"),
+        (
+            ("mixed.apportionment=fixed", "mixed.sources.math.ratio={0:1,9:0.5}"),
+            "mixed.apportionment='fixed' with a schedule for source=math",
+        ),
+        (
+            ("mixed.sources.math.ratio={0:1,9:0}", "mixed.sources.taco.ratio={9:0,12:1}"),
+            "every ratio is 0 after 9 steps (taco, nq, math)",
+        ),
+        (
+            (
+                "mixed.sources.math.temperature=0.6",
+                "actor_rollout_ref.model.use_fused_kernels=true",
+            ),
+            "mixed.sources.math.temperature=0.6 with actor_rollout_ref.model.use_fused_kernels",
+        ),
+    ],
+)
+def test_settings_that_contradict_one_another_are_named(
+    run_environ: RunEnviron, overrides: tuple[str, ...], word: str
+) -> None:
+    found = problems_of(run_environ, *overrides)
+
+    assert word in "\n".join(found)
+    assert len(found) == 1 + ("ppo_mini_batch_size=0" in "\n".join(found))  # follows the batch
+
+
+def test_settings_of_a_source_that_verl_can_keep_are_no_problem(run_environ: RunEnviron) -> None:
+    own = (
+        "mixed.sources.math.temperature=1.0",  # the common one
+        "actor_rollout_ref.model.use_fused_kernels=true",
+        "mixed.sources.math.max_response_length=160",
+        "mixed.sources.math.ratio={0:1,9:0}",
+    )
+
+    assert problems_of(run_environ, *own) == []
+    assert problems_of(run_environ, "mixed.sources.taco.temperature=0.6") == []
+
+
+def test_groups_of_different_sizes_need_no_even_split(run_environ: RunEnviron) -> None:
+    uneven = ("mixed.sources.math.rollout_n=3", "data.train_batch_size=7")
+
+    assert problems_of(run_environ, *uneven) == []
+    same = [f"mixed.sources.{name}.rollout_n=3" for name in ("math", "taco")]
+    assert "21 trajectories" in problems_of(run_environ, *same, "data.train_batch_size=7")[0]
+
+
+SEPARATE = (
+    "trainer.v1.trainer_mode=mixed_separate_async",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "trainer.v1.separate_async.parameter_sync_step=2",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+)
+
+
+def test_a_separate_trainer_with_all_it_needs_is_no_problem(run_environ: RunEnviron) -> None:
+    assert problems_of(run_environ, *SEPARATE) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("trainer.v1.separate_async.parameter_sync_step=3", "is not trainer.v1.separate_async"),
+        ("actor_rollout_ref.rollout.nnodes=0", "rollout.nnodes=0"),
+        ("actor_rollout_ref.rollout.n_gpus_per_node=0", "rollout.n_gpus_per_node=0"),
+        ("actor_rollout_ref.rollout.checkpoint_engine.backend=naive", "backend='naive'"),
+    ],
+)
+def test_what_a_separate_trainer_lacks_is_named(
+    run_environ: RunEnviron, override: str, word: str
+) -> None:
+    (found,) = problems_of(run_environ, *SEPARATE, override)
+
+    assert word in found and "mixed_separate_async" in found
+
+
+def test_a_row_that_is_there_twice_is_named_over_all_training_files(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    copy = write_source(tmp_path / "copy.parquet", "math", 2)
+    files = f"{run_environ['TRAIN_FILES']},{copy}"
+
+    (found,) = problems_of(run_environ | {"TRAIN_FILES": files})
+
+    assert found.startswith("data.train_files: 2 values of extra_info.row_id are each on more than")
+    assert f"({tmp_path / 'math_train.parquet'} row 0, {copy} row 0)" in found
+
+
+def test_a_file_that_is_named_twice_is_told_once(run_environ: RunEnviron) -> None:
+    first = run_environ["TRAIN_FILES"].split(",")[0]
+
+    (found,) = problems_of(run_environ | {"TRAIN_FILES": f"{run_environ['TRAIN_FILES']},{first}"})
+
+    assert f"data.train_files: {first} is named 2 times" in found
+
+
+def test_a_damaged_file_keeps_no_other_mistake_from_being_told(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "taco_train.parquet"
+    damaged.write_text("no table")
+    extra = write_source(tmp_path / "poems.parquet", "poems", 3)
+
+    found = problems_of(
+        run_environ | {"TRAIN_FILES": f"{run_environ['TRAIN_FILES']},{extra}", "MATH_RATIO": "-1"}
+    )
+
+    assert [problem.split(" (")[0] for problem in found] == [
+        "mixed.sources.math: ratio=-1.0 must be finite and >= 0; 0 leaves a source out",
+        f"data.train_files: cannot read rows from {damaged}: not a parquet file",
+        "no ratio for source='poems'",
+    ]
+
+
+def test_a_file_of_a_source_holds_its_rows_only(run_environ: RunEnviron, tmp_path: Path) -> None:
+    train = [str(tmp_path / f"{source}_train.parquet") for source in ("math", "taco")]
+
+    assert problems_of(run_environ, f"mixed.sources.math.files=[{train[0]}]") == []
+    (found,) = problems_of(run_environ, f"mixed.sources.math.files={train}")
+
+    assert found.startswith(
+        f"mixed.sources.math.files: {train[1]} holds 12 rows of source='taco': its files hold rows "
+        "of data_source='math' only"
+    )
 
 
 def test_a_busy_dashboard_port_is_a_problem(run_environ: RunEnviron, busy_port: int) -> None:

@@ -23,24 +23,27 @@ def main(config_path: str) -> None:
         file.write(f"{os.getpid()}\n")
     plan = plan_of(config)
     ledger = Ledger(folder / "ledger.jsonl")
+    ledger.begin(plan.description())
+    plan.drawn.update(plan.counts_between(0, ledger.last_step * plan.batch_size))
     total = int(at(config, "trainer.total_training_steps"))
     for step in range(0 if ledger.last_step == 0 else ledger.last_step + 1, total + 1):
         metrics = {f"mixed/{source}/val/reward/mean": 0.25 + step / 10 for source in plan.sources}
         if step:
-            entries = []
-            for position in range((step - 1) * plan.batch_size, step * plan.batch_size):
-                source, row = plan.prompt(position)
-                entries.append(
-                    LedgerEntry(
-                        step=step,
-                        position=position,
-                        source=source,
-                        row=row,
-                        row_id=f"{source}:{row}",
-                        outcome="solved 1/2",
-                    )
+            plan.position = (step - 1) * plan.batch_size
+            entries = [
+                LedgerEntry(
+                    step=step,
+                    source=prompt.source,
+                    draw=prompt.draw,
+                    row=prompt.row,
+                    row_id="",
+                    outcome="trained",
+                    trajectories=2,
+                    reward_mean=0.5,
                 )
-            ledger.append_step(step, entries)
+                for prompt in plan.take(plan.batch_size)
+            ]
+            ledger.append_step(step, entries, plan.drawn)
             trajectory = {
                 "key": "a_0_0",
                 "stop_reason": "answered",

@@ -1,17 +1,23 @@
-"""Exact shares, largest remainders, and turns that stay within one of what is due."""
+"""Exact shares and largest remainders."""
 
 from fractions import Fraction
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplers.apportionment import apportion, assign_turns, exact_shares
+from samplers.apportionment import apportion, exact_shares
 
 RATIOS = st.dictionaries(
     st.text("abcdefgh", min_size=1, max_size=2),
     st.one_of(st.integers(0, 1000), st.floats(0.01, 10.0)),
+    min_size=1,
+    max_size=8,
+).filter(lambda ratios: any(ratios.values()))
+
+ANY_RATIOS = st.dictionaries(
+    st.text("abcdefgh", min_size=1, max_size=2),
+    st.one_of(st.integers(0, 10**300), st.floats(0.0, allow_nan=False, allow_infinity=False)),
     min_size=1,
     max_size=8,
 ).filter(lambda ratios: any(ratios.values()))
@@ -27,32 +33,80 @@ def test_a_third_written_as_a_float_is_a_third():
         "b": Fraction(1, 3),
         "c": Fraction(1, 2),
     }
+    assert exact_shares(dict.fromkeys("abc", 1 / 3)) == dict.fromkeys("abc", Fraction(1, 3))
 
 
-@given(RATIOS)
-def test_shares_sum_to_one_and_keep_zeros_and_proportions(ratios: dict[str, float]):
+def test_a_third_written_with_few_digits_is_no_third():
+    shares = exact_shares({"a": 0.333, "b": 0.667})
+    assert shares == {"a": Fraction(333, 1000), "b": Fraction(667, 1000)}
+
+
+def test_a_fraction_is_read_as_it_is():
+    third = Fraction(1, 3)
+    assert exact_shares({"a": third, "b": 1 - third}) == {"a": third, "b": Fraction(2, 3)}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("tiny", [1e-5, 1e-7, 1e-9, 1e-12, 1e-20, 5e-324])
+def test_a_tiny_ratio_keeps_its_share(tiny: float):
+    shares = exact_shares({"big": 1.0, "tiny": tiny})
+    exact = Fraction(str(tiny))
+    assert abs(shares["tiny"] / shares["big"] / exact - 1) <= Fraction(1, 10**13)
+    assert sum(shares.values()) == 1
+
+
+def test_one_in_a_billion_is_exact():
+    shares = exact_shares({"big": 1.0, "tiny": 1e-9})
+    assert shares == {
+        "big": Fraction(10**9, 10**9 + 1),
+        "tiny": Fraction(1, 10**9 + 1),
+    }
+    assert exact_shares({"big": 1 - 1e-9, "tiny": 1e-9})["tiny"] == Fraction(1, 10**9)
+
+
+@given(ANY_RATIOS)
+def test_ratios_of_any_size_have_shares_that_sum_to_one_and_keep_their_proportions(
+    ratios: dict[str, float],
+):
     shares = exact_shares(ratios)
+    total = sum(Fraction(str(ratio)) for ratio in ratios.values())
     assert sum(shares.values()) == 1
     assert list(shares) == list(ratios)
     for source, ratio in ratios.items():
+        meant = Fraction(str(ratio)) / total
+        assert abs(shares[source] - meant) <= meant / 10**13
         assert (shares[source] == 0) == (ratio == 0)
-        assert abs(float(shares[source]) - ratio / sum(ratios.values())) < 1e-5
 
 
-@pytest.mark.parametrize("ratio", [-1.0, float("nan"), float("inf")])
+@given(RATIOS, st.sampled_from([2, 10, 1000, 10**9]))
+def test_only_proportions_count(ratios: dict[str, float], factor: int):
+    exact = {source: Fraction(str(ratio)) for source, ratio in ratios.items()}
+    scaled = {source: ratio * factor for source, ratio in exact.items()}
+    assert exact_shares(scaled) == exact_shares(ratios)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "ratios", [{"a": 1.0, "b": 1e-16}, {"a": 1 / 3, "b": 1e-9, "c": 2 / 3 - 1e-9}]
+)
+def test_shares_of_shares_are_the_same_shares(ratios: dict[str, float]):
+    shares = exact_shares(ratios)
+    assert exact_shares(shares) == shares  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ratio", [-1.0, -1e-300, float("nan"), float("inf")])
 def test_a_ratio_that_is_no_share_is_refused_by_name(ratio: float):
     with pytest.raises(ValueError, match=f"ratio={ratio} of source='bad'"):
         exact_shares({"good": 1.0, "bad": ratio})
 
 
-def test_all_zero_ratios_are_refused():
+def test_every_broken_ratio_is_named_at_once():
+    with pytest.raises(ValueError, match=r"ratio=-1 of source='a'.*ratio=nan of source='c'"):
+        exact_shares({"a": -1, "b": 1, "c": float("nan")})
+
+
+@pytest.mark.parametrize("ratios", [{"a": 0.0, "b": 0.0}, {}])
+def test_ratios_that_are_all_zero_are_refused(ratios: dict[str, float]):
     with pytest.raises(ValueError, match="no source has a ratio above 0"):
-        exact_shares({"a": 0.0, "b": 0.0})
-
-
-def test_a_share_too_small_to_be_kept_is_refused_instead_of_dropped():
-    with pytest.raises(ValueError, match=r"\['tiny'\] is below one in 1000000"):
-        exact_shares({"big": 1.0, "tiny": 1e-9})
+        exact_shares(ratios)
 
 
 @given(RATIOS, st.integers(0, 300))
@@ -62,6 +116,7 @@ def test_counts_sum_to_seats_and_each_is_its_quota_rounded_down_or_up(
     shares = exact_shares(ratios)
     counts = apportion(shares, seats)
     assert sum(counts.values()) == seats
+    assert list(counts) == list(shares)
     assert all(abs(counts[name] - seats * shares[name]) < 1 for name in shares)
 
 
@@ -79,36 +134,19 @@ def test_the_largest_remainders_get_the_seats_left_over():
     assert apportion(shares, 2) == {"a": 1, "b": 1, "c": 0}
 
 
+def test_equal_remainders_go_to_the_name_that_sorts_first():
+    shares = dict.fromkeys("cba", Fraction(1, 3))
+    assert apportion(shares, 4) == {"c": 1, "b": 1, "a": 2}
+
+
 @pytest.mark.parametrize(
     ("shares", "seats"),
-    [({"a": Fraction(1)}, -1), ({"a": Fraction(1, 2)}, 4), ({"a": Fraction(2), "b": -1}, 4)],
+    [
+        ({"a": Fraction(1)}, -1),
+        ({"a": Fraction(1, 2)}, 4),
+        ({"a": Fraction(2), "b": Fraction(-1)}, 4),
+    ],
 )
 def test_apportioning_what_is_no_whole_is_refused(shares: dict[str, Fraction], seats: int):
     with pytest.raises(ValueError, match="cannot apportion"):
         apportion(shares, seats)
-
-
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=9).filter(any))
-def test_every_prefix_of_turns_is_within_tijdemans_bound_of_what_is_due(seats: list[int]):
-    turns = assign_turns(seats)
-    period, active = sum(seats), sum(own > 0 for own in seats)
-    bound = 1 - Fraction(1, 2 * active - 2) if active > 1 else 0
-    had = np.cumsum(turns[:, None] == np.arange(len(seats)), axis=0)  # (period, S)
-    due = np.arange(1, period + 1)[:, None] * np.array(seats)
-    assert np.abs(had * period - due).max() <= bound * period
-    assert had[-1].tolist() == seats
-
-
-def test_turns_keep_the_bound_where_always_serving_the_furthest_behind_breaks_it():
-    seats = [1, 1, 15, 70, 3]
-    had = np.cumsum(assign_turns(seats)[:, None] == np.arange(5), axis=0)
-    due = np.arange(1, 91)[:, None] * np.array(seats)
-    assert np.abs(had * 90 - due).max() < 90
-    behind, worst = [0] * 5, 0
-    for turn in range(1, 91):
-        source = max(range(5), key=lambda own: turn * seats[own] - behind[own] * 90)
-        behind[source] += 1
-        worst = max(
-            worst, *(abs(count * 90 - turn * own) for count, own in zip(behind, seats, strict=True))
-        )
-    assert worst >= 90

@@ -1,9 +1,12 @@
-"""The three laws of the prompt stream, its resume, and what it refuses."""
+"""The three laws of the prompt stream, its draws, its resume, and what it refuses."""
 
+import copy
 import json
 import logging
 import pickle
+from collections import Counter
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,66 +14,122 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplers.mixture_plan import MAX_PERIOD, MixturePlan
+from samplers.mixture_plan import Apportionment, MixturePlan, PlannedPrompt, Ratio
 
 SIZES = {"taco": 40, "nq": 25, "math": 10}
 RATIOS = {"taco": 0.5, "nq": 0.3, "math": 0.2}
 
+PLAIN_RATIO = st.sampled_from([1, 2, 3, 7, 20, 0.1, 0.25, 0.37, 1000, 1e-9])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_chunks():
+    """Examples cross blocks, periods and chunks; what a plan gives may not depend on them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("samplers.turns.BLOCK", 64)
+        patch.setattr("samplers.turns.MAX_PERIOD", 256)
+        patch.setattr("samplers.mixture_plan._CHUNK", 64)
+        yield
+
 
 @st.composite
-def plans(draw: st.DrawFn, apportionment: str = "carry") -> MixturePlan:
+def settings_of_plans(draw: st.DrawFn, schedules: bool = True) -> dict[str, Any]:
     """Up to eight sources, one to 40 rows each, batches smaller and larger than their number."""
     names = draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=8, unique=True))
-    ratio = st.one_of(st.integers(1, 20), st.decimals("0.01", "1", places=2).map(float))
-    return MixturePlan(
-        sizes={name: draw(st.integers(1, 40)) for name in names},
-        ratios={name: draw(ratio) for name in names},
-        batch_size=draw(st.integers(1, 24)),
-        seed=draw(st.integers(-5, 2**40)),
-        apportionment=apportionment,  # type: ignore[arg-type]
+    schedule = st.dictionaries(st.integers(0, 30), PLAIN_RATIO, min_size=1, max_size=3)
+    ratio = st.one_of(PLAIN_RATIO, schedule) if schedules else PLAIN_RATIO
+    return {
+        "sizes": {name: draw(st.integers(1, 40)) for name in names},
+        "ratios": {name: draw(ratio) for name in names},
+        "batch_size": draw(st.integers(1, 24)),
+        "seed": draw(st.integers(-5, 2**40)),
+    }
+
+
+def plans(schedules: bool = True) -> st.SearchStrategy[MixturePlan]:
+    return settings_of_plans(schedules).map(lambda settings: MixturePlan(**settings))
+
+
+def pairs(prompts: list[PlannedPrompt]) -> list[tuple[str, int]]:
+    return [(prompt.source, prompt.row) for prompt in prompts]
+
+
+def again(plan: MixturePlan) -> MixturePlan:
+    """The same plan before its first draw."""
+    fresh = copy.deepcopy(plan)
+    fresh.load_state_dict(
+        {**plan.state_dict(), "position": 0, "drawn": dict.fromkeys(plan.sources, 0)}
     )
+    return fresh
 
 
-@given(plans(), st.integers(1, 400))
-def test_every_prefix_is_within_one_prompt_of_every_share(plan: MixturePlan, length: int):
-    source_ids = plan.prompts(np.arange(length)).source_ids
-    drawn = np.cumsum(source_ids[:, None] == np.arange(len(plan.sources)), axis=0)
-    for source_id, share in enumerate(plan.shares.values()):
-        for i in range(1, length + 1):
-            assert abs(int(drawn[i - 1, source_id]) - i * share) < 1
+# --- law 1: shares --------------------------------------------------------------------------------
 
 
-@given(st.lists(st.floats(0.001, 1.0), min_size=2, max_size=4), st.integers(0, 2**40))
-def test_awkward_fractions_keep_the_law_for_the_nearest_shares_of_a_bounded_period(
-    values: list[float], seed: int
+@given(plans(), st.integers(1, 200))
+def test_after_any_prompt_each_source_was_drawn_within_one_of_what_it_is_due(
+    plan: MixturePlan, length: int
 ):
-    period = 2**10
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("samplers.mixture_plan.MAX_PERIOD", period)
-        ratios = dict(zip("abcd", values, strict=False))
-        plan = MixturePlan(dict.fromkeys(ratios, 50), ratios, 16, seed)
-    for name, share in plan.shares.items():
-        assert abs(float(share) - plan.ratios[name]) <= 1 / period
-    source_ids = plan.prompts(np.arange(3 * period)).source_ids
-    length = np.arange(1, 3 * period + 1)
-    for source_id, share in enumerate(plan.shares.values()):
-        drawn = np.cumsum(source_ids == source_id)
-        strays = np.abs(drawn * share.denominator - length * share.numerator)
-        assert strays.max() < share.denominator
+    drawn = dict.fromkeys(plan.sources, 0)
+    for i, prompt in enumerate(plan.take(length), start=1):
+        drawn[prompt.source] += 1
+        due = plan.due(i)
+        assert all(abs(drawn[name] - due[name]) < 1 for name in plan.sources)
+    assert plan.drawn == drawn
+    assert plan.position == length
 
 
-def test_the_period_is_bounded_when_denominators_explode():
-    plan = MixturePlan(
-        {"a": 5, "b": 5, "c": 5}, {"a": 0.123457, "b": 0.3141593, "c": 0.2718281828}, 8, 0
+@given(plans(schedules=False), st.integers(0, 10**12))
+def test_what_is_due_is_position_times_share(plan: MixturePlan, i: int):
+    assert plan.due(i) == {name: i * share for name, share in plan.shares.items()}
+    assert sum(plan.due(i).values()) == i
+
+
+@given(plans(), st.integers(0, 60))
+def test_what_is_due_in_a_batch_is_its_size_times_its_shares(plan: MixturePlan, index: int):
+    before = plan.due(index * plan.batch_size)
+    after = plan.due((index + 1) * plan.batch_size)
+    for name, share in plan.ratios_at(index).items():
+        assert float(after[name] - before[name]) == pytest.approx(plan.batch_size * share, abs=1e-9)
+    assert sum(plan.ratios_at(index).values()) == pytest.approx(1)
+
+
+def test_a_schedule_is_linear_between_its_entries_and_constant_outside():
+    plan = MixturePlan({"a": 9, "b": 9}, {"a": {5: 0.8, 15: 0.2}, "b": {5: 0.2, 15: 0.8}}, 10, 0)
+    assert [plan.ratios_at(index)["a"] for index in (0, 5, 10, 15, 99)] == [0.8, 0.8, 0.5, 0.2, 0.2]
+    assert plan.counts(0) == {"a": 8, "b": 2}
+    assert plan.counts(10) == {"a": 5, "b": 5}
+    assert plan.counts(99) == {"a": 2, "b": 8}
+    assert plan.due(20 * 10)["a"] == 10 * sum(
+        Fraction(8, 10) - Fraction(6, 100) * max(0, min(10, index - 5)) for index in range(20)
     )
-    assert all(share.denominator <= MAX_PERIOD for share in plan.shares.values())
-    assert all(abs(float(plan.shares[name]) - plan.ratios[name]) < 1e-6 for name in plan.sources)
 
 
-def test_a_batch_whose_quotas_are_whole_holds_exactly_them():
-    plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
-    for index in range(50):
-        assert plan.counts(index) == {"taco": 10, "nq": 6, "math": 4}
+def test_an_entry_that_says_what_the_line_says_changes_nothing():
+    line: dict[int, float] = {0: 0.8, 9: 0.2}
+    plain = MixturePlan({"a": 9, "b": 9}, {"a": line, "b": {0: 0.2, 9: 0.8}}, 10, 0)
+    entries: dict[int, float] = {0: 0.2, 3: 0.4, 6: 0.6, 9: 0.8, 20: 0.8}
+    explicit = MixturePlan({"a": 9, "b": 9}, {"a": line, "b": entries}, 10, 0)
+    assert [plain.ratios_at(k) for k in range(25)] == [explicit.ratios_at(k) for k in range(25)]
+    assert plain.take(250) == explicit.take(250)
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdefghi"), st.integers(0, 9), min_size=1).filter(
+        lambda quotas: any(quotas.values())
+    ),
+    st.booleans(),
+    st.lists(st.integers(0, 10**6), min_size=1, max_size=5),
+)
+def test_a_batch_whose_quotas_are_whole_holds_exactly_them(
+    quotas: dict[str, int], as_floats: bool, indexes: list[int]
+):
+    batch_size = sum(quotas.values())
+    divisor = batch_size if as_floats else 1
+    ratios = {name: quota / divisor for name, quota in quotas.items()}
+    plan = MixturePlan(dict.fromkeys(quotas, 5), ratios, batch_size, seed=0)
+    for index in indexes:
+        assert plan.counts(index) == quotas
 
 
 def test_remainders_are_carried_to_later_batches():
@@ -80,49 +139,50 @@ def test_remainders_are_carried_to_later_batches():
     assert sum(drawn) == 4
 
 
-@given(plans())
-def test_a_source_repeats_no_row_before_its_pass_is_over(plan: MixturePlan):
-    prompts = plan.prompts(np.arange(600))
-    for source_id, name in enumerate(plan.sources):
-        rows, size = prompts.rows[prompts.source_ids == source_id].tolist(), plan.sizes[name]
-        for start in range(0, len(rows), size):
-            one_pass = rows[start : start + size]
-            assert len(set(one_pass)) == len(one_pass)
-            assert all(0 <= row < size for row in one_pass)
+def test_every_source_has_its_turn_where_a_batch_is_smaller_than_their_number():
+    names = "abcdefg"
+    plan = MixturePlan(dict.fromkeys(names, 9), dict.fromkeys(names, 1), batch_size=3, seed=0)
+    total = Counter[str]()
+    for index in range(7):
+        total.update(plan.counts(index))
+    assert total == dict.fromkeys(names, 3)
 
 
-@given(plans(), st.integers(0, 10**9))
-def test_a_batch_is_the_prompts_at_its_positions(plan: MixturePlan, index: int):
-    batch = plan.batch(index)
-    first = index * plan.batch_size
-    alone = [plan.prompt(first + offset) for offset in range(plan.batch_size)]
-    together = [
-        (plan.sources[source_id], row)
-        for source_id, row in zip(batch.source_ids.tolist(), batch.rows.tolist(), strict=True)
-    ]
-    assert together == alone
-    assert (batch.source_ids.dtype, batch.rows.dtype) == (np.int16, np.int64)
-    assert plan.counts(index) == {
-        name: sum(source == name for source, _ in alone) for name in plan.sources
-    }
+@given(plans(), st.integers(0, 20), st.data())
+def test_counts_of_mini_batches_sum_to_those_of_the_batch_and_are_its_prompts(
+    plan: MixturePlan, index: int, data: st.DataObject
+):
+    size = plan.batch_size
+    cuts = sorted(data.draw(st.sets(st.integers(0, size), max_size=4)) | {0, size})
+    source_ids = plan.batch(index).source_ids
+    total = Counter[str]()
+    for start, stop in pairwise(cuts):
+        first, last = index * size + start, index * size + stop
+        counts = plan.counts_between(first, last)
+        inside = np.bincount(source_ids[start:stop], minlength=len(plan.sources))
+        assert list(counts.values()) == inside.tolist()
+        due = {name: plan.due(last)[name] - plan.due(first)[name] for name in plan.sources}
+        assert all(abs(counts[name] - due[name]) < 2 for name in plan.sources)
+        total.update(counts)
+    assert dict(total) == plan.counts(index)
 
 
-@given(plans("fixed"), st.integers(0, 10**6))
-def test_fixed_batches_all_hold_the_same_largest_remainder_counts(plan: MixturePlan, index: int):
+def test_a_mini_batch_whose_quotas_are_whole_holds_exactly_them():
+    plan = MixturePlan(SIZES, RATIOS, batch_size=40, seed=0)
+    for first in range(0, 4000, 10):
+        assert plan.counts_between(first, first + 10) == {"taco": 5, "nq": 3, "math": 2}
+
+
+@given(settings_of_plans(schedules=False), st.integers(0, 10**6))
+def test_fixed_batches_all_hold_the_same_largest_remainder_counts(
+    settings: dict[str, Any], index: int
+):
+    asked = MixturePlan(**settings).shares
+    plan = MixturePlan(**settings, apportionment="fixed")
     counts = plan.counts(index)
     assert counts == plan.counts(0)
     assert sum(counts.values()) == plan.batch_size
-    for name, count in counts.items():
-        assert abs(count - plan.batch_size * plan.ratios[name]) < 1 + 1e-9
-
-
-@given(plans("fixed"))
-def test_fixed_batches_spread_their_sources_smoothly(plan: MixturePlan):
-    source_ids = plan.batch(0).source_ids
-    for source_id, name in enumerate(plan.sources):
-        drawn = np.cumsum(source_ids == source_id).tolist()
-        share = Fraction(plan.counts(0)[name], plan.batch_size)
-        assert all(abs(had - i * share) < 1 for i, had in enumerate(drawn, start=1))
+    assert all(abs(counts[name] - plan.batch_size * asked[name]) < 1 for name in plan.sources)
 
 
 def test_fixed_apportionment_that_starves_a_source_is_said(caplog: pytest.LogCaptureFixture):
@@ -131,33 +191,279 @@ def test_fixed_apportionment_that_starves_a_source_is_said(caplog: pytest.LogCap
     assert "source=b seats=0 batch_size=4" in caplog.text
 
 
-@given(plans(), st.integers(0, 10**12), st.integers(1, 50))
-def test_a_resumed_stream_goes_on_as_if_never_interrupted(
-    plan: MixturePlan, position: int, length: int
-):
-    plan.position = position
-    saved = json.loads(json.dumps(plan.state_dict()))
-    resumed = MixturePlan(
-        dict(reversed(plan.sizes.items())),
-        dict(reversed(plan.shares.items())),  # type: ignore[arg-type]
-        plan.batch_size,
-        plan.seed,
-    )
-    resumed.load_state_dict(saved)
-    ahead = np.arange(position, position + length)
-    assert resumed.position == position
-    assert resumed.prompts(ahead).source_ids.tolist() == plan.prompts(ahead).source_ids.tolist()
-    assert resumed.prompts(ahead).rows.tolist() == plan.prompts(ahead).rows.tolist()
+def test_carry_starves_no_source_and_says_nothing(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
+        plan = MixturePlan({"a": 1, "b": 1}, {"a": 99, "b": 1}, 4, 0)
+    assert caplog.text == ""
+    assert plan.counts_between(0, 100) == {"a": 99, "b": 1}
+
+
+# --- law 2: rows ----------------------------------------------------------------------------------
+
+
+@given(plans())
+def test_a_source_repeats_no_row_before_its_pass_is_over(plan: MixturePlan):
+    prompts = plan.take(300)
+    for name in plan.sources:
+        rows, size = [prompt.row for prompt in prompts if prompt.source == name], plan.sizes[name]
+        for start in range(0, len(rows), size):
+            one_pass = rows[start : start + size]
+            assert len(set(one_pass)) == len(one_pass)
+            assert all(0 <= row < size for row in one_pass)
+
+
+@given(plans())
+def test_no_row_is_twice_in_a_batch_unless_its_source_is_smaller_than_its_part(plan: MixturePlan):
+    for index in range(30):
+        counts = plan.counts(index)
+        batch = pairs(plan.take(plan.batch_size))
+        for name in plan.sources:
+            rows = [row for source, row in batch if source == name]
+            assert len(rows) == counts[name]
+            if plan.sizes[name] >= most_in_a_batch(plan, name):
+                assert len(set(rows)) == len(rows)
+
+
+def most_in_a_batch(plan: MixturePlan, name: str) -> int:
+    """No batch takes more of a source, whatever the remainders."""
+    due = max(plan.batch_size * plan.ratios_at(index)[name] for index in range(32))
+    return min(plan.batch_size, int(due + 1e-9) + 2)
+
+
+@pytest.mark.parametrize(("size", "quota"), [(6, 6), (7, 6), (9, 6), (24, 6), (25, 6), (31, 6)])
+def test_a_source_of_just_its_quota_has_no_row_twice_in_a_batch(size: int, quota: int):
+    plan = MixturePlan({"a": size, "b": 50}, {"a": quota, "b": 4}, 10, seed=1)
+    for _ in range(100):
+        rows = [row for source, row in pairs(plan.take(10)) if source == "a"]
+        assert len(set(rows)) == quota
+
+
+def test_the_order_of_a_source_does_not_depend_on_the_other_sources():
+    alone = MixturePlan({"nq": 500}, {"nq": 1}, 8, seed=3)
+    among = MixturePlan({"nq": 500, "math": 90}, {"nq": 0.1, "math": 0.9}, 64, seed=3)
+    assert alone.rows("nq", range(2000)).tolist() == among.rows("nq", range(2000)).tolist()
+
+
+# --- law 3: functions of their arguments ----------------------------------------------------------
+
+
+@given(plans(), st.integers(0, 300))
+def test_a_batch_is_the_prompts_at_its_positions(plan: MixturePlan, index: int):
+    batch = plan.batch(index)
+    first = index * plan.batch_size
+    alone = [again(plan).prompt(first), plan.prompt(first + plan.batch_size - 1)]
+    one_by_one = [plan.prompt(first + offset) for offset in range(plan.batch_size)]
+    together = [
+        (plan.sources[source_id], row)
+        for source_id, row in zip(batch.source_ids.tolist(), batch.rows.tolist(), strict=True)
+    ]
+    assert together == one_by_one
+    assert [together[0], together[-1]] == alone
+    assert (batch.source_ids.dtype, batch.rows.dtype) == (np.int16, np.int64)
+    assert plan.counts(index) == {
+        name: sum(source == name for source, _ in together) for name in plan.sources
+    }
+    assert (plan.position, plan.drawn) == (0, dict.fromkeys(plan.sources, 0))
+
+
+@given(plans(), st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_what_is_taken_is_the_stream(plan: MixturePlan, pieces: list[int]):
+    taken = [prompt for piece in pieces for prompt in plan.take(piece)]
+    fresh = again(plan)
+    assert pairs(taken) == [fresh.prompt(i) for i in range(sum(pieces))]
+    assert taken == fresh.take(sum(pieces))
+    batches = sum(pieces) // plan.batch_size
+    rows = [row for index in range(batches) for row in plan.batch(index).rows.tolist()]
+    assert rows == [prompt.row for prompt in taken[: batches * plan.batch_size]]
+
+
+@given(st.integers(0, 10**9), st.integers(1, 24))
+def test_batches_far_out_are_the_prompts_at_their_positions(index: int, batch_size: int):
+    plan = MixturePlan({"a": 10**9, "b": 77, "c": 12_345}, RATIOS_OF_THREE, batch_size, seed=5)
+    batch = plan.batch(index)
+    for offset in {0, batch_size // 2, batch_size - 1}:
+        source, row = plan.prompt(index * batch_size + offset)
+        assert plan.sources[int(batch.source_ids[offset])] == source
+        assert batch.rows[offset] == row
+
+
+RATIOS_OF_THREE = {"a": 0.5, "b": 0.3, "c": 0.2}
+
+
+def test_the_stream_does_not_depend_on_blocks_chunks_and_periods():
+    ratios = {"taco": 0.50123, "nq": 0.3, "math": {0: 0.2, 40: 0.1}}
+    small = MixturePlan(SIZES, ratios, 20, 0)
+    small_batches = [small.batch(index).rows.tolist() for index in range(0, 80, 7)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("samplers.turns.BLOCK", 4096)
+        patch.setattr("samplers.turns.MAX_PERIOD", 2**20)
+        patch.setattr("samplers.mixture_plan._CHUNK", 2**15)
+        true = MixturePlan(SIZES, ratios, 20, 0)
+        assert [true.batch(index).rows.tolist() for index in range(0, 80, 7)] == small_batches
+
+
+def test_the_batches_of_a_plan_cannot_be_written_to():
+    batch = MixturePlan(SIZES, RATIOS, 20, 0).batch(3)
+    with pytest.raises(ValueError, match="read-only"):
+        batch.rows[0] = 1
+    with pytest.raises(ValueError, match="read-only"):
+        batch.source_ids[0] = 1
+
+
+def test_the_order_in_which_sources_are_named_does_not_matter():
+    plan = MixturePlan(SIZES, RATIOS, 20, 0)
+    turned = MixturePlan(dict(reversed(SIZES.items())), dict(reversed(RATIOS.items())), 20, 0)
+    assert turned.take(100) == plan.take(100)
+    assert turned.state_dict() == plan.state_dict()
 
 
 def test_a_pickled_plan_is_the_same_stream():
     plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
-    assert pickle.loads(pickle.dumps(plan)).prompt(12345) == plan.prompt(12345)
+    plan.take(33)
+    copied = pickle.loads(pickle.dumps(plan))
+    assert copied.prompt(12345) == plan.prompt(12345)
+    assert copied.take(33) == plan.take(33)
 
 
-def test_the_state_is_small():
-    state = MixturePlan(SIZES, RATIOS, batch_size=256, seed=0).state_dict()
-    assert len(json.dumps(state)) <= 200
+def test_the_stream_of_a_plan_never_changes():
+    plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    assert " ".join(f"{source}{row}" for source, row in pairs(plan.take(10))) == PINNED
+
+
+# Written down once: a change here reorders the data of every run that resumes.
+PINNED = "taco15 nq2 taco30 math6 taco12 nq7 taco9 math9 nq22 taco31"
+
+
+# --- drawing --------------------------------------------------------------------------------------
+
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["take", "take", "replace", "give_back"]),
+        st.integers(0, 7),
+        st.integers(0, 9),
+    ),
+    max_size=25,
+)
+"""(what, which source, how many prompts)"""
+
+
+def draw_one(plan: MixturePlan, operation: tuple[str, int, int]) -> list[PlannedPrompt]:
+    """Take, replace or give back; what was drawn."""
+    what, number, prompts = operation
+    source = plan.sources[number % len(plan.sources)]
+    if what == "take":
+        return plan.take(prompts)
+    if what == "replace":
+        return plan.replace({source: prompts})
+    plan.give_back({source: max(0, plan.drawn[source] - prompts)})
+    return []
+
+
+@given(plans(), OPERATIONS)
+def test_whatever_is_drawn_the_draws_of_each_source_have_no_gap(
+    plan: MixturePlan, operations: list[tuple[str, int, int]]
+):
+    coming = dict.fromkeys(plan.sources, 0)
+    taken = 0
+    for operation in operations:
+        for prompt in draw_one(plan, operation):
+            assert prompt.draw == coming[prompt.source]
+            assert prompt.row == plan.rows(prompt.source, [prompt.draw])[0]
+            coming[prompt.source] += 1
+        if operation[0] == "give_back":
+            source = plan.sources[operation[1] % len(plan.sources)]
+            coming[source] = max(0, coming[source] - operation[2])
+        taken += operation[2] if operation[0] == "take" else 0
+        assert plan.drawn == coming
+    assert plan.position == taken
+
+
+@given(plans(), OPERATIONS, st.integers(1, 60))
+def test_replacements_do_not_change_whose_turn_it_is(
+    plan: MixturePlan, operations: list[tuple[str, int, int]], prompts: int
+):
+    for operation in operations:
+        draw_one(plan, operation)
+    first, fresh = plan.position, again(plan)
+    assert [prompt.source for prompt in plan.take(prompts)] == [
+        prompt.source for prompt in fresh.take(first + prompts)[first:]
+    ]
+
+
+def test_a_replacement_is_the_next_row_of_the_same_source():
+    plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    plan.take(20)
+    replacements = plan.replace({"nq": 2, "math": 1})
+    assert [(prompt.source, prompt.draw) for prompt in replacements] == [
+        ("nq", 6),
+        ("nq", 7),
+        ("math", 4),
+    ]
+    assert plan.position == 20
+    assert next(prompt.draw for prompt in plan.take(20) if prompt.source == "nq") == 8
+
+
+def test_draws_given_back_come_again():
+    plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    plan.take(20)
+    first = plan.replace({"nq": 3})
+    plan.give_back({"nq": 6})
+    assert plan.replace({"nq": 3}) == first
+
+
+@pytest.mark.parametrize("count", [-1, 7])
+def test_more_than_was_drawn_cannot_be_given_back(count: int):
+    plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    plan.take(20)
+    with pytest.raises(ValueError, match=f"source='nq' back to {count}: 6 were drawn"):
+        plan.give_back({"taco": 1, "nq": count})
+    assert plan.drawn == {"math": 4, "nq": 6, "taco": 10}
+
+
+def test_what_is_before_the_start_is_refused():
+    plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    with pytest.raises(ValueError, match="position=-1"):
+        plan.prompt(-1)
+    with pytest.raises(ValueError, match="batch_index=-1"):
+        plan.batch(-1)
+    with pytest.raises(ValueError, match="batch_index=-1"):
+        plan.counts(-1)
+    with pytest.raises(ValueError, match="draw=-2 of source='nq'"):
+        plan.rows("nq", [3, -2])
+
+
+# --- resume ---------------------------------------------------------------------------------------
+
+
+@given(settings_of_plans(), OPERATIONS, st.sets(st.integers(0, 24), max_size=4))
+def test_a_run_that_stops_anywhere_and_resumes_draws_what_it_would_have_drawn(
+    settings: dict[str, Any], operations: list[tuple[str, int, int]], stops: set[int]
+):
+    through, resumed = MixturePlan(**settings), MixturePlan(**settings)
+    for number, operation in enumerate(operations):
+        if number in stops:
+            state = json.loads(json.dumps(resumed.state_dict()))
+            resumed = MixturePlan(**settings)
+            resumed.load_state_dict(state)
+        assert draw_one(resumed, operation) == draw_one(through, operation)
+    assert resumed.state_dict() == through.state_dict()
+
+
+@given(st.integers(0, 10**12), st.integers(1, 50))
+def test_far_out_a_resumed_stream_goes_on_as_the_plan_says(position: int, length: int):
+    plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    drawn = plan.counts_between(0, position)
+    plan.load_state_dict({**plan.state_dict(), "position": position, "drawn": drawn})
+    ahead = range(position, position + length)
+    assert pairs(plan.take(length)) == [plan.prompt(i) for i in ahead]
+
+
+def test_a_state_is_at_most_200_bytes_for_three_sources():
+    plan = MixturePlan(
+        {"taco": 26_000, "nq": 10**9, "math": 12_500}, {"taco": 1, "nq": 1, "math": 1 / 3}, 1024, 42
+    )
+    plan.position, plan.drawn = 10**8, dict.fromkeys(plan.drawn, 10**8)
+    assert len(json.dumps(plan.state_dict())) <= 200
 
 
 @pytest.mark.parametrize(
@@ -165,6 +471,8 @@ def test_the_state_is_small():
     [
         ({"sizes": {**SIZES, "nq": 26}}, "sizes="),
         ({"ratios": {**RATIOS, "nq": 0.4}}, "ratios="),
+        ({"ratios": {**RATIOS, "nq": {0: 0.3, 9: 0.2}}}, "ratios="),
+        ({"sizes": {**SIZES, "qa": 3}, "ratios": {**RATIOS, "qa": 0}}, "sizes="),
         ({"batch_size": 21}, "batch_size=20 where this plan has 21"),
         ({"seed": 1}, "seed=0 where this plan has 1"),
         ({"apportionment": "fixed"}, "apportionment='carry' where this plan has 'fixed'"),
@@ -172,19 +480,154 @@ def test_the_state_is_small():
 )
 def test_a_state_of_another_stream_is_refused_with_what_differs(change: dict[str, Any], word: str):
     settings: dict[str, Any] = {"sizes": SIZES, "ratios": RATIOS, "batch_size": 20, "seed": 0}
-    state = MixturePlan(**settings).state_dict()
+    saved = MixturePlan(**settings)
+    saved.take(20)
     other = MixturePlan(**{**settings, **change})
     with pytest.raises(ValueError, match="cannot continue a plan") as caught:
-        other.load_state_dict(state)
+        other.load_state_dict(saved.state_dict())
     assert word in str(caught.value)
-    assert other.position == 0
+    for unchanged in {"batch_size", "seed", "apportionment"} - change.keys():
+        assert f"{unchanged}=" not in str(caught.value)
+    assert "mixed.on_change=continue" in str(caught.value)
+    assert (other.position, set(other.drawn.values())) == (0, {0})
+
+
+def test_ratios_that_mean_the_same_shares_are_the_same_stream():
+    saved = MixturePlan(SIZES, {"taco": 5, "nq": 3, "math": 2}, 20, 0)
+    MixturePlan(SIZES, RATIOS, 20, 0).load_state_dict(saved.state_dict())
 
 
 @pytest.mark.parametrize("position", [-1, 1.5, None, "3"])
-def test_a_state_without_a_position_is_refused(position: object):
+@pytest.mark.parametrize("on_change", ["refuse", "continue"])
+def test_a_state_without_a_position_is_refused(position: object, on_change: str):
     plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    state = {**plan.state_dict(), "position": position}
     with pytest.raises(ValueError, match="want an int >= 0"):
-        plan.load_state_dict({**plan.state_dict(), "position": position})
+        plan.load_state_dict(state, on_change=on_change)
+
+
+@pytest.mark.parametrize("drawn", [None, 3, {"nq": -1}, {"nq": 1.5}, {"nq": "1"}])
+@pytest.mark.parametrize("on_change", ["refuse", "continue"])
+def test_a_state_without_draws_is_refused(drawn: object, on_change: str):
+    plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    with pytest.raises(ValueError, match="want ints >= 0 by source"):
+        plan.load_state_dict({**plan.state_dict(), "drawn": drawn}, on_change=on_change)
+
+
+@pytest.mark.parametrize("change", [{}, {"batch_size": 0}, {"batch_size": "20"}])
+def test_a_state_without_a_batch_size_is_refused_where_it_is_needed(change: dict[str, Any]):
+    plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    state = {"position": 3, "drawn": {}, **change}
+    with pytest.raises(ValueError, match="batch_size"):
+        plan.load_state_dict(state, on_change="continue")
+
+
+def test_a_changed_mixture_continues_each_sources_draws_and_starts_new_ones():
+    saved = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    saved.take(60)
+    saved.replace({"nq": 5})
+    changed = MixturePlan(
+        {"taco": 40, "nq": 25, "qa": 30}, {"taco": 0.2, "nq": 0.4, "qa": 0.4}, 20, seed=0
+    )
+    changed.load_state_dict(saved.state_dict(), on_change="continue")
+    assert changed.position == 60
+    assert changed.drawn == {"taco": 30, "nq": 23, "qa": 0}
+    batch = changed.take(20)
+    assert Counter(prompt.source for prompt in batch) == changed.counts(3)
+    assert {name: min(p.draw for p in batch if p.source == name) for name in changed.sources} == {
+        "taco": 30,
+        "nq": 23,
+        "qa": 0,
+    }
+
+
+def test_a_source_that_a_state_does_not_have_starts_at_its_first_draw():
+    saved = MixturePlan({"nq": 25}, {"nq": 1}, batch_size=20, seed=0)
+    used = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    used.take(20)
+    used.load_state_dict(saved.state_dict(), on_change="continue")
+    assert used.drawn == {"math": 0, "nq": 0, "taco": 0}
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 10**6))
+def test_the_position_stays_at_the_same_batch_where_the_batch_size_changes(
+    before: int, after: int, batches: int
+):
+    saved = MixturePlan(SIZES, RATIOS, before, 0)
+    saved.position = batches * before
+    changed = MixturePlan(SIZES, RATIOS, after, 0)
+    changed.load_state_dict(saved.state_dict(), on_change="continue")
+    assert changed.position == batches * after
+
+
+def test_a_plan_that_may_change_and_did_not_goes_on_as_it_was():
+    saved = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    saved.take(33)
+    same = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    same.load_state_dict(saved.state_dict(), on_change="continue")
+    assert same.take(30) == saved.take(30)
+
+
+SIMPLE_RATIO = st.sampled_from([1, 2, 3, 7, 20, 0.1, 0.25, 0.37])
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdefgh"), SIMPLE_RATIO, min_size=1),
+    st.dictionaries(st.sampled_from([0, 10, 30]), SIMPLE_RATIO, min_size=1),
+    st.sampled_from(["carry", "fixed"]),
+    st.integers(1, 24),
+    st.integers(1, 60),
+)
+def test_a_described_plan_is_the_same_stream(
+    constant: dict[str, float],
+    schedule: dict[int, float],
+    apportionment: Apportionment,
+    batch_size: int,
+    length: int,
+):
+    ratios: dict[str, Ratio] = {**constant}
+    if apportionment == "carry":
+        ratios["web"] = schedule
+    plan = MixturePlan(dict.fromkeys(ratios, 9), ratios, batch_size, 4, apportionment)
+    described = json.loads(json.dumps(plan.description()))
+    assert described == plan.description()  # what a ledger compares after reading
+    twin = MixturePlan.from_description(described)
+    assert twin.state_dict() == plan.state_dict()
+    assert twin.description() == plan.description()
+    assert twin.differences(plan.state_dict()) == []
+    assert twin.take(length) == plan.take(length)
+
+
+@pytest.mark.parametrize(
+    "ratios",
+    [
+        {"a": 1 / 3, "b": 1e-9, "c": 2 / 3 - 1e-9},
+        {
+            "a": 3,
+            "b": {20: 1e-9},
+            "c": {11: 3, 28: 0.1},
+            "d": {18: 1e-9, 27: 0.25},
+            "e": {18: 1e-9, 27: 0.25},
+        },
+    ],
+    ids=["constant", "schedule"],
+)
+def test_a_described_plan_of_awkward_ratios_is_the_same_stream(ratios: dict[str, Ratio]):
+    plan = MixturePlan(dict.fromkeys(ratios, 9), ratios, 8, 0)
+    twin = MixturePlan.from_description(json.loads(json.dumps(plan.description())))
+    assert twin.differences(plan.state_dict()) == []
+
+
+@pytest.mark.parametrize(
+    "description",
+    [{}, {"ratios": 3}, {"ratios": {"a": {"0": "x"}}}, {"sizes": {}, "ratios": {"a": {"x": "1"}}}],
+)
+def test_what_describes_no_plan_is_refused(description: dict[str, Any]):
+    with pytest.raises(ValueError, match="not the description of a mixture plan"):
+        MixturePlan.from_description(description)
+
+
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -192,36 +635,52 @@ def test_a_state_without_a_position_is_refused(position: object):
     [
         (SIZES, {**RATIOS, "nq": -0.1}, "ratio=-0.1 of source='nq'"),
         (SIZES, {**RATIOS, "nq": float("nan")}, "ratio=nan of source='nq'"),
+        (SIZES, {**RATIOS, "nq": {0: 0.1, 5: -1.0}}, "ratio=-1.0 of source='nq'"),
+        (SIZES, {**RATIOS, "nq": {}}, "the schedule of source='nq' is {}"),
+        (SIZES, {**RATIOS, "nq": {-3: 0.5}}, "the schedule of source='nq' is {-3: 0.5}"),
         (SIZES, dict.fromkeys(SIZES, 0.0), "no source has a ratio above 0"),
+        (SIZES, {"taco": {0: 1, 7: 0}, "nq": 0, "math": 0}, "ratio above 0 after 7 batches"),
         ({}, {}, "no source has a ratio above 0"),
         ({**SIZES, "math": 0}, RATIOS, "source='math' has ratio=0.2 but no rows"),
         ({"taco": 1, "nq": 1}, RATIOS, "source='math' has ratio=0.2 but no rows"),
+        ({"taco": 1, "nq": 1}, {"taco": 1, "nq": 1, "math": {0: 0, 9: 1}}, "'math' has ratio="),
         ({**SIZES, "qa": 3}, RATIOS, "source='qa' has rows but no ratio"),
     ],
 )
 def test_a_mixture_that_cannot_be_drawn_is_refused(
-    sizes: dict[str, int], ratios: dict[str, float], word: str
+    sizes: dict[str, int], ratios: dict[str, Ratio], word: str
 ):
     with pytest.raises(ValueError, match="cannot plan the mixture") as caught:
         MixturePlan(sizes, ratios, 16, 0)
     assert word in str(caught.value)
 
 
+def test_a_schedule_is_refused_where_all_batches_have_the_same_counts():
+    with pytest.raises(ValueError, match="source='a' has a schedule, and apportionment='fixed'"):
+        MixturePlan({"a": 1, "b": 1}, {"a": {0: 1, 9: 2}, "b": 1}, 4, 0, "fixed")
+
+
 def test_all_mistakes_are_said_at_once():
     with pytest.raises(ValueError, match="cannot plan") as caught:
-        MixturePlan({"a": 0, "b": 1}, {"a": 1.0, "c": -1.0}, 0, 0, "greedy")  # type: ignore[arg-type]
-    for word in ("'a' has ratio", "'b' has rows", "of source='c'", "batch_size=0", "'greedy'"):
+        MixturePlan(
+            {"a": 0, "b": 1, "d": 1},
+            {"a": 1.0, "c": -1.0, "d": {-1: 1.0}, "e": {0: 1.0, 5: float("inf")}},
+            0,
+            0,
+            "greedy",  # type: ignore[arg-type]
+        )
+    words = ["'a' has ratio", "'b' has rows", "of source='c'", "schedule of source='d'"]
+    for word in [*words, "ratio=inf of source='e'", "batch_size=0", "'greedy'"]:
         assert word in str(caught.value)
 
 
 def test_a_source_with_ratio_zero_is_left_out_with_or_without_rows():
     plan = MixturePlan({"a": 3, "b": 3}, {"a": 1, "b": 0, "c": 0}, 4, 0)
     assert plan.counts(0) == {"a": 4, "b": 0, "c": 0}
+    assert {prompt.source for prompt in plan.take(40)} == {"a"}
 
 
-def test_positions_and_batches_before_the_start_are_refused():
-    plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
-    with pytest.raises(ValueError, match="position=-1"):
-        plan.prompt(-1)
-    with pytest.raises(ValueError, match="batch_index=-1"):
-        plan.batch(-1)
+def test_a_source_may_begin_and_end_within_a_run():
+    plan = MixturePlan({"a": 9, "b": 9}, {"a": {0: 1, 10: 0}, "b": {0: 0, 10: 1}}, 10, 0)
+    assert plan.counts(0) == {"a": 10, "b": 0}
+    assert plan.counts(20) == {"a": 0, "b": 10}

@@ -1,6 +1,7 @@
 """Rows: one schema for all sources, stable names, and readers of the public schemas."""
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -131,3 +132,15 @@ def test_the_demos_files_concatenate(demo, tmp_path):
     whole = pa.concat_tables([pq.read_table(file) for file in files])
     assert whole.num_rows == sum(sum(file.rows_by_source.values()) for file in read_sources(files))
     assert {file.name.split("_")[0] for file in files} == {"taco", "nq", "math"}
+
+
+def test_copies_of_a_record_become_one_row(tmp_path: Path):
+    record = {"problem": "1+1?", "solution": r"\boxed{2}", "level": "1", "type": "Algebra"}
+    other = record | {"problem": "1+2?", "solution": r"\boxed{3}"}
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text("".join(json.dumps(each) + "\n" for each in (record, other, record)))
+    told: list[str] = []
+    out = prepare_source(
+        "math", raw, tmp_path / "math.parquet", split="train", progress=told.append
+    )
+    assert (out.rows, out.skipped) == (2, {"it is a copy of an earlier record": 1})

@@ -1,0 +1,293 @@
+"""Holds a run's ledger against its mixture plan.
+
+From the file alone it is proven that every trained batch held the plan's counts, that each prompt
+is of the row that its draw stands for, and that within each source no draw was passed over or is
+there twice. Each source is looked at by itself, because a prompt that is lost is replaced by the
+next of the *same* source.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+from samplers.ledger import LedgerEntry, Line, PlanStart, StepEnd
+from samplers.mixture_plan import MixturePlan
+
+_SHOWN = 5
+"""Problems of one kind that a report spells out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceAccount:
+    """What became of one source's prompts."""
+
+    due: float
+    """Prompts due to it by the plan over the steps in the ledger."""
+
+    outcomes: dict[str, int]
+    """Outcome -> prompts."""
+
+    under_way: int
+    """Prompts drawn whose outcome is still open."""
+
+    @property
+    def trained(self) -> int:
+        return self.outcomes.get("trained", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """What an audit found."""
+
+    steps: int
+    """Steps in the ledger."""
+
+    sources: dict[str, SourceAccount]
+    """S entries in the order of the plan."""
+
+    worst_batch: int
+    """Largest difference between planned and trained prompts of a source in one batch."""
+
+    cumulative_error: float
+    """Largest difference after any step between what a source was due and what was trained; below 1
+    where the ledger keeps a plan with apportionment=carry."""
+
+    problems: tuple[str, ...]
+    """One sentence each, worst kinds first; empty when the ledger keeps the plan."""
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing is wrong."""
+        return not self.problems
+
+    @property
+    def trained(self) -> dict[str, int]:
+        """Source -> prompts trained."""
+        return {name: account.trained for name, account in self.sources.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Era:
+    """Steps under one plan."""
+
+    from_step: int
+    plan: MixturePlan
+
+
+def audit(
+    lines: Sequence[Line],
+    plan: MixturePlan,
+    *,
+    in_flight: bool = False,
+    row_ids: Mapping[str, Sequence[str]] | None = None,
+) -> AuditReport:
+    """Hold a ledger against the plan of its run.
+
+    Args:
+        lines: N lines in file order.
+        plan: the plan with the settings of the run.
+        in_flight: the run is asynchronous and not over: draws may be under way at its last step.
+        row_ids: source -> the row ids of its rows; None: the ledger's are not looked at.
+    """
+    entries = [line for line in lines if isinstance(line, LedgerEntry)]
+    ends = [line for line in lines if isinstance(line, StepEnd)]
+    eras, problems = _eras(lines, plan)
+    by_step: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for end in ends:
+        by_step[end.step] = Counter()
+    for entry in entries:
+        by_step[entry.step][entry.source] += entry.outcome == "trained"
+    worst, cumulative, due, found = _batches(by_step, eras)
+    problems += _steps([end.step for end in ends])
+    problems += _few(found)
+    problems += _few(_rows(entries, eras, row_ids))
+    problems += _few(_twice(entries))
+    problems += _few(_miscounted(entries, ends))
+    drawn = ends[-1].drawn if ends else {}
+    missing = _missing(entries, drawn)
+    if not in_flight:
+        problems += _few(_skipped(missing))
+    outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for entry in entries:
+        outcomes[entry.source][entry.outcome] += 1
+    return AuditReport(
+        steps=len(by_step),
+        sources={
+            name: SourceAccount(
+                due=float(due.get(name, Fraction(0))),
+                outcomes=dict(outcomes[name]),
+                under_way=len(missing.get(name, ())),
+            )
+            for name in dict.fromkeys([*plan.sources, *outcomes])
+        },
+        worst_batch=worst,
+        cumulative_error=float(cumulative),
+        problems=tuple(problems),
+    )
+
+
+def _eras(lines: Sequence[Line], plan: MixturePlan) -> tuple[list[_Era], list[str]]:
+    """The plans that the ledger names, and whether the last one is the run's."""
+    eras: list[_Era] = []
+    for start in lines:
+        if isinstance(start, PlanStart):
+            era = _Era(from_step=start.from_step, plan=MixturePlan.from_description(start.plan))
+            eras = [earlier for earlier in eras if earlier.from_step < era.from_step] + [era]
+    if not eras:
+        return [_Era(from_step=1, plan=plan)], ["the ledger does not say which plan it follows"] * (
+            len(lines) > 0
+        )
+    differing = plan.differences(eras[-1].plan.state_dict())
+    return eras, [f"the ledger's plan has {words}" for words in differing]
+
+
+def _batches(
+    by_step: Mapping[int, Counter[str]], eras: Sequence[_Era]
+) -> tuple[int, Fraction, dict[str, Fraction], list[str]]:
+    """(worst batch, largest cumulative error, what was due in all, problems)"""
+    found: list[str] = []
+    worst, largest = 0, Fraction(0)
+    due: defaultdict[str, Fraction] = defaultdict(Fraction)
+    trained: Counter[str] = Counter()
+    for step in sorted(by_step):
+        if step < 1:
+            continue  # said by the check of steps
+        plan = _plan_at(eras, step)
+        planned, counts = plan.counts(step - 1), by_step[step]
+        for source in sorted(planned.keys() | counts.keys()):
+            error = counts[source] - planned.get(source, 0)
+            worst = max(worst, abs(error))
+            if error:
+                found.append(
+                    f"step {step} trained {counts[source]} prompts of source={source!r}, "
+                    f"the plan has {planned.get(source, 0)}"
+                )
+        before = plan.due((step - 1) * plan.batch_size)
+        after = plan.due(step * plan.batch_size)
+        for source in plan.sources:
+            due[source] += after[source] - before[source]
+        trained.update(counts)
+        largest = max([largest, *(abs(trained[name] - due[name]) for name in due)])
+    return worst, largest, dict(due), found
+
+
+def _plan_at(eras: Sequence[_Era], step: int) -> MixturePlan:
+    return [era.plan for era in eras if era.from_step <= step or era is eras[0]][-1]
+
+
+def _steps(steps: list[int]) -> list[str]:
+    found: list[str] = []
+    seen = sorted(set(steps))
+    if seen and seen[0] != 1:
+        found.append(f"the first step is {seen[0]}, not 1")
+    found += [
+        f"step {after} follows step {before}"
+        for before, after in pairwise(seen)
+        if after != before + 1
+    ]
+    if steps != sorted(steps):
+        found.append("steps are out of order")
+    if len(seen) != len(steps):
+        found.append("a step ends twice")
+    return _few(found)
+
+
+def _rows(
+    entries: Sequence[LedgerEntry],
+    eras: Sequence[_Era],
+    row_ids: Mapping[str, Sequence[str]] | None,
+) -> list[str]:
+    found: list[str] = []
+    by_source: defaultdict[str, list[LedgerEntry]] = defaultdict(list)
+    for entry in entries:
+        by_source[entry.source].append(entry)
+    for source, own in by_source.items():
+        known = [era for era in eras if era.plan.sizes.get(source)]
+        if not known:
+            found.append(f"source={source!r} is in the ledger and in no plan")
+            continue
+        wrong = [entry for entry in own if entry.draw < 0]
+        found += [f"step {e.step} has draw={e.draw} of source={source!r}" for e in wrong]
+        own = [entry for entry in own if entry.draw >= 0]
+        # A prompt under way when the plan changed is of a row that an earlier plan chose.
+        choices = [era.plan.rows(source, [e.draw for e in own]).tolist() for era in known]
+        for number, entry in enumerate(own):
+            rows = {
+                chosen[number]
+                for era, chosen in zip(known, choices, strict=True)
+                if era.from_step <= entry.step or era is known[0]
+            }
+            if entry.row not in rows:
+                found.append(
+                    f"step {entry.step} has row={entry.row} for draw={entry.draw} of "
+                    f"source={source!r}, the plan has row={choices[-1][number]}"
+                )
+        found += _row_names(source, own, row_ids)
+    return found
+
+
+def _row_names(
+    source: str, own: Sequence[LedgerEntry], row_ids: Mapping[str, Sequence[str]] | None
+) -> list[str]:
+    names = row_ids.get(source) if row_ids is not None else None
+    if names is None:
+        return []
+    return [
+        f"step {entry.step} has row_id={entry.row_id!r} for row={entry.row} of source={source!r}, "
+        f"the files have {names[entry.row] if 0 <= entry.row < len(names) else 'no such row'!r}"
+        for entry in own
+        if entry.row_id and not (0 <= entry.row < len(names) and names[entry.row] == entry.row_id)
+    ]
+
+
+def _twice(entries: Sequence[LedgerEntry]) -> list[str]:
+    seen: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+    for entry in entries:
+        seen[entry.source, entry.draw].append(entry.step)
+    return [
+        f"draw={draw} of source={source!r} is in the ledger {len(steps)} times, in steps "
+        f"{', '.join(map(str, steps))}"
+        for (source, draw), steps in seen.items()
+        if len(steps) > 1
+    ]
+
+
+def _miscounted(entries: Sequence[LedgerEntry], ends: Sequence[StepEnd]) -> list[str]:
+    counts = Counter(entry.step for entry in entries)
+    return [
+        f"step {end.step} has {counts[end.step]} lines of prompts, its end says {end.prompts}"
+        for end in ends
+        if counts[end.step] != end.prompts
+    ]
+
+
+def _missing(entries: Sequence[LedgerEntry], drawn: Mapping[str, int]) -> dict[str, list[int]]:
+    """source -> draws that were made and have no line."""
+    made: defaultdict[str, set[int]] = defaultdict(set)
+    for entry in entries:
+        made[entry.source].add(entry.draw)
+    return {
+        name: [
+            draw
+            for draw in range(max([count, *(d + 1 for d in made[name])]))
+            if draw not in made[name]
+        ]
+        for name, count in drawn.items()  # the last plan's: a source that left owes nothing
+    }
+
+
+def _skipped(missing: Mapping[str, Sequence[int]]) -> list[str]:
+    return [
+        f"{len(draws)} prompts of source={source!r} were drawn and are not accounted for: "
+        f"skipped, the first of them draw={draws[0]}"
+        for source, draws in missing.items()
+        if draws
+    ]
+
+
+def _few(found: list[str]) -> list[str]:
+    """The first problems of one kind, and how many more there are."""
+    rest = len(found) - _SHOWN
+    return found if rest <= 1 else [*found[:_SHOWN], f"{rest} more like: {found[_SHOWN]}"]

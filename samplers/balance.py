@@ -1,0 +1,147 @@
+"""Which trajectories go into which optimizer update, and to which rank. Pure arithmetic.
+
+verl orders a batch by length alone and cuts it there, so one update may hold any mixture. Here
+whole groups are dealt to updates by the quotas of the mixture (`deal_groups`), and the rows of each
+update are spread over the ranks evenly in number and workload (`spread_rows`).
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+_SWAPS_PER_RANK = 4
+"""Rows that change places at the end, at most: more even out no further."""
+
+
+def deal_groups(
+    sources: Sequence[str], workloads: Sequence[float], quotas: Sequence[Mapping[str, int]]
+) -> list[list[int]]:
+    """Deal groups to optimizer updates by quota, heavy ones first, each to the lightest update.
+
+    Args:
+        sources: (P,) source of each group.
+        workloads: (P,) cost of each group, any unit.
+        quotas: (M,) groups of each source in each update; together all P groups.
+
+    Returns:
+        M lists of group indices, which hold exactly the quotas.
+
+    Raises:
+        ValueError: the quotas are not those of the groups.
+    """
+    have, wanted = Counter(sources), Counter[str]()
+    for quota in quotas:
+        wanted.update(quota)
+    if have != +wanted:
+        raise ValueError(f"cannot deal groups={dict(have)} to updates with quotas={dict(wanted)}")
+    dealt: list[list[int]] = [[] for _ in quotas]
+    loads = [0.0] * len(quotas)
+    left = [dict(quota) for quota in quotas]
+    for group in sorted(range(len(sources)), key=lambda group: (-workloads[group], group)):
+        source = sources[group]
+        seats = (update for update, own in enumerate(left) if own.get(source))
+        lightest = min(seats, key=lambda update: (loads[update], update))
+        dealt[lightest].append(group)
+        loads[lightest] += workloads[group]
+        left[lightest][source] -= 1
+    return dealt
+
+
+def spread_rows(
+    updates: Sequence[Sequence[int]], workloads: Sequence[float], ranks: int
+) -> list[list[int]]:
+    """Spread the rows of each update over the ranks: as many to each, and as much work.
+
+    Within an update rows go out heavy ones first, in rounds of one row per rank, the heaviest of a
+    round to the rank with the least so far (LPT, Graham 1969, with equal numbers). Then the parts
+    of the update are matched to the ranks so that the totals over the updates even out too, and
+    single rows of one update change places between the busiest and the idlest rank while that
+    helps.
+
+    Args:
+        updates: rows of each update; each number of rows is a multiple of `ranks`.
+        workloads: cost of each row, by row index.
+        ranks: data-parallel ranks, >= 1.
+
+    Returns:
+        One list of rows per rank: its rows of the first update, then of the second, and so on.
+
+    Raises:
+        ValueError: an update cannot be shared evenly.
+    """
+    shares: list[list[list[int]]] = [[] for _ in range(ranks)]  # rank, update, rows
+    totals = [0.0] * ranks
+    for update in updates:
+        if len(update) % ranks:
+            raise ValueError(f"cannot spread {len(update)} rows over {ranks} ranks: no even share")
+        parts: list[list[int]] = [[] for _ in range(ranks)]
+        loads = [0.0] * ranks
+        heavy_first = sorted(update, key=lambda row: (-workloads[row], row))
+        for start in range(0, len(heavy_first), ranks):
+            lightest = sorted(range(ranks), key=lambda part: (loads[part], part))
+            for part, row in zip(lightest, heavy_first[start : start + ranks], strict=True):
+                parts[part].append(row)
+                loads[part] += workloads[row]
+        by_load = sorted(range(ranks), key=lambda part: (-loads[part], part))
+        by_total = sorted(range(ranks), key=lambda rank: (totals[rank], rank))
+        for part, rank in zip(by_load, by_total, strict=True):
+            shares[rank].append(parts[part])
+            totals[rank] += loads[part]
+    for _ in range(_SWAPS_PER_RANK * ranks):
+        if not _swap(shares, totals, workloads):
+            break
+    return [[row for rows in own for row in rows] for own in shares]
+
+
+def _swap(shares: list[list[list[int]]], totals: list[float], workloads: Sequence[float]) -> bool:
+    """Change two rows of one update between the busiest and the idlest rank, if that evens them."""
+    busy = max(range(len(totals)), key=totals.__getitem__)
+    idle = min(range(len(totals)), key=totals.__getitem__)
+    gap = totals[busy] - totals[idle]
+    best, found = gap, None  # what would be left of the gap
+    for update, (own, other) in enumerate(zip(shares[busy], shares[idle], strict=True)):
+        light_first = sorted((workloads[row], place) for place, row in enumerate(other))
+        for place, row in enumerate(own):
+            # The row to get for it is the one that is lighter by half the gap.
+            at = bisect_left(light_first, (workloads[row] - gap / 2, 0))
+            for weight, there in light_first[max(0, at - 1) : at + 1]:
+                rest = abs(gap - 2 * (workloads[row] - weight))
+                if rest < best:
+                    best, found = rest, (update, place, there)
+    if found is None:
+        return False
+    update, here, there = found
+    own, other = shares[busy][update], shares[idle][update]
+    moved = workloads[own[here]] - workloads[other[there]]
+    own[here], other[there] = other[there], own[here]
+    totals[busy] -= moved
+    totals[idle] += moved
+    return True
+
+
+def imbalance(of_ranks: Sequence[Sequence[int]], workloads: Sequence[float]) -> float:
+    """How much more the busiest rank has to do than the mean rank: 0.0 is even, 0.1 is 10 %."""
+    loads = [sum(workloads[row] for row in rows) for rows in of_ranks]
+    mean = sum(loads) / len(loads)
+    return max(loads) / mean - 1 if mean else 0.0
+
+
+def rows_per_update(
+    rows: Sequence[int], ranks: int, update_unit: int = 1, batch_unit: int = 1
+) -> int:
+    """Rows that every update is filled up to, so that all are of one legal size.
+
+    Args:
+        rows: (M,) rows of each update before it is filled up.
+        ranks: data-parallel ranks.
+        update_unit: rows of one rank in one update come in multiples of this: the micro-batch.
+        batch_unit: rows of one rank over all updates do: the micro-batch of the log-prob passes.
+
+    Returns:
+        The least number that is legal and not below any of `rows`.
+    """
+    unit = ranks * update_unit
+    size = -(-max(rows) // unit) * unit
+    while size * len(rows) % (ranks * batch_unit):
+        size += unit
+    return size

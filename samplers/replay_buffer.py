@@ -1,0 +1,298 @@
+"""verl's replay buffers with the mixture's quotas: which finished groups are trained.
+
+verl adapter: `ReplayBuffer` and `ReplayBufferAsync` (trainer/ppo/v1/replay_buffer.py at 0.9.1).
+verl waits for as many finished groups as the batch holds, of any source, takes the oldest, and
+replaces what it evicts by the next prompts of any source. Here
+
+- the groups that may be sampled are capped at each source's quota, oldest first, so that verl's
+  "enough groups" comes to mean "every quota is full";
+- what verl evicts is remembered by source, and its request for so many new prompts is turned into
+  one for so many of each source;
+- a step in which a source cannot deliver fails and names it, instead of waiting for ever.
+
+In synchronous mode the trained groups of a source are the first in draw order that survive, however
+fast or slow each was: verl drains what it started too much, and the draws past the last trained one
+are given back, to be drawn again in the next step. Validation passes through untouched.
+"""
+
+# verl comes without types; what we take from it is said where it is used.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingParameterType=false
+# pyright: reportMissingTypeArgument=false, reportUntypedFunctionDecorator=false
+# pyright: reportUntypedBaseClass=false, reportIncompatibleMethodOverride=false
+
+import time
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from heapq import nsmallest
+from typing import Any
+from urllib.parse import quote, unquote
+
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+from samplers.ledger import Outcome
+
+POLL_INTERVAL_S = 0.05
+"""How often the buffer looks for finished groups; verl's 2 s would dominate a small step."""
+
+
+class SourceStarved(RuntimeError):
+    """A source cannot fill its quota."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """What the buffer asks of the trainer, and how long it has patience."""
+
+    quota: Callable[[int], Mapping[str, int]]
+    """So many groups -> source -> how many of them are its own, in the batch that comes next."""
+
+    draw: Callable[[Mapping[str, int]], Any]
+    """source -> so many more prompts to start."""
+
+    give_back: Callable[[Mapping[str, int]], None]
+    """source -> the draw it goes on from; what was drawn past it comes again."""
+
+    max_wait_s: float
+    """Longest wait for a batch."""
+
+    max_replacements: int
+    """Most prompts of a source that are replaced in one step, for each prompt of its quota."""
+
+    clock: Callable[[], float] = time.monotonic
+
+
+def make_uid(source: str, draw: int) -> str:
+    """A name for one prompt's group: unique, and it says the prompt.
+
+    verl carries it everywhere, also over a restart, and splits it on "_" only.
+    """
+    return f"{uuid.uuid4().hex}.{draw}.{quote(source, safe='').replace('_', '%5F')}"
+
+
+@lru_cache(maxsize=2**16)
+def prompt_of(uid: str) -> tuple[str, int]:
+    """(source, draw) of a group.
+
+    Raises:
+        ValueError: the name is not one of `make_uid`.
+    """
+    _, draw, source = uid.split(".", 2)
+    return unquote(source), int(draw)
+
+
+class _ExactQuotas:
+    """Mixed into both of verl's buffers; see the module.
+
+    Args:
+        mixture: the trainer's side.
+        options: verl's own arguments but `refill_fn`.
+    """
+
+    # verl's, in both classes
+    trainer_mode: str
+    train_batch_size: int | None
+    filter_groups_metric: str | None
+    pending_keys: Any
+    running_keys: Any
+    failure_keys: Any
+    prompt_global_steps: Any
+    sync_refill_failed_groups: bool
+    _clear_groups: Any
+
+    def __init__(self, mixture: Mixture, **options: Any) -> None:
+        self.mixture = mixture
+        self.given_up: list[tuple[str, Outcome]] = []
+        """(uid, why) of groups evicted since the trainer last took them."""
+        self._quota: Mapping[str, int] = {}
+        self._ready: dict[str, list[str]] = {}
+        self._surplus: set[str] = set()
+        self._owed: Counter[str] = Counter()
+        self._replaced: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._since = mixture.clock()
+        self._step = 0
+        options.setdefault("poll_interval", POLL_INTERVAL_S)
+        super().__init__(refill_fn=self._refill, **options)  # type: ignore[call-arg]
+
+    def take_given_up(self) -> list[tuple[str, Outcome]]:
+        """(uid, why) of the groups evicted since the last call."""
+        taken, self.given_up = self.given_up, []
+        return taken
+
+    # --- quotas -------------------------------------------------------------------------------
+
+    def _begin(self, global_steps: int, groups: int) -> None:
+        """Start to wait for a batch of so many groups."""
+        self._quota = self.mixture.quota(groups)
+        self._since, self._step = self.mixture.clock(), global_steps
+        self._ready = {}
+        self._replaced.clear()
+        if self.trainer_mode == "sync":
+            self._owed.clear()  # verl forgets its credit at the end of a step too
+
+    def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
+        finished = super()._sampleable_terminal_keys(partition_id, eviction_reasons)  # type: ignore[misc]
+        if partition_id != "train":
+            return finished
+        steps = self.prompt_global_steps[partition_id]
+        by_source: defaultdict[str, list[tuple[int, int, str]]] = defaultdict(list)
+        for uid in finished:
+            source, draw = prompt_of(uid)
+            by_source[source].append((steps.get(uid, 0), draw, uid))
+        self._ready = {
+            source: [uid for _, _, uid in nsmallest(self._quota.get(source, 0), own)]
+            for source, own in by_source.items()
+        }
+        chosen = {uid for own in self._ready.values() for uid in own}
+        self._surplus = finished - chosen
+        return chosen
+
+    def _select_prompt_uids(
+        self, partition_id: str, sampleable_keys: set[str], batch_size: int
+    ) -> Any:
+        selected, snapshot, steps = super()._select_prompt_uids(  # type: ignore[misc]
+            partition_id, sampleable_keys, batch_size
+        )
+        if partition_id == "train":
+            counts = Counter(prompt_of(uid)[0] for uid in selected)
+            assert counts == {s: n for s, n in self._quota.items() if n}, (counts, self._quota)
+            if self.trainer_mode == "sync":
+                self._forget_surplus(selected)
+        return selected, snapshot, steps
+
+    def _forget_surplus(self, selected: list[str]) -> None:
+        """Drop the groups past the last trained draw of each source, and give their draws back."""
+        self._clear_groups("train", self._surplus)
+        ends: dict[str, int] = {}
+        for source, draw in map(prompt_of, selected):
+            ends[source] = max(ends.get(source, 0), draw + 1)
+        self.given_up = [(uid, why) for uid, why in self.given_up if _is_before(uid, ends)]
+        self.mixture.give_back(ends)
+
+    # --- eviction and replacement -------------------------------------------------------------
+
+    def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
+        stale, filtered, failed, counts = super()._terminal_eviction_reasons(  # type: ignore[misc]
+            global_steps, partition_id
+        )
+        if partition_id == "train" and self.sync_refill_failed_groups:
+            failed = set(self.failure_keys[partition_id])  # also groups that lost one trajectory
+        return stale, filtered, failed, counts
+
+    def _evict_terminal_groups(
+        self, global_steps: int, partition_id: str, eviction_reasons: Any
+    ) -> Any:
+        evicted, *rest = super()._evict_terminal_groups(  # type: ignore[misc]
+            global_steps, partition_id, eviction_reasons
+        )
+        stale, filtered, _, _ = eviction_reasons
+        speculative = self.trainer_mode == "sync"  # there verl starts two for a filtered one
+        for uid in sorted(evicted, key=prompt_of):
+            source, _ = prompt_of(uid)
+            why: Outcome = "stale" if uid in stale else "filtered" if uid in filtered else "failed"
+            self.given_up.append((uid, why))
+            self._replaced[source][why] += 1
+            self._owed[source] += 2 if why == "filtered" and speculative else 1
+        if partition_id == "train":
+            self._check_patience()
+        return evicted, *rest
+
+    def _refill(self, prompts: int) -> None:
+        """Start so many prompts, of the sources that are owed them."""
+        wanted: Counter[str] = Counter()
+        started = self._started()
+        short = sorted(self._owed, key=lambda name: (started[name] - self._missing(name), name))
+        for source in short:
+            if self.trainer_mode == "sync" and not self._missing(source):
+                continue  # its quota is full: what it is owed would be thrown away
+            wanted[source] = min(self._owed[source], prompts - wanted.total())
+        unpaid = prompts - wanted.total()
+        self._owed -= wanted
+        for source in short:
+            dropped = min(self._owed[source], unpaid) if source not in wanted else 0
+            self._owed[source] -= dropped
+            unpaid -= dropped
+        self._owed = +self._owed
+        if wanted := +wanted:
+            self.mixture.draw(dict(wanted))
+
+    def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        if partition_id == "train":
+            self._check_patience()
+            # Prompts that were restored under another mixture need not suffice for the quotas.
+            started = self._started()
+            lacking = {
+                source: self._missing(source) - started[source] - self._owed[source]
+                for source in self._quota
+            }
+            if lacking := {source: count for source, count in lacking.items() if count > 0}:
+                self.mixture.draw(lacking)
+        return super()._wait_for_next_poll(partition_id, last_debug_time)  # type: ignore[misc]
+
+    def _missing(self, source: str) -> int:
+        """Finished groups that a source's quota still lacks."""
+        return self._quota.get(source, 0) - len(self._ready.get(source, ()))
+
+    def _started(self) -> Counter[str]:
+        """source -> groups that are started and not finished."""
+        started = self.pending_keys["train"] | self.running_keys["train"]
+        return Counter(prompt_of(uid)[0] for uid in started)
+
+    def _check_patience(self) -> None:
+        waited_s = self.mixture.clock() - self._since
+        for source, quota in self._quota.items():
+            replaced = self._replaced[source]
+            limit = self.mixture.max_replacements * max(1, quota)
+            if not self._missing(source):
+                continue
+            if replaced.total() > limit:
+                cause = f"{replaced.total()} prompts of it were replaced, {limit} are allowed"
+                remedy = "look for what its groups have in common, or raise mixed.max_replacements"
+            elif waited_s > self.mixture.max_wait_s:
+                cause = f"waited {waited_s:.0f} s, {self.mixture.max_wait_s:g} s are allowed"
+                remedy = "look for a stuck tool or engine, or raise mixed.max_wait_s"
+            else:
+                continue
+            have = {
+                name: f"{len(self._ready.get(name, ()))}/{own}" for name, own in self._quota.items()
+            }
+            raise SourceStarved(
+                f"step={self._step} cannot fill its batch with source={source!r}: {cause}; it has "
+                f"{have[source]} finished groups and {self._started()[source]} under way, "
+                f"{dict(replaced) or 'none'} replaced; all sources {have}; {remedy}"
+            )
+
+
+class MixedReplayBuffer(_ExactQuotas, ReplayBuffer):
+    """Synchronous training."""
+
+    def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
+        if partition_id == "train":
+            self._begin(global_steps, batch_size)
+        return super().sample(
+            global_steps=global_steps, partition_id=partition_id, batch_size=batch_size
+        )
+
+
+class MixedReplayBufferAsync(_ExactQuotas, ReplayBufferAsync):
+    """Asynchronous training, colocated or separate."""
+
+    def wait_for_sampleable(self, global_steps: int, partition_id: str, target_count: int) -> Any:
+        if partition_id == "train":
+            self._begin(global_steps, target_count)
+        return super().wait_for_sampleable(global_steps, partition_id, target_count)
+
+    def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
+        if partition_id == "train" and self.train_batch_size is not None:
+            self._quota = self.mixture.quota(self.train_batch_size)
+        return super().get_sampleable_count(global_steps, partition_id)
+
+
+def _is_before(uid: str, ends: Mapping[str, int]) -> bool:
+    """Whether a group's draw comes before the one that its source goes on from."""
+    source, draw = prompt_of(uid)
+    return draw < ends.get(source, draw + 1)

@@ -1,0 +1,99 @@
+"""A TransferQueue in a dict, and a world in which groups end after a while, well or badly.
+
+Stands in for the `tq` and `time` of verl's replay buffer module, so that verl's own loops run:
+where they sleep, the world's time goes on and groups end.
+"""
+
+import copy
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+TRAJECTORIES = 2
+
+
+@dataclass(slots=True, kw_only=True)
+class Fate:
+    """How the groups of one source end."""
+
+    filtered: float
+    """Share whose rewards are all equal."""
+
+    failed: float
+    """Share that loses a trajectory."""
+
+    latency: tuple[int, int]
+    """Ticks from start to end, from .. to."""
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """The queue, its clock and what is under way."""
+
+    fates: dict[str, Fate]
+    source_of: Callable[[str], str]
+    rng: random.Random
+    luck: Callable[[str], float] | None = None
+    """Decides how a group ends instead of `rng`, which then decides when."""
+
+    items: dict[str, dict[str, dict[str, Any]]] = field(default_factory=lambda: {"train": {}})
+    rewards: dict[str, float] = field(default_factory=dict)
+    ends_at: dict[str, int] = field(default_factory=dict)
+    tick: int = 0
+
+    # --- what verl's replay buffer calls -------------------------------------------------------
+
+    def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
+        return self.items
+
+    def kv_clear(self, *, partition_id: str, keys: list[str]) -> None:
+        for key in keys:
+            self.items[partition_id].pop(key, None)
+            self.rewards.pop(key, None)
+
+    def kv_batch_get(
+        self, *, keys: list[str], partition_id: str, select_fields: list[str]
+    ) -> dict[str, list[Any]]:
+        return {"extra_fields": [{"reward_extra_info": {"acc": self.rewards[k]}} for k in keys]}
+
+    def sleep(self, seconds: float) -> None:
+        self.tick += 1
+        for uid in [uid for uid, ends_at in self.ends_at.items() if ends_at <= self.tick]:
+            self._end(uid)
+
+    def time(self) -> float:
+        return float(self.tick)
+
+    # --- rollouts -----------------------------------------------------------------------------
+
+    def start(self, uid: str, step: int) -> None:
+        """Begin one group."""
+        self.items["train"][uid] = {"is_prompt": True, "status": "pending", "global_steps": step}
+        low, high = self.fates[self.source_of(uid)].latency
+        self.ends_at[uid] = self.tick + self.rng.randint(low, high)
+
+    def _end(self, uid: str) -> None:
+        del self.ends_at[uid]
+        fate = self.fates[self.source_of(uid)]
+        luck = self.luck(uid) if self.luck else self.rng.random()
+        failed, filtered = luck < fate.failed, luck < fate.failed + fate.filtered
+        for session in range(TRAJECTORIES - failed):
+            key = f"{uid}_{session}_0"
+            self.items["train"][key] = {"status": "success", "seq_len": 10}
+            self.rewards[key] = 0.0 if filtered else float(session)
+        self.items["train"][uid]["status"] = "failure" if failed else "finished"
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def save(self) -> Any:
+        """What TransferQueue's checkpoint holds."""
+        return copy.deepcopy((self.items, self.rewards))
+
+    def restore(self, saved: Any, step: int) -> None:
+        """As verl resumes: what had ended is there, what was under way starts again."""
+        self.items, self.rewards = copy.deepcopy(saved)
+        self.ends_at = {}
+        for uid, tag in list(self.items["train"].items()):
+            if tag.get("is_prompt") and tag["status"] in ("pending", "running"):
+                self.start(uid, step)

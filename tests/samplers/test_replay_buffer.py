@@ -1,0 +1,318 @@
+"""verl's real replay buffers with our quotas, in a simulated world of slow and failing groups.
+
+The claim: whatever is filtered, fails, is late or killed, every batch holds the plan's counts, and
+no prompt is skipped or trained twice.
+"""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from samplers.audit import audit
+from samplers.ledger import Ledger, LedgerEntry, Outcome, read_ledger
+from samplers.mixture_plan import MixturePlan
+from tests.fakes.transfer_queue import Fate, World
+
+pytest.importorskip("verl", reason="the replay buffers are verl's")
+
+from verl.trainer.ppo.v1 import replay_buffer as verls
+
+from samplers.replay_buffer import (
+    MixedReplayBuffer,
+    MixedReplayBufferAsync,
+    Mixture,
+    SourceStarved,
+    make_uid,
+    prompt_of,
+)
+
+SIZES = {"math": 50, "nq": 31, "taco": 7}
+RATIOS = {"math": 0.45, "nq": 0.35, "taco": 0.2}
+FATES = {
+    "math": Fate(filtered=0.3, failed=0.05, latency=(0, 2)),
+    "nq": Fate(filtered=0.6, failed=0.1, latency=(0, 2)),
+    "taco": Fate(filtered=0.85, failed=0.1, latency=(2, 6)),
+}
+
+
+class Run:
+    """A trainer that trains nothing: it draws, samples, keeps accounts, and can be killed."""
+
+    def __init__(self, path: Path, world: World, mode: str, **options: Any) -> None:
+        self.path, self.world, self.mode, self.options = path, world, mode, options
+        self.batch_size = options.pop("batch_size", 10)
+        self.sync_steps = options.pop("parameter_sync_step", 1)
+        self.warmup = options.pop("warmup", 1)
+        self.limits = {
+            "max_wait_s": options.pop("max_wait_s", 1e9),
+            "max_replacements": options.pop("max_replacements", 10**6),
+        }
+        self.saved: Any = None
+        self.step = self.trigger = 0
+        self.begin()
+
+    def begin(self) -> None:
+        """Start, or start again from the last checkpoint."""
+        self.plan = MixturePlan(SIZES, RATIOS, self.batch_size, seed=1)
+        self.ledger = Ledger(self.path)
+        self.step = 0
+        if self.saved is None:
+            self.world.items, self.world.rewards, self.world.ends_at = {"train": {}}, {}, {}
+        else:
+            step, state, queue = self.saved
+            self.step = step
+            self.plan.load_state_dict(json.loads(state))
+            self.world.restore(queue, step + 1)
+        self.ledger.rewind(self.step)
+        self.ledger.begin(self.plan.description())
+        self.buffer = self._buffer()
+        if self.mode != "sync" and self.saved is None:
+            self._start(self.plan.take(int(self.warmup * self.batch_size)))
+
+    def _buffer(self) -> Any:
+        kind = MixedReplayBuffer if self.mode == "sync" else MixedReplayBufferAsync
+        options = {"max_off_policy_threshold": 8, "max_off_policy_strategy": "drop"} | self.options
+        return kind(
+            Mixture(
+                quota=self._quota,
+                draw=lambda wanted: self._start(self.plan.replace(wanted)),
+                give_back=self.plan.give_back,
+                clock=self.world.time,
+                **self.limits,
+            ),
+            trainer_mode=self.mode,
+            trainer_config=OmegaConf.create({}),
+            sampler_kwargs=OmegaConf.create({}),
+            train_batch_size=self.batch_size,
+            gen_batch_size=1,
+            **options,
+        )
+
+    def _quota(self, groups: int) -> dict[str, int]:
+        first = (
+            self.step - 1
+        ) * self.batch_size + self.trigger * self.batch_size // self.sync_steps
+        return self.plan.counts_between(first, first + groups)
+
+    def _start(self, prompts: list[Any]) -> None:
+        for prompt in prompts:
+            self.world.start(make_uid(prompt.source, prompt.draw), self.step)
+
+    def train(self) -> None:
+        """One step."""
+        self.step += 1
+        self.trigger = 0
+        self._start(self.plan.take(self.batch_size))
+        trained: list[str] = []
+        for trigger in range(self.sync_steps):
+            self.trigger = trigger
+            groups = self.batch_size // self.sync_steps
+            batch, _ = self.buffer.sample(self.step, "train", groups)
+            uids = list(dict.fromkeys(key.split("_")[0] for key in batch.keys))
+            counts = Counter(prompt_of(uid)[0] for uid in uids)
+            assert counts == {name: n for name, n in self._quota(groups).items() if n}
+            assert len(batch.keys) == 2 * groups or not self.buffer.sync_refill_failed_groups
+            trained += uids
+            self.world.kv_clear(partition_id="train", keys=batch.keys)
+        entries = [self._entry(uid, "trained") for uid in trained]
+        entries += [self._entry(uid, why) for uid, why in self.buffer.take_given_up()]
+        self.ledger.append_step(self.step, entries, self.plan.drawn)
+
+    def _entry(self, uid: str, outcome: Outcome) -> LedgerEntry:
+        source, draw = prompt_of(uid)
+        return LedgerEntry(
+            step=self.step,
+            source=source,
+            draw=draw,
+            row=int(self.plan.rows(source, [draw])[0]),
+            row_id="",
+            outcome=outcome,
+            trajectories=2 * (outcome == "trained"),
+            reward_mean=0.5 if outcome == "trained" else None,
+        )
+
+    def save(self) -> None:
+        self.saved = self.step, json.dumps(self.plan.state_dict()), self.world.save()
+
+    def check(self) -> Counter[str]:
+        """Nothing skipped, nothing twice, every batch exact; counts of outcomes."""
+        lines = read_ledger(self.path)
+        report = audit(lines, self.plan, in_flight=self.mode != "sync")
+        assert report.problems == ()
+        assert report.worst_batch == 0
+        assert report.cumulative_error < 1
+        assert report.steps == self.step
+        entries = [line for line in lines if isinstance(line, LedgerEntry)]
+        for source, account in report.sources.items():
+            under_way = sum(
+                bool(tag.get("is_prompt")) and prompt_of(uid)[0] == source
+                for uid, tag in self.world.items["train"].items()
+            )
+            assert account.under_way == under_way
+        return Counter(entry.outcome for entry in entries)
+
+
+@pytest.fixture
+def simulate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Makes runs in worlds of their own."""
+
+    def make(mode: str, fates: dict[str, Fate] = FATES, seed: int = 0, **options: Any) -> Run:
+        world = World(fates=fates, source_of=lambda uid: prompt_of(uid)[0], rng=random.Random(seed))
+        monkeypatch.setattr(verls, "tq", world)
+        monkeypatch.setattr(verls, "time", world)
+        monkeypatch.setattr(verls, "VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS", 10**9)
+        return Run(tmp_path / f"{mode}{seed}.jsonl", world, mode, **options)
+
+    return make
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "sync, filtering": {
+        "mode": "sync",
+        "filter_groups_metric": "acc",
+        "sync_refill_failed_groups": True,
+    },
+    "sync, failures": {"mode": "sync", "sync_refill_failed_groups": True},
+    "async, drop": {
+        "mode": "colocate_async",
+        "filter_groups_metric": "acc",
+        "max_off_policy_threshold": 2,
+        "warmup": 2,
+    },
+    "async, wait": {
+        "mode": "colocate_async",
+        "filter_groups_metric": "acc",
+        "max_off_policy_strategy": "wait",
+        "max_off_policy_threshold": 3,
+        "warmup": 1.5,
+    },
+    "separate, mini-batches": {
+        "mode": "separate_async",
+        "filter_groups_metric": "acc",
+        "parameter_sync_step": 5,
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", MODES)
+def test_ten_thousand_steps_are_exact_and_lose_no_prompt(simulate, name: str):
+    run: Run = simulate(**MODES[name])
+    for _ in range(2000):  # five modes
+        run.train()
+    outcomes = run.check()
+    assert outcomes["trained"] == 20_000
+    assert outcomes["failed"] > 1000
+    assert outcomes["filtered"] > 10_000 or name == "sync, failures"
+    assert outcomes["stale"] > 10 or name != "async, drop"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", MODES)
+def test_two_hundred_kills_skip_and_repeat_nothing(simulate, name: str):
+    run: Run = simulate(**MODES[name], seed=1)
+    rng = random.Random(2)
+    for _ in range(200):
+        for _ in range(rng.randint(1, 4)):
+            run.train()
+            if rng.random() < 0.5:
+                run.save()
+        if rng.random() < 0.3:  # killed while it waits for a batch: drawn, and never trained
+            run.step += 1
+            run._start(run.plan.take(run.batch_size))
+        run.begin()
+        run.train()
+    run.check()
+
+
+fractions = st.floats(0, 0.95)
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from(sorted(MODES)),
+    st.fixed_dictionaries({name: st.tuples(fractions, st.integers(0, 12)) for name in SIZES}),
+    st.integers(1, 4),
+    st.integers(0, 2**16),
+)
+def test_any_rates_and_latencies_leave_every_batch_exact(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    fates: dict[str, tuple[float, int]],
+    scale: int,
+    seed: int,
+):
+    own = {
+        source: Fate(filtered=share * 0.9, failed=share * 0.1, latency=(0, ticks))
+        for source, (share, ticks) in fates.items()
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        world = World(fates=own, source_of=lambda uid: prompt_of(uid)[0], rng=random.Random(seed))
+        patch.setattr(verls, "tq", world)
+        patch.setattr(verls, "time", world)
+        options: dict[str, Any] = MODES[name] | {"batch_size": 5 * scale}
+        run = Run(tmp_path_factory.mktemp("run") / "ledger.jsonl", world, **options)
+        for _ in range(15):
+            run.train()
+        run.check()
+
+
+def test_synchronous_rows_do_not_depend_on_how_long_groups_take(simulate):
+    def trained(seed: int) -> list[tuple[int, str, int]]:
+        run: Run = simulate(**MODES["sync, filtering"], seed=seed)
+        run.world.luck = lambda uid: random.Random(str(prompt_of(uid))).random()
+        for _ in range(40):
+            run.train()
+        return sorted(
+            (line.step, line.source, line.draw)
+            for line in read_ledger(run.path)
+            if isinstance(line, LedgerEntry) and line.outcome == "trained"
+        )
+
+    assert trained(10) == trained(11)
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_source_that_never_delivers_is_named_with_its_counts(simulate, mode: str):
+    fates = FATES | {"nq": Fate(filtered=0.0, failed=0.0, latency=(10**6, 10**6))}
+    run: Run = simulate(mode, fates, filter_groups_metric="acc", max_wait_s=50.0)
+    with pytest.raises(SourceStarved) as caught:
+        for _ in range(5):
+            run.train()
+    for words in ("source='nq'", "0/", "under way", "waited 51 s", "mixed.max_wait_s"):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_source_whose_groups_never_survive_is_named_with_what_was_replaced(simulate, mode: str):
+    fates = FATES | {"taco": Fate(filtered=1.0, failed=0.0, latency=(0, 1))}
+    run: Run = simulate(mode, fates, filter_groups_metric="acc", max_replacements=5)
+    with pytest.raises(SourceStarved, match=r"source='taco'.*10 are allowed.*'filtered': \d+"):
+        run.train()
+
+
+def test_validation_passes_through_whatever_its_sources(simulate):
+    run: Run = simulate("sync")
+    items = run.world.items.setdefault("val", {})
+    for number in range(3):
+        uid = f"val{number}"  # verl's own uids say no source
+        items[uid] = {"is_prompt": True, "status": "finished", "global_steps": 0}
+        items[f"{uid}_0_0"] = {"status": "success"}
+    batch, _ = run.buffer.sample(0, "val", 3)
+    assert sorted(batch.keys) == ["val0_0_0", "val1_0_0", "val2_0_0"]
+
+
+@given(st.text(min_size=1, max_size=20), st.integers(0, 10**12))
+def test_a_group_name_says_its_prompt_and_splits_as_verl_needs(source: str, draw: int):
+    uid = make_uid(source, draw)
+    assert prompt_of(uid) == (source, draw)
+    assert f"{uid}_3_0".split("_") == [uid, "3", "0"]
