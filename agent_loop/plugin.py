@@ -77,6 +77,10 @@ def _register_engine(module: ModuleType) -> None:
     import agent_loop.cpu.engine  # noqa: F401
 
 
+def _register_checkpoint_engine(module: ModuleType) -> None:
+    import agent_loop.cpu.checkpoint_engine  # noqa: F401
+
+
 def _register_trainer(module: ModuleType) -> None:
     import agent_loop.trainer  # noqa: F401
 
@@ -96,6 +100,7 @@ def _install() -> None:
     _after_import("verl.workers.rollout.base", _register_rollout)
     _after_import("verl.workers.rollout.replica", _register_replica)
     _after_import("verl.workers.engine.fsdp.transformer_impl", _register_engine)
+    _after_import("verl.checkpoint_engine", _register_checkpoint_engine)
     _after_import("verl.trainer.ppo.v1", _register_trainer)
 
 

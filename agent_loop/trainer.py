@@ -490,11 +490,13 @@ class _MixedTrainer:
         super()._init_resource_pool_mgr()
         if self.config.trainer.device != "cpu":
             return
-        from agent_loop.cpu.worker import CPUActorRolloutRefWorker
+        from agent_loop.cpu.worker import CPUActorRolloutRefWorker, CPUDetachActorWorker
 
+        separate = self.trainer_mode == "separate_async"
+        worker = CPUDetachActorWorker if separate else CPUActorRolloutRefWorker
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(CPUActorRolloutRefWorker)
+                self.role_worker_mapping[role] = ray.remote(worker)
 
 
 @register_trainer("mixed_sync")

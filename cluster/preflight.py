@@ -463,7 +463,8 @@ def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> list
     if backend == "naive":
         problems.append(
             f"{_ROLLOUT}.checkpoint_engine.backend='naive': it cannot send weights to GPUs of "
-            "another process, as mixed_separate_async must; choose nccl or another of verl's"
+            "another process, as mixed_separate_async must; choose nccl or another of verl's, on a "
+            "CPU tcp_store"
         )
     return problems
 
@@ -552,20 +553,29 @@ def _device_problems(config: Mapping[str, Any]) -> list[str]:
     units = at(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units", 8)
     cpus = at(config, "ray_kwargs.ray_init.num_cpus")
     if isinstance(processes, int) and isinstance(units, int):
+        processes += _rollout_processes(config)
         least = CPUS_PER_PROCESS * processes + units + 2
         if not isinstance(cpus, int) or cpus < least:
             problems.append(
                 f"ray_kwargs.ray_init.num_cpus={cpus!r}: verl would wait for ever; it needs at "
-                f"least {least} logical CPUs ({CPUS_PER_PROCESS} a training process, {units} for "
+                f"least {least} logical CPUs ({CPUS_PER_PROCESS} a process, {units} for "
                 "storage, 2 for itself), which may be more than the machine has"
             )
     gpus = at(config, "ray_kwargs.ray_init.num_gpus")
     if gpus != processes:
         problems.append(
             f"ray_kwargs.ray_init.num_gpus={gpus!r}: on a CPU it is a logical resource, one per "
-            f"training process; set it to trainer.n_gpus_per_node={processes!r}"
+            f"process that trains or, in mixed_separate_async, generates; set it to {processes!r}"
         )
     return problems
+
+
+def _rollout_processes(config: Mapping[str, Any]) -> int:
+    """Processes that only generate; 0 where a number is wrong or rollout shares the trainer's."""
+    if at(config, "trainer.v1.trainer_mode") != "mixed_separate_async":
+        return 0
+    sizes = [at(config, f"{_ROLLOUT}.{key}") for key in ("nnodes", "n_gpus_per_node")]
+    return sizes[0] * sizes[1] if all(isinstance(size, int) for size in sizes) else 0
 
 
 def _gpu_problems(config: Mapping[str, Any]) -> list[str]:

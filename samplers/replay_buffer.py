@@ -24,12 +24,12 @@ are given back, to be drawn again in the next step. Validation passes through un
 
 import time
 import uuid
+from bisect import insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from heapq import nsmallest
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
@@ -85,6 +85,14 @@ def prompt_of(uid: str) -> tuple[str, int]:
     return unquote(source), int(draw)
 
 
+class _Finished(NamedTuple):
+    """A finished group; the oldest compares least."""
+
+    step: int
+    draw: int
+    uid: str
+
+
 class _ExactQuotas:
     """Mixed into both of verl's buffers; see the module.
 
@@ -97,6 +105,7 @@ class _ExactQuotas:
     trainer_mode: str
     train_batch_size: int | None
     filter_groups_metric: str | None
+    partitions: Any
     pending_keys: Any
     running_keys: Any
     failure_keys: Any
@@ -110,7 +119,9 @@ class _ExactQuotas:
         """(uid, why) of groups evicted since the trainer last took them."""
         self._quota: Mapping[str, int] = {}
         self._ready: dict[str, list[str]] = {}
-        self._surplus: set[str] = set()
+        self._pool: defaultdict[str, list[_Finished]] = defaultdict(list)
+        """source -> its finished groups, oldest first; kept from poll to poll."""
+        self._pooled: set[str] = set()
         self._owed: Counter[str] = Counter()
         self._replaced: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._since = mixture.clock()
@@ -138,35 +149,39 @@ class _ExactQuotas:
         finished = super()._sampleable_terminal_keys(partition_id, eviction_reasons)  # type: ignore[misc]
         if partition_id != "train":
             return finished
-        steps = self.prompt_global_steps[partition_id]
-        by_source: defaultdict[str, list[tuple[int, int, str]]] = defaultdict(list)
-        for uid in finished:
-            source, draw = prompt_of(uid)
-            by_source[source].append((steps.get(uid, 0), draw, uid))
+        self._pool_finished(finished, self.prompt_global_steps[partition_id])
         self._ready = {
-            source: [uid for _, _, uid in nsmallest(self._quota.get(source, 0), own)]
-            for source, own in by_source.items()
+            source: [group.uid for group in self._pool[source][:quota]]
+            for source, quota in self._quota.items()
         }
-        chosen = {uid for own in self._ready.values() for uid in own}
-        self._surplus = finished - chosen
-        return chosen
+        return {uid for own in self._ready.values() for uid in own}
+
+    def _pool_finished(self, finished: set[str], steps: Mapping[str, int]) -> None:
+        """Bring the pool up to date: what is new is put in order, what has gone is dropped."""
+        gone = self._pooled - finished
+        for source in {prompt_of(uid)[0] for uid in gone}:
+            self._pool[source] = [group for group in self._pool[source] if group.uid not in gone]
+        for uid in finished - self._pooled:
+            source, draw = prompt_of(uid)
+            insort(self._pool[source], _Finished(steps.get(uid, 0), draw, uid))
+        self._pooled = set(finished)
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
     ) -> Any:
-        selected, snapshot, steps = super()._select_prompt_uids(  # type: ignore[misc]
-            partition_id, sampleable_keys, batch_size
-        )
-        if partition_id == "train":
-            counts = Counter(prompt_of(uid)[0] for uid in selected)
-            assert counts == {s: n for s, n in self._quota.items() if n}, (counts, self._quota)
-            if self.trainer_mode == "sync":
-                self._forget_surplus(selected)
-        return selected, snapshot, steps
+        if partition_id != "train":
+            return super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)  # type: ignore[misc]
+        selected = [uid for own in self._ready.values() for uid in own]
+        counts = Counter(prompt_of(uid)[0] for uid in selected)
+        assert counts == {s: n for s, n in self._quota.items() if n}, (counts, self._quota)
+        if self.trainer_mode == "sync":
+            self._forget_surplus(selected)
+        # verl copies both; nothing changes them before the batch is made of them.
+        return selected, self.partitions[partition_id], self.prompt_global_steps[partition_id]
 
     def _forget_surplus(self, selected: list[str]) -> None:
         """Drop the groups past the last trained draw of each source, and give their draws back."""
-        self._clear_groups("train", self._surplus)
+        self._clear_groups("train", self._pooled.difference(selected))
         ends: dict[str, int] = {}
         for source, draw in map(prompt_of, selected):
             ends[source] = max(ends.get(source, 0), draw + 1)

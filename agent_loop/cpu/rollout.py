@@ -23,6 +23,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
+from verl.workers.rollout.utils import ensure_async_iterator
 
 from agent_loop.cpu.decoder import AsyncDecoder, BatchDecoder, Request, Sampling
 
@@ -279,7 +280,7 @@ class HFServerAdapter(BaseRollout):
         capacity = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         bucket: list[tuple[str, torch.Tensor]] = []
         size_bytes = 0
-        for name, weight in weights:
+        async for name, weight in ensure_async_iterator(weights):
             tensor = weight.detach().cpu().clone()
             if bucket and size_bytes + tensor.nbytes > capacity:
                 await self._server.update_weights.remote(bucket, False)

@@ -1,18 +1,21 @@
-"""verl's training worker with a process group that a CPU accepts.
+"""verl's training workers with a process group that a CPU accepts.
 
-verl adapter: `ActorRolloutRefWorker` (workers/engine_workers.py at 0.9.1).
+verl adapter: `ActorRolloutRefWorker` (workers/engine_workers.py at 0.9.1) and, for separate_async,
+`DetachActorWorker` (experimental/separation/engine_workers.py).
 """
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
+from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 
-class CPUActorRolloutRefWorker(ActorRolloutRefWorker):
-    """verl's worker with its process group made first.
+class _GlooFirst:
+    """Makes the process group before verl does.
 
     verl would ask for "cpu:gloo,cpu:gloo" (utils/distributed.py:89), which torch refuses; it leaves
     an existing group alone.
@@ -27,3 +30,25 @@ class CPUActorRolloutRefWorker(ActorRolloutRefWorker):
                 timeout=timedelta(seconds=600),
             )
         super().__init__(*args, **kwargs)
+
+
+class CPUActorRolloutRefWorker(_GlooFirst, ActorRolloutRefWorker):
+    """Training and rollout in one process."""
+
+
+class CPUDetachActorWorker(_GlooFirst, DetachActorWorker):
+    """Training apart from rollout.
+
+    verl keeps the weights that a step began with by `.cpu()` (utils/fsdp_utils.py:1180), which on a
+    CPU copies nothing: they would change with the training, and old log-probs with them.
+    """
+
+    def _get_strategy_handlers(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        save, restore = super()._get_strategy_handlers()
+
+        def save_copies(model: torch.nn.Module) -> Any:
+            state: Any
+            state, spec = save(model)
+            return {name: (local.clone(), own) for name, (local, own) in state.items()}, spec
+
+        return save_copies, restore

@@ -173,7 +173,8 @@ SEPARATE = (
     "actor_rollout_ref.actor.ppo_mini_batch_size=2",
     "trainer.v1.separate_async.parameter_sync_step=2",
     "actor_rollout_ref.rollout.nnodes=1",
-    "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=tcp_store",
+    "ray_kwargs.ray_init.num_gpus=2",
 )
 
 
@@ -193,9 +194,9 @@ def test_a_separate_trainer_with_all_it_needs_is_no_problem(run_environ: RunEnvi
 def test_what_a_separate_trainer_lacks_is_named(
     run_environ: RunEnviron, override: str, word: str
 ) -> None:
-    (found,) = problems_of(run_environ, *SEPARATE, override)
+    found = problems_of(run_environ, *SEPARATE, override)
 
-    assert word in found and "mixed_separate_async" in found
+    assert any(word in problem and "mixed_separate_async" in problem for problem in found)
 
 
 def test_a_row_that_is_there_twice_is_named_over_all_training_files(

@@ -1,4 +1,8 @@
-"""The main job in small, on the real Ray, trainer and tool server; killed half-way and resumed."""
+"""The main job in small, on the real Ray, trainer and tool server, in each mode.
+
+Every run is killed with SIGKILL at three moments: the launcher in mid-step, a training worker, and
+the trainer's driver in the middle of a checkpoint. After each the same command goes on.
+"""
 
 import os
 import signal
@@ -7,30 +11,57 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agent_loop.mask_audit import audit_masks
 from agent_loop.run_folder import read_lines
+from cluster.compose import load_config
+from cluster.run_audit import plan_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 ROOT = Path(__file__).parents[2]
-STEPS = 4
+STEPS = 5
 DEADLINE_S = 600
 QUOTAS = {"taco": 3, "nq": 3, "math": 4}
+
+FILTERED = ["algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=format"]
+MODES = {
+    "sync": [
+        # two updates a step, groups of different sizes, a temperature of its own
+        "actor_rollout_ref.actor.ppo_mini_batch_size=5",
+        "mixed.sources.math.rollout_n=6",
+        "mixed.sources.nq.temperature=0.7",
+    ],
+    "sync_filtered": FILTERED,
+    "colocate_async": ["trainer.v1.trainer_mode=mixed_colocate_async", *FILTERED],
+}
+SEPARATE = [
+    "trainer.v1.trainer_mode=mixed_separate_async",
+    "trainer.v1.separate_async.parameter_sync_step=2",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=5",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.n_gpus_per_node=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=tcp_store",
+    "ray_kwargs.ray_init.num_gpus=2",
+    "trainer.total_training_steps=2",
+]
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory) -> Path:
-    """A demo whose model was hardly trained: it speaks no tags yet, which is all the same here."""
+    """A demo whose model was trained a little: it answers now and then, and hardly ever right."""
     from agent_loop.demo_model import Recipe, prepare_demo
 
     folder = tmp_path_factory.mktemp("demo") / "seed0"
-    recipe = Recipe(traces=600, min_steps=60, max_steps=60, floor=0.0, probe_prompts=2)
+    recipe = Recipe(traces=4000, min_steps=250, max_steps=250, floor=0.0, probe_prompts=2)
     prepare_demo(folder, 0, recipe=recipe, threads=1, progress=lambda line: None)
     return folder
 
@@ -41,23 +72,49 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
-def work(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("work")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A run, its command and where it is started."""
+
+    mode: str
+    command: list[str]
+    work: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.work / "runs" / self.mode
+
+    def steps(self) -> int:
+        """Steps in the ledger."""
+        return max((line.get("step", 0) for line in self.ledger()), default=0)
+
+    def ledger(self) -> list[dict[str, Any]]:
+        return read_lines(self.folder / "ledger.jsonl")
+
+    def saved(self) -> int:
+        """Step of the last whole checkpoint."""
+        tracker = self.folder / "checkpoints" / "latest_checkpointed_iteration.txt"
+        return int(tracker.read_text() or 0) if tracker.exists() else 0
+
+    def is_saving(self) -> bool:
+        """Whether a checkpoint past the fourth step is begun and not whole."""
+        return any(
+            int(path.name.split("_")[-1]) >= 4 and not (path / "data.pt").exists()
+            for path in (self.folder / "checkpoints").glob("global_step_*")
+        )
 
 
-@pytest.fixture(scope="module")
-def command(demo: Path) -> list[str]:
+def job_of(mode: str, demo: Path, work: Path) -> Job:
     files = {
         split: ",".join(str(demo / f"{name}_{split}.parquet") for name in QUOTAS)
         for split in ("train", "val")
     }
-    return [
+    command = [
         *(sys.executable, "-m", "cluster.cli", "train"),
         f"data.train_files=[{files['train']}]",
         f"data.val_files=[{files['val']}]",
         f"actor_rollout_ref.model.path={demo / 'model'}",
-        "mixed.experiment=e2e",
+        f"mixed.experiment={mode}",
         "data.train_batch_size=10",
         "data.val_max_samples=6",
         "actor_rollout_ref.rollout.n=4",
@@ -67,7 +124,9 @@ def command(demo: Path) -> list[str]:
         "trainer.save_freq=1",
         "trainer.test_freq=-1",
         f"ray_kwargs.ray_init.dashboard_port={free_port()}",
+        *(MODES | {"separate_async": SEPARATE})[mode],
     ]
+    return Job(mode=mode, command=command, work=work)
 
 
 def start(command: list[str], work: Path, out: Path) -> subprocess.Popen[bytes]:
@@ -95,22 +154,63 @@ def finish(process: subprocess.Popen[bytes], out: Path) -> str:
     return text
 
 
-@pytest.fixture(scope="module")
-def run(command: list[str], work: Path) -> Iterator[Path]:
-    """The run's folder, after a kill -9 in mid-run and the same command again."""
-    folder = work / "runs" / "e2e"
-    first = start(command, work, work / "first.txt")
+def wait_for(process: subprocess.Popen[bytes], out: Path, seen: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
-    tracker = folder / "checkpoints" / "latest_checkpointed_iteration.txt"
-    while not (tracker.exists() and len(read_lines(folder / "ledger.jsonl")) >= 20):
-        assert first.poll() is None, (work / "first.txt").read_text(errors="replace")[-4000:]
-        assert time.monotonic() < deadline, "no second step before the deadline"
-        time.sleep(0.2)
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait(timeout=60)
-    second = start(command, work, work / "second.txt")
-    finish(second, work / "second.txt")
-    yield folder
+    while not seen():
+        assert process.poll() is None, out.read_text(errors="replace")[-4000:]
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.005)
+
+
+@contextmanager
+def launched(job: Job, name: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A launcher and where it writes; ended at the end."""
+    out = job.work / name
+    launcher = start(job.command, job.work, out)
+    try:
+        yield launcher, out
+    finally:
+        launcher.terminate()
+        launcher.wait(timeout=60)
+
+
+def child_of(process: subprocess.Popen[bytes], words: str) -> int:
+    """A process somewhere below the launcher whose command line has these words."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if words in " ".join(child.cmdline()):
+                return child.pid
+        except psutil.Error:
+            continue  # it ended meanwhile
+    raise AssertionError(f"no process with {words!r}")
+
+
+@pytest.fixture(scope="module", params=MODES)
+def job(request: pytest.FixtureRequest, demo: Path, tmp_path_factory) -> Iterator[Job]:
+    """A complete run that was killed three times."""
+    job = job_of(request.param, demo, tmp_path_factory.mktemp("work"))
+
+    with launched(job, "launcher_killed.txt") as (launcher, out):
+        wait_for(launcher, out, lambda: job.saved() >= 1 and job.steps() >= 2)
+        os.kill(launcher.pid, signal.SIGKILL)
+
+    with launched(job, "worker_killed.txt") as (launcher, out):
+        wait_for(launcher, out, lambda: job.saved() >= 3)
+        os.kill(child_of(launcher, "ray::WorkerDict"), signal.SIGKILL)
+        assert launcher.wait(timeout=DEADLINE_S) == 1, out.read_text(errors="replace")[-4000:]
+
+    with launched(job, "driver_killed.txt") as (launcher, out):
+        wait_for(launcher, out, job.is_saving)
+        os.kill(child_of(launcher, "ray::TaskRunner"), signal.SIGKILL)
+        assert launcher.wait(timeout=DEADLINE_S) == 1, out.read_text(errors="replace")[-4000:]
+
+    finish(start(job.command, job.work, job.work / "last.txt"), job.work / "last.txt")
+    yield job
+
+
+@pytest.fixture(scope="module")
+def run(job: Job) -> Path:
+    return job.folder
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -121,26 +221,45 @@ def test_a_killed_run_goes_on_and_every_step_has_one_line(run: Path):
     assert [line["step"] for line in metrics(run)] == list(range(STEPS + 1))
 
 
-def test_every_trained_batch_holds_exactly_the_planned_prompts(run: Path):
-    ledger = read_lines(run / "ledger.jsonl")
+def test_every_trained_batch_holds_exactly_the_planned_prompts(job: Job):
+    trained = [line for line in job.ledger() if line.get("outcome") == "trained"]
     for step in range(1, STEPS + 1):
-        own = [entry for entry in ledger if entry["step"] == step]
-        assert Counter(entry["source"] for entry in own) == QUOTAS
-    assert [entry["position"] for entry in ledger] == list(range(10 * STEPS))
-    for line in metrics(run)[1:]:
+        assert Counter(line["source"] for line in trained if line["step"] == step) == QUOTAS
+    for line in metrics(job.folder)[-STEPS:]:
         assert line["metrics"]["mixed/ratio_error/max"] == 0
         assert {s: line["metrics"][f"mixed/{s}/count"] for s in QUOTAS} == QUOTAS
 
 
-def test_rollout_and_trainer_agree_on_every_probability(run: Path):
-    for line in metrics(run)[1:]:
+def test_synchronous_training_takes_the_rows_of_a_run_that_was_never_killed(job: Job):
+    if job.mode != "sync":
+        pytest.skip("which rows survive depends on what the policy sampled")
+    plan = plan_of(load_config(job.folder / "config.yaml"))
+    trained = [line for line in job.ledger() if "outcome" in line]
+    for step in range(1, STEPS + 1):
+        own = {(line["source"], line["row"]) for line in trained if line["step"] == step}
+        assert own == {(prompt.source, prompt.row) for prompt in plan.take(10)}
+
+
+def test_filtered_groups_are_in_the_ledger_and_not_in_a_batch(job: Job):
+    outcomes = Counter(line.get("outcome") for line in job.ledger())
+    assert outcomes["trained"] == 10 * STEPS
+    assert (outcomes["filtered"] > 0) == (job.mode != "sync")
+    assert (outcomes["unfinished"] > 0) == (job.mode == "colocate_async")
+
+
+def test_rollout_and_trainer_agree_on_every_probability(job: Job):
+    if job.mode == "colocate_async":
+        pytest.skip("its rollouts are of earlier weights")
+    for line in metrics(job.folder)[-STEPS:]:
         assert line["metrics"]["training/rollout_probs_diff_max"] < 1e-5
 
 
 def test_every_mask_bit_of_the_run_is_accounted_for(run: Path):
     report = audit_masks(run)
     assert report.problems == []
-    assert report.trajectories == 10 * 4 * STEPS
+    assert report.trajectories == sum(
+        line["trajectories"] for line in read_lines(run / "ledger.jsonl") if "outcome" in line
+    )
 
 
 def test_training_changes_the_weights(run: Path):
@@ -162,11 +281,9 @@ def test_the_run_leaves_a_report_tensorboard_and_its_config(run: Path):
     assert "train" in (run / "command.txt").read_text()
 
 
-def test_the_same_command_once_more_says_that_the_run_is_complete(
-    run: Path, command: list[str], work: Path
-):
-    again = start(command, work, work / "again.txt")
-    assert "complete" in finish(again, work / "again.txt")
+def test_the_same_command_once_more_says_that_the_run_is_complete(job: Job):
+    again = start(job.command, job.work, job.work / "again.txt")
+    assert "complete" in finish(again, job.work / "again.txt")
 
 
 def test_nothing_of_the_run_is_left_running(run: Path):
@@ -190,3 +307,18 @@ def test_the_audit_command_finds_nothing_wrong(run: Path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every batch as planned" in done.stdout
+
+
+def test_rollout_on_devices_of_its_own_trains_exact_batches_too(demo: Path, tmp_path: Path):
+    job = job_of("separate_async", demo, tmp_path)
+    finish(start(job.command, job.work, job.work / "out.txt"), job.work / "out.txt")
+    trained = [line for line in job.ledger() if line.get("outcome") == "trained"]
+    for step in (1, 2):
+        assert Counter(line["source"] for line in trained if line["step"] == step) == QUOTAS
+    first = next(line for line in metrics(job.folder) if line["step"] == 1)
+    # two updates between weight syncs, and both are held against the weights that sampled
+    assert first["metrics"]["training/rollout_probs_diff_max"] < 1e-5
+    audited = subprocess.run(
+        [sys.executable, "-m", "cluster.cli", "audit", str(job.folder)], cwd=ROOT, check=False
+    )
+    assert audited.returncode == 0
