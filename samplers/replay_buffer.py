@@ -24,7 +24,7 @@ are given back, to be drawn again in the next step. Validation passes through un
 
 import time
 import uuid
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -121,7 +121,7 @@ class _ExactQuotas:
         self._ready: dict[str, list[str]] = {}
         self._pool: defaultdict[str, list[_Finished]] = defaultdict(list)
         """source -> its finished groups, oldest first; kept from poll to poll."""
-        self._pooled: set[str] = set()
+        self._pooled: dict[str, _Finished] = {}
         self._owed: Counter[str] = Counter()
         self._replaced: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self._since = mixture.clock()
@@ -158,13 +158,15 @@ class _ExactQuotas:
 
     def _pool_finished(self, finished: set[str], steps: Mapping[str, int]) -> None:
         """Bring the pool up to date: what is new is put in order, what has gone is dropped."""
-        gone = self._pooled - finished
-        for source in {prompt_of(uid)[0] for uid in gone}:
-            self._pool[source] = [group for group in self._pool[source] if group.uid not in gone]
-        for uid in finished - self._pooled:
+        new = finished.difference(self._pooled)
+        if len(self._pooled) + len(new) > len(finished):  # some were evicted
+            for uid in self._pooled.keys() - finished:
+                own, group = self._pool[prompt_of(uid)[0]], self._pooled.pop(uid)
+                del own[bisect_left(own, group)]
+        for uid in new:
             source, draw = prompt_of(uid)
-            insort(self._pool[source], _Finished(steps.get(uid, 0), draw, uid))
-        self._pooled = set(finished)
+            self._pooled[uid] = _Finished(steps.get(uid, 0), draw, uid)
+            insort(self._pool[source], self._pooled[uid])
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int
@@ -174,6 +176,10 @@ class _ExactQuotas:
         selected = [uid for own in self._ready.values() for uid in own]
         counts = Counter(prompt_of(uid)[0] for uid in selected)
         assert counts == {s: n for s, n in self._quota.items() if n}, (counts, self._quota)
+        for source, own in self._ready.items():
+            del self._pool[source][: len(own)]
+        for uid in selected:
+            del self._pooled[uid]
         if self.trainer_mode == "sync":
             self._forget_surplus(selected)
         # verl copies both; nothing changes them before the batch is made of them.
@@ -181,7 +187,7 @@ class _ExactQuotas:
 
     def _forget_surplus(self, selected: list[str]) -> None:
         """Drop the groups past the last trained draw of each source, and give their draws back."""
-        self._clear_groups("train", self._pooled.difference(selected))
+        self._clear_groups("train", set(self._pooled))
         ends: dict[str, int] = {}
         for source, draw in map(prompt_of, selected):
             ends[source] = max(ends.get(source, 0), draw + 1)

@@ -230,6 +230,16 @@ def test_every_trained_batch_holds_exactly_the_planned_prompts(job: Job):
         assert {s: line["metrics"][f"mixed/{s}/count"] for s in QUOTAS} == QUOTAS
 
 
+def test_each_source_has_its_own_number_of_trajectories(job: Job):
+    sizes = {
+        (line["source"], line["trajectories"])
+        for line in job.ledger()
+        if line.get("outcome") == "trained"
+    }
+    own = 6 if job.mode == "sync" else 4
+    assert sizes == {("math", own), ("nq", 4), ("taco", 4)}
+
+
 def test_synchronous_training_takes_the_rows_of_a_run_that_was_never_killed(job: Job):
     if job.mode != "sync":
         pytest.skip("which rows survive depends on what the policy sampled")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplers.balance import deal_groups, imbalance, spread_rows
+from samplers.balance import deal_groups, imbalance, rows_per_update, spread_rows
 from samplers.mixture_plan import MixturePlan
 
 WORKLOAD = st.one_of(st.integers(0, 100), st.floats(0, 1e6))
@@ -223,3 +223,28 @@ def test_imbalance_is_how_much_the_busiest_has_above_the_mean():
     assert imbalance([[0], [1]], [3.0, 1.0]) == 0.5
     assert imbalance([[0, 1], [2, 3]], [1.0, 1.0, 2.0, 0.0]) == 0.0
     assert imbalance([[0], [1]], [0.0, 0.0]) == 0.0
+
+
+# --- rows of an update ----------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(1, 400), min_size=1, max_size=6),
+    st.integers(1, 8),
+    st.integers(1, 12),
+    st.integers(1, 12),
+)
+def test_updates_are_filled_up_to_the_least_number_that_divides_everywhere(
+    rows: list[int], ranks: int, update_unit: int, batch_unit: int
+):
+    def is_legal(size: int) -> bool:
+        whole_batch = size * len(rows)
+        return size % (ranks * update_unit) == 0 and whole_batch % (ranks * batch_unit) == 0
+
+    size = rows_per_update(rows, ranks, update_unit, batch_unit)
+    assert is_legal(size)
+    assert not any(is_legal(smaller) for smaller in range(max(rows), size))
+
+
+def test_an_update_that_divides_already_is_not_filled_up():
+    assert rows_per_update([80, 80], ranks=2, update_unit=10, batch_unit=80) == 80
