@@ -438,6 +438,17 @@ def _mode_problems(config: Mapping[str, Any]) -> list[str]:
             f"{_ACTOR}.shuffle=True: mini-batches would be drawn by chance and lose their quotas; "
             "set it to false"
         )
+    limit = at(config, "data.train_max_samples", -1)
+    if limit is not None and limit > 0:
+        problems.append(
+            f"data.train_max_samples={limit}: verl would leave rows out that the mixture plan "
+            "counts on; name smaller files, or set it to -1"
+        )
+    if at(config, "data.filter_overlong_prompts"):
+        problems.append(
+            "data.filter_overlong_prompts=True: verl would leave rows out that the mixture plan "
+            "counts on; set it to false, long prompts are named before the run starts"
+        )
     return problems
 
 
