@@ -140,14 +140,8 @@ def _plan(arguments: argparse.Namespace) -> int:
     import json
 
     from cluster.launch import is_made, make_plan
-    from cluster.plan_report import (
-        as_json,
-        compare,
-        describe,
-        describe_diff,
-        other_report,
-        report_of,
-    )
+    from cluster.plan_report import compare, other_report, report_of
+    from cluster.plan_words import as_json, describe, describe_diff
 
     run = make_plan(arguments.overrides, os.environ)
     made = run.demo is None or is_made(run.demo)

@@ -218,7 +218,7 @@ class _ExactQuotas:
             self.given_up.append((uid, why))
             self._replaced[source][why] += 1
             self._owed[source] += 2 if why == "filtered" and speculative else 1
-        if partition_id == "train":
+        if evicted:  # none of validation's ever is
             self._check_patience()
         return evicted, *rest
 

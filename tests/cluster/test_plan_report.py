@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from cluster.cli import main
 from cluster.compose import save_config
 from cluster.launch import make_plan
-from cluster.plan_report import as_json, compare, describe, describe_diff, make_report, other_report
+from cluster.plan_report import compare, make_report, other_report
+from cluster.plan_words import as_json, describe, describe_diff
 from cluster.run_audit import plan_of
 from config.schema import ConfigError
 from tests.cluster.conftest import RunEnviron, write_source
