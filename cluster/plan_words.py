@@ -8,7 +8,7 @@ from cluster.plan_report import PlanDiff, PlanReport, SourcePlan
 
 
 def as_json(report: PlanReport, diff: PlanDiff | None = None) -> dict[str, Any]:
-    """Plain JSON values of all of it. Keys are the names of the fields above, and stay.
+    """Plain JSON values of all of it. Keys are names of fields, and stay.
 
     `batch_size`, `steps`, `sources` (name -> the fields of `SourcePlan`; the keys of `ratio` are
     steps), `left_out`, `exhausted`, `tools` (the fields of `ToolLoad`), `rows_unknown`,
