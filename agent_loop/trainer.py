@@ -20,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -265,7 +266,7 @@ class _MixedTrainer:
     def _common_temperature(self) -> float:
         return float(self.config.actor_rollout_ref.rollout.temperature)
 
-    @property
+    @cached_property
     def _temperatures(self) -> dict[str, float]:
         """source -> temperature; empty where all have the common one."""
         own = {
@@ -400,13 +401,17 @@ class _MixedTrainer:
     def _entry(self, uid: str, outcome: Outcome, group: list[TrainedTrajectory]) -> LedgerEntry:
         source, draw = prompt_of(uid)
         row = int(self.plan.rows(source, [draw])[0])
-        stored = self.train_dataset.dataframe[int(self._index[source][row])]
+        if group:
+            row_id = group[0].row_id
+        else:
+            stored = self.train_dataset.dataframe[int(self._index[source][row])]
+            row_id = stored["extra_info"]["row_id"]
         return LedgerEntry(
             step=self.global_steps,
             source=source,
             draw=draw,
             row=row,
-            row_id=group[0].row_id if group else stored["extra_info"]["row_id"],
+            row_id=row_id,
             outcome=outcome,
             trajectories=len(group),
             reward_mean=float(np.mean([t.reward for t in group])) if group else None,
