@@ -1,49 +1,80 @@
 """The limiter's shared state: one small checksummed record in a file, changed under `flock`.
 
-Record, little endian: header (magic, boot id, the rate, version, CRC-32), then body (`Arrivals`,
-CRC-32). The header never changes while the rate does not, so the hot path compares its bytes and
-unpacks the body alone.
+Record, little endian: header (magic, version, the clock's identity, the rate), terms (`Terms`),
+arrivals (`Arrivals`), CRC-32 of all. Header and terms seldom change, so the hot path compares their
+bytes, and unpacks, or not even that, the arrivals alone.
 
 What can happen to the file, and what follows:
 
 - holder killed: the kernel lets go of its flock; the record is whole or its checksum says no.
-- record cut short or overwritten: the next reader starts anew with the burst used up, so the rate
-  holds; one warning is logged. Reservations that still wait are void and made again (`epoch`).
-- file deleted: those who have it open notice, make it again and bring their state along. A process
-  that first comes after the deletion, before any of them calls, knows nothing of it.
-- host rebooted: the clock began again; the state starts idle.
-- another rate in the file: an error that names both. Whether a run still uses it, only people know.
+- record cut short, overwritten, or ahead of all time: the next reader starts anew with an empty
+  bucket, so the rate holds; one warning is logged. Reservations that still wait are void and made
+  again (`epoch`).
+- file deleted or replaced: those who have it open notice within `CHECK_NS` of the clock and bring
+  their state along. A file that is made where one was deleted lets nobody pass before that.
+- host rebooted: the clock began again; an empty bucket. Where that happens again and again, two
+  hosts share the file, and that is an error.
+- another rate in the file when it is opened: an error that names both, or, with `adopt`, the new
+  rate is written, and all who have the file open follow.
 
 A file is made under `filelock`, complete before it gets its name; the hot path pays only for flock.
-The lock reaches the processes of one host (and of several only on a file system whose flock does).
+Beside it lies `<path>.made`, which tells a deleted file from one that never was.
 """
 
+import errno
 import fcntl
 import logging
 import os
 import secrets
+import stat
 import struct
 import threading
+import time
 import weakref
 import zlib
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal, NamedTuple
 from uuid import UUID
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-from rate_limit.gcra import Arrivals, Rate, drained, idle
+from rate_limit.gcra import (
+    FULL_PACE,
+    SECOND_NS,
+    YEAR_NS,
+    Arrivals,
+    Rate,
+    Terms,
+    drained,
+    idle,
+    penalise,
+)
 
 _log = logging.getLogger(__name__)
 
+OnConfigChange = Literal["refuse", "adopt"]
+
 _MAGIC = b"mix-rate"
-_VERSION = 1
-_HEADER = struct.Struct("<8s16sdQdH")
-_BODY = struct.Struct("<qqqq")
-_CRC = struct.Struct("<I")
-_HEADER_BYTES = _HEADER.size + _CRC.size
-_RECORD_BYTES = _HEADER_BYTES + _BODY.size + _CRC.size
-_OPEN_TIMEOUT_S = 10.0
+_VERSION = 2
+_HEADER = struct.Struct("<8sH16sdQd")
+_TERMS = struct.Struct("<qqqqqqq")
+_ARRIVALS = struct.Struct("<qqqq")
+_SEALED = struct.Struct("<qqqqI")
+_PREFIX_BYTES = _HEADER.size + _TERMS.size
+_RECORD_BYTES = _PREFIX_BYTES + _SEALED.size
+_OPEN_TIMEOUT_S = 30.0
+_MOST_FOREIGN_BOOTS = 2
+
+CHECK_NS = SECOND_NS // 100
+"""How long, of the clock, the file may be used before its name is looked up again."""
+
+FARTHEST_NS = YEAR_NS
+"""A TAT farther ahead than this and a burst is from a clock that was not ours."""
+
+_LOCK, _LOCK_NOW, _UNLOCK = fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_UN
 
 
 class StateFile:
@@ -52,35 +83,52 @@ class StateFile:
     Args:
         path: the file; made with its folder where missing.
         rate: the limits that every sharer must have.
+        clock_ns: the clock of all sharers.
+        on_config_change: what to do where the file has another rate: refuse, or write this one.
 
     Raises:
         ValueError: the file belongs to another rate.
-        OSError: it cannot be made, opened or written.
+        OSError: it cannot be made, opened, locked or written, or it is not safe to (a link in a
+            folder that others may write to, another user's file).
     """
 
-    def __init__(self, path: str | os.PathLike[str], rate: Rate):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        rate: Rate,
+        clock_ns: Callable[[], int],
+        on_config_change: OnConfigChange = "refuse",
+    ):
         self.path = Path(path).absolute()
-        self._rate = rate
-        self._header_values = (
-            _MAGIC,
-            _boot_id(),
-            float(rate.per_minute),
-            rate.burst,
-            float(rate.min_interval_s),
-            _VERSION,
-        )
-        self._header = _sealed(_HEADER.pack(*self._header_values))
+        self.rate = rate
+        self.terms = Terms()
+        """Of the record that was read last."""
+
+        self._clock_ns = clock_ns
+        self._clock_id = _boot_id()
+        self._foreign_boots = 0
         self._handle = -1
-        self._carried: Arrivals | None = None
+        self._name_is_known_until_ns = 0
+        self._prefix = b""  # header and terms of the record that was read last
+        self._prefix_crc = 0
+        self._lane: _Lane | None = None
+        self._moved_from: tuple[Arrivals, Terms] | None = None
         self._mutex = threading.Lock()  # flock does not tell threads apart
+        self.pass_now: Callable[[bool], bool] = _no_lane
+        """One call passes if it may now; `_fast_lane`."""
+
         _open_files.add(self)
-        self._open()
+        self._open(on_config_change)
 
     def lock(self, *, blocking: bool) -> bool:
         """Take the lock, for microseconds; `unlock` must follow.
 
         Returns:
             False when somebody else has it and `blocking` is false.
+
+        Raises:
+            ValueError: the file was replaced by one of another rate.
+            OSError: it was deleted and cannot be made again, or cannot be locked.
         """
         if not self._mutex.acquire(blocking=blocking):
             return False
@@ -96,26 +144,47 @@ class StateFile:
     def unlock(self) -> None:
         """Let go of the lock."""
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_UN)
+            fcntl.flock(self._handle, _UNLOCK)
         finally:
             self._mutex.release()
 
-    def read(self, now_ns: int) -> Arrivals:
-        """The state; the lock must be held. A record that is not whole is replaced first.
+    def read(self) -> Arrivals:
+        """The state; the lock must be held. A record that is not sound is replaced first.
+
+        `rate` and `terms` are those of the record from then on.
 
         Raises:
-            ValueError: the record belongs to another rate.
+            RuntimeError: another host writes to the file.
         """
         record = os.pread(self._handle, _RECORD_BYTES, 0)
-        arrivals = self._arrivals_in(record) or self._restart(record, now_ns)
-        return arrivals if self._carried is None else self._merge(arrivals, now_ns)
+        arrivals = self._arrivals_in(record)
+        if arrivals is None:
+            arrivals = self._start_anew(record)
+        return arrivals if self._moved_from is None else self._bring_along(arrivals)
 
-    def write(self, arrivals: Arrivals) -> None:
+    def write(self, arrivals: Arrivals, terms: Terms | None = None) -> None:
         """Store the state; the lock must be held."""
-        os.pwrite(self._handle, _sealed(_BODY.pack(*arrivals)), _HEADER_BYTES)
+        at = _PREFIX_BYTES
+        if terms is not None and terms != self.terms:
+            self._know(self._prefix[: _HEADER.size] + _TERMS.pack(*terms))
+            at = 0
+        record = self._prefix + _sealed(arrivals, self._prefix_crc)
+        with self._named_errors("write"):
+            os.pwrite(self._handle, record[at:], at)
+
+    def still(self, epoch: int) -> bool:
+        """Whether reservations of this epoch still stand; without the lock.
+
+        False may also mean that somebody is writing: look closer under the lock.
+        """
+        handle = self._handle
+        if handle < 0 or epoch != self.terms.epoch or not self._has_its_name():
+            return False
+        return os.pread(handle, _PREFIX_BYTES, 0) == self._prefix
 
     def close(self) -> None:
         """Close the file; the next `lock` opens it again."""
+        self._close_lane()
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
@@ -125,90 +194,371 @@ class StateFile:
             self.close()
 
     def _flock(self, blocking: bool) -> bool:
-        mode = fcntl.LOCK_EX if blocking else fcntl.LOCK_EX | fcntl.LOCK_NB
         while True:
             if self._handle < 0:
-                self._open()
+                self._open("refuse")
             try:
-                fcntl.flock(self._handle, mode)
+                with self._named_errors("lock"):
+                    fcntl.flock(self._handle, _LOCK if blocking else _LOCK_NOW)
             except BlockingIOError:
                 return False
-            if os.fstat(self._handle).st_nlink:
+            now_ns = self._clock_ns()
+            if now_ns <= self._name_is_known_until_ns:
                 return True
-            record = os.pread(self._handle, _RECORD_BYTES, 0)  # deleted: bring its state along
-            self._carried = self._arrivals_in(record)
+            if self._has_its_name():
+                self._name_is_known_until_ns = now_ns + CHECK_NS
+                if self._lane is not None:
+                    self._lane.open_until(self._name_is_known_until_ns)
+                return True
+            record = os.pread(self._handle, _RECORD_BYTES, 0)
+            arrivals = self._arrivals_in(record)
+            if arrivals is not None:
+                self._moved_from = arrivals, self.terms
             self.close()
-            _log.warning("state_file=%s was deleted; making it again", self.path)
+            _log.warning("state_file=%s was deleted or replaced; opening it again", self.path)
+
+    def _has_its_name(self) -> bool:
+        try:
+            named = os.stat(self.path)
+        except OSError:
+            return False
+        own = os.fstat(self._handle)
+        return (named.st_ino, named.st_dev) == (own.st_ino, own.st_dev)
 
     def _arrivals_in(self, record: bytes) -> Arrivals | None:
-        """The state in a whole record of this rate and boot; else None."""
-        if not record.startswith(self._header):
+        """The state in a sound record of this boot, whose rate and terms are taken over."""
+        if len(record) != _RECORD_BYTES:
             return None
-        body = _unsealed(_BODY, record[_HEADER_BYTES:])
-        return None if body is None else Arrivals(*body)
-
-    def _open(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.path}.lock", timeout=_OPEN_TIMEOUT_S):
-            if not self.path.exists():
-                draft = self.path.with_name(f"{self.path.name}.tmp")
-                draft.write_bytes(self._header + _sealed(_BODY.pack(*idle(_new_epoch()))))
-                os.replace(draft, self.path)
-            self._handle = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-
-    def _restart(self, record: bytes, now_ns: int) -> Arrivals:
-        found = _unsealed(_HEADER, record[:_HEADER_BYTES])
-        arrivals = drained(now_ns, self._rate, _new_epoch())
-        if found is None or found[0] != _MAGIC or found[1:] == self._header_values[1:]:
-            _log.warning("state_file=%s is not whole; starting with the burst used up", self.path)
-        elif found[1] != self._header_values[1]:
-            _log.warning("state_file=%s is from another boot; starting idle", self.path)
-            arrivals = idle(_new_epoch())
-        else:
-            theirs, ours = (
-                f"per_minute={per_minute} burst={burst} min_interval_s={interval_s} "
-                f"(record version {version})"
-                for _, _, per_minute, burst, interval_s, version in (found, self._header_values)
-            )
-            raise ValueError(
-                f"cannot share state_file={str(self.path)!r}: it limits to {theirs}, asked for is "
-                f"{ours}; give every process the same limits, or delete the file if no run is "
-                "using it"
-            )
-        os.pwrite(self._handle, self._header + _sealed(_BODY.pack(*arrivals)), 0)
-        os.ftruncate(self._handle, _RECORD_BYTES)
+        *values, crc = _SEALED.unpack_from(record, _PREFIX_BYTES)
+        if zlib.crc32(record[:-4]) != crc:
+            return None
+        arrivals = Arrivals(*values)
+        if not record.startswith(self._prefix) or not self._prefix:
+            header = _HEADER.unpack_from(record)
+            if header[:3] != (_MAGIC, _VERSION, self._clock_id):
+                return None
+            rate = Rate(per_minute=header[3], burst=header[4], min_interval_s=header[5])
+            if rate != self.rate:
+                _log.warning("state_file=%s changed to %s", self.path, _words(rate))
+                self.rate = rate
+            self._know(record[:_PREFIX_BYTES])
+        if self._lane is None and self.terms.pace == FULL_PACE:
+            self._open_lane()
+        latest_ns = self._clock_ns() + FARTHEST_NS + self.rate.burst_ns
+        if max(arrivals.tat_ns, arrivals.spaced_ns, self.terms.paused_ns) > latest_ns:
+            return None
         return arrivals
 
-    def _merge(self, arrivals: Arrivals, now_ns: int) -> Arrivals:
-        """Add what passed under the deleted file; reservations there are void."""
-        carried, self._carried = self._carried, None
-        assert carried is not None
-        limit = drained(now_ns, self._rate, arrivals.epoch)
-        floor_ns = carried.paused_ns + self._rate.burst_tolerance_ns if carried.paused_ns else 0
-        merged = Arrivals(
-            max(arrivals.tat_ns, min(carried.tat_ns, limit.tat_ns), floor_ns),
-            max(arrivals.spaced_ns, min(carried.spaced_ns, limit.spaced_ns)),
-            max(arrivals.paused_ns, carried.paused_ns),
-            arrivals.epoch,
+    def _know(self, prefix: bytes) -> None:
+        self._prefix, self._prefix_crc = prefix, zlib.crc32(prefix)
+        self.terms = Terms(*_TERMS.unpack_from(prefix, _HEADER.size))
+        self._close_lane()
+
+    def _open_lane(self) -> None:
+        self._lane = _fast_lane(
+            self._handle, self._mutex, self._clock_ns, self.rate, self._prefix_crc
         )
-        if merged != arrivals:
-            merged = merged._replace(epoch=_new_epoch())
-            self.write(merged)
+        self._lane.open_until(self._name_is_known_until_ns)
+        self.pass_now = self._lane.pass_now
+
+    def _close_lane(self) -> None:
+        if self._lane is not None:
+            self._lane.open_until(-1)
+            self._lane, self.pass_now = None, _no_lane
+
+    def _record(self, arrivals: Arrivals) -> bytes:
+        """A new record of this object's rate, with terms of its own."""
+        rate = self.rate
+        header = _HEADER.pack(
+            _MAGIC,
+            _VERSION,
+            self._clock_id,
+            float(rate.per_minute),
+            rate.burst,
+            float(rate.min_interval_s),
+        )
+        self._know(header + _TERMS.pack(*Terms(epoch=secrets.randbits(62))))
+        return self._prefix + _sealed(arrivals, self._prefix_crc)
+
+    def _open(self, on_config_change: OnConfigChange) -> None:
+        made = self.path.with_name(f"{self.path.name}.made")
+        with self._named_errors("open"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            guard = self.path.with_name(f"{self.path.name}.lock")
+            for place in (self.path, made, guard):
+                self._refuse_unsafe(place)
+            try:
+                with FileLock(guard, timeout=_OPEN_TIMEOUT_S):
+                    if not self.path.exists():
+                        self._make(idle() if not made.exists() else self._empty_for_newcomers())
+                        made.touch(mode=0o600)
+                    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW * self._is_public()
+                    self._handle = os.open(self.path, flags)
+                    self._name_is_known_until_ns = 0
+            except Timeout as error:
+                raise TimeoutError(
+                    errno.ETIMEDOUT,
+                    f"another process has held {guard} for {_OPEN_TIMEOUT_S:.0f} s; look for a "
+                    "stopped one (fuser names them)",
+                ) from error
+        self._settle_rate(on_config_change)
+
+    def _empty_for_newcomers(self) -> Arrivals:
+        """Where a file was deleted: who has it open may use it for `CHECK_NS` yet."""
+        return drained(self._clock_ns() + 2 * CHECK_NS, self.rate)
+
+    def _make(self, arrivals: Arrivals) -> None:
+        draft = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        draft.unlink(missing_ok=True)
+        try:
+            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(handle, self._record(arrivals))
+                os.fsync(handle)  # a block of its own: every write after it is a third faster
+            finally:
+                os.close(handle)
+            os.replace(draft, self.path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+    def _settle_rate(self, on_config_change: OnConfigChange) -> None:
+        """Refuse or change a sound record of another rate. Looking needs no lock.
+
+        Raises:
+            ValueError: it is another, and `on_config_change` is "refuse".
+        """
+        asked = self.rate
+        record = os.pread(self._handle, _RECORD_BYTES, 0)
+        theirs = self._rate_of_this_boot(record)
+        if theirs is None or theirs == asked:
+            return
+        if on_config_change == "refuse":
+            self.close()
+            raise ValueError(
+                f"cannot share state_file={str(self.path)!r}: it limits to {_words(theirs)}, "
+                f"asked for is {_words(asked)}; give every process the same limits, or change "
+                'it for all with on_config_change="adopt"'
+            )
+        with self._named_errors("lock"):
+            fcntl.flock(self._handle, _LOCK)
+        try:
+            record = os.pread(self._handle, _RECORD_BYTES, 0)
+            theirs = self._rate_of_this_boot(record)
+            if theirs is None or theirs == asked:
+                return
+            granted = _SEALED.unpack_from(record, _PREFIX_BYTES)[3]
+            slower = theirs if theirs.burst_ns > asked.burst_ns else asked
+            arrivals = drained(self._clock_ns(), slower, granted)
+            with self._named_errors("write"):
+                os.pwrite(self._handle, self._record(arrivals), 0)
+        finally:
+            fcntl.flock(self._handle, _UNLOCK)
+        _log.warning(
+            "state_file=%s changed from %s to %s", self.path, _words(theirs), _words(asked)
+        )
+
+    def _rate_of_this_boot(self, record: bytes) -> Rate | None:
+        rate = _rate_in(record)
+        return rate if rate and _HEADER.unpack_from(record)[2] == self._clock_id else None
+
+    def _start_anew(self, record: bytes) -> Arrivals:
+        found = _rate_in(record)
+        if found is not None and _HEADER.unpack_from(record)[2] != self._clock_id:
+            self._foreign_boots += 1
+            if self._foreign_boots > _MOST_FOREIGN_BOOTS:
+                raise RuntimeError(
+                    f"cannot share state_file={str(self.path)!r}: another host, or a container "
+                    "with another boot id, writes to it; a file limits the processes of one host, "
+                    "so choose another path for each, or mixed.rate_limit.backend=ray"
+                )
+            why = "is from another boot"
+        else:
+            why = "is not whole"
+        _log.warning("state_file=%s %s; starting with an empty bucket", self.path, why)
+        arrivals = drained(self._clock_ns(), self.rate)
+        whole = self._record(arrivals)
+        with self._named_errors("write"):
+            os.pwrite(self._handle, whole, 0)
+            os.ftruncate(self._handle, _RECORD_BYTES)
+        return arrivals
+
+    def _bring_along(self, arrivals: Arrivals) -> Arrivals:
+        """Add what passed under the file that was deleted; reservations there are void."""
+        assert self._moved_from is not None
+        old, old_terms = self._moved_from
+        self._moved_from = None
+        now_ns = self._clock_ns()
+        limit = drained(now_ns, self.rate)
+        merged = Arrivals(
+            max(arrivals.tat_ns, min(old.tat_ns + 1, limit.tat_ns)),
+            0,
+            max(arrivals.spaced_ns, min(old.spaced_ns, limit.spaced_ns)),
+            max(arrivals.granted, old.granted),
+        )
+        terms = self.terms._replace(penalties=max(self.terms.penalties, old_terms.penalties) - 1)
+        pause_ns = max(0, old_terms.paused_ns - now_ns)
+        merged, terms = penalise(merged, terms, now_ns, pause_ns, self.rate)
+        self.write(merged, terms._replace(epoch=secrets.randbits(62)))
         return merged
 
+    def _is_public(self) -> bool:
+        """Whether others may put files into the folder."""
+        return bool(os.stat(self.path.parent).st_mode & stat.S_IWOTH)
 
-def _sealed(payload: bytes) -> bytes:
-    return payload + _CRC.pack(zlib.crc32(payload))
+    def _refuse_unsafe(self, path: Path) -> None:
+        """Refuse what somebody else may have put there."""
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            return
+        if stat.S_ISLNK(found.st_mode):
+            if self._is_public():
+                raise OSError(
+                    errno.ELOOP,
+                    f"{path} is a symbolic link in a folder that every user may write to; choose a "
+                    "folder of your own",
+                )
+            found = os.stat(path)
+        if found.st_uid != os.geteuid():
+            raise PermissionError(
+                errno.EPERM,
+                f"{path} belongs to uid={found.st_uid}, this process runs as uid={os.geteuid()}; "
+                "choose another path, or run both as one user",
+            )
+
+    @contextmanager
+    def _named_errors(self, verb: str) -> Generator[None]:
+        """Say which file it is, and what to do, in errors of the system."""
+        try:
+            yield
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            remedy = _REMEDIES.get(error.errno or 0, "")
+            raise type(error)(
+                error.errno,
+                f"cannot {verb} state_file={str(self.path)!r}: {error.strerror or error}{remedy}",
+            ) from error
 
 
-def _unsealed(layout: struct.Struct, sealed: bytes) -> tuple[Any, ...] | None:
-    """The values; None when they are not whole."""
-    payload, crc = sealed[: layout.size], sealed[layout.size :]
-    return layout.unpack(payload) if crc == _CRC.pack(zlib.crc32(payload)) else None
+def _no_lane(blocking: bool) -> bool:
+    return False
 
 
-def _new_epoch() -> int:
-    return secrets.randbits(62)
+class _Lane(NamedTuple):
+    pass_now: Callable[[bool], bool]
+    open_until: Callable[[int], None]
+
+
+def _fast_lane(
+    handle: int,
+    mutex: threading.Lock,
+    clock_ns: Callable[[], int],
+    rate: Rate,
+    prefix_crc: int,
+) -> _Lane:
+    """The common case in the fewest steps: one call passes now, and nothing is out of the way.
+
+    Closures, because their variables cost half of attributes. Only the arrivals are read: their
+    checksum covers header and terms too, so it fails when another process has changed those.
+
+    Returns:
+        `pass_now(blocking)`: False where `StateFile.lock`, `read` and `write` must look closer, and
+        nothing was taken; and `open_until(now_ns)`: after that time it is always False.
+    """
+    seen: bytes | None = None  # never equal to what is read
+    tat_ns = tat_parts = spaced_ns = granted = 0
+    open_until_ns = -1
+    interval, parts, min_interval_ns = rate.interval_parts, rate.parts_per_ns, rate.min_interval_ns
+    tolerance = rate.burst * interval
+    acquire, release = mutex.acquire, mutex.release
+    pack, unpack, size, place = _ARRIVALS.pack, _SEALED.unpack, _SEALED.size, _PREFIX_BYTES
+    flock, pread, pwrite, crc32 = fcntl.flock, os.pread, os.pwrite, zlib.crc32
+
+    def pass_now(blocking: bool) -> bool:
+        nonlocal seen, tat_ns, tat_parts, spaced_ns, granted
+        if not acquire(blocking):
+            return False
+        try:
+            if open_until_ns < 0:
+                return False
+            try:
+                flock(handle, _LOCK if blocking else _LOCK_NOW)
+            except OSError:
+                return False
+            try:
+                record = pread(handle, size, place)
+                now_ns = clock_ns()
+                if record != seen:
+                    seen = None
+                    if len(record) != size:
+                        return False
+                    tat_ns, tat_parts, spaced_ns, granted, crc = unpack(record)
+                    if crc32(record[:-4], prefix_crc) != crc:
+                        return False
+                if now_ns > open_until_ns or spaced_ns > now_ns:
+                    return False
+                if parts == 1:
+                    tat = (tat_ns if tat_ns > now_ns else now_ns) + interval
+                    if tat - now_ns > tolerance:
+                        return False
+                    rest = 0
+                else:
+                    now, tat = now_ns * parts, tat_ns * parts + tat_parts
+                    tat = (tat if tat > now else now) + interval
+                    if tat - now > tolerance:
+                        return False
+                    tat, rest = divmod(tat, parts)
+                if min_interval_ns:
+                    spaced_ns = now_ns + min_interval_ns
+                record = pack(tat, rest, spaced_ns, granted + 1)
+                record += crc32(record, prefix_crc).to_bytes(4, "little")
+                pwrite(handle, record, place)
+                seen, tat_ns, tat_parts = record, tat, rest
+                granted += 1
+                return True
+            finally:
+                flock(handle, _UNLOCK)
+        finally:
+            release()
+
+    def open_until(now_ns: int) -> None:
+        nonlocal open_until_ns
+        open_until_ns = now_ns
+
+    return _Lane(pass_now, open_until)
+
+
+_REMEDIES = {
+    errno.EROFS: "; choose a folder that can be written to (tool_config.rate_limit_file)",
+    errno.EACCES: "; choose a folder of your own (tool_config.rate_limit_file)",
+    errno.ENOSPC: "; make room, or choose a path on another disk (tool_config.rate_limit_file)",
+    errno.ENOLCK: "; this file system has no locks, choose a local one "
+    "(tool_config.rate_limit_file)",
+}
+
+
+def _sealed(arrivals: Arrivals, prefix_crc: int) -> bytes:
+    payload = _ARRIVALS.pack(*arrivals)
+    return payload + zlib.crc32(payload, prefix_crc).to_bytes(4, "little")
+
+
+def _rate_in(record: bytes) -> Rate | None:
+    """The rate in a whole record of any boot."""
+    if len(record) != _RECORD_BYTES or zlib.crc32(record[:-4]).to_bytes(4, "little") != record[-4:]:
+        return None
+    magic, version, _, per_minute, burst, min_interval_s = _HEADER.unpack_from(record)
+    if (magic, version) != (_MAGIC, _VERSION):
+        return None
+    return Rate(per_minute=per_minute, burst=burst, min_interval_s=min_interval_s)
+
+
+def _words(rate: Rate) -> str:
+    return (
+        f"per_minute={float(rate.per_minute)} burst={rate.burst} "
+        f"min_interval_s={float(rate.min_interval_s)}"
+    )
 
 
 def _boot_id() -> bytes:
@@ -217,6 +567,37 @@ def _boot_id() -> bytes:
         return UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
     except OSError:
         return bytes(16)
+
+
+_BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _namespace_offset_ns() -> int:
+    """What a time namespace adds to the boot clock: containers of one host then agree.
+
+    Source: time_namespaces(7), /proc/self/timens_offsets.
+    """
+    try:
+        lines = Path("/proc/self/timens_offsets").read_text().splitlines()
+    except OSError:
+        return 0
+    for clock, seconds, nanoseconds in (line.split() for line in lines):
+        if clock == "boottime":
+            return int(seconds) * SECOND_NS + int(nanoseconds)
+    return 0
+
+
+_OFFSET_NS = _namespace_offset_ns()
+
+
+def _boottime_without_offset_ns() -> int:
+    return time.clock_gettime_ns(_BOOT_CLOCK) - _OFFSET_NS
+
+
+boottime_ns: Callable[[], int] = (
+    _boottime_without_offset_ns if _OFFSET_NS else partial(time.clock_gettime_ns, _BOOT_CLOCK)
+)
+"""Nanoseconds since boot, suspension included: the same for all processes, never set back."""
 
 
 _open_files: weakref.WeakSet[StateFile] = weakref.WeakSet()

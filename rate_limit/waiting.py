@@ -16,7 +16,11 @@ def run(steps: Steps[T], sleep: Callable[[float], None]) -> T:
             sleep_s = next(steps)
         except StopIteration as done:
             return done.value
-        sleep(sleep_s)
+        try:
+            sleep(sleep_s)
+        except BaseException:
+            steps.close()  # it cleans up now, not when it is collected
+            raise
 
 
 async def run_async(steps: Steps[T], sleep: Callable[[float], Awaitable[None]]) -> T:
@@ -26,4 +30,8 @@ async def run_async(steps: Steps[T], sleep: Callable[[float], Awaitable[None]]) 
             sleep_s = next(steps)
         except StopIteration as done:
             return done.value
-        await sleep(sleep_s)
+        try:
+            await sleep(sleep_s)
+        except BaseException:
+            steps.close()
+            raise

@@ -51,7 +51,7 @@ class Limiter(Protocol):
 
     async def acquire_async(self, n: int = 1, timeout_s: float | None = None) -> float: ...
 
-    async def push_back_async(self, seconds: float) -> None: ...
+    async def penalise_async(self, retry_after_s: float = 0.0) -> None: ...
 
 
 class Slots(Protocol):
@@ -198,7 +198,7 @@ class ToolClient:
                     attempts=attempt,
                 )
             if last.retry_after_s is not None and self._limiter is not None:
-                await self._limiter.push_back_async(last.retry_after_s)
+                await self._limiter.penalise_async(last.retry_after_s)
             cap_s = min(BACKOFF_CAP_S, BACKOFF_START_S * 2 ** (attempt - 1))
             pause_s = max(last.retry_after_s or 0.0, self._rng.uniform(0.0, cap_s))
             if attempt > self._max_retries or self._clock() + pause_s >= deadline:

@@ -30,8 +30,8 @@ class RecordingLimiter:
         self.acquired += n
         return 0.0
 
-    async def push_back_async(self, seconds: float) -> None:
-        self.pauses.append(seconds)
+    async def penalise_async(self, retry_after_s: float = 0.0) -> None:
+        self.pauses.append(retry_after_s)
 
 
 class Clock:

@@ -71,7 +71,7 @@ def test_another_file_is_another_rate(path: Path, clock: FakeClock):
 
 def test_a_pickled_limiter_shares_the_rate(path: Path):
     limiter = FileRateLimiter(path, 1, 2, 0.25)
-    again = pickle.loads(pickle.dumps(limiter))
+    again: FileRateLimiter = pickle.loads(pickle.dumps(limiter))
     assert again.rate == limiter.rate
     assert again.try_acquire()
     assert not limiter.try_acquire()  # kept apart by min_interval_s
@@ -101,12 +101,19 @@ def test_a_limiter_timeout_is_a_timeout_error_and_pickles():
     assert str(error) == "no slot"
 
 
-@pytest.mark.parametrize("n", [0, -1, 4])
-def test_more_calls_than_a_burst_or_fewer_than_one_are_refused(
-    path: Path, clock: FakeClock, n: int
-):
-    with pytest.raises(ValueError, match="n must be 1 to burst=3"):
-        limiter_at(path, clock).acquire(n)
+@pytest.mark.parametrize("n", [0, -1])
+async def test_fewer_calls_than_one_are_refused(path: Path, clock: FakeClock, n: int):
+    limiter = limiter_at(path, clock)
+    with pytest.raises(ValueError, match="n must be at least 1"):
+        limiter.acquire(n)
+    with pytest.raises(ValueError, match="n must be at least 1"):
+        await limiter.acquire_async(n)
+
+
+async def test_more_calls_than_a_burst_are_served_over_time(path: Path, clock: FakeClock):
+    limiter = limiter_at(path, clock)
+    assert limiter.acquire(5) == 1.0
+    assert await limiter.acquire_async(4) == 2.0
 
 
 def test_the_least_interval_holds_between_sharers(path: Path, clock: FakeClock):
@@ -120,41 +127,41 @@ def test_another_rate_on_the_same_path_is_told_when_opening(path: Path, clock: F
         limiter_at(path, clock, per_minute=60)
 
 
-def test_a_push_back_holds_up_every_sharer(path: Path, clock: FakeClock):
+def test_a_penalty_holds_up_every_sharer(path: Path, clock: FakeClock):
     first, second = limiter_at(path, clock), limiter_at(path, clock)
-    first.push_back(10)
+    first.penalise(10)
     assert second.acquire() == 10.0
     assert first.acquire() == 0.5  # no burst after it
 
 
-def test_a_push_back_holds_up_those_who_already_wait(path: Path, clock: FakeClock):
+def test_a_penalty_holds_up_those_who_already_wait(path: Path, clock: FakeClock):
     first, second = limiter_at(path, clock), limiter_at(path, clock)
     first.acquire(3)
-    clock.meanwhile = lambda: second.push_back(10)
+    clock.meanwhile = lambda: second.penalise(10)
     assert first.acquire() == 10.0
     assert clock.slept_s == [0.5, 9.5]
 
 
-def test_a_waiter_whose_timeout_does_not_reach_past_the_push_back_is_refused(
+def test_a_waiter_whose_timeout_does_not_reach_past_the_penalty_is_refused(
     path: Path, clock: FakeClock
 ):
     first, second = limiter_at(path, clock), limiter_at(path, clock)
     first.acquire(3)
-    clock.meanwhile = lambda: second.push_back(10)
+    clock.meanwhile = lambda: second.penalise(10)
     with pytest.raises(LimiterTimeout, match=r"10\.000 s away, beyond timeout_s=5"):
         first.acquire(timeout_s=5)
 
 
-async def test_a_coroutine_may_push_back(path: Path, clock: FakeClock):
+async def test_a_coroutine_may_penalise(path: Path, clock: FakeClock):
     limiter = limiter_at(path, clock)
-    await limiter.push_back_async(2)
+    await limiter.penalise_async(2)
     assert await limiter.acquire_async() == 2.0
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
-def test_a_push_back_by_no_time_is_refused(path: Path, clock: FakeClock, seconds: float):
-    with pytest.raises(ValueError, match="cannot push back by seconds="):
-        limiter_at(path, clock).push_back(seconds)
+def test_a_penalty_by_no_time_is_refused(path: Path, clock: FakeClock, seconds: float):
+    with pytest.raises(ValueError, match="cannot penalise by retry_after_s="):
+        limiter_at(path, clock).penalise(seconds)
 
 
 def test_a_waiter_reserves_again_when_the_state_is_lost_meanwhile(path: Path, clock: FakeClock):
@@ -173,6 +180,16 @@ def test_deleting_the_file_gives_no_second_burst(path: Path, clock: FakeClock):
     assert not limiter_at(path, clock).try_acquire()
 
 
+def test_a_deletion_between_calls_that_need_not_wait_is_noticed(path: Path, clock: FakeClock):
+    limiter = limiter_at(path, clock, per_minute=6_000_000, burst=1000)
+    for _ in range(3):
+        assert limiter.try_acquire()
+    path.unlink()
+    clock.now_ns += SECOND_NS
+    limiter.try_acquire()
+    assert path.exists()
+
+
 def test_garbage_in_the_file_gives_no_second_burst(path: Path, clock: FakeClock):
     limiter = limiter_at(path, clock)
     limiter.acquire(3)
@@ -182,47 +199,175 @@ def test_garbage_in_the_file_gives_no_second_burst(path: Path, clock: FakeClock)
     assert limiter.try_acquire()
 
 
-async def test_a_coroutine_comes_back_on_a_timer_while_another_holds_the_file(
-    path: Path, clock: FakeClock
-):
-    limiter = limiter_at(path, clock)
-    holder = StateFile(path, limiter.rate)
+async def test_coroutines_come_back_on_a_timer_while_another_holds_the_file(path: Path):
+    limiter = FileRateLimiter(path, per_minute=60, burst=3)
+    holder = StateFile(path, limiter.rate, boottime_ns)
     assert holder.lock(blocking=False)
-
-    def third_time_lucky() -> None:
-        if len(clock.slept_s) < 3:
-            clock.meanwhile = third_time_lucky
-        else:
-            holder.unlock()
-
-    clock.meanwhile = third_time_lucky
-    assert await limiter.acquire_async() == pytest.approx(sum(clock.slept_s))
-    assert clock.slept_s == [0.0002, 0.0004, 0.0008]
+    waiters = [asyncio.create_task(limiter.acquire_async()) for _ in range(3)]
+    late = asyncio.create_task(limiter.acquire_async(timeout_s=0.0))
+    with pytest.raises(LimiterTimeout, match="another process holds it"):
+        await late
+    assert not any(waiter.done() for waiter in waiters)
+    holder.unlock()
+    await asyncio.gather(*waiters)
+    assert not limiter.try_acquire()  # the burst, no more: who left in time took nothing
 
 
-async def test_a_file_held_for_good_ends_in_a_timeout(path: Path, clock: FakeClock):
+def test_a_file_held_for_good_ends_in_a_timeout(path: Path, clock: FakeClock):
     limiter = limiter_at(path, clock)
-    holder = StateFile(path, limiter.rate)
+    holder = StateFile(path, limiter.rate, clock)
     assert holder.lock(blocking=False)
     with pytest.raises(LimiterTimeout, match="another process holds it"):
         limiter.acquire(timeout_s=1.0)
-    with pytest.raises(LimiterTimeout, match="another process holds it"):
-        await limiter.acquire_async(timeout_s=1.0)
     assert not limiter.try_acquire()
     holder.unlock()
     assert limiter.try_acquire()
 
 
-async def test_a_cancelled_waiter_leaves_the_file_free(path: Path):
-    limiter = FileRateLimiter(path, per_minute=1, burst=1)
-    assert limiter.try_acquire()
+async def begin_waiting(*waiters: asyncio.Task[float]) -> None:
+    """Until they have reserved: a tick to ask, one to reserve, one to sleep."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert not any(waiter.done() for waiter in waiters)
+
+
+async def cancel(*waiters: asyncio.Task[float]) -> None:
+    for waiter in waiters:
+        waiter.cancel()
+    for outcome in await asyncio.gather(*waiters, return_exceptions=True):
+        assert isinstance(outcome, asyncio.CancelledError)
+
+
+async def test_one_cancelled_before_the_grant_takes_nothing(path: Path):
+    limiter = FileRateLimiter(path, per_minute=1, burst=2)
     waiter = asyncio.create_task(limiter.acquire_async())
     await asyncio.sleep(0)
-    waiter.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiter
-    with pytest.raises(LimiterTimeout, match="the next is"):
-        await limiter.acquire_async(timeout_s=0.0)
+    await cancel(waiter)
+    assert limiter.try_acquire(2)
+
+
+async def test_one_cancelled_after_its_batch_was_granted_is_counted(path: Path):
+    limiter = FileRateLimiter(path, per_minute=1, burst=2)
+    first = asyncio.create_task(limiter.acquire_async())
+    second = asyncio.create_task(limiter.acquire_async())
+    await asyncio.sleep(0)  # both have asked
+    asyncio.get_running_loop().call_soon(second.cancel)
+    await cancel(second)
+    assert await first == 0.0
+    assert limiter.abandoned + limiter.try_acquire() == 1  # granted or not, none is lost unseen
+
+
+async def test_the_last_slots_reserved_go_back_when_their_waiters_are_cancelled(path: Path):
+    limiter = FileRateLimiter(path, per_minute=1, burst=1)
+    other = FileRateLimiter(path, per_minute=1, burst=1)
+    assert limiter.try_acquire()
+    waiters = [asyncio.create_task(limiter.acquire_async()) for _ in range(5)]
+    await begin_waiting(*waiters)
+    await cancel(*waiters)
+    with pytest.raises(LimiterTimeout, match=r"the next is (59\.9|60\.0)"):
+        other.acquire(timeout_s=0.0)
+
+
+async def test_a_cancelled_waiters_slot_is_used_by_the_next_caller_of_the_process(path: Path):
+    limiter = FileRateLimiter(path, per_minute=1, burst=1)
+    assert limiter.try_acquire()
+    first = asyncio.create_task(limiter.acquire_async())
+    second = asyncio.create_task(limiter.acquire_async())
+    await begin_waiting(first, second)
+    await cancel(first)  # another reserved after it
+    third = asyncio.create_task(limiter.acquire_async(timeout_s=61.0))
+    await begin_waiting(second, third)
+    await cancel(second, third)
+
+
+async def test_a_slot_that_nobody_could_use_is_counted(path: Path, clock: FakeClock):
+    asleep = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        asleep.set()
+        await asyncio.Event().wait()
+
+    limiter = FileRateLimiter(path, 60, 1, clock_ns=clock, sleep_async=sleep)
+    assert limiter.try_acquire()
+    waiter = asyncio.create_task(limiter.acquire_async())
+    await asleep.wait()
+    clock.now_ns += 10 * SECOND_NS
+    await cancel(waiter)
+    assert limiter.abandoned == 1
+
+
+async def test_coroutines_that_ask_together_reserve_in_the_order_they_asked(
+    path: Path, clock: FakeClock
+):
+    limiter, passed = limiter_at(path, clock, burst=1), []
+
+    async def call(name: int) -> None:
+        await limiter.acquire_async()
+        passed.append(name)
+
+    await asyncio.gather(*(call(name) for name in range(20)))
+    assert passed == list(range(20))
+
+
+async def test_acquire_async_lets_the_loop_go_on_even_without_a_wait(path: Path):
+    limiter, others = FileRateLimiter(path, per_minute=60, burst=10), []
+    asyncio.get_running_loop().call_soon(others.append, "went on")
+    await limiter.acquire_async()
+    assert others == ["went on"]
+
+
+def test_a_limiter_works_in_one_event_loop_after_another(path: Path):
+    limiter = FileRateLimiter(path, per_minute=1, burst=3)
+    assert [asyncio.run(limiter.acquire_async()) for _ in range(3)] == [0.0] * 3
+    assert not limiter.try_acquire()
+
+
+async def test_one_in_a_batch_whose_slot_is_too_late_is_refused_alone(path: Path):
+    limiter = FileRateLimiter(path, per_minute=1, burst=2)
+    outcomes = await asyncio.gather(
+        *(limiter.acquire_async(timeout_s=0.0) for _ in range(4)), return_exceptions=True
+    )
+    assert outcomes[:2] == [0.0, 0.0]
+    assert all(isinstance(outcome, LimiterTimeout) for outcome in outcomes[2:])
+
+
+def test_a_storm_slows_an_adaptive_limiter_down_for_every_sharer(path: Path, clock: FakeClock):
+    limiter = FileRateLimiter(path, 60, 1, adaptive=True, clock_ns=clock, sleep=clock.sleep)
+    other = limiter_at(path, clock, per_minute=60, burst=1)
+    for _ in range(3):
+        limiter.penalise()
+    assert [other.acquire() for _ in range(3)][:2] == [0.0, 2.0]
+
+
+def test_without_adaptive_a_storm_changes_nothing(path: Path, clock: FakeClock):
+    limiter = limiter_at(path, clock, per_minute=60, burst=1)
+    for _ in range(9):
+        limiter.penalise()
+    assert [limiter.acquire() for _ in range(3)] == [0.0, 1.0, 1.0]
+
+
+def test_a_penalty_may_name_its_end(path: Path, clock: FakeClock):
+    limiter = limiter_at(path, clock)
+    limiter.penalise(until_s=clock.now_ns / SECOND_NS + 7)
+    assert limiter.acquire() == pytest.approx(7.0)
+
+
+def test_an_adopted_rate_is_followed_by_all_who_have_the_file_open(path: Path, clock: FakeClock):
+    first = limiter_at(path, clock, per_minute=60, burst=1)
+    first.acquire()
+    FileRateLimiter(path, 600, 1, on_config_change="adopt", clock_ns=clock)
+    waits_s = [first.acquire() for _ in range(3)]
+    assert waits_s[1:] == [pytest.approx(0.1), pytest.approx(0.1)]
+    assert first.rate.per_minute == 600
+
+
+def test_a_second_on_the_wall_clock_is_nobodys_business(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    limiter = FileRateLimiter(path, per_minute=1, burst=1)
+    assert limiter.try_acquire()
+    monkeypatch.setattr("time.time", lambda: 4e9)
+    assert not limiter.try_acquire()
 
 
 def test_threads_together_get_one_burst(path: Path):

@@ -1,6 +1,7 @@
 """The law of the limiter, for any order of reservations, pauses and losses of state."""
 
 import heapq
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -8,13 +9,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rate_limit.gcra import Arrivals, Rate, drained, idle, push_back, reserve
+from rate_limit.gcra import (
+    FULL_PACE,
+    RECOVERY_NS,
+    SLOWEST_PACE,
+    STORM_NS,
+    Arrivals,
+    Rate,
+    Terms,
+    drained,
+    idle,
+    overloaded,
+    pace_at,
+    penalise,
+    reserve,
+)
 
 MILLISECOND_NS = 10**6
 
 
 def test_burst_passes_at_once_then_one_per_emission_interval():
-    rate, arrivals, waits_ns = Rate(per_minute=120, burst=3), idle(0), []
+    rate, arrivals, waits_ns = Rate(per_minute=120, burst=3), idle(), []
     for _ in range(5):
         start_ns, arrivals = reserve(arrivals, 10**12, 1, rate)
         waits_ns.append(start_ns - 10**12)
@@ -23,7 +38,7 @@ def test_burst_passes_at_once_then_one_per_emission_interval():
 
 def test_idle_time_refills_the_burst_and_no_more():
     rate = Rate(per_minute=60, burst=2)
-    _, arrivals = reserve(idle(0), 10**12, 2, rate)
+    _, arrivals = reserve(idle(), 10**12, 2, rate)
     starts_ns = []
     for _ in range(3):
         start_ns, arrivals = reserve(arrivals, 2 * 10**12, 1, rate)
@@ -32,20 +47,74 @@ def test_idle_time_refills_the_burst_and_no_more():
 
 
 def test_calls_keep_their_least_interval_inside_a_burst_too():
-    rate, arrivals, waits_ns = Rate(per_minute=60, burst=9, min_interval_s=0.1), idle(0), []
+    rate, arrivals, waits_ns = Rate(per_minute=60, burst=9, min_interval_s=0.1), idle(), []
     for _ in range(3):
         start_ns, arrivals = reserve(arrivals, 10**12, 1, rate)
         waits_ns.append(start_ns - 10**12)
     assert waits_ns == [0, 100 * MILLISECOND_NS, 200 * MILLISECOND_NS]
 
 
-def test_the_emission_interval_is_rounded_up_so_that_the_rate_is_never_exceeded():
-    assert Rate(per_minute=7, burst=1).emission_interval_ns == 8_571_428_572
+@given(per_minute=st.floats(60.0, 5.9e10), calls=st.sampled_from([1, 10**3, 10**9]))
+def test_a_billion_calls_take_as_long_as_the_rate_says_to_the_nanosecond(
+    per_minute: float, calls: int
+):
+    rate = Rate(per_minute=per_minute, burst=1)
+    exact_ns = calls * 60 * 10**9 / Fraction(str(per_minute))
+    _, arrivals = reserve(Arrivals(0, 0, 0, 0), 0, calls, rate)
+    assert arrivals.tat_ns + 1 > exact_ns - 1
+    assert arrivals.tat_ns < exact_ns + 1
+
+
+def test_one_by_one_nothing_is_rounded_away():
+    rate = Rate(per_minute=7, burst=1)  # 8571428571.43 ns each
+    arrivals, start_ns = idle(), 0
+    for _ in range(7001):
+        start_ns, arrivals = reserve(arrivals, 10**12, 1, rate)
+    assert start_ns == 10**12 + 1000 * 60 * 10**9
+
+
+def test_more_calls_than_a_burst_are_served_over_time():
+    rate = Rate(per_minute=60, burst=5)
+    start_ns, arrivals = reserve(idle(), 10**12, 12, rate)
+    assert start_ns == 10**12 + 7 * 10**9
+    next_ns, _ = reserve(arrivals, 10**12, 1, rate)
+    assert next_ns == start_ns + 10**9
+
+
+def test_a_slot_centuries_away_is_refused():
+    rate = Rate(per_minute=1, burst=1)
+    with pytest.raises(OverflowError, match="centuries away"):
+        reserve(idle(), 10**12, 10**10, rate)
+
+
+@given(
+    limit=st.integers(2, 60),
+    spare=st.integers(1, 59),
+    window_s=st.floats(0.01, 100.0),
+    gaps_ms=st.lists(st.integers(0, 4000), min_size=1, max_size=120),
+)
+def test_no_window_of_the_strict_mode_sees_more_than_its_limit(
+    limit: int, spare: int, window_s: float, gaps_ms: list[int]
+):
+    rate = Rate.within_window(limit, window_s, burst=max(1, limit - spare))
+    arrivals, now_ns, starts_ns = idle(), 10**12, []
+    for gap_ms in gaps_ms:
+        now_ns += gap_ms * MILLISECOND_NS
+        start_ns, arrivals = reserve(arrivals, now_ns, 1, rate)
+        starts_ns.append(start_ns)
+    for first, start_ns in enumerate(starts_ns):
+        inside = [s for s in starts_ns[first:] if s < start_ns + window_s * 10**9 - 1]
+        assert len(inside) <= limit
+
+
+def test_a_window_needs_room_above_its_burst():
+    with pytest.raises(ValueError, match="the limit above burst=10; lower the burst"):
+        Rate.within_window(10, 60, burst=10)
 
 
 def test_after_a_pause_calls_come_one_by_one():
     rate = Rate(per_minute=60, burst=5)
-    arrivals = push_back(idle(0), 10**12, 3 * 10**9, rate)
+    arrivals, _ = penalise(idle(), Terms(), 10**12, 3 * 10**9, rate)
     waits_s = []
     for _ in range(3):
         start_ns, arrivals = reserve(arrivals, 10**12, 1, rate)
@@ -55,16 +124,55 @@ def test_after_a_pause_calls_come_one_by_one():
 
 def test_a_pause_shorter_than_the_wait_brings_nobody_forward():
     rate = Rate(per_minute=60, burst=5)
-    _, arrivals = reserve(idle(0), 10**12, 5, rate)
-    start_ns, _ = reserve(push_back(arrivals, 10**12, 1, rate), 10**12, 1, rate)
-    assert start_ns == 10**12 + 10**9
+    _, arrivals = reserve(idle(), 10**12, 5, rate)
+    start_ns, _ = reserve(penalise(arrivals, Terms(), 10**12, 1, rate)[0], 10**12, 1, rate)
+    assert start_ns >= 10**12 + 10**9
 
 
-def test_a_pause_that_ends_sooner_than_the_one_in_force_changes_nothing():
+def test_a_pause_that_ends_sooner_than_the_one_in_force_is_only_counted():
     rate = Rate(per_minute=60, burst=5)
-    paused = push_back(idle(0), 10**12, 3 * 10**9, rate)
-    assert push_back(paused, 10**12, 2 * 10**9, rate) is paused
-    assert push_back(paused, 10**12, 4 * 10**9, rate).epoch != paused.epoch
+    paused, terms = penalise(idle(), Terms(), 10**12, 3 * 10**9, rate)
+    again, counted = penalise(paused, terms, 10**12, 2 * 10**9, rate)
+    assert again is paused
+    assert counted == terms._replace(penalties=2)
+    assert penalise(paused, terms, 10**12, 4 * 10**9, rate)[1].epoch != terms.epoch
+
+
+def test_a_storm_of_overloads_halves_the_rate_once():
+    terms = Terms()
+    for _ in range(50):
+        terms = overloaded(terms, 10**12)
+    assert pace_at(terms, 10**12) == FULL_PACE // 2
+
+
+def test_single_overloads_change_nothing():
+    terms = Terms()
+    for second in range(50):
+        terms = overloaded(terms, 10**12 + 2 * second * STORM_NS)
+    assert pace_at(terms, 10**13) == FULL_PACE
+
+
+def test_a_halved_rate_recovers_by_equal_steps_up_to_the_full_one():
+    terms = Terms(pace=FULL_PACE // 2, paced_ns=10**12)
+    quarter_ns = RECOVERY_NS // 4
+    paces = [pace_at(terms, 10**12 + i * quarter_ns) / FULL_PACE for i in range(4)]
+    assert paces == [0.5, 0.75, 1.0, 1.0]
+
+
+def test_storm_after_storm_leaves_a_rate_to_recover_from():
+    terms = Terms()
+    for storm in range(40):
+        for _ in range(3):
+            terms = overloaded(terms, 10**12 + 2 * storm * STORM_NS)
+    assert terms.pace >= SLOWEST_PACE
+
+
+def test_a_slowed_down_rate_spaces_calls_wider():
+    rate, arrivals, waits_s = Rate(per_minute=60, burst=1), idle(), []
+    for _ in range(3):
+        start_ns, arrivals = reserve(arrivals, 10**12, 1, rate, FULL_PACE // 4)
+        waits_s.append((start_ns - 10**12) / 10**9)
+    assert waits_s == [0, 4, 8]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +181,7 @@ def test_a_pause_that_ends_sooner_than_the_one_in_force_changes_nothing():
         ({"per_minute": 0}, "per_minute=0"),
         ({"per_minute": float("nan")}, "per_minute=nan"),
         ({"per_minute": float("inf")}, "per_minute=inf"),
+        ({"per_minute": 6e10}, "per_minute=60000000000.0"),
         ({"burst": 0}, "burst=0"),
         ({"burst": 2.5}, "burst=2.5"),
         ({"min_interval_s": -1}, "min_interval_s=-1"),
@@ -90,7 +199,8 @@ EVENTS = st.lists(
         st.integers(0, 3000),  # ms since the event before
         st.one_of(
             st.tuples(st.just("reserve"), st.integers(1, 8)),
-            st.tuples(st.just("push_back"), st.integers(0, 4000)),
+            st.tuples(st.just("penalise"), st.integers(0, 4000)),
+            st.tuples(st.just("overload"), st.just(0)),
             st.tuples(st.just("lose"), st.just(0)),
         ),
     ),
@@ -112,7 +222,7 @@ def test_no_window_sees_more_than_burst_plus_rate_times_window(
     min_interval_s: float,
 ):
     rate = Rate(per_minute=per_minute, burst=burst, min_interval_s=min_interval_s)
-    arrivals, now_ns = idle(0), 10**12
+    arrivals, terms, now_ns = idle(), Terms(), 10**12
     waiting: list[tuple[int, int, int, int]] = []  # start, order, n, epoch
     passed: list[tuple[int, int]] = []  # start, n
     pauses: list[tuple[int, int]] = []
@@ -120,11 +230,12 @@ def test_no_window_sees_more_than_burst_plus_rate_times_window(
     def let_pass(arrivals: Arrivals, until_ns: int) -> Arrivals:
         while waiting and waiting[0][0] <= until_ns:
             start_ns, order, n, own_epoch = heapq.heappop(waiting)
-            if own_epoch == arrivals.epoch:
+            if own_epoch == terms.epoch:
                 passed.append((start_ns, n))
             else:  # as the limiter does: a void reservation is made again when its time comes
-                again_ns, arrivals = reserve(arrivals, start_ns, n, rate)
-                heapq.heappush(waiting, (again_ns, order, n, arrivals.epoch))
+                pace = pace_at(terms, start_ns)
+                again_ns, arrivals = reserve(arrivals, start_ns, n, rate, pace)
+                heapq.heappush(waiting, (again_ns, order, n, terms.epoch))
         return arrivals
 
     for order, (gap_ms, (kind, value)) in enumerate(events):
@@ -132,14 +243,18 @@ def test_no_window_sees_more_than_burst_plus_rate_times_window(
         arrivals = let_pass(arrivals, now_ns)
         if kind == "reserve":
             n = min(value, burst)
-            start_ns, arrivals = reserve(arrivals, now_ns, n, rate)
-            heapq.heappush(waiting, (start_ns, order, n, arrivals.epoch))
+            pace = pace_at(terms, now_ns)
+            start_ns, arrivals = reserve(arrivals, now_ns, n, rate, pace)
+            heapq.heappush(waiting, (start_ns, order, n, terms.epoch))
             arrivals = let_pass(arrivals, now_ns)
-        elif kind == "push_back":
-            arrivals = push_back(arrivals, now_ns, value * MILLISECOND_NS, rate)
+        elif kind == "overload":
+            for _ in range(3):
+                terms = overloaded(terms, now_ns)
+        elif kind == "penalise":
+            arrivals, terms = penalise(arrivals, terms, now_ns, value * MILLISECOND_NS, rate)
             pauses.append((now_ns, now_ns + value * MILLISECOND_NS))
         else:
-            arrivals = drained(now_ns, rate, epoch=1000 * (order + 1))
+            arrivals, terms = drained(now_ns, rate), Terms(epoch=1000 * (order + 1))
             pauses.clear()  # known to nobody any more
             passed.append((now_ns, 0))
     let_pass(arrivals, 10**30)
@@ -148,7 +263,8 @@ def test_no_window_sees_more_than_burst_plus_rate_times_window(
         calls = 0
         for end_ns, n in passed[first:]:
             calls += n
-            assert (calls - burst) * rate.emission_interval_ns <= end_ns - start_ns
+            took = (end_ns - start_ns + 1) * rate.parts_per_ns  # instants are whole nanoseconds
+            assert (calls - burst) * rate.interval_parts <= took
     calls_only = [(start_ns, n) for start_ns, n in passed if n]
     for (before_ns, n), (after_ns, _) in pairwise(calls_only):
         assert after_ns - before_ns >= n * rate.min_interval_ns
@@ -158,7 +274,7 @@ def test_no_window_sees_more_than_burst_plus_rate_times_window(
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.integers(1, 4)), min_size=2, max_size=40))
 def test_order_of_reservation_is_order_of_service(calls: list[tuple[int, int]]):
-    rate, arrivals, now_ns, starts_ns = Rate(per_minute=90, burst=4), idle(0), 10**12, []
+    rate, arrivals, now_ns, starts_ns = Rate(per_minute=90, burst=4), idle(), 10**12, []
     for gap_ms, n in calls:
         now_ns += gap_ms * MILLISECOND_NS
         start_ns, arrivals = reserve(arrivals, now_ns, n, rate)
@@ -172,4 +288,4 @@ def test_a_drained_bucket_gives_its_first_call_one_emission_interval_later(
 ):
     rate = Rate(per_minute=per_minute, burst=burst)
     start_ns, _ = reserve(drained(10**12, rate, 0), 10**12, min(n, burst), rate)
-    assert start_ns == 10**12 + min(n, burst) * rate.emission_interval_ns
+    assert 0 <= start_ns - 10**12 - rate.for_calls_ns(min(n, burst)) <= 1

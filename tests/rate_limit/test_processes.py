@@ -1,19 +1,27 @@
-"""The limiter and the slots between real processes: spawned, forked and killed."""
+"""The limiter between real processes: spawned, forked and killed."""
 
+import asyncio
+import errno
 import multiprocessing
 import os
+import random
+import shutil
 import signal
+import subprocess
+import tempfile
+from collections.abc import Generator
 from multiprocessing.connection import Connection
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rate_limit.file_limiter import FileRateLimiter, LimiterTimeout, boottime_ns
 from rate_limit.gcra import Rate
-from rate_limit.slots import FileSlots
 from rate_limit.state_file import StateFile
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
 
 SPAWN = multiprocessing.get_context("spawn")
 FORK = multiprocessing.get_context("fork")
@@ -50,7 +58,7 @@ def test_processes_together_get_no_more_than_burst_plus_rate_times_time(
     began_ns = boottime_ns()
     passed = run_all(context, try_often, 4, limiter, 1000)
     took_ns = boottime_ns() - began_ns
-    assert 20 <= passed <= 20 + took_ns / limiter.rate.emission_interval_ns
+    assert 20 <= passed <= 20 + took_ns / limiter.rate.for_calls_ns(1)
 
 
 @pytest.mark.parametrize("context", [SPAWN, FORK], ids=["spawn", "fork"])
@@ -59,11 +67,11 @@ def test_processes_that_wait_are_served_at_the_rate(tmp_path: Path, context: Any
     began_ns = boottime_ns()
     assert run_all(context, acquire_often, 4, limiter, 50) == 200
     took_ns = boottime_ns() - began_ns
-    assert took_ns >= (200 - 5) * limiter.rate.emission_interval_ns
+    assert took_ns >= limiter.rate.for_calls_ns(200 - 5)
 
 
 def hold_the_file(path: Path, rate: Rate, report: Connection) -> None:
-    file = StateFile(path, rate)
+    file = StateFile(path, rate, boottime_ns)
     file.lock(blocking=True)
     report.send(os.getpid())
     signal.pause()
@@ -88,23 +96,6 @@ def call_for_ever(limiter: FileRateLimiter, report: Connection) -> None:
         limiter.try_acquire()
 
 
-def test_callers_killed_at_any_moment_leave_a_sound_state(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    limiter = FileRateLimiter(tmp_path / "rate", per_minute=6_000_000, burst=1000)
-    for _ in range(15):
-        receiver, sender = FORK.Pipe(duplex=False)
-        caller = FORK.Process(target=call_for_ever, args=(limiter, sender))
-        caller.start()
-        receiver.recv()
-        for _ in range(20):
-            limiter.try_acquire()
-        caller.kill()
-        caller.join()
-        limiter.acquire(timeout_s=10.0)
-    assert caplog.records == []
-
-
 def lock_twice(file: StateFile, turn: Connection) -> None:
     turn.send(file.lock(blocking=False))
     turn.recv()
@@ -113,7 +104,7 @@ def lock_twice(file: StateFile, turn: Connection) -> None:
 
 
 def test_a_forked_child_does_not_share_its_parents_lock(tmp_path: Path):
-    file = StateFile(tmp_path / "rate", Rate(per_minute=60, burst=1))
+    file = StateFile(tmp_path / "rate", Rate(per_minute=60, burst=1), boottime_ns)
     assert file.lock(blocking=False)
     here, there = FORK.Pipe()
     child = FORK.Process(target=lock_twice, args=(file, there))
@@ -128,83 +119,143 @@ def test_a_forked_child_does_not_share_its_parents_lock(tmp_path: Path):
     assert file.lock(blocking=False)
 
 
-def hold_and_count(
-    slots: FileSlots,
-    inside: "Synchronized[int]",
-    most: "Synchronized[int]",
-    times: int,
-    report: Connection,
-) -> None:
-    for _ in range(times):
-        with slots:
-            with inside.get_lock():
-                inside.value += 1
-                most.value = max(most.value, inside.value)
-            with inside.get_lock():
-                inside.value -= 1
-    report.send(times)
+def open_and_try(path: Path, begin: "Event", report: Connection) -> None:
+    begin.wait()
+    limiter = FileRateLimiter(path, per_minute=0.01, burst=100)
+    report.send(sum(limiter.try_acquire() for _ in range(2)))
 
 
-@pytest.mark.parametrize("context", [SPAWN, FORK], ids=["spawn", "fork"])
-def test_processes_never_hold_more_slots_than_there_are(tmp_path: Path, context: Any):
-    inside, most = context.Value("i", 0), context.Value("i", 0)
-    slots = FileSlots(tmp_path / "slots", 2)
-    assert run_all(context, hold_and_count, 4, slots, inside, most, 60) == 240
-    assert 1 <= most.value <= 2
-
-
-def hold_a_slot(slots: FileSlots, report: Connection) -> None:
-    with slots:
-        report.send(os.getpid())
-        signal.pause()
-
-
-def test_the_slot_of_a_killed_holder_is_free(tmp_path: Path):
-    slots = FileSlots(tmp_path / "slots", 1)
+def test_256_processes_that_start_at_once_on_a_missing_file_get_one_burst(tmp_path: Path):
+    begin = FORK.Event()
     receiver, sender = FORK.Pipe(duplex=False)
-    holder = FORK.Process(target=hold_a_slot, args=(slots, sender))
+    running = [
+        FORK.Process(target=open_and_try, args=(tmp_path / "folder" / "rate", begin, sender))
+        for _ in range(256)
+    ]
+    for process in running:
+        process.start()
+    begin.set()
+    assert sum(receiver.recv() for _ in running) == 100
+    for process in running:
+        process.join()
+
+
+def test_thousand_callers_killed_at_random_moments_never_exceed_the_rate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    rng, kills = random.Random(7), 0
+    limiter = FileRateLimiter(tmp_path / "rate", per_minute=600_000, burst=1000)
+    began_ns = boottime_ns()
+    while kills < 1000:
+        receiver, sender = FORK.Pipe(duplex=False)
+        callers = [
+            FORK.Process(target=call_for_ever, args=(limiter, sender))
+            for _ in range(min(8, 1000 - kills))
+        ]
+        for caller in callers:
+            caller.start()
+        for _ in callers:
+            receiver.recv()
+        rng.shuffle(callers)
+        for caller in callers:
+            for _ in range(rng.randrange(20)):
+                limiter.try_acquire()
+            caller.kill()
+            kills += 1
+        for caller in callers:
+            caller.join()
+        limiter.acquire(timeout_s=10.0)  # nobody is stuck
+    took_ns = boottime_ns() - began_ns
+    file = StateFile(limiter.path, limiter.rate, boottime_ns)
+    assert file.lock(blocking=False)
+    granted = file.read().granted
+    assert kills < granted <= 1000 + took_ns / limiter.rate.for_calls_ns(1)
+    assert caplog.records == []
+
+
+async def test_a_stopped_holder_stalls_no_event_loop(tmp_path: Path):
+    limiter = FileRateLimiter(tmp_path / "rate", per_minute=60, burst=5)
+    receiver, sender = FORK.Pipe(duplex=False)
+    holder = FORK.Process(target=hold_the_file, args=(limiter.path, limiter.rate, sender))
     holder.start()
     receiver.recv()
-    with pytest.raises(LimiterTimeout), slots.hold(timeout_s=0.0):
-        pass
-    holder.kill()
-    holder.join()
-    with slots.hold(timeout_s=0.0):
-        pass
-
-
-def hold_a_slot_and_fork(slots: FileSlots, report: Connection) -> None:
-    with slots:
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-        report.send(child)
-        signal.pause()
-
-
-def test_the_slot_of_a_killed_holder_is_free_even_while_its_forked_child_lives(tmp_path: Path):
-    slots = FileSlots(tmp_path / "slots", 1)
-    receiver, sender = FORK.Pipe(duplex=False)
-    holder = FORK.Process(target=hold_a_slot_and_fork, args=(slots, sender))
-    holder.start()
-    child = receiver.recv()
+    os.kill(holder.pid or 0, signal.SIGSTOP)
     try:
-        holder.kill()
-        holder.join()
-        with slots.hold(timeout_s=10.0):
-            os.kill(child, 0)  # still there
+        waiters = [asyncio.create_task(limiter.acquire_async()) for _ in range(3)]
+        for _ in range(50):
+            await asyncio.sleep(0.001)  # the loop goes on; what it waits for does not
+            assert not any(waiter.done() for waiter in waiters)
+        with pytest.raises(LimiterTimeout, match="look for a stopped one"):
+            await limiter.acquire_async(timeout_s=0.01)
     finally:
-        os.kill(child, signal.SIGKILL)
+        holder.kill()  # a stopped process dies of it too
+        holder.join()
+    await asyncio.gather(*waiters)
 
 
-def leave_the_parents_block(slots: FileSlots, report: Connection) -> None:
-    slots.__exit__(None, None, None)
-    report.send(0)
+def call_as_another_user(path: Path, report: Connection) -> None:
+    os.setuid(65534)
+    try:
+        FileRateLimiter(path, per_minute=60, burst=5)
+    except PermissionError as error:
+        report.send(str(error))
+    else:
+        report.send("opened")
 
 
-def test_a_forked_child_does_not_give_back_its_parents_slot(tmp_path: Path):
-    slots = FileSlots(tmp_path / "slots", 1)
-    with slots:
-        run_all(FORK, leave_the_parents_block, 1, slots)
-        with pytest.raises(LimiterTimeout), slots.hold(timeout_s=0.0):
-            pass
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+@pytest.mark.parametrize("mode", [0o755, 0o1777])
+def test_another_user_is_told_whose_file_it_is(tmp_path: Path, mode: int):
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own lets nobody else in
+    try:
+        folder.chmod(mode)
+        FileRateLimiter(folder / "rate", per_minute=60, burst=5)
+        receiver, sender = FORK.Pipe(duplex=False)
+        other = FORK.Process(target=call_as_another_user, args=(folder / "rate", sender))
+        other.start()
+        message = receiver.recv()
+        other.join()
+    finally:
+        shutil.rmtree(folder)
+    assert "belongs to uid=0, this process runs as uid=65534" in message
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Generator[Path]:
+    """A file system of 16 KiB of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("cannot mount a file system here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_is_named_and_leaves_nothing_behind(small_disk: Path):
+    with pytest.raises(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+    with pytest.raises(OSError, match=r"cannot open state_file=.*; make room") as caught:
+        FileRateLimiter(small_disk / "rate", per_minute=60, burst=5)
+    assert caught.value.errno == errno.ENOSPC
+    assert not list(small_disk.glob("*.tmp"))
+    (small_disk / "filler").unlink()
+    assert FileRateLimiter(small_disk / "rate", per_minute=60, burst=5).try_acquire(5)
+
+
+def test_a_disk_that_fills_up_later_does_not_matter(small_disk: Path):
+    limiter = FileRateLimiter(small_disk / "rate", per_minute=60, burst=5)
+    with pytest.raises(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(4096))
+    assert limiter.try_acquire(5)
+    assert not limiter.try_acquire()
+
+
+def test_a_read_only_disk_is_named(small_disk: Path):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(OSError, match=r"cannot open state_file=.*choose a folder that can be"):
+        FileRateLimiter(small_disk / "rate", per_minute=60, burst=5)

@@ -1,6 +1,9 @@
 """Whatever happens to the state file, it is read whole or started anew with the burst used up."""
 
+import errno
 import logging
+import os
+import shutil
 from pathlib import Path
 from uuid import uuid4
 
@@ -8,18 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rate_limit.gcra import Arrivals, Rate, drained
-from rate_limit.state_file import StateFile
+from rate_limit.gcra import SECOND_NS, Arrivals, Rate, Terms, drained, penalise
+from rate_limit.state_file import CHECK_NS, FARTHEST_NS, OnConfigChange, StateFile
 
 RATE = Rate(per_minute=60, burst=5)
 NOW_NS = 10**12
-ARRIVALS = Arrivals(tat_ns=NOW_NS + 7, spaced_ns=NOW_NS, paused_ns=3, epoch=11)
+ARRIVALS = Arrivals(tat_ns=NOW_NS + 7, tat_parts=0, spaced_ns=NOW_NS, granted=3)
+
+
+def file_at(
+    path: Path, rate: Rate = RATE, on_config_change: OnConfigChange = "refuse"
+) -> StateFile:
+    return StateFile(path, rate, lambda: NOW_NS, on_config_change)
 
 
 def read_once(file: StateFile) -> Arrivals:
     assert file.lock(blocking=False)
     try:
-        return file.read(NOW_NS)
+        return file.read()
     finally:
         file.unlock()
 
@@ -27,38 +36,39 @@ def read_once(file: StateFile) -> Arrivals:
 def write_once(file: StateFile, arrivals: Arrivals = ARRIVALS) -> None:
     assert file.lock(blocking=False)
     try:
+        file.read()
         file.write(arrivals)
     finally:
         file.unlock()
 
 
 def assert_drained(arrivals: Arrivals) -> None:
-    assert arrivals == drained(NOW_NS, RATE, arrivals.epoch)
+    assert arrivals == drained(NOW_NS, RATE)
 
 
 def test_a_new_file_lets_the_whole_burst_pass(tmp_path: Path):
-    assert read_once(StateFile(tmp_path / "folder" / "rate", RATE)).tat_ns == 0
+    assert read_once(file_at(tmp_path / "folder" / "rate")).tat_ns == 0
 
 
 @given(
     st.builds(
         Arrivals,
-        tat_ns=st.integers(0, 2**62),
-        spaced_ns=st.integers(0, 2**62),
-        paused_ns=st.integers(0, 2**62),
-        epoch=st.integers(0, 2**62),
+        tat_ns=st.integers(0, NOW_NS + FARTHEST_NS),
+        tat_parts=st.integers(0, 2**30),
+        spaced_ns=st.integers(0, NOW_NS + FARTHEST_NS),
+        granted=st.integers(0, 2**62),
     )
 )
 def test_what_one_sharer_writes_another_reads(
     tmp_path_factory: pytest.TempPathFactory, arrivals: Arrivals
 ):
     path = tmp_path_factory.mktemp("state") / "rate"
-    write_once(StateFile(path, RATE), arrivals)
-    assert read_once(StateFile(path, RATE)) == arrivals
+    write_once(file_at(path), arrivals)
+    assert read_once(file_at(path)) == arrivals
 
 
 def test_only_one_sharer_at_a_time_has_the_lock(tmp_path: Path):
-    first, second = StateFile(tmp_path / "rate", RATE), StateFile(tmp_path / "rate", RATE)
+    first, second = file_at(tmp_path / "rate"), file_at(tmp_path / "rate")
     assert first.lock(blocking=False)
     assert not second.lock(blocking=False)
     assert not first.lock(blocking=False)
@@ -71,7 +81,7 @@ def test_only_one_sharer_at_a_time_has_the_lock(tmp_path: Path):
 def test_any_other_content_starts_anew_with_the_burst_used_up(tmp_path: Path, content: bytes):
     path = tmp_path / "rate"
     path.write_bytes(content)
-    assert_drained(read_once(StateFile(path, RATE)))
+    assert_drained(read_once(file_at(path)))
 
 
 @settings(max_examples=60)
@@ -80,7 +90,7 @@ def test_a_record_cut_short_or_with_any_byte_changed_is_never_believed(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ):
     path = tmp_path_factory.mktemp("state") / "rate"
-    file = StateFile(path, RATE)
+    file = file_at(path)
     write_once(file)
     record = bytearray(path.read_bytes())
     place = data.draw(st.integers(0, len(record) - 1))
@@ -93,65 +103,168 @@ def test_a_record_cut_short_or_with_any_byte_changed_is_never_believed(
     found = read_once(file)
 
     assert_drained(found)
-    assert found.epoch != ARRIVALS.epoch
-    assert read_once(StateFile(path, RATE)) == found
+    assert read_once(file_at(path)) == found
 
 
 def test_a_restart_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path = tmp_path / "rate"
-    files = [StateFile(path, RATE) for _ in range(3)]
+    files = [file_at(path) for _ in range(3)]
     path.write_bytes(b"rubble")
     with caplog.at_level(logging.WARNING, logger="rate_limit"):
         for file in files * 2:
             read_once(file)
     assert [record.getMessage() for record in caplog.records] == [
-        f"state_file={path} is not whole; starting with the burst used up"
+        f"state_file={path} is not whole; starting with an empty bucket"
     ]
 
 
-def test_a_record_of_another_boot_starts_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_record_of_another_boot_starts_with_an_empty_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     path = tmp_path / "rate"
     with monkeypatch.context() as patch:
         patch.setattr("rate_limit.state_file._boot_id", lambda: uuid4().bytes)
-        write_once(StateFile(path, Rate(per_minute=7, burst=2)), ARRIVALS)
-    assert read_once(StateFile(path, RATE)).tat_ns == 0
+        write_once(file_at(path, Rate(per_minute=7, burst=2)), ARRIVALS)
+    assert_drained(read_once(file_at(path)))
+
+
+def test_two_hosts_on_one_file_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "rate"
+    here = file_at(path)
+    monkeypatch.setattr("rate_limit.state_file._boot_id", lambda: b"the other's boot")
+    there = file_at(path)
+    for file in (here, there) * 2:
+        read_once(file)
+    with pytest.raises(RuntimeError, match=r"another host.*backend=ray"):
+        read_once(here)
+        read_once(there)
+
+
+@pytest.mark.parametrize("field", ["tat_ns", "spaced_ns"])
+def test_a_time_that_no_reservation_could_reach_is_not_believed(tmp_path: Path, field: str):
+    file = file_at(tmp_path / "rate")
+    write_once(file, ARRIVALS._replace(**{field: NOW_NS + 2 * FARTHEST_NS}))
+    assert_drained(read_once(file))
 
 
 def test_another_rate_in_the_file_is_an_error_that_names_both_and_changes_nothing(tmp_path: Path):
     path = tmp_path / "rate"
-    write_once(StateFile(path, RATE))
+    write_once(file_at(path))
     record = path.read_bytes()
     with pytest.raises(ValueError, match="cannot share state_file=") as caught:
-        read_once(StateFile(path, Rate(per_minute=90, burst=4, min_interval_s=0.5)))
+        read_once(file_at(path, Rate(per_minute=90, burst=4, min_interval_s=0.5)))
     assert "per_minute=60.0 burst=5 min_interval_s=0.0" in str(caught.value)
     assert "per_minute=90.0 burst=4 min_interval_s=0.5" in str(caught.value)
     assert path.read_bytes() == record
 
 
-def test_a_deleted_file_is_made_again_with_its_state(tmp_path: Path):
-    path = tmp_path / "rate"
-    first, second = StateFile(path, RATE), StateFile(path, RATE)
-    write_once(first)
+def test_another_rate_is_adopted_on_request_with_an_empty_bucket(tmp_path: Path):
+    path, rate = tmp_path / "rate", Rate(per_minute=90, burst=4, min_interval_s=0.5)
+    old = file_at(path)
+    write_once(old)
+    epoch = old.terms.epoch
+    new = file_at(path, rate, "adopt")
+    arrivals = read_once(old)
+    assert arrivals == drained(NOW_NS, RATE, granted=3)  # RATE's burst takes longer to fill
+    assert old.rate == new.rate == rate
+    assert old.terms.epoch != epoch  # who waits under the old rate reserves again
+
+
+@pytest.fixture
+def now_ns() -> list[int]:
+    """A clock: its last entry."""
+    return [NOW_NS]
+
+
+def deleted_later(now_ns: list[int], path: Path) -> None:
     path.unlink()
+    now_ns.append(now_ns[-1] + CHECK_NS + 1)
+
+
+def test_a_deleted_file_is_made_again_with_its_state(tmp_path: Path, now_ns: list[int]):
+    path = tmp_path / "rate"
+    first, second = (StateFile(path, RATE, lambda: now_ns[-1]) for _ in range(2))
+    paused, terms = penalise(ARRIVALS, Terms(), NOW_NS, 90 * SECOND_NS, RATE)
+    assert first.lock(blocking=False)
+    first.read()
+    first.write(paused, terms)
+    first.unlock()
+    read_once(second)
+    deleted_later(now_ns, path)
     found = read_once(second)
-    assert found[:3] == ARRIVALS[:3]
-    assert found.epoch != ARRIVALS.epoch  # who waits under the old file reserves again
+    assert found.tat_ns == paused.tat_ns
+    assert found.granted == ARRIVALS.granted
+    assert second.terms.paused_ns == terms.paused_ns
+    assert second.terms.epoch != terms.epoch  # who waits under the old file reserves again
     assert read_once(first) == found
-    assert read_once(StateFile(path, RATE)) == found
+    assert read_once(StateFile(path, RATE, lambda: now_ns[-1])) == found
 
 
-def test_a_deleted_folder_is_made_again(tmp_path: Path):
-    path = tmp_path / "folder" / "rate"
-    file = StateFile(path, RATE)
+def test_a_newcomer_after_a_deletion_finds_an_empty_bucket(tmp_path: Path):
+    path = tmp_path / "rate"
+    read_once(file_at(path))
+    path.unlink()
+    assert read_once(file_at(path)).tat_ns > drained(NOW_NS + CHECK_NS, RATE).tat_ns
+
+
+def test_a_file_put_in_place_of_another_is_noticed(tmp_path: Path, now_ns: list[int]):
+    path = tmp_path / "rate"
+    file = StateFile(path, RATE, lambda: now_ns[-1])
     write_once(file)
-    for leftover in path.parent.iterdir():
-        leftover.unlink()
-    path.parent.rmdir()
-    assert read_once(file)[:3] == ARRIVALS[:3]
+    path.rename(tmp_path / "elsewhere")
+    now_ns.append(NOW_NS + CHECK_NS + 1)
+    write_once(StateFile(path, RATE, lambda: now_ns[-1]), ARRIVALS._replace(granted=70))
+    assert read_once(file).granted == 70
+
+
+def test_a_deleted_folder_is_made_again(tmp_path: Path, now_ns: list[int]):
+    path = tmp_path / "folder" / "rate"
+    file = StateFile(path, RATE, lambda: now_ns[-1])
+    write_once(file)
+    shutil.rmtree(path.parent)
+    now_ns.append(NOW_NS + CHECK_NS + 1)
+    assert read_once(file).granted == ARRIVALS.granted
+
+
+def test_a_link_in_a_folder_that_all_may_write_to_is_refused(tmp_path: Path):
+    folder = tmp_path / "public"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    (folder / "rate").symlink_to(tmp_path / "victim")
+    with pytest.raises(OSError, match=r"cannot open state_file=.*symbolic link"):
+        file_at(folder / "rate")
+    assert not (tmp_path / "victim").exists()
+
+
+def test_a_link_in_a_folder_of_ones_own_is_followed(tmp_path: Path):
+    file_at(tmp_path / "rate")
+    (tmp_path / "link").symlink_to(tmp_path / "rate")
+    write_once(file_at(tmp_path / "link"))
+    assert read_once(file_at(tmp_path / "rate")) == ARRIVALS
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_another_users_file_is_refused(tmp_path: Path):
+    file_at(tmp_path / "rate")
+    os.chown(tmp_path / "rate", 65534, 65534)
+    with pytest.raises(PermissionError, match=r"belongs to uid=65534.*run both as one user"):
+        file_at(tmp_path / "rate")
+
+
+def test_a_system_without_locks_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = file_at(tmp_path / "rate")
+
+    def no_locks(handle: int, mode: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(OSError, match=r"cannot lock state_file=.*choose a local one") as caught:
+        file.lock(blocking=False)
+    assert caught.value.errno == errno.ENOLCK
 
 
 def test_a_closed_file_opens_again(tmp_path: Path):
-    file = StateFile(tmp_path / "rate", RATE)
+    file = file_at(tmp_path / "rate")
     write_once(file)
     file.close()
     assert read_once(file) == ARRIVALS
