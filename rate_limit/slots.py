@@ -1,36 +1,61 @@
 """At most so many at once, over all processes of a host: a slot is a locked byte of a file.
 
 The locks are open-file-description locks, so the kernel frees a slot when its holder dies, however
-it dies. A caller that finds no free slot comes back on a timer that slows down to 50 ms; there is
-no queue. Deleting the file while it is in use lets newcomers in beside those that hold slots of the
-old one.
+it dies. A process has one handle per `FileSlots`, and what it holds itself it knows by heart.
+
+Who finds no free slot stands in line, and nobody starves:
+
+- Processes stand in the file: far beyond its end a process locks the byte behind the last locked
+  one. It is first when no byte of the line before its own is locked, and then tries for a slot
+  every 1 to 2 ms; the others look whether they are first, every 2 ms per process before them, at
+  most every 20 ms. Nobody takes a slot past the line. Who got one goes back to the end.
+- The callers of a process stand in a `Line` in memory, and only the first of them polls. One that
+  gives up leaves the process's place in the file to the next.
+
+What can happen, and what follows:
+
+- killed while waiting: the kernel takes its byte out of the line.
+- stopped, or its loop blocked, while first: a process behind it that sees a slot free for 0.2 s
+  passes over it, and leaves it out of account until it is gone. It comes first again when it wakes.
+- stopped while holding: it keeps its slot.
+- file deleted or replaced: noticed within 50 ms, or at the next look of who waits. Until the last
+  holder of the old file is done, newcomers come in beside the holders.
+- forked: the child holds nothing of its parent's, and stands in no line.
+
+The lock reaches the processes of one host.
 
 Source: fcntl(2), "Open file description locks" (Linux 3.15).
 """
 
 import asyncio
-import fcntl
-import itertools
+import errno
 import logging
+import math
 import os
-import struct
+import stat
+import tempfile
+import threading
 import time
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-from filelock import FileLock
+from typing import Any, NamedTuple
 
 from rate_limit.gcra import LimiterTimeout
+from rate_limit.line import ByteLocks, FileLine, Line, Place, TaskPlace, ThreadPlace
 from rate_limit.waiting import Steps, run, run_async
 
 _log = logging.getLogger(__name__)
 
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock, 64 bit: type, whence, start, length, pid (0)
-_OPEN_TIMEOUT_S = 10.0
-_FIRST_RETRY_S = 0.001
-_LAST_RETRY_S = 0.05
+_FIRST_POLL_S = 0.001
+_LAST_POLL_S = 0.002
+_POLL_BEHIND_S = 0.002  # per process ahead
+_LAST_POLL_BEHIND_S = 0.02
+_PATIENCE_S = 0.2
+_CHECK_S = 0.05
+
+_GATE = 1 << 39  # the byte locked by who mends the file
 
 
 class FileSlots:
@@ -44,12 +69,14 @@ class FileSlots:
         path: the file; made with its folder where missing.
         slots: how many may be held at once, over all sharers.
         timeout_s: longest wait of `with` and `async with`; None waits as long as it takes.
-        clock: seconds, for the timeout.
-        sleep: waits, for threads.
-        sleep_async: waits, for coroutines.
+        clock: seconds, for the timeout and the checks of the file.
+        sleep: waits, for the first thread in line.
+        sleep_async: waits, for the first coroutine in line.
 
     Raises:
         ValueError: `slots` is below 1, or the file is for another number.
+        OSError: the file cannot be made or locked, or is not safe to use: another user's, or a
+            symbolic link in a folder that anyone may write to.
     """
 
     def __init__(
@@ -68,9 +95,11 @@ class FileSlots:
         self.slots = slots
         self.timeout_s = timeout_s
         self._clock, self._sleep, self._sleep_async = clock, sleep, sleep_async
+        self._tries = min(slots, max(32, slots // 16))  # bytes looked at in one poll
         self._entered: list[_Slot] = []  # slots are alike: leaving gives back the last one taken
-        self._starts = itertools.count(os.getpid())  # spread over the bytes: fewer tries
-        self._make()
+        self._begin_anew()
+        self._file = _SlotFile(self.path, slots)
+        _all_slots.add(self)
 
     @contextmanager
     def hold(self, timeout_s: float | None = None) -> Generator[float]:
@@ -79,137 +108,298 @@ class FileSlots:
         Raises:
             LimiterTimeout: none came free within `timeout_s`.
         """
-        slot = run(self._take(timeout_s), self._sleep)
+        slot = self._take(timeout_s)
         try:
             yield slot.waited_s
         finally:
-            slot.free()
+            self._free(slot)
 
     @asynccontextmanager
     async def hold_async(self, timeout_s: float | None = None) -> AsyncGenerator[float]:
         """`hold` for coroutines."""
-        slot = await run_async(self._take(timeout_s), self._sleep_async)
+        slot = await self._take_async(timeout_s)
         try:
             yield slot.waited_s
         finally:
-            slot.free()
+            self._free(slot)
 
     def __enter__(self) -> float:
-        slot = run(self._take(self.timeout_s), self._sleep)
+        slot = self._take(self.timeout_s)
         self._entered.append(slot)
         return slot.waited_s
 
     def __exit__(self, *error: object) -> None:
-        self._entered.pop().free()
+        self._free(self._entered.pop())
 
     async def __aenter__(self) -> float:
-        slot = await run_async(self._take(self.timeout_s), self._sleep_async)
+        slot = await self._take_async(self.timeout_s)
         self._entered.append(slot)
         return slot.waited_s
 
     async def __aexit__(self, *error: object) -> None:
-        self._entered.pop().free()
+        self._free(self._entered.pop())
+
+    def in_use(self) -> int:
+        """Slots held now, by anybody."""
+        with self._mutex:
+            return self._current(self._clock(), check=True).in_use()
+
+    def waiting(self) -> int:
+        """Processes that stand in line now, this one included."""
+        with self._mutex:
+            return self._current(self._clock(), check=True).line.count()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.slots, self.timeout_s)
 
-    def _take(self, timeout_s: float | None) -> Steps["_Slot"]:
-        """Returns the slot; sleeps between tries."""
-        if (handle := self._try()) is not None:
-            return _Slot(handle, 0.0)
-        entered, retry_s = self._clock(), _FIRST_RETRY_S
-        while True:
-            waited_s = self._clock() - entered
-            if timeout_s is not None and waited_s >= timeout_s:
-                raise LimiterTimeout(
-                    f"no free slot of slots={self.slots} at {self.path} within "
-                    f"timeout_s={timeout_s}; wait longer or allow more at once"
-                )
-            yield retry_s if timeout_s is None else min(retry_s, timeout_s - waited_s)
-            if (handle := self._try()) is not None:
-                return _Slot(handle, self._clock() - entered)
-            retry_s = min(2 * retry_s, _LAST_RETRY_S)
+    def _begin_anew(self) -> None:
+        """Forget who waits, and look at the file before the next hold; for a forked child."""
+        self._mutex = threading.RLock()  # reentrant: a finalizer may free a slot at any moment
+        self._line = Line()
+        self._check_at = -math.inf
 
-    def _try(self) -> int | None:
-        """A file handle that holds a slot, or None. A handle each: one would not exclude itself."""
+    def _take(self, timeout_s: float | None) -> "_Slot":
+        if (slot := self._try()) is not None:
+            return slot
+        entered = self._clock()
+        self._left_s(entered, timeout_s)
+        place = ThreadPlace()
         try:
-            handle = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            self._make()
-            handle = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        first = next(self._starts)
-        for offset in range(self.slots):
-            byte = (first + offset) % self.slots
-            try:
-                fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, byte, 1, 0))
-                return handle
-            except (BlockingIOError, PermissionError):
+            self._join(place)
+            while self._line.first is not place:
+                place.wait(self._left_s(entered, timeout_s))
+            return run(self._poll(entered, timeout_s), self._sleep)
+        finally:
+            self._leave(place)
+
+    async def _take_async(self, timeout_s: float | None) -> "_Slot":
+        if (slot := self._try()) is not None:
+            return slot
+        entered = self._clock()
+        self._left_s(entered, timeout_s)
+        place = TaskPlace()
+        try:
+            self._join(place)
+            while self._line.first is not place:
+                await place.wait(self._left_s(entered, timeout_s))
+            return await run_async(self._poll(entered, timeout_s), self._sleep_async)
+        finally:
+            self._leave(place)
+
+    def _try(self) -> "_Slot | None":
+        """A slot at once, unless somebody waits for one."""
+        with self._mutex:
+            if self._line.first is not None:
+                return None
+            file = self._current(self._clock())
+            byte = file.take(self.slots) if file.line.is_empty() else None
+            return None if byte is None else _Slot(file, byte, 0.0)
+
+    def _poll(self, entered: float, timeout_s: float | None) -> Steps["_Slot"]:
+        """What the first caller in line does; returns its slot."""
+        poll_s, free_since = _FIRST_POLL_S, None
+        while True:
+            with self._mutex:
+                now = self._clock()
+                file = self._current(now, check=True)
+                ahead = file.line.stand()
+                if not ahead and (byte := file.take(self._tries)) is not None:
+                    file.line.leave()
+                    return _Slot(file, byte, now - entered)
+                if not ahead or not file.has_free():
+                    free_since = None
+                elif free_since is None:
+                    free_since = now
+                elif now - free_since >= _PATIENCE_S:
+                    place = file.line.pass_over_first()
+                    _log.warning("slots_file=%s passed_over=%d: stopped?", self.path, place)
+                    free_since = None
+                    continue
+            left_s = self._left_s(entered, timeout_s)
+            if ahead:
+                sleep_s = min(ahead * _POLL_BEHIND_S, _LAST_POLL_BEHIND_S)
+            else:
+                sleep_s, poll_s = poll_s, _LAST_POLL_S
+            yield sleep_s if left_s is None else min(sleep_s, left_s)
+
+    def _left_s(self, entered: float, timeout_s: float | None) -> float | None:
+        if timeout_s is None:
+            return None
+        left_s = timeout_s - (self._clock() - entered)
+        if left_s <= 0:
+            raise LimiterTimeout(
+                f"no free slot of slots={self.slots} at {self.path} within "
+                f"timeout_s={timeout_s}; wait longer or allow more at once"
+            )
+        return left_s
+
+    def _join(self, place: Place) -> None:
+        with self._mutex:
+            self._line.join(place)
+
+    def _leave(self, place: Place) -> None:
+        with self._mutex:
+            self._line.leave(place)
+            if self._line.first is None:
+                self._file.line.leave()
+
+    def _free(self, slot: "_Slot") -> None:
+        with self._mutex:
+            slot.file.free(slot.byte)
+
+    def _current(self, now: float, check: bool = False) -> "_SlotFile":
+        """The file, opened again where it was deleted or replaced since."""
+        if check or now >= self._check_at:
+            self._check_at = now + _CHECK_S
+            if not self._file.is_at(self.path):
+                file = _SlotFile(self.path, self.slots)
+                self._file.line.leave()
+                self._file = file  # the old one closes with the last slot that refers to it
+        return self._file
+
+
+class _SlotFile:
+    """An open slots file: the slots held through it, and its line.
+
+    Its owner sees to it that one thread at a time uses it.
+    """
+
+    def __init__(self, path: Path, slots: int):
+        self._slots = slots
+        self._next = os.getpid() % slots  # where to look first: spread over the bytes
+        self.held: set[int] = set()
+        try:
+            self._locks = ByteLocks(_open(path, _content(slots)))
+            if self._locks.lock(_GATE):  # whether the file system has locks
+                self._locks.unlock(_GATE)
+        except OSError as error:
+            cause = _CAUSES.get(error.errno or 0, error.strerror)
+            raise OSError(error.errno, f"cannot open slots_file={path}: {cause}") from error
+        self.line = FileLine(self._locks)
+        _all_files.add(self)
+        if os.pread(self._locks.handle, 64, 0) != _content(slots):
+            self._mend(path)
+
+    def take(self, tries: int) -> int | None:
+        """Hold a slot if one of the next `tries` is free; returns its byte."""
+        for offset in range(tries):
+            byte = (self._next + offset) % self._slots
+            if byte in self.held:
                 continue
-            except BaseException:
-                os.close(handle)
-                raise
-        os.close(handle)
+            self.held.add(byte)  # before the lock: a signal handler must not take it too
+            if self._locks.lock(byte):
+                self._next = byte
+                return byte
+            self.held.discard(byte)
+        self._next = (self._next + tries) % self._slots
         return None
 
-    def _make(self) -> None:
-        """Write the number of slots where there is none, and check it where there is."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        own = f"slots={self.slots}\n".encode()
-        with FileLock(f"{self.path}.lock", timeout=_OPEN_TIMEOUT_S):
-            found = self.path.read_bytes() if self.path.exists() else None
-            if found == own:
-                return
-            if found is None:
-                draft = self.path.with_name(f"{self.path.name}.tmp")
-                draft.write_bytes(own)
-                os.replace(draft, self.path)
-                return
+    def free(self, byte: int) -> None:
+        """Give a slot back; after a fork it is the parent's, and stays so."""
+        self._locks.unlock(byte)
+        self.held.discard(byte)
+        self._next = byte
+
+    def has_free(self) -> bool:
+        """Whether a slot could be taken now."""
+        return any(
+            byte not in self.held and self._locks.other(byte, byte + 1) is None
+            for byte in range(self._slots)
+        )
+
+    def in_use(self) -> int:
+        """Slots held by anybody."""
+        return len(self.held) + self._locks.count(0, self._slots)
+
+    def is_at(self, path: Path) -> bool:
+        """Whether the file still has its name."""
+        try:
+            return os.path.samestat(os.fstat(self._locks.handle), os.stat(path))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close the handle without giving anything back: what a forked child does."""
+        self._locks.close()
+
+    def _mend(self, path: Path) -> None:
+        """Write the number of slots where it is not whole, in place: who holds a slot keeps it."""
+        self._locks.wait_and_lock(_GATE)
+        try:
+            handle = self._locks.handle
+            found, own = os.pread(handle, 64, 0), _content(self._slots)
             number = found.removeprefix(b"slots=").removesuffix(b"\n")
             if found == b"slots=" + number + b"\n" and number.isdigit():
-                raise ValueError(
-                    f"cannot share slots={self.slots} at {self.path}: the file is for "
-                    f"slots={int(number)}; give every process the same number, or delete the file "
-                    "if no run is using it"
-                )
-            _log.warning("slots_file=%s is not whole; writing slots=%d", self.path, self.slots)
-            self.path.write_bytes(own)  # in place: who holds a slot keeps it
+                if found != own:
+                    raise ValueError(
+                        f"cannot share slots={self._slots} at {path}: the file is for "
+                        f"slots={int(number)}; give every process the same number, or delete the "
+                        "file if no run is using it"
+                    )
+                return
+            _log.warning("slots_file=%s is not whole; writing slots=%d", path, self._slots)
+            os.ftruncate(handle, os.pwrite(handle, own, 0))
+        finally:
+            self._locks.unlock(_GATE)
 
 
-class _Slot:
-    """A held slot, until `free`."""
+class _Slot(NamedTuple):
+    file: _SlotFile
+    byte: int
+    waited_s: float
 
-    def __init__(self, handle: int, waited_s: float):
-        self._handle = handle
-        self.waited_s = waited_s
-        _held.add(self)
 
-    def free(self) -> None:
-        """Give the slot back, even while a forked child has a copy of the handle."""
-        handle = self._leave()
-        if handle >= 0:
-            try:
-                fcntl.fcntl(handle, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, 0, 0, 0, 0))
-            finally:
-                os.close(handle)
+def _content(slots: int) -> bytes:
+    return b"slots=%d\n" % slots
 
-    def disown(self) -> None:
-        """Close a handle copied by a fork: the slot stays the parent's and falls with it."""
-        handle = self._leave()
-        if handle >= 0:
+
+_CAUSES = {
+    errno.ELOOP: "it is a symbolic link in a folder that anyone may write to; use another folder",
+    errno.EACCES: "this user may not write there; use a folder of its own",
+    errno.EPERM: "it belongs to another user; use a file of this user's own",
+    errno.EROFS: "the file system is read-only; use another folder",
+    errno.ENOSPC: "the disk is full; make room or use another folder",
+    errno.EDQUOT: "the disk quota is used up; make room or use another folder",
+    errno.ENOLCK: "the file system has no locks; use a folder on a local disk",
+}
+
+
+def _open(path: Path, content: bytes) -> int:
+    """A handle of the file, which is made whole before it gets its name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    anyones = os.stat(path.parent).st_mode & stat.S_IWOTH
+    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_NOFOLLOW if anyones else 0)
+    while True:
+        try:
+            handle = os.open(path, flags)
+        except FileNotFoundError:
+            if path.is_symlink():  # to nowhere
+                raise
+            _make(path, content)
+            continue
+        if os.fstat(handle).st_uid != os.geteuid():
             os.close(handle)
-
-    def _leave(self) -> int:
-        _held.discard(self)
-        handle, self._handle = self._handle, -1
+            raise OSError(errno.EPERM, "another user's file")
         return handle
 
 
-_held: set[_Slot] = set()
+def _make(path: Path, content: bytes) -> None:
+    prefix = f"{path.name}."
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, buffering=0) as draft:
+        draft.write(content)
+        with suppress(FileExistsError):  # somebody was quicker
+            os.link(draft.name, path)
 
 
-def _disown_after_fork() -> None:
-    for slot in list(_held):
-        slot.disown()
+_all_files: weakref.WeakSet[_SlotFile] = weakref.WeakSet()
+_all_slots: weakref.WeakSet[FileSlots] = weakref.WeakSet()
 
 
-os.register_at_fork(after_in_child=_disown_after_fork)
+def _begin_anew_after_fork() -> None:
+    for file in list(_all_files):
+        file.close()
+    for slots in list(_all_slots):
+        slots._begin_anew()  # pyright: ignore[reportPrivateUsage]
+
+
+os.register_at_fork(after_in_child=_begin_anew_after_fork)
