@@ -12,6 +12,7 @@ import os
 import struct
 import time
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -134,42 +135,45 @@ class GcraFile:
         return (start_ns - now_ns) / 1e9
 
 
-class FastenersGcra(Limiter):
+class LockedGcra(Limiter):
+    """`GcraFile` under a peer's lock, which the subclass makes."""
+
+    note = "the same algorithm in a file of 8 bytes without checks; a busy lock is polled"
+
+    def __init__(self, place: Place, limit: Limit):
+        self._lock = self._make_lock(place.folder / "lock")
+        self._gcra = GcraFile(place.folder / "state", limit)
+
+    @abstractmethod
+    def _make_lock(self, path: Path) -> AbstractContextManager[object]: ...
+
+    def acquire(self) -> None:
+        with self._lock:
+            wait_s = self._gcra.reserve()
+        if wait_s > 0:
+            time.sleep(wait_s)
+
+
+class FastenersGcra(LockedGcra):
     label = "fasteners: InterProcessLock + GCRA"
     package = "fasteners"
     library = "fasteners"
-    note = "the same algorithm in a file of 8 bytes without checks; a busy lock is polled"
 
-    def __init__(self, place: Place, limit: Limit):
+    def _make_lock(self, path: Path) -> AbstractContextManager[object]:
         import fasteners  # pyright: ignore[reportMissingImports]
 
-        self._lock = fasteners.InterProcessLock(place.folder / "lock")
-        self._gcra = GcraFile(place.folder / "state", limit)
-
-    def acquire(self) -> None:
-        with self._lock:
-            wait_s = self._gcra.reserve()
-        if wait_s > 0:
-            time.sleep(wait_s)
+        return fasteners.InterProcessLock(path)
 
 
-class FilelockGcra(Limiter):
+class FilelockGcra(LockedGcra):
     label = "filelock: FileLock + GCRA"
     package = "filelock"
     library = "filelock"
-    note = "the same algorithm in a file of 8 bytes without checks; a busy lock is polled"
 
-    def __init__(self, place: Place, limit: Limit):
+    def _make_lock(self, path: Path) -> AbstractContextManager[object]:
         from filelock import FileLock
 
-        self._lock = FileLock(place.folder / "lock")
-        self._gcra = GcraFile(place.folder / "state", limit)
-
-    def acquire(self) -> None:
-        with self._lock:
-            wait_s = self._gcra.reserve()
-        if wait_s > 0:
-            time.sleep(wait_s)
+        return FileLock(path)
 
 
 class Pyrate(Limiter):

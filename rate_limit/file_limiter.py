@@ -89,13 +89,13 @@ class FileRateLimiter:
         sleep: Callable[[float], None] = time.sleep,
         sleep_async: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
-        self._asked = Rate(per_minute=per_minute, burst=burst, min_interval_s=min_interval_s)
-        self.adaptive, self._on_config_change = adaptive, on_config_change
+        self.adaptive = adaptive
         self.abandoned = 0
         """Slots of cancelled waiters of this process that nobody could use."""
 
         self._clock_ns, self._sleep, self._sleep_async = clock_ns, sleep, sleep_async
-        self._file = StateFile(path, self._asked, clock_ns, on_config_change)
+        rate = Rate(per_minute=per_minute, burst=burst, min_interval_s=min_interval_s)
+        self._file = StateFile(path, rate, clock_ns, on_config_change)
         self.path = self._file.path
         self._left: list[_Slot] = []  # by cancelled waiters
         self._batch: _Batch | None = None
@@ -212,16 +212,15 @@ class FileRateLimiter:
         """Reserve for all of a batch under one lock, now or, where it is locked, a little later."""
         places = [place for place, want in enumerate(batch.wants) if want is not None]
         try:
-            if places and not self._file.lock(blocking=False):
+            if not self._file.lock(blocking=False):
                 batch.served = batch.served or asyncio.Event()
                 batch.loop.call_later(batch.retry_s, self._serve, batch)
                 batch.retry_s = min(2 * batch.retry_s, _LAST_RETRY_S)
                 return
-            if places:
-                try:
-                    self._reserve_for(batch, places)
-                finally:
-                    self._file.unlock()
+            try:
+                self._reserve_for(batch, places)
+            finally:
+                self._file.unlock()
         except Exception as error:  # it belongs to those who wait, and they raise it
             batch.slots = dict.fromkeys(places, error)
         batch.done = True
@@ -229,7 +228,9 @@ class FileRateLimiter:
             batch.served.set()
 
     def _reserve_for(self, batch: "_Batch", places: list[int]) -> None:
-        """Under the lock."""
+        """Under the lock; nothing where all have left."""
+        if not places:
+            return
         file = self._file
         arrivals, now_ns = file.read(), self._clock_ns()
         total = sum(want[0] for want in batch.wants if want is not None)
@@ -327,10 +328,12 @@ class FileRateLimiter:
 
     def _reuse(self, n: int, now_ns: int, latest_ns: int | None, epoch: int) -> _Slot | None:
         """The next slot that a cancelled waiter left, if it fits; forgets those that are over."""
-        usable = [slot for slot in self._left if slot.start_ns > now_ns and slot.epoch == epoch]
-        self.abandoned += sum(s.n for s in self._left) - sum(s.n for s in usable)
-        self._left = usable
-        fitting = [s for s in usable if s.n == n and (latest_ns is None or s.start_ns <= latest_ns)]
+        for slot in [s for s in self._left if s.start_ns <= now_ns or s.epoch != epoch]:
+            self._left.remove(slot)  # in place: another thread may be adding one
+            self.abandoned += slot.n
+        fitting = [
+            s for s in self._left if s.n == n and (latest_ns is None or s.start_ns <= latest_ns)
+        ]
         if not fitting:
             return None
         slot = min(fitting)

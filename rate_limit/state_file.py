@@ -219,11 +219,9 @@ class StateFile:
 
     def _has_its_name(self) -> bool:
         try:
-            named = os.stat(self.path)
+            return os.path.samestat(os.stat(self.path), os.fstat(self._handle))
         except OSError:
             return False
-        own = os.fstat(self._handle)
-        return (named.st_ino, named.st_dev) == (own.st_ino, own.st_dev)
 
     def _arrivals_in(self, record: bytes) -> Arrivals | None:
         """The state in a sound record of this boot, whose rate and terms are taken over."""
@@ -234,10 +232,9 @@ class StateFile:
             return None
         arrivals = Arrivals(*values)
         if not record.startswith(self._prefix) or not self._prefix:
-            header = _HEADER.unpack_from(record)
-            if header[:3] != (_MAGIC, _VERSION, self._clock_id):
+            rate = self._rate_of_this_boot(record)
+            if rate is None:
                 return None
-            rate = Rate(per_minute=header[3], burst=header[4], min_interval_s=header[5])
             if rate != self.rate:
                 _log.warning("state_file=%s changed to %s", self.path, _words(rate))
                 self.rate = rate
