@@ -10,7 +10,7 @@ What it does not promise:
 - a rate per account: it is kept per state file. Two files for one account are twice the rate.
 - several hosts, or containers with boot clocks of their own (virtual machines, gVisor), on one
   file, or files on NFS: the lock or the clock may not reach the others. There it is an error where
-  it can be noticed. `rate_limit.ray_limiter` is for several nodes.
+  it can be noticed.
 - progress while a process that has the file locked is stopped (SIGSTOP): callers with `timeout_s`
   are told, those without wait until it goes on or is killed. Event loops go on meanwhile.
 """

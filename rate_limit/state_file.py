@@ -367,7 +367,7 @@ class StateFile:
                 raise RuntimeError(
                     f"cannot share state_file={str(self.path)!r}: another host, or a container "
                     "with another boot id, writes to it; a file limits the processes of one host, "
-                    "so choose another path for each, or mixed.rate_limit.backend=ray"
+                    "so choose another path for each (tool_config.rate_limit_file)"
                 )
             why = "is from another boot"
         else:

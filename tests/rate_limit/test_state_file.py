@@ -135,7 +135,7 @@ def test_two_hosts_on_one_file_are_told(tmp_path: Path, monkeypatch: pytest.Monk
     there = file_at(path)
     for file in (here, there) * 2:
         read_once(file)
-    with pytest.raises(RuntimeError, match=r"another host.*backend=ray"):
+    with pytest.raises(RuntimeError, match=r"another host.*choose another path for each"):
         read_once(here)
         read_once(there)
 
