@@ -2,6 +2,7 @@
 
 Nobody polls for permission and nobody holds the file while sleeping. Order of reservation is order
 of service; coroutines that ask in one tick of their loop reserve together, in the order they asked.
+With `shares` that order holds within a source, but for calls that could take a token nobody used.
 
 What it does not promise:
 
@@ -19,20 +20,16 @@ import asyncio
 import os
 import time
 import types
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
-from rate_limit.gcra import (
-    SECOND_NS,
-    Arrivals,
-    LimiterTimeout,
-    Rate,
-    overloaded,
-    pace_at,
-    penalise,
-    reserve,
-)
-from rate_limit.state_file import OnConfigChange, StateFile, boottime_ns
+from rate_limit import shares as shared
+from rate_limit.gcra import SECOND_NS, Arrivals, LimiterTimeout, Rate, overloaded, pace_at, reserve
+from rate_limit.shares import Grant, Spread
+from rate_limit.snapshot import Snapshot
+from rate_limit.state_file import OnConfigChange, State, StateFile, boottime_ns, law
+from rate_limit.stats import Stats, snapshot_of
 from rate_limit.waiting import Steps, run, run_async
 
 __all__ = ["FileRateLimiter", "LimiterTimeout", "boottime_ns"]
@@ -43,14 +40,35 @@ _FIRST_RETRY_S = 0.0002
 _LAST_RETRY_S = 0.02
 
 
+class _Want(NamedTuple):
+    """What a caller asks for."""
+
+    n: int
+    source: str
+    entered_ns: int
+    deadline_ns: int | None
+
+
 class _Slot(NamedTuple):
     """A reservation: when it may be used, and what it made of the state."""
 
-    start_ns: int
+    grant: Grant
     epoch: int
-    n: int
-    before: Arrivals
-    after: Arrivals
+    want: _Want
+    made_ns: int
+    before: State
+    after: State
+
+    @property
+    def start_ns(self) -> int:
+        return self.grant.start_ns
+
+    @property
+    def passes_at_once(self) -> bool:
+        return self.is_due(self.made_ns)
+
+    def is_due(self, now_ns: int) -> bool:
+        return self.grant.start_ns <= now_ns and self.grant.mark is None
 
 
 class FileRateLimiter:
@@ -65,6 +83,8 @@ class FileRateLimiter:
         per_minute: sustained calls a minute.
         burst: calls that may pass back to back after an idle spell.
         min_interval_s: least time between two calls, bursts included.
+        shares: source -> weight: its share of the rate, for `acquire(source=...)`. What a source
+            does not use is for all; sources without a weight share the least of the weights.
         adaptive: a storm of overloads (`penalise`) halves the rate, which then recovers.
         on_config_change: where the file has other limits: "refuse", or "adopt" these for all.
         clock_ns: the time; one clock for all sharers.
@@ -83,6 +103,7 @@ class FileRateLimiter:
         burst: int,
         min_interval_s: float = 0.0,
         *,
+        shares: Mapping[str, float] | None = None,
         adaptive: bool = False,
         on_config_change: OnConfigChange = "refuse",
         clock_ns: Callable[[], int] = boottime_ns,
@@ -94,9 +115,12 @@ class FileRateLimiter:
         """Slots of cancelled waiters of this process that nobody could use."""
 
         self._clock_ns, self._sleep, self._sleep_async = clock_ns, sleep, sleep_async
-        rate = Rate(per_minute=per_minute, burst=burst, min_interval_s=min_interval_s)
+        rate = Rate(
+            per_minute=per_minute, burst=burst, min_interval_s=min_interval_s, shares=shares
+        )
         self._file = StateFile(path, rate, clock_ns, on_config_change)
         self.path = self._file.path
+        self._stats = Stats(self.path)
         self._left: list[_Slot] = []  # by cancelled waiters
         self._batch: _Batch | None = None
 
@@ -105,12 +129,13 @@ class FileRateLimiter:
         """The limits in force: those of the file, as last read."""
         return self._file.rate
 
-    def acquire(self, n: int = 1, timeout_s: float | None = None) -> float:
+    def acquire(self, n: int = 1, timeout_s: float | None = None, source: str = "") -> float:
         """Wait until n calls may pass together.
 
         Args:
             n: calls, >= 1. More than the burst pass one by one; the last of them is waited for.
             timeout_s: longest wait; None waits as long as it takes.
+            source: whose calls they are, for `shares` and the statistics.
 
         Returns:
             Seconds waited; 0.0 when there was nothing to wait for.
@@ -119,11 +144,13 @@ class FileRateLimiter:
             LimiterTimeout: the slot lies beyond `timeout_s`; it was not reserved.
             ValueError: n is below 1.
         """
-        if n == 1 and self._file.pass_now(timeout_s is None):
+        if n == 1 and self._file.pass_now(timeout_s is None, self._stats.at_once(source)):
             return 0.0
-        return run(self._acquire(n, timeout_s, blocking=timeout_s is None), self._sleep)
+        return run(self._acquire(n, timeout_s, source, blocking=timeout_s is None), self._sleep)
 
-    async def acquire_async(self, n: int = 1, timeout_s: float | None = None) -> float:
+    async def acquire_async(
+        self, n: int = 1, timeout_s: float | None = None, source: str = ""
+    ) -> float:
         """`acquire` for coroutines; lets the loop go on in any case."""
         if n < 1:
             raise self._no_such_n(n)
@@ -134,7 +161,7 @@ class FileRateLimiter:
         entered_ns = batch.entered_ns
         deadline_ns = None if timeout_s is None else entered_ns + int(timeout_s * SECOND_NS)
         place = len(batch.wants)
-        batch.wants.append((n, deadline_ns))
+        batch.wants.append((n, source, entered_ns, deadline_ns))
         try:
             await _next_tick()  # all who ask in this tick are in the batch then
             if not batch.closed:
@@ -142,25 +169,26 @@ class FileRateLimiter:
                 self._serve(batch)
             if batch.served is not None:
                 await self._until_served(batch.served, deadline_ns)
-        except BaseException:
+        except BaseException as error:
             batch.wants[place] = None
             if batch.done:
                 self._leave(batch.slots.get(place), n)
+            if isinstance(error, LimiterTimeout):
+                self._stats.refuse(source, n)
             raise
         slot = batch.slots.get(place)
         if slot is None:
             return 0.0
         if isinstance(slot, Exception):
             raise slot
-        if batch.served is None and slot.start_ns <= self._clock_ns():
+        if batch.served is None and slot.passes_at_once:
             return 0.0
-        steps = self._see_through(slot, entered_ns, deadline_ns)
-        return await run_async(steps, self._sleep_async)
+        return await run_async(self._see_through(slot), self._sleep_async)
 
-    def try_acquire(self, n: int = 1) -> bool:
+    def try_acquire(self, n: int = 1, source: str = "") -> bool:
         """Let n calls pass if they may now; waits for nothing but the file, 20 ms at most."""
         try:
-            self.acquire(n, timeout_s=0.0)
+            self.acquire(n, timeout_s=0.0, source=source)
         except LimiterTimeout:
             return False
         return True
@@ -184,29 +212,42 @@ class FileRateLimiter:
         """`penalise` for coroutines."""
         await run_async(self._penalise(retry_after_s, until_s, blocking=False), self._sleep_async)
 
+    def snapshot(self) -> Snapshot:
+        """What all processes with this file have done; takes no lock."""
+        return snapshot_of(self.path, self._clock_ns)
+
+    async def snapshot_async(self) -> Snapshot:
+        """`snapshot`, which blocks nobody anyway."""
+        return self.snapshot()
+
     def close(self) -> None:
-        """Close the state file; the next call opens it again."""
+        """Close the files; the next call opens them again."""
         self._file.close()
+        self._stats.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         rate = self.rate
         values = (rate.per_minute, rate.burst, rate.min_interval_s)
-        return _again, (type(self), self.path, values, self.adaptive)
+        shares = dict(rate.weights) or None
+        return partial(type(self), shares=shares, adaptive=self.adaptive), (self.path, *values)
 
-    def _acquire(self, n: int, timeout_s: float | None, *, blocking: bool) -> Steps[float]:
+    def _acquire(
+        self, n: int, timeout_s: float | None, source: str, *, blocking: bool
+    ) -> Steps[float]:
         """Returns seconds waited."""
         if n < 1:
             raise self._no_such_n(n)
         entered_ns = self._clock_ns()
         deadline_ns = None if timeout_s is None else entered_ns + int(timeout_s * SECOND_NS)
-        waited = yield from self._lock(deadline_ns, blocking)
+        want = _Want(n, source, entered_ns, deadline_ns)
+        waited = yield from self._lock(deadline_ns, blocking, want)
         try:
-            slot = self._reserve(n, entered_ns, deadline_ns)
+            slot = self._reserve(want)
         finally:
             self._file.unlock()
-        if not waited and slot.start_ns <= self._clock_ns():
+        if not waited and slot.passes_at_once:
             return 0.0
-        return (yield from self._see_through(slot, entered_ns, deadline_ns, blocking=blocking))
+        return (yield from self._see_through(slot, blocking=blocking))
 
     def _serve(self, batch: "_Batch") -> None:
         """Reserve for all of a batch under one lock, now or, where it is locked, a little later."""
@@ -232,24 +273,34 @@ class FileRateLimiter:
         if not places:
             return
         file = self._file
-        arrivals, now_ns = file.read(), self._clock_ns()
-        total = sum(want[0] for want in batch.wants if want is not None)
-        if not self._left and not file.rate.min_interval_ns and total <= file.rate.burst:
-            pace = pace_at(file.terms, now_ns)
-            start_ns, after = reserve(arrivals, now_ns, total, file.rate, pace)
+        state, now_ns = self._read()
+        wants = [want for want in batch.wants if want is not None]
+        total = sum(want[0] for want in wants)
+        rate = file.rate
+        if (
+            isinstance(state, Arrivals)
+            and total <= rate.burst
+            and not self._left
+            and not rate.min_interval_ns
+        ):
+            start_ns, after = reserve(state, now_ns, total, rate, pace_at(file.terms, now_ns))
             if start_ns <= now_ns:
                 file.write(after)
+                for n, source, _, _ in wants:
+                    counts, at = self._stats.at_once(source)
+                    counts[at] += n
                 return
         for place in places:
             want = batch.wants[place]
             assert want is not None
             try:
-                slot, arrivals = self._next(arrivals, now_ns, want[0], batch.entered_ns, want[1])
+                slot, state = self._next(state, now_ns, _Want(*want))
             except (LimiterTimeout, OverflowError) as error:
                 batch.slots[place] = error
             else:
                 batch.slots[place] = slot
-        file.write(arrivals)
+                self._count_at_once(slot)
+        file.write(state)
 
     async def _until_served(self, served: asyncio.Event, deadline_ns: int | None) -> None:
         if deadline_ns is None:
@@ -261,84 +312,135 @@ class FileRateLimiter:
         except (TimeoutError, asyncio.TimeoutError):
             raise self._held() from None
 
-    def _see_through(
-        self, slot: _Slot, entered_ns: int, deadline_ns: int | None, *, blocking: bool = False
-    ) -> Steps[float]:
-        """Sleep until the slot, and reserve again where it is void by then.
+    def _see_through(self, slot: _Slot, *, blocking: bool = False) -> Steps[float]:
+        """Sleep until the slot, and take another where it is void by then.
 
         Returns:
-            Seconds since `entered_ns`.
+            Seconds since the caller entered.
         """
-        now_ns = self._clock_ns()
-        while slot.start_ns > now_ns:
+        want, now_ns, passed = slot.want, self._clock_ns(), 0
+        if not slot.passes_at_once:
+            self._stats.begin_wait(want.source)
+            try:
+                now_ns = yield from self._sleep_until_due(slot, blocking)
+                passed = want.n
+            finally:
+                waited_s = max(0, now_ns - want.entered_ns) / SECOND_NS
+                self._stats.end_wait(want.source, passed, waited_s)
+        return max(0, now_ns - want.entered_ns) / SECOND_NS
+
+    def _sleep_until_due(self, slot: _Slot, blocking: bool) -> Steps[int]:
+        """Returns the time at the end."""
+        deadline_ns = slot.want.deadline_ns
+        while not slot.is_due(now_ns := self._clock_ns()):
             try:
                 while (left_ns := slot.start_ns - self._clock_ns()) > 0:  # a sleep may end early
                     yield left_ns / SECOND_NS
+                if slot.grant.mark is None and self._file.still(slot.epoch):
+                    continue
+                lock_deadline_ns = deadline_ns and max(deadline_ns, slot.start_ns)
+                yield from self._lock(lock_deadline_ns, blocking, slot.want)
             except BaseException:
-                self._leave(slot, slot.n)
+                self._leave(slot, slot.want.n)
                 raise
-            now_ns = self._clock_ns()
-            if self._file.still(slot.epoch):
-                break
-            lock_deadline_ns = None if deadline_ns is None else max(deadline_ns, slot.start_ns)
-            yield from self._lock(lock_deadline_ns, blocking)
             try:
-                self._file.read()
-                if self._file.terms.epoch == slot.epoch:
-                    break
-                slot = self._reserve(slot.n, entered_ns, deadline_ns)
+                slot = self._look_again(slot)
             finally:
                 self._file.unlock()
-        return max(0, now_ns - entered_ns) / SECOND_NS
+        return now_ns
 
-    def _reserve(self, n: int, entered_ns: int, deadline_ns: int | None) -> _Slot:
+    def _look_again(self, slot: _Slot) -> _Slot:
+        """Under the lock, at the slot's time: itself, or another where it is not to be had.
+
+        Raises:
+            LimiterTimeout: that one lies beyond the deadline; nothing is reserved any more.
+        """
+        state, now_ns = self._read()
+        is_void = self._file.terms.epoch != slot.epoch
+        if not is_void and slot.grant.mark is None:
+            return slot
+        try:
+            again, after = self._next(state, now_ns, slot.want, None if is_void else slot.grant)
+        except LimiterTimeout:
+            if not is_void and isinstance(state, Spread):
+                self._file.write(shared.leave(slot.grant, state, slot.want.n, self.rate))
+            raise
+        counted_before = state.granted >= slot.after.granted
+        self._file.write(after._replace(granted=state.granted) if counted_before else after)
+        return again
+
+    def _read(self) -> tuple[State, int]:
+        """The state, and the time; the lock must be held."""
+        state, now_ns = self._file.read(), self._clock_ns()
+        self._stats.sample(now_ns, state.granted)
+        return state, now_ns
+
+    def _reserve(self, want: _Want) -> _Slot:
         """Under the lock.
 
         Raises:
             LimiterTimeout: the slot lies beyond the deadline; it was not reserved.
         """
-        arrivals, now_ns = self._file.read(), self._clock_ns()
-        slot, after = self._next(arrivals, now_ns, n, entered_ns, deadline_ns)
-        if after is not arrivals:
+        state, now_ns = self._read()
+        slot, after = self._next(state, now_ns, want)
+        if after is not state:
             self._file.write(after)
+        self._count_at_once(slot)
         return slot
 
+    def _count_at_once(self, slot: _Slot) -> None:
+        if slot.passes_at_once:
+            counts, at = self._stats.at_once(slot.want.source)
+            counts[at] += slot.want.n
+
     def _next(
-        self,
-        arrivals: Arrivals,
-        now_ns: int,
-        n: int,
-        entered_ns: int,
-        deadline_ns: int | None,
-    ) -> tuple[_Slot, Arrivals]:
-        """The next slot, and the state after it."""
+        self, state: State, now_ns: int, want: _Want, counted_on: Grant | None = None
+    ) -> tuple[_Slot, State]:
+        """The next slot, and the state after it.
+
+        Args:
+            counted_on: what the caller has reserved already, if the others leave it.
+        """
+        n, source, entered_ns, deadline_ns = want
         rate, terms = self._file.rate, self._file.terms
         latest_ns = None if deadline_ns is None else max(deadline_ns, now_ns)
-        if self._left and (slot := self._reuse(n, now_ns, latest_ns, terms.epoch)) is not None:
-            return slot, arrivals
-        start_ns, after = reserve(arrivals, now_ns, n, rate, pace_at(terms, now_ns))
-        if latest_ns is not None and start_ns > latest_ns:
+        if self._left and (slot := self._reuse(want, now_ns, latest_ns, terms.epoch)) is not None:
+            return slot, state
+        pace = pace_at(terms, now_ns)
+        if isinstance(state, Arrivals):
+            start_ns, after = reserve(state, now_ns, n, rate, pace)
+            grant = Grant(start_ns)
+        elif counted_on is None:
+            grant, after = shared.reserve(state, now_ns, n, rate, pace, source)
+        else:
+            grant, after = shared.confirm(counted_on, state, now_ns, n, rate, pace, source)
+        if latest_ns is not None and grant.start_ns > latest_ns:
             assert deadline_ns is not None
+            self._stats.refuse(source, n)
             raise LimiterTimeout(
                 f"no slot for n={n} calls from {self.path}: the next is "
-                f"{(start_ns - entered_ns) / SECOND_NS:.3f} s away, beyond "
+                f"{(grant.start_ns - entered_ns) / SECOND_NS:.3f} s away, beyond "
                 f"timeout_s={(deadline_ns - entered_ns) / SECOND_NS}; wait longer or raise the rate"
             )
-        return _Slot(start_ns, terms.epoch, n, arrivals, after), after
+        return _Slot(grant, terms.epoch, want, now_ns, state, after), after
 
-    def _reuse(self, n: int, now_ns: int, latest_ns: int | None, epoch: int) -> _Slot | None:
+    def _reuse(self, want: _Want, now_ns: int, latest_ns: int | None, epoch: int) -> _Slot | None:
         """The next slot that a cancelled waiter left, if it fits; forgets those that are over."""
         for slot in [s for s in self._left if s.start_ns <= now_ns or s.epoch != epoch]:
             self._left.remove(slot)  # in place: another thread may be adding one
-            self.abandoned += slot.n
+            self._abandon(slot.want.n)
         fitting = [
-            s for s in self._left if s.n == n and (latest_ns is None or s.start_ns <= latest_ns)
+            slot
+            for slot in self._left
+            if slot.want.n == want.n
+            and (latest_ns is None or slot.start_ns <= latest_ns)
+            and (not self.rate.weights or slot.want.source == want.source)
         ]
         if not fitting:
             return None
-        slot = min(fitting)
+        slot = min(fitting, key=lambda slot: slot.start_ns)
         self._left.remove(slot)
-        return slot
+        return slot._replace(want=want, made_ns=now_ns)
 
     def _leave(self, slot: _Slot | Exception | None, n: int) -> None:
         """Give back a slot that will not be used; keep it for others where that cannot be.
@@ -348,8 +450,8 @@ class FileRateLimiter:
         """
         if isinstance(slot, Exception):
             return
-        if slot is None or slot.start_ns <= self._clock_ns():
-            self.abandoned += n
+        if slot is None or slot.is_due(self._clock_ns()):
+            self._abandon(n)
             return
         self._left.append(slot)
         file = self._file
@@ -359,16 +461,34 @@ class FileRateLimiter:
         except (OSError, ValueError):
             return  # the waiter leaves for another reason; who comes next is told
         try:
-            arrivals = file.read()
-            while True:
-                last = [s for s in self._left if s.after == arrivals]
-                if not last or last[0].epoch != file.terms.epoch:
-                    return
-                self._left.remove(last[0])
-                arrivals = last[0].before
-                file.write(arrivals)
+            state = file.read()
+            while (without := self._without_one_left(state)) is not None:
+                state = without
+                file.write(state)
         finally:
             file.unlock()
+
+    def _without_one_left(self, state: State) -> State | None:
+        """The state when one more slot of `_left` is given back; None where none can be."""
+        for slot in self._left:
+            n, source, rate = slot.want.n, slot.want.source, self.rate
+            if slot.epoch != self._file.terms.epoch:
+                without = None
+            elif isinstance(state, Arrivals) or isinstance(slot.after, Arrivals):
+                without = slot.before if state == slot.after else None
+            elif slot.grant.mark is not None:
+                without = shared.leave(slot.grant, state, n, rate)
+            else:
+                assert isinstance(slot.before, Spread)
+                without = shared.undo(slot.before, slot.made_ns, slot.after, state, n, rate, source)
+            if without is not None:
+                self._left.remove(slot)
+                return without
+        return None
+
+    def _abandon(self, n: int) -> None:
+        self.abandoned += n
+        self._stats.abandon(n)
 
     def _penalise(
         self, retry_after_s: float, until_s: float | None, *, blocking: bool
@@ -382,15 +502,16 @@ class FileRateLimiter:
         yield from self._lock(None, blocking)
         file = self._file
         try:
-            arrivals = file.read()
-            now_ns = self._clock_ns()
+            state, now_ns = self._read()
             pause_ns = int(retry_after_s * SECOND_NS)
-            arrivals, terms = penalise(arrivals, file.terms, now_ns, pause_ns, file.rate)
-            file.write(arrivals, overloaded(terms, now_ns) if self.adaptive else terms)
+            state, terms = law(file.rate).penalise(state, file.terms, now_ns, pause_ns, file.rate)
+            file.write(state, overloaded(terms, now_ns) if self.adaptive else terms)
         finally:
             file.unlock()
 
-    def _lock(self, deadline_ns: int | None, blocking: bool) -> Steps[bool]:
+    def _lock(
+        self, deadline_ns: int | None, blocking: bool, want: _Want | None = None
+    ) -> Steps[bool]:
         """Take the file's lock: at once, by waiting in the kernel, or by coming back.
 
         Returns:
@@ -406,6 +527,8 @@ class FileRateLimiter:
             if self._file.lock(blocking=False):
                 return True
             if deadline_ns is not None and self._clock_ns() > deadline_ns + _LOCK_GRACE_NS:
+                if want is not None:
+                    self._stats.refuse(want.source, want.n)
                 raise self._held()
             retry_s = min(2 * retry_s, _LAST_RETRY_S)
 
@@ -419,15 +542,6 @@ class FileRateLimiter:
         return ValueError(f"cannot acquire n={n} from {self.path}: n must be at least 1")
 
 
-def _again(
-    kind: type[FileRateLimiter],
-    path: os.PathLike[str],
-    values: tuple[float, int, float],
-    adaptive: bool,
-) -> FileRateLimiter:
-    return kind(path, *values, adaptive=adaptive)
-
-
 class _Batch:
     """The coroutines of one loop that asked in one tick: they reserve under one lock."""
 
@@ -435,8 +549,8 @@ class _Batch:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, entered_ns: int):
         self.loop, self.entered_ns = loop, entered_ns
-        self.wants: list[tuple[int, int | None] | None] = []
-        """Calls and deadline, in the order they asked; None of those who left."""
+        self.wants: list[tuple[int, str, int, int | None] | None] = []
+        """The fields of `_Want`, in the order they asked; None of those who left."""
 
         self.slots: dict[int, _Slot | Exception] = {}
         """Place in `wants` -> what came of it; empty where all passed at once."""

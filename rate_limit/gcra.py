@@ -18,6 +18,7 @@ Additive increase, multiplicative decrease: Chiu and Jain 1989.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
@@ -26,6 +27,7 @@ SECOND_NS = 10**9
 YEAR_NS = 365 * 86400 * SECOND_NS
 _FARTHEST_NS = 250 * YEAR_NS  # keeps every time within 64 bits
 _MOST_PARTS = 2**30
+_MOST_SHARES, _MOST_WEIGHT = 17, 10**4
 
 FULL_PACE = 2**20
 """`Terms.pace` of a rate that is not slowed down."""
@@ -60,6 +62,12 @@ class Rate:
     min_interval_s: float = 0.0
     """Least time between two calls, bursts included; 0 for none."""
 
+    shares: Mapping[str, float] | None = field(default=None, compare=False)
+    """Source -> weight, above 0: its share of the rate. None: who comes first, is served first."""
+
+    weights: tuple[tuple[str, int], ...] = field(init=False)
+    """`shares` in lowest whole numbers, to 1/10000; "" is all other sources, with the least one."""
+
     interval_parts: int = field(init=False)
     """Time per call at the sustained rate, in parts of a nanosecond."""
 
@@ -78,6 +86,7 @@ class Rate:
             problems.append(f"burst={self.burst} must be a whole number from 1 to 1000000")
         if not 0 <= self.min_interval_s <= 86400:
             problems.append(f"min_interval_s={self.min_interval_s} must be from 0 to 86400")
+        object.__setattr__(self, "weights", self._weights(problems))
         if not problems:
             # By its decimal digits: 0.1 a minute is meant, not the double nearest to it.
             interval = 60 * SECOND_NS / Fraction(str(self.per_minute))
@@ -91,6 +100,35 @@ class Rate:
                 problems.append(f"burst={self.burst} calls take more than a year at this rate")
         if problems:
             raise ValueError(f"cannot limit a rate: {'; '.join(problems)}; correct the tool config")
+
+    def _weights(self, problems: list[str]) -> tuple[tuple[str, int], ...]:
+        shares = dict(self.shares or {})
+        if not shares:
+            return ()
+        if not all(0 < weight < math.inf for weight in shares.values()):
+            problems.append(f"shares={shares} must be finite and above 0")
+            return ()
+        shares.setdefault("", min(shares.values()))
+        exact = {name: Fraction(str(weight)) for name, weight in sorted(shares.items())}
+        unit = Fraction(1, math.lcm(*(weight.denominator for weight in exact.values())))
+        if sum(exact.values()) > 2 * _MOST_WEIGHT * unit:
+            unit = sum(exact.values()) / _MOST_WEIGHT
+        whole = {name: max(1, round(weight / unit)) for name, weight in exact.items()}
+        common = math.gcd(*whole.values())
+        weights = tuple((name, weight // common) for name, weight in whole.items())
+        if len(weights) > _MOST_SHARES or any(len(name.encode()) > 63 for name in exact):
+            problems.append(f"shares of {len(weights)} sources: at most 17, names of 63 bytes")
+        if len(weights) > self.burst:
+            problems.append(
+                f"burst={self.burst} must be at least {len(weights)}, one for each share and one "
+                "for all other sources"
+            )
+        if self.min_interval_s:
+            problems.append(
+                f"min_interval_s={self.min_interval_s} cannot be kept with shares; set it to 0 or "
+                "take the shares away"
+            )
+        return weights
 
     @classmethod
     def within_window(
@@ -170,7 +208,7 @@ class Terms(NamedTuple):
     """The first overload of what may become a storm."""
 
 
-def idle() -> Arrivals:
+def idle(rate: Rate | None = None) -> Arrivals:
     """Nobody called for a long time: the whole burst may pass."""
     return Arrivals(0, 0, 0, 0)
 
@@ -240,6 +278,22 @@ def penalise(
         Arrivals(tat_ns, 0, spaced_ns, arrivals.granted),
         terms._replace(epoch=terms.epoch + 1, paused_ns=paused_ns),
     )
+
+
+def joined(one: Arrivals, other: Arrivals, now_ns: int, rate: Rate) -> Arrivals:
+    """What is no more than either allows, when no reservation waits any more."""
+    limit = drained(now_ns, rate)
+    return Arrivals(
+        max(one.tat_ns, min(other.tat_ns + 1, limit.tat_ns)),
+        0,
+        max(one.spaced_ns, min(other.spaced_ns, limit.spaced_ns)),
+        max(one.granted, other.granted),
+    )
+
+
+def latest_ns(arrivals: Arrivals, rate: Rate) -> int:
+    """The theoretical arrival time that is farthest ahead."""
+    return max(arrivals.tat_ns, arrivals.spaced_ns)
 
 
 def overloaded(terms: Terms, now_ns: int) -> Terms:

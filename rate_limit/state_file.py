@@ -1,8 +1,9 @@
 """The limiter's shared state: one small checksummed record in a file, changed under `flock`.
 
-Record, little endian: header (magic, version, the clock's identity, the rate), terms (`Terms`),
-arrivals (`Arrivals`), CRC-32 of all. Header and terms seldom change, so the hot path compares their
-bytes, and unpacks, or not even that, the arrivals alone.
+Record, little endian: header (magic, version, the clock's identity, the rate and its weights),
+terms (`Terms`), arrivals (`Arrivals`, or `Spread` where the rate has weights), CRC-32 of all.
+Header and terms seldom change, so the hot path compares their bytes, and unpacks, or not even that,
+the arrivals alone.
 
 What can happen to the file, and what follows:
 
@@ -23,6 +24,7 @@ Beside it lies `<path>.made`, which tells a deleted file from one that never was
 
 import errno
 import fcntl
+import json
 import logging
 import os
 import secrets
@@ -32,15 +34,17 @@ import threading
 import time
 import weakref
 import zlib
+from array import array
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
 from filelock import FileLock, Timeout
 
+from rate_limit import gcra, shares
 from rate_limit.gcra import (
     FULL_PACE,
     SECOND_NS,
@@ -48,25 +52,27 @@ from rate_limit.gcra import (
     Arrivals,
     Rate,
     Terms,
-    drained,
-    idle,
-    penalise,
 )
+from rate_limit.shares import Spread
 
 _log = logging.getLogger(__name__)
 
+Counts: TypeAlias = "memoryview[int] | array[int]"
 OnConfigChange = Literal["refuse", "adopt"]
+State = Arrivals | Spread
+"""What every call changes; a `Spread` where the rate has weights."""
 
 _MAGIC = b"mix-rate"
-_VERSION = 2
-_HEADER = struct.Struct("<8sH16sdQd")
+_VERSION = 3
+_HEADER = struct.Struct("<8sH16sdQdH")  # the last is the length of the weights, JSON, behind it
 _TERMS = struct.Struct("<qqqqqqq")
 _ARRIVALS = struct.Struct("<qqqq")
 _SEALED = struct.Struct("<qqqqI")
-_PREFIX_BYTES = _HEADER.size + _TERMS.size
-_RECORD_BYTES = _PREFIX_BYTES + _SEALED.size
+_SPREAD_BYTES = 16  # of each number
+_MOST_BYTES = 4096
 _OPEN_TIMEOUT_S = 30.0
 _MOST_FOREIGN_BOOTS = 2
+_MOST_PEEKS = 100
 
 CHECK_NS = SECOND_NS // 100
 """How long, of the clock, the file may be used before its name is looked up again."""
@@ -112,10 +118,10 @@ class StateFile:
         self._prefix = b""  # header and terms of the record that was read last
         self._prefix_crc = 0
         self._lane: _Lane | None = None
-        self._moved_from: tuple[Arrivals, Terms] | None = None
+        self._moved_from: tuple[State, Terms] | None = None
         self._mutex = threading.Lock()  # flock does not tell threads apart
-        self.pass_now: Callable[[bool], bool] = _no_lane
-        """One call passes if it may now; `_fast_lane`."""
+        self.pass_now: PassNow = _no_lane
+        """One call passes if it may now, and is counted; `_fast_lane`."""
 
         _open_files.add(self)
         self._open(on_config_change)
@@ -148,7 +154,7 @@ class StateFile:
         finally:
             self._mutex.release()
 
-    def read(self) -> Arrivals:
+    def read(self) -> State:
         """The state; the lock must be held. A record that is not sound is replaced first.
 
         `rate` and `terms` are those of the record from then on.
@@ -156,19 +162,19 @@ class StateFile:
         Raises:
             RuntimeError: another host writes to the file.
         """
-        record = os.pread(self._handle, _RECORD_BYTES, 0)
-        arrivals = self._arrivals_in(record)
-        if arrivals is None:
-            arrivals = self._start_anew(record)
-        return arrivals if self._moved_from is None else self._bring_along(arrivals)
+        record = os.pread(self._handle, _MOST_BYTES, 0)
+        state = self._state_in(record)
+        if state is None:
+            state = self._start_anew(record)
+        return state if self._moved_from is None else self._bring_along(state)
 
-    def write(self, arrivals: Arrivals, terms: Terms | None = None) -> None:
+    def write(self, state: State, terms: Terms | None = None) -> None:
         """Store the state; the lock must be held."""
-        at = _PREFIX_BYTES
+        at = len(self._prefix)
         if terms is not None and terms != self.terms:
-            self._know(self._prefix[: _HEADER.size] + _TERMS.pack(*terms))
+            self._know(self._prefix[: -_TERMS.size] + _TERMS.pack(*terms))
             at = 0
-        record = self._prefix + _sealed(arrivals, self._prefix_crc)
+        record = self._prefix + _sealed(state, self._prefix_crc)
         with self._named_errors("write"):
             os.pwrite(self._handle, record[at:], at)
 
@@ -180,7 +186,14 @@ class StateFile:
         handle = self._handle
         if handle < 0 or epoch != self.terms.epoch or not self._has_its_name():
             return False
-        return os.pread(handle, _PREFIX_BYTES, 0) == self._prefix
+        return os.pread(handle, len(self._prefix), 0) == self._prefix
+
+    def reset(self) -> None:
+        """Begin anew with an empty bucket: no pause, no penalties, the full rate, nothing granted.
+
+        The lock must be held. Who waits reserves again.
+        """
+        self.write(law(self.rate).drained(self._clock_ns(), self.rate), _new_terms())
 
     def close(self) -> None:
         """Close the file; the next `lock` opens it again."""
@@ -210,10 +223,9 @@ class StateFile:
                 if self._lane is not None:
                     self._lane.open_until(self._name_is_known_until_ns)
                 return True
-            record = os.pread(self._handle, _RECORD_BYTES, 0)
-            arrivals = self._arrivals_in(record)
-            if arrivals is not None:
-                self._moved_from = arrivals, self.terms
+            state = self._state_in(os.pread(self._handle, _MOST_BYTES, 0))
+            if state is not None:
+                self._moved_from = state, self.terms
             self.close()
             _log.warning("state_file=%s was deleted or replaced; opening it again", self.path)
 
@@ -223,37 +235,41 @@ class StateFile:
         except OSError:
             return False
 
-    def _arrivals_in(self, record: bytes) -> Arrivals | None:
+    def _state_in(self, record: bytes) -> State | None:
         """The state in a sound record of this boot, whose rate and terms are taken over."""
-        if len(record) != _RECORD_BYTES:
-            return None
-        *values, crc = _SEALED.unpack_from(record, _PREFIX_BYTES)
-        if zlib.crc32(record[:-4]) != crc:
-            return None
-        arrivals = Arrivals(*values)
-        if not record.startswith(self._prefix) or not self._prefix:
-            rate = self._rate_of_this_boot(record)
-            if rate is None:
+        if self._prefix and record.startswith(self._prefix):
+            if not _is_whole(record):
                 return None
-            if rate != self.rate:
-                _log.warning("state_file=%s changed to %s", self.path, _words(rate))
-                self.rate = rate
-            self._know(record[:_PREFIX_BYTES])
-        if self._lane is None and self.terms.pace == FULL_PACE:
+        else:
+            found = _found_in(record)
+            if found is None or found.clock_id != self._clock_id:
+                return None
+            if found.rate != self.rate:
+                _log.warning("state_file=%s changed to %s", self.path, _words(found.rate))
+                self.rate = found.rate
+            self._know(record[: found.prefix_bytes])
+        state = _unpacked(record[len(self._prefix) : -4], self.rate)
+        if state is None:
+            return None
+        if self._lane is None and self.terms.pace == FULL_PACE and not self.rate.weights:
             self._open_lane()
         latest_ns = self._clock_ns() + FARTHEST_NS + self.rate.burst_ns
-        if max(arrivals.tat_ns, arrivals.spaced_ns, self.terms.paused_ns) > latest_ns:
-            return None
-        return arrivals
+        farthest_ns = law(self.rate).latest_ns(state, self.rate)
+        return state if max(farthest_ns, self.terms.paused_ns) <= latest_ns else None
 
     def _know(self, prefix: bytes) -> None:
         self._prefix, self._prefix_crc = prefix, zlib.crc32(prefix)
-        self.terms = Terms(*_TERMS.unpack_from(prefix, _HEADER.size))
+        self.terms = Terms(*_TERMS.unpack(prefix[-_TERMS.size :]))
         self._close_lane()
 
     def _open_lane(self) -> None:
         self._lane = _fast_lane(
-            self._handle, self._mutex, self._clock_ns, self.rate, self._prefix_crc
+            self._handle,
+            self._mutex,
+            self._clock_ns,
+            self.rate,
+            len(self._prefix),
+            self._prefix_crc,
         )
         self._lane.open_until(self._name_is_known_until_ns)
         self.pass_now = self._lane.pass_now
@@ -263,9 +279,10 @@ class StateFile:
             self._lane.open_until(-1)
             self._lane, self.pass_now = None, _no_lane
 
-    def _record(self, arrivals: Arrivals) -> bytes:
+    def _record(self, state: State) -> bytes:
         """A new record of this object's rate, with terms of its own."""
         rate = self.rate
+        weights = json.dumps(rate.weights).encode() if rate.weights else b""
         header = _HEADER.pack(
             _MAGIC,
             _VERSION,
@@ -273,9 +290,10 @@ class StateFile:
             float(rate.per_minute),
             rate.burst,
             float(rate.min_interval_s),
+            len(weights),
         )
-        self._know(header + _TERMS.pack(*Terms(epoch=secrets.randbits(62))))
-        return self._prefix + _sealed(arrivals, self._prefix_crc)
+        self._know(header + weights + _TERMS.pack(*_new_terms()))
+        return self._prefix + _sealed(state, self._prefix_crc)
 
     def _open(self, on_config_change: OnConfigChange) -> None:
         made = self.path.with_name(f"{self.path.name}.made")
@@ -287,7 +305,11 @@ class StateFile:
             try:
                 with FileLock(guard, timeout=_OPEN_TIMEOUT_S):
                     if not self.path.exists():
-                        self._make(idle() if not made.exists() else self._empty_for_newcomers())
+                        self._make(
+                            self._for_newcomers()
+                            if made.exists()
+                            else law(self.rate).idle(self.rate)
+                        )
                         made.touch(mode=0o600)
                     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW * self._is_public()
                     self._handle = os.open(self.path, flags)
@@ -300,17 +322,17 @@ class StateFile:
                 ) from error
         self._settle_rate(on_config_change)
 
-    def _empty_for_newcomers(self) -> Arrivals:
+    def _for_newcomers(self) -> State:
         """Where a file was deleted: who has it open may use it for `CHECK_NS` yet."""
-        return drained(self._clock_ns() + 2 * CHECK_NS, self.rate)
+        return law(self.rate).drained(self._clock_ns() + 2 * CHECK_NS, self.rate)
 
-    def _make(self, arrivals: Arrivals) -> None:
+    def _make(self, state: State) -> None:
         draft = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         draft.unlink(missing_ok=True)
         try:
             handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                os.write(handle, self._record(arrivals))
+                os.write(handle, self._record(state))
                 os.fsync(handle)  # a block of its own: every write after it is a third faster
             finally:
                 os.close(handle)
@@ -326,42 +348,40 @@ class StateFile:
             ValueError: it is another, and `on_config_change` is "refuse".
         """
         asked = self.rate
-        record = os.pread(self._handle, _RECORD_BYTES, 0)
-        theirs = self._rate_of_this_boot(record)
-        if theirs is None or theirs == asked:
+        theirs = self._found_of_this_boot()
+        if theirs is None or theirs.rate == asked:
             return
         if on_config_change == "refuse":
             self.close()
             raise ValueError(
-                f"cannot share state_file={str(self.path)!r}: it limits to {_words(theirs)}, "
+                f"cannot share state_file={str(self.path)!r}: it limits to {_words(theirs.rate)}, "
                 f"asked for is {_words(asked)}; give every process the same limits, or change "
                 'it for all with on_config_change="adopt"'
             )
         with self._named_errors("lock"):
             fcntl.flock(self._handle, _LOCK)
         try:
-            record = os.pread(self._handle, _RECORD_BYTES, 0)
-            theirs = self._rate_of_this_boot(record)
-            if theirs is None or theirs == asked:
+            theirs = self._found_of_this_boot()
+            if theirs is None or theirs.rate == asked:
                 return
-            granted = _SEALED.unpack_from(record, _PREFIX_BYTES)[3]
-            slower = theirs if theirs.burst_ns > asked.burst_ns else asked
-            arrivals = drained(self._clock_ns(), slower, granted)
+            # Theirs may have passed a burst just now: empty until that is made up for.
+            empty_ns = self._clock_ns() + max(0, theirs.rate.burst_ns - asked.burst_ns)
+            state = law(asked).drained(empty_ns, asked, theirs.state.granted)
             with self._named_errors("write"):
-                os.pwrite(self._handle, self._record(arrivals), 0)
+                os.ftruncate(self._handle, os.pwrite(self._handle, self._record(state), 0))
         finally:
             fcntl.flock(self._handle, _UNLOCK)
         _log.warning(
-            "state_file=%s changed from %s to %s", self.path, _words(theirs), _words(asked)
+            "state_file=%s changed from %s to %s", self.path, _words(theirs.rate), _words(asked)
         )
 
-    def _rate_of_this_boot(self, record: bytes) -> Rate | None:
-        rate = _rate_in(record)
-        return rate if rate and _HEADER.unpack_from(record)[2] == self._clock_id else None
+    def _found_of_this_boot(self) -> "_Found | None":
+        found = _found_in(os.pread(self._handle, _MOST_BYTES, 0))
+        return found if found and found.clock_id == self._clock_id else None
 
-    def _start_anew(self, record: bytes) -> Arrivals:
-        found = _rate_in(record)
-        if found is not None and _HEADER.unpack_from(record)[2] != self._clock_id:
+    def _start_anew(self, record: bytes) -> State:
+        found = _found_in(record)
+        if found is not None and found.clock_id != self._clock_id:
             self._foreign_boots += 1
             if self._foreign_boots > _MOST_FOREIGN_BOOTS:
                 raise RuntimeError(
@@ -373,31 +393,28 @@ class StateFile:
         else:
             why = "is not whole"
         _log.warning("state_file=%s %s; starting with an empty bucket", self.path, why)
-        arrivals = drained(self._clock_ns(), self.rate)
-        whole = self._record(arrivals)
+        state = law(self.rate).drained(self._clock_ns(), self.rate)
+        whole = self._record(state)
         with self._named_errors("write"):
             os.pwrite(self._handle, whole, 0)
-            os.ftruncate(self._handle, _RECORD_BYTES)
-        return arrivals
+            os.ftruncate(self._handle, len(whole))
+        return state
 
-    def _bring_along(self, arrivals: Arrivals) -> Arrivals:
+    def _bring_along(self, state: State) -> State:
         """Add what passed under the file that was deleted; reservations there are void."""
         assert self._moved_from is not None
         old, old_terms = self._moved_from
         self._moved_from = None
         now_ns = self._clock_ns()
-        limit = drained(now_ns, self.rate)
-        merged = Arrivals(
-            max(arrivals.tat_ns, min(old.tat_ns + 1, limit.tat_ns)),
-            0,
-            max(arrivals.spaced_ns, min(old.spaced_ns, limit.spaced_ns)),
-            max(arrivals.granted, old.granted),
-        )
+        its_law = law(self.rate)
+        if type(old) is not type(state):
+            old = its_law.drained(now_ns, self.rate, old.granted)
+        joined = its_law.joined(state, old, now_ns, self.rate)
         terms = self.terms._replace(penalties=max(self.terms.penalties, old_terms.penalties) - 1)
         pause_ns = max(0, old_terms.paused_ns - now_ns)
-        merged, terms = penalise(merged, terms, now_ns, pause_ns, self.rate)
-        self.write(merged, terms._replace(epoch=secrets.randbits(62)))
-        return merged
+        joined, terms = its_law.penalise(joined, terms, now_ns, pause_ns, self.rate)
+        self.write(joined, terms._replace(epoch=secrets.randbits(62)))
+        return joined
 
     def _is_public(self) -> bool:
         """Whether others may put files into the folder."""
@@ -439,12 +456,15 @@ class StateFile:
             ) from error
 
 
-def _no_lane(blocking: bool) -> bool:
+PassNow = Callable[[bool, tuple[Counts, int]], bool]
+
+
+def _no_lane(blocking: bool, count: tuple[Counts, int]) -> bool:
     return False
 
 
 class _Lane(NamedTuple):
-    pass_now: Callable[[bool], bool]
+    pass_now: PassNow
     open_until: Callable[[int], None]
 
 
@@ -453,6 +473,7 @@ def _fast_lane(
     mutex: threading.Lock,
     clock_ns: Callable[[], int],
     rate: Rate,
+    prefix_bytes: int,
     prefix_crc: int,
 ) -> _Lane:
     """The common case in the fewest steps: one call passes now, and nothing is out of the way.
@@ -461,8 +482,9 @@ def _fast_lane(
     checksum covers header and terms too, so it fails when another process has changed those.
 
     Returns:
-        `pass_now(blocking)`: False where `StateFile.lock`, `read` and `write` must look closer, and
-        nothing was taken; and `open_until(now_ns)`: after that time it is always False.
+        `pass_now(blocking, (counts, at))`, which adds the call to counts[at]: False where
+        `StateFile.lock`, `read` and `write` must look closer, and nothing was taken.
+        `open_until(now_ns)`: after that time it is always False.
     """
     seen: bytes | None = None  # never equal to what is read
     tat_ns = tat_parts = spaced_ns = granted = 0
@@ -470,10 +492,10 @@ def _fast_lane(
     interval, parts, min_interval_ns = rate.interval_parts, rate.parts_per_ns, rate.min_interval_ns
     tolerance = rate.burst * interval
     acquire, release = mutex.acquire, mutex.release
-    pack, unpack, size, place = _ARRIVALS.pack, _SEALED.unpack, _SEALED.size, _PREFIX_BYTES
+    pack, unpack, size, place = _ARRIVALS.pack, _SEALED.unpack, _SEALED.size, prefix_bytes
     flock, pread, pwrite, crc32 = fcntl.flock, os.pread, os.pwrite, zlib.crc32
 
-    def pass_now(blocking: bool) -> bool:
+    def pass_now(blocking: bool, count: tuple[Counts, int]) -> bool:
         nonlocal seen, tat_ns, tat_parts, spaced_ns, granted
         if not acquire(blocking):
             return False
@@ -514,6 +536,8 @@ def _fast_lane(
                 pwrite(handle, record, place)
                 seen, tat_ns, tat_parts = record, tat, rest
                 granted += 1
+                counts, at = count
+                counts[at] += 1
                 return True
             finally:
                 flock(handle, _UNLOCK)
@@ -536,25 +560,100 @@ _REMEDIES = {
 }
 
 
-def _sealed(arrivals: Arrivals, prefix_crc: int) -> bytes:
-    payload = _ARRIVALS.pack(*arrivals)
+def peek(path: Path) -> tuple[Rate, Terms, State]:
+    """What the file says, without its lock.
+
+    Raises:
+        OSError: no such file, or it cannot be read.
+        ValueError: it is no state file of a limiter.
+    """
+    for _ in range(_MOST_PEEKS):  # somebody may be writing
+        found = _found_in(path.read_bytes()[:_MOST_BYTES])
+        if found is not None:
+            return found.rate, found.terms, found.state
+    raise ValueError(
+        f"cannot read state_file={str(path)!r}: it is no record of a limiter, or not whole; the "
+        "next call of a process that uses it would begin anew"
+    )
+
+
+class _Found(NamedTuple):
+    """What a whole record of any boot says."""
+
+    rate: Rate
+    clock_id: bytes
+    prefix_bytes: int
+    terms: Terms
+    state: State
+
+
+def _found_in(record: bytes) -> _Found | None:
+    if len(record) < _HEADER.size + _TERMS.size or not _is_whole(record):
+        return None
+    header = _HEADER.unpack_from(record)
+    magic, version, clock_id, per_minute, burst, min_interval_s, weights_bytes = header
+    if (magic, version) != (_MAGIC, _VERSION):
+        return None
+    terms_at = _HEADER.size + weights_bytes
+    rate = _rate_of(per_minute, burst, min_interval_s, record[_HEADER.size : terms_at])
+    terms = Terms(*_TERMS.unpack_from(record, terms_at))
+    prefix_bytes = terms_at + _TERMS.size
+    state = _unpacked(record[prefix_bytes:-4], rate)
+    return None if state is None else _Found(rate, clock_id, prefix_bytes, terms, state)
+
+
+@lru_cache(maxsize=16)
+def _rate_of(per_minute: float, burst: int, min_interval_s: float, weights: bytes) -> Rate:
+    return Rate(
+        per_minute=per_minute,
+        burst=burst,
+        min_interval_s=min_interval_s,
+        shares=dict(json.loads(weights)) if weights else None,
+    )
+
+
+def _is_whole(record: bytes) -> bool:
+    return zlib.crc32(record[:-4]).to_bytes(4, "little") == record[-4:]
+
+
+def _sealed(state: State, prefix_crc: int) -> bytes:
+    if isinstance(state, Arrivals):
+        payload = _ARRIVALS.pack(*state)
+    else:
+        own, *others = state
+        payload = b"".join(
+            n.to_bytes(_SPREAD_BYTES, "little", signed=True) for n in (*own, *others)
+        )
     return payload + zlib.crc32(payload, prefix_crc).to_bytes(4, "little")
 
 
-def _rate_in(record: bytes) -> Rate | None:
-    """The rate in a whole record of any boot."""
-    if len(record) != _RECORD_BYTES or zlib.crc32(record[:-4]).to_bytes(4, "little") != record[-4:]:
+def _unpacked(payload: bytes, rate: Rate) -> State | None:
+    if not rate.weights:
+        return Arrivals(*_ARRIVALS.unpack(payload)) if len(payload) == _ARRIVALS.size else None
+    sources = len(rate.weights)
+    if len(payload) != _SPREAD_BYTES * (sources + len(Spread._fields) - 1):
         return None
-    magic, version, _, per_minute, burst, min_interval_s = _HEADER.unpack_from(record)
-    if (magic, version) != (_MAGIC, _VERSION):
-        return None
-    return Rate(per_minute=per_minute, burst=burst, min_interval_s=min_interval_s)
+    numbers = [
+        int.from_bytes(payload[at : at + _SPREAD_BYTES], "little", signed=True)
+        for at in range(0, len(payload), _SPREAD_BYTES)
+    ]
+    return Spread(tuple(numbers[:sources]), *numbers[sources:])
+
+
+def law(rate: Rate) -> Any:
+    """The module with the arithmetic of this rate's state."""
+    return shares if rate.weights else gcra
+
+
+def _new_terms() -> Terms:
+    return Terms(epoch=secrets.randbits(62))
 
 
 def _words(rate: Rate) -> str:
     return (
         f"per_minute={float(rate.per_minute)} burst={rate.burst} "
         f"min_interval_s={float(rate.min_interval_s)}"
+        + (f" shares={dict(rate.weights)}" if rate.weights else "")
     )
 
 
