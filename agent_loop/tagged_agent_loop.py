@@ -106,7 +106,8 @@ class TaggedAgentLoop(AgentLoopBase):
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         settings = self._load_settings()
-        self.client = await shared_client(settings.tools, settings.mixed.run_dir)
+        client = await shared_client(settings.tools, settings.mixed)
+        self.client = client.for_source(row["data_source"])
         extras = json.loads(row["extra_info"].get("extras") or "{}")
         request_id = uuid4().hex
         sampling_params = settings.sampling_of(row["data_source"], sampling_params)

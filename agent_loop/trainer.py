@@ -46,6 +46,7 @@ from agent_loop.source_metrics import (
     source_metrics,
     validation_metrics,
 )
+from agent_loop.tools.limiter import Limiter, limiter_metrics, make_limiter, settled
 from agent_loop.trained_batch import (
     RowTemperatures,
     Sizes,
@@ -58,7 +59,7 @@ from agent_loop.trained_batch import (
     write_temperatures,
 )
 from agent_loop.trajectory import StopReason
-from config.schema import MixedConfig, load_section
+from config.schema import MixedConfig, ToolConfig, load_section
 from samplers.ledger import Ledger, LedgerEntry, Outcome
 from samplers.mixed_sampler import PlanStream, rows_by_source
 from samplers.mixture_plan import MixturePlan
@@ -103,6 +104,7 @@ class _MixedTrainer:
         self.mixed = load_section(
             MixedConfig, OmegaConf.to_container(config.mixed, resolve=True), "mixed"
         )
+        self._limiter = self._settle_limiter(config)
         run_dir = Path(self.mixed.run_dir)
         self.ledger = Ledger(run_dir / "ledger.jsonl")
         self.metrics_file = MetricsFile(run_dir / "metrics.jsonl")
@@ -111,6 +113,17 @@ class _MixedTrainer:
         self._miscounted: Counter[str] = Counter()  # source -> trained more than planned so far
         self._step_metrics: dict[str, Any] = {}
         super().__init__(config)  # type: ignore[call-arg]
+
+    def _settle_limiter(self, config: DictConfig) -> Limiter | None:
+        """Decide who keeps the rate limit, for all processes, and open it: errors come out here."""
+        name = "actor_rollout_ref.rollout.multi_turn.tool_config"
+        values = OmegaConf.to_container(OmegaConf.select(config, name), resolve=True)
+        tools = load_section(ToolConfig, values, name)
+        settings = settled(tools, self.mixed)
+        with open_dict(config):
+            config.mixed.rate_limit = settings.model_dump()
+        self.mixed = self.mixed.model_copy(update={"rate_limit": settings})
+        return make_limiter(tools, self.mixed) if tools.enable_global_rate_limit else None
 
     # --- prompts ------------------------------------------------------------------------------
 
@@ -421,6 +434,8 @@ class _MixedTrainer:
         self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        if self._limiter is not None:
+            metrics.update(limiter_metrics(self._limiter.snapshot()))
         self.metrics_file.append(self._line(metrics))
 
     def _line(self, metrics: dict) -> dict[str, Any]:

@@ -89,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--corpus", type=Path, help='JSON lines of {"id", "contents"} for search')
     serve.add_argument("--sandbox", choices=("auto", "bubblewrap", "landlock"), default="auto")
     serve.add_argument("--sandbox-workers", type=_at_least_one, default=2, help="(default 2)")
+    serve.add_argument("--limiter", type=Path, help="a limiter's state file, shown at /metrics")
     serve.add_argument("--ready-file", type=Path, help="gets url and pid once the server listens")
     serve.set_defaults(run=_serve_tools)
 
@@ -101,7 +102,27 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
         command.set_defaults(run=run)
 
+    limiter = commands.add_parser("limiter", help="what a run's rate limiter does")
+    limiter.add_argument("path", type=Path, metavar="PATH", help="runs/<experiment> or state file")
+    limiter.add_argument("--json", action="store_true", help="one JSON object, no table")
+    limiter.add_argument("--watch", action="store_true", help="every second, until interrupted")
+    limiter.add_argument(
+        "--reset", action="store_true", help="begin anew: empty bucket, full rate, counts of 0"
+    )
+    limiter.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="of the cluster where an actor keeps the limit (auto: the one that runs here)",
+    )
+    limiter.set_defaults(run=_limiter)
+
     doctor = commands.add_parser("doctor", help="what this machine has of what a run needs")
+    doctor.add_argument(
+        "--locks",
+        type=Path,
+        metavar="FOLDER",
+        help="try locks on a shared folder between all nodes of the running Ray cluster",
+    )
     doctor.set_defaults(run=_doctor)
     return parser
 
@@ -191,6 +212,7 @@ def _serve_tools(arguments: argparse.Namespace) -> int:
         corpus_path=arguments.corpus,
         sandbox=arguments.sandbox,
         sandbox_workers=arguments.sandbox_workers,
+        limiter_path=arguments.limiter,
     )
     try:
         serve(settings, ready_file=arguments.ready_file)
@@ -236,10 +258,30 @@ def _watch(arguments: argparse.Namespace) -> int:
     return GOOD
 
 
-def _doctor(arguments: argparse.Namespace) -> int:
-    from cluster.doctor import examine, report
+def _limiter(arguments: argparse.Namespace) -> int:
+    from cluster.limiter_view import show
 
-    return GOOD if report(examine()) else NOT_GOOD
+    try:
+        show(
+            arguments.path,
+            as_json=arguments.json,
+            watch=arguments.watch,
+            anew=arguments.reset,
+            ray_address=arguments.ray,
+        )
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    return GOOD
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from cluster.doctor import examine, locks, report
+
+    findings = examine()
+    if arguments.locks is not None:
+        findings += locks(arguments.locks)
+    return GOOD if report(findings) else NOT_GOOD
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What this machine has of what a run needs. Prints, changes nothing."""
 
+import logging
 import os
 import platform
 import shutil
@@ -56,6 +57,28 @@ def examine() -> list[Finding]:
             words=f"{disk_gb:.0f} GB free here; want {LEAST_DISK_GB:g}",
         ),
     ]
+
+
+def locks(folder: Path) -> list[Finding]:
+    """Try whether a file in this folder can limit all nodes of the running Ray cluster."""
+    import ray
+
+    from agent_loop.tools.lock_probe import alive_nodes, lock_problems
+
+    folder = folder.absolute()
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionError as error:
+        words = f"no Ray cluster runs here; start one (ray start) and try again ({error})"
+        return [Finding(ok=False, what="locks", words=words)]
+    try:
+        problems = lock_problems(folder)
+        if not problems:
+            words = f"{folder}: locks, contents and clocks agree on {len(alive_nodes())} nodes"
+            return [Finding(ok=True, what="locks", words=words)]
+        return [Finding(ok=False, what="locks", words=problem) for problem in problems]
+    finally:
+        ray.shutdown()
 
 
 def report(findings: list[Finding], write: Callable[[str], object] = print) -> bool:

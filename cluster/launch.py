@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from agent_loop.tools.limiter import state_path
 from cluster import processes
 from cluster.compose import (
     REQUIRED,
@@ -46,7 +47,7 @@ from cluster.settings import (
     is_own_tool_server,
     overrides_from,
 )
-from config.schema import ConfigError, SourceConfig, load_section
+from config.schema import ConfigError, MixedConfig, SourceConfig, ToolConfig, load_section
 from samplers.prepare import READERS
 
 REPOSITORY = Path(__file__).parents[1]
@@ -311,6 +312,9 @@ def _start_tool_server(
     ready_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "cluster.cli", "serve-tools"]
     command += ["--port", "0", "--ready-file", str(ready_file)]
+    tools = load_section(ToolConfig, at(plan.config, TOOL_CONFIG), TOOL_CONFIG)
+    mixed = load_section(MixedConfig, at(plan.config, "mixed"), "mixed")
+    command += ["--limiter", str(state_path(tools, mixed))]
     if corpus := _corpus(plan):
         command += ["--corpus", str(corpus)]
     server = processes.start(command, log=folder.server_log, environ=environ, run_dir=folder.path)

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from agent_loop.tools.limiter import rate_of
 from cluster.compose import at, files_at, unset_keys, unset_problems
 from cluster.environment import plugin_problems
 from cluster.settings import TOOL_CONFIG
@@ -84,6 +85,7 @@ def mixture_problems(config: Mapping[str, Any], *, data: bool = True) -> list[st
     """
     _, problems = _section(MixedConfig, at(config, "mixed", {}), "mixed")
     problems += _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)[1]
+    problems += _limit_problems(config)
     problems += unset_problems(config)
     problems += name_problems(at(config, "mixed.experiment"))
     agents, agent_problems = _agents(config)
@@ -102,6 +104,24 @@ def _section(section: type[S], values: Any, path: str) -> tuple[S | None, list[s
         return load_section(section, values, path), []
     except ConfigError as error:
         return None, error.problems
+
+
+def _limit_problems(config: Mapping[str, Any]) -> list[str]:
+    """Limits of the tools, each right for itself, that cannot be kept together."""
+    mixed, _ = _section(MixedConfig, at(config, "mixed", {}), "mixed")
+    tools, _ = _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
+    if mixed is None or tools is None:
+        return []
+    unknown = sorted(set(mixed.rate_limit.shares or ()) - {"", *mixed.sources})
+    problems = [
+        f"mixed.rate_limit.shares.{name}: no such source; name one of {sorted(mixed.sources)}"
+        for name in unknown
+    ]
+    try:
+        rate_of(tools, mixed)
+    except ValueError as error:
+        problems.append(f"{TOOL_CONFIG} and mixed.rate_limit: {error}")
+    return problems
 
 
 def _named(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -24,6 +24,7 @@ HARMLESS = (
     r"ray_kwargs\..*",
     r".*\.multi_turn\.tool_config\.(server_url|max_retries|timeout|max_workers|request_interval)",
     r".*\.multi_turn\.tool_config\.(rate_limit_\w+|burst|enable_global_rate_limit)",
+    r"mixed\.rate_limit\..*",
     r".*\.num_workers",
     r".*micro_batch_size_per_gpu",
 )

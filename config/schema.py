@@ -91,6 +91,33 @@ class SourceConfig(Section):
         return any(self.schedule.values())
 
 
+class RateLimitConfig(Section):
+    """How the limit of `tool_config` (rate_limit_per_minute, burst, request_interval) is kept."""
+
+    backend: Literal["auto", "file", "ray"] = "auto"
+    """Who keeps it: a file that the processes of a node lock, or a Ray actor that hands out leases.
+    auto: a file on one node, the actor on several. A file on several nodes needs a shared folder,
+    which is tried at the start (`verl-mixed doctor --locks FOLDER` tries it beforehand)."""
+
+    shares: dict[str, float] | None = None
+    """Source -> weight of its share of the rate. A chatty source then cannot starve another, and
+    what a source does not use is for all. Sources not named share the least of the weights. None:
+    first come, first served."""
+
+    adaptive: bool = False
+    """Three overloads (429, 503) within a second halve the rate; it recovers in half a minute."""
+
+    strict_window_s: float | None = Field(default=None, gt=0)
+    """Any window of so many seconds sees no more than rate_limit_per_minute allows in it, bursts
+    included: what the burst may use is taken off the sustained rate. None: bursts come on top."""
+
+    on_config_change: Literal["refuse", "adopt"] = "refuse"
+    """Where another run uses the same file with other limits: refuse, or change them for all."""
+
+    across_nodes: bool = False
+    """Whether nodes share the file; set at the start of a run, when its folder has been tried."""
+
+
 class MixedConfig(Section):
     """The `mixed:` subtree."""
 
@@ -126,6 +153,9 @@ class MixedConfig(Section):
     max_probs_diff: float | None = Field(default=None, gt=0)
     """A step whose `training/rollout_probs_diff_max` is larger stops the run; None: no check."""
 
+    rate_limit: RateLimitConfig = RateLimitConfig()
+    """Who keeps the limit of tool calls, and how it is shared."""
+
     @model_validator(mode="after")
     def _some_source_has_a_share(self) -> Self:
         if not self.sources:
@@ -159,10 +189,10 @@ class ToolConfig(Section):
     """Tool calls in flight at once, over all processes of a node."""
 
     request_interval: float = Field(default=0.0, ge=0)
-    """Least seconds between two calls, over all processes of a node."""
+    """Least seconds between two calls, over all processes of the run."""
 
     rate_limit_per_minute: float = Field(default=6000.0, gt=0)
-    """Sustained tool calls a minute, over all processes of a node."""
+    """Sustained tool calls a minute, over all processes of all runs with one `rate_limit_file`."""
 
     burst: int = Field(default=100, ge=1)
     """Calls that may pass back to back after an idle spell."""
@@ -171,7 +201,7 @@ class ToolConfig(Section):
     """False: no limiter at all, only `max_workers`."""
 
     rate_limit_file: str | None = None
-    """State file of the limiter; None puts it into the run's folder."""
+    """State file of the limiter, or name of its actor; None puts it into the run's folder."""
 
     code_start_tag: str = "<code>"
     code_end_tag: str = "</code>"

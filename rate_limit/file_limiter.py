@@ -11,7 +11,7 @@ What it does not promise:
 - a rate per account: it is kept per state file. Two files for one account are twice the rate.
 - several hosts, or containers with boot clocks of their own (virtual machines, gVisor), on one
   file, or files on NFS: the lock or the clock may not reach the others. There it is an error where
-  it can be noticed.
+  it can be noticed; `across_hosts` is for folders that have been tried, `RayRateLimiter` for all.
 - progress while a process that has the file locked is stopped (SIGSTOP): callers with `timeout_s`
   are told, those without wait until it goes on or is killed. Event loops go on meanwhile.
 """
@@ -28,7 +28,7 @@ from rate_limit import shares as shared
 from rate_limit.gcra import SECOND_NS, Arrivals, LimiterTimeout, Rate, overloaded, pace_at, reserve
 from rate_limit.shares import Grant, Spread
 from rate_limit.snapshot import Snapshot
-from rate_limit.state_file import OnConfigChange, State, StateFile, boottime_ns, law
+from rate_limit.state_file import WALL_CLOCK, OnConfigChange, State, StateFile, boottime_ns, law
 from rate_limit.stats import Stats, snapshot_of
 from rate_limit.waiting import Steps, run, run_async
 
@@ -87,7 +87,10 @@ class FileRateLimiter:
             does not use is for all; sources without a weight share the least of the weights.
         adaptive: a storm of overloads (`penalise`) halves the rate, which then recovers.
         on_config_change: where the file has other limits: "refuse", or "adopt" these for all.
-        clock_ns: the time; one clock for all sharers.
+        across_hosts: the file's folder is shared by hosts, its locks reach them all, and their
+            wall clocks agree: the limit is then kept by those, and exceeded by what passes in the
+            time they are apart. The statistics are those of this host.
+        clock_ns: the time; one clock for all sharers. None for the one since boot.
         sleep: waits, for threads.
         sleep_async: waits, for coroutines.
 
@@ -106,7 +109,8 @@ class FileRateLimiter:
         shares: Mapping[str, float] | None = None,
         adaptive: bool = False,
         on_config_change: OnConfigChange = "refuse",
-        clock_ns: Callable[[], int] = boottime_ns,
+        across_hosts: bool = False,
+        clock_ns: Callable[[], int] | None = None,
         sleep: Callable[[float], None] = time.sleep,
         sleep_async: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
@@ -114,11 +118,15 @@ class FileRateLimiter:
         self.abandoned = 0
         """Slots of cancelled waiters of this process that nobody could use."""
 
+        if clock_ns is None:
+            clock_ns = time.time_ns if across_hosts else boottime_ns
+        self.across_hosts = across_hosts
         self._clock_ns, self._sleep, self._sleep_async = clock_ns, sleep, sleep_async
         rate = Rate(
             per_minute=per_minute, burst=burst, min_interval_s=min_interval_s, shares=shares
         )
-        self._file = StateFile(path, rate, clock_ns, on_config_change)
+        clock_id = WALL_CLOCK if across_hosts else None
+        self._file = StateFile(path, rate, clock_ns, on_config_change, clock_id)
         self.path = self._file.path
         self._stats = Stats(self.path)
         self._left: list[_Slot] = []  # by cancelled waiters
@@ -229,7 +237,8 @@ class FileRateLimiter:
         rate = self.rate
         values = (rate.per_minute, rate.burst, rate.min_interval_s)
         shares = dict(rate.weights) or None
-        return partial(type(self), shares=shares, adaptive=self.adaptive), (self.path, *values)
+        options = {"adaptive": self.adaptive, "across_hosts": self.across_hosts}
+        return partial(type(self), shares=shares, **options), (self.path, *values)
 
     def _acquire(
         self, n: int, timeout_s: float | None, source: str, *, blocking: bool

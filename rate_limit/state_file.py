@@ -91,6 +91,7 @@ class StateFile:
         rate: the limits that every sharer must have.
         clock_ns: the clock of all sharers.
         on_config_change: what to do where the file has another rate: refuse, or write this one.
+        clock_id: which clock that is; None for the one of this boot.
 
     Raises:
         ValueError: the file belongs to another rate.
@@ -104,6 +105,7 @@ class StateFile:
         rate: Rate,
         clock_ns: Callable[[], int],
         on_config_change: OnConfigChange = "refuse",
+        clock_id: bytes | None = None,
     ):
         self.path = Path(path).absolute()
         self.rate = rate
@@ -111,7 +113,7 @@ class StateFile:
         """Of the record that was read last."""
 
         self._clock_ns = clock_ns
-        self._clock_id = _boot_id()
+        self._clock_id = _boot_id() if clock_id is None else clock_id
         self._foreign_boots = 0
         self._handle = -1
         self._name_is_known_until_ns = 0
@@ -375,7 +377,7 @@ class StateFile:
             "state_file=%s changed from %s to %s", self.path, _words(theirs.rate), _words(asked)
         )
 
-    def _found_of_this_boot(self) -> "_Found | None":
+    def _found_of_this_boot(self) -> "Found | None":
         found = _found_in(os.pread(self._handle, _MOST_BYTES, 0))
         return found if found and found.clock_id == self._clock_id else None
 
@@ -387,7 +389,8 @@ class StateFile:
                 raise RuntimeError(
                     f"cannot share state_file={str(self.path)!r}: another host, or a container "
                     "with another boot id, writes to it; a file limits the processes of one host, "
-                    "so choose another path for each (tool_config.rate_limit_file)"
+                    "so choose another path for each (tool_config.rate_limit_file), or one limit "
+                    "for all (mixed.rate_limit.backend=ray)"
                 )
             why = "is from another boot"
         else:
@@ -560,7 +563,7 @@ _REMEDIES = {
 }
 
 
-def peek(path: Path) -> tuple[Rate, Terms, State]:
+def peek(path: Path) -> "Found":
     """What the file says, without its lock.
 
     Raises:
@@ -570,14 +573,14 @@ def peek(path: Path) -> tuple[Rate, Terms, State]:
     for _ in range(_MOST_PEEKS):  # somebody may be writing
         found = _found_in(path.read_bytes()[:_MOST_BYTES])
         if found is not None:
-            return found.rate, found.terms, found.state
+            return found
     raise ValueError(
         f"cannot read state_file={str(path)!r}: it is no record of a limiter, or not whole; the "
         "next call of a process that uses it would begin anew"
     )
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
     """What a whole record of any boot says."""
 
     rate: Rate
@@ -587,7 +590,7 @@ class _Found(NamedTuple):
     state: State
 
 
-def _found_in(record: bytes) -> _Found | None:
+def _found_in(record: bytes) -> Found | None:
     if len(record) < _HEADER.size + _TERMS.size or not _is_whole(record):
         return None
     header = _HEADER.unpack_from(record)
@@ -599,7 +602,7 @@ def _found_in(record: bytes) -> _Found | None:
     terms = Terms(*_TERMS.unpack_from(record, terms_at))
     prefix_bytes = terms_at + _TERMS.size
     state = _unpacked(record[prefix_bytes:-4], rate)
-    return None if state is None else _Found(rate, clock_id, prefix_bytes, terms, state)
+    return None if state is None else Found(rate, clock_id, prefix_bytes, terms, state)
 
 
 @lru_cache(maxsize=16)
@@ -655,6 +658,10 @@ def _words(rate: Rate) -> str:
         f"min_interval_s={float(rate.min_interval_s)}"
         + (f" shares={dict(rate.weights)}" if rate.weights else "")
     )
+
+
+WALL_CLOCK = b"the wall clock.."
+"""`clock_id` of hosts that share a file: they have no boot in common."""
 
 
 def _boot_id() -> bytes:

@@ -1,9 +1,9 @@
 """What the processes of a file limiter have done: counters in a file, read without any lock.
 
-`<path>.stats` holds cells of one page. The first is common: a ring of (time, calls granted until
-then), a sample a second while calls come. Every other belongs to the process that has locked its
-byte, which counts in it through a memory map: a count costs 0.1 µs, readers see it at once, and it
-outlives the process. Who takes over the cell of a dead process goes on with its sums.
+`<path>.<host>.stats` holds cells of one page. The first is common: a ring of (time, calls granted
+until then), a sample a second while calls come. Every other belongs to the process that has locked
+its byte, which counts in it through a memory map: a count costs 0.1 µs, readers see it at once, and
+it outlives the process. Who takes over the cell of a dead process goes on with its sums.
 
 The counters are told apart by source. A process knows 18 of them, the rest count as one.
 
@@ -11,10 +11,13 @@ Counting never stops a call: where the file cannot be used the process counts fo
 warning says so. The total of granted calls and the penalties are those of the limiter's record.
 """
 
+import glob
 import logging
 import mmap
 import os
+import socket
 import threading
+import time
 import weakref
 from array import array
 from collections import Counter
@@ -25,7 +28,7 @@ from pathlib import Path
 from rate_limit.gcra import FULL_PACE, SECOND_NS, pace_at
 from rate_limit.line import ByteLocks
 from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot, SourceSnapshot, wait_bucket
-from rate_limit.state_file import Counts, StateFile, boottime_ns, peek
+from rate_limit.state_file import WALL_CLOCK, Counts, StateFile, boottime_ns, peek
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class Stats:
     """
 
     def __init__(self, path: Path):
-        self.path = path.with_name(f"{path.name}.stats")
+        self.path = _stats_path(path)
         self._mutex = threading.Lock()
         self._count_alone()
         _all_stats.add(self)
@@ -169,34 +172,36 @@ def reset(path: Path) -> None:
         OSError: no such file, or it cannot be used.
         ValueError: it is no state file of a limiter.
     """
-    rate, _, _ = peek(path)
-    file = StateFile(path, rate, boottime_ns)
+    found = peek(path)
+    clock_ns = _clock_of(found.clock_id)
+    clock_id = WALL_CLOCK if clock_ns is time.time_ns else None
+    file = StateFile(path, found.rate, clock_ns, clock_id=clock_id)
     file.lock(blocking=True)
     try:
         file.read()
         file.reset()
-        _Cells(path.with_name(f"{path.name}.stats")).clear()
+        _Cells(path).clear()
     finally:
         file.unlock()
         file.close()
 
 
-def snapshot_of(path: Path, clock_ns: Callable[[], int] = boottime_ns) -> Snapshot:
+def snapshot_of(path: Path, clock_ns: Callable[[], int] | None = None) -> Snapshot:
     """What the limiter with this state file has done; takes no lock and disturbs nobody.
 
     Raises:
         OSError: no such file, or it cannot be read.
         ValueError: it is no state file of a limiter.
     """
-    rate, terms, arrivals = peek(path)
-    now_ns = clock_ns()
-    cells = _Cells(path.with_name(f"{path.name}.stats"))
+    rate, clock_id, _, terms, state = peek(path)
+    now_ns = (clock_ns or _clock_of(clock_id))()
+    cells = _Cells(path)
     allowed = rate.per_minute * _MINUTE_NS / (60 * SECOND_NS)
     return Snapshot(
         per_minute=rate.per_minute,
         burst=rate.burst,
-        granted=arrivals.granted,
-        utilisation=cells.granted_since(now_ns - _MINUTE_NS, arrivals.granted) / allowed,
+        granted=state.granted,
+        utilisation=cells.granted_since(now_ns - _MINUTE_NS, state.granted) / allowed,
         penalties=terms.penalties,
         rate_factor=pace_at(terms, now_ns) / FULL_PACE,
         paused_s=max(0, terms.paused_ns - now_ns) / SECOND_NS,
@@ -205,16 +210,30 @@ def snapshot_of(path: Path, clock_ns: Callable[[], int] = boottime_ns) -> Snapsh
     )
 
 
+def _stats_path(path: Path) -> Path:
+    """Per host: memory maps of a shared folder's file would not be of one mind."""
+    return path.with_name(f"{path.name}.{socket.gethostname()}.stats")
+
+
+def _clock_of(clock_id: bytes) -> Callable[[], int]:
+    return time.time_ns if clock_id == WALL_CLOCK else boottime_ns
+
+
 class _Cells:
-    """The cells of all processes, the dead ones' too, as they are now."""
+    """The cells of all processes, the dead ones' too, as they are now.
+
+    Args:
+        path: the limiter's state file.
+    """
 
     def __init__(self, path: Path):
         self._ring: list[tuple[int, int]] = []
         self._sums: dict[str, Counter[int]] = {}
         self.abandoned = 0
-        self._path = path
-        with suppress(FileNotFoundError):
-            self._read(ByteLocks(os.open(path, os.O_RDONLY | os.O_CLOEXEC)))
+        self._files = list(path.parent.glob(f"{glob.escape(path.name)}.*.stats"))
+        for file in self._files:
+            with suppress(OSError):
+                self._read(ByteLocks(os.open(file, os.O_RDONLY | os.O_CLOEXEC)))
 
     def granted_since(self, then_ns: int, granted: int) -> int:
         """Calls granted from `then_ns` until now, when there were `granted` of them in all."""
@@ -236,21 +255,21 @@ class _Cells:
     def clear(self) -> None:
         """Count from nothing; who waits now stays counted."""
         zero = bytes(8)
-        with suppress(FileNotFoundError), open(self._path, "r+b", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            os.pwrite(file.fileno(), zero * 2 * _RING, 16)
-            for cell in range(1, size // _CELL_BYTES):
-                at = cell * _CELL_BYTES
-                os.pwrite(file.fileno(), zero, at + 8 * _ABANDONED)
-                for block in _BLOCKS:
-                    for i in range(_AT_ONCE, _BLOCK):
-                        if i != _WAITING:
-                            os.pwrite(file.fileno(), zero, at + 8 * (block + i))
+        for path in self._files:
+            with path.open("r+b", buffering=0) as file:
+                handle, size = file.fileno(), path.stat().st_size
+                os.pwrite(handle, zero * 2 * _RING, 16)
+                for at in range(_CELL_BYTES, size, _CELL_BYTES):
+                    os.pwrite(handle, zero, at + 8 * _ABANDONED)
+                    for block in _BLOCKS:
+                        for i in range(_AT_ONCE, _BLOCK):
+                            if i != _WAITING:
+                                os.pwrite(handle, zero, at + 8 * (block + i))
 
     def _read(self, locks: ByteLocks) -> None:
         handle = locks.handle
         common = _numbers(os.pread(handle, 8 * _CELL, 0))
-        self._ring = list(zip(common[2 : 2 + 2 * _RING : 2], common[3::2], strict=False))
+        self._ring += list(zip(common[2 : 2 + 2 * _RING : 2], common[3::2], strict=False))
         for cell in range(1, os.fstat(handle).st_size // _CELL_BYTES):
             counts = _numbers(os.pread(handle, 8 * _CELL, cell * _CELL_BYTES))
             if len(counts) != _CELL or counts[0] != _MAGIC:

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from pathlib import Path
+from copy import copy
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -25,9 +25,10 @@ from typing_extensions import Self
 
 from agent_loop.compat import timeout
 from agent_loop.tools.cache import SingleFlightCache, content_key
+from agent_loop.tools.limiter import make_limiter, state_path
 from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
-from config.schema import ToolConfig
-from rate_limit.file_limiter import FileRateLimiter, LimiterTimeout
+from config.schema import MixedConfig, ToolConfig
+from rate_limit.gcra import LimiterTimeout
 from rate_limit.slots import FileSlots
 
 PURE_TOOLS = frozenset({"run_code", "retrieve", "calculate"})
@@ -49,7 +50,9 @@ BREAKER_OPEN_S = 5.0
 class Limiter(Protocol):
     """What a client needs of a rate limiter."""
 
-    async def acquire_async(self, n: int = 1, timeout_s: float | None = None) -> float: ...
+    async def acquire_async(
+        self, n: int = 1, timeout_s: float | None = None, source: str = ""
+    ) -> float: ...
 
     async def penalise_async(self, retry_after_s: float = 0.0) -> None: ...
 
@@ -66,6 +69,34 @@ class _Again(Exception):
     def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
         super().__init__(reason)
         self.retry_after_s = retry_after_s
+
+
+class _Breaker:
+    """Opens after many failures in a row: calls then fail at once, but for one that tries."""
+
+    def __init__(self, url: str, clock: Callable[[], float]):
+        self._url, self._clock = url, clock
+        self._failures_in_a_row = 0
+        self._opened_at: float | None = None
+
+    def check(self, call: ToolCall) -> None:
+        """Raises `ToolUnavailable` while it is open."""
+        if self._opened_at is None:
+            return
+        if self._clock() - self._opened_at < BREAKER_OPEN_S:
+            raise ToolUnavailable(
+                f"not calling {self._url} for tool={call.tool!r}: its last "
+                f"{self._failures_in_a_row} requests failed; trying again after {BREAKER_OPEN_S} s"
+            )
+        self._opened_at = self._clock()  # this one tries, the others wait for its answer
+
+    def note_failure(self) -> None:
+        self._failures_in_a_row += 1
+        if self._failures_in_a_row >= BREAKER_FAILURES:
+            self._opened_at = self._clock()
+
+    def note_success(self) -> None:
+        self._failures_in_a_row, self._opened_at = 0, None
 
 
 class ToolClient:
@@ -97,6 +128,9 @@ class ToolClient:
         rng: random.Random | None = None,
     ) -> None:
         self.url = url.rstrip("/")
+        self.source = ""
+        """Whose calls these are, for the limiter."""
+
         self.stats: Counter[str] = Counter()
         """calls, cached, requests, retries, rejected, unavailable."""
 
@@ -108,8 +142,7 @@ class ToolClient:
         self._sleep, self._clock = sleep, clock
         self._rng = rng or random.Random()
         self._session: aiohttp.ClientSession | None = None
-        self._failures_in_a_row = 0
-        self._breaker_opened_at: float | None = None
+        self._breaker = _Breaker(self.url, clock)
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
@@ -127,6 +160,12 @@ class ToolClient:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    def for_source(self, source: str) -> Self:
+        """The same open client, session, cache and breaker included, for calls of a source."""
+        twin = copy(self)
+        twin.source = source
+        return twin
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Run one call.
@@ -164,7 +203,7 @@ class ToolClient:
             ) from error
         except TimeoutError as error:
             self.stats["unavailable"] += 1
-            self._note_failure()
+            self._breaker.note_failure()
             raise ToolUnavailable(
                 f"no answer from {self.url} for tool={call.tool!r} within "
                 f"timeout={self._timeout_s} s; is the server up, and the rate limit high enough? "
@@ -176,10 +215,11 @@ class ToolClient:
         started = self._clock()
         deadline = started + self._timeout_s
         for attempt in range(1, self._max_retries + 2):
-            self._check_breaker(call)
+            self._breaker.check(call)
             waited_from = self._clock()
             if self._limiter is not None:
-                await self._limiter.acquire_async(timeout_s=max(0.0, deadline - waited_from))
+                left_s = max(0.0, deadline - waited_from)
+                await self._limiter.acquire_async(timeout_s=left_s, source=self.source)
             left_s = max(0.0, deadline - self._clock())
             slot = self._slots.hold_async(left_s) if self._slots else nullcontext()
             try:
@@ -187,10 +227,10 @@ class ToolClient:
                     limiter_wait_s += self._clock() - waited_from
                     body = await self._request(call)
             except _Again as failure:
-                self._note_failure()
+                self._breaker.note_failure()
                 last = failure
             else:
-                self._failures_in_a_row, self._breaker_opened_at = 0, None
+                self._breaker.note_success()
                 return ToolResult(
                     body=body,
                     latency_s=self._clock() - started - limiter_wait_s,
@@ -232,22 +272,6 @@ class ToolClient:
             raise _Again(f"SandboxError: {body.get('message')}")
         return body
 
-    def _check_breaker(self, call: ToolCall) -> None:
-        opened_at = self._breaker_opened_at
-        if opened_at is None:
-            return
-        if self._clock() - opened_at < BREAKER_OPEN_S:
-            raise ToolUnavailable(
-                f"not calling {self.url} for tool={call.tool!r}: its last "
-                f"{self._failures_in_a_row} requests failed; trying again after {BREAKER_OPEN_S} s"
-            )
-        self._breaker_opened_at = self._clock()  # this one tries, the others wait for its answer
-
-    def _note_failure(self) -> None:
-        self._failures_in_a_row += 1
-        if self._failures_in_a_row >= BREAKER_FAILURES:
-            self._breaker_opened_at = self._clock()
-
 
 def _retry_after(response: aiohttp.ClientResponse) -> float | None:
     """Seconds of a `Retry-After` header; dates are not understood and count as absent."""
@@ -267,28 +291,20 @@ def _is_repeatable(result: ToolResult) -> bool:
 _shared: dict[tuple[int, asyncio.AbstractEventLoop, ToolConfig, str], ToolClient] = {}
 
 
-async def shared_client(config: ToolConfig, state_dir: str) -> ToolClient:
+async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
     """This process's client for this event loop, made on first use and kept.
 
     Args:
         config: the run's tool settings.
-        state_dir: where the limiter's files are, unless the config names its own; every process
-            that shares the limit passes the same folder.
+        mixed: its other settings: folder and limiter.
     """
-    key = (os.getpid(), asyncio.get_running_loop(), config, state_dir)
+    key = (os.getpid(), asyncio.get_running_loop(), config, mixed.run_dir)
     if key not in _shared:
-        path = Path(config.rate_limit_file or Path(state_dir) / "rate_limit.state")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        limiter = FileRateLimiter(
-            path,
-            per_minute=config.rate_limit_per_minute,
-            burst=config.burst,
-            min_interval_s=config.request_interval,
-        )
+        limited = config.enable_global_rate_limit
         client = ToolClient(
             config.server_url,
-            limiter=limiter if config.enable_global_rate_limit else None,
-            slots=FileSlots(path.with_suffix(".slots"), config.max_workers),
+            limiter=make_limiter(config, mixed) if limited else None,
+            slots=FileSlots(state_path(config, mixed).with_suffix(".slots"), config.max_workers),
             timeout_s=config.timeout,
             max_retries=config.max_retries,
         )

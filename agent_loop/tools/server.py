@@ -21,6 +21,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_loop.tools.calculator import CalculationError, calculate
+from agent_loop.tools.limiter_collector import LimiterCollector
 from agent_loop.tools.sandbox import (
     Limits,
     RunResult,
@@ -57,6 +58,9 @@ class ServerSettings(BaseModel):
 
     sandbox_workers: int = Field(default=2, ge=1)
     """Programs run at once; further ones wait."""
+
+    limiter_path: Path | None = None
+    """State file of the rate limiter of those who call; its numbers join /metrics."""
 
 
 class RunCodeRequest(BaseModel):
@@ -127,6 +131,8 @@ def create_app(settings: ServerSettings) -> web.Application:
         app[SANDBOX_FAULT] = str(error)  # fails closed: /run_code is 503, the rest works
     if settings.corpus_path is not None:
         app[INDEX] = PassageIndex.build(settings.corpus_path)
+    if settings.limiter_path is not None:
+        app[METRICS].registry.register(LimiterCollector(settings.limiter_path))
     app.router.add_post("/run_code", _run_code)
     app.router.add_post("/retrieve", _retrieve)
     app.router.add_post("/calculate", _calculate)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from agent_loop.tools.client import (
     shared_client,
 )
 from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolUnavailable
-from config.schema import ToolConfig
+from config.schema import MixedConfig, SourceConfig, ToolConfig
 from rate_limit.file_limiter import LimiterTimeout
 from tests.fakes.tool_server import running
 
@@ -25,9 +26,13 @@ class RecordingLimiter:
     def __init__(self) -> None:
         self.acquired = 0
         self.pauses: list[float] = []
+        self.sources: list[str] = []
 
-    async def acquire_async(self, n: int = 1, timeout_s: float | None = None) -> float:
+    async def acquire_async(
+        self, n: int = 1, timeout_s: float | None = None, source: str = ""
+    ) -> float:
         self.acquired += n
+        self.sources.append(source)
         return 0.0
 
     async def penalise_async(self, retry_after_s: float = 0.0) -> None:
@@ -138,7 +143,9 @@ async def test_a_run_that_timed_out_is_run_again_and_one_that_ended_is_not():
 
 async def test_no_place_in_the_limiter_says_so_and_leaves_the_breaker_alone():
     class Full(RecordingLimiter):
-        async def acquire_async(self, n: int = 1, timeout_s: float | None = None) -> float:
+        async def acquire_async(
+            self, n: int = 1, timeout_s: float | None = None, source: str = ""
+        ) -> float:
             raise LimiterTimeout("the wait is 99 s")
 
     async with running([GOOD]) as server, client(server.url, limiter=Full()) as tools:
@@ -148,12 +155,36 @@ async def test_no_place_in_the_limiter_says_so_and_leaves_the_breaker_alone():
     assert server.seen == []
 
 
+async def test_a_sources_client_is_the_same_but_tells_the_limiter_whose_calls_they_are():
+    limiter = RecordingLimiter()
+    async with running([GOOD]) as server, client(server.url, limiter=limiter) as tools:
+        await tools.for_source("nq").call(CALL)
+        await tools.for_source("math").call(ToolCall(tool="calculate", payload={}))
+        assert limiter.sources == ["nq", "math"]
+        assert tools.stats["requests"] == 2
+        assert len(server.seen) == 2
+
+
+async def test_a_breaker_that_one_source_opened_is_open_for_all():
+    async with running([503]) as server, client(server.url, max_retries=0) as tools:
+        for _ in range(BREAKER_FAILURES):
+            with pytest.raises(ToolUnavailable):
+                await tools.for_source("nq").call(CALL)
+        with pytest.raises(ToolUnavailable, match="not calling"):
+            await tools.for_source("math").call(CALL)
+
+
+def mixed_in(folder: Path) -> MixedConfig:
+    sources = {"taco": SourceConfig(ratio=1)}
+    return MixedConfig(sources=sources, experiment="here", run_dir=str(folder))
+
+
 async def test_the_real_limiter_and_slots_let_a_call_pass(tmp_path):
     async with running([GOOD]) as server:
         config = ToolConfig(server_url=server.url, max_retries=0)
-        tools = await shared_client(config, str(tmp_path))
+        tools = await shared_client(config, mixed_in(tmp_path))
         assert (await tools.call(CALL)).body == GOOD
-        assert await shared_client(config, str(tmp_path)) is tools
+        assert await shared_client(config, mixed_in(tmp_path)) is tools
         await tools.__aexit__(None, None, None)
     assert (tmp_path / "rate_limit.state").exists()
 
@@ -162,7 +193,7 @@ def test_each_event_loop_has_a_client_of_its_own(tmp_path):
     config = ToolConfig(server_url="http://127.0.0.1:9")
 
     async def client_here() -> ToolClient:
-        tools = await shared_client(config, str(tmp_path))
+        tools = await shared_client(config, mixed_in(tmp_path))
         await tools.__aexit__(None, None, None)
         return tools
 

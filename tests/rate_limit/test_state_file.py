@@ -28,7 +28,9 @@ def file_at(
 def read_once(file: StateFile) -> Arrivals:
     assert file.lock(blocking=False)
     try:
-        return file.read()
+        arrivals = file.read()
+        assert isinstance(arrivals, Arrivals)
+        return arrivals
     finally:
         file.unlock()
 

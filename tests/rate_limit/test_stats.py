@@ -5,6 +5,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -157,19 +158,19 @@ def test_what_killed_processes_did_stays_and_their_cells_are_used_again(tmp_path
         for process in running:
             process.kill()
             process.join()
-        sizes.append((tmp_path / "rate.stats").stat().st_size)
+        sizes.append((tmp_path / f"rate.{socket.gethostname()}.stats").stat().st_size)
     assert limiter.snapshot().granted == limiter.snapshot().sources["taco"].granted == 601
     assert len(set(sizes)) == 1
 
 
 def test_a_file_that_cannot_be_used_stops_no_call(tmp_path: Path, caplog):
-    (tmp_path / "rate.stats").mkdir()
+    (tmp_path / f"rate.{socket.gethostname()}.stats").mkdir()
     limiter = limiter_at(tmp_path / "rate", FakeClock())
     with caplog.at_level(logging.WARNING):
         limiter.acquire(2)
         limiter.acquire()
     assert len(caplog.records) == 1
-    assert str(tmp_path / "rate.stats") in caplog.text
+    assert str(tmp_path / f"rate.{socket.gethostname()}.stats") in caplog.text
 
 
 def test_more_sources_than_there_is_room_for_count_as_one(tmp_path: Path):

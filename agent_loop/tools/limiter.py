@@ -1,0 +1,112 @@
+"""The run's rate limiter: which one, with which limits, and what it did in numbers.
+
+One file limits the processes of one node, a Ray actor those of a cluster. A file on several nodes
+is taken only where locks on its folder have been seen to reach them all (`lock_probe`).
+"""
+
+import math
+from pathlib import Path
+from typing import TypeAlias
+
+from config.schema import MixedConfig, RateLimitConfig, ToolConfig
+from rate_limit import ray_limiter
+from rate_limit.file_limiter import FileRateLimiter
+from rate_limit.gcra import Rate
+from rate_limit.ray_limiter import RayRateLimiter
+from rate_limit.snapshot import Snapshot
+
+Limiter: TypeAlias = FileRateLimiter | RayRateLimiter
+
+
+def rate_of(tools: ToolConfig, mixed: MixedConfig) -> Rate:
+    """The limits a run asks for.
+
+    Raises:
+        ValueError: they cannot be kept together, as a burst above what a window allows.
+    """
+    window_s = mixed.rate_limit.strict_window_s
+    per_minute, shares = tools.rate_limit_per_minute, mixed.rate_limit.shares
+    if window_s is not None:
+        limit = math.floor(per_minute * window_s / 60)
+        strict = Rate.within_window(limit, window_s, tools.burst)
+        per_minute = strict.per_minute
+    return Rate(
+        per_minute=per_minute,
+        burst=tools.burst,
+        min_interval_s=tools.request_interval,
+        shares=shares,
+    )
+
+
+def state_path(tools: ToolConfig, mixed: MixedConfig) -> Path:
+    """The limiter's file; its name too where it is an actor."""
+    return Path(tools.rate_limit_file or Path(mixed.run_dir) / "rate_limit.state")
+
+
+def make_limiter(tools: ToolConfig, mixed: MixedConfig) -> Limiter:
+    """This process's handle of the run's limiter.
+
+    Raises:
+        ValueError: another run shares it with other limits, or they cannot be kept together.
+        OSError: the file cannot be used.
+    """
+    rate, path, settings = rate_of(tools, mixed), state_path(tools, mixed), mixed.rate_limit
+    limits = (rate.per_minute, rate.burst, rate.min_interval_s)
+    shares = dict(rate.weights) or None
+    if settings.backend == "ray":
+        return RayRateLimiter(str(path), *limits, shares=shares, adaptive=settings.adaptive)
+    return FileRateLimiter(
+        path,
+        *limits,
+        shares=shares,
+        adaptive=settings.adaptive,
+        on_config_change=settings.on_config_change,
+        across_hosts=settings.across_nodes,
+    )
+
+
+def settled(tools: ToolConfig, mixed: MixedConfig) -> RateLimitConfig:
+    """Who keeps the limit, on the Ray cluster that this process is connected to.
+
+    For the process that starts a run: an actor that an earlier start of it left behind is ended.
+
+    Raises:
+        RuntimeError: a file is asked for on several nodes, and does not reach them all.
+    """
+    settings = mixed.rate_limit
+    if not tools.enable_global_rate_limit:
+        return settings
+    from agent_loop.tools.lock_probe import alive_nodes, lock_problems
+
+    several = len(alive_nodes()) > 1
+    if settings.backend == "auto":
+        settings = settings.model_copy(update={"backend": "ray" if several else "file"})
+    elif settings.backend == "file" and several:
+        if problems := lock_problems(state_path(tools, mixed).parent):
+            raise RuntimeError(
+                "mixed.rate_limit.backend=file does not reach all nodes: " + "; ".join(problems)
+            )
+        settings = settings.model_copy(update={"across_nodes": True})
+    is_own = tools.rate_limit_file is None
+    if settings.backend == "ray" and (is_own or settings.on_config_change == "adopt"):
+        ray_limiter.end(str(state_path(tools, mixed)))
+    return settings
+
+
+def limiter_metrics(snapshot: Snapshot) -> dict[str, float]:
+    """`mixed/limiter/*` and `mixed/<source>/limiter/*`: sums since the run began, or now."""
+    metrics: dict[str, float] = {
+        "mixed/limiter/granted": snapshot.granted,
+        "mixed/limiter/waiting": snapshot.waiting,
+        "mixed/limiter/waited_s": snapshot.waited_s,
+        "mixed/limiter/utilisation": snapshot.utilisation,
+        "mixed/limiter/penalties": snapshot.penalties,
+        "mixed/limiter/rate_factor": snapshot.rate_factor,
+        "mixed/limiter/abandoned": snapshot.abandoned,
+    }
+    for name, source in snapshot.sources.items():
+        if name:
+            metrics[f"mixed/{name}/limiter/granted"] = source.granted
+            metrics[f"mixed/{name}/limiter/waited_s"] = source.waited_s
+            metrics[f"mixed/{name}/limiter/refused"] = source.refused
+    return metrics

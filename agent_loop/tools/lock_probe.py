@@ -1,0 +1,147 @@
+"""Whether a file can limit several nodes: locks, contents and clocks, tried between all of them.
+
+A probe on each node opens one file of the shared folder. Every node and the first one must exclude
+each other, see what the other wrote under the lock, and agree on the time.
+
+Ray adapter: one actor per node, placed by `NodeAffinitySchedulingStrategy`.
+"""
+
+import fcntl
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+MOST_SKEW_S = 0.05
+"""Clocks further apart are a problem: the limit is exceeded by what passes in that time."""
+
+TIMEOUT_S = 60.0
+
+
+def alive_nodes() -> dict[str, str]:
+    """Node id -> address, of the Ray cluster this process is connected to."""
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+
+
+def lock_problems(folder: Path) -> list[str]:
+    """Try the folder between all nodes of the Ray cluster.
+
+    Returns:
+        A sentence for each pair of nodes that does not work; empty when the folder may be used.
+    """
+    path = folder / f".lock-probe-{uuid4().hex}"
+    nodes = alive_nodes()
+    make_probe: Any = ray.remote(_Probe)
+    probes: list[Any] = [
+        make_probe.options(
+            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+        ).remote(str(path))
+        for node in nodes
+    ]
+    try:
+        addresses = list(nodes.values())
+        opened = [_get(probe.open.remote()) for probe in probes]
+        problems = [
+            f"node {address}: cannot use {folder}: {fault}; mount one folder at this path on all "
+            "nodes"
+            for address, fault in zip(addresses, opened, strict=True)
+            if fault
+        ]
+        if problems:
+            return problems
+        for probe, address in zip(probes[1:], addresses[1:], strict=True):
+            pairs = [(probes[0], probe), (probe, probes[0])]
+            fault = next(filter(None, (_fault_between(*pair) for pair in pairs)), None)
+            if fault is not None:
+                problems.append(
+                    f"nodes {addresses[0]} and {address}: {fault} on {folder}; use "
+                    "mixed.rate_limit.backend=ray, or a folder whose locks reach all nodes"
+                )
+            skew_s = _skew_s(probe)
+            if skew_s > MOST_SKEW_S:
+                problems.append(
+                    f"nodes {addresses[0]} and {address}: clocks are {skew_s:.3f} s apart, at most "
+                    f"{MOST_SKEW_S} s may be; synchronise them (chrony, ntpd), or use "
+                    "mixed.rate_limit.backend=ray"
+                )
+        return problems
+    finally:
+        for probe in probes:
+            with suppress(Exception):
+                _get(probe.leave.remote())
+            ray.kill(probe)
+
+
+def _fault_between(holder: Any, other: Any) -> str | None:
+    """What goes wrong when one holds the lock and the other wants it."""
+    token = uuid4().hex
+    if not _get(holder.lock.remote()):
+        return "a lock that nobody holds cannot be taken"
+    try:
+        if _get(other.lock.remote()):
+            _get(other.unlock.remote())
+            return "both hold the lock at once"
+        _get(holder.write.remote(token))
+    finally:
+        _get(holder.unlock.remote())
+    if not _get(other.lock.remote()):
+        return "a lock that was given back cannot be taken"
+    try:
+        if _get(other.read.remote()) != token:
+            return "one does not see what the other wrote under the lock"
+    finally:
+        _get(other.unlock.remote())
+    return None
+
+
+def _skew_s(probe: Any) -> float:
+    """Least difference of the clocks that explains what it says."""
+    before_s = time.time()
+    its_s = _get(probe.now.remote())
+    return max(0.0, before_s - its_s, its_s - time.time())
+
+
+def _get(reference: Any) -> Any:
+    return ray.get(reference, timeout=TIMEOUT_S)
+
+
+class _Probe:
+    """One node's handle of the file."""
+
+    def __init__(self, path: str):
+        self._path, self._handle = path, -1
+
+    def open(self) -> str:
+        try:
+            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def lock(self) -> bool:
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def unlock(self) -> None:
+        fcntl.flock(self._handle, fcntl.LOCK_UN)
+
+    def write(self, token: str) -> None:
+        os.pwrite(self._handle, token.encode(), 0)
+
+    def read(self) -> str:
+        return os.pread(self._handle, 64, 0).decode(errors="replace")
+
+    def now(self) -> float:
+        return time.time()
+
+    def leave(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)

@@ -1,0 +1,303 @@
+"""What one process has leased of a rate, and its callers that wait. Pure; the law: `leases`."""
+
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import NamedTuple
+
+from rate_limit.gcra import SECOND_NS, LimiterTimeout, Rate
+from rate_limit.leases import NOTHING_DONE, Answer, Ask, Counts, Want, split_burst
+from rate_limit.snapshot import wait_bucket
+
+
+class Slot(NamedTuple):
+    """Leased; on the clock of the process."""
+
+    from_ns: int
+    until_ns: int
+    """Nobody takes it later."""
+
+    n: int
+
+
+class Caller:
+    """A caller of this process that waits, or has its slot."""
+
+    __slots__ = ("deadline_ns", "entered_ns", "error", "id", "n", "slot", "source", "wake")
+
+    def __init__(
+        self,
+        n: int,
+        source: str,
+        entered_ns: int,
+        timeout_s: float | None,
+        wake: Callable[[], object],
+    ):
+        self.n, self.source, self.entered_ns, self.wake = n, source, entered_ns, wake
+        self.deadline_ns = None if timeout_s is None else entered_ns + int(timeout_s * SECOND_NS)
+        self.id = 0
+        self.slot: Slot | None = None
+        self.error: Exception | None = None
+
+    def want(self, now_ns: int) -> Want:
+        """What the keeper is asked for."""
+        left_ns = None if self.deadline_ns is None else max(0, self.deadline_ns - now_ns)
+        return Want(self.id, self.source, self.n, left_ns)
+
+
+class LeasePool:
+    """What one process has leased, and who waits in it. Every method takes the time of the process.
+
+    Not safe with threads; whoever shares it locks it.
+    """
+
+    def __init__(self, name: str, rate: Rate):
+        _, self._linger_ns = split_burst(rate)
+        self._most_spare = self._linger_ns * rate.parts_per_ns // rate.interval_parts
+        self._name = name
+        self._ids = count(1)
+        self._unasked: dict[int, Caller] = {}
+        self._asked: dict[int, Caller] = {}
+        self._leaving: dict[int, Caller] = {}  # the keeper must be told
+        self._told: dict[int, Caller] = {}  # it is being told
+        self._sources: dict[str, _Source] = {}
+        self._fresh = True
+        self._epoch = 0
+        self._round_trip_ns = 0
+
+    @property
+    def must_ask(self) -> bool:
+        """Whether there is something that the keeper should be asked or told now."""
+        return bool(self._unasked or self._leaving) or any(
+            source.is_low for source in self._sources.values()
+        )
+
+    @property
+    def must_listen(self) -> bool:
+        """Whether the keeper may have news."""
+        return bool(self._asked) or any(source.left for source in self._sources.values())
+
+    @property
+    def must_report(self) -> bool:
+        """Whether something happened that the keeper does not know."""
+        return any(source.left or source.has_counts for source in self._sources.values())
+
+    def pass_now(self, n: int, source_name: str, now_ns: int) -> bool:
+        """Let n calls pass by a spare slot, if there is one."""
+        source = self._sources.get(source_name)
+        if source is None or not source.left:
+            return False
+        slot = source.first(n, now_ns)
+        if slot is None or slot.from_ns > now_ns:
+            return False
+        source.take(n)
+        source.passed += n
+        return True
+
+    def is_low(self, source_name: str) -> bool:
+        """Whether the spare slots of a source run out."""
+        return self._sources[source_name].is_low
+
+    def enter(self, caller: Caller, now_ns: int) -> None:
+        """Give a caller a spare slot that is near, or let it wait for the keeper."""
+        source = self._source(caller.source)
+        slot = source.first(caller.n, now_ns)
+        if slot is None or (caller.deadline_ns is not None and slot.from_ns > caller.deadline_ns):
+            caller.id = next(self._ids)
+            self._unasked[caller.id] = caller
+            return
+        source.take(caller.n)
+        self._settle(caller, slot._replace(n=caller.n))
+
+    def leave(self, caller: Caller, now_ns: int) -> None:
+        """A caller does not want to pass any more; its slot is the next caller's."""
+        if caller.slot is not None:
+            self._source(caller.source).give_back(caller.slot, now_ns)
+        elif self._unasked.pop(caller.id, None) is None and self._asked.pop(caller.id, None):
+            self._leaving[caller.id] = caller
+
+    def passed(self, caller: Caller, now_ns: int) -> float:
+        """Count a caller that passes; returns the seconds it waited."""
+        source = self._source(caller.source)
+        source.passed += caller.n
+        waited_s = max(0, now_ns - caller.entered_ns) / SECOND_NS
+        source.waited_s += waited_s
+        source.waits[wait_bucket(waited_s)] += 1
+        return waited_s
+
+    def refused(self, caller: Caller) -> None:
+        """Count a caller that was turned away."""
+        self._source(caller.source).refused += caller.n
+
+    def ask(self, now_ns: int) -> Ask:
+        """What the keeper is asked for and told now; `served` takes its answer."""
+        wants = [caller.want(now_ns) for caller in self._unasked.values()]
+        self._asked.update(self._unasked)
+        self._told, self._leaving, self._unasked = self._leaving, {}, {}
+        far = 2 * self._round_trip_ns > self._linger_ns  # spare slots would be over when they come
+        spare: dict[str, int] = {}
+        counts: dict[str, Counts] = {}
+        for name, source in self._sources.items():
+            source.first(0, now_ns)  # forgets those that are over
+            if source.is_low or not source.left:
+                worth = source.worth(now_ns, self._linger_ns, self._most_spare)
+                if worth and not far:
+                    spare[name] = worth
+            if source.has_counts:
+                counts[name] = source.report()
+        return Ask(self._fresh, wants, list(self._told), spare, counts)
+
+    def served(self, answer: Answer, asked_ns: int, now_ns: int) -> None:
+        """Take in the answer to `ask`."""
+        self._round_trip_ns = now_ns - asked_ns
+        self._fresh = False
+        self.hear(answer, asked_ns, now_ns)
+        self._told = {}
+        for name, delay_ns, n in answer.spare:
+            source = self._source(name)
+            slot = self._slot(delay_ns, n, asked_ns, now_ns)
+            if slot.from_ns > slot.until_ns:  # who waits for none may not pass late
+                source.abandoned += n
+                continue
+            source.give_back(slot, now_ns)
+            source.low = source.left // 2
+        for caller in list(self._unasked.values()):  # they came while the keeper was asked
+            del self._unasked[caller.id]
+            self.enter(caller, now_ns)
+
+    def hear(self, answer: Answer, asked_ns: int, now_ns: int) -> None:
+        """Take in what the keeper has for those who asked before; asked for at `asked_ns`."""
+        if not answer.known:
+            self.ask_again()
+            return
+        asked_ns += answer.held_ns
+        if answer.epoch != self._epoch:
+            self._epoch = answer.epoch
+            for source in self._sources.values():
+                source.void()
+        for key, delay_ns in answer.granted:
+            if caller := self._asked.pop(key, None):
+                self._settle(caller, self._slot(delay_ns, caller.n, asked_ns, now_ns))
+            elif caller := self._leaving.pop(key, None) or self._told.pop(key, None):
+                slot = self._slot(delay_ns, caller.n, asked_ns, now_ns)
+                self._source(caller.source).give_back(slot, now_ns)
+        for key, delay_ns in answer.refused:
+            if caller := self._asked.pop(key, None):
+                caller.error = self._too_far(caller, now_ns + delay_ns)
+                caller.wake()
+
+    def ask_again(self) -> None:
+        """The keeper forgot us: those who wait must be asked for anew, in the order they came."""
+        self._unasked = {**self._asked, **self._unasked}
+        self._asked, self._leaving, self._told = {}, {}, {}
+        self._fresh = True
+
+    def fail(self, error: Exception) -> None:
+        """Tell everybody who waits that there will be no slot."""
+        waiting = [*self._asked.values(), *self._unasked.values()]
+        self._asked, self._unasked = {}, {}
+        for caller in waiting:
+            caller.error = error
+            caller.wake()
+
+    def _source(self, name: str) -> "_Source":
+        source = self._sources.get(name)
+        if source is None:
+            source = self._sources[name] = _Source()
+        return source
+
+    def _slot(self, delay_ns: int, n: int, asked_ns: int, now_ns: int) -> Slot:
+        # The keeper replied between `asked_ns` and `now_ns`: the later is safe for the start, the
+        # earlier for the end.
+        return Slot(now_ns + delay_ns, asked_ns + delay_ns + self._linger_ns, n)
+
+    def _settle(self, caller: Caller, slot: Slot) -> None:
+        self._source(caller.source).used += caller.n
+        caller.slot = slot
+        caller.wake()
+
+    def _too_far(self, caller: Caller, slot_ns: int) -> LimiterTimeout:
+        assert caller.deadline_ns is not None
+        return LimiterTimeout(
+            f"no slot for n={caller.n} calls from limiter {self._name!r}: the next is "
+            f"{(slot_ns - caller.entered_ns) / SECOND_NS:.3f} s away, beyond "
+            f"timeout_s={(caller.deadline_ns - caller.entered_ns) / SECOND_NS}; "
+            "wait longer or raise the rate"
+        )
+
+
+class _Source:
+    """One source's spare slots in a process, and what to report of it."""
+
+    def __init__(self) -> None:
+        self.slots = deque[Slot]()  # the next one first
+        self.left = 0
+        self.low = -1
+        """So many slots left are few."""
+
+        self.used = 0
+        """Slots taken since `sized_ns`."""
+
+        self.sized_ns = 0
+        self.passed = self.refused = self.abandoned = 0
+        self.waited_s = 0.0
+        self.waits = list(NOTHING_DONE.waits)
+
+    @property
+    def is_low(self) -> bool:
+        return self.left <= self.low
+
+    @property
+    def has_counts(self) -> bool:
+        return bool(self.passed or self.refused or self.abandoned)
+
+    def first(self, n: int, now_ns: int) -> Slot | None:
+        """The next slot, if n calls have room in it."""
+        while self.slots and self.slots[0].until_ns < now_ns:
+            self._lose(self.slots.popleft().n)
+        return self.slots[0] if self.slots and self.slots[0].n >= n else None
+
+    def take(self, n: int) -> None:
+        """Use n of the first slot."""
+        slot = self.slots[0]
+        if slot.n == n:
+            self.slots.popleft()
+        else:
+            self.slots[0] = slot._replace(n=slot.n - n)
+        self.left -= n
+        self.used += n
+
+    def give_back(self, slot: Slot, now_ns: int) -> None:
+        """Add a slot to the spare ones, unless it is over."""
+        if slot.until_ns < now_ns:
+            self.abandoned += slot.n
+            return
+        if self.slots and slot < self.slots[-1]:
+            self.slots = deque(sorted([*self.slots, slot]))
+        else:
+            self.slots.append(slot)
+        self.left += slot.n
+
+    def void(self) -> None:
+        """No spare slot may be used any more."""
+        self.slots.clear()
+        self._lose(self.left)
+
+    def worth(self, now_ns: int, linger_ns: int, most: int) -> int:
+        """How many more spare slots are likely used in half the time that they last."""
+        elapsed_ns = max(1, now_ns - self.sized_ns)
+        likely = self.used * linger_ns // (2 * elapsed_ns)
+        worth = min(2 * self.used, likely, most) - self.left
+        self.used, self.sized_ns, self.low = 0, now_ns, -1
+        return max(0, worth)
+
+    def report(self) -> Counts:
+        """What is new since the last report."""
+        counts = Counts(self.passed, self.waited_s, tuple(self.waits), self.refused, self.abandoned)
+        self.passed = self.refused = self.abandoned = 0
+        self.waited_s, self.waits = 0.0, list(NOTHING_DONE.waits)
+        return counts
+
+    def _lose(self, n: int) -> None:
+        self.left -= n
+        self.abandoned += n

@@ -1,0 +1,434 @@
+"""One rate for many processes whose clocks are unrelated: a keeper leases slots. Pure: no Ray.
+
+The `Keeper` reserves slots (gcra) on its own clock, in the order in which callers ask or by fair
+shares, at most `HORIZON_NS` ahead. A process has a `LeasePool`: it asks for a slot per caller that
+waits and, where calls come fast, for spare slots for the calls to come. Only delays cross.
+
+The law: in no window of length t do more than burst + rate * t calls pass, over all processes.
+
+- A slot of instant T, sent as `delay = T - replied`, passes from `received + delay` on, never
+  before T. A caller must have taken it by `asked + held + delay + linger`, never after T + linger:
+  the keeper replied no earlier than that after it was asked, and before it was heard.
+- So the calls that pass in a window of length t have their T in one of length t + linger, and the
+  keeper reserves with the burst less rate * linger (`split_burst`).
+- A keeper that lost its state starts with a bucket that is empty at now + `HORIZON_NS`. Whatever
+  was leased before lies before that.
+
+What is promised is the taken slot: a caller that waits and is told or woken more than `linger`
+late passes late. Where `linger` is 0 (a burst below 3, or calls kept apart) there are no spare
+slots and each caller gets the exact slot that it waited for. Spare slots not taken in time are
+lost; a process holds at most rate * linger of them for a source.
+
+Fair shares: a source's callers stand in a line; the line that has been served least for its weight
+is served next. A source without a weight stands in a common line, of the weight of "" or else of
+the smallest. Nothing is saved up: who was idle begins level with the others.
+
+Source: start-time fair queueing: Goyal, Vin and Cheng 1996. Leases: Gray and Cheriton 1989.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from rate_limit.gcra import (
+    FULL_PACE,
+    SECOND_NS,
+    Arrivals,
+    Rate,
+    Terms,
+    drained,
+    idle,
+    overloaded,
+    pace_at,
+    penalise,
+    reserve,
+)
+from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot, SourceSnapshot
+
+HORIZON_NS = SECOND_NS // 20
+"""How far ahead slots are granted: later pauses, and sources that wake up, come before the rest."""
+
+SILENCE_NS = 3 * SECOND_NS
+"""A process unheard of for so long is dead: its callers lose their places."""
+
+_LONGEST_LINGER_NS = SECOND_NS // 4
+_BATCH_NS = SECOND_NS // 1000  # spare slots are granted together, so many that this time earns
+_MINUTE_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What all who share a limiter must agree on.
+
+    Raises:
+        ValueError: a weight is not above 0.
+    """
+
+    rate: Rate
+    adaptive: bool = False
+    shares: tuple[tuple[str, float], ...] = ()
+    """Source and weight, in the order of sources; none for first come, first served."""
+
+    def __post_init__(self) -> None:
+        wrong = [
+            f"{source!r}: {weight}" for source, weight in self.shares if not _is_weight(weight)
+        ]
+        if wrong:
+            raise ValueError(
+                f"cannot share a rate by {', '.join(wrong)}: a weight must be above 0 and finite; "
+                "leave a source out of shares to give it the common one"
+            )
+
+    def __str__(self) -> str:
+        rate = self.rate
+        return (
+            f"per_minute={rate.per_minute}, burst={rate.burst}, "
+            f"min_interval_s={rate.min_interval_s}, adaptive={self.adaptive}, "
+            f"shares={dict(self.shares)}"
+        )
+
+
+def _is_weight(weight: float) -> bool:
+    return 0 < weight < math.inf
+
+
+def split_burst(rate: Rate) -> tuple[Rate, int]:
+    """Part the burst: the rate to reserve by, and how long a slot may linger (ns)."""
+    quarter = -(-_LONGEST_LINGER_NS * rate.parts_per_ns // rate.interval_parts)
+    calls = 0 if rate.min_interval_ns else min(quarter, (rate.burst - 1) // 2)
+    linger_ns = min(_LONGEST_LINGER_NS, calls * rate.interval_parts // rate.parts_per_ns)
+    return replace(rate, burst=rate.burst - calls), linger_ns
+
+
+class Want(NamedTuple):
+    """A caller that waits."""
+
+    id: int
+    source: str
+    n: int
+    timeout_ns: int | None
+
+
+class Counts(NamedTuple):
+    """What became of a source's calls in one process since it reported last."""
+
+    passed: int
+    waited_s: float
+    waits: tuple[int, ...]
+    refused: int
+    abandoned: int
+
+    def plus(self, other: "Counts") -> "Counts":
+        """Both together."""
+        return Counts(
+            self.passed + other.passed,
+            self.waited_s + other.waited_s,
+            tuple(map(int.__add__, self.waits, other.waits)),
+            self.refused + other.refused,
+            self.abandoned + other.abandoned,
+        )
+
+
+NOTHING_DONE = Counts(0, 0.0, (0,) * (len(WAIT_BOUNDS_S) + 1), 0, 0)
+
+
+class Ask(NamedTuple):
+    """From a process to the keeper."""
+
+    fresh: bool
+    """The process begins anew; what it asked for before is void."""
+
+    wants: list[Want]
+    left: list[int]
+    """Callers that no longer wait."""
+
+    spare: dict[str, int]
+    """Source -> slots wanted for callers to come."""
+
+    counts: dict[str, Counts]
+
+
+class Answer(NamedTuple):
+    """From the keeper to a process; delays are nanoseconds from the moment it is made."""
+
+    known: bool = False
+    """Whether the keeper knows what the process asked for before; else it must ask again."""
+
+    epoch: int = 0
+    """Spare slots of other epochs are void."""
+
+    held_ns: int = 0
+    """How long the keeper had been asked when it answered."""
+
+    granted: tuple[tuple[int, int], ...] = ()
+    """Caller and delay."""
+
+    refused: tuple[tuple[int, int], ...] = ()
+    """Caller and delay of the slot, which lies beyond its timeout."""
+
+    spare: tuple[tuple[str, int, int], ...] = ()
+    """Source, delay, slots."""
+
+
+class Keeper:
+    """Reserves the slots and decides who gets them. Every method takes the keeper's time."""
+
+    def __init__(self, limits: Limits, now_ns: int, *, fresh: bool):
+        """`fresh`: nobody kept this rate before, so the bucket is full."""
+        self.limits = limits
+        self.next_ns: int | None = None
+        """When to `advance` at the latest; None when nobody waits."""
+
+        self.news: set[str] = set()
+        """Processes for which there is an answer."""
+
+        self._rate, _ = split_burst(limits.rate)
+        self._arrivals = idle() if fresh else drained(now_ns + HORIZON_NS, self._rate)
+        self._terms = Terms()
+        per_batch = _BATCH_NS * self._rate.parts_per_ns // self._rate.interval_parts
+        self._batch = max(1, min(per_batch, self._rate.burst))
+        shares = dict(limits.shares)
+        shares.setdefault("", min(shares.values(), default=1.0))
+        self._lines = {source: _Line(weight) for source, weight in shares.items()}
+        self._virtual = 0.0
+        self._processes: dict[str, _Process] = {}
+        self._totals: dict[str, Counts] = {}
+        self._seconds = deque[tuple[int, int]]()  # second, slots granted in it
+        self._wasted = 0
+
+    def ask(self, process: str, ask: Ask, now_ns: int) -> Answer:
+        """Take in what a process wants, and say what it gets at once."""
+        for source, counts in ask.counts.items():
+            self._totals[source] = self._totals.get(source, NOTHING_DONE).plus(counts)
+        if ask.fresh:
+            for gone in [key for key in self._processes if self._is_silent(key, now_ns)]:
+                self._forget(gone)
+            self._forget(process)
+            self._processes[process] = _Process(now_ns)
+        elif process not in self._processes:
+            return Answer()
+        if ask.left:
+            left = set(ask.left)
+            self._drop(lambda place: place.process == process and place.want.id in left)
+        for want in ask.wants:
+            self._enter(process, want, now_ns)
+        self.advance(now_ns)
+        spare = tuple(
+            (source, start_ns - now_ns, n)
+            for source, wanted in ask.spare.items()
+            for start_ns, n in self._grant_spare(source, wanted, now_ns)
+        )
+        return self.answer(process, now_ns)._replace(spare=spare)
+
+    def answer(self, process: str, now_ns: int, held_ns: int = 0) -> Answer:
+        """What there is for a process that asked before; called at least each `SILENCE_NS`."""
+        self.news.discard(process)
+        state = self._processes.get(process)
+        if state is None:
+            return Answer()
+        state.heard_ns = now_ns
+        granted = tuple((caller, start_ns - now_ns) for caller, start_ns in state.granted)
+        refused = tuple((caller, start_ns - now_ns) for caller, start_ns in state.refused)
+        state.granted, state.refused = [], []
+        return Answer(True, self._terms.epoch, held_ns, granted, refused)
+
+    def advance(self, now_ns: int) -> None:
+        """Grant the slots that are near."""
+        self.next_ns = None
+        while waiting := [line for line in self._lines.values() if line.places]:
+            line = min(waiting, key=lambda line: line.tag)
+            place = line.places[0]
+            if self._is_silent(place.process, now_ns):
+                self._forget(place.process)
+                continue
+            # More than a burst passes one by one; its caller is told of the last one.
+            n = place.missing if place.missing <= self._rate.burst else 1
+            start_ns, after = self._reserve(n, now_ns)
+            last_ns = start_ns + self._rate.for_calls_ns(place.missing - n)
+            if place.is_late(last_ns):
+                self._drop(lambda other, late=place: other is late)
+                self._refuse(place, last_ns)
+            elif start_ns > now_ns + HORIZON_NS:
+                self.next_ns = start_ns - HORIZON_NS // 2
+                return
+            else:
+                self._grant(line, n, after, now_ns)
+                line.backlog -= n
+                place.missing -= n
+                if not place.missing:
+                    line.places.popleft()
+                    self._processes[place.process].granted.append((place.want.id, start_ns))
+                    self.news.add(place.process)
+
+    def penalise(self, pause_ns: int, now_ns: int) -> None:
+        """A server pushes back: no more slots before the pause is over, spare ones are void."""
+        pushed, terms = penalise(self._arrivals, self._terms, now_ns, pause_ns, self._rate)
+        if pushed.tat_ns > self._arrivals.tat_ns:  # slots that are near may still pass, and count
+            spaced_ns = max(pushed.spaced_ns, self._arrivals.spaced_ns)
+            self._arrivals = pushed._replace(spaced_ns=spaced_ns)
+        if terms.epoch != self._terms.epoch:
+            self.news.update(self._processes)
+        self._terms = overloaded(terms, now_ns) if self.limits.adaptive else terms
+        for place in self._drop(lambda place: place.is_late(terms.paused_ns)):
+            self._refuse(place, terms.paused_ns)
+        self.advance(now_ns)
+
+    def snapshot(self, now_ns: int) -> Snapshot:
+        """What has happened so far; calls that pass from a lease are counted a second late."""
+        waiting: dict[str, int] = {}
+        for line in self._lines.values():
+            for place in line.places:
+                waiting[place.want.source] = waiting.get(place.want.source, 0) + 1
+        since = now_ns // SECOND_NS - _MINUTE_S
+        minute = sum(slots for second, slots in self._seconds if second > since)
+        rate = self.limits.rate
+        return Snapshot(
+            per_minute=rate.per_minute,
+            burst=rate.burst,
+            granted=self._arrivals.granted,
+            utilisation=minute / rate.per_minute,
+            penalties=self._terms.penalties,
+            rate_factor=pace_at(self._terms, now_ns) / FULL_PACE,
+            paused_s=max(0, self._terms.paused_ns - now_ns) / SECOND_NS,
+            abandoned=self._wasted + sum(total.abandoned for total in self._totals.values()),
+            sources={
+                source: SourceSnapshot(
+                    granted=total.passed,
+                    waiting=waiting.get(source, 0),
+                    waited_s=total.waited_s,
+                    waits=total.waits,
+                    refused=total.refused,
+                )
+                for source in sorted(self._totals.keys() | waiting)
+                for total in (self._totals.get(source, NOTHING_DONE),)
+            },
+        )
+
+    def _line(self, source: str) -> "_Line":
+        return self._lines.get(source) or self._lines[""]
+
+    def _reserve(self, n: int, now_ns: int) -> tuple[int, Arrivals]:
+        return reserve(self._arrivals, now_ns, n, self._rate, pace_at(self._terms, now_ns))
+
+    def _enter(self, process: str, want: Want, now_ns: int) -> None:
+        """Take a place in line, unless the slot would come too late."""
+        line = self._line(want.source)
+        if not line.places:
+            line.tag = max(line.tag, self._virtual)
+        deadline_ns = None if want.timeout_ns is None else now_ns + want.timeout_ns
+        place = _Place(process, want, deadline_ns)
+        if deadline_ns is not None:
+            slot_ns = self._expected_ns(line, want.n, now_ns)
+            if place.is_late(slot_ns):
+                self._refuse(place, slot_ns)
+                return
+        line.places.append(place)
+        line.backlog += want.n
+
+    def _expected_ns(self, line: "_Line", n: int, now_ns: int) -> int:
+        """When n calls that join a line now will pass, if nobody else comes."""
+        tag = line.tag + line.backlog / line.weight
+        ahead = line.backlog + sum(
+            min(other.backlog, math.ceil(max(0.0, tag - other.tag) * other.weight))
+            for other in self._lines.values()
+            if other is not line
+        )
+        arrivals, rate, pace = self._arrivals, self._rate, pace_at(self._terms, now_ns)
+        if ahead:
+            ahead_ns = rate.for_calls_ns(ahead) * FULL_PACE // pace
+            arrivals = arrivals._replace(
+                tat_ns=max(arrivals.tat_ns, now_ns) + ahead_ns,
+                spaced_ns=max(arrivals.spaced_ns, now_ns) + ahead * rate.min_interval_ns,
+            )
+        return reserve(arrivals, now_ns, n, rate, pace)[0]
+
+    def _grant(self, line: "_Line", n: int, after: Arrivals, now_ns: int) -> None:
+        self._arrivals = after
+        self._virtual = max(self._virtual, line.tag)
+        line.tag += n / line.weight
+        second = now_ns // SECOND_NS
+        if self._seconds and self._seconds[-1][0] == second:
+            n += self._seconds.pop()[1]
+        self._seconds.append((second, n))
+        while self._seconds[0][0] <= second - _MINUTE_S:
+            self._seconds.popleft()
+
+    def _grant_spare(self, source: str, wanted: int, now_ns: int) -> list[tuple[int, int]]:
+        """Instants and slots, of what nobody waits for."""
+        slots: list[tuple[int, int]] = []
+        line = self._line(source)
+        line.tag = max(line.tag, self._virtual)
+        while wanted and not any(line.places for line in self._lines.values()):
+            n = min(wanted, self._batch)
+            start_ns, after = self._reserve(n, now_ns)
+            if start_ns > now_ns + HORIZON_NS:
+                break
+            self._grant(line, n, after, now_ns)
+            slots.append((start_ns, n))
+            wanted -= n
+        return slots
+
+    def _refuse(self, place: "_Place", slot_ns: int) -> None:
+        self._processes[place.process].refused.append((place.want.id, slot_ns))
+        self.news.add(place.process)
+
+    def _is_silent(self, process: str, now_ns: int) -> bool:
+        return now_ns - self._processes[process].heard_ns > SILENCE_NS
+
+    def _forget(self, process: str) -> None:
+        self._drop(lambda place: place.process == process)
+        self._processes.pop(process, None)
+        self.news.discard(process)
+
+    def _drop(self, leaves: "Callable[[_Place], bool]") -> "list[_Place]":
+        """Take places out of the lines; what a caller of more than a burst got is lost."""
+        gone: list[_Place] = []
+        for line in self._lines.values():
+            gone_here = [place for place in line.places if leaves(place)]
+            if gone_here:
+                line.places = deque(place for place in line.places if not leaves(place))
+                line.backlog -= sum(place.missing for place in gone_here)
+            gone += gone_here
+        self._wasted += sum(place.want.n - place.missing for place in gone)
+        return gone
+
+
+class _Line:
+    """The callers of a source, or of several that share."""
+
+    __slots__ = ("backlog", "places", "tag", "weight")
+
+    def __init__(self, weight: float):
+        self.weight = weight
+        self.places: deque[_Place] = deque()
+        self.backlog = 0
+        """Calls wanted by all of them."""
+
+        self.tag = 0.0
+        """Virtual time at which the first of them is served."""
+
+
+class _Place:
+    """A caller's place in line."""
+
+    __slots__ = ("deadline_ns", "missing", "process", "want")
+
+    def __init__(self, process: str, want: Want, deadline_ns: int | None):
+        self.process, self.want, self.deadline_ns = process, want, deadline_ns
+        self.missing = want.n
+
+    def is_late(self, slot_ns: int) -> bool:
+        return self.deadline_ns is not None and slot_ns > self.deadline_ns
+
+
+class _Process:
+    """What the keeper remembers of a process."""
+
+    __slots__ = ("granted", "heard_ns", "refused")
+
+    def __init__(self, now_ns: int):
+        self.heard_ns = now_ns
+        self.granted: list[tuple[int, int]] = []
+        self.refused: list[tuple[int, int]] = []

@@ -1,0 +1,572 @@
+"""One rate for all processes of a Ray cluster: a named actor leases slots (`rate_limit.leases`).
+
+A process talks to the actor from one thread of its own, so neither threads nor event loops ever
+wait on Ray: a caller takes a leased slot, or sleeps until it is told its slot and then until the
+slot. All who ask meanwhile ask together.
+
+What can happen, and what follows:
+
+- actor killed, or its node lost: Ray starts it again, or the next process that asks makes another.
+  It knows from the cluster's store that it is not the first and begins with an empty bucket. Who
+  waits asks again, in the order of before within its process; one warning is logged.
+- process killed: its slots are over by time, and its callers lose their places
+  `leases.SILENCE_NS` later.
+- cluster lost: the limiter's state goes with it.
+
+What it does not promise:
+
+- the instant of the call: a slot passes within its linger, but a process that is told or woken
+  later than that passes late.
+- all of the burst back to back: up to half of it makes room for slots that are used late.
+- a pause (`penalise`) at once: who has its slot already, `leases.HORIZON_NS` ahead at most, passes;
+  spare slots of other processes are void when they hear of it.
+"""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from rate_limit.gcra import SECOND_NS, YEAR_NS, LimiterTimeout, Rate
+from rate_limit.lease_pool import Caller, LeasePool
+from rate_limit.leases import Answer, Ask, Keeper, Limits
+from rate_limit.snapshot import Snapshot
+from rate_limit.state_file import boottime_ns
+
+__all__ = ["LimiterTimeout", "RayRateLimiter"]
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+NAMESPACE = "verl-mixed"
+
+_LISTEN_S = 1.0  # the actor answers at the latest after this
+_REPORT_S = 1.0  # what passed from a lease is reported at the latest after this
+_GRACE_S = 2.0  # beyond its timeout, a caller waits so long for the actor to say no
+_CONNECT_S = 60.0
+_RETRY_S = 0.1
+
+
+class RayRateLimiter:
+    """A rate limit that every process of the Ray cluster with the same `name` shares.
+
+    Safe with threads, in asyncio, and pickled to other processes of the cluster. The slot of a
+    cancelled waiter goes to the next caller of this process, where one comes in time.
+
+    Args:
+        name: the limit is kept per name.
+        per_minute: sustained calls a minute.
+        burst: calls that may pass back to back after an idle spell.
+        min_interval_s: least time between two calls, bursts included.
+        adaptive: a storm of overloads (`penalise`) halves the rate, which then recovers.
+        shares: source -> weight; what each gets of the rate when all have callers that wait.
+            Sources not named have one share together: that of "", or else the smallest.
+            None: first come, first served.
+
+    Raises:
+        ValueError: a limit is out of range, or the name belongs to other limits.
+        RuntimeError: Ray is not initialised, or the actor does not answer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        per_minute: float,
+        burst: int,
+        min_interval_s: float = 0.0,
+        *,
+        adaptive: bool = False,
+        shares: Mapping[str, float] | None = None,
+    ):
+        rate = Rate(per_minute=per_minute, burst=burst, min_interval_s=min_interval_s)
+        in_order = tuple(sorted((shares or {}).items()))
+        self.__setstate__((name, Limits(rate=rate, adaptive=adaptive, shares=in_order)))
+        self._actor = _connect(name, self._limits)
+
+    def __getstate__(self) -> tuple[str, Limits]:
+        return self.name, self._limits
+
+    def __setstate__(self, state: tuple[str, Limits]) -> None:
+        self.name, self._limits = state
+        self._lock = threading.Lock()
+        self._pool = LeasePool(self.name, self._limits.rate)
+        self._agent: _Agent | None = None
+        self._actor: Any = None  # reached at the first call, which may not be in an event loop
+
+    @property
+    def rate(self) -> Rate:
+        """The limits."""
+        return self._limits.rate
+
+    def acquire(self, n: int = 1, timeout_s: float | None = None, source: str = "") -> float:
+        """Wait until n calls may pass together.
+
+        Args:
+            n: calls, >= 1. More than the burst pass one by one; the last of them is waited for.
+            timeout_s: longest wait; None waits as long as it takes.
+            source: for whom; see `shares`.
+
+        Returns:
+            Seconds waited; 0.0 when a leased slot was there.
+
+        Raises:
+            LimiterTimeout: the slot lies beyond `timeout_s` (nothing was reserved), or the actor
+                does not answer in time.
+            ValueError: n is below 1, or the name belongs to other limits by now.
+        """
+        if self._pass_now(n, source):
+            return 0.0
+        done = threading.Event()
+        caller = self._enter(n, timeout_s, source, done.set)
+        try:
+            if not done.wait(_patience_s(timeout_s)):
+                raise self._no_answer(caller)
+            while (left_s := self._left_s(caller)) > 0:
+                time.sleep(left_s)
+        except BaseException:
+            self._leave(caller)
+            raise
+        return self._passed(caller)
+
+    async def acquire_async(
+        self, n: int = 1, timeout_s: float | None = None, source: str = ""
+    ) -> float:
+        """`acquire` for coroutines."""
+        if self._pass_now(n, source):
+            return 0.0
+        loop = asyncio.get_running_loop()
+        done = asyncio.Event()
+        caller = self._enter(n, timeout_s, source, partial(_tell, loop, done))
+        try:
+            try:
+                await asyncio.wait_for(done.wait(), _patience_s(timeout_s))
+            except (TimeoutError, asyncio.TimeoutError):
+                raise self._no_answer(caller) from None
+            while (left_s := self._left_s(caller)) > 0:  # noqa: ASYNC110 (a sleep may end early)
+                await asyncio.sleep(left_s)
+        except BaseException:
+            self._leave(caller)
+            raise
+        return self._passed(caller)
+
+    def try_acquire(self, n: int = 1, source: str = "") -> bool:
+        """Let n calls pass if they may now; waits for nothing but the actor's answer."""
+        try:
+            self.acquire(n, timeout_s=0.0, source=source)
+        except LimiterTimeout:
+            return False
+        return True
+
+    def penalise(self, retry_after_s: float = 0.0, *, until_s: float | None = None) -> None:
+        """A server said 429 or 503: let nobody pass for a while, those who wait already included.
+
+        After it, calls come at the sustained rate without a burst. Where the limiter is `adaptive`,
+        each report counts as an overload too.
+
+        Args:
+            retry_after_s: the server's `Retry-After`, 0 to 86400; 0 where it named none. A pause
+                shorter than the one in force changes nothing.
+            until_s: in its place, the end of the pause on this host's `boottime_ns`, in seconds.
+        """
+        self._call("penalise", _pause_ns(retry_after_s, until_s)).result()
+
+    async def penalise_async(
+        self, retry_after_s: float = 0.0, *, until_s: float | None = None
+    ) -> None:
+        """`penalise` for coroutines."""
+        pause_ns = _pause_ns(retry_after_s, until_s)
+        await asyncio.wrap_future(self._call("penalise", pause_ns))
+
+    def snapshot(self) -> Snapshot:
+        """What has happened so far, in all processes; in others, up to a second ago."""
+        return self._call("snapshot").result()
+
+    async def snapshot_async(self) -> Snapshot:
+        """`snapshot` for coroutines."""
+        return await asyncio.wrap_future(self._call("snapshot"))
+
+    def close(self) -> None:
+        """Report what passed and end the thread; the next call begins again, who waits is told."""
+        with self._lock:
+            agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.stop()
+
+    def _pass_now(self, n: int, source: str) -> bool:
+        pool = self._pool
+        with self._lock:
+            if not pool.pass_now(n, source, boottime_ns()):
+                return False
+            if pool.is_low(source):
+                self._wake_agent()
+        return True
+
+    def _enter(
+        self, n: int, timeout_s: float | None, source: str, wake: Callable[[], object]
+    ) -> Caller:
+        if n < 1 or self.rate.for_calls_ns(n) > YEAR_NS:
+            raise ValueError(
+                f"cannot acquire n={n} from limiter {self.name!r}: n must be at least 1, and pass "
+                "within a year at this rate"
+            )
+        now_ns = boottime_ns()
+        caller = Caller(n, source, now_ns, timeout_s, wake)
+        with self._lock:
+            self._pool.enter(caller, now_ns)
+            if self._pool.must_ask:
+                self._wake_agent()
+        return caller
+
+    def _left_s(self, caller: Caller) -> float:
+        """Seconds until the slot of a caller that was told."""
+        if caller.error is not None:
+            raise caller.error
+        assert caller.slot is not None
+        return (caller.slot.from_ns - boottime_ns()) / SECOND_NS
+
+    def _leave(self, caller: Caller) -> None:
+        with self._lock:
+            if caller.error is not None:
+                self._pool.refused(caller)
+            else:
+                self._pool.leave(caller, boottime_ns())
+            if self._pool.must_ask or self._pool.must_report:
+                self._wake_agent()
+
+    def _passed(self, caller: Caller) -> float:
+        with self._lock:
+            return self._pool.passed(caller, boottime_ns())
+
+    def _no_answer(self, caller: Caller) -> LimiterTimeout:
+        waited_s = (boottime_ns() - caller.entered_ns) / SECOND_NS
+        return LimiterTimeout(
+            f"no answer from the actor of limiter {self.name!r} in {waited_s:.1f} s: it is dead, "
+            "starting or unreachable; look for it with `ray list actors`"
+        )
+
+    def _wake_agent(self) -> "_Agent":
+        """Under the lock."""
+        agent = self._agent
+        if agent is None:
+            agent = self._agent = _Agent(
+                self.name, self._limits, self._lock, self._pool, self._actor
+            )
+        agent.wake()
+        return agent
+
+    def _call(self, method: str, *args: object) -> "concurrent.futures.Future[Any]":
+        with self._lock:
+            agent = self._wake_agent()
+        return agent.submit(agent.call(method, *args))
+
+
+class _Agent:
+    """The thread of a process that talks to the actor, in an event loop of its own."""
+
+    def __init__(
+        self, name: str, limits: Limits, lock: threading.Lock, pool: LeasePool, actor: Any
+    ):
+        self._name, self._limits = name, limits
+        self._lock, self._pool, self._actor = lock, pool, actor
+        self._process = uuid.uuid4().hex
+        self._work, self._listening = asyncio.Event(), asyncio.Event()
+        self._asking = asyncio.Lock()
+        self._woken = False
+        self._stopping = False
+        self._asks = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._live, name=f"rate-limit:{name}", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There is something to ask or tell. Under the lock."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._work.set)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
+        """Have a coroutine run here."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def stop(self) -> None:
+        """Report what there is to report, and end."""
+        with self._lock:
+            self._stopping = True
+            self.wake()
+        self._thread.join()
+
+    async def call(self, method: str, *args: object) -> Any:
+        """What a method of the actor returns, after it knows all that happened here."""
+        from ray.exceptions import RayActorError
+
+        while True:
+            await self._exchange()
+            actor = self._reach()
+            try:
+                return await getattr(actor, method).remote(*args)
+            except RayActorError as error:
+                await self._lost(actor, error)
+
+    def _live(self) -> None:
+        try:
+            self._loop.run_until_complete(self._run())
+        finally:
+            self._loop.close()
+
+    async def _run(self) -> None:
+        listener = asyncio.ensure_future(self._listen())
+        while not self._stopping:
+            with self._lock:
+                timeout_s = _REPORT_S if self._pool.must_report else None
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._work.wait(), timeout_s)
+            self._work.clear()
+            with contextlib.suppress(Exception):  # those who wait raise it
+                await self._exchange()
+        with contextlib.suppress(Exception):  # what passed meanwhile goes unreported
+            await self._exchange()
+        listener.cancel()
+        await asyncio.gather(listener, return_exceptions=True)
+        with self._lock:
+            self._pool.fail(
+                RuntimeError(f"limiter {self._name!r} was closed while a caller waited")
+            )
+
+    async def _exchange(self) -> None:
+        """Ask the actor for what callers of this process want."""
+        from ray.exceptions import RayActorError
+
+        async with self._asking:
+            try:
+                actor = self._reach()
+                with self._lock:
+                    self._woken = False
+                    self._asks += 1
+                    asked_ns = boottime_ns()
+                    ask = self._pool.ask(asked_ns)
+                answer = await actor.ask.remote(self._process, ask)
+            except RayActorError as error:
+                await self._lost(self._actor, error)
+                return
+            except Exception as error:
+                self._actor = None
+                with self._lock:
+                    self._woken = False
+                    self._pool.fail(error)
+                raise
+            with self._lock:
+                self._pool.served(answer, asked_ns, boottime_ns())
+                if self._pool.must_ask:
+                    self.wake()
+        self._listening.set()
+
+    async def _listen(self) -> None:
+        """Take in what the actor has for those who were not served at once."""
+        from ray.exceptions import RayError
+
+        while True:
+            await self._listening.wait()
+            with self._lock:
+                actor, asks = self._actor, self._asks
+                if actor is None or not self._pool.must_listen:
+                    self._listening.clear()
+                    continue
+            asked_ns = boottime_ns()
+            try:
+                answer = await actor.collect.remote(self._process)
+            except RayError as error:
+                await self._lost(actor, error)
+                continue
+            with self._lock:
+                if answer.known or asks == self._asks:
+                    self._pool.hear(answer, asked_ns, boottime_ns())
+                if self._pool.must_ask:
+                    self.wake()
+
+    def _reach(self) -> Any:
+        """The actor; blocks this loop, which is nobody else's, where it must be found first."""
+        if self._actor is None:
+            self._actor = _connect(self._name, self._limits)
+        return self._actor
+
+    async def _lost(self, actor: Any, error: Exception) -> None:
+        """The actor died: let those who wait ask the next one."""
+        if actor is not None and actor is self._actor:
+            cause = str(error).partition("\n")[0]
+            _log.warning("limiter=%r actor=lost, asking its successor: %s", self._name, cause)
+            self._actor = None
+        await asyncio.sleep(_RETRY_S)
+        with self._lock:
+            self._pool.ask_again()
+            self.wake()
+
+
+class _KeeperActor:
+    """The `Keeper` in an actor of its own, with timers."""
+
+    def __init__(self, name: str, limits: Limits):
+        self._keeper = Keeper(limits, boottime_ns(), fresh=_is_first(name))
+        self._news: dict[str, asyncio.Event] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def limits(self) -> Limits:
+        return self._keeper.limits
+
+    async def ask(self, process: str, ask: Ask) -> Answer:
+        answer = self._keeper.ask(process, ask, boottime_ns())
+        self._tell()
+        return answer
+
+    async def collect(self, process: str) -> Answer:
+        """What there is for a process; waits until there is something."""
+        asked_ns = boottime_ns()
+        if process not in self._keeper.news:
+            news = self._news[process] = asyncio.Event()
+            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                await asyncio.wait_for(news.wait(), _LISTEN_S)
+            if self._news.get(process) is news:
+                del self._news[process]
+        now_ns = boottime_ns()
+        return self._keeper.answer(process, now_ns, held_ns=now_ns - asked_ns)
+
+    async def penalise(self, pause_ns: int) -> None:
+        self._keeper.penalise(pause_ns, boottime_ns())
+        self._tell()
+
+    async def snapshot(self) -> Snapshot:
+        return self._keeper.snapshot(boottime_ns())
+
+    def _advance(self) -> None:
+        self._keeper.advance(boottime_ns())
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake the processes that have news, and come back for the others."""
+        for process in self._keeper.news:
+            if news := self._news.get(process):
+                news.set()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._keeper.next_ns is not None:
+            delay_s = (self._keeper.next_ns - boottime_ns()) / SECOND_NS
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._advance)
+
+
+def snapshot_of(name: str) -> Snapshot:
+    """What the limiter of this name has done, in the Ray cluster this process is connected to.
+
+    Raises:
+        ValueError: there is none of this name.
+    """
+    return _ray().get(_existing(name).snapshot.remote(), timeout=_CONNECT_S)
+
+
+def end(name: str) -> None:
+    """End the limiter of this name, if there is one; the next process that wants it makes it anew.
+
+    Its bucket is empty then, and its limits may be others. Who uses it now goes on with the new
+    one, or is told that the limits differ.
+    """
+    with contextlib.suppress(ValueError):
+        _ray().kill(_existing(name))
+
+
+def _existing(name: str) -> Any:
+    try:
+        return _ray().get_actor(_actor_name(name), namespace=NAMESPACE)
+    except ValueError as error:
+        raise ValueError(
+            f"no limiter {name!r} in this Ray cluster; look for actors named rate-limit:* with "
+            "`ray list actors`"
+        ) from error
+
+
+def _ray() -> Any:
+    """Imported where it is needed: the package works without."""
+    import ray
+
+    return ray
+
+
+def _actor_name(name: str) -> str:
+    return f"rate-limit:{name}"
+
+
+def _is_first(name: str) -> bool:
+    """Whether no actor kept this limit before in this cluster; says so once."""
+    from ray.experimental.internal_kv import _internal_kv_put  # pyright: ignore[reportPrivateUsage]
+
+    key = f"{NAMESPACE}/rate-limit/{name}".encode()
+    return not _internal_kv_put(key, b"made", overwrite=False)
+
+
+def _connect(name: str, limits: Limits) -> Any:
+    """The actor of a limit, made where there is none.
+
+    Raises:
+        RuntimeError: Ray is not initialised, or the actor does not answer.
+        ValueError: the name belongs to other limits.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError, RayActorError
+
+    if not ray.is_initialized():
+        raise RuntimeError(
+            f"cannot reach limiter {name!r}: Ray is not initialised in this process; call "
+            "ray.init() first, or limit one host with FileRateLimiter"
+        )
+    kind: Any = ray.remote(_KeeperActor)
+    options = kind.options(
+        name=_actor_name(name),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_concurrency=100_000,
+    )
+    deadline_s = time.monotonic() + _CONNECT_S
+    while True:
+        try:
+            actor = options.remote(name, limits)
+            theirs = ray.get(actor.limits.remote(), timeout=_CONNECT_S)
+            break
+        except (GetTimeoutError, RayActorError) as error:
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(
+                    f"no answer from the actor of limiter {name!r} in {_CONNECT_S} s: it cannot "
+                    "start or be reached; look for it with `ray list actors`"
+                ) from error
+            time.sleep(_RETRY_S)
+    if theirs != limits:
+        raise ValueError(
+            f"cannot limit by {limits}: limiter {name!r} of this cluster has {theirs}; use the "
+            "same limits everywhere, or another name"
+        )
+    return actor
+
+
+def _pause_ns(retry_after_s: float, until_s: float | None) -> int:
+    if until_s is not None:
+        retry_after_s = max(0.0, until_s - boottime_ns() / SECOND_NS)
+    if not 0 <= retry_after_s <= 86400:
+        raise ValueError(
+            f"cannot penalise by retry_after_s={retry_after_s}: must be from 0 to 86400"
+        )
+    return int(retry_after_s * SECOND_NS)
+
+
+def _patience_s(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else timeout_s + _GRACE_S
+
+
+def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits in it
+        loop.call_soon_threadsafe(done.set)

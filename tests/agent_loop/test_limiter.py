@@ -1,0 +1,109 @@
+"""Which limiter a run has, with which limits, and its numbers in metrics and Prometheus."""
+
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+import pytest
+
+from agent_loop.tools.limiter import limiter_metrics, make_limiter, rate_of
+from agent_loop.tools.limiter_collector import LimiterCollector
+from config.schema import MixedConfig, RateLimitConfig, SourceConfig, ToolConfig
+from rate_limit.file_limiter import FileRateLimiter
+from rate_limit.gcra import Rate
+
+
+def tools_with(**values: Any) -> ToolConfig:
+    return ToolConfig(server_url="http://127.0.0.1:9", **values)
+
+
+def mixed_in(folder: Path, **limits: Any) -> MixedConfig:
+    return MixedConfig(
+        sources={"taco": SourceConfig(ratio=1), "nq": SourceConfig(ratio=1)},
+        experiment="here",
+        run_dir=str(folder),
+        rate_limit=RateLimitConfig(**limits),
+    )
+
+
+def test_the_knobs_are_those_of_the_tool_config(tmp_path: Path):
+    tools = tools_with(rate_limit_per_minute=120, burst=7, request_interval=0.25)
+    limiter = make_limiter(tools, mixed_in(tmp_path))
+    assert limiter.rate == Rate(per_minute=120, burst=7, min_interval_s=0.25)
+
+
+def test_a_strict_window_takes_the_burst_off_the_rate(tmp_path: Path):
+    tools = tools_with(rate_limit_per_minute=600, burst=100)
+    assert rate_of(tools, mixed_in(tmp_path, strict_window_s=60)).per_minute == 500
+    with pytest.raises(ValueError, match="lower the burst"):
+        rate_of(tools, mixed_in(tmp_path, strict_window_s=10))
+
+
+def test_the_file_is_the_runs_own_or_the_one_that_runs_share(tmp_path: Path):
+    assert make_limiter(tools_with(), mixed_in(tmp_path)).snapshot().burst == 100
+    assert (tmp_path / "rate_limit.state").exists()
+    shared = tools_with(rate_limit_file=str(tmp_path / "common"))
+    make_limiter(shared, mixed_in(tmp_path / "a")).acquire()
+    assert make_limiter(shared, mixed_in(tmp_path / "b")).snapshot().granted == 1
+
+
+def test_another_run_with_other_limits_is_refused_or_followed(tmp_path: Path):
+    file = str(tmp_path / "common")
+    first = make_limiter(tools_with(rate_limit_file=file), mixed_in(tmp_path))
+    other = tools_with(rate_limit_file=file, rate_limit_per_minute=60)
+    with pytest.raises(ValueError, match="give every process the same limits"):
+        make_limiter(other, mixed_in(tmp_path))
+    make_limiter(other, mixed_in(tmp_path, on_config_change="adopt"))
+    first.try_acquire()
+    assert first.rate.per_minute == 60
+
+
+def test_shares_and_adaptation_reach_the_limiter(tmp_path: Path):
+    mixed = mixed_in(tmp_path, shares={"taco": 3, "nq": 1}, adaptive=True)
+    limiter = make_limiter(tools_with(), mixed)
+    assert isinstance(limiter, FileRateLimiter)
+    assert limiter.rate.weights == (("", 1), ("nq", 1), ("taco", 3))
+    assert limiter.adaptive
+
+
+def test_metrics_are_of_all_and_of_each_source(tmp_path: Path):
+    limiter = make_limiter(tools_with(rate_limit_per_minute=600), mixed_in(tmp_path))
+    limiter.acquire(3, source="nq")
+    limiter.penalise()
+    metrics = limiter_metrics(limiter.snapshot())
+    assert metrics == {
+        "mixed/limiter/granted": 3,
+        "mixed/limiter/waiting": 0,
+        "mixed/limiter/waited_s": 0.0,
+        "mixed/limiter/utilisation": 3 / 600,
+        "mixed/limiter/penalties": 1,
+        "mixed/limiter/rate_factor": 1.0,
+        "mixed/limiter/abandoned": 0,
+        "mixed/nq/limiter/granted": 3,
+        "mixed/nq/limiter/waited_s": 0.0,
+        "mixed/nq/limiter/refused": 0,
+    }
+
+
+def test_prometheus_sees_the_limiter_as_it_is_when_it_looks(tmp_path: Path):
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(LimiterCollector(tmp_path / "rate_limit.state"))
+    assert prometheus_client.generate_latest(registry) == b""
+    limiter = make_limiter(tools_with(burst=2, rate_limit_per_minute=60_000), mixed_in(tmp_path))
+    for _ in range(3):
+        limiter.acquire(source="nq")
+    seen = prometheus_client.generate_latest(registry).decode()
+    assert "limiter_granted_total 3.0" in seen
+    assert 'limiter_calls_total{source="nq"} 3.0' in seen
+    assert 'limiter_waiting{source="nq"} 0.0' in seen
+    assert 'limiter_wait_seconds_bucket{le="+Inf",source="nq"} 3.0' in seen
+    assert 'limiter_wait_seconds_count{source="nq"} 3.0' in seen
+    assert "limiter_burst 2.0" in seen
+
+
+def test_prometheus_goes_on_without_a_limiter_that_cannot_be_read(tmp_path: Path, caplog):
+    (tmp_path / "rate_limit.state").write_bytes(b"junk")
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(LimiterCollector(tmp_path / "rate_limit.state"))
+    assert prometheus_client.generate_latest(registry) == b""
+    assert "rate_limit.state" in caplog.text
