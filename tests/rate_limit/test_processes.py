@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Generator
 from multiprocessing.connection import Connection
@@ -259,3 +260,41 @@ def test_a_read_only_disk_is_named(small_disk: Path):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(OSError, match=r"cannot open state_file=.*choose a folder that can be"):
         FileRateLimiter(small_disk / "rate", per_minute=60, burst=5)
+
+
+TIME_NAMESPACE = ["unshare", "--time", "--boottime", "1000000", "--fork"]
+
+
+@pytest.mark.skipif(
+    not shutil.which("unshare")
+    or subprocess.run([*TIME_NAMESPACE, "true"], capture_output=True, check=False).returncode != 0,
+    reason="no time namespaces here",
+)
+def test_a_container_with_another_boot_time_shares_the_rate(tmp_path: Path):
+    limiter = FileRateLimiter(tmp_path / "rate", per_minute=1, burst=3)
+    limiter.acquire()
+    program = (
+        "import sys; from rate_limit.file_limiter import FileRateLimiter; "
+        "limiter = FileRateLimiter(sys.argv[1], per_minute=1, burst=3); "
+        "print(sum(limiter.try_acquire() for _ in range(5)))"
+    )
+    command = [*TIME_NAMESPACE, sys.executable, "-c", program, str(limiter.path)]
+    root = Path(__file__).parents[2]
+    inside = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
+    assert inside.stdout.split() == ["2"]
+    assert not limiter.try_acquire()
+
+
+def test_a_program_started_from_here_inherits_no_lock(tmp_path: Path):
+    limiter = FileRateLimiter(tmp_path / "rate", per_minute=60, burst=3)
+    limiter.acquire()
+    file = limiter._file
+    assert file.lock(blocking=True)
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False) as child:
+        file.unlock()
+        limiter.close()
+        names = [
+            os.readlink(f"/proc/{child.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{child.pid}/fd")
+        ]
+        assert not [name for name in names if name.startswith(str(tmp_path))]
+        assert limiter.try_acquire()
