@@ -17,6 +17,7 @@ from agent_loop.tools.sandbox import (
     choose_sandbox,
 )
 from agent_loop.tools.server import SANDBOX, SANDBOX_FAULT, ServerSettings, create_app
+from rate_limit.file_limiter import FileRateLimiter
 
 CORPUS = [
     {"id": "0", "contents": '"Sapphire Bridge"\nA book by Lukas Barrow.'},
@@ -180,6 +181,15 @@ async def test_health_says_which_sandbox_and_metrics_count_requests(url):
     assert health["passages"] == len(CORPUS)
     assert health["sandbox"] in ("bubblewrap", "landlock")
     assert 'tool_requests_total{status="200",tool="calculate"} 1.0' in metrics
+
+
+async def test_metrics_tell_what_the_limiter_of_those_who_call_does(app_settings, tmp_path):
+    path = tmp_path / "rate_limit.state"
+    async for address in serve(create_app(app_settings.model_copy(update={"limiter_path": path}))):
+        FileRateLimiter(path, per_minute=60, burst=5).acquire(2, source="nq")
+        async with aiohttp.ClientSession() as session:
+            metrics = await (await session.get(f"{address}/metrics")).text()
+    assert 'limiter_calls_total{source="nq"} 2.0' in metrics
 
 
 async def test_without_isolation_no_program_runs_and_the_rest_works(app_settings, monkeypatch):

@@ -110,6 +110,10 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
         ("mixed.sources.math.ratio={0:1,9:-1}", "mixed.sources.math: ratio=-1.0"),
         ("mixed.sources.math.max_turns=0", "mixed.sources.math.max_turns"),
         ("mixed.sources.math.max_response_length=161", "data.max_response_length=160"),
+        ("mixed.rate_limit.backend=redis", "mixed.rate_limit.backend"),
+        ("mixed.rate_limit.shares={taco: 0}", "shares={'taco': 0.0} must be finite and above 0"),
+        ("mixed.rate_limit.shares={tacos: 1}", "mixed.rate_limit.shares.tacos: no such source"),
+        ("mixed.rate_limit.strict_window_s=0.5", "lower the burst"),
     ],
 )
 def test_a_value_verl_cannot_run_with_is_one_problem(
