@@ -38,6 +38,7 @@ MODES = {
         "actor_rollout_ref.actor.ppo_mini_batch_size=5",
         "mixed.sources.math.rollout_n=6",
         "mixed.sources.nq.temperature=0.7",
+        "mixed.rate_limit.shares={taco: 1, nq: 1, math: 2}",
     ],
     "sync_filtered": [
         "algorithm.filter_groups.enable=true",
@@ -46,6 +47,7 @@ MODES = {
     ],
     "colocate_async": [
         "trainer.v1.trainer_mode=mixed_colocate_async",
+        "mixed.rate_limit.backend=ray",
         "ray_kwargs.ray_init.include_dashboard=false",
     ],
 }
@@ -269,6 +271,14 @@ def test_rollout_and_trainer_agree_on_every_probability(job: Job):
         pytest.skip("its rollouts are of earlier weights")
     for line in metrics(job.folder)[-STEPS:]:
         assert line["metrics"]["training/rollout_probs_diff_max"] < 1e-5
+
+
+def test_every_tool_call_passed_the_limiter_in_the_name_of_its_source(job: Job):
+    last = metrics(job.folder)[-1]["metrics"]
+    granted = {source: last[f"mixed/{source}/limiter/granted"] for source in QUOTAS}
+    assert all(granted.values())
+    # A step's line is written while rollouts of the next one may call already; an actor hears late.
+    assert last["mixed/limiter/granted"] >= sum(granted.values())
 
 
 def test_every_mask_bit_of_the_run_is_accounted_for(run: Path):
