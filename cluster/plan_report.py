@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from agent_loop.rewards import default_reward
+from agent_loop.tools.limiter import rate_of
 from cluster.compose import at, files_at
 from cluster.preflight import mixture_problems
 from cluster.run_audit import plan_of, rows_of
@@ -286,18 +287,19 @@ def _tool_load(
     queued = max(0, calls_per_step - tools.burst)
     apart = max(0, calls_per_step - 1) * tools.request_interval
     limited = tools.enable_global_rate_limit
+    per_minute = rate_of(tools, mixed).per_minute
     waits_s = max(
-        min(at_once, queued) * 60 / tools.rate_limit_per_minute,
+        min(at_once, queued) * 60 / per_minute,
         min(at_once, calls_per_step - 1) * tools.request_interval,
     )
     return ToolLoad(
         calls=sum(source.tool_calls for source in sources.values()),
         calls_per_step=calls_per_step,
         limited=limited,
-        per_minute=tools.rate_limit_per_minute,
+        per_minute=per_minute,
         burst=tools.burst,
         request_interval_s=tools.request_interval,
-        added_s_per_step=max(queued * 60 / tools.rate_limit_per_minute, apart) if limited else 0.0,
+        added_s_per_step=max(queued * 60 / per_minute, apart) if limited else 0.0,
         longest_wait_s=waits_s if limited else 0.0,
         timeout_s=tools.timeout,
         carries=not limited or waits_s <= tools.timeout,
