@@ -372,9 +372,9 @@ class FileRateLimiter:
             again, after = self._next(state, now_ns, slot.want, None if is_void else slot.grant)
         except LimiterTimeout:
             if not is_void and isinstance(state, Spread):
-                self._file.write(shared.leave(slot.grant, state, slot.want.n, self.rate))
+                self._file.write(shared.leave(slot.grant, state, slot.want.n))
             raise
-        counted_before = state.granted >= slot.after.granted
+        counted_before = not is_void or state.granted >= slot.after.granted
         self._file.write(after._replace(granted=state.granted) if counted_before else after)
         return again
 
@@ -486,7 +486,7 @@ class FileRateLimiter:
             elif isinstance(state, Arrivals) or isinstance(slot.after, Arrivals):
                 without = slot.before if state == slot.after else None
             elif slot.grant.mark is not None:
-                without = shared.leave(slot.grant, state, n, rate)
+                without = shared.leave(slot.grant, state, n)
             else:
                 assert isinstance(slot.before, Spread)
                 without = shared.undo(slot.before, slot.made_ns, slot.after, state, n, rate, source)

@@ -30,7 +30,10 @@ class Spread(NamedTuple):
     """Theoretical arrival time of each source, by its own clock."""
 
     spare: int
-    """That of the spare bucket, by its own clock."""
+    """That of the spare bucket, by its own clock; with the tokens that are waited for."""
+
+    taken: int
+    """The same without them."""
 
     spilt: int
     """The spare bucket's clock: what has run over."""
@@ -54,6 +57,9 @@ class Grant(NamedTuple):
 
     latest_ns: float = math.inf
     """When a token of the source's own would have come: from then on one is taken."""
+
+    made_ns: int = 0
+    """When it was asked for."""
 
 
 class _Buckets(NamedTuple):
@@ -89,14 +95,14 @@ def burst_of(source: str, rate: Rate) -> int:
 
 def idle(rate: Rate) -> Spread:
     """Nobody called for a long time: all buckets are full."""
-    return Spread((0,) * len(rate.weights), 0, 0, 0, 0)
+    return Spread((0,) * len(rate.weights), 0, 0, 0, 0, 0)
 
 
 def drained(now_ns: int, rate: Rate, granted: int = 0) -> Spread:
     """Whatever passed until now: all buckets are empty at `now_ns`."""
     buckets = _buckets(rate)
     own = (now_ns * speed + size for speed, size in zip(buckets.speeds, buckets.sizes, strict=True))
-    return Spread(tuple(own), buckets.spare_size, 0, 0, granted)
+    return Spread(tuple(own), buckets.spare_size, buckets.spare_size, 0, 0, granted)
 
 
 def reserve(
@@ -117,7 +123,7 @@ def reserve(
         when the calls may pass, and the state after the grant.
     """
     spread = _spill(spread, now_ns, _buckets(rate))
-    return _choose(spread, now_ns, n, rate, pace, source, math.inf)
+    return _choose(spread, now_ns, n, rate, pace, source, Grant(now_ns, made_ns=now_ns))
 
 
 def confirm(
@@ -137,21 +143,24 @@ def confirm(
     buckets = _buckets(rate)
     spread = _spill(spread, now_ns, buckets)
     if grant.mark is None or grant.generation != spread.generation:
-        return _choose(spread, now_ns, n, rate, pace, source, grant.latest_ns)
+        return _choose(spread, now_ns, n, rate, pace, source, grant)
     start_ns = _when(spread, grant.mark, now_ns, buckets)
     if start_ns <= now_ns:
-        return Grant(now_ns), spread
+        cost = n * buckets.token * FULL_PACE // pace
+        return Grant(now_ns), spread._replace(taken=max(spread.taken, grant.mark) + cost)
     own, after = _of_own(spread, now_ns, n, buckets, pace, source)
-    if start_ns <= min(own.start_ns, grant.latest_ns):
-        return grant._replace(start_ns=start_ns), spread
-    return own, _without_marks(after, buckets)
+    latest_ns = min(own.start_ns, grant.latest_ns)
+    if start_ns <= latest_ns:
+        # The longer it waits, the seldomer it looks: its token does not run away.
+        later_ns = now_ns + (now_ns - grant.made_ns) // 8
+        return grant._replace(start_ns=max(start_ns, min(later_ns, int(latest_ns)))), spread
+    return own, _without_marks(after)
 
 
-def leave(grant: Grant, spread: Spread, n: int, rate: Rate) -> Spread:
+def leave(grant: Grant, spread: Spread, n: int) -> Spread:
     """Give back a grant with a mark."""
-    if grant.generation != spread.generation:
-        return spread._replace(granted=spread.granted - n)
-    return _without_marks(spread._replace(granted=spread.granted - n), _buckets(rate))
+    spread = spread._replace(granted=spread.granted - n)
+    return spread if grant.generation != spread.generation else _without_marks(spread)
 
 
 def undo(
@@ -174,13 +183,9 @@ def undo(
     return spread._replace(own=own, granted=spread.granted - n)
 
 
-def _without_marks(spread: Spread, buckets: _Buckets) -> Spread:
-    """Let all who count on spare tokens choose again, rather than wait for those of one who left.
-
-    Spare tokens that came into being until now count as used.
-    """
-    spare = min(spread.spare, spread.spilt + buckets.spare_size)
-    return spread._replace(spare=spare, generation=spread.generation + 1)
+def _without_marks(spread: Spread) -> Spread:
+    """Let all who count on spare tokens choose again, rather than wait for those of who left."""
+    return spread._replace(spare=spread.taken, generation=spread.generation + 1)
 
 
 def penalise(
@@ -201,7 +206,8 @@ def penalise(
     )
     own = tuple(map(max, map(min, spread.own, limit.own), least))
     spare = spread.spilt + buckets.spare_size
-    spread = spread._replace(own=own, spare=spare, generation=spread.generation + 1)
+    generation = spread.generation + 1
+    spread = spread._replace(own=own, spare=spare, taken=spare, generation=generation)
     return spread, terms._replace(epoch=terms.epoch + 1, paused_ns=paused_ns)
 
 
@@ -234,9 +240,9 @@ def _choose(
     rate: Rate,
     pace: int,
     source: str,
-    latest_ns: float,
+    asked: Grant,
 ) -> tuple[Grant, Spread]:
-    """Tokens of the source's own, or spare ones that come sooner, and before `latest_ns`."""
+    """Tokens of the source's own, or spare ones that come sooner, and before `asked.latest_ns`."""
     buckets = _buckets(rate)
     cost = n * buckets.token
     own, after = _of_own(spread, now_ns, n, buckets, pace, source)
@@ -244,14 +250,15 @@ def _choose(
         return own, after
     mark = spread.spare + cost - buckets.spare_size
     start_ns = _when(spread, mark, now_ns, buckets)
-    latest_ns = min(latest_ns, own.start_ns)
+    latest_ns = min(asked.latest_ns, own.start_ns)
     if start_ns > now_ns and start_ns >= latest_ns:
         return own, after
     spare = max(spread.spare, spread.spilt) + cost * FULL_PACE // pace
     spread = spread._replace(spare=spare, granted=spread.granted + n)
     if start_ns <= now_ns:
-        return Grant(now_ns), spread
-    return Grant(start_ns, mark, spread.generation, latest_ns), spread
+        taken = max(spread.taken, spread.spilt) + cost * FULL_PACE // pace
+        return Grant(now_ns), spread._replace(taken=taken)
+    return Grant(start_ns, mark, spread.generation, latest_ns, asked.made_ns), spread
 
 
 def _of_own(

@@ -15,6 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 import ray
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 MOST_SKEW_S = 0.05
@@ -45,10 +46,10 @@ def lock_problems(folder: Path) -> list[str]:
     ]
     try:
         addresses = list(nodes.values())
-        opened = [_get(probe.open.remote()) for probe in probes]
+        opened = [_opened(probe) for probe in probes]
         problems = [
             f"node {address}: cannot use {folder}: {fault}; mount one folder at this path on all "
-            "nodes"
+            "nodes, and try again when the dead ones are gone (`ray status`)"
             for address, fault in zip(addresses, opened, strict=True)
             if fault
         ]
@@ -75,6 +76,14 @@ def lock_problems(folder: Path) -> list[str]:
             with suppress(Exception):
                 _get(probe.leave.remote())
             ray.kill(probe)
+
+
+def _opened(probe: Any) -> str:
+    """Why it could not open the file; empty where it could."""
+    try:
+        return _get(probe.open.remote())
+    except RayError as error:
+        return f"no answer from the node ({type(error).__name__})"
 
 
 def _fault_between(holder: Any, other: Any) -> str | None:

@@ -189,7 +189,7 @@ def test_sources_that_all_want_more_get_their_shares_and_what_nobody_uses():
     callers = Callers(RATE)
     saturate(callers, ["taco", "nq", "math"], 10 * SECOND_NS)
     found = counts(callers.passed, SECOND_NS, 10 * SECOND_NS)
-    assert 8900 <= sum(found.values()) <= 9020  # 1000/s, of which a sixth is nobody's
+    assert 8990 <= sum(found.values()) <= 9020  # 1000/s, of which a sixth is nobody's
     for source, weight in (("taco", 5), ("nq", 3), ("math", 2)):
         assert 9000 * weight / 12 - 20 <= found[source]
 
@@ -216,7 +216,7 @@ def test_what_a_source_uses_now_and_then_leaves_the_rest_to_the_others():
         seen = len(callers.passed)
     found = counts(callers.passed, SECOND_NS, 10 * SECOND_NS)
     assert found["taco"] == 450
-    assert 8450 <= found["math"] <= 8570
+    assert 8540 <= found["math"] <= 8570
 
 
 def test_a_source_that_wakes_up_gets_its_share_from_that_instant():
