@@ -189,7 +189,7 @@ async def test_metrics_tell_what_the_limiter_of_those_who_call_does(app_settings
         FileRateLimiter(path, per_minute=60, burst=5).acquire(2, source="nq")
         async with aiohttp.ClientSession() as session:
             metrics = await (await session.get(f"{address}/metrics")).text()
-    assert 'limiter_calls_total{source="nq"} 2.0' in metrics
+        assert 'limiter_calls_total{source="nq"} 2.0' in metrics
 
 
 async def test_without_isolation_no_program_runs_and_the_rest_works(app_settings, monkeypatch):
