@@ -17,18 +17,37 @@ What it does not promise:
 """
 
 import asyncio
+import math
 import os
 import time
 import types
+import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from rate_limit import shares as shared
-from rate_limit.gcra import SECOND_NS, Arrivals, LimiterTimeout, Rate, overloaded, pace_at, reserve
+from rate_limit.gcra import (
+    SECOND_NS,
+    YEAR_NS,
+    Arrivals,
+    LimiterTimeout,
+    Rate,
+    overloaded,
+    pace_at,
+    reserve,
+)
 from rate_limit.shares import Grant, Spread
 from rate_limit.snapshot import Snapshot
-from rate_limit.state_file import WALL_CLOCK, OnConfigChange, State, StateFile, boottime_ns, law
+from rate_limit.state_file import (
+    FARTHEST_NS,
+    WALL_CLOCK,
+    OnConfigChange,
+    State,
+    StateFile,
+    boottime_ns,
+    law,
+)
 from rate_limit.stats import Stats, snapshot_of
 from rate_limit.waiting import Steps, run, run_async
 
@@ -36,6 +55,8 @@ __all__ = ["FileRateLimiter", "LimiterTimeout", "boottime_ns"]
 
 _LOCK_GRACE_NS = SECOND_NS // 50
 """How long a caller that will not wait for a slot still waits for the file."""
+_LONGEST_S = YEAR_NS / SECOND_NS
+_MOST_CALLS = 10**12
 _FIRST_RETRY_S = 0.0002
 _LAST_RETRY_S = 0.02
 
@@ -128,7 +149,12 @@ class FileRateLimiter:
         clock_id = WALL_CLOCK if across_hosts else None
         self._file = StateFile(path, rate, clock_ns, on_config_change, clock_id)
         self.path = self._file.path
-        self._stats = Stats(self.path)
+        self._stats = Stats(self.path, across_hosts)
+        self._begin_anew()
+        _all_limiters.add(self)
+
+    def _begin_anew(self) -> None:
+        """Nobody waits, nobody has left; in a forked child that is the parent's business."""
         self._left: list[_Slot] = []  # by cancelled waiters
         self._batch: _Batch | None = None
 
@@ -160,8 +186,7 @@ class FileRateLimiter:
         self, n: int = 1, timeout_s: float | None = None, source: str = ""
     ) -> float:
         """`acquire` for coroutines; lets the loop go on in any case."""
-        if n < 1:
-            raise self._no_such_n(n)
+        timeout_s = self._checked(n, timeout_s)
         loop = asyncio.get_running_loop()
         batch = self._batch
         if batch is None or batch.closed or batch.loop is not loop:
@@ -179,6 +204,8 @@ class FileRateLimiter:
                 await self._until_served(batch.served, deadline_ns)
         except BaseException as error:
             batch.wants[place] = None
+            if not any(batch.wants):
+                batch.closed = True  # who asks later does not ask with them
             if batch.done:
                 self._leave(batch.slots.get(place), n)
             if isinstance(error, LimiterTimeout):
@@ -187,7 +214,7 @@ class FileRateLimiter:
         slot = batch.slots.get(place)
         if slot is None:
             return 0.0
-        if isinstance(slot, Exception):
+        if isinstance(slot, BaseException):
             raise slot
         if batch.served is None and slot.passes_at_once:
             return 0.0
@@ -222,6 +249,7 @@ class FileRateLimiter:
 
     def snapshot(self) -> Snapshot:
         """What all processes with this file have done; takes no lock."""
+        self._stats.write()
         return snapshot_of(self.path, self._clock_ns)
 
     async def snapshot_async(self) -> Snapshot:
@@ -244,8 +272,7 @@ class FileRateLimiter:
         self, n: int, timeout_s: float | None, source: str, *, blocking: bool
     ) -> Steps[float]:
         """Returns seconds waited."""
-        if n < 1:
-            raise self._no_such_n(n)
+        timeout_s = self._checked(n, timeout_s)
         entered_ns = self._clock_ns()
         deadline_ns = None if timeout_s is None else entered_ns + int(timeout_s * SECOND_NS)
         want = _Want(n, source, entered_ns, deadline_ns)
@@ -273,6 +300,9 @@ class FileRateLimiter:
                 self._file.unlock()
         except Exception as error:  # it belongs to those who wait, and they raise it
             batch.slots = dict.fromkeys(places, error)
+        except BaseException:
+            batch.slots = dict.fromkeys(places, asyncio.CancelledError())
+            raise
         batch.done = True
         if batch.served is not None:
             batch.served.set()
@@ -298,6 +328,7 @@ class FileRateLimiter:
                 for n, source, _, _ in wants:
                     counts, at = self._stats.at_once(source)
                     counts[at] += n
+                self._stats.write()
                 return
         for place in places:
             want = batch.wants[place]
@@ -368,14 +399,14 @@ class FileRateLimiter:
         is_void = self._file.terms.epoch != slot.epoch
         if not is_void and slot.grant.mark is None:
             return slot
+        counted_on = None if is_void else slot.grant
         try:
-            again, after = self._next(state, now_ns, slot.want, None if is_void else slot.grant)
+            again, after = self._granted(state, now_ns, slot.want, counted_on)
         except LimiterTimeout:
             if not is_void and isinstance(state, Spread):
                 self._file.write(shared.leave(slot.grant, state, slot.want.n))
             raise
-        counted_before = not is_void or state.granted >= slot.after.granted
-        self._file.write(after._replace(granted=state.granted) if counted_before else after)
+        self._file.write(after._replace(granted=state.granted))  # counted when it was made
         return again
 
     def _read(self) -> tuple[State, int]:
@@ -401,11 +432,18 @@ class FileRateLimiter:
         if slot.passes_at_once:
             counts, at = self._stats.at_once(slot.want.source)
             counts[at] += slot.want.n
+            self._stats.write()
 
-    def _next(
+    def _next(self, state: State, now_ns: int, want: _Want) -> tuple[_Slot, State]:
+        """The next slot, and the state after it."""
+        if self._left and (slot := self._reuse(want, now_ns)) is not None:
+            return slot, state
+        return self._granted(state, now_ns, want)
+
+    def _granted(
         self, state: State, now_ns: int, want: _Want, counted_on: Grant | None = None
     ) -> tuple[_Slot, State]:
-        """The next slot, and the state after it.
+        """A new slot, and the state after it.
 
         Args:
             counted_on: what the caller has reserved already, if the others leave it.
@@ -413,8 +451,6 @@ class FileRateLimiter:
         n, source, entered_ns, deadline_ns = want
         rate, terms = self._file.rate, self._file.terms
         latest_ns = None if deadline_ns is None else max(deadline_ns, now_ns)
-        if self._left and (slot := self._reuse(want, now_ns, latest_ns, terms.epoch)) is not None:
-            return slot, state
         pace = pace_at(terms, now_ns)
         if isinstance(state, Arrivals):
             start_ns, after = reserve(state, now_ns, n, rate, pace)
@@ -423,6 +459,11 @@ class FileRateLimiter:
             grant, after = shared.reserve(state, now_ns, n, rate, pace, source)
         else:
             grant, after = shared.confirm(counted_on, state, now_ns, n, rate, pace, source)
+        if law(rate).latest_ns(after, rate) > now_ns + FARTHEST_NS + rate.burst_ns:
+            raise OverflowError(
+                f"cannot reserve n={n} calls from {self.path}: the last one is more than a year "
+                "away; raise the rate"
+            )
         if latest_ns is not None and grant.start_ns > latest_ns:
             assert deadline_ns is not None
             self._stats.refuse(source, n)
@@ -433,8 +474,10 @@ class FileRateLimiter:
             )
         return _Slot(grant, terms.epoch, want, now_ns, state, after), after
 
-    def _reuse(self, want: _Want, now_ns: int, latest_ns: int | None, epoch: int) -> _Slot | None:
+    def _reuse(self, want: _Want, now_ns: int) -> _Slot | None:
         """The next slot that a cancelled waiter left, if it fits; forgets those that are over."""
+        epoch, deadline_ns = self._file.terms.epoch, want.deadline_ns
+        latest_ns = None if deadline_ns is None else max(deadline_ns, now_ns)
         for slot in [s for s in self._left if s.start_ns <= now_ns or s.epoch != epoch]:
             self._left.remove(slot)  # in place: another thread may be adding one
             self._abandon(slot.want.n)
@@ -451,13 +494,13 @@ class FileRateLimiter:
         self._left.remove(slot)
         return slot._replace(want=want, made_ns=now_ns)
 
-    def _leave(self, slot: _Slot | Exception | None, n: int) -> None:
+    def _leave(self, slot: _Slot | BaseException | None, n: int) -> None:
         """Give back a slot that will not be used; keep it for others where that cannot be.
 
         Args:
             slot: None where the n calls might have passed already.
         """
-        if isinstance(slot, Exception):
+        if isinstance(slot, BaseException):
             return
         if slot is None or slot.is_due(self._clock_ns()):
             self._abandon(n)
@@ -547,8 +590,20 @@ class FileRateLimiter:
             "(fuser names them)"
         )
 
-    def _no_such_n(self, n: int) -> ValueError:
-        return ValueError(f"cannot acquire n={n} from {self.path}: n must be at least 1")
+    def _checked(self, n: int, timeout_s: float | None) -> float | None:
+        """The timeout, None where it is without end; refuses what cannot be asked for."""
+        if not 1 <= n <= _MOST_CALLS or self.rate.for_calls_ns(n) > YEAR_NS:
+            raise ValueError(
+                f"cannot acquire n={n} from {self.path}: n must be at least 1, and calls of a year "
+                "at most"
+            )
+        if timeout_s is None or timeout_s == math.inf:
+            return None
+        if not timeout_s <= _LONGEST_S:
+            raise ValueError(
+                f"cannot wait timeout_s={timeout_s} for {self.path}: give seconds, or None"
+            )
+        return timeout_s
 
 
 class _Batch:
@@ -561,7 +616,7 @@ class _Batch:
         self.wants: list[tuple[int, str, int, int | None] | None] = []
         """The fields of `_Want`, in the order they asked; None of those who left."""
 
-        self.slots: dict[int, _Slot | Exception] = {}
+        self.slots: dict[int, _Slot | BaseException] = {}
         """Place in `wants` -> what came of it; empty where all passed at once."""
 
         self.closed = False
@@ -578,3 +633,14 @@ class _Batch:
 def _next_tick() -> Generator[None]:
     """Let the loop go on; as `asyncio.sleep(0)`, in one step fewer."""
     yield
+
+
+_all_limiters: weakref.WeakSet[FileRateLimiter] = weakref.WeakSet()
+
+
+def _begin_anew_after_fork() -> None:
+    for limiter in list(_all_limiters):
+        limiter._begin_anew()  # pyright: ignore[reportPrivateUsage]
+
+
+os.register_at_fork(after_in_child=_begin_anew_after_fork)

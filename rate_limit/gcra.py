@@ -99,7 +99,10 @@ class Rate:
             if self.burst * max(interval, min_interval_ns) > YEAR_NS:
                 problems.append(f"burst={self.burst} calls take more than a year at this rate")
         if problems:
-            raise ValueError(f"cannot limit a rate: {'; '.join(problems)}; correct the tool config")
+            raise ValueError(
+                f"cannot limit a rate: {'; '.join(problems)}; correct tool_config or "
+                "mixed.rate_limit"
+            )
 
     def _weights(self, problems: list[str]) -> tuple[tuple[str, int], ...]:
         shares = dict(self.shares or {})
@@ -118,10 +121,10 @@ class Rate:
         weights = tuple((name, weight // common) for name, weight in whole.items())
         if len(weights) > _MOST_SHARES or any(len(name.encode()) > 63 for name in exact):
             problems.append(f"shares of {len(weights)} sources: at most 17, names of 63 bytes")
-        if len(weights) > self.burst:
+        if len(weights) >= self.burst:
             problems.append(
-                f"burst={self.burst} must be at least {len(weights)}, one for each share and one "
-                "for all other sources"
+                f"burst={self.burst} must be at least {len(weights) + 1}: one for each share, one "
+                "for all other sources, one for what they leave"
             )
         if self.min_interval_s:
             problems.append(

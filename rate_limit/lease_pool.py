@@ -121,8 +121,8 @@ class LeasePool:
         source = self._source(caller.source)
         source.passed += caller.n
         waited_s = max(0, now_ns - caller.entered_ns) / SECOND_NS
-        source.waited_s += waited_s
-        source.waits[wait_bucket(waited_s)] += 1
+        source.waited_s += waited_s * caller.n
+        source.waits[wait_bucket(waited_s)] += caller.n
         return waited_s
 
     def refused(self, caller: Caller) -> None:

@@ -7,8 +7,8 @@ hold one burst, so no window of length t sees more than burst + rate * t calls, 
 
 A call takes a token of its own source, or a spare one, whichever comes first. When its own comes is
 certain. When the spare one comes is an estimate, that the others stay idle: its owner looks again
-at that time (`confirm`), and takes one of its own after all when that would have come meanwhile: it
-waits at most twice as long as without the others' help.
+at that time (`confirm`). When one of its own would have come meanwhile it takes its place behind
+those of its source who are waiting then; so it waits for its source's line twice at most.
 
 Units: a token is `Rate.interval_parts` * sum of the weights. The clock of a source with weight w
 runs w * `Rate.parts_per_ns` a nanosecond, the spare one by what runs over: all whole numbers.
@@ -57,9 +57,6 @@ class Grant(NamedTuple):
 
     latest_ns: float = math.inf
     """When a token of the source's own would have come: from then on one is taken."""
-
-    made_ns: int = 0
-    """When it was asked for."""
 
 
 class _Buckets(NamedTuple):
@@ -123,7 +120,7 @@ def reserve(
         when the calls may pass, and the state after the grant.
     """
     spread = _spill(spread, now_ns, _buckets(rate))
-    return _choose(spread, now_ns, n, rate, pace, source, Grant(now_ns, made_ns=now_ns))
+    return _choose(spread, now_ns, n, rate, pace, source, math.inf)
 
 
 def confirm(
@@ -143,17 +140,14 @@ def confirm(
     buckets = _buckets(rate)
     spread = _spill(spread, now_ns, buckets)
     if grant.mark is None or grant.generation != spread.generation:
-        return _choose(spread, now_ns, n, rate, pace, source, grant)
+        return _choose(spread, now_ns, n, rate, pace, source, grant.latest_ns)
     start_ns = _when(spread, grant.mark, now_ns, buckets)
     if start_ns <= now_ns:
         cost = n * buckets.token * FULL_PACE // pace
         return Grant(now_ns), spread._replace(taken=max(spread.taken, grant.mark) + cost)
     own, after = _of_own(spread, now_ns, n, buckets, pace, source)
-    latest_ns = min(own.start_ns, grant.latest_ns)
-    if start_ns <= latest_ns:
-        # The longer it waits, the seldomer it looks: its token does not run away.
-        later_ns = now_ns + (now_ns - grant.made_ns) // 8
-        return grant._replace(start_ns=max(start_ns, min(later_ns, int(latest_ns)))), spread
+    if start_ns <= min(own.start_ns, grant.latest_ns):
+        return grant._replace(start_ns=start_ns), spread
     return own, _without_marks(after)
 
 
@@ -240,9 +234,9 @@ def _choose(
     rate: Rate,
     pace: int,
     source: str,
-    asked: Grant,
+    latest_ns: float,
 ) -> tuple[Grant, Spread]:
-    """Tokens of the source's own, or spare ones that come sooner, and before `asked.latest_ns`."""
+    """Tokens of the source's own, or spare ones that come sooner, and before `latest_ns`."""
     buckets = _buckets(rate)
     cost = n * buckets.token
     own, after = _of_own(spread, now_ns, n, buckets, pace, source)
@@ -250,7 +244,7 @@ def _choose(
         return own, after
     mark = spread.spare + cost - buckets.spare_size
     start_ns = _when(spread, mark, now_ns, buckets)
-    latest_ns = min(asked.latest_ns, own.start_ns)
+    latest_ns = min(latest_ns, own.start_ns)
     if start_ns > now_ns and start_ns >= latest_ns:
         return own, after
     spare = max(spread.spare, spread.spilt) + cost * FULL_PACE // pace
@@ -258,7 +252,7 @@ def _choose(
     if start_ns <= now_ns:
         taken = max(spread.taken, spread.spilt) + cost * FULL_PACE // pace
         return Grant(now_ns), spread._replace(taken=taken)
-    return Grant(start_ns, mark, spread.generation, latest_ns, asked.made_ns), spread
+    return Grant(start_ns, mark, spread.generation, latest_ns), spread
 
 
 def _of_own(

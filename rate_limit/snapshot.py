@@ -23,10 +23,10 @@ class SourceSnapshot:
     """Callers that wait now."""
 
     waited_s: float = 0.0
-    """Seconds waited, over all calls that passed."""
+    """Seconds waited, over all calls that passed; n calls together wait n times."""
 
     waits: tuple[int, ...] = (0,) * (len(WAIT_BOUNDS_S) + 1)
-    """Callers that waited and passed, by `WAIT_BOUNDS_S`; who passed at once is in none."""
+    """Calls that waited and passed, by `WAIT_BOUNDS_S`; what passed at once is in none."""
 
     refused: int = 0
     """Calls turned away, because their slot lay beyond their timeout; they consumed nothing."""

@@ -48,6 +48,7 @@ from rate_limit import gcra, shares
 from rate_limit.gcra import (
     FULL_PACE,
     SECOND_NS,
+    SLOWEST_PACE,
     YEAR_NS,
     Arrivals,
     Rate,
@@ -57,7 +58,7 @@ from rate_limit.shares import Spread
 
 _log = logging.getLogger(__name__)
 
-Counts: TypeAlias = "memoryview[int] | array[int]"
+Counts: TypeAlias = "array[int]"
 OnConfigChange = Literal["refuse", "adopt"]
 State = Arrivals | Spread
 """What every call changes; a `Spread` where the rate has weights."""
@@ -70,6 +71,7 @@ _ARRIVALS = struct.Struct("<qqqq")
 _SEALED = struct.Struct("<qqqqI")
 _SPREAD_BYTES = 16  # of each number
 _MOST_BYTES = 4096
+_MOST_COUNTED = 2**62
 _OPEN_TIMEOUT_S = 30.0
 _MOST_FOREIGN_BOOTS = 2
 _MOST_PEEKS = 100
@@ -199,6 +201,10 @@ class StateFile:
 
     def close(self) -> None:
         """Close the file; the next `lock` opens it again."""
+        with self._mutex:
+            self._close()
+
+    def _close(self) -> None:
         self._close_lane()
         handle, self._handle = self._handle, -1
         if handle >= 0:
@@ -206,12 +212,12 @@ class StateFile:
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
-            self.close()
+            self._close()
 
     def _flock(self, blocking: bool) -> bool:
         while True:
-            if self._handle < 0:
-                self._open("refuse")
+            if self._handle < 0 and not self._open("refuse", blocking):
+                return False
             try:
                 with self._named_errors("lock"):
                     fcntl.flock(self._handle, _LOCK if blocking else _LOCK_NOW)
@@ -228,7 +234,7 @@ class StateFile:
             state = self._state_in(os.pread(self._handle, _MOST_BYTES, 0))
             if state is not None:
                 self._moved_from = state, self.terms
-            self.close()
+            self._close()
             _log.warning("state_file=%s was deleted or replaced; opening it again", self.path)
 
     def _has_its_name(self) -> bool:
@@ -297,7 +303,8 @@ class StateFile:
         self._know(header + weights + _TERMS.pack(*_new_terms()))
         return self._prefix + _sealed(state, self._prefix_crc)
 
-    def _open(self, on_config_change: OnConfigChange) -> None:
+    def _open(self, on_config_change: OnConfigChange, blocking: bool = True) -> bool:
+        """Returns False where another process is making it, and `blocking` is false."""
         made = self.path.with_name(f"{self.path.name}.made")
         with self._named_errors("open"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -305,7 +312,7 @@ class StateFile:
             for place in (self.path, made, guard):
                 self._refuse_unsafe(place)
             try:
-                with FileLock(guard, timeout=_OPEN_TIMEOUT_S):
+                with FileLock(guard, timeout=_OPEN_TIMEOUT_S if blocking else 0):
                     if not self.path.exists():
                         self._make(
                             self._for_newcomers()
@@ -313,16 +320,30 @@ class StateFile:
                             else law(self.rate).idle(self.rate)
                         )
                         made.touch(mode=0o600)
+                    if not made.exists():
+                        self._refuse_another_kind()
                     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW * self._is_public()
                     self._handle = os.open(self.path, flags)
                     self._name_is_known_until_ns = 0
             except Timeout as error:
+                if not blocking:
+                    return False
                 raise TimeoutError(
                     errno.ETIMEDOUT,
                     f"another process has held {guard} for {_OPEN_TIMEOUT_S:.0f} s; look for a "
                     "stopped one (fuser names them)",
                 ) from error
         self._settle_rate(on_config_change)
+        return True
+
+    def _refuse_another_kind(self) -> None:
+        """Refuse to write over what is not a limiter's."""
+        with self.path.open("rb") as file:
+            begins = file.read(len(_MAGIC))
+        if begins and begins != _MAGIC:
+            raise FileExistsError(
+                errno.EEXIST, f"{self.path} is no limiter's file; choose another path"
+            )
 
     def _for_newcomers(self) -> State:
         """Where a file was deleted: who has it open may use it for `CHECK_NS` yet."""
@@ -354,7 +375,7 @@ class StateFile:
         if theirs is None or theirs.rate == asked:
             return
         if on_config_change == "refuse":
-            self.close()
+            self._close()
             raise ValueError(
                 f"cannot share state_file={str(self.path)!r}: it limits to {_words(theirs.rate)}, "
                 f"asked for is {_words(asked)}; give every process the same limits, or change "
@@ -570,10 +591,12 @@ def peek(path: Path) -> "Found":
         OSError: no such file, or it cannot be read.
         ValueError: it is no state file of a limiter.
     """
-    for _ in range(_MOST_PEEKS):  # somebody may be writing
-        found = _found_in(path.read_bytes()[:_MOST_BYTES])
-        if found is not None:
-            return found
+    if stat.S_ISREG(path.stat().st_mode):
+        for _ in range(_MOST_PEEKS):  # somebody may be writing
+            with path.open("rb") as file:
+                found = _found_in(file.read(_MOST_BYTES))
+            if found is not None:
+                return found
     raise ValueError(
         f"cannot read state_file={str(path)!r}: it is no record of a limiter, or not whole; the "
         "next call of a process that uses it would begin anew"
@@ -598,8 +621,13 @@ def _found_in(record: bytes) -> Found | None:
     if (magic, version) != (_MAGIC, _VERSION):
         return None
     terms_at = _HEADER.size + weights_bytes
-    rate = _rate_of(per_minute, burst, min_interval_s, record[_HEADER.size : terms_at])
-    terms = Terms(*_TERMS.unpack_from(record, terms_at))
+    try:
+        rate = _rate_of(per_minute, burst, min_interval_s, record[_HEADER.size : terms_at])
+        terms = Terms(*_TERMS.unpack_from(record, terms_at))
+    except (ValueError, TypeError, RecursionError, struct.error):
+        return None  # written by whoever knows the checksum, and not by us
+    if not SLOWEST_PACE <= terms.pace <= FULL_PACE or not 0 <= terms.penalties < _MOST_COUNTED:
+        return None
     prefix_bytes = terms_at + _TERMS.size
     state = _unpacked(record[prefix_bytes:-4], rate)
     return None if state is None else Found(rate, clock_id, prefix_bytes, terms, state)
@@ -632,7 +660,11 @@ def _sealed(state: State, prefix_crc: int) -> bytes:
 
 def _unpacked(payload: bytes, rate: Rate) -> State | None:
     if not rate.weights:
-        return Arrivals(*_ARRIVALS.unpack(payload)) if len(payload) == _ARRIVALS.size else None
+        if len(payload) != _ARRIVALS.size:
+            return None
+        arrivals = Arrivals(*_ARRIVALS.unpack(payload))
+        is_sound = min(arrivals) >= 0 and arrivals.tat_parts < rate.parts_per_ns
+        return arrivals if is_sound and arrivals.granted < _MOST_COUNTED else None
     sources = len(rate.weights)
     if len(payload) != _SPREAD_BYTES * (sources + len(Spread._fields) - 1):
         return None
@@ -640,7 +672,8 @@ def _unpacked(payload: bytes, rate: Rate) -> State | None:
         int.from_bytes(payload[at : at + _SPREAD_BYTES], "little", signed=True)
         for at in range(0, len(payload), _SPREAD_BYTES)
     ]
-    return Spread(tuple(numbers[:sources]), *numbers[sources:])
+    spread = Spread(tuple(numbers[:sources]), *numbers[sources:])
+    return spread if min(numbers) >= 0 and spread.granted < _MOST_COUNTED else None
 
 
 def law(rate: Rate) -> Any:
@@ -710,7 +743,7 @@ def _reopen_after_fork() -> None:
     """A forked child shares its parent's flock: it needs files, and mutexes, of its own."""
     for file in list(_open_files):
         file._mutex = threading.Lock()  # pyright: ignore[reportPrivateUsage]
-        file.close()
+        file._close()  # pyright: ignore[reportPrivateUsage]
 
 
 os.register_at_fork(after_in_child=_reopen_after_fork)

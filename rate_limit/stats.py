@@ -1,9 +1,10 @@
 """What the processes of a file limiter have done: counters in a file, read without any lock.
 
-`<path>.<host>.stats` holds cells of one page. The first is common: a ring of (time, calls granted
-until then), a sample a second while calls come. Every other belongs to the process that has locked
-its byte, which counts in it through a memory map: a count costs 0.1 µs, readers see it at once, and
-it outlives the process. Who takes over the cell of a dead process goes on with its sums.
+`<path>.stats` holds cells of one page. The first is common: how often the counters were reset, and
+a ring of (time, calls granted until then), a sample a second while calls come. Every other belongs
+to the process that has locked its byte, which writes it whenever it looks closer at the limiter's
+file: what is read is behind by the calls of 10 ms at most. It outlives the process, and who takes
+it over goes on with its sums.
 
 The counters are told apart by source. A process knows 18 of them, the rest count as one.
 
@@ -11,11 +12,11 @@ Counting never stops a call: where the file cannot be used the process counts fo
 warning says so. The total of granted calls and the penalties are those of the limiter's record.
 """
 
-import glob
+import atexit
 import logging
-import mmap
 import os
 import socket
+import stat
 import threading
 import time
 import weakref
@@ -32,13 +33,14 @@ from rate_limit.state_file import WALL_CLOCK, Counts, StateFile, boottime_ns, pe
 
 _log = logging.getLogger(__name__)
 
-_CELL_BYTES = mmap.ALLOCATIONGRANULARITY
 _CELL = 512
-"""Numbers of 8 bytes in use of a cell: magic, abandoned slots, then a block per source."""
+"""Numbers of 8 bytes: magic, abandoned slots, then a block per source."""
 
+_CELL_BYTES = 8 * _CELL
 _MAGIC = int.from_bytes(b"mixstat1", "little")
 _MOST_PROCESSES = 4096
 _ABANDONED = 1
+_RESETS = 1  # of the common cell
 _NAME_BYTES = 64  # begins with 1 where the block is in use
 _AT_ONCE, _AFTER_WAIT, _WAITED_NS, _REFUSED, _WAITING, _WAITS = range(8, 14)
 _BLOCK = _WAITS + len(WAIT_BOUNDS_S) + 1
@@ -49,22 +51,23 @@ _MINUTE_NS = 60 * SECOND_NS
 
 
 class Stats:
-    """This process's counters.
+    """This process's counters. Whoever calls holds the limiter's lock, but for waits and refusals.
 
     The cell is taken at the first `sample`, which comes before anything is counted.
 
     Args:
         path: the limiter's state file.
+        across_hosts: hosts share its folder; the counters are those of this host.
     """
 
-    def __init__(self, path: Path):
-        self.path = _stats_path(path)
+    def __init__(self, path: Path, across_hosts: bool = False):
+        self.path = _stats_path(path, across_hosts)
         self._mutex = threading.Lock()
         self._count_alone()
         _all_stats.add(self)
 
     def at_once(self, source: str) -> tuple[Counts, int]:
-        """The number of calls that passed at once, for who holds the limiter's lock to count up."""
+        """The number of calls that passed at once, to be counted up under the limiter's lock."""
         at_once = self._at_once.get(source)
         return self._new_block(source) if at_once is None else at_once
 
@@ -73,6 +76,7 @@ class Stats:
         counts, at = self._block(source)
         with self._mutex:
             counts[at + _WAITING] += 1
+        self.write()
 
     def end_wait(self, source: str, passed: int, waited_s: float) -> None:
         """It waits no longer; `passed` calls, 0 where it was cancelled or refused."""
@@ -82,70 +86,104 @@ class Stats:
             if passed:
                 counts[at + _AFTER_WAIT] += passed
                 counts[at + _WAITED_NS] += int(waited_s * SECOND_NS) * passed
-                counts[at + _WAITS + wait_bucket(waited_s)] += 1
+                counts[at + _WAITS + wait_bucket(waited_s)] += passed
+        self.write()
 
     def refuse(self, source: str, n: int) -> None:
         """n calls were turned away."""
         counts, at = self._block(source)
         with self._mutex:
             counts[at + _REFUSED] += n
+        self.write()
 
     def abandon(self, n: int) -> None:
         """n slots could be used by nobody."""
         with self._mutex:
             self._counts[_ABANDONED] += n
+        self.write()
 
     def sample(self, now_ns: int, granted: int) -> None:
-        """Note the calls granted until now, once a second; the limiter's lock must be held."""
+        """Note the calls granted until now, once a second."""
         second = now_ns // SECOND_NS
         if second == self._sampled_s:
             return
-        if self._sampled_s < 0:
+        locks = self._locks
+        if self._sampled_s < 0 or (locks is not None and os.fstat(locks.handle).st_nlink == 0):
             self._claim()
         self._sampled_s = second
-        at = 2 * (second % _RING)
-        self._ring[at + 1], self._ring[at] = granted, now_ns
+        at = 8 * (2 + 2 * (second % _RING))
+        self._try_to_write(array("q", (now_ns, granted)), at)
+
+    def write(self) -> None:
+        """Let the others see the counters."""
+        with self._mutex:
+            if self._locks is None:
+                return
+            resets = _resets_in(self._locks.handle)
+            if resets != self._resets:
+                self._resets = resets
+                _clear(self._counts)
+            self._try_to_write(self._counts, self._cell * _CELL_BYTES)
 
     def close(self) -> None:
         """Leave the cell to the next process; what was counted stays."""
-        self._count_alone()
+        self.write()
+        with self._mutex:
+            self._count_alone()
 
     def after_fork(self) -> None:
         """The cell is the parent's."""
         self._mutex = threading.Lock()
-        self.close()
+        self._count_alone()
 
     def _count_alone(self) -> None:
         self._locks: ByteLocks | None = None  # closes the file when it goes, and the cell is free
-        self._counts: Counts = array("q", bytes(8 * _CELL))
-        self._ring: Counts = array("q", bytes(16 * _RING))
+        self._cell = 0
+        self._resets = b""
+        self._counts: Counts = array("q", bytes(_CELL_BYTES))
+        self._counts[0] = _MAGIC
         self._at_once: dict[str, tuple[Counts, int]] = {}
         self._sampled_s = -1
 
     def _claim(self) -> None:
         """Take a cell of the file, with the sums of who had it before."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            locks = ByteLocks(os.open(self.path, flags, 0o600))
-            if os.fstat(locks.handle).st_uid != os.geteuid():
-                raise PermissionError("it is another user's")
+            locks = ByteLocks(_open(self.path, os.O_RDWR | os.O_CREAT))
             cell = next((c for c in range(1, _MOST_PROCESSES) if locks.lock(c)), None)
             if cell is None:
                 raise OSError(f"{_MOST_PROCESSES} processes count in it")
-            ring, counts = _map(locks.handle, 0)[2:], _map(locks.handle, cell)
+            before = _numbers(os.pread(locks.handle, _CELL_BYTES, cell * _CELL_BYTES))
+            with self._mutex:
+                self._locks, self._cell, self._resets = locks, cell, _resets_in(locks.handle)
+                if len(before) == _CELL and before[0] == _MAGIC:
+                    self._take_over(before)
+            self._try_to_write(array("q", (_MAGIC,)), 0)
         except OSError as error:
-            _log.warning(
-                "stats_file=%s cannot be used, what this process does is not shown: %s",
-                self.path,
-                error,
-            )
-            return
-        known: dict[str, tuple[Counts, int]] = {}
-        for at, name in _names(counts):
-            known[name] = counts, at + _AT_ONCE
-            counts[at + _WAITING] = 0
-        with self._mutex:
-            self._locks, self._ring, self._counts, self._at_once = locks, ring, counts, known
+            self._go_on_alone(error)
+
+    def _take_over(self, before: Counts) -> None:
+        for at, name in _names(before):
+            before[at + _WAITING] = 0
+            counts, at_once = self._add_block(name)
+            for i in range(_BLOCK - _AT_ONCE):
+                counts[at_once + i] += before[at + _AT_ONCE + i]
+        self._counts[_ABANDONED] += before[_ABANDONED]
+
+    def _try_to_write(self, numbers: Counts, at: int) -> None:
+        locks = self._locks
+        try:
+            if locks is not None:
+                os.pwrite(locks.handle, numbers, at)
+        except OSError as error:
+            self._go_on_alone(error)
+
+    def _go_on_alone(self, error: OSError) -> None:
+        self._locks = None
+        _log.warning(
+            "stats_file=%s cannot be used, what this process does is not shown: %s",
+            self.path,
+            error,
+        )
 
     def _block(self, source: str) -> tuple[Counts, int]:
         counts, at_once = self.at_once(source)
@@ -153,16 +191,21 @@ class Stats:
 
     def _new_block(self, source: str) -> tuple[Counts, int]:
         with self._mutex:
-            counts = self._counts
-            known = {at for _, at in self._at_once.values()}
-            at = _BLOCKS[min(len(known), len(_BLOCKS) - 1)]
-            name = source if at != _BLOCKS[-1] else _OTHERS
-            if source not in self._at_once:
-                self._at_once[source] = counts, at + _AT_ONCE
-                text = (b"\1" + name.encode()[: _NAME_BYTES - 1]).ljust(_NAME_BYTES, b"\0")
-                for i in range(_NAME_BYTES // 8):
-                    counts[at + i] = int.from_bytes(text[8 * i : 8 * i + 8], "little", signed=True)
-            return self._at_once[source]
+            return self._add_block(source)
+
+    def _add_block(self, source: str) -> tuple[Counts, int]:
+        text = b"\1" + str(source).encode(errors="replace")[: _NAME_BYTES - 1]
+        name = text[1:].decode(errors="replace")
+        if name not in self._at_once:
+            taken = {at for _, at in self._at_once.values()}
+            at = _BLOCKS[min(len(taken), len(_BLOCKS) - 1)]
+            if at == _BLOCKS[-1]:
+                text = b"\1" + _OTHERS.encode()
+            packed = array("q", text.ljust(_NAME_BYTES, b"\0"))
+            self._counts[at : at + len(packed)] = packed
+            self._at_once[name] = self._counts, at + _AT_ONCE
+        self._at_once[source] = self._at_once[name]
+        return self._at_once[source]
 
 
 def reset(path: Path) -> None:
@@ -173,14 +216,15 @@ def reset(path: Path) -> None:
         ValueError: it is no state file of a limiter.
     """
     found = peek(path)
-    clock_ns = _clock_of(found.clock_id)
-    clock_id = WALL_CLOCK if clock_ns is time.time_ns else None
+    across_hosts = found.clock_id == WALL_CLOCK
+    clock_ns = time.time_ns if across_hosts else boottime_ns
+    clock_id = found.clock_id if across_hosts else None
     file = StateFile(path, found.rate, clock_ns, clock_id=clock_id)
     file.lock(blocking=True)
     try:
         file.read()
         file.reset()
-        _Cells(path).clear()
+        _clear_cells(_stats_path(path, across_hosts))
     finally:
         file.unlock()
         file.close()
@@ -194,14 +238,15 @@ def snapshot_of(path: Path, clock_ns: Callable[[], int] | None = None) -> Snapsh
         ValueError: it is no state file of a limiter.
     """
     rate, clock_id, _, terms, state = peek(path)
-    now_ns = (clock_ns or _clock_of(clock_id))()
-    cells = _Cells(path)
-    allowed = rate.per_minute * _MINUTE_NS / (60 * SECOND_NS)
+    across_hosts = clock_id == WALL_CLOCK
+    now_ns = (clock_ns or (time.time_ns if across_hosts else boottime_ns))()
+    cells = _Cells(_stats_path(path, across_hosts))
+    granted = cells.granted_since(now_ns - _MINUTE_NS, now_ns, state.granted)
     return Snapshot(
         per_minute=rate.per_minute,
         burst=rate.burst,
         granted=state.granted,
-        utilisation=cells.granted_since(now_ns - _MINUTE_NS, state.granted) / allowed,
+        utilisation=granted / rate.per_minute,
         penalties=terms.penalties,
         rate_factor=pace_at(terms, now_ns) / FULL_PACE,
         paused_s=max(0, terms.paused_ns - now_ns) / SECOND_NS,
@@ -210,34 +255,67 @@ def snapshot_of(path: Path, clock_ns: Callable[[], int] | None = None) -> Snapsh
     )
 
 
-def _stats_path(path: Path) -> Path:
-    """Per host: memory maps of a shared folder's file would not be of one mind."""
-    return path.with_name(f"{path.name}.{socket.gethostname()}.stats")
+def _stats_path(path: Path, across_hosts: bool) -> Path:
+    host = f".{socket.gethostname()}" if across_hosts else ""
+    return path.with_name(f"{path.name}{host}.stats")
 
 
-def _clock_of(clock_id: bytes) -> Callable[[], int]:
-    return time.time_ns if clock_id == WALL_CLOCK else boottime_ns
+def _open(path: Path, flags: int) -> int:
+    """Open it if it is a file of this user's own, without waiting for anybody."""
+    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        os.close(handle)
+        raise PermissionError(f"{path} is no file of this user's own")
+    return handle
+
+
+def _resets_in(handle: int) -> bytes:
+    return os.pread(handle, 8, 8 * _RESETS).ljust(8, b"\0")
+
+
+def _clear(counts: Counts) -> None:
+    """Count from nothing; who waits now stays counted."""
+    counts[_ABANDONED] = 0
+    for at in _BLOCKS:
+        for i in range(_AT_ONCE, _BLOCK):
+            if i != _WAITING:
+                counts[at + i] = 0
+
+
+def _clear_cells(path: Path) -> None:
+    """Those of the living too; they are told, and count from nothing."""
+    with suppress(OSError):  # no statistics are no reason to keep the limiter from its reset
+        locks = ByteLocks(_open(path, os.O_RDWR))
+        common = _numbers(os.pread(locks.handle, _CELL_BYTES, 0))
+        if len(common) < 2 or common[0] != _MAGIC:
+            return
+        cleared = array("q", (_MAGIC, common[_RESETS] + 1, *[0] * (2 * _RING)))
+        os.pwrite(locks.handle, cleared, 0)
+        for at in range(_CELL_BYTES, os.fstat(locks.handle).st_size, _CELL_BYTES):
+            counts = _numbers(os.pread(locks.handle, _CELL_BYTES, at))
+            if len(counts) == _CELL and counts[0] == _MAGIC:
+                _clear(counts)
+                os.pwrite(locks.handle, counts, at)
 
 
 class _Cells:
-    """The cells of all processes, the dead ones' too, as they are now.
-
-    Args:
-        path: the limiter's state file.
-    """
+    """The cells of all processes, the dead ones' too, as they are now."""
 
     def __init__(self, path: Path):
         self._ring: list[tuple[int, int]] = []
         self._sums: dict[str, Counter[int]] = {}
         self.abandoned = 0
-        self._files = list(path.parent.glob(f"{glob.escape(path.name)}.*.stats"))
-        for file in self._files:
-            with suppress(OSError):
-                self._read(ByteLocks(os.open(file, os.O_RDONLY | os.O_CLOEXEC)))
+        with suppress(OSError):
+            self._read(ByteLocks(_open(path, os.O_RDONLY)))
 
-    def granted_since(self, then_ns: int, granted: int) -> int:
+    def granted_since(self, then_ns: int, now_ns: int, granted: int) -> int:
         """Calls granted from `then_ns` until now, when there were `granted` of them in all."""
-        seen = [before for at_ns, before in self._ring if at_ns >= then_ns and before <= granted]
+        seen = [
+            before
+            for at_ns, before in self._ring
+            if then_ns <= at_ns <= now_ns and before <= granted
+        ]
         return granted - min(seen, default=granted)
 
     def sources(self) -> dict[str, SourceSnapshot]:
@@ -252,26 +330,12 @@ class _Cells:
             for name, sums in sorted(self._sums.items())
         }
 
-    def clear(self) -> None:
-        """Count from nothing; who waits now stays counted."""
-        zero = bytes(8)
-        for path in self._files:
-            with path.open("r+b", buffering=0) as file:
-                handle, size = file.fileno(), path.stat().st_size
-                os.pwrite(handle, zero * 2 * _RING, 16)
-                for at in range(_CELL_BYTES, size, _CELL_BYTES):
-                    os.pwrite(handle, zero, at + 8 * _ABANDONED)
-                    for block in _BLOCKS:
-                        for i in range(_AT_ONCE, _BLOCK):
-                            if i != _WAITING:
-                                os.pwrite(handle, zero, at + 8 * (block + i))
-
     def _read(self, locks: ByteLocks) -> None:
         handle = locks.handle
-        common = _numbers(os.pread(handle, 8 * _CELL, 0))
-        self._ring += list(zip(common[2 : 2 + 2 * _RING : 2], common[3::2], strict=False))
-        for cell in range(1, os.fstat(handle).st_size // _CELL_BYTES):
-            counts = _numbers(os.pread(handle, 8 * _CELL, cell * _CELL_BYTES))
+        common = _numbers(os.pread(handle, _CELL_BYTES, 0))
+        self._ring = list(zip(common[2 : 2 + 2 * _RING : 2], common[3::2], strict=False))
+        for cell in range(1, 1 + os.fstat(handle).st_size // _CELL_BYTES):
+            counts = _numbers(os.pread(handle, _CELL_BYTES, cell * _CELL_BYTES))
             if len(counts) != _CELL or counts[0] != _MAGIC:
                 continue
             self.abandoned += counts[_ABANDONED]
@@ -295,18 +359,6 @@ def _names(counts: Counts) -> Iterator[tuple[int, str]]:
             yield at, text[1:].rstrip(b"\0").decode(errors="replace")
 
 
-def _map(handle: int, cell: int) -> Counts:
-    """A cell in memory; there is room for it on the disk, or writing to it would kill."""
-    os.posix_fallocate(handle, cell * _CELL_BYTES, _CELL_BYTES)
-    page = mmap.mmap(handle, _CELL_BYTES, offset=cell * _CELL_BYTES)
-    counts = memoryview(page).cast("q")
-    if counts[0] != _MAGIC:
-        for i in range(_CELL):
-            counts[i] = 0
-        counts[0] = _MAGIC
-    return counts
-
-
 _all_stats: weakref.WeakSet[Stats] = weakref.WeakSet()
 
 
@@ -315,4 +367,10 @@ def _after_fork() -> None:
         stats.after_fork()
 
 
+def _write_all() -> None:
+    for stats in list(_all_stats):
+        stats.write()
+
+
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_write_all)

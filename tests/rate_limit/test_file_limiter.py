@@ -1,6 +1,7 @@
 """Waiting, refusing, pushing back and sharing, on a clock that moves only in sleeps."""
 
 import asyncio
+import os
 import pickle
 import threading
 from pathlib import Path
@@ -388,3 +389,82 @@ def test_threads_together_get_one_burst(path: Path):
 def test_the_clock_never_goes_back():
     times_ns = [boottime_ns() for _ in range(1000)]
     assert times_ns == sorted(times_ns)
+
+
+def test_a_child_does_not_use_the_slots_that_its_parent_kept(path: Path):
+    """Both would pass in one slot."""
+    limiter = FileRateLimiter(path, per_minute=60, burst=1)
+
+    async def cancel_the_first_of_two() -> None:
+        limiter.acquire()
+        waiters = [asyncio.ensure_future(limiter.acquire_async()) for _ in range(2)]
+        while limiter.snapshot().waiting < 2:  # noqa: ASYNC110 - the waiters run meanwhile
+            await asyncio.sleep(0)
+        waiters[0].cancel()
+        await asyncio.gather(waiters[0], return_exceptions=True)
+        assert len(limiter._left) == 1
+        child = os.fork()
+        if not child:
+            os._exit(len(limiter._left))
+        assert os.waitpid(child, 0)[1] == 0  # noqa: ASYNC222 - it ends at once
+        waiters[1].cancel()
+        await asyncio.gather(waiters[1], return_exceptions=True)
+
+    asyncio.run(cancel_the_first_of_two())
+
+
+async def test_who_asks_after_a_cancelled_one_does_not_ask_with_it(path: Path, clock: FakeClock):
+    limiter = limiter_at(path, clock)
+    limiter.acquire(3)
+    asking = asyncio.ensure_future(limiter.acquire_async())
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    clock.now_ns += SECOND_NS // 4
+    assert await limiter.acquire_async(timeout_s=0.3) == 0.25
+
+
+@pytest.mark.parametrize("n", [0, -1, 10**9, 10**30])
+async def test_calls_of_more_than_a_year_are_refused(path: Path, clock: FakeClock, n: int):
+    for shares in (None, {"nq": 1}):
+        limiter = FileRateLimiter(path, 60, 5, shares=shares, on_config_change="adopt")
+        with pytest.raises(ValueError, match=f"cannot acquire n={n}"):
+            limiter.acquire(n, timeout_s=1)
+        with pytest.raises(ValueError, match=f"cannot acquire n={n}"):
+            await limiter.acquire_async(n)
+
+
+def test_a_line_of_more_than_a_year_is_refused_and_harms_nobody(path: Path, clock: FakeClock):
+    limiter = limiter_at(path, clock, per_minute=1)
+    clock.meanwhile = lambda: limiter_at(path, clock, per_minute=1).acquire(300_000)
+    with pytest.raises(OverflowError, match="more than a year away"):
+        limiter.acquire(300_000)
+    assert limiter.try_acquire(3)
+
+
+def test_a_wait_without_end_may_be_said_in_two_ways(path: Path, clock: FakeClock):
+    limiter = limiter_at(path, clock)
+    limiter.acquire(3)
+    assert limiter.acquire(timeout_s=float("inf")) == 0.5
+    with pytest.raises(ValueError, match="timeout_s=nan"):
+        limiter.acquire(timeout_s=float("nan"))
+
+
+def test_threads_go_on_while_another_closes(path: Path):
+    limiter = FileRateLimiter(path, per_minute=6e9, burst=10**6)
+    errors: list[Exception] = []
+
+    def call() -> None:
+        try:
+            for _ in range(3000):
+                limiter.acquire()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        limiter.close()
+    assert errors == []
+    assert limiter.snapshot().granted == 9000

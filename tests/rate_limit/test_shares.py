@@ -34,8 +34,8 @@ rates = st.builds(
         per_minute=per_minute, burst=burst, shares=dict(zip(SOURCES, weights, strict=False))
     ),
     st.sampled_from([600, 7_000, 60_000, 1_000_000]),
-    st.integers(4, 40),
-    st.lists(st.sampled_from([0.1, 1 / 3, 1, 2.5, 10]), min_size=1, max_size=3),
+    st.integers(5, 40),
+    st.lists(st.sampled_from([0.1, 1 / 3, 1, 2.5, 10, 100]), min_size=1, max_size=3),
 )
 
 
@@ -356,7 +356,7 @@ def test_a_torn_record_and_a_deleted_file_start_with_empty_buckets(tmp_path: Pat
     [
         ({"taco": 0}, 8, 0, "above 0"),
         ({"taco": float("nan")}, 8, 0, "above 0"),
-        ({"taco": 1, "nq": 1}, 2, 0, "burst=2 must be at least 3"),
+        ({"taco": 1, "nq": 1}, 2, 0, "burst=2 must be at least 4"),
         ({"taco": 1}, 8, 0.5, "min_interval_s=0.5 cannot be kept with shares"),
         ({str(i): 1 for i in range(20)}, 100, 0, "at most 17"),
     ],

@@ -4,15 +4,19 @@ import errno
 import logging
 import os
 import shutil
+import zlib
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rate_limit import state_file
 from rate_limit.gcra import SECOND_NS, Arrivals, Rate, Terms, drained, penalise
-from rate_limit.state_file import CHECK_NS, FARTHEST_NS, OnConfigChange, StateFile
+from rate_limit.state_file import CHECK_NS, FARTHEST_NS, OnConfigChange, StateFile, peek
 
 RATE = Rate(per_minute=60, burst=5)
 NOW_NS = 10**12
@@ -56,9 +60,9 @@ def test_a_new_file_lets_the_whole_burst_pass(tmp_path: Path):
     st.builds(
         Arrivals,
         tat_ns=st.integers(0, NOW_NS + FARTHEST_NS),
-        tat_parts=st.integers(0, 2**30),
+        tat_parts=st.just(0),
         spaced_ns=st.integers(0, NOW_NS + FARTHEST_NS),
-        granted=st.integers(0, 2**62),
+        granted=st.integers(0, 2**62 - 1),
     )
 )
 def test_what_one_sharer_writes_another_reads(
@@ -82,8 +86,63 @@ def test_only_one_sharer_at_a_time_has_the_lock(tmp_path: Path):
 @pytest.mark.parametrize("content", [b"", b"\0", b"\0" * 4, b"\0" * 500, b"not a record\n" * 99])
 def test_any_other_content_starts_anew_with_the_burst_used_up(tmp_path: Path, content: bytes):
     path = tmp_path / "rate"
+    file_at(path)
     path.write_bytes(content)
     assert_drained(read_once(file_at(path)))
+
+
+def test_a_file_that_never_was_a_limiters_is_not_written_over(tmp_path: Path):
+    path = tmp_path / "thesis"
+    path.write_text("to be or not")
+    with pytest.raises(FileExistsError, match="is no limiter's file; choose another path"):
+        file_at(path)
+    assert path.read_text() == "to be or not"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": b"["},
+        {"weights": b'[["", "x"]]'},
+        {"weights": b"\xff"},
+        {"weights": b"[" * 3000},
+        {"rate": (float("nan"), 5, 0.0)},
+        {"rate": (60.0, 0, 0.0)},
+        {"terms": {"pace": 0}},
+        {"terms": {"penalties": -1}},
+        {"arrivals": {"granted": 2**63 - 1}},
+        {"arrivals": {"tat_parts": 10**9}},
+        {"arrivals": {"tat_ns": -1}},
+    ],
+)
+def test_nonsense_under_a_right_checksum_is_not_believed(tmp_path: Path, change: dict[str, Any]):
+    path = tmp_path / "rate"
+    file = file_at(path)
+    write_once(file)
+    record = path.read_bytes()
+    weights = change.get("weights", b"")
+    header = list(state_file._HEADER.unpack_from(record))
+    header[3:] = [*change.get("rate", header[3:6]), len(weights)]
+    terms = Terms()._replace(**change.get("terms", {}))
+    arrivals = ARRIVALS._replace(**change.get("arrivals", {}))
+    hostile = state_file._HEADER.pack(*header) + weights + state_file._TERMS.pack(*terms)
+    hostile += state_file._ARRIVALS.pack(*arrivals)
+    path.write_bytes(hostile + zlib.crc32(hostile).to_bytes(4, "little"))
+
+    with pytest.raises(ValueError, match="no record of a limiter"):
+        peek(path)
+    assert_drained(read_once(file))
+    assert_drained(read_once(file_at(path)))
+
+
+def test_who_may_not_wait_does_not_wait_for_a_file_that_another_is_making(tmp_path: Path):
+    path = tmp_path / "rate"
+    file = file_at(path)
+    file.close()
+    with FileLock(path.with_name("rate.lock")):
+        assert not file.lock(blocking=False)
+    assert file.lock(blocking=False)
+    file.unlock()
 
 
 @settings(max_examples=60)

@@ -5,7 +5,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -120,6 +119,7 @@ def test_penalties_pauses_and_the_rate_in_force_are_told(tmp_path: Path):
 def acquire_and_report(limiter: FileRateLimiter, source: str, report: Connection) -> None:
     for _ in range(100):
         limiter.acquire(source=source)
+    limiter.snapshot()  # writes the calls of the last 10 ms too
     report.send(os.getpid())
     signal.pause()
 
@@ -158,19 +158,19 @@ def test_what_killed_processes_did_stays_and_their_cells_are_used_again(tmp_path
         for process in running:
             process.kill()
             process.join()
-        sizes.append((tmp_path / f"rate.{socket.gethostname()}.stats").stat().st_size)
+        sizes.append((tmp_path / "rate.stats").stat().st_size)
     assert limiter.snapshot().granted == limiter.snapshot().sources["taco"].granted == 601
     assert len(set(sizes)) == 1
 
 
 def test_a_file_that_cannot_be_used_stops_no_call(tmp_path: Path, caplog):
-    (tmp_path / f"rate.{socket.gethostname()}.stats").mkdir()
+    (tmp_path / "rate.stats").mkdir()
     limiter = limiter_at(tmp_path / "rate", FakeClock())
     with caplog.at_level(logging.WARNING):
         limiter.acquire(2)
         limiter.acquire()
     assert len(caplog.records) == 1
-    assert str(tmp_path / f"rate.{socket.gethostname()}.stats") in caplog.text
+    assert str(tmp_path / "rate.stats") in caplog.text
 
 
 def test_more_sources_than_there_is_room_for_count_as_one(tmp_path: Path):
@@ -210,3 +210,65 @@ def test_no_snapshot_of_what_is_no_limiter(tmp_path: Path):
     (tmp_path / "junk").write_bytes(b"junk" * 100)
     with pytest.raises(ValueError, match="no record of a limiter"):
         snapshot_of(tmp_path / "junk")
+
+
+def test_a_file_cut_short_or_deleted_harms_nobody(tmp_path: Path):
+    clock = FakeClock()
+    limiter = limiter_at(tmp_path / "rate", clock, burst=100)
+    limiter.acquire(source="nq")
+    stats = tmp_path / "rate.stats"
+    os.truncate(stats, 0)
+    limiter.acquire(source="nq")
+    assert limiter.snapshot().sources["nq"].granted == 2
+    stats.unlink()
+    clock.now_ns += SECOND_NS
+    limiter.acquire(source="nq")
+    assert limiter.snapshot().sources["nq"].granted == 3
+
+
+def test_what_is_no_file_of_ours_is_left_alone(tmp_path: Path, caplog):
+    (tmp_path / "victim").write_bytes(b"v" * 10_000)
+    (tmp_path / "rate.stats").symlink_to(tmp_path / "victim")
+    limiter = limiter_at(tmp_path / "rate", FakeClock())
+    limiter.acquire()
+    reset(tmp_path / "rate")
+    assert limiter.snapshot().sources == {}
+    assert (tmp_path / "victim").read_bytes() == b"v" * 10_000
+    (tmp_path / "rate.stats").unlink()
+    os.mkfifo(tmp_path / "rate.stats")
+    assert limiter.snapshot().sources == {}
+
+
+def test_a_long_name_is_the_same_source_after_a_restart(tmp_path: Path):
+    for _ in range(4):
+        limiter = limiter_at(tmp_path / "rate", FakeClock(), burst=100)
+        limiter.acquire(source="nq")
+        limiter.acquire(source="x" * 100)
+        limiter.close()
+    found = snapshot_of(tmp_path / "rate").sources
+    assert {name: source.granted for name, source in found.items()} == {"nq": 4, "x" * 63: 4}
+
+
+@pytest.mark.parametrize("source", [None, 5, "\ud800"])
+def test_a_name_that_is_none_stops_no_call(tmp_path: Path, source):
+    limiter = limiter_at(tmp_path / "rate", FakeClock())
+    limiter.acquire(source=source)
+    assert sum(found.granted for found in limiter.snapshot().sources.values()) == 1
+
+
+def test_n_calls_that_wait_together_are_n_waits(tmp_path: Path):
+    limiter = limiter_at(tmp_path / "rate", FakeClock())
+    limiter.acquire(2)
+    limiter.acquire(2, source="nq")
+    found = limiter.snapshot().sources["nq"]
+    assert sum(found.waits) == found.granted == 2
+    assert found.waited_s == 4.0
+
+
+def test_a_reset_is_heard_by_the_living(tmp_path: Path):
+    limiter = FileRateLimiter(tmp_path / "rate", per_minute=60_000, burst=100)
+    for _ in range(50):
+        limiter.acquire(source="nq")
+    reset(tmp_path / "rate")
+    limiter.acquire(source="nq")
+    assert limiter.snapshot().sources["nq"].granted == 1
