@@ -46,7 +46,7 @@ from agent_loop.source_metrics import (
     source_metrics,
     validation_metrics,
 )
-from agent_loop.tools.limiter import Limiter, limiter_metrics, make_limiter, settled
+from agent_loop.tools.limiter import Limiter, make_limiter, metrics_now, settled
 from agent_loop.trained_batch import (
     RowTemperatures,
     Sizes,
@@ -435,7 +435,7 @@ class _MixedTrainer:
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         if self._limiter is not None:
-            metrics.update(limiter_metrics(self._limiter.snapshot()))
+            metrics.update(metrics_now(self._limiter))
         self.metrics_file.append(self._line(metrics))
 
     def _line(self, metrics: dict) -> dict[str, Any]:

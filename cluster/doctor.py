@@ -71,6 +71,9 @@ def locks(folder: Path) -> list[Finding]:
     except ConnectionError as error:
         words = f"no Ray cluster runs here; start one (ray start) and try again ({error})"
         return [Finding(ok=False, what="locks", words=words)]
+    except RuntimeError as error:  # another version of Ray or Python, say
+        words = f"cannot join the Ray cluster that runs here: {error}"
+        return [Finding(ok=False, what="locks", words=words)]
     try:
         problems = lock_problems(folder)
         if not problems:

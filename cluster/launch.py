@@ -128,6 +128,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     folder = RunFolder(RUNS / config.mixed.experiment)
     config.mixed.run_dir = str(folder.path)
     _find_agent_loops(config)
+    _find_limiter(config)
     _add_files_of_sources(config)
     return Plan(
         demo=_use_demo(config),
@@ -145,6 +146,14 @@ def _find_agent_loops(config: DictConfig) -> None:
         ours = REPOSITORY / given
         found = ours if ours.is_file() and not given.is_file() else given
         agent.agent_loop_config_path = str(found.absolute())
+
+
+def _find_limiter(config: DictConfig) -> None:
+    """Make the path of a shared limiter absolute: workers would each make one in their folder."""
+    key = f"{TOOL_CONFIG}.rate_limit_file"
+    given = OmegaConf.select(config, key)
+    if given:
+        OmegaConf.update(config, key, os.path.abspath(str(given)))
 
 
 def _add_files_of_sources(config: DictConfig) -> None:

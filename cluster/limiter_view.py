@@ -2,12 +2,14 @@
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cluster.settings import TOOL_CONFIG
 from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot
 from rate_limit.stats import reset, snapshot_of
 
@@ -18,8 +20,16 @@ _EVERY_S = 1.0
 
 
 def state_file_of(path: Path) -> Path:
-    """The state file that a user means by a path: itself, or that in a run's folder."""
-    return path / "rate_limit.state" if path.is_dir() else path
+    """The state file that a user means by a path: itself, or that of a run by its folder."""
+    if not path.is_dir():
+        return path
+    config = path / "config.yaml"
+    named = None
+    if config.is_file():
+        from cluster.compose import at, load_config
+
+        named = at(load_config(config), f"{TOOL_CONFIG}.rate_limit_file")
+    return Path(named or path / "rate_limit.state")
 
 
 def show(
@@ -45,9 +55,15 @@ def show(
     """
     path = state_file_of(path)
     if ray_address is None:
-        if anew:
-            reset(path)
-        _print_all(lambda: snapshot_of(path), as_json, watch)
+        try:
+            if anew:
+                reset(path)
+            _print_all(lambda: snapshot_of(path), as_json, watch)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"no limiter at {path}: the first tool call of a run makes it; start a run, name "
+                f"its {TOOL_CONFIG}.rate_limit_file, or say --ray ADDRESS where an actor keeps it"
+            ) from error
         return
     import ray
 
@@ -68,18 +84,21 @@ def _print_all(take: Callable[[], Snapshot], as_json: bool, watch: bool) -> None
     if not watch:
         _print(take(), as_json)
     elif as_json:
-        _every_second(lambda: _print(take(), as_json))
+        _every_second(lambda: _print(take(), as_json), lambda words: print(words, file=sys.stderr))
     else:
         from rich.live import Live
 
-        with Live(table_of(take()), refresh_per_second=4) as live:
-            _every_second(lambda: live.update(table_of(take())))
+        with Live(refresh_per_second=4) as live:
+            _every_second(lambda: live.update(table_of(take())), live.update)
 
 
-def _every_second(act: Callable[[], object]) -> None:
+def _every_second(act: Callable[[], object], say: Callable[[str], object]) -> None:
     try:
         while True:
-            act()
+            try:
+                act()
+            except FileNotFoundError:
+                say("no limiter there yet")  # the next call makes it, again where it was deleted
             time.sleep(_EVERY_S)
     except KeyboardInterrupt:
         return
@@ -107,6 +126,7 @@ def as_dict(snapshot: Snapshot) -> dict[str, object]:
 def table_of(snapshot: Snapshot) -> "Table":
     """A line per source, and one for all."""
     from rich.table import Table
+    from rich.text import Text
 
     rate = f"{snapshot.per_minute:g} calls a minute, {snapshot.burst} back to back"
     if snapshot.rate_factor < 1:
@@ -124,7 +144,7 @@ def table_of(snapshot: Snapshot) -> "Table":
     for name, source in snapshot.sources.items():
         at_once = source.granted - sum(source.waits)
         table.add_row(
-            name or "(none)",
+            Text(name or "(none)"),  # whatever is in it, it is no markup
             str(source.granted),
             str(source.waiting),
             f"{source.waited_s:.1f}",

@@ -107,16 +107,17 @@ def _section(section: type[S], values: Any, path: str) -> tuple[S | None, list[s
 
 
 def _limit_problems(config: Mapping[str, Any]) -> list[str]:
-    """Limits of the tools, each right for itself, that cannot be kept together."""
+    """Shares of no source; and limits, each right for itself, that cannot be kept together."""
+    shares, sources = at(config, "mixed.rate_limit.shares"), _named(config)
+    unknown = {*shares} - {"", *sources} if isinstance(shares, Mapping) else set()
+    problems = [
+        f"mixed.rate_limit.shares.{name}: no such source; name one of {sorted(sources, key=str)}"
+        for name in sorted(unknown, key=str)
+    ]
     mixed, _ = _section(MixedConfig, at(config, "mixed", {}), "mixed")
     tools, _ = _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if mixed is None or tools is None:
-        return []
-    unknown = sorted(set(mixed.rate_limit.shares or ()) - {"", *mixed.sources})
-    problems = [
-        f"mixed.rate_limit.shares.{name}: no such source; name one of {sorted(mixed.sources)}"
-        for name in unknown
-    ]
+        return problems
     try:
         rate_of(tools, mixed)
     except ValueError as error:

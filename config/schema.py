@@ -5,7 +5,7 @@ and to the launcher's preflight. Imports no torch, no Ray, no verl.
 """
 
 import math
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -99,7 +99,7 @@ class RateLimitConfig(Section):
     auto: a file on one node, the actor on several. A file on several nodes needs a shared folder,
     which is tried at the start (`verl-mixed doctor --locks FOLDER` tries it beforehand)."""
 
-    shares: dict[str, float] | None = None
+    shares: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
     """Source -> weight of its share of the rate. A chatty source then cannot starve another, and
     what a source does not use is for all. Sources not named share the least of the weights. None:
     first come, first served."""
@@ -107,12 +107,14 @@ class RateLimitConfig(Section):
     adaptive: bool = False
     """Three overloads (429, 503) within a second halve the rate; it recovers in half a minute."""
 
-    strict_window_s: float | None = Field(default=None, gt=0)
+    strict_window_s: float | None = Field(default=None, gt=0, le=366 * 86400)
     """Any window of so many seconds sees no more than rate_limit_per_minute allows in it, bursts
-    included: what the burst may use is taken off the sustained rate. None: bursts come on top."""
+    included: what the burst may use is taken off the sustained rate. At most a year. None: bursts
+    come on top."""
 
     on_config_change: Literal["refuse", "adopt"] = "refuse"
-    """Where another run uses the same file with other limits: refuse, or change them for all."""
+    """Where another run uses the same `rate_limit_file` with other limits: refuse, or change them
+    for all. A file of the run's own is always adopted."""
 
     across_nodes: bool = False
     """Whether nodes share the file; set at the start of a run, when its folder has been tried."""
@@ -182,16 +184,16 @@ class ToolConfig(Section):
     max_retries: int = Field(default=3, ge=0)
     """Further attempts after the first, on 429, 5xx and broken connections."""
 
-    timeout: float = Field(default=30.0, gt=0)
+    timeout: float = Field(default=30.0, gt=0, allow_inf_nan=False)
     """Seconds for one tool call, waiting and all attempts together."""
 
     max_workers: int = Field(default=16, ge=1)
     """Tool calls in flight at once, over all processes of a node."""
 
-    request_interval: float = Field(default=0.0, ge=0)
+    request_interval: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Least seconds between two calls, over all processes of the run."""
 
-    rate_limit_per_minute: float = Field(default=6000.0, gt=0)
+    rate_limit_per_minute: float = Field(default=6000.0, gt=0, lt=6e10)
     """Sustained tool calls a minute, over all processes of all runs with one `rate_limit_file`."""
 
     burst: int = Field(default=100, ge=1)
@@ -201,7 +203,8 @@ class ToolConfig(Section):
     """False: no limiter at all, only `max_workers`."""
 
     rate_limit_file: str | None = None
-    """State file of the limiter, or name of its actor; None puts it into the run's folder."""
+    """State file of the limiter, or name of its actor; None puts it into the run's folder. A
+    relative one is made absolute at the start: workers run elsewhere."""
 
     code_start_tag: str = "<code>"
     code_end_tag: str = "</code>"

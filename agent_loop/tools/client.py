@@ -1,9 +1,9 @@
 """The tool client: pooled session, limiter, slot, retries, breaker, deadline, cache.
 
 Order of a call: cache -> limiter -> slot -> request. A cached answer passes neither limiter nor
-slot. A request that failed for a passing reason is tried again with capped exponential backoff and
-full jitter, through the limiter again; a server that says `Retry-After` is obeyed by every
-process.
+slot. Who waits for these two leaves the request its time before the deadline. A request that failed
+for a passing reason is tried again with capped exponential backoff and full jitter, through the
+limiter again; a server that says `Retry-After` is obeyed by every process.
 
 Source for full jitter: Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog 2015.
 """
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from copy import copy
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -28,7 +29,6 @@ from agent_loop.tools.cache import SingleFlightCache, content_key
 from agent_loop.tools.limiter import make_limiter, state_path
 from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
 from config.schema import MixedConfig, ToolConfig
-from rate_limit.gcra import LimiterTimeout
 from rate_limit.slots import FileSlots
 
 PURE_TOOLS = frozenset({"run_code", "retrieve", "calculate"})
@@ -66,18 +66,33 @@ class Slots(Protocol):
 class _Again(Exception):
     """A failure worth another attempt."""
 
-    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, reason: str, retry_after_s: float | None = None, is_overload: bool = False
+    ) -> None:
         super().__init__(reason)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.is_overload = retry_after_s, is_overload
 
 
-class _Breaker:
-    """Opens after many failures in a row: calls then fail at once, but for one that tries."""
+class _Server:
+    """The server as the clients of all sources know it: session, breaker, how fast it answers.
 
-    def __init__(self, url: str, clock: Callable[[], float]):
+    The breaker opens after many failures in a row: calls then fail at once, but for one that tries.
+    """
+
+    def __init__(self, url: str, timeout_s: float, clock: Callable[[], float]):
+        self.session: aiohttp.ClientSession | None = None
         self._url, self._clock = url, clock
         self._failures_in_a_row = 0
         self._opened_at: float | None = None
+        self._most_request_s = timeout_s / 4
+        self._mean_request_s: float | None = None
+
+    @property
+    def request_s(self) -> float:
+        """What a request needs before its deadline: twice the mean of those that were answered."""
+        if self._mean_request_s is None:
+            return self._most_request_s
+        return min(self._most_request_s, 2 * self._mean_request_s)
 
     def check(self, call: ToolCall) -> None:
         """Raises `ToolUnavailable` while it is open."""
@@ -95,8 +110,18 @@ class _Breaker:
         if self._failures_in_a_row >= BREAKER_FAILURES:
             self._opened_at = self._clock()
 
-    def note_success(self) -> None:
+    def note_answer(self, request_s: float) -> None:
+        mean_s = request_s if self._mean_request_s is None else self._mean_request_s
+        self._mean_request_s = mean_s + (request_s - mean_s) / 8
         self._failures_in_a_row, self._opened_at = 0, None
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a call is."""
+
+    is_asking: bool = False
+    """A request is under way; otherwise it waits for its turn."""
 
 
 class ToolClient:
@@ -141,11 +166,10 @@ class ToolClient:
         )
         self._sleep, self._clock = sleep, clock
         self._rng = rng or random.Random()
-        self._session: aiohttp.ClientSession | None = None
-        self._breaker = _Breaker(self.url, clock)
+        self._server = _Server(self.url, timeout_s, clock)
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
+        self._server.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             timeout=aiohttp.ClientTimeout(total=None),
         )
@@ -157,12 +181,12 @@ class ToolClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        session, self._server.session = self._server.session, None
+        if session is not None:
+            await session.close()
 
     def for_source(self, source: str) -> Self:
-        """The same open client, session, cache and breaker included, for calls of a source."""
+        """The same client for calls of a source: it is open while this one is, and shares all."""
         twin = copy(self)
         twin.source = source
         return twin
@@ -185,63 +209,69 @@ class ToolClient:
         return ToolResult(body=result.body, attempts=0, cached=True)
 
     async def _call_counted(self, call: ToolCall) -> ToolResult:
+        progress = _Progress()
         try:
             async with timeout(self._timeout_s):
-                return await self._attempts(call)
+                return await self._attempts(call, progress)
         except ToolRejected:
             self.stats["rejected"] += 1
             raise
         except ToolUnavailable:
             self.stats["unavailable"] += 1
             raise
-        except LimiterTimeout as error:
+        except TimeoutError as error:  # a LimiterTimeout is one
             self.stats["unavailable"] += 1
-            raise ToolUnavailable(
-                f"no place for tool={call.tool!r} at {self.url} within "
-                f"timeout={self._timeout_s} s ({error}); raise rate_limit_per_minute, max_workers "
-                "or timeout under tool_config"
-            ) from error
-        except TimeoutError as error:
-            self.stats["unavailable"] += 1
-            self._breaker.note_failure()
+            if not progress.is_asking:
+                raise ToolUnavailable(
+                    f"no place for tool={call.tool!r} at {self.url} within "
+                    f"timeout={self._timeout_s} s ({str(error) or 'it still waited'}); raise "
+                    "rate_limit_per_minute, max_workers or timeout under tool_config"
+                ) from error
+            self._server.note_failure()
             raise ToolUnavailable(
                 f"no answer from {self.url} for tool={call.tool!r} within "
                 f"timeout={self._timeout_s} s; is the server up, and the rate limit high enough? "
                 f"ask {self.url}/health"
             ) from error
 
-    async def _attempts(self, call: ToolCall) -> ToolResult:
+    async def _attempts(self, call: ToolCall, progress: _Progress) -> ToolResult:
+        server, clock = self._server, self._clock
         limiter_wait_s = 0.0
-        started = self._clock()
+        started = clock()
         deadline = started + self._timeout_s
+
+        def for_waiting_s() -> float:
+            return max(0.0, deadline - server.request_s - clock())
+
         for attempt in range(1, self._max_retries + 2):
-            self._breaker.check(call)
-            waited_from = self._clock()
+            server.check(call)
+            waited_from = clock()
             if self._limiter is not None:
-                left_s = max(0.0, deadline - waited_from)
-                await self._limiter.acquire_async(timeout_s=left_s, source=self.source)
-            left_s = max(0.0, deadline - self._clock())
-            slot = self._slots.hold_async(left_s) if self._slots else nullcontext()
+                await self._limiter.acquire_async(timeout_s=for_waiting_s(), source=self.source)
+            slot = self._slots.hold_async(for_waiting_s()) if self._slots else nullcontext()
             try:
                 async with slot:
-                    limiter_wait_s += self._clock() - waited_from
+                    asked_at = clock()
+                    limiter_wait_s += asked_at - waited_from
+                    progress.is_asking = True
                     body = await self._request(call)
             except _Again as failure:
-                self._breaker.note_failure()
+                progress.is_asking = False
+                server.note_failure()
                 last = failure
             else:
-                self._breaker.note_success()
+                server.note_answer(clock() - asked_at)
                 return ToolResult(
                     body=body,
-                    latency_s=self._clock() - started - limiter_wait_s,
+                    latency_s=clock() - started - limiter_wait_s,
                     limiter_wait_s=limiter_wait_s,
                     attempts=attempt,
                 )
-            if last.retry_after_s is not None and self._limiter is not None:
-                await self._limiter.penalise_async(last.retry_after_s)
+            if self._limiter is not None and (last.is_overload or last.retry_after_s is not None):
+                await self._limiter.penalise_async(last.retry_after_s or 0.0)
             cap_s = min(BACKOFF_CAP_S, BACKOFF_START_S * 2 ** (attempt - 1))
             pause_s = max(last.retry_after_s or 0.0, self._rng.uniform(0.0, cap_s))
-            if attempt > self._max_retries or self._clock() + pause_s >= deadline:
+            if attempt > self._max_retries or pause_s >= for_waiting_s():
                 raise ToolUnavailable(
                     f"no answer from {self.url} for tool={call.tool!r}: {attempt} attempts within "
                     f"timeout={self._timeout_s} s, last: {last}; check the tool server"
@@ -251,14 +281,19 @@ class ToolClient:
         raise AssertionError("the last attempt returns or raises")
 
     async def _request(self, call: ToolCall) -> dict[str, Any]:
-        if self._session is None:
+        session = self._server.session
+        if session is None:
             raise RuntimeError("ToolClient.call outside `async with ToolClient(...)`")
         self.stats["requests"] += 1
         try:
-            async with self._session.post(f"{self.url}/{call.tool}", json=call.payload) as response:
+            async with session.post(f"{self.url}/{call.tool}", json=call.payload) as response:
                 if response.status == 429 or response.status >= 500:
                     text = (await response.text())[:200]
-                    raise _Again(f"HTTP {response.status} {text}", _retry_after(response))
+                    raise _Again(
+                        f"HTTP {response.status} {text}",
+                        _retry_after(response),
+                        is_overload=response.status in (429, 503),
+                    )
                 if response.status >= 400:
                     text = (await response.text())[:500]
                     raise ToolRejected(f"HTTP {response.status} for tool={call.tool!r}: {text}")

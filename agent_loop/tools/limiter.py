@@ -4,6 +4,7 @@ One file limits the processes of one node, a Ray actor those of a cluster. A fil
 is taken only where locks on its folder have been seen to reach them all (`lock_probe`).
 """
 
+import logging
 import math
 from pathlib import Path
 from typing import TypeAlias
@@ -14,6 +15,8 @@ from rate_limit.file_limiter import FileRateLimiter
 from rate_limit.gcra import Rate
 from rate_limit.ray_limiter import RayRateLimiter
 from rate_limit.snapshot import Snapshot
+
+_log = logging.getLogger(__name__)
 
 Limiter: TypeAlias = FileRateLimiter | RayRateLimiter
 
@@ -87,10 +90,22 @@ def settled(tools: ToolConfig, mixed: MixedConfig) -> RateLimitConfig:
                 "mixed.rate_limit.backend=file does not reach all nodes: " + "; ".join(problems)
             )
         settings = settings.model_copy(update={"across_nodes": True})
-    is_own = tools.rate_limit_file is None
-    if settings.backend == "ray" and (is_own or settings.on_config_change == "adopt"):
+    if not tools.rate_limit_file:  # what it holds is of an earlier start of this run
+        settings = settings.model_copy(update={"on_config_change": "adopt"})
+    if settings.backend == "ray" and settings.on_config_change == "adopt":
         ray_limiter.end(str(state_path(tools, mixed)))
     return settings
+
+
+def metrics_now(limiter: Limiter) -> dict[str, float]:
+    """`limiter_metrics`; none, and a warning, where it cannot be read: no run ends by that."""
+    from ray.exceptions import RayError
+
+    try:
+        return limiter_metrics(limiter.snapshot())
+    except (OSError, ValueError, RuntimeError, RayError) as error:
+        _log.warning("no metrics of the limiter in this step: %s: %s", type(error).__name__, error)
+        return {}
 
 
 def limiter_metrics(snapshot: Snapshot) -> dict[str, float]:

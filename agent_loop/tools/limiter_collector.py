@@ -30,13 +30,14 @@ class LimiterCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         try:
-            snapshot = snapshot_of(self.path)
+            metrics = list(metrics_of(snapshot_of(self.path)))
         except FileNotFoundError:
             return  # nobody has called yet
-        except (OSError, ValueError) as error:
-            _log.warning("no metrics of limiter=%s: %s", self.path, error)
+        except Exception as error:  # whatever it is, the other metrics of the server go out
+            kind = type(error).__name__
+            _log.warning("no metrics of limiter=%s: %s: %s", self.path, kind, error)
             return
-        yield from metrics_of(snapshot)
+        yield from metrics
 
 
 def metrics_of(snapshot: Snapshot) -> Iterator[Metric]:

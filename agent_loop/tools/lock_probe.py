@@ -22,6 +22,8 @@ MOST_SKEW_S = 0.05
 """Clocks further apart are a problem: the limit is exceeded by what passes in that time."""
 
 TIMEOUT_S = 60.0
+LEAVE_TIMEOUT_S = 5.0
+"""For all nodes together to remove their file; dead ones never do."""
 
 
 def alive_nodes() -> dict[str, str]:
@@ -72,9 +74,9 @@ def lock_problems(folder: Path) -> list[str]:
                 )
         return problems
     finally:
+        left = [probe.leave.remote() for probe in probes]
+        ray.wait(left, num_returns=len(left), timeout=LEAVE_TIMEOUT_S)
         for probe in probes:
-            with suppress(Exception):
-                _get(probe.leave.remote())
             ray.kill(probe)
 
 

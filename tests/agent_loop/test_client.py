@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -27,11 +29,13 @@ class RecordingLimiter:
         self.acquired = 0
         self.pauses: list[float] = []
         self.sources: list[str] = []
+        self.timeouts: list[float | None] = []
 
     async def acquire_async(
         self, n: int = 1, timeout_s: float | None = None, source: str = ""
     ) -> float:
         self.acquired += n
+        self.timeouts.append(timeout_s)
         self.sources.append(source)
         return 0.0
 
@@ -50,6 +54,23 @@ class Clock:
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.now += seconds
+
+
+class SlowServer:
+    """Slots that let the clock go on by `request_s` while a request is under way."""
+
+    def __init__(self, clock: Clock, request_s: float) -> None:
+        self._clock, self.request_s = clock, request_s
+        self.timeouts: list[float | None] = []
+
+    @asynccontextmanager
+    async def hold_async(self, timeout_s: float | None = None) -> AsyncIterator[None]:
+        self.timeouts.append(timeout_s)
+        asyncio.get_running_loop().call_soon(self._pass_time)
+        yield
+
+    def _pass_time(self) -> None:
+        self._clock.now += self.request_s
 
 
 def client(url: str, **settings) -> ToolClient:
@@ -86,6 +107,47 @@ async def test_a_passing_fault_is_tried_again_through_the_limiter(fault):
     assert clock.slept[0] <= 0.25 and clock.slept[1] <= 0.5
 
 
+@pytest.mark.parametrize(
+    ("fault", "pauses"),
+    [(429, [0.0]), (503, [0.0]), (500, []), ((500, {"Retry-After": "7"}), [7.0]), ("drop", [])],
+    ids=str,
+)
+async def test_the_limiter_hears_of_overloads_and_of_pauses(fault, pauses):
+    limiter = RecordingLimiter()
+    async with running([fault, GOOD]) as server, client(server.url, limiter=limiter) as tools:
+        await tools.call(CALL)
+    assert limiter.pauses == pauses
+
+
+async def test_who_waits_leaves_a_request_its_time():
+    limiter, clock = RecordingLimiter(), Clock()
+    slots = SlowServer(clock, request_s=2.0)
+    async with (
+        running([GOOD]) as server,
+        client(
+            server.url, limiter=limiter, slots=slots, clock=clock, timeout_s=40.0, cache_size=0
+        ) as tools,
+    ):
+        await tools.call(CALL)
+        await tools.for_source("nq").call(CALL)
+        slots.request_s = 1000.0
+        await tools.call(CALL)
+        await tools.call(CALL)
+    # not known yet, twice the mean, the same, and never more than a quarter
+    assert limiter.timeouts == slots.timeouts == [30.0, 36.0, 36.0, 30.0]
+
+
+async def test_a_pause_that_leaves_a_request_no_time_is_not_waited_for():
+    clock = Clock()
+    async with (
+        running([(503, {"Retry-After": "25"})]) as server,
+        client(server.url, clock=clock, timeout_s=30.0) as tools,
+    ):
+        with pytest.raises(ToolUnavailable, match="1 attempts"):
+            await tools.call(CALL)
+    assert clock.slept == []
+
+
 async def test_retry_after_is_obeyed_and_told_to_everybody():
     limiter, clock = RecordingLimiter(), Clock()
     async with (
@@ -99,7 +161,7 @@ async def test_retry_after_is_obeyed_and_told_to_everybody():
 
 @pytest.mark.parametrize(
     ("header", "pauses"),
-    [("1e12", [RETRY_AFTER_CAP_S]), ("inf", [RETRY_AFTER_CAP_S]), ("nan", []), ("-3", [0.0])],
+    [("1e12", [RETRY_AFTER_CAP_S]), ("inf", [RETRY_AFTER_CAP_S]), ("nan", [0.0]), ("-3", [0.0])],
 )
 async def test_a_mad_retry_after_stops_nobody_for_ever(header, pauses):
     limiter = RecordingLimiter()
@@ -141,18 +203,45 @@ async def test_a_run_that_timed_out_is_run_again_and_one_that_ended_is_not():
     assert len(server.seen) == 2
 
 
-async def test_no_place_in_the_limiter_says_so_and_leaves_the_breaker_alone():
+@pytest.mark.parametrize("error", [LimiterTimeout("the wait is 99 s"), TimeoutError()], ids=repr)
+async def test_no_place_in_the_limiter_says_so_and_leaves_the_breaker_alone(error):
     class Full(RecordingLimiter):
         async def acquire_async(
             self, n: int = 1, timeout_s: float | None = None, source: str = ""
         ) -> float:
-            raise LimiterTimeout("the wait is 99 s")
+            raise error
 
     async with running([GOOD]) as server, client(server.url, limiter=Full()) as tools:
         for _ in range(BREAKER_FAILURES + 1):
-            with pytest.raises(ToolUnavailable, match=r"no place .*99 s"):
+            with pytest.raises(ToolUnavailable, match=r"no place .*(99 s|still waited)"):
                 await tools.call(CALL)
     assert server.seen == []
+
+
+async def test_time_outs_after_a_failed_attempt_are_of_the_wait_again():
+    class FullLater(RecordingLimiter):
+        async def acquire_async(
+            self, n: int = 1, timeout_s: float | None = None, source: str = ""
+        ) -> float:
+            if self.acquired:
+                raise TimeoutError
+            return await super().acquire_async(n, timeout_s, source)
+
+    async with running([500]) as server, client(server.url, limiter=FullLater()) as tools:
+        with pytest.raises(ToolUnavailable, match="no place"):
+            await tools.call(CALL)
+
+
+async def test_requests_that_get_no_answer_open_the_breaker():
+    async with (
+        running(["hang"]) as server,
+        client(server.url, timeout_s=0.05, cache_size=0) as tools,
+    ):
+        calls = (tools.call(CALL) for _ in range(BREAKER_FAILURES))
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert all("no answer" in str(error) for error in errors)
+        with pytest.raises(ToolUnavailable, match="not calling"):
+            await tools.call(CALL)
 
 
 async def test_a_sources_client_is_the_same_but_tells_the_limiter_whose_calls_they_are():
@@ -163,6 +252,16 @@ async def test_a_sources_client_is_the_same_but_tells_the_limiter_whose_calls_th
         assert limiter.sources == ["nq", "math"]
         assert tools.stats["requests"] == 2
         assert len(server.seen) == 2
+
+
+async def test_a_sources_client_is_open_while_the_common_one_is():
+    async with running([GOOD]) as server:
+        tools = client(server.url, cache_size=0)
+        of_nq = tools.for_source("nq")
+        async with tools:
+            assert (await of_nq.call(CALL)).body == GOOD
+        with pytest.raises(RuntimeError, match="outside `async with"):
+            await of_nq.call(CALL)
 
 
 async def test_a_breaker_that_one_source_opened_is_open_for_all():

@@ -1,12 +1,22 @@
 """Which limiter a run has, with which limits, and its numbers in metrics and Prometheus."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import prometheus_client
 import pytest
+from ray.exceptions import GetTimeoutError, RayActorError
 
-from agent_loop.tools.limiter import limiter_metrics, make_limiter, rate_of
+from agent_loop.tools import limiter_collector, lock_probe
+from agent_loop.tools.limiter import (
+    limiter_metrics,
+    make_limiter,
+    metrics_now,
+    rate_of,
+    settled,
+)
 from agent_loop.tools.limiter_collector import LimiterCollector
 from config.schema import MixedConfig, RateLimitConfig, SourceConfig, ToolConfig
 from rate_limit.file_limiter import FileRateLimiter
@@ -24,6 +34,13 @@ def mixed_in(folder: Path, **limits: Any) -> MixedConfig:
         run_dir=str(folder),
         rate_limit=RateLimitConfig(**limits),
     )
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def act(*_: object) -> Any:
+        raise error
+
+    return act
 
 
 def test_the_knobs_are_those_of_the_tool_config(tmp_path: Path):
@@ -58,6 +75,16 @@ def test_another_run_with_other_limits_is_refused_or_followed(tmp_path: Path):
     assert first.rate.per_minute == 60
 
 
+@pytest.mark.parametrize(("shared", "change"), [(None, "adopt"), ("common", "refuse")])
+def test_only_the_runs_own_file_takes_the_limits_of_a_resumed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: str | None, change: str
+):
+    monkeypatch.setattr(lock_probe, "alive_nodes", lambda: {"id": "address"})
+    mixed = mixed_in(tmp_path)
+    settings = settled(tools_with(rate_limit_file=shared), mixed)
+    assert (settings.backend, settings.on_config_change) == ("file", change)
+
+
 def test_shares_and_adaptation_reach_the_limiter(tmp_path: Path):
     mixed = mixed_in(tmp_path, shares={"taco": 3, "nq": 1}, adaptive=True)
     limiter = make_limiter(tools_with(), mixed)
@@ -85,6 +112,18 @@ def test_metrics_are_of_all_and_of_each_source(tmp_path: Path):
     }
 
 
+@pytest.mark.parametrize("error", [OSError, ValueError, RuntimeError, RayActorError])
+def test_a_limiter_that_cannot_be_read_has_no_metrics_and_ends_no_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog, error: type[Exception]
+):
+    limiter = make_limiter(tools_with(), mixed_in(tmp_path))
+    assert metrics_now(limiter) == limiter_metrics(limiter.snapshot())
+    monkeypatch.setattr(limiter, "snapshot", raising(error()))
+    assert metrics_now(limiter) == {}
+    (record,) = caplog.records
+    assert error.__name__ in record.getMessage()
+
+
 def test_prometheus_sees_the_limiter_as_it_is_when_it_looks(tmp_path: Path):
     registry = prometheus_client.CollectorRegistry()
     registry.register(LimiterCollector(tmp_path / "rate_limit.state"))
@@ -101,9 +140,79 @@ def test_prometheus_sees_the_limiter_as_it_is_when_it_looks(tmp_path: Path):
     assert "limiter_burst 2.0" in seen
 
 
+def test_prometheus_goes_on_whatever_reading_a_limiter_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
+):
+    monkeypatch.setattr(limiter_collector, "snapshot_of", raising(KeyError("a bug")))
+    registry = prometheus_client.CollectorRegistry(auto_describe=False)
+    registry.register(LimiterCollector(tmp_path / "rate_limit.state"))
+    caplog.clear()
+    assert prometheus_client.generate_latest(registry) == b""
+    (record,) = caplog.records
+    assert "KeyError: 'a bug'" in record.getMessage()
+
+
 def test_prometheus_goes_on_without_a_limiter_that_cannot_be_read(tmp_path: Path, caplog):
     (tmp_path / "rate_limit.state").write_bytes(b"junk")
     registry = prometheus_client.CollectorRegistry()
     registry.register(LimiterCollector(tmp_path / "rate_limit.state"))
     assert prometheus_client.generate_latest(registry) == b""
     assert "rate_limit.state" in caplog.text
+
+
+class FakeRay:
+    """Nodes of which some are dead; calls are answered when `get` asks for the answer."""
+
+    def __init__(self, nodes: dict[str, bool]):
+        self._nodes = nodes
+        self.waited_s = 0.0
+        """The time that dead nodes took."""
+
+        self.killed = 0
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": n, "NodeManagerAddress": n[0], "Alive": True} for n in self._nodes]
+
+    def remote(self, kind: type) -> Any:
+        def options(scheduling_strategy: Any, **_: object) -> Any:
+            alive = self._nodes[scheduling_strategy.node_id]
+            return SimpleNamespace(remote=lambda path: FakeProbe(kind(path), alive))
+
+        return SimpleNamespace(options=options)
+
+    def get(self, answer: Callable[[], Any] | None, timeout: float) -> Any:
+        if answer is None:
+            self.waited_s += timeout
+            raise GetTimeoutError
+        return answer()
+
+    def wait(self, answers: list[Any], num_returns: int, timeout: float) -> None:
+        there = [answer for answer in answers if answer is not None]
+        for answer in there:
+            answer()
+        if len(there) < num_returns:
+            self.waited_s += timeout
+
+    def kill(self, probe: object) -> None:
+        self.killed += 1
+
+
+class FakeProbe:
+    def __init__(self, probe: object, alive: bool):
+        self._probe, self._alive = probe, alive
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._probe, name)
+        answer = (lambda *values: lambda: method(*values)) if self._alive else lambda *_: None
+        return SimpleNamespace(remote=answer)
+
+
+def test_dead_nodes_are_named_and_the_probe_waits_for_none_of_them_to_tidy_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ray = FakeRay({56 * "a": False, 56 * "b": True, 56 * "c": False})
+    monkeypatch.setattr(lock_probe, "ray", ray)
+    problems = lock_probe.lock_problems(tmp_path)
+    assert [problem.split(":")[0] for problem in problems] == ["node a", "node c"]
+    assert ray.waited_s == 2 * lock_probe.TIMEOUT_S + lock_probe.LEAVE_TIMEOUT_S
+    assert (list(tmp_path.iterdir()), ray.killed) == ([], 3)

@@ -2,11 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from omegaconf import OmegaConf
 
 from cluster.cli import main
+from cluster.compose import save_config
 from cluster.exit_codes import GOOD, USAGE
+from cluster.settings import TOOL_CONFIG
 from rate_limit.file_limiter import FileRateLimiter
 
 
@@ -45,7 +49,57 @@ def test_reset_begins_anew(limiter, tmp_path, capsys):
 
 def test_no_limiter_is_a_usage_error_that_names_the_file(tmp_path, capsys):
     assert main(["limiter", str(tmp_path)]) == USAGE
-    assert "rate_limit.state" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert str(tmp_path / "rate_limit.state") in said
+    assert "start a run" in said and "rate_limit_file" in said and "--ray" in said
     (tmp_path / "junk").write_text("junk")
     assert main(["limiter", str(tmp_path / "junk")]) == USAGE
     assert "no record of a limiter" in capsys.readouterr().err
+
+
+def test_a_run_with_a_shared_limiter_is_shown_that_one(limiter, tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    config = OmegaConf.create()
+    OmegaConf.update(config, f"{TOOL_CONFIG}.rate_limit_file", str(limiter.path))
+    save_config(cast(dict[str, Any], OmegaConf.to_container(config)), run / "config.yaml")
+    assert main(["limiter", "--json", str(run)]) == GOOD
+    assert json.loads(capsys.readouterr().out)["granted"] == 5
+
+
+def test_a_source_may_have_any_name(limiter, tmp_path, capsys):
+    limiter.acquire(source="[/b]")
+    limiter.close()  # what it counted is written by then
+    assert main(["limiter", str(tmp_path)]) == GOOD
+    assert "[/b]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_watching_goes_on_while_the_file_is_gone(limiter, tmp_path, capsys, monkeypatch, words):
+    """Seconds: the file is there, gone, there again, and the user has seen enough."""
+    away = tmp_path / "away"
+    moves = iter([(limiter.path, away), (away, limiter.path)])
+
+    def sleep(_: float) -> None:
+        move = next(moves, None)
+        if move is None:
+            raise KeyboardInterrupt
+        move[0].rename(move[1])
+
+    monkeypatch.setattr("cluster.limiter_view.time.sleep", sleep)
+    assert main(["limiter", "--watch", *words, str(tmp_path)]) == GOOD
+    screen = capsys.readouterr()
+    if words:
+        assert [json.loads(line)["granted"] for line in screen.out.splitlines()] == [5, 5]
+        assert screen.err == "no limiter there yet\n"
+    else:
+        assert "60000 calls a minute" in screen.out
+
+
+def test_watching_says_that_there_is_no_limiter_yet(tmp_path, capsys, monkeypatch):
+    def sleep(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cluster.limiter_view.time.sleep", sleep)
+    assert main(["limiter", "--watch", str(tmp_path)]) == GOOD
+    assert "no limiter there yet" in capsys.readouterr().out

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from cluster.compose import at
 from cluster.launch import make_plan
+from cluster.settings import TOOL_CONFIG
 from tests.cluster.conftest import RunEnviron, write_source
 
 
@@ -111,9 +113,14 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
         ("mixed.sources.math.max_turns=0", "mixed.sources.math.max_turns"),
         ("mixed.sources.math.max_response_length=161", "data.max_response_length=160"),
         ("mixed.rate_limit.backend=redis", "mixed.rate_limit.backend"),
-        ("mixed.rate_limit.shares={taco: 0}", "shares={'taco': 0.0} must be finite and above 0"),
+        ("mixed.rate_limit.shares={taco: 0}", "mixed.rate_limit.shares.taco: Input should be"),
+        ("mixed.rate_limit.shares={taco: inf}", "mixed.rate_limit.shares.taco: Input should be"),
         ("mixed.rate_limit.shares={tacos: 1}", "mixed.rate_limit.shares.tacos: no such source"),
         ("mixed.rate_limit.strict_window_s=0.5", "lower the burst"),
+        ("mixed.rate_limit.strict_window_s=inf", "mixed.rate_limit.strict_window_s: Input should"),
+        (f"{TOOL_CONFIG}.timeout=inf", f"{TOOL_CONFIG}.timeout: Input should be a finite"),
+        (f"{TOOL_CONFIG}.request_interval=inf", "request_interval: Input should be a finite"),
+        (f"{TOOL_CONFIG}.rate_limit_per_minute=inf", "rate_limit_per_minute: Input should be"),
     ],
 )
 def test_a_value_verl_cannot_run_with_is_one_problem(
@@ -152,6 +159,23 @@ def test_settings_that_contradict_one_another_are_named(
 
     assert word in "\n".join(found)
     assert len(found) == 1 + ("ppo_mini_batch_size=0" in "\n".join(found))  # follows the batch
+
+
+def test_all_mistakes_of_the_limits_are_told_at_once(run_environ: RunEnviron) -> None:
+    found = problems_of(
+        run_environ,
+        "mixed.rate_limit.shares={tacos: 1, taco: -1, math: nan}",
+        "mixed.rate_limit.strict_window_s=1e300",
+        f"{TOOL_CONFIG}.rate_limit_per_minute=1e300",
+    )
+
+    assert [problem.split(":")[0] for problem in found] == [
+        "mixed.rate_limit.shares.taco",
+        "mixed.rate_limit.shares.math",
+        "mixed.rate_limit.strict_window_s",
+        f"{TOOL_CONFIG}.rate_limit_per_minute",
+        "mixed.rate_limit.shares.tacos",
+    ]
 
 
 def test_settings_of_a_source_that_verl_can_keep_are_no_problem(run_environ: RunEnviron) -> None:
@@ -331,3 +355,11 @@ def test_a_machine_with_too_few_gpus_is_told_before_anything_starts(
 
     assert problems_of(run_environ, *two, "++ray_kwargs.ray_init.address=10.0.0.1:6379") == []
     assert problems_of(run_environ, "trainer.device=cuda", "trainer.n_gpus_per_node=1") == []
+
+
+def test_a_shared_limiter_is_one_file_for_workers_in_any_folder(run_environ: RunEnviron) -> None:
+    key = f"{TOOL_CONFIG}.rate_limit_file"
+
+    assert at(make_plan([], run_environ).config, key) is None
+    here = str(Path("common.state").absolute())
+    assert at(make_plan([f"{key}=common.state"], run_environ).config, key) == here
