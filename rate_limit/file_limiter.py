@@ -178,7 +178,8 @@ class FileRateLimiter:
             LimiterTimeout: the slot lies beyond `timeout_s`; it was not reserved.
             ValueError: n is below 1.
         """
-        if n == 1 and self._file.pass_now(timeout_s is None, self._stats.at_once(source)):
+        count = self._stats.at_once.get(source)
+        if n == 1 and count is not None and self._file.pass_now(timeout_s is None, count):
             return 0.0
         return run(self._acquire(n, timeout_s, source, blocking=timeout_s is None), self._sleep)
 
@@ -186,7 +187,8 @@ class FileRateLimiter:
         self, n: int = 1, timeout_s: float | None = None, source: str = ""
     ) -> float:
         """`acquire` for coroutines; lets the loop go on in any case."""
-        timeout_s = self._checked(n, timeout_s)
+        if n != 1 or timeout_s is not None:
+            timeout_s = self._checked(n, timeout_s)
         loop = asyncio.get_running_loop()
         batch = self._batch
         if batch is None or batch.closed or batch.loop is not loop:
@@ -313,9 +315,11 @@ class FileRateLimiter:
             return
         file = self._file
         state, now_ns = self._read()
-        wants = [want for want in batch.wants if want is not None]
-        total = sum(want[0] for want in wants)
-        rate = file.rate
+        by_source: dict[str, int] = {}
+        for want in batch.wants:
+            if want is not None:
+                by_source[want[1]] = by_source.get(want[1], 0) + want[0]
+        rate, total = file.rate, sum(by_source.values())
         if (
             isinstance(state, Arrivals)
             and total <= rate.burst
@@ -325,9 +329,8 @@ class FileRateLimiter:
             start_ns, after = reserve(state, now_ns, total, rate, pace_at(file.terms, now_ns))
             if start_ns <= now_ns:
                 file.write(after)
-                for n, source, _, _ in wants:
-                    counts, at = self._stats.at_once(source)
-                    counts[at] += n
+                for source, n in by_source.items():
+                    self._stats.count(source, n)
                 self._stats.write()
                 return
         for place in places:
@@ -430,8 +433,7 @@ class FileRateLimiter:
 
     def _count_at_once(self, slot: _Slot) -> None:
         if slot.passes_at_once:
-            counts, at = self._stats.at_once(slot.want.source)
-            counts[at] += slot.want.n
+            self._stats.count(slot.want.source, slot.want.n)
             self._stats.write()
 
     def _next(self, state: State, now_ns: int, want: _Want) -> tuple[_Slot, State]:

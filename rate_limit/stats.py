@@ -66,10 +66,10 @@ class Stats:
         self._count_alone()
         _all_stats.add(self)
 
-    def at_once(self, source: str) -> tuple[Counts, int]:
-        """The number of calls that passed at once, to be counted up under the limiter's lock."""
-        at_once = self._at_once.get(source)
-        return self._new_block(source) if at_once is None else at_once
+    def count(self, source: str, n: int) -> None:
+        """n calls passed at once."""
+        counts, at = self.at_once.get(source) or self._new_block(source)
+        counts[at] += n
 
     def begin_wait(self, source: str) -> None:
         """A caller has to wait."""
@@ -142,7 +142,9 @@ class Stats:
         self._resets = b""
         self._counts: Counts = array("q", bytes(_CELL_BYTES))
         self._counts[0] = _MAGIC
-        self._at_once: dict[str, tuple[Counts, int]] = {}
+        self.at_once: dict[str, tuple[Counts, int]] = {}
+        """Source -> where its calls that passed at once are counted, by who holds the lock."""
+
         self._sampled_s = -1
 
     def _claim(self) -> None:
@@ -186,7 +188,7 @@ class Stats:
         )
 
     def _block(self, source: str) -> tuple[Counts, int]:
-        counts, at_once = self.at_once(source)
+        counts, at_once = self.at_once.get(source) or self._new_block(source)
         return counts, at_once - _AT_ONCE
 
     def _new_block(self, source: str) -> tuple[Counts, int]:
@@ -196,16 +198,16 @@ class Stats:
     def _add_block(self, source: str) -> tuple[Counts, int]:
         text = b"\1" + str(source).encode(errors="replace")[: _NAME_BYTES - 1]
         name = text[1:].decode(errors="replace")
-        if name not in self._at_once:
-            taken = {at for _, at in self._at_once.values()}
+        if name not in self.at_once:
+            taken = {at for _, at in self.at_once.values()}
             at = _BLOCKS[min(len(taken), len(_BLOCKS) - 1)]
             if at == _BLOCKS[-1]:
                 text = b"\1" + _OTHERS.encode()
             packed = array("q", text.ljust(_NAME_BYTES, b"\0"))
             self._counts[at : at + len(packed)] = packed
-            self._at_once[name] = self._counts, at + _AT_ONCE
-        self._at_once[source] = self._at_once[name]
-        return self._at_once[source]
+            self.at_once[name] = self._counts, at + _AT_ONCE
+        self.at_once[source] = self.at_once[name]
+        return self.at_once[source]
 
 
 def reset(path: Path) -> None:
