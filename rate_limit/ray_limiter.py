@@ -412,6 +412,8 @@ class _KeeperActor:
 
     def __init__(self, name: str, limits: Limits):
         self._keeper = Keeper(limits, boottime_ns(), fresh=_is_first(name))
+        self._gauges = _Gauges(name)
+        self._published_ns = 0
         self._news: dict[str, asyncio.Event] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -433,6 +435,9 @@ class _KeeperActor:
             if self._news.get(process) is news:
                 del self._news[process]
         now_ns = boottime_ns()
+        if now_ns - self._published_ns >= SECOND_NS:  # every process comes by once a second
+            self._published_ns = now_ns
+            self._gauges.set(self._keeper.snapshot(now_ns))
         return self._keeper.answer(process, now_ns, held_ns=now_ns - asked_ns)
 
     async def penalise(self, pause_ns: int) -> None:
@@ -457,6 +462,36 @@ class _KeeperActor:
         if self._keeper.next_ns is not None:
             delay_s = (self._keeper.next_ns - boottime_ns()) / SECOND_NS
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._advance)
+
+
+class _Gauges:
+    """The limiter among the metrics that each Ray node has for Prometheus: `ray_limiter_*`.
+
+    Ray adapter: `ray.util.metrics.Gauge`.
+    """
+
+    OF_ALL = ("granted", "utilisation", "penalties", "rate_factor", "paused_s", "abandoned")
+    OF_A_SOURCE = ("granted", "waiting", "waited_s", "refused")
+
+    def __init__(self, name: str):
+        from ray.util.metrics import Gauge
+
+        words = "of rate_limit.snapshot.Snapshot"
+        self._tags = {"limiter": name}
+        self._of_all = {
+            field: Gauge(f"limiter_{field}", words, tag_keys=("limiter",)) for field in self.OF_ALL
+        }
+        self._of_a_source = {
+            field: Gauge(f"limiter_source_{field}", words, tag_keys=("limiter", "source"))
+            for field in self.OF_A_SOURCE
+        }
+
+    def set(self, snapshot: Snapshot) -> None:
+        for field, gauge in self._of_all.items():
+            gauge.set(getattr(snapshot, field), tags=self._tags)
+        for name, source in snapshot.sources.items():
+            for field, gauge in self._of_a_source.items():
+                gauge.set(getattr(source, field), tags={**self._tags, "source": name or "(none)"})
 
 
 def snapshot_of(name: str) -> Snapshot:

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Generator
 from itertools import count
 from pathlib import Path
@@ -104,6 +105,7 @@ def least_ns(limiter: RayRateLimiter, calls: int) -> int:
 
 DRIVER = """
 import sys
+import urllib.request
 import ray
 from rate_limit.ray_limiter import RayRateLimiter
 ray.init(address=sys.argv[1], log_to_driver=False)
@@ -157,6 +159,24 @@ def test_an_ended_limiter_is_made_anew_empty_and_with_other_limits(
     end("never made")
     with pytest.raises(ValueError, match="no limiter 'never made'"):
         snapshot_of("never made")
+
+
+def test_prometheus_finds_the_limiter_among_the_metrics_of_its_node(
+    make: Callable[..., RayRateLimiter],
+):
+    import ray
+
+    limiter = make(per_minute=60, burst=3)  # Ray publishes every ten seconds
+    node = ray.nodes()[0]
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    wanted = f'limiter="{limiter.name}"'
+    while True:
+        limiter.acquire(source="nq")
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if wanted in line]
+        if any('source="nq"' in line for line in lines):
+            break
+    assert any(line.startswith("ray_limiter_source_granted{") for line in lines)
 
 
 def test_without_ray_the_error_says_what_to_do():
