@@ -2,9 +2,9 @@
 
     python -m benchmarks.ray_limiter
 
-"One call per token" asks an actor for each token, as verl's `TokenBucketWorker` did
-(verl/tools/sandbox_fusion_tools.py up to 0.6). The rate is too high to be reached, so what is
-measured is the limiter. Needs the project's own environment. About two minutes.
+"One call per token" makes a remote call for each, as verl's `TokenBucketWorker` did (a semaphore in
+verl/tools/sandbox_fusion_tools.py, which 0.9.1 has no more). The rate is too high to be reached, so
+what is measured is the limiter. Needs the project's own environment. About two minutes.
 """
 
 import argparse
