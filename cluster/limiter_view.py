@@ -3,10 +3,10 @@
 import json
 import logging
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING
 
 from cluster.settings import TOOL_CONFIG
@@ -99,7 +99,7 @@ def _every_second(act: Callable[[], object], say: Callable[[str], object]) -> No
                 act()
             except FileNotFoundError:
                 say("no limiter there yet")  # the next call makes it, again where it was deleted
-            time.sleep(_EVERY_S)
+            sleep(_EVERY_S)
     except KeyboardInterrupt:
         return
 

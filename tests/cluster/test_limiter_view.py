@@ -86,7 +86,7 @@ def test_watching_goes_on_while_the_file_is_gone(limiter, tmp_path, capsys, monk
             raise KeyboardInterrupt
         move[0].rename(move[1])
 
-    monkeypatch.setattr("cluster.limiter_view.time.sleep", sleep)
+    monkeypatch.setattr("cluster.limiter_view.sleep", sleep)
     assert main(["limiter", "--watch", *words, str(tmp_path)]) == GOOD
     screen = capsys.readouterr()
     if words:
@@ -100,6 +100,6 @@ def test_watching_says_that_there_is_no_limiter_yet(tmp_path, capsys, monkeypatc
     def sleep(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("cluster.limiter_view.time.sleep", sleep)
+    monkeypatch.setattr("cluster.limiter_view.sleep", sleep)
     assert main(["limiter", "--watch", str(tmp_path)]) == GOOD
     assert "no limiter there yet" in capsys.readouterr().out
