@@ -35,6 +35,7 @@ from rate_limit.gcra import (
     Rate,
     overloaded,
     pace_at,
+    pause_ns,
     reserve,
 )
 from rate_limit.shares import Grant, Spread
@@ -547,18 +548,12 @@ class FileRateLimiter:
     def _penalise(
         self, retry_after_s: float, until_s: float | None, *, blocking: bool
     ) -> Steps[None]:
-        if until_s is not None:
-            retry_after_s = max(0.0, until_s - self._clock_ns() / SECOND_NS)
-        if not 0 <= retry_after_s <= 86400:
-            raise ValueError(
-                f"cannot penalise by retry_after_s={retry_after_s}: must be from 0 to 86400"
-            )
+        length_ns = pause_ns(retry_after_s, until_s, self._clock_ns())
         yield from self._lock(None, blocking)
         file = self._file
         try:
             state, now_ns = self._read()
-            pause_ns = int(retry_after_s * SECOND_NS)
-            state, terms = law(file.rate).penalise(state, file.terms, now_ns, pause_ns, file.rate)
+            state, terms = law(file.rate).penalise(state, file.terms, now_ns, length_ns, file.rate)
             file.write(state, overloaded(terms, now_ns) if self.adaptive else terms)
         finally:
             file.unlock()

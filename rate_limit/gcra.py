@@ -283,6 +283,26 @@ def penalise(
     )
 
 
+def pause_ns(retry_after_s: float, until_s: float | None, now_ns: int) -> int:
+    """How long a server wants a pause, from either way of saying it.
+
+    Args:
+        retry_after_s: seconds from now, 0 to 86400.
+        until_s: in its place, the end of the pause, in seconds on the clock of `now_ns`.
+        now_ns: the time now.
+
+    Raises:
+        ValueError: the pause is out of range.
+    """
+    if until_s is not None:
+        retry_after_s = max(0.0, until_s - now_ns / SECOND_NS)
+    if not 0 <= retry_after_s <= 86400:
+        raise ValueError(
+            f"cannot penalise by retry_after_s={retry_after_s}: must be from 0 to 86400"
+        )
+    return int(retry_after_s * SECOND_NS)
+
+
 def joined(one: Arrivals, other: Arrivals, now_ns: int, rate: Rate) -> Arrivals:
     """What is no more than either allows, when no reservation waits any more."""
     limit = drained(now_ns, rate)

@@ -33,7 +33,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from rate_limit.gcra import SECOND_NS, YEAR_NS, LimiterTimeout, Rate
+from rate_limit.gcra import SECOND_NS, YEAR_NS, LimiterTimeout, Rate, pause_ns
 from rate_limit.lease_pool import Caller, LeasePool
 from rate_limit.leases import Answer, Ask, Keeper, Limits
 from rate_limit.snapshot import Snapshot
@@ -174,14 +174,14 @@ class RayRateLimiter:
                 shorter than the one in force changes nothing.
             until_s: in its place, the end of the pause on this host's `boottime_ns`, in seconds.
         """
-        self._call("penalise", _pause_ns(retry_after_s, until_s)).result()
+        self._call("penalise", pause_ns(retry_after_s, until_s, boottime_ns())).result()
 
     async def penalise_async(
         self, retry_after_s: float = 0.0, *, until_s: float | None = None
     ) -> None:
         """`penalise` for coroutines."""
-        pause_ns = _pause_ns(retry_after_s, until_s)
-        await asyncio.wrap_future(self._call("penalise", pause_ns))
+        length_ns = pause_ns(retry_after_s, until_s, boottime_ns())
+        await asyncio.wrap_future(self._call("penalise", length_ns))
 
     def snapshot(self) -> Snapshot:
         """What has happened so far, in all processes; in others, up to a second ago."""
@@ -586,16 +586,6 @@ def _connect(name: str, limits: Limits) -> Any:
             "same limits everywhere, or another name"
         )
     return actor
-
-
-def _pause_ns(retry_after_s: float, until_s: float | None) -> int:
-    if until_s is not None:
-        retry_after_s = max(0.0, until_s - boottime_ns() / SECOND_NS)
-    if not 0 <= retry_after_s <= 86400:
-        raise ValueError(
-            f"cannot penalise by retry_after_s={retry_after_s}: must be from 0 to 86400"
-        )
-    return int(retry_after_s * SECOND_NS)
 
 
 def _patience_s(timeout_s: float | None) -> float | None:
