@@ -66,15 +66,39 @@ stage() {
   fi
 }
 
+# start_e2e: the real runs, in the background; they leave a core idle most of the time.
+start_e2e() {
+  E2E_LOG="$(mktemp)"
+  python -m pytest tests/e2e >"${E2E_LOG}" 2>&1 &
+  E2E_PID=$!
+  trap 'kill "${E2E_PID}" 2>/dev/null || true' EXIT
+  say "the real runs (tests/e2e) go on beside the other checks; their output comes last, now in ${E2E_LOG}"
+}
+
+# finish_e2e: wait for them and show what they printed.
+finish_e2e() {
+  local status=0
+  tail -f --pid="${E2E_PID}" -n +1 "${E2E_LOG}" &
+  wait "${E2E_PID}" || status=$?
+  wait $! || true
+  trap - EXIT
+  rm -f -- "${E2E_LOG}"
+  return "${status}"
+}
+
 main() {
-  local -a selection=()
+  local -a selection=(--ignore=tests/e2e)
+  local fast=0
   while (($#)); do
     case "$1" in
       -h | --help)
         usage "${BASH_SOURCE[0]}"
         return
         ;;
-      --fast) selection=(-m "not ray and not slow") ;;
+      --fast)
+        fast=1
+        selection+=(-m "not ray and not slow")
+        ;;
       *) die 2 "unknown option $1: see --help" ;;
     esac
     shift
@@ -82,6 +106,7 @@ main() {
   cd -- "${REPO_ROOT}"
   install_programs
   bootstrap dev
+  ((fast)) || start_e2e
   stage "ruff format" ruff format --check .
   stage "ruff check" ruff check .
   stage "pyright" pyright
@@ -90,6 +115,7 @@ main() {
   stage "shfmt" shfmt -i 2 -ci -d "${SCRIPTS[@]}"
   stage "bats" bats tests/shell
   stage "pytest" python -m pytest "${selection[@]}"
+  ((fast)) || stage "pytest tests/e2e" finish_e2e
   printf '%s\n' "" "summary" "${SUMMARY[@]}"
   return "${FAILED}"
 }

@@ -5,7 +5,8 @@ GRPO: Shao et al. 2024, sec. 4.1; without the division by the group's std it is 
 part of its group's mean and std; a group with fewer than two valid trajectories has zero advantage;
 and mean and std are taken in double precision. In single precision the mean of three equal rewards
 can be one rounding off, the std is then that rounding too, and their quotient a push of -0.05 on
-every trajectory of a group that has nothing to teach.
+every trajectory of a group that has nothing to teach. An advantage is multiplied by the `scale` of
+its source last, after the statistics, which are of one group and so of one source.
 
 verl adapter: `core_algos.register_adv_est` (trainer/ppo/core_algos.py at 0.9.1).
 """
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from verl.trainer.ppo.core_algos import register_adv_est
+
+from config.schema import StateMaskedGRPOConfig
 
 STATE_MASKED_GRPO = "state_masked_grpo"
 
@@ -32,27 +35,56 @@ def compute_state_masked_grpo_advantage(
 
     Args:
         token_level_rewards: (B, T); only the sum over T counts.
-        response_mask: (B, T), 1 = sampled by the policy.
-        index: (B,) group of each trajectory.
-        config: verl's algorithm config: `norm_adv_by_std_in_grpo` divides by the group's std (GRPO)
-            or does not (Dr.GRPO). None divides.
+        response_mask: (B, T), 1 = sampled by the policy. A row without a 1 (padding, or lost to
+            an infrastructure fault) is in no statistic and has zero advantage.
+        index: (B,) group of each trajectory: a uid of `make_uid` where `scale` names a source.
+        config: verl's algorithm config; its `state_masked_grpo` is a `StateMaskedGRPOConfig`. What
+            that leaves out is as `norm_adv_by_std_in_grpo` says. None divides by the std.
         epsilon: added to the std.
 
     Returns:
         (advantages, returns), both (B, T) and equal: 0 where the mask is 0.
     """
-    by_std = config is None or config.get("norm_adv_by_std_in_grpo", True)
+    settings = _settings(config)
     with torch.no_grad():
-        rewards = token_level_rewards.sum(dim=-1).double()  # (B,)
+        rewards = token_level_rewards.sum(dim=-1, dtype=torch.float64)  # (B,)
         valid = response_mask.bool().any(dim=-1)  # (B,)
-        advantages = torch.zeros_like(rewards, dtype=torch.float32)
-        for group in np.unique(index):
-            members = torch.as_tensor(index == group, device=rewards.device) & valid
-            if int(members.sum()) < 2:
-                continue
-            rewards_G = rewards[members]
-            centred = rewards_G - rewards_G.mean()
-            scaled = centred / (rewards_G.std() + epsilon) if by_std else centred
-            advantages[members] = scaled.float()
+        groups, group_of_row = np.unique(index, return_inverse=True)  # (N,), (B,)
+        group = torch.as_tensor(group_of_row, device=rewards.device)
+
+        def per_group(values: torch.Tensor) -> torch.Tensor:
+            """(B,) -> (N,) sums over the valid trajectories of each group."""
+            return values.new_zeros(len(groups)).index_add_(0, group, values.where(valid, 0.0))
+
+        size = per_group(torch.ones_like(rewards))
+        mean = per_group(rewards) / size.clamp(min=1)
+        centred = rewards - mean[group]
+        factor = (size >= 2).double()  # (N,)
+        if settings.norm_by_std and not settings.dr_grpo:
+            std = (per_group(centred.square()) / (size - 1).clamp(min=1)).sqrt()
+            factor /= std + epsilon
+        if settings.scale:
+            factor *= torch.tensor(
+                [
+                    settings.scale.get(_source_of(uid), 1.0) if compared else 1.0  # or padding
+                    for uid, compared in zip(groups, factor.tolist(), strict=True)
+                ]
+            ).to(factor)
+        advantages = (centred * factor[group]).where(valid, 0.0).float()
         spread = advantages.unsqueeze(-1) * response_mask
     return spread, spread
+
+
+def _source_of(uid: str) -> str:
+    # Not at the top: importing it imports verl, whose `core_algos` imports this module (plugin.py).
+    from samplers.replay_buffer import prompt_of
+
+    return prompt_of(uid)[0]
+
+
+def _settings(config: Any) -> StateMaskedGRPOConfig:
+    """What verl's algorithm config says to us."""
+    algorithm = {} if config is None else config
+    by_std = algorithm.get("norm_adv_by_std_in_grpo", True)
+    own = algorithm.get("state_masked_grpo") or {}
+    return StateMaskedGRPOConfig.model_validate({"norm_by_std": by_std, **own})

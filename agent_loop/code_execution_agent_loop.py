@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from agent_loop.tagged_agent_loop import TaggedAgentLoop
 from agent_loop.tags import Action, ActionKind
 from agent_loop.tool_actions import run_code
+from agent_loop.turn_agent_loop import TaggedAgentLoop
 from agent_loop.turn_loop import Observation
 
 

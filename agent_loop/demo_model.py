@@ -33,6 +33,7 @@ from transformers import (
 )
 
 from agent_loop.cpu.decoder import AsyncDecoder, BatchDecoder, Request, Sampling
+from agent_loop.observation_style import HFCodec, InlineStyle
 from agent_loop.observations import render_passages
 from agent_loop.rewards import default_reward, reward_for
 from agent_loop.tags import Action, ActionKind, Tags, all_tags
@@ -43,7 +44,7 @@ from agent_loop.tools.protocol import ToolCall, ToolResult
 from agent_loop.tools.sandbox import Sandbox, choose_sandbox
 from agent_loop.tools.search import PassageIndex
 from agent_loop.tools.server import calculation_answer, run_answer, search_answer
-from agent_loop.turn_loop import Budget, Generated, HFCodec, Observation, run_turns
+from agent_loop.turn_loop import Budget, Generated, Observation, Stop, run_turns
 from config.schema import ToolConfig
 from samplers.prepare import READERS
 from samplers.rows import Row
@@ -158,6 +159,10 @@ def train_tokenizer(texts: Sequence[str], tags: Sequence[str], size: int) -> Any
 
 class Codec(HFCodec):
     """The tokenizer as `turn_loop` and the teacher need it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
+        self._tokenizer = tokenizer
 
     def prompt(self, question: str) -> list[int]:
         rendered = self._tokenizer.apply_chat_template(
@@ -428,10 +433,8 @@ async def sampled_rewards(
     )
     engine = AsyncDecoder(decoder)
 
-    async def generate(
-        prompt_ids: list[int], *, max_tokens: int, stop_token_ids: list[int]
-    ) -> Generated:
-        sampling = Sampling(max_tokens=max_tokens, stop_token_ids=frozenset(stop_token_ids))
+    async def generate(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
+        sampling = Sampling(max_tokens=max_tokens, stop_token_ids=frozenset(stop.token_ids))
         done = await engine.generate(Request(prompt_ids=prompt_ids, sampling=sampling))
         return Generated(token_ids=done.token_ids, log_probs=done.log_probs)
 
@@ -443,7 +446,8 @@ async def sampled_rewards(
             prompt_ids=codec.prompt(row.question),
             generate=generate,
             environment=environment,
-            tags=Tags.from_config(config, ACTIONS[source]),
+            language=Tags.from_config(config, ACTIONS[source]),
+            style=InlineStyle(codec, config.start_state_marker, config.end_state_marker),
             codec=codec,
             budget=BUDGET,
             filler_id=tokenizer.eos_token_id,

@@ -20,6 +20,9 @@ class MaskReport:
     trajectories: int = 0
     model_tokens: int = 0
     tool_tokens: int = 0
+    without_masking: int = 0
+    """Trajectories of a run with `state_masking=false`: their tool tokens are in the loss."""
+
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -27,9 +30,14 @@ class MaskReport:
         return self.trajectories > 0 and not self.problems
 
     def __str__(self) -> str:
+        ablation = (
+            f"; state_masking=false: tool tokens of {self.without_masking} trajectories are in "
+            "the loss, counted as model tokens"
+        )
         return (
             f"{self.trajectories} trajectories, {self.model_tokens} model tokens with mask 1, "
             f"{self.tool_tokens} tool tokens with mask 0, {len(self.problems)} problems"
+            f"{ablation if self.without_masking else ''}"
         )
 
 
@@ -61,6 +69,9 @@ def mask_problems(record: Mapping[str, Any]) -> list[str]:
         problems.append("a token with mask 0 has a log-prob")
     if record["stop_reason"] == StopReason.INFRA_ERROR:
         return problems + (["an infra_error trajectory has mask 1"] if any(mask) else [])
+    masked = record.get("state_masking", True)
+    if not masked and len(set(mask)) > 1:
+        problems.append("state_masking=false, but some tokens have mask 0 and some mask 1")
 
     turns = iter(record["engine_turns"])
     covered = 0
@@ -70,7 +81,7 @@ def mask_problems(record: Mapping[str, Any]) -> list[str]:
         covered = start + length
         bits, tokens = mask[start:covered], ids[start:covered]
         if author == "tool":
-            problems += [f"tool tokens at {start} have mask 1"] if any(bits) else []
+            problems += [f"tool tokens at {start} have mask 1"] if masked and any(bits) else []
             continue
         returned = next(turns, [])
         if not all(bits):
@@ -89,3 +100,4 @@ def _count(report: MaskReport, record: Mapping[str, Any]) -> None:
     sampled = sum(record["response_mask"])
     report.model_tokens += sampled
     report.tool_tokens += len(record["response_mask"]) - sampled
+    report.without_masking += not record.get("state_masking", True)

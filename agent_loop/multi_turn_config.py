@@ -19,6 +19,3 @@ class MixedMultiTurnConfig(MultiTurnConfig):
 
     max_turn_length: int | None = None
     """Tokens in one generation; None leaves only the response budget."""
-
-    trajectory_timeout: float = 300.0
-    """Seconds for one trajectory."""

@@ -3,7 +3,7 @@
 A mixed mean hides which source got better: every number here is of one source.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,12 @@ class TrainedTrajectory:
     response_mask: list[int]  # (T,)
     log_probs: list[float]  # (T,)
     record: dict[str, Any]
-    """`turn_loop.record_of`."""
+    """`turn_loop.record_of`, and `reward_parts`."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a fault ended it: it trains nothing and is in no baseline."""
+        return self.record["stop_reason"] == StopReason.INFRA_ERROR
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -57,46 +62,70 @@ def _groups(trajectories: Iterable[TrainedTrajectory]) -> dict[str, list[Trained
 def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float]:
     """`mixed/<source>/...` for every source of one step.
 
-    `count` is prompts; `solved_all` and `solved_none` are shares of groups; `pass_rate`,
-    `infra_error_rate` and `truncated_rate` are shares of trajectories; `tool_error_rate` is the
-    share of tool calls that the server refused; lengths are tokens, times seconds.
+    `count` is prompts; `solved_all`, `solved_none`, `zero_variance` and `too_small` are shares of
+    groups, over the trajectories that were not lost: the latter two train nothing; `pass_rate`,
+    `infra_error_rate`, `loop_error_rate`, `truncated_rate` and `deadline_rate` are shares of
+    trajectories; `tool_error_rate` is the share of tool calls that were refused as the model's
+    mistake; `infra_errors/<tool>` counts trajectories; lengths are tokens, times seconds. Rewards
+    and pass rate are those of trajectories that were not lost.
     """
     by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
     for trajectory in trajectories:
         by_source[trajectory.source].append(trajectory)
     metrics: dict[str, float] = {}
     for source, own in sorted(by_source.items()):
-        groups = list(_groups(own).values())
-        records = [trajectory.record for trajectory in own]
-        rewards = [trajectory.reward for trajectory in own]
-        calls = sum(record["tool_calls"] for record in records)
-        latencies = [s for record in records for s in record["tool_latency_s"]]
-        tokens = sum(len(trajectory.response_mask) for trajectory in own)
-        values = {
-            "count": float(len(groups)),
-            "reward/mean": _mean(rewards),
-            "reward/std": float(np.std(rewards)),
-            "pass_rate": _mean(trajectory.acc >= 1 for trajectory in own),
-            "solved_all": _mean(all(t.acc >= 1 for t in group) for group in groups),
-            "solved_none": _mean(not any(t.acc >= 1 for t in group) for group in groups),
-            "turns/mean": _mean(record["turns"] for record in records),
-            "response_length/mean": tokens / len(own),
-            "masked_fraction": 1 - sum(sum(t.response_mask) for t in own) / max(1, tokens),
-            "tool_calls/mean": calls / len(own),
-            "tool_error_rate": sum(r["tool_rejections"] for r in records) / max(1, calls),
-            "infra_error_rate": _mean(
-                record["stop_reason"] == StopReason.INFRA_ERROR for record in records
-            ),
-            "tool_latency_s/p50": _percentile(latencies, 50),
-            "tool_latency_s/p95": _percentile(latencies, 95),
-            "limiter_wait_s/mean": _mean(s for record in records for s in record["limiter_wait_s"]),
-            "truncated_rate": _mean(
-                record["stop_reason"] in (StopReason.RESPONSE_BUDGET, StopReason.DEADLINE)
-                for record in records
-            ),
-        }
+        values = _of_groups(own) | _of_trajectories(own) | _of_calls(own)
         metrics.update({f"mixed/{source}/{name}": value for name, value in values.items()})
     return metrics
+
+
+def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    groups = [[t for t in group if not t.is_lost] for group in _groups(own).values()]
+    judged = [group for group in groups if group]
+    return {
+        "count": float(len(groups)),
+        "solved_all": _mean(all(t.acc >= 1 for t in group) for group in judged),
+        "solved_none": _mean(not any(t.acc >= 1 for t in group) for group in judged),
+        "zero_variance": _mean(
+            len(group) > 1 and len({t.reward for t in group}) == 1 for group in groups
+        ),
+        "too_small": _mean(len(group) < 2 for group in groups),
+    }
+
+
+def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    judged = [t for t in own if not t.is_lost]
+    rewards = [t.reward for t in judged]
+    tokens = sum(len(t.response_mask) for t in own)
+    reasons = Counter(t.record["stop_reason"] for t in own)
+    raised = sum(t.record["loop_error"] is not None for t in own)
+    lost_to = Counter(t.record["fault_tool"] for t in own if t.is_lost)
+    return {
+        "reward/mean": _mean(rewards),
+        "reward/std": float(np.std(rewards)) if rewards else 0.0,
+        "pass_rate": _mean(t.acc >= 1 for t in judged),
+        "turns/mean": _mean(len(t.record["turns"]) for t in own),
+        "response_length/mean": tokens / len(own),
+        "masked_fraction": 1 - sum(sum(t.response_mask) for t in own) / max(1, tokens),
+        "infra_error_rate": (reasons[StopReason.INFRA_ERROR] - raised) / len(own),
+        "loop_error_rate": raised / len(own),
+        "deadline_rate": reasons[StopReason.DEADLINE] / len(own),
+        "truncated_rate": (reasons[StopReason.RESPONSE_BUDGET] + reasons[StopReason.DEADLINE])
+        / len(own),
+        **{f"infra_errors/{tool}": float(count) for tool, count in lost_to.items()},
+    }
+
+
+def _of_calls(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    calls = [call for t in own for call in t.record["calls"]]
+    latencies = [call["latency_s"] for call in calls if call["tool"] or call["status"] == "ok"]
+    return {
+        "tool_calls/mean": len(calls) / len(own),
+        "tool_error_rate": sum(c["status"] == "rejected" for c in calls) / max(1, len(calls)),
+        "tool_latency_s/p50": _percentile(latencies, 50),
+        "tool_latency_s/p95": _percentile(latencies, 95),
+        "limiter_wait_s/mean": _mean(call["limiter_wait_s"] for call in calls),
+    }
 
 
 def prompts_per_source(trajectories: Iterable[TrainedTrajectory]) -> dict[str, int]:
@@ -113,19 +142,25 @@ def ratio_error(planned: Mapping[str, int], trained: Mapping[str, int]) -> int:
 
 
 def validation_metrics(
-    sources: Sequence[str], rewards: Sequence[float], accs: Sequence[float]
+    sources: Sequence[str],
+    rewards: Sequence[float],
+    accs: Sequence[float],
+    lost: Sequence[bool],
 ) -> dict[str, float]:
-    """`mixed/<source>/val/...` over one validation.
+    """`mixed/<source>/val/...` over one validation; a lost trajectory is no failure of the model.
 
     Args:
         sources: (V,) source of each validation trajectory.
         rewards: (V,).
         accs: (V,) 1 where the trajectory solved its prompt.
+        lost: (V,) whether a fault ended it: it counts in `infra_error_rate` and nowhere else.
     """
     metrics: dict[str, float] = {}
     for source in sorted(set(sources)):
         own = [i for i, name in enumerate(sources) if name == source]
-        metrics[f"mixed/{source}/val/reward/mean"] = _mean(rewards[i] for i in own)
-        metrics[f"mixed/{source}/val/pass_rate"] = _mean(accs[i] >= 1 for i in own)
-        metrics[f"mixed/{source}/val/count"] = float(len(own))
+        judged = [i for i in own if not lost[i]]
+        metrics[f"mixed/{source}/val/reward/mean"] = _mean(rewards[i] for i in judged)
+        metrics[f"mixed/{source}/val/pass_rate"] = _mean(accs[i] >= 1 for i in judged)
+        metrics[f"mixed/{source}/val/count"] = float(len(judged))
+        metrics[f"mixed/{source}/val/infra_error_rate"] = 1 - len(judged) / len(own)
     return metrics

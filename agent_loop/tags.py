@@ -4,114 +4,181 @@ Pure text and token counts: no verl, no I/O. The cut falls on a token boundary, 
 was sampled is kept whole or dropped whole.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
 
 from agent_loop.compat import StrEnum
 from config.schema import TAG_FIELDS, ToolConfig
+from samplers.sources.math import boxed_answer
 
 Decode = Callable[[Sequence[int]], str]
 
 
 class ActionKind(StrEnum):
-    """What a turn can ask for."""
+    """What a turn can ask for; a loop of one's own may use words of its own besides."""
 
     CODE = "code"
     SEARCH = "search"
     ANSWER = "answer"
+    MALFORMED = "malformed"
+    """An attempt that cannot be read; `content` says what is wrong, and the model reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """The content between an action's tags."""
+    """One thing that a turn asks for."""
 
-    kind: ActionKind
+    kind: str
+    """An `ActionKind`, or the name of a tool."""
+
     content: str
+    """What stands between the tags."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Named arguments, where the language has them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tags:
-    """Start and end tag of each action a loop allows, and the markers around a tool's result."""
-
-    pairs: dict[ActionKind, tuple[str, str]]
-    start_state_marker: str
-    end_state_marker: str
-
-    @classmethod
-    def from_config(cls, config: ToolConfig, kinds: Sequence[ActionKind]) -> "Tags":
-        """The tags of `kinds`, as configured."""
-        return cls(
-            pairs={
-                kind: (
-                    getattr(config, f"{kind.value}_start_tag"),
-                    getattr(config, f"{kind.value}_end_tag"),
-                )
-                for kind in kinds
-            },
-            start_state_marker=config.start_state_marker,
-            end_state_marker=config.end_state_marker,
-        )
+class Language(Protocol):
+    """How a model asks for things: tags, or ReAct's lines."""
 
     @property
-    def end_tags(self) -> list[str]:
-        """Closing tags: a turn ends at the first of them."""
-        return [end for _, end in self.pairs.values()]
+    def stop_texts(self) -> list[str]:
+        """Texts behind which nothing of a turn is needed: the engine may stop there."""
+        ...
+
+    def find_end(self, text: str) -> int:
+        """Index just past the end of a turn in `text`, or -1 when it ends nowhere in it."""
+        ...
+
+    def actions(self, text: str) -> list[Action]:
+        """What a turn, cut at its end, asks for; the answer is the last. Empty: nothing."""
+        ...
 
 
-def find_end(text: str, tags: Tags) -> int:
-    """Index just past the first closing tag in `text`, or -1 when there is none."""
-    ends = [(at, at + len(tag)) for tag in tags.end_tags if (at := text.find(tag)) >= 0]
-    return min(ends)[1] if ends else -1
+@dataclass(frozen=True, kw_only=True)
+class Tags:
+    """Start and end tag of each action a loop allows."""
+
+    pairs: Mapping[str, tuple[str, str]]
+    """Action kind -> its tags; `ActionKind.ANSWER` ends the trajectory."""
+
+    max_actions: int = 1
+    """Actions that one turn may ask for; an answer ends it in any case."""
+
+    answer_boxed: bool = False
+    r"""Whether the last `\boxed{...}` of a turn without any tagged action is its answer."""
+
+    @classmethod
+    def from_config(
+        cls,
+        config: ToolConfig,
+        kinds: Sequence[str],
+        own: Mapping[str, tuple[str, str]] | None = None,
+        **options: Any,
+    ) -> "Tags":
+        """The tags of `kinds`, as configured.
+
+        Args:
+            config: the run's tags.
+            kinds: what a loop allows.
+            own: tags of a loop's own kinds.
+            options: `max_actions`, `answer_boxed`.
+        """
+        own = own or {}
+        return cls(
+            pairs={
+                kind: own[kind]
+                if kind in own
+                else (getattr(config, f"{kind}_start_tag"), getattr(config, f"{kind}_end_tag"))
+                for kind in kinds
+            },
+            **options,
+        )
+
+    @cached_property
+    def _closing(self) -> re.Pattern[str]:
+        return re.compile("|".join(re.escape(end) for _, end in self.pairs.values()))
+
+    @cached_property
+    def _kind_of(self) -> dict[str, str]:
+        return {end: kind for kind, (_, end) in self.pairs.items()}
+
+    @property
+    def stop_texts(self) -> list[str]:
+        """Closing tags; where a turn may hold several actions, that of the answer only."""
+        return [
+            end
+            for kind, (_, end) in self.pairs.items()
+            if self.max_actions == 1 or kind == ActionKind.ANSWER
+        ]
+
+    def find_end(self, text: str) -> int:
+        """Just past the answer's closing tag, the last that `max_actions` allows, or the last."""
+        end = -1
+        for count, match in enumerate(self._closing.finditer(text), start=1):
+            end = match.end()
+            if count >= self.max_actions or self._kind_of[match.group()] == ActionKind.ANSWER:
+                break
+        return end
+
+    def actions(self, text: str) -> list[Action]:
+        """The content before each closing tag, white space around it removed."""
+        found: list[Action] = []
+        begin = 0
+        for match in self._closing.finditer(text):
+            kind = self._kind_of[match.group()]
+            start = self.pairs[kind][0]
+            at = text.rfind(start, begin, match.start())
+            if at < 0:
+                found.append(Action(kind=ActionKind.MALFORMED, content=f"no opening tag of {kind}"))
+            else:
+                content = text[at + len(start) : match.start()].strip()
+                found.append(Action(kind=kind, content=content))
+            begin = match.end()
+            if len(found) >= self.max_actions or found[-1].kind == ActionKind.ANSWER:
+                break
+        if not found and self.answer_boxed and (boxed := boxed_answer(text)) is not None:
+            found = [Action(kind=ActionKind.ANSWER, content=boxed)]
+        return found
 
 
-def cut_at_end_tag(token_ids: Sequence[int], tags: Tags, decode: Decode) -> int:
-    """How many tokens of a turn to keep: up to and with the one that completes a closing tag.
+def cut_at_end(
+    token_ids: Sequence[int], text: str, language: Language, decode: Decode
+) -> int | None:
+    """How many tokens of a turn to keep: up to and with the one that completes its end.
 
     Args:
         token_ids: (t,) as the engine returned them.
-        tags: the tags of this loop.
+        text: their decoding.
+        language: says where the turn ends.
         decode: token ids -> text, special tokens kept.
 
     Returns:
-        Tokens to keep, t when no closing tag is there. A token that holds the tag's last character
-        and more is kept whole: it was sampled as one.
+        Tokens to keep, None when the turn ends nowhere in its text. A token that holds the end's
+        last character and more is kept whole: it was sampled as one.
     """
-    if find_end(decode(token_ids), tags) < 0:
-        return len(token_ids)
-    low, high = 1, len(token_ids)
+    end = language.find_end(text)
+    if end < 0:
+        return None
+    wanted = text[:end]
+    if not decode(token_ids[:-1]).startswith(wanted):
+        return len(token_ids)  # as an engine that stops at the tag leaves it
+    low, high = 1, len(token_ids) - 1
     while low < high:
         middle = (low + high) // 2
-        if find_end(decode(token_ids[:middle]), tags) >= 0:
+        if decode(token_ids[:middle]).startswith(wanted):
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def parse_action(text: str, tags: Tags) -> Action | None:
-    """The action that a turn's text asks for: the content before its first closing tag.
-
-    Args:
-        text: one turn, cut at its closing tag.
-        tags: the tags of this loop.
-
-    Returns:
-        The action, with white space around its content removed; None when no closing tag has its
-        opening tag before it.
-    """
-    first: tuple[int, Action] | None = None
-    for kind, (start, end) in tags.pairs.items():
-        end_at = text.find(end)
-        start_at = text.rfind(start, 0, end_at) if end_at >= 0 else -1
-        if start_at >= 0 and (first is None or end_at < first[0]):
-            content = text[start_at + len(start) : end_at].strip()
-            first = (end_at, Action(kind=kind, content=content))
-    return first[1] if first else None
-
-
-def stop_token_ids(tags: Tags, encode: Callable[[str], list[int]]) -> list[int]:
-    """Closing tags that are one token each, so that the engine itself can stop there."""
-    encoded = [encode(tag) for tag in tags.end_tags]
+def stop_token_ids(texts: Sequence[str], encode: Callable[[str], list[int]]) -> list[int]:
+    """Those texts that are one token each, so that any engine can stop there."""
+    encoded = [encode(text) for text in texts]
     return [ids[0] for ids in encoded if len(ids) == 1]
 
 

@@ -1,5 +1,9 @@
 """What an action asks of its tool, and what the model reads of the answer. No verl."""
 
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from agent_loop.observations import render_calculation, render_passages, render_run
 from agent_loop.tools.protocol import ToolBackend, ToolCall, run_code_call
 from agent_loop.turn_loop import Observation
@@ -13,6 +17,8 @@ async def run_code(tools: ToolBackend, code: str, stdin: str) -> Observation:
 
 async def search(tools: ToolBackend, query: str, topk: int) -> Observation:
     """The `topk` best passages for a query."""
+    if not query:
+        return mistake("the query is empty")
     payload = {"queries": [query], "topk": topk, "return_scores": True}
     result = await tools.call(ToolCall(tool="retrieve", payload=payload))
     return Observation(text=render_passages(result.body["result"][0]), result=result)
@@ -22,3 +28,55 @@ async def calculate(tools: ToolBackend, expression: str) -> Observation:
     """The value of an arithmetic expression."""
     result = await tools.call(ToolCall(tool="calculate", payload={"expression": expression}))
     return Observation(text=render_calculation(result.body), result=result)
+
+
+def mistake(problem: str) -> Observation:
+    """What the model did wrong, so that no tool was called."""
+    return Observation(text=f"error: {problem}", rejected=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedTool:
+    """A tool that is called by name, with named arguments."""
+
+    description: str
+    arguments: Mapping[str, str]
+    """Name -> what it is; all are strings, and all but `optional` are needed."""
+
+    run: Callable[[ToolBackend, Mapping[str, str]], Awaitable[Observation]]
+    optional: frozenset[str] = frozenset()
+
+    async def call(self, tools: ToolBackend, arguments: Mapping[str, Any]) -> Observation:
+        """Run it, or say which argument is wrong."""
+        wrong = sorted(arguments.keys() - self.arguments.keys())
+        missing = sorted(self.arguments.keys() - self.optional - arguments.keys())
+        if wrong or missing:
+            takes = ", ".join(self.arguments)
+            return mistake(f"missing {missing}, unknown {wrong}; the arguments are {takes}")
+        return await self.run(tools, {name: str(value) for name, value in arguments.items()})
+
+
+def named_tools(topk: int) -> dict[str, NamedTool]:
+    """The tools of the tool server, by name.
+
+    Args:
+        topk: passages that a search brings.
+    """
+    return {
+        "run_code": NamedTool(
+            description="run a Python program and read what it prints",
+            arguments={"code": "the program", "stdin": "its input"},
+            run=lambda tools, given: run_code(tools, given["code"], given.get("stdin", "")),
+            optional=frozenset({"stdin"}),
+        ),
+        "search": NamedTool(
+            description="find passages",
+            arguments={"query": "what to look for"},
+            run=lambda tools, given: search(tools, given["query"], topk),
+        ),
+        "calculate": NamedTool(
+            description="the value of an arithmetic expression",
+            arguments={"expression": "as in 2 * (3 + 4)"},
+            run=lambda tools, given: calculate(tools, given["expression"]),
+        ),
+    }

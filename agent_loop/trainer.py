@@ -16,9 +16,10 @@ on resume (`_load_checkpoint`), because those steps are trained again.
 # pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
 
 import json
+import logging
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,8 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
+from agent_loop.alarms import FaultWindow, RubbleError, drift_problems, loop_error
+from agent_loop.observation_style import codec_of
 from agent_loop.run_folder import MetricsFile, numbers_of, write_lines
 from agent_loop.source_metrics import (
     TrainedTrajectory,
@@ -58,7 +61,6 @@ from agent_loop.trained_batch import (
     values,
     write_temperatures,
 )
-from agent_loop.trajectory import StopReason
 from config.schema import MixedConfig, ToolConfig, load_section
 from samplers.ledger import Ledger, LedgerEntry, Outcome
 from samplers.mixed_sampler import PlanStream, rows_by_source
@@ -70,6 +72,11 @@ from samplers.replay_buffer import (
     make_uid,
     prompt_of,
 )
+
+logger = logging.getLogger(__name__)
+
+_LOSSES = ("infra_error", "loop_error")
+"""Parts of a reward that say why there is none."""
 
 
 class MixtureError(RuntimeError):
@@ -109,7 +116,9 @@ class _MixedTrainer:
         self.ledger = Ledger(run_dir / "ledger.jsonl")
         self.metrics_file = MetricsFile(run_dir / "metrics.jsonl")
         self.trajectory_dir = run_dir / "trajectories"
+        self._faults = FaultWindow(self.mixed.infra_error_limit, self.mixed.infra_error_window)
         self._rows_per_update = 0
+        self._trajectories: list[TrainedTrajectory] = []
         self._miscounted: Counter[str] = Counter()  # source -> trained more than planned so far
         self._step_metrics: dict[str, Any] = {}
         super().__init__(config)  # type: ignore[call-arg]
@@ -123,6 +132,7 @@ class _MixedTrainer:
         with open_dict(config):
             config.mixed.rate_limit = settings.model_dump()
         self.mixed = self.mixed.model_copy(update={"rate_limit": settings})
+        self._state_masking = tools.state_masking
         return make_limiter(tools, self.mixed) if tools.enable_global_rate_limit else None
 
     # --- prompts ------------------------------------------------------------------------------
@@ -161,6 +171,10 @@ class _MixedTrainer:
         columns["uid"] = np.array(uids, dtype=object)
         batch = tu.get_tensordict(columns)
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
+        if (step_s := self.mixed.deadlines.step_s) is not None:
+            # Replacements are given what is left of their step; asynchronous steps overlap.
+            began = self._step_began if self.trainer_mode == "sync" else time.time()
+            tu.assign_non_tensor_data(batch, "step_deadline", began + step_s)
         return batch
 
     # --- the trained batch --------------------------------------------------------------------
@@ -202,6 +216,7 @@ class _MixedTrainer:
 
     def on_step_begin(self) -> None:
         self.local_trigger_step = 0  # verl leaves the last step's here until it samples
+        self._step_began = time.time()
         super().on_step_begin()
 
     def _balance_batch(
@@ -212,6 +227,8 @@ class _MixedTrainer:
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:
         groups = self._check_composition(batch)
+        self._trajectories = read_trajectories(batch)
+        self._check_faults(self._trajectories)
         per_update = min(self.config.actor_rollout_ref.actor.ppo_mini_batch_size, groups)
         start = self.local_trigger_step * groups // per_update
         quotas = [
@@ -296,17 +313,38 @@ class _MixedTrainer:
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_old_log_prob(self._with_row_temperatures(batch), metrics)
-        limit = self.mixed.max_probs_diff
+        warn, limit = self.mixed.drift.warn_probs_diff, self.mixed.max_probs_diff
         seen = metrics.get("training/rollout_probs_diff_max")
-        if limit is None or seen is None or not self._is_on_policy(batch):
+        # Without state masking the rollout's side is 0 for tokens that nobody sampled.
+        if seen is None or not self._state_masking or not self._is_on_policy(batch):
             return batch
-        if float(seen) > limit:
+        if warn is not None and float(seen) > warn:
+            logger.warning("step=%d drift: %s", self.global_steps, self._worst_token(batch))
+        if limit is not None and float(seen) > limit:
             raise RuntimeError(
                 f"rollout and trainer disagree in step={self.global_steps}: "
-                f"rollout_probs_diff_max={float(seen):.2e} is above mixed.max_probs_diff={limit}; "
-                "weights, masks or token ids differ between the two"
+                f"rollout_probs_diff_max={float(seen):.2e} is above mixed.max_probs_diff={limit} "
+                f"({self._worst_token(batch)}); weights, masks or token ids differ between the two"
             )
         return batch
+
+    def _worst_token(self, batch: KVBatchMeta) -> str:
+        """Where rollout and trainer differ most."""
+        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
+        names = ["rollout_log_probs", "old_log_probs", "response_mask"]
+        data = fetch(batch, keys, names)
+        worst = (-1.0, "", 0, 0.0, 0.0)
+        for key, *row in zip(keys, *(data[name].unbind(0) for name in names), strict=True):
+            ours, theirs, mask = row
+            gap = (ours.exp() - theirs.exp()).abs() * mask
+            at = int(gap.argmax())
+            worst = max(worst, (float(gap[at]), key, at, float(ours[at]), float(theirs[at])))
+        _, key, at, ours, theirs = worst
+        source, draw = prompt_of(group_of(key))
+        return (
+            f"trajectory={key} source={source} draw={draw} token={at}: log-prob {ours:.4f} in "
+            f"the rollout, {theirs:.4f} in the trainer"
+        )
 
     def _is_on_policy(self, batch: KVBatchMeta) -> bool:
         """Whether all rows were sampled from the weights that are trained now."""
@@ -319,8 +357,27 @@ class _MixedTrainer:
         return super()._compute_ref_log_prob(self._with_row_temperatures(batch), metrics)
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = self._with_row_temperatures(batch)
+        if self.config.actor_rollout_ref.actor.loss_agg_mode.startswith("seq-mean"):
+            own = {"global_batch_size"} | ({"temperature"} if self._temperatures else set())
+            rows = self._valid_rows_per_update(batch)
+            batch.extra_info = _Settled((batch.extra_info or {}) | {"global_batch_size": rows}, own)
         with self._verl_reads_rows_per_update():
-            return super()._update_actor(self._with_row_temperatures(batch), metrics)
+            return super()._update_actor(batch, metrics)
+
+    def _valid_rows_per_update(self, batch: KVBatchMeta) -> float:
+        """What the seq-mean losses divide by: rows with some mask bit 1.
+
+        verl divides by all rows (trainer_base.py:1851, core_algos.py:1188 and 1202 at 0.9.1), so
+        padding, and trajectories that were lost to infrastructure, would shrink the gradient of the
+        others. Exact for one update in a step, which is the default. With more of them it is their
+        mean, since verl takes one number for all: each row of the step still weighs the same,
+        though updates that lost more rows are smaller than a mean of their own rows would be.
+        token-mean needs none of this: the engine counts the kept tokens of each update.
+        """
+        masks = fetch(batch, batch.keys, ["response_mask"])["response_mask"].unbind(0)
+        valid = sum(bool(mask.any()) for mask in masks)
+        return max(1, valid) * self._rows_per_update / len(batch)
 
     @contextmanager
     def _verl_reads_rows_per_update(self) -> Iterator[None]:
@@ -339,12 +396,13 @@ class _MixedTrainer:
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> KVBatchMeta:
         batch = super().step(metrics, timing_raw)
-        trajectories = read_trajectories(batch)
-        self._check_infrastructure(trajectories)
+        trajectories = self._trajectories
         self._write_trajectories(trajectories)
         self._write_ledger(trajectories)
         metrics.update(source_metrics(trajectories))
         metrics.update(self._ratio_errors(prompts_per_source(trajectories)))
+        metrics.update(self._drift(trajectories))
+        metrics["mixed/state_masking"] = float(self._state_masking)
         self._step_metrics = metrics
         return batch
 
@@ -361,19 +419,40 @@ class _MixedTrainer:
             ),
         }
 
-    def _check_infrastructure(self, trajectories: list[TrainedTrajectory]) -> None:
-        faults = [
-            trajectory.record["fault"]
-            for trajectory in trajectories
-            if trajectory.record["stop_reason"] == StopReason.INFRA_ERROR
-        ]
-        rate = len(faults) / len(trajectories)
-        if rate > self.mixed.max_infra_error_rate:
-            raise RuntimeError(
-                f"{len(faults)} of {len(trajectories)} trajectories of step={self.global_steps} "
-                f"were lost to infrastructure faults, more than mixed.max_infra_error_rate="
-                f"{self.mixed.max_infra_error_rate}; the first: {faults[0]}"
-            )
+    def _check_faults(self, trajectories: list[TrainedTrajectory]) -> None:
+        """Stop a run before it trains on rubble, and leave what was to be trained on disk.
+
+        Raises:
+            RubbleError: see `FaultWindow`, or a loop raised and `mixed.fail_on_loop_error` is set.
+        """
+        error = loop_error(trajectories)
+        try:
+            if error is not None and self.mixed.fail_on_loop_error:
+                raise RubbleError(
+                    f"an agent loop raised in step={self.global_steps}, {error}; its trace is in "
+                    "train.log; mend it, or set mixed.fail_on_loop_error=false to count such "
+                    "trajectories and go on without them"
+                )
+            self._faults.check(trajectories)
+        except RubbleError:
+            self._write_trajectories(trajectories)
+            raise
+
+    def _drift(self, trajectories: list[TrainedTrajectory]) -> dict[str, float]:
+        """Decode some of the trained trajectories and hold them against what their loops saw."""
+        decode = codec_of(self.tokenizer).decode
+        checked = trajectories[:: self.mixed.drift.every]
+        drifted = 0
+        for trajectory in checked:
+            problems = drift_problems(trajectory, decode)
+            drifted += bool(problems)
+            for problem in problems:
+                logger.warning(
+                    "step=%d drift: trajectory=%s source=%s row_id=%s: %s",
+                    *(self.global_steps, trajectory.key, trajectory.source, trajectory.row_id),
+                    problem,
+                )
+        return {"mixed/drift/checked": float(len(checked)), "mixed/drift/found": float(drifted)}
 
     # --- the run's files ----------------------------------------------------------------------
 
@@ -395,9 +474,21 @@ class _MixedTrainer:
                     "log_probs": t.log_probs,
                     **t.record,
                 }
-                for t in sorted(trajectories, key=lambda t: (t.source, t.draw, t.key))
+                for t in self._sampled(trajectories)
             ),
         )
+
+    def _sampled(self, trajectories: list[TrainedTrajectory]) -> list[TrainedTrajectory]:
+        """Those that are written: whole groups, the first drawn of each source."""
+        ordered = sorted(trajectories, key=lambda t: (t.source, t.draw, t.key))
+        most = self.mixed.trajectory_sample
+        if most is None:
+            return ordered
+        draws: defaultdict[str, set[int]] = defaultdict(set)
+        for t in ordered:
+            if len(draws[t.source]) < most:
+                draws[t.source].add(t.draw)
+        return [t for t in ordered if t.draw in draws[t.source]]
 
     def _write_ledger(self, trajectories: list[TrainedTrajectory]) -> None:
         groups: dict[str, list[TrainedTrajectory]] = {}
@@ -461,6 +552,10 @@ class _MixedTrainer:
             data_sources,
             reward_extra_infos_dict["reward"],
             [float(acc or 0.0) for acc in reward_extra_infos_dict["acc"]],
+            [
+                bool(i or e)
+                for i, e in zip(*(reward_extra_infos_dict[n] for n in _LOSSES), strict=True)
+            ],
         )
         theirs = super()._val_metrics_update(
             data_sources, sample_uids, reward_extra_infos_dict, sample_turns, **kwargs
@@ -538,6 +633,23 @@ class MixedSeparateAsyncTrainer(_MixedTrainer, PPOTrainerSeparateAsync):
     """Asynchronous training, rollout on devices of its own."""
 
     MODE = "separate_async"
+
+
+class _Settled(dict[str, Any]):
+    """`extra_info` that keeps what it says, or does not say, of some keys when verl updates it.
+
+    Workers get a plain dict.
+    """
+
+    def __init__(self, info: Mapping[str, Any], settled: Set[str]) -> None:
+        super().__init__(info)
+        self._settled = settled
+
+    def update(self, info: Mapping[str, Any]) -> None:
+        super().update({key: info[key] for key in info.keys() - self._settled})
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
+        return dict, (dict(self),)
 
 
 def _prompts_under_way() -> list[str]:

@@ -1,29 +1,25 @@
-"""Turns: generate, find the action, run it, append the result, until an answer or a limit.
+"""Turns: generate, find the actions, run them, append the results, until an answer or a limit.
 
 Decides when a trajectory ends and what room a result may take. Knows no verl and no torch: the
-engine is a `generate` function, the tools are an `Environment`. Infrastructure faults
+engine is a `generate` function, the tools are an `Environment`, and how a model asks (`Language`)
+and how results enter the response (`ObservationStyle`) are given. Infrastructure faults
 (`ToolUnavailable`) end the trajectory and are told apart from the model's own mistakes, which come
 back as text.
 """
 
+import asyncio
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 from agent_loop.compat import timeout
-from agent_loop.tags import (
-    Action,
-    ActionKind,
-    Tags,
-    cut_at_end_tag,
-    parse_action,
-    stop_token_ids,
-)
+from agent_loop.observation_style import ObservationStyle, TokenCodec
+from agent_loop.tags import Action, ActionKind, Language, cut_at_end, stop_token_ids
 from agent_loop.tools.protocol import ToolError, ToolRejected, ToolResult
 from agent_loop.trajectory import StopReason, Trajectory
-
-CUT_MARK = "..."
+from agent_loop.watchdog import waits_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,35 +30,27 @@ class Generated:
     log_probs: list[float]  # (t,)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Where a turn is over, besides at the end of the message.
+
+    An engine that cannot stop there goes on, and the turn is cut afterwards: the trajectory is the
+    same.
+    """
+
+    texts: tuple[str, ...]
+    """Stop after the token that completes one of these."""
+
+    token_ids: tuple[int, ...]
+    """Those of `texts` that are one token each."""
+
+
 class Generate(Protocol):
     """The engine: token ids in, token ids out."""
 
     async def __call__(
-        self, prompt_ids: list[int], *, max_tokens: int, stop_token_ids: list[int]
+        self, prompt_ids: list[int], *, max_tokens: int, stop: Stop
     ) -> Generated: ...
-
-
-class TokenCodec(Protocol):
-    """The two directions of a tokenizer that a loop needs."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-
-
-class HFCodec:
-    """A Hugging Face tokenizer as `TokenCodec`: no special tokens added or dropped."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +59,10 @@ class Observation:
 
     text: str
     result: ToolResult | None = None
+    """None where no tool was called."""
+
     rejected: bool = False
-    """True when the server refused the call: counted, and the model reads why."""
+    """True when the model's own mistake kept the tool from running: it reads why."""
 
 
 Environment = Callable[[Action], Awaitable[Observation]]
@@ -94,8 +84,45 @@ class Budget:
     timeout_s: float = 300.0
     """Seconds for the whole trajectory."""
 
+    turn_timeout_s: float | None = None
+    """Seconds for one generation and the calls that it asks for; None leaves only the others."""
+
     answer_reserve: int = 16
     """Tokens that a tool result never takes, so that the model can still answer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One action that was run."""
+
+    turn: int
+    """From 1."""
+
+    action: str
+    arguments: str
+    """What the model wrote."""
+
+    status: str = "cancelled"
+    """ok; rejected: the model's mistake; unavailable: the infrastructure's fault; failed: the
+    loop's; cancelled: a deadline or another call's fault ended it."""
+
+    tool: str = ""
+    latency_s: float = 0.0
+    limiter_wait_s: float = 0.0
+    attempts: int = 0
+    """HTTP requests, 0 where none was needed."""
+
+    error: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """Where the time of one turn went."""
+
+    generate_s: float = 0.0
+    tools_s: float = 0.0
+    tokens: int = 0
+    """Sampled and kept."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,48 +132,27 @@ class Rollout:
     trajectory: Trajectory
     stop_reason: StopReason
     answer: str | None
-    """Content of the answer tags, None without an answer; the model's own words only."""
+    """The answer, None without one; the model's own words only."""
 
-    turns: int = 0
-    tool_calls: int = 0
-    tool_rejections: int = 0
-    tool_latency_s: list[float] = field(default_factory=list)
-    limiter_wait_s: list[float] = field(default_factory=list)
-    engine_turns: list[list[int]] = field(default_factory=list)
-    """Token ids exactly as the engine returned them, a list per turn, before any cut."""
-
+    turns: list[Turn] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
     fault: str | None = None
-    """The infrastructure fault that ended the trajectory."""
+    """The infrastructure's fault that ended the trajectory."""
 
-    seconds: dict[str, float] = field(default_factory=lambda: {"generate": 0.0, "tools": 0.0})
+    fault_tool: str = ""
+    """The tool that failed, `engine`, `reward`, or `loop`."""
 
+    loop_error: str | None = None
+    """Traceback of what the loop itself raised."""
 
-def fit_result(text: str, tags: Tags, codec: TokenCodec, room: int) -> tuple[list[int], str] | None:
-    """Tokens of a tool result between its markers, cut in the middle when it is too long.
+    def lose(self, tool: str, fault: str) -> None:
+        """The infrastructure ended it: no gradient, no part in its group's baseline."""
+        self.stop_reason, self.answer = StopReason.INFRA_ERROR, None
+        self.fault_tool, self.fault = tool, fault
 
-    Args:
-        text: what the tool said.
-        tags: for the markers.
-        codec: the tokenizer.
-        room: tokens that the result may take, markers included.
-
-    Returns:
-        (token ids, their text), or None when not even the markers fit.
-    """
-    whole = f"{tags.start_state_marker}{text}{tags.end_state_marker}"
-    ids = codec.encode(whole)
-    if len(ids) <= room:
-        return ids, whole
-    opening = codec.encode(tags.start_state_marker)
-    mark = codec.encode(CUT_MARK)
-    closing = codec.encode(tags.end_state_marker)
-    left = room - len(opening) - len(mark) - len(closing)
-    if left < 0:
-        return None
-    inner = codec.encode(text)
-    head, tail = (left + 1) // 2, left // 2
-    ids = opening + inner[:head] + mark + (inner[-tail:] if tail else []) + closing
-    return ids, codec.decode(ids)
+    @property
+    def is_lost(self) -> bool:
+        return self.stop_reason is StopReason.INFRA_ERROR
 
 
 async def run_turns(
@@ -154,7 +160,8 @@ async def run_turns(
     prompt_ids: list[int],
     generate: Generate,
     environment: Environment,
-    tags: Tags,
+    language: Language,
+    style: ObservationStyle,
     codec: TokenCodec,
     budget: Budget,
     filler_id: int,
@@ -166,29 +173,35 @@ async def run_turns(
         prompt_ids: (P,) rendered prompt.
         generate: the engine.
         environment: runs one action that is not the answer.
-        tags: actions that this loop allows, the answer among them.
+        language: how the model asks and answers.
+        style: how results enter the response.
         codec: the tokenizer.
         budget: limits.
         filler_id: token that stands for the response of a trajectory that has none.
         clock: seconds, for the time spent per phase.
 
     Returns:
-        The trajectory with its one stop reason. A trajectory that ended as `infra_error` has an
-        all-zero mask.
+        The trajectory with its one stop reason; nothing is raised but cancellation. A trajectory
+        that ended as `infra_error` has an all-zero mask; what the loop's own code raised is one,
+        with `loop_error` set.
     """
     rollout = Rollout(
         trajectory=Trajectory(prompt_ids), stop_reason=StopReason.MAX_TURNS, answer=None
     )
     try:
         async with timeout(budget.timeout_s):
-            await _run(rollout, generate, environment, tags, codec, budget, clock)
+            await _run(rollout, generate, environment, language, style, codec, budget, clock)
     except TimeoutError:
         rollout.stop_reason = StopReason.DEADLINE
     except ToolError as error:
-        rollout.stop_reason = StopReason.INFRA_ERROR
-        rollout.fault = f"{type(error).__name__}: {error}"
-    if not rollout.trajectory.response_ids or rollout.stop_reason is StopReason.INFRA_ERROR:
-        rollout.trajectory.without_gradient(filler_id)
+        rollout.lose(error.tool or "tool", f"{type(error).__name__}: {error}")
+    except Exception as error:
+        # The one place where a loop's own mistake is caught: it costs one trajectory, not the run.
+        rollout.lose("loop", f"{type(error).__name__}: {error}")
+        rollout.loop_error = traceback.format_exc()
+    rollout.trajectory.finish(filler_id)
+    if rollout.is_lost:
+        rollout.trajectory.without_gradient()
     return rollout
 
 
@@ -196,79 +209,146 @@ async def _run(
     rollout: Rollout,
     generate: Generate,
     environment: Environment,
-    tags: Tags,
+    language: Language,
+    style: ObservationStyle,
     codec: TokenCodec,
     budget: Budget,
     clock: Callable[[], float],
 ) -> None:
     trajectory = rollout.trajectory
-    stop_ids = stop_token_ids(tags, codec.encode)
-    for turn in range(budget.max_turns):
-        room = budget.response_length - len(trajectory)
-        if room <= 0:
-            rollout.stop_reason = StopReason.RESPONSE_BUDGET
-            return
-        limit = min(room, budget.max_turn_length or room)
-        started = clock()
-        generated = await generate(trajectory.ids, max_tokens=limit, stop_token_ids=stop_ids)
-        rollout.seconds["generate"] += clock() - started
-        rollout.engine_turns.append(list(generated.token_ids))
-        rollout.turns += 1
+    texts = language.stop_texts
+    stop = Stop(texts=tuple(texts), token_ids=tuple(stop_token_ids(texts, codec.encode)))
+    for number in range(1, budget.max_turns + 1):
+        async with timeout(budget.turn_timeout_s):
+            room = budget.response_length - len(trajectory)
+            if room <= 0:
+                rollout.stop_reason = StopReason.RESPONSE_BUDGET
+                return
+            turn = Turn()
+            rollout.turns.append(turn)
+            limit = min(room, budget.max_turn_length or room)
+            started = clock()
+            waits_for("engine", turn=number)
+            generated = await generate(trajectory.ids, max_tokens=limit, stop=stop)
+            turn.generate_s = clock() - started
+            text = _take(trajectory, generated, language, codec)
+            turn.tokens = trajectory.segments[-1].length
 
-        keep = cut_at_end_tag(generated.token_ids, tags, codec.decode)
-        text = codec.decode(generated.token_ids[:keep])
-        trajectory.add_model_tokens(generated.token_ids[:keep], generated.log_probs[:keep], text)
-        action = parse_action(text, tags)
-        if action is None:
-            rollout.stop_reason = (
-                StopReason.RESPONSE_BUDGET if keep >= room else StopReason.NO_ACTION
-            )
-            return
-        if action.kind is ActionKind.ANSWER:
-            rollout.stop_reason, rollout.answer = StopReason.ANSWERED, action.content
-            return
-        if turn == budget.max_turns - 1:
-            return  # nobody would read the result
+            actions = language.actions(text)
+            if not actions:
+                rollout.stop_reason = (
+                    StopReason.RESPONSE_BUDGET if turn.tokens >= room else StopReason.NO_ACTION
+                )
+                return
+            if actions[-1].kind == ActionKind.ANSWER:
+                rollout.stop_reason, rollout.answer = StopReason.ANSWERED, actions[-1].content
+                return
+            if number == budget.max_turns:
+                return  # nobody would read the results
 
-        started = clock()
+            started = clock()
+            calls = [Call(turn=number, action=a.kind, arguments=a.content) for a in actions]
+            rollout.calls += calls
+            try:
+                results = await _gather(
+                    [_call(call, a, environment) for call, a in zip(calls, actions, strict=True)]
+                )
+            finally:
+                turn.tools_s = clock() - started
+            room = budget.response_length - len(trajectory) - budget.answer_reserve
+            shown = await style.show(text, results, trajectory.ids, room)
+            if shown is None:
+                rollout.stop_reason = StopReason.RESPONSE_BUDGET
+                return
+            if shown.drop:
+                keep = trajectory.segments[-1].length - shown.drop
+                kept = trajectory.engine_turns[-1][:keep]
+                trajectory.cut_turn(keep, codec.decode(kept))
+            trajectory.add_tool_tokens(shown.token_ids, shown.text)
+
+
+def _take(
+    trajectory: Trajectory, generated: Generated, language: Language, codec: TokenCodec
+) -> str:
+    """Append a turn, cut at its end; returns what it says, without the end of the message."""
+    ids = generated.token_ids
+    trajectory.add_model_tokens(ids, generated.log_probs)
+    silent = len(ids)
+    while silent and ids[silent - 1] in codec.end_ids:
+        silent -= 1
+    said = codec.decode(ids[:silent])
+    keep = cut_at_end(ids[:silent], said, language, codec.decode)
+    if keep is None:
+        trajectory.cut_turn(len(ids), said if silent == len(ids) else codec.decode(ids))
+        return said
+    said = said if keep == silent else codec.decode(ids[:keep])
+    trajectory.cut_turn(keep, said)
+    return said
+
+
+async def _call(call: Call, action: Action, environment: Environment) -> str:
+    """Run one action, note what it cost, and return what the model reads."""
+    if action.kind == ActionKind.MALFORMED:
+        call.status = "rejected"
+        return f"error: {action.content}"
+    waits_for("tool")
+    try:
         observation = await environment(action)
-        rollout.seconds["tools"] += clock() - started
-        _count(rollout, observation)
-        room = budget.response_length - len(trajectory) - budget.answer_reserve
-        fitted = fit_result(observation.text, tags, codec, room)
-        if fitted is None:
-            rollout.stop_reason = StopReason.RESPONSE_BUDGET
-            return
-        trajectory.add_tool_tokens(*fitted)
+    except ToolRejected as error:
+        call.status, call.error, call.tool = "rejected", str(error), error.tool
+        return f"error: {error}"
+    except ToolError as error:
+        call.status, call.error, call.tool = "unavailable", str(error), error.tool
+        raise
+    except Exception as error:
+        call.status, call.error = "failed", f"{type(error).__name__}: {error}"
+        # Not the deadline's, which comes as a cancellation; in Python 3.10 they are two classes.
+        if isinstance(error, TimeoutError | asyncio.TimeoutError):
+            raise RuntimeError(f"action={action.kind} raised {call.error}") from error
+        raise
+    call.status = "rejected" if observation.rejected else "ok"
+    if (result := observation.result) is not None:
+        call.latency_s, call.limiter_wait_s = result.latency_s, result.limiter_wait_s
+        call.attempts = result.attempts
+    return observation.text
 
 
-def _count(rollout: Rollout, observation: Observation) -> None:
-    rollout.tool_calls += 1
-    rollout.tool_rejections += observation.rejected
-    if observation.result is not None:
-        rollout.tool_latency_s.append(observation.result.latency_s)
-        rollout.limiter_wait_s.append(observation.result.limiter_wait_s)
+async def _gather(work: Sequence[Awaitable[str]]) -> list[str]:
+    """All results in order; the first fault cancels the others, and leaves when they are done."""
+    if len(work) == 1:
+        return [await work[0]]
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def rejected(error: ToolRejected) -> Observation:
-    """The observation for a call that the server refused."""
-    return Observation(text=f"error: {error}", rejected=True)
+_OF_TURN = tuple(each.name for each in fields(Turn))
+_OF_CALL = tuple(each.name for each in fields(Call))
+
+
+def _values(of: Turn | Call, names: Sequence[str]) -> dict[str, Any]:
+    """As `dataclasses.asdict`, which copies deeply and takes twenty times as long."""
+    return {name: getattr(of, name) for name in names}
 
 
 def record_of(rollout: Rollout) -> dict[str, Any]:
     """What the trainer and the trajectory files need to know, as plain JSON values."""
+    trajectory = rollout.trajectory
     return {
         "stop_reason": str(rollout.stop_reason),
         "answer": rollout.answer,
-        "turns": rollout.turns,
-        "tool_calls": rollout.tool_calls,
-        "tool_rejections": rollout.tool_rejections,
-        "tool_latency_s": rollout.tool_latency_s,
-        "limiter_wait_s": rollout.limiter_wait_s,
-        "engine_turns": rollout.engine_turns,
+        "turns": [_values(turn, _OF_TURN) for turn in rollout.turns],
+        "calls": [_values(call, _OF_CALL) for call in rollout.calls],
         "fault": rollout.fault,
+        "fault_tool": rollout.fault_tool,
+        "loop_error": rollout.loop_error,
+        "engine_turns": trajectory.engine_turns,
         "segments": [
             [segment.author, segment.start, segment.length, segment.text]
-            for segment in rollout.trajectory.segments
+            for segment in trajectory.segments
         ],
     }

@@ -9,7 +9,16 @@ from rich.live import Live
 from rich.table import Table
 from typing_extensions import Self
 
-from cluster.progress import Line, clock, phase_times, seconds_left, series, sources_of, step_line
+from cluster.progress import (
+    Line,
+    clock,
+    phase_times,
+    seconds_left,
+    series,
+    sources_of,
+    step_line,
+    warnings_of,
+)
 
 STILL_WAITING_S = 30.0
 """Plain view: how long it may say nothing during start-up."""
@@ -147,4 +156,5 @@ def state_table(lines: Sequence[Line], total_steps: int, phase: str = "") -> Gro
             f"ratio error   this step {newest['mixed/ratio_error/max']:.0f}"
             f"   cumulative {newest.get('mixed/ratio_error/cumulative_max', 0):.0f} prompts"
         )
+    parts += [f"warning   {warning}" for warning in warnings_of(lines)]
     return Group(*parts)

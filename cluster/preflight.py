@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from agent_loop.loop_settings import STRING_STOPS
 from agent_loop.tools.limiter import rate_of
 from cluster.compose import at, files_at, unset_keys, unset_problems
 from cluster.environment import plugin_problems
@@ -30,6 +31,7 @@ from config.schema import (
     MixedConfig,
     Section,
     SourceConfig,
+    StateMaskedGRPOConfig,
     ToolConfig,
     load_section,
 )
@@ -45,6 +47,12 @@ S = TypeVar("S", bound=Section)
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
 _FUSED = "actor_rollout_ref.model.use_fused_kernels"
+_STATE_MASKED_GRPO = "algorithm.state_masked_grpo"
+
+_VERLS_AGENTS = {"tool_agent", "single_turn_agent"}
+"""Agent loops that verl registers itself."""
+
+_MANAGER = "agent_loop.loop_worker.MixedAgentLoopManager"
 
 _MODES = ("mixed_sync", "mixed_colocate_async", "mixed_separate_async")
 """Trainers of the mixture; see `agent_loop.trainer`."""
@@ -65,6 +73,7 @@ def preflight(config: Mapping[str, Any], *, own_tool_server: bool, data: bool = 
     problems = mixture_problems(config, data=data)
     problems += plugin_problems()
     problems += _mode_problems(config)
+    problems += _loop_problems(config)
     problems += _batch_problems(config)
     problems += _device_problems(config)
     problems += _dashboard_problems(config)
@@ -93,6 +102,7 @@ def mixture_problems(config: Mapping[str, Any], *, data: bool = True) -> list[st
     problems += _choice_problems(config, agents)
     problems += _schedule_problems(config)
     problems += _source_problems(config)
+    problems += _advantage_problems(config)
     problems += _number_problems(config)
     if data:
         problems += _data_problems(config, agents)
@@ -175,7 +185,7 @@ def _agents(config: Mapping[str, Any]) -> tuple[set[str] | None, list[str]]:
     if not file.is_file():
         return None, [f"{key}={path!r}: no such file; name a YAML list of agent loops"]
     try:
-        return {entry["name"] for entry in yaml.safe_load(file.read_text())}, []
+        return {entry["name"] for entry in yaml.safe_load(file.read_text())} | _VERLS_AGENTS, []
     except (yaml.YAMLError, TypeError, KeyError) as error:
         return None, [f"{key}={path!r}: not a list of {{name, _target_}} ({error}); correct it"]
 
@@ -229,6 +239,33 @@ def _source_problems(config: Mapping[str, Any]) -> list[str]:
                 f"kernels take one temperature for all rows ({_ROLLOUT}.temperature={common}); set "
                 f"{_FUSED}=false, or leave out the source's own"
             )
+    return problems
+
+
+def _advantage_problems(config: Mapping[str, Any]) -> list[str]:
+    """Settings of the advantage, and losses whose denominator would vary by chance."""
+    values = at(config, _STATE_MASKED_GRPO, {})
+    _, problems = _section(StateMaskedGRPOConfig, values, _STATE_MASKED_GRPO)
+    settings = values if isinstance(values, Mapping) else {}
+    scale, sources = settings.get("scale"), _named(config)
+    unknown = {*scale} - {*sources} if isinstance(scale, Mapping) else set()
+    problems += [
+        f"{_STATE_MASKED_GRPO}.scale.{name}: no such source; name one of {sorted(sources, key=str)}"
+        for name in sorted(unknown, key=str)
+    ]
+    mode, factor = at(config, f"{_ACTOR}.loss_agg_mode"), at(config, f"{_ACTOR}.loss_scale_factor")
+    by_constant = "seq-mean-token-sum-norm"
+    if settings.get("dr_grpo") is True and mode != by_constant:
+        problems.append(
+            f"{_STATE_MASKED_GRPO}.dr_grpo=True with {_ACTOR}.loss_agg_mode={mode!r}: Dr.GRPO sums "
+            f"a response's tokens and divides by a constant; set it to {by_constant}"
+        )
+    if mode == by_constant and not _is_count(factor):
+        problems.append(
+            f"{_ACTOR}.loss_scale_factor={factor!r} with {_ACTOR}.loss_agg_mode={mode}: without a "
+            "constant verl divides by the longest response of each micro-batch, so the horizon "
+            "varies; set it to a whole number >= 1, such as data.max_response_length"
+        )
     return problems
 
 
@@ -469,6 +506,40 @@ def _mode_problems(config: Mapping[str, Any]) -> list[str]:
         problems.append(
             "data.filter_overlong_prompts=True: verl would leave rows out that the mixture plan "
             "counts on; set it to false, long prompts are named before the run starts"
+        )
+    return problems
+
+
+def _loop_problems(config: Mapping[str, Any]) -> list[str]:
+    """Settings of the agent loops that contradict one another, or their backend."""
+    mixed, _ = _section(MixedConfig, at(config, "mixed", {}), "mixed")
+    tools, _ = _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
+    if mixed is None or tools is None:
+        return []  # said by the check of the sections
+    problems = []
+    backend = at(config, f"{_ROLLOUT}.name")
+    if mixed.turns.stop_at_tag == "strings" and backend not in STRING_STOPS:
+        problems.append(
+            f"mixed.turns.stop_at_tag='strings' with {_ROLLOUT}.name={backend!r}: only "
+            f"{', '.join(sorted(STRING_STOPS))} stop at strings; choose auto"
+        )
+    for name in ("turn_s", "trajectory_s", "step_s"):
+        longest = getattr(mixed.deadlines, name)
+        if longest is not None and tools.timeout >= longest:
+            problems.append(
+                f"{TOOL_CONFIG}.timeout={tools.timeout:g} is not below mixed.deadlines.{name}="
+                f"{longest:g}: a tool that hangs would end trajectories as `deadline`, which "
+                "trains, and not as `infra_error`; lower the timeout or raise the deadline"
+            )
+    if not tools.state_masking and at(config, "algorithm.rollout_correction.rollout_is"):
+        problems.append(
+            f"{TOOL_CONFIG}.state_masking=false with algorithm.rollout_correction: tokens that the "
+            "policy never sampled have no rollout log-prob to correct by; use one of the two"
+        )
+    if at(config, f"{_ROLLOUT}.agent.agent_loop_manager_class") != _MANAGER:
+        problems.append(
+            f"{_ROLLOUT}.agent.agent_loop_manager_class: want {_MANAGER}, which counts what agent "
+            "loops raise and judges them; remove the override"
         )
     return problems
 

@@ -104,6 +104,24 @@ def clock(seconds: float | None) -> str:
     return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
 
 
+def warnings_of(lines: Sequence[Line]) -> list[str]:
+    """What a reader of any number of this run must know, newest step; empty when all is well."""
+    metrics = lines[-1]["metrics"] if lines else {}
+    found = []
+    if metrics.get("mixed/state_masking", 1.0) == 0:
+        found.append("state_masking=false: tool output is in the loss (an ablation)")
+    for source in sources_of(lines):
+        for kind, words in (
+            ("infra_error_rate", "lost to infrastructure"),
+            ("loop_error_rate", "lost to exceptions of its agent loop"),
+        ):
+            if share := metrics.get(f"mixed/{source}/{kind}", 0.0):
+                found.append(f"{source}: {share:.1%} of trajectories {words}")
+    if drifted := metrics.get("mixed/drift/found", 0.0):
+        found.append(f"drift: {drifted:.0f} trajectories say other than their loops saw")
+    return found
+
+
 def step_line(lines: Sequence[Line], total_steps: int) -> str:
     """The newest step in one line of plain text."""
     line = lines[-1]
@@ -131,6 +149,7 @@ def step_line(lines: Sequence[Line], total_steps: int) -> str:
         parts.append("seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in times))
     if "mixed/ratio_error/max" in metrics:
         parts.append(f"ratio error {metrics['mixed/ratio_error/max']:.0f}")
+    parts += [f"WARNING {warning}" for warning in warnings_of(lines)]
     return "  ".join(parts)
 
 

@@ -18,6 +18,7 @@ from cluster.progress import (
     series,
     sources_of,
     validation_changes,
+    warnings_of,
 )
 from cluster.run_state import RunFolder
 
@@ -163,7 +164,10 @@ def render(name: str, lines: Sequence[Line], config: Mapping[str, object]) -> st
         ("Time", _times(trained, colors)),
         ("Config", _config(flat)),
     ]
-    body = "".join(f"<section><h2>{title}</h2>{text}</section>" for title, text in sections)
+    warnings = "".join(f"<p><strong>{escape(text)}</strong></p>" for text in warnings_of(lines))
+    body = warnings + "".join(
+        f"<section><h2>{title}</h2>{text}</section>" for title, text in sections
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -244,6 +248,9 @@ _FACTS = {
     "tool_calls/mean": "tool calls",
     "tool_error_rate": "tool errors",
     "infra_error_rate": "infra errors",
+    "loop_error_rate": "loop errors",
+    "zero_variance": "groups all equal",
+    "too_small": "groups too small",
     "tool_latency_s/p95": "tool s (p95)",
     "limiter_wait_s/mean": "limiter s",
 }

@@ -1,4 +1,5 @@
-"""The parts of the run config that are ours: `mixed:` and `multi_turn.tool_config`.
+"""The parts of the run config that are ours: `mixed:`, `multi_turn.tool_config` and
+`algorithm.state_masked_grpo`.
 
 Decides which values are legal and says every mistake at once; leaves verl's own keys to verl
 and to the launcher's preflight. Imports no torch, no Ray, no verl.
@@ -62,6 +63,9 @@ class SourceConfig(Section):
     """Tokens of a response, tool results included; None takes `data.max_response_length`, which
     bounds it."""
 
+    observation_style: Literal["inline", "chat"] | None = None
+    """How tool results enter the response; None takes `mixed.turns.observation_style`."""
+
     @field_validator("files", mode="before")
     @classmethod
     def _one_file_is_a_list(cls, files: Any) -> Any:
@@ -120,6 +124,73 @@ class RateLimitConfig(Section):
     """Whether nodes share the file; set at the start of a run, when its folder has been tried."""
 
 
+class StateMaskedGRPOConfig(Section):
+    """`algorithm.state_masked_grpo`: how a group's rewards become advantages."""
+
+    norm_by_std: bool = True
+    """Divide by the group's standard deviation, as GRPO does. In the run config it follows verl's
+    `algorithm.norm_adv_by_std_in_grpo`."""
+
+    dr_grpo: bool = False
+    """Dr.GRPO (Liu et al. 2025): no division by the std, whatever `norm_by_std` says, and a loss
+    that divides by a constant and not by a response's length: `actor.loss_agg_mode=
+    seq-mean-token-sum-norm` with an `actor.loss_scale_factor`, which the preflight asks for."""
+
+    scale: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
+    """Source -> factor of its advantages, after the statistics; sources not named have 1. It weighs
+    a source's gradient, not its share of the batch: that is its ratio. None: 1 for all."""
+
+
+class TurnConfig(Section):
+    """How the turns of our agent loops are built."""
+
+    observation_style: Literal["inline", "chat"] = "inline"
+    """inline: a tool's result between `tool_config.start_state_marker` and `end_state_marker` in
+    the assistant's own message. chat: a message of the role `tool`, as the chat template has it."""
+
+    stop_at_tag: Literal["auto", "strings", "token_ids", "after"] = "auto"
+    """Who ends a turn at its closing tag. strings: the engine, by text. token_ids: the engine,
+    where a tag is one token. after: nobody, the turn is cut afterwards. auto: strings where the
+    backend has them. The trajectory is the same; what differs is how much is sampled in vain."""
+
+    answer_reserve: int = Field(default=16, ge=0)
+    """Tokens that a tool result never takes, so that the model can still answer."""
+
+    max_observation_length: int | None = Field(default=None, ge=1)
+    """Tokens of one tool result, cut in the middle beyond; None: as many as there is room for."""
+
+
+class DeadlineConfig(Section):
+    """What may take how long. One tool call has `tool_config.timeout`."""
+
+    turn_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Seconds for one generation and the calls it asks for; None leaves the trajectory's."""
+
+    trajectory_s: float = Field(default=300.0, gt=0, allow_inf_nan=False)
+    """Seconds for one trajectory; past them it ends with what it has."""
+
+    step_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Seconds, from when a step asks for prompts, after which their trajectories end with what they
+    have; None leaves the trajectory's."""
+
+    reward_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    """Seconds for one verdict; past them the trajectory counts as `infra_error`."""
+
+    stuck_after_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    """A trajectory that waits longer for engine, limiter, tool or reward is named in the log."""
+
+
+class DriftConfig(Section):
+    """The alarm for tokens, text and probabilities that no longer belong together."""
+
+    every: int = Field(default=16, ge=1)
+    """Every so many trajectories of a step one is decoded and compared."""
+
+    warn_probs_diff: float | None = Field(default=None, gt=0)
+    """A step whose `training/rollout_probs_diff_max` is larger logs the trajectory and token where
+    it is; `mixed.max_probs_diff` stops the run. None: no warning."""
+
+
 class MixedConfig(Section):
     """The `mixed:` subtree."""
 
@@ -149,8 +220,28 @@ class MixedConfig(Section):
     """A step in which a source needs more new prompts than this for each prompt of its quota, in
     place of failed and filtered ones, fails and names it."""
 
-    max_infra_error_rate: float = Field(default=0.5, gt=0, le=1)
-    """A step in which a larger share of trajectories ends as `infra_error` stops the run."""
+    infra_error_limit: float = Field(default=0.5, gt=0, le=1)
+    """A source that loses a larger share of its trajectories to faults of infrastructure or of its
+    loop, over the last `infra_error_window` steps, stops the run. 1 never does."""
+
+    infra_error_window: int = Field(default=5, ge=1)
+    """Trained steps; at the start of a run those there are."""
+
+    fail_on_loop_error: bool = False
+    """Whether one exception in an agent loop's own code stops the run. It is logged with its trace
+    and counted as `mixed/<source>/loop_error_rate` in any case."""
+
+    turns: TurnConfig = TurnConfig()
+    """How turns are built."""
+
+    deadlines: DeadlineConfig = DeadlineConfig()
+    """What may take how long."""
+
+    drift: DriftConfig = DriftConfig()
+    """The alarm for tokens and text that differ."""
+
+    trajectory_sample: int | None = Field(default=None, ge=1)
+    """Prompts of each source whose trajectories a step writes to `trajectories/`; None: all."""
 
     max_probs_diff: float | None = Field(default=None, gt=0)
     """A step whose `training/rollout_probs_diff_max` is larger stops the run; None: no check."""
@@ -214,7 +305,8 @@ class ToolConfig(Section):
     answer_end_tag: str = "</answer>"
 
     state_masking: bool = True
-    """Tool output is kept out of the loss. Must stay true: no log-probs exist for such tokens."""
+    """Tool output is kept out of the loss. False is for ablations: the loss then covers tokens that
+    the policy never wrote, and every report says so."""
 
     start_state_marker: str = "<information>"
     """Opens a tool's result in the response."""
@@ -235,11 +327,6 @@ class ToolConfig(Section):
         if problems:
             raise ValueError(
                 "; ".join(problems) + "; give each tag its own text, none part of another"
-            )
-        if not self.state_masking:
-            raise ValueError(
-                "state_masking=false would train on tokens the policy never wrote; "
-                "set it to true or remove the key"
             )
         return self
 

@@ -8,6 +8,7 @@ replaces what it evicts by the next prompts of any source. Here
   "enough groups" comes to mean "every quota is full";
 - what verl evicts is remembered by source, and its request for so many new prompts is turned into
   one for so many of each source;
+- a trajectory that was lost to infrastructure has no say in whether its group is filtered;
 - a step in which a source cannot deliver fails and names it, instead of waiting for ever.
 
 In synchronous mode the trained groups of a source are the first in draw order that survive, however
@@ -32,7 +33,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+import transfer_queue as tq
+from verl.trainer.ppo.v1.replay_buffer import (
+    FILTER_GROUPS_REWARD_METRIC,
+    ReplayBuffer,
+    ReplayBufferAsync,
+)
 
 from samplers.ledger import Outcome
 
@@ -112,6 +118,7 @@ class _ExactQuotas:
     prompt_global_steps: Any
     sync_refill_failed_groups: bool
     _clear_groups: Any
+    _dapo_classification_cache: Any
 
     def __init__(self, mixture: Mixture, **options: Any) -> None:
         self.mixture = mixture
@@ -195,6 +202,45 @@ class _ExactQuotas:
         self.mixture.give_back(ends)
 
     # --- eviction and replacement -------------------------------------------------------------
+
+    def _dapo_filtered_keys(self, partition_id: str) -> Any:
+        """verl's filtered groups, and those that only a lost trajectory saved from it.
+
+        verl compares all trajectories of a group, so the 0 of a lost one (its mask is all zero)
+        makes a group of solved ones look informative. What it filters stays filtered: where all
+        are equal, so are the valid ones. Of the rest, looked at once each, a group goes too when
+        fewer than two are valid or the valid ones are equal: its advantages are zero.
+        """
+        verdicts = self._dapo_classification_cache[partition_id]  # uid -> shared value, or None
+        known = set(verdicts)
+        filtered, counts = super()._dapo_filtered_keys(partition_id)  # type: ignore[misc]
+        kept = {uid for uid in verdicts.keys() - known if verdicts[uid] is None}
+        for uid, values in self._metric_of_valid(partition_id, kept).items():
+            if len(set(values)) < 2:
+                verdicts[uid] = values[0] if values else 0.0
+                filtered.add(uid)
+                counts[verdicts[uid]] += 1
+        return filtered, counts
+
+    def _metric_of_valid(self, partition_id: str, uids: set[str]) -> dict[str, list[float]]:
+        """uid -> the filter's metric of its valid trajectories, for groups verl has looked at."""
+        metrics: dict[str, list[float]] = {uid: [] for uid in uids}
+        keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in uids]
+        if not keys:
+            return metrics
+        name = self.filter_groups_metric
+        field = "rm_scores" if name == FILTER_GROUPS_REWARD_METRIC else "extra_fields"
+        data: Any = tq.kv_batch_get(
+            keys=keys, partition_id=partition_id, select_fields=["response_mask", field]
+        )
+        for key, mask, value in zip(keys, data["response_mask"], data[field], strict=True):
+            if mask.any():
+                if field == "rm_scores":
+                    metric = value.sum()
+                else:
+                    metric = getattr(value, "data", value)["reward_extra_info"][name]
+                metrics[key.split("_")[0]].append(float(metric))
+        return metrics
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
         stale, filtered, failed, counts = super()._terminal_eviction_reasons(  # type: ignore[misc]

@@ -123,3 +123,62 @@ def test_an_agent_loop_that_sets_its_reward_is_not_judged_again():
 
     source = inspect.getsource(AgentLoopWorker._compute_score)
     assert "final_output.reward_score is None" in source
+
+
+def test_the_worker_that_hosts_agent_loops_is_verls_and_is_chosen_by_a_config_key():
+    from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+    from verl.workers.config.rollout import AgentLoopConfig
+
+    from agent_loop.loop_worker import MixedAgentLoopManager, MixedAgentLoopWorker
+
+    assert issubclass(MixedAgentLoopManager, AgentLoopManagerTQ)
+    inner = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+    assert issubclass(MixedAgentLoopWorker, inner)
+    assert "agent_loop_manager_class" in AgentLoopConfig.__dataclass_fields__
+    theirs = inspect.signature(inner._run_agent_loop).parameters
+    assert {"sampling_params", "trajectory", "agent_name", "trace", "kwargs"} <= theirs.keys()
+    post = inspect.signature(inner._agent_loop_postprocess).parameters
+    assert {"output", "validate", "kwargs"} <= post.keys()
+
+
+def test_verls_own_agent_loops_are_registered_by_the_names_that_sources_may_use():
+    from verl.experimental.agent_loop import SingleTurnAgentLoop, ToolAgentLoop  # noqa: F401
+    from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+
+    from cluster.preflight import _VERLS_AGENTS
+
+    assert _agent_loop_registry.keys() >= _VERLS_AGENTS
+
+
+def test_the_continuous_token_builder_says_what_it_adds_and_takes_back():
+    from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, MergeResult
+
+    fields = {"token_ids", "inserted_token_ids", "removed_prefix_token_count"}
+    assert fields <= MergeResult.__dataclass_fields__.keys()
+    merge = inspect.signature(ContinuousTokenBuilder.merge_context_tokens).parameters
+    assert list(merge)[1:4] == ["previous_messages", "updated_messages", "runtime_token_ids"]
+
+
+def test_an_agent_loop_gives_its_reward_and_its_record_to_verl():
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+    output = AgentLoopOutput(
+        prompt_ids=[1],
+        response_ids=[2, 3],
+        response_mask=[1, 0],
+        response_logprobs=[-0.5, 0.0],
+        reward_score=0.25,
+        metrics=AgentLoopMetrics(),
+        extra_fields={"mixed": {"a": 1}},
+    ).as_dict()
+    assert output["rm_scores"].tolist() == [0.0, 0.25]
+    assert output["rollout_log_probs"].tolist() == [-0.5, 0.0]
+    assert output["extra_fields"]["mixed"] == {"a": 1}
+
+
+def test_a_rollout_request_goes_through_a_server_handle_that_we_can_wrap():
+    from verl.workers.rollout.llm_server import LLMServerClient
+
+    source = inspect.getsource(LLMServerClient.generate)
+    assert "server_id, server = await self._acquire_server(" in source
+    assert "await server.generate.remote(" in source

@@ -2,18 +2,22 @@
 
 New requests are admitted between decode steps: they are prefilled together and their key-value
 cache is laid beside the running one, padded on the left. Every request has its own temperature,
-top_p, top_k, budget, stop tokens and, if it wants, seed. Log-probs are those of the distribution
-sampled from.
+top_p, top_k, budget, stop tokens, stop strings and, if it wants, seed. Log-probs are those of the
+distribution sampled from.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from transformers.cache_utils import DynamicCache
+
+_BROKEN = "\ufffd"
+"""What bytes decode to that are no whole character."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,10 @@ class Sampling:
     stop_token_ids: frozenset[int] = frozenset()
     """Sampling ends after one of these, which stays in the output; the end-of-sequence ids too."""
 
+    stop: tuple[str, ...] = ()
+    """Sampling ends after the token that completes one of these in the generated text. The token
+    stays in the output whole, as with vLLM's `include_stop_str_in_output=True`."""
+
     seed: int | None = None
     """Makes this request's tokens independent of what else is in the batch."""
 
@@ -41,6 +49,9 @@ class Sampling:
             raise ValueError(f"temperature={self.temperature} must be finite and >= 0")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p} must be in (0, 1]")
+        for text in self.stop:
+            if not isinstance(text, str) or not text or _BROKEN in text:
+                raise ValueError(f"stop={self.stop!r} must hold texts: not empty, without U+FFFD")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,6 +66,47 @@ class Request:
     """None while it runs."""
 
     generator: torch.Generator | None = None
+
+
+class StopStrings:
+    """Sees which token completes a stop string, without decoding all that came before it.
+
+    Says what decoding the whole output after every token would, as long as a token's bytes are the
+    same in any company. So they are in byte-level BPE; at most the first token of what is decoded
+    may look otherwise, as where a tokenizer drops a leading space.
+
+    Args:
+        decode: text of token ids, special ones included.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+        self._own: dict[int, str] = {}
+
+    def completed(self, token_ids: Sequence[int], stop: Sequence[str]) -> bool:
+        """Whether the newest token completes a stop string; those before it completed none."""
+        newest = self._text(token_ids[-1])
+        if not any(_may_end(newest, text[-1]) for text in stop):
+            return False
+        # Every token with a text holds a byte of it at least; one more, for it may look otherwise.
+        needed = 1 + max(len(text.encode(errors="surrogatepass")) for text in stop)
+        start = len(token_ids)
+        while start and needed:
+            start -= 1
+            needed -= bool(self._text(token_ids[start]))
+        tail = self._decode(token_ids[start:])
+        return any(text in tail for text in stop)
+
+    def _text(self, token_id: int) -> str:
+        """What a token looks like: twice, as a first one and as a later one."""
+        if token_id not in self._own:
+            self._own[token_id] = self._decode([token_id, token_id])
+        return self._own[token_id]
+
+
+def _may_end(token_text: str, character: str) -> bool:
+    """Whether a token may hold the last byte of a character."""
+    return character in token_text or (not character.isascii() and _BROKEN in token_text)
 
 
 def process_logits(
@@ -89,6 +141,14 @@ class BatchDecoder:
     """Decodes a changing set of requests, one token each per `step`.
 
     Not thread-safe: its owner calls it from one thread at a time.
+
+    Args:
+        model: a causal LM of transformers.
+        eos_token_ids: every request ends after one of these.
+        pad_token_id: what stands left of shorter prompts.
+        seed: of the requests without one of their own.
+        raw_log_probs: report those of the unscaled model instead.
+        decode: text of token ids, special ones included; None refuses stop strings.
     """
 
     def __init__(
@@ -99,11 +159,13 @@ class BatchDecoder:
         pad_token_id: int,
         seed: int,
         raw_log_probs: bool = False,
+        decode: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self.model = model
         self.eos_token_ids = frozenset(eos_token_ids)
         self.pad_token_id = pad_token_id
         self.raw_log_probs = raw_log_probs
+        self._stop_strings = None if decode is None else StopStrings(decode)
         self._generator = torch.Generator().manual_seed(seed)
         self._rows: list[Request] = []
         self._cache: Any = None  # a DynamicCache; its layers are typed as of any kind
@@ -120,15 +182,28 @@ class BatchDecoder:
         """Start the random numbers of requests without a seed of their own anew."""
         self._generator.manual_seed(seed)
 
+    def check(self, request: Request) -> None:
+        """Raises `ValueError` for a request that cannot be decoded here."""
+        if request.sampling.stop and self._stop_strings is None:
+            raise ValueError(
+                f"cannot stop at stop={request.sampling.stop!r}: this decoder knows no texts; "
+                "give it the tokenizer's `decode`"
+            )
+
     @torch.inference_mode()
     def admit(self, requests: Sequence[Request]) -> list[Request]:
         """Prefill new requests and sample their first token.
 
         Returns:
             Those that are finished already.
+
+        Raises:
+            ValueError: stop strings without `decode`; nothing was admitted.
         """
         if not requests:
             return []
+        for request in requests:
+            self.check(request)
         lengths = [len(request.prompt_ids) for request in requests]
         width = max(lengths)
         ids = torch.full((len(requests), width), self.pad_token_id)
@@ -171,6 +246,13 @@ class BatchDecoder:
         self._cache = output.past_key_values
         return self._sample(output.logits[:, -1], first_row=0)
 
+    @torch.inference_mode()
+    def drop(self, requests: Sequence[Request]) -> None:
+        """Forget running requests."""
+        gone = {id(request) for request in requests}
+        if gone:
+            self._keep([row for row, request in enumerate(self._rows) if id(request) not in gone])
+
     def drop_all(self) -> list[Request]:
         """Forget every running request and return them."""
         rows, self._rows, self._cache = self._rows, [], None
@@ -203,7 +285,7 @@ class BatchDecoder:
         ):
             request.token_ids.append(token_id)
             request.log_probs.append(chosen_log_probs[row - first_row])
-            if token_id in self.eos_token_ids or token_id in request.sampling.stop_token_ids:
+            if self._is_stopped(request):
                 request.stop_reason = "completed"
             elif len(request.token_ids) >= request.sampling.max_tokens:
                 request.stop_reason = "length"
@@ -214,6 +296,16 @@ class BatchDecoder:
         if finished:
             self._keep(keep)
         return finished
+
+    def _is_stopped(self, request: Request) -> bool:
+        """Whether its newest token ends it."""
+        newest, sampling = request.token_ids[-1], request.sampling
+        if newest in self.eos_token_ids or newest in sampling.stop_token_ids:
+            return True
+        strings = self._stop_strings
+        if not sampling.stop or strings is None:
+            return False
+        return strings.completed(request.token_ids, sampling.stop)
 
     def _join(self, requests: list[Request], cache: Any, attention: torch.Tensor) -> None:
         """Lay prefilled rows beside the running ones, both padded on the left to one width."""
@@ -277,18 +369,20 @@ class AsyncDecoder:
     def __init__(self, decoder: BatchDecoder, max_requests: int = 256) -> None:
         self._decoder, self._max_requests = decoder, max_requests
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decode")
-        self._waiting: list[tuple[Request, asyncio.Future[Request]]] = []
-        self._running: dict[int, asyncio.Future[Request]] = {}
+        self._waiting: list[_Awaited] = []
+        self._running: dict[int, _Awaited] = {}  # by the request's id
         self._pump: asyncio.Task[None] | None = None
 
     async def generate(self, request: Request) -> Request:
-        """Decode a request to its end and return it.
+        """Decode a request to its end and return it; cancelled, it is dropped at the next step.
 
         Raises:
+            ValueError: the decoder cannot decode it (see `BatchDecoder.check`).
             RuntimeError: decoding failed; every request under way fails with it.
         """
+        self._decoder.check(request)
         future: asyncio.Future[Request] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, future))
+        self._waiting.append(_Awaited(request, future))
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._decode())
         return await future
@@ -298,20 +392,17 @@ class AsyncDecoder:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _decode(self) -> None:
-        """Admit, step, deliver, until nothing waits or runs."""
+        """Drop, admit, step, deliver, until nothing waits or runs."""
         try:
             while self._waiting or self._running:
-                room = max(0, self._max_requests - len(self._running))
-                new, self._waiting = self._waiting[:room], self._waiting[room:]
-                self._running |= {id(request): future for request, future in new}
-                requests = [request for request, _ in new]
-                for request in await self.run(lambda requests=requests: self._advance(requests)):
-                    future = self._running.pop(id(request))
+                gone, new = self._take_out_cancelled(), self._take_in_waiting()
+                for request in await self.run(partial(self._advance, gone, new)):
+                    future = self._running.pop(id(request)).future
                     if not future.done():
                         future.set_result(request)
         except Exception as error:
             # Whoever waits must learn of it, or the step waits for ever.
-            futures = [future for _, future in self._waiting] + list(self._running.values())
+            futures = [awaited.future for awaited in [*self._waiting, *self._running.values()]]
             self._waiting, self._running = [], {}
             self._decoder.drop_all()
             for future in futures:
@@ -319,9 +410,31 @@ class AsyncDecoder:
                     future.set_exception(RuntimeError(f"decoding failed: {error}"))
             raise
 
-    def _advance(self, new: list[Request]) -> list[Request]:
+    def _take_out_cancelled(self) -> list[Request]:
+        """Forget whom nobody awaits any more; returns those of them that the decoder knows."""
+        self._waiting = [awaited for awaited in self._waiting if not awaited.future.done()]
+        gone = [awaited.request for awaited in self._running.values() if awaited.future.done()]
+        for request in gone:
+            del self._running[id(request)]
+        return gone
+
+    def _take_in_waiting(self) -> list[Request]:
+        room = max(0, self._max_requests - len(self._running))
+        new, self._waiting = self._waiting[:room], self._waiting[room:]
+        self._running |= {id(awaited.request): awaited for awaited in new}
+        return [awaited.request for awaited in new]
+
+    def _advance(self, gone: list[Request], new: list[Request]) -> list[Request]:
+        self._decoder.drop(gone)
         finished = self._decoder.admit(new)
         return finished + self._decoder.step() if len(self._decoder) else finished
+
+
+class _Awaited(NamedTuple):
+    """A request and who awaits it; a future that is done before it is one that was cancelled."""
+
+    request: Request
+    future: "asyncio.Future[Request]"
 
 
 def _pad_left(attention: torch.Tensor, width: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ is its answer. The decoding itself is `agent_loop.cpu.decoder`.
 import asyncio
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ray
@@ -93,6 +93,7 @@ class HFServer:
             pad_token_id=self.model_config.tokenizer.pad_token_id or 0,
             seed=int(self.config.seed) + replica_rank,
             raw_log_probs=self.config.logprobs_mode == "raw_logprobs",
+            decode=self._decode,
         )
         self.global_steps: int | None = None
         self.engine = AsyncDecoder(self.decoder, self.config.max_num_seqs)
@@ -111,6 +112,9 @@ class HFServer:
         **ignored: Any,
     ) -> TokenOutput:
         """Continue `prompt_ids`; returns when the request is finished.
+
+        Cancelled, the request is no longer decoded. Ray brings a cancellation here only by
+        `ray.cancel`, not when a task that awaits the answer is cancelled.
 
         Raises:
             ValueError: images, video or audio were given, or a sampling parameter is out of range.
@@ -188,7 +192,15 @@ class HFServer:
             top_p=float(params.get("top_p", 1.0)),
             top_k=int(params.get("top_k") or -1),
             stop_token_ids=frozenset(params.get("stop_token_ids") or ()),
+            # Token ids are the answer, so the stop string is in it, whatever
+            # `include_stop_str_in_output` says.
+            stop=_texts(params.get("stop")),
             seed=params.get("seed"),
+        )
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        return self.model_config.tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
     def _load_model(self) -> Any:
@@ -208,6 +220,11 @@ class HFServer:
         generation = self.model_config.generation_config
         ids = getattr(generation, "eos_token_id", None) or self.model_config.hf_config.eos_token_id
         return [i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None]
+
+
+def _texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """vLLM's `stop`: one text, several, or none."""
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 class HFReplica(RolloutReplica):

@@ -28,6 +28,7 @@ from agent_loop.compat import timeout
 from agent_loop.tools.cache import SingleFlightCache, content_key
 from agent_loop.tools.limiter import make_limiter, state_path
 from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
+from agent_loop.watchdog import waits_for
 from config.schema import MixedConfig, ToolConfig
 from rate_limit.slots import FileSlots
 
@@ -101,7 +102,9 @@ class _Server:
         if self._clock() - self._opened_at < BREAKER_OPEN_S:
             raise ToolUnavailable(
                 f"not calling {self._url} for tool={call.tool!r}: its last "
-                f"{self._failures_in_a_row} requests failed; trying again after {BREAKER_OPEN_S} s"
+                f"{self._failures_in_a_row} requests failed; trying again after {BREAKER_OPEN_S} s",
+                tool=call.tool,
+                server=self._url,
             )
         self._opened_at = self._clock()  # this one tries, the others wait for its answer
 
@@ -194,10 +197,13 @@ class ToolClient:
     async def call(self, call: ToolCall) -> ToolResult:
         """Run one call.
 
+        A caller that is cancelled gives back its slot and its place in line, and closes its request
+        unless others wait for the same answer.
+
         Raises:
             ToolRejected: the server refuses this call (4xx but 429).
-            ToolUnavailable: no answer within the deadline or after all retries, or the breaker is
-                open.
+            ToolUnavailable: no answer of the tool's kind within the deadline or after all retries,
+                or the breaker is open.
         """
         self.stats["calls"] += 1
         if self._cache is None or call.tool not in PURE_TOOLS:
@@ -225,13 +231,17 @@ class ToolClient:
                 raise ToolUnavailable(
                     f"no place for tool={call.tool!r} at {self.url} within "
                     f"timeout={self._timeout_s} s ({str(error) or 'it still waited'}); raise "
-                    "rate_limit_per_minute, max_workers or timeout under tool_config"
+                    "rate_limit_per_minute, max_workers or timeout under tool_config",
+                    tool=call.tool,
+                    server=self.url,
                 ) from error
             self._server.note_failure()
             raise ToolUnavailable(
                 f"no answer from {self.url} for tool={call.tool!r} within "
                 f"timeout={self._timeout_s} s; is the server up, and the rate limit high enough? "
-                f"ask {self.url}/health"
+                f"ask {self.url}/health",
+                tool=call.tool,
+                server=self.url,
             ) from error
 
     async def _attempts(self, call: ToolCall, progress: _Progress) -> ToolResult:
@@ -246,6 +256,7 @@ class ToolClient:
         for attempt in range(1, self._max_retries + 2):
             server.check(call)
             waited_from = clock()
+            waits_for("limiter")
             if self._limiter is not None:
                 await self._limiter.acquire_async(timeout_s=for_waiting_s(), source=self.source)
             slot = self._slots.hold_async(for_waiting_s()) if self._slots else nullcontext()
@@ -254,6 +265,7 @@ class ToolClient:
                     asked_at = clock()
                     limiter_wait_s += asked_at - waited_from
                     progress.is_asking = True
+                    waits_for("tool")
                     body = await self._request(call)
             except _Again as failure:
                 progress.is_asking = False
@@ -274,7 +286,9 @@ class ToolClient:
             if attempt > self._max_retries or pause_s >= for_waiting_s():
                 raise ToolUnavailable(
                     f"no answer from {self.url} for tool={call.tool!r}: {attempt} attempts within "
-                    f"timeout={self._timeout_s} s, last: {last}; check the tool server"
+                    f"timeout={self._timeout_s} s, last: {last}; check the tool server",
+                    tool=call.tool,
+                    server=self.url,
                 ) from last
             self.stats["retries"] += 1
             await self._sleep(pause_s)
@@ -296,12 +310,19 @@ class ToolClient:
                     )
                 if response.status >= 400:
                     text = (await response.text())[:500]
-                    raise ToolRejected(f"HTTP {response.status} for tool={call.tool!r}: {text}")
+                    raise ToolRejected(
+                        f"HTTP {response.status} for tool={call.tool!r}: {text}",
+                        tool=call.tool,
+                        server=self.url,
+                    )
                 body = await response.json(content_type=None)
         except (aiohttp.ClientError, ConnectionError, ValueError) as error:
             raise _Again(f"{type(error).__name__}: {error}") from error
         if not isinstance(body, dict):
             raise _Again(f"the answer is no JSON object but {type(body).__name__}")
+        is_well_formed = _WELL_FORMED.get(call.tool)
+        if is_well_formed is not None and not is_well_formed(body):
+            raise _Again(f"the answer is not one of /{call.tool}: {str(body)[:200]}")
         if call.tool == "run_code" and body.get("status") == "SandboxError":
             # The sandbox's own fault under HTTP 200: no verdict on the program.
             raise _Again(f"SandboxError: {body.get('message')}")
@@ -315,6 +336,40 @@ def _retry_after(response: aiohttp.ClientResponse) -> float | None:
     except ValueError:
         return None
     return min(RETRY_AFTER_CAP_S, max(0.0, seconds)) if not math.isnan(seconds) else None
+
+
+def _is_run(body: dict[str, Any]) -> bool:
+    """SandboxFusion's answer; a program that succeeded has an output."""
+    run = body.get("run_result") or {}
+    if not isinstance(body.get("status"), str) or not isinstance(run, dict):
+        return False
+    return body["status"] != "Success" or isinstance(run.get("stdout"), str)
+
+
+def _is_search(body: dict[str, Any]) -> bool:
+    """Search-R1's answer with scores: passages per query, one query at least."""
+    found = body.get("result")
+    if not isinstance(found, list) or not found:
+        return False
+    return all(isinstance(passages, list) and all(map(_is_passage, passages)) for passages in found)
+
+
+def _is_passage(item: Any) -> bool:
+    document = item.get("document") if isinstance(item, dict) else None
+    return isinstance(document, dict) and "contents" in document
+
+
+def _is_calculation(body: dict[str, Any]) -> bool:
+    return "result" in body or "error" in body
+
+
+_WELL_FORMED: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "run_code": _is_run,
+    "retrieve": _is_search,
+    "calculate": _is_calculation,
+}
+"""Whether an answer has what the agent loops and rewards read of it; otherwise its server is broken
+or another program."""
 
 
 def _is_repeatable(result: ToolResult) -> bool:

@@ -45,7 +45,21 @@ class ToolResult:
 
 
 class ToolError(Exception):
-    """A tool call that brought no result."""
+    """A tool call that brought no result.
+
+    Args:
+        message: what went wrong.
+        tool: the tool that was called; empty where it is not known.
+        server: base URL of its server; likewise.
+    """
+
+    # No defaults on the class: Ray's copy of an error would find those first.
+    tool: str
+    server: str
+
+    def __init__(self, message: str = "", *, tool: str = "", server: str = "") -> None:
+        super().__init__(message)
+        self.tool, self.server = tool, server
 
 
 class ToolRejected(ToolError):

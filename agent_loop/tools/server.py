@@ -320,14 +320,18 @@ def serve(settings: ServerSettings, *, ready_file: Path | None = None) -> None:
     asyncio.run(_serve(app, settings, ready_file))
 
 
+def app_runner(app: web.Application) -> web.AppRunner:
+    """Runs the application so that a client that gave up frees its place in the sandbox."""
+    return web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
+    )
+
+
 async def _serve(app: web.Application, settings: ServerSettings, ready_file: Path | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    # A client that gave up frees its place in the sandbox.
-    runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
-    )
+    runner = app_runner(app)
     await runner.setup()
     try:
         site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)

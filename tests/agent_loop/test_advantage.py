@@ -1,15 +1,29 @@
 """State-masked GRPO against verl's GRPO and against its definition."""
 
+from urllib.parse import quote
+
 import numpy as np
 import pytest
+
+pytest.importorskip("verl.trainer.ppo.v1")  # our modules stand in the middle of its imports
+
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from agent_loop.advantage import compute_state_masked_grpo_advantage
 
-DR_GRPO = OmegaConf.create({"norm_adv_by_std_in_grpo": False})
+
+def algorithm(**own: object) -> DictConfig:
+    """verl's `algorithm` as the run config has it, with these settings of ours."""
+    follows = {"norm_by_std": "${algorithm.norm_adv_by_std_in_grpo}", "scale": None}
+    grpo = {"norm_adv_by_std_in_grpo": True, "state_masked_grpo": follows | own}
+    return OmegaConf.create({"algorithm": grpo}).algorithm
+
+
+def uid(source: str, draw: int = 0) -> str:
+    return f"{'0' * 32}.{draw}.{source}"
 
 
 def batch(rewards, valid, groups, length=4):
@@ -71,7 +85,79 @@ def test_a_group_of_equal_rewards_has_no_advantage(reward, size):
     assert advantages.abs().max() < 1e-8
 
 
-def test_dr_grpo_does_not_divide_by_the_std():
+def without_std() -> list[DictConfig]:
+    stock = algorithm()
+    stock.norm_adv_by_std_in_grpo = False
+    return [
+        algorithm(dr_grpo=True),
+        algorithm(norm_by_std=False),
+        stock,
+        OmegaConf.create({"norm_adv_by_std_in_grpo": False}),
+    ]
+
+
+@pytest.mark.parametrize("config", without_std())
+def test_where_it_is_told_so_it_does_not_divide_by_the_std(config: DictConfig):
     scores, mask, index = batch([1.0, 0.0], [True, True], ["g", "g"])
-    advantages, _ = compute_state_masked_grpo_advantage(scores, mask, index, config=DR_GRPO)
+    advantages, _ = compute_state_masked_grpo_advantage(scores, mask, index, config=config)
     assert advantages[:, 0].tolist() == [0.5, -0.5]
+
+
+@given(st.lists(st.integers(0, 16).map(lambda part: part / 16), min_size=4, max_size=12))
+def test_dr_grpo_is_verls_grpo_without_the_std(rewards):
+    from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
+
+    scores, mask, index = batch(
+        rewards, [True] * len(rewards), [i % 2 for i in range(len(rewards))]
+    )
+    ours, _ = compute_state_masked_grpo_advantage(
+        scores.clone(), mask, index, config=algorithm(dr_grpo=True)
+    )
+    theirs, _ = compute_grpo_outcome_advantage(
+        scores.clone(), mask, index, norm_adv_by_std_in_grpo=False
+    )
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+@given(
+    rewards=st.lists(st.floats(0, 1, width=32), min_size=9, max_size=9),
+    valid=st.lists(st.booleans(), min_size=9, max_size=9),
+    factor=st.sampled_from([0.25, 2.0]),
+    dr_grpo=st.booleans(),
+)
+def test_a_scale_multiplies_the_advantages_of_its_source_and_of_no_other(
+    rewards, valid, factor, dr_grpo
+):
+    sources = ["math", "nq", "a b_c/%.d"] * 3
+    scores, mask, _ = batch(rewards, valid, sources)
+    index = np.array([uid(quote(source, safe="").replace("_", "%5F")) for source in sources])
+    scale = {"a b_c/%.d": factor}
+    plain, _ = compute_state_masked_grpo_advantage(
+        scores, mask, index, config=algorithm(dr_grpo=dr_grpo)
+    )
+    scaled, _ = compute_state_masked_grpo_advantage(
+        scores, mask, index, config=algorithm(dr_grpo=dr_grpo, scale=scale)
+    )
+    factors = torch.tensor([scale.get(source, 1.0) for source in sources])
+    assert torch.allclose(scaled, plain * factors.unsqueeze(-1))
+
+
+def test_padding_is_in_no_group_and_names_no_source():
+    rows = batch(
+        [1.0, 0.0, 0.0, 0.0], [True, True, False, False], [uid("math")] * 2 + ["pad01"] * 2
+    )
+    advantages, _ = compute_state_masked_grpo_advantage(
+        *rows, config=algorithm(dr_grpo=True, scale={"math": 2.0})
+    )
+    assert advantages[:, 0].tolist() == [1.0, -1.0, 0.0, 0.0]
+
+
+def test_groups_of_several_sources_are_compared_within_themselves_whatever_their_order():
+    names = [uid("nq"), uid("math"), uid("math", 1)]
+    rewards = {names[0]: [1.0, 0.0], names[1]: [4.0, 2.0], names[2]: [7.0, 7.0]}
+    in_turn = [own[i] for i in range(2) for own in rewards.values()]
+    scores, mask, index = batch(in_turn, [True] * 6, names * 2)
+    advantages, _ = compute_state_masked_grpo_advantage(
+        scores, mask, index, config=algorithm(dr_grpo=True)
+    )
+    assert advantages[:, 0].tolist() == [0.5, 1.0, 0.0, -0.5, -1.0, 0.0]

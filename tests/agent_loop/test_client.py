@@ -1,12 +1,14 @@
 """The tool client against a real server that misbehaves."""
 
 import asyncio
+import pickle
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from agent_loop.tools.client import (
     BREAKER_FAILURES,
@@ -15,9 +17,10 @@ from agent_loop.tools.client import (
     ToolClient,
     shared_client,
 )
-from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolUnavailable
+from agent_loop.tools.protocol import ToolCall, ToolError, ToolRejected, ToolResult, ToolUnavailable
 from config.schema import MixedConfig, SourceConfig, ToolConfig
-from rate_limit.file_limiter import LimiterTimeout
+from rate_limit.file_limiter import FileRateLimiter, LimiterTimeout
+from rate_limit.slots import FileSlots
 from tests.fakes.tool_server import running
 
 CALL = ToolCall(tool="calculate", payload={"expression": "1+1"})
@@ -196,7 +199,7 @@ async def test_a_sandbox_that_failed_under_http_200_is_a_fault_and_not_a_verdict
 async def test_a_run_that_timed_out_is_run_again_and_one_that_ended_is_not():
     call = ToolCall(tool="run_code", payload={"code": "1"})
     late = {"status": "Failed", "run_result": {"status": "TimeLimitExceeded"}}
-    done = {"status": "Success", "run_result": {"status": "Finished"}}
+    done = {"status": "Success", "run_result": {"status": "Finished", "stdout": ""}}
     async with running([late, done]) as server, client(server.url) as tools:
         bodies = [(await tools.call(call)).body for _ in range(3)]
     assert bodies == [late, done, done]
@@ -359,3 +362,193 @@ async def test_the_breaker_opens_after_failures_in_a_row_and_closes_with_an_answ
         clock.now += BREAKER_OPEN_S
         assert (await tools.call(CALL)).body == GOOD
         assert (await tools.call(CALL)).body == GOOD
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - files and processes set no event
+        await asyncio.sleep(0)
+
+
+async def cancelled(*calls: "asyncio.Task[ToolResult]") -> None:
+    """Cancel calls and see them leave."""
+    for call in calls:
+        call.cancel()
+    await asyncio.wait(calls)
+    assert all(call.cancelled() for call in calls)
+
+
+async def test_a_cancelled_call_hangs_up_and_leaves_its_slot_to_another(tmp_path):
+    slots = FileSlots(tmp_path / "slots", 1)
+    async with (
+        running(["hang", GOOD]) as server,
+        client(server.url, slots=slots) as tools,
+    ):
+        call = asyncio.create_task(tools.call(CALL))
+        await server.hangs.wait()
+        assert slots.in_use() == 1
+        await cancelled(call)
+        assert slots.in_use() == 0
+        await server.hung_up.wait()
+        again = await tools.call(CALL)
+    assert (again.body, again.cached) == (GOOD, False)
+
+
+async def test_a_cancelled_call_leaves_its_place_in_the_line_for_a_slot(tmp_path):
+    slots = FileSlots(tmp_path / "slots", 1)
+    async with (
+        running(["hang", GOOD]) as server,
+        client(server.url, slots=slots, cache_size=0) as tools,
+    ):
+        holder, first, second = (asyncio.create_task(tools.call(CALL)) for _ in range(3))
+        await server.hangs.wait()
+        await until(lambda: slots.waiting() == 1)
+        await cancelled(first)
+        await cancelled(holder)
+        assert (await second).body == GOOD
+        assert (slots.waiting(), slots.in_use()) == (0, 0)
+
+
+async def test_a_cancelled_call_gives_back_its_place_in_the_limiter(tmp_path):
+    limiter = FileRateLimiter(tmp_path / "rate_limit.state", per_minute=2, burst=1)
+    async with (
+        running([GOOD]) as server,
+        client(server.url, limiter=limiter, timeout_s=1000.0) as tools,
+    ):
+        await tools.call(CALL)
+        call = asyncio.create_task(tools.call(ToolCall(tool="calculate", payload={})))
+        await until(lambda: limiter.snapshot().waiting == 1)
+        await cancelled(call)
+        assert (limiter.snapshot().waiting, limiter.abandoned) == (0, 0)
+    assert len(server.seen) == 1
+
+
+async def test_one_of_two_joined_callers_may_leave_and_the_last_one_hangs_up():
+    async with running(["hang"]) as server, client(server.url) as tools:
+        first, second, third = (asyncio.create_task(tools.call(CALL)) for _ in range(3))
+        await server.hangs.wait()
+        await cancelled(first)
+        assert server.hangs.is_set()
+        await cancelled(second, third)
+        await server.hung_up.wait()
+        assert len(server.seen) == tools.stats["requests"] == 1
+
+
+async def test_a_joined_caller_gets_the_answer_that_the_first_one_left():
+    answers = asyncio.Event()
+
+    class SlowLimiter(RecordingLimiter):
+        async def acquire_async(
+            self, n: int = 1, timeout_s: float | None = None, source: str = ""
+        ) -> float:
+            await super().acquire_async(n, timeout_s, source)
+            await answers.wait()
+            return 0.0
+
+    limiter = SlowLimiter()
+    async with running([GOOD]) as server, client(server.url, limiter=limiter) as tools:
+        first, second = (asyncio.create_task(tools.call(CALL)) for _ in range(2))
+        await until(lambda: tools.stats["calls"] == 2 and limiter.acquired == 1)
+        await cancelled(first)
+        answers.set()
+        result = await second
+    assert (result.body, result.cached, len(server.seen)) == (GOOD, True, 1)
+
+
+@pytest.mark.parametrize(
+    ("tool", "body"),
+    [
+        ("retrieve", {}),
+        ("retrieve", {"result": None}),
+        ("retrieve", {"result": []}),
+        ("retrieve", {"result": [None]}),
+        ("retrieve", {"result": [["a passage"]]}),
+        ("retrieve", {"result": [[{"id": "0", "contents": "a document without a score"}]]}),
+        ("retrieve", {"result": [[{"document": {"id": "0"}, "score": 1.0}]]}),
+        ("run_code", {}),
+        ("run_code", {"status": None, "run_result": None}),
+        ("run_code", {"status": "Failed", "run_result": "no object"}),
+        ("run_code", {"status": "Success", "run_result": None}),
+        ("run_code", {"status": "Success", "run_result": {"status": "Finished"}}),
+        ("calculate", {}),
+        ("calculate", {"value": 2}),
+    ],
+    ids=str,
+)
+async def test_an_answer_of_another_kind_is_a_fault_of_the_server(tool, body):
+    call = ToolCall(tool=tool, payload={})
+    async with running([body]) as server, client(server.url, max_retries=1) as tools:
+        with pytest.raises(ToolUnavailable, match=f"2 attempts.*not one of /{tool}"):
+            await tools.call(call)
+    assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("tool", "body"),
+    [
+        ("retrieve", {"result": [[]]}),
+        ("retrieve", {"result": [[{"document": {"contents": "x"}, "score": 1.0}], []]}),
+        ("run_code", {"status": "Success", "run_result": {"stdout": ""}}),
+        ("run_code", {"status": "Failed", "run_result": None, "message": "no compiler"}),
+        ("run_code", {"status": "Failed"}),
+        ("calculate", {"error": "division by zero"}),
+        ("a_tool_we_do_not_know", {}),
+    ],
+    ids=str,
+)
+async def test_an_answer_that_the_loops_can_read_is_taken(tool, body):
+    async with running([body]) as server, client(server.url) as tools:
+        assert (await tools.call(ToolCall(tool=tool, payload={}))).body == body
+
+
+@pytest.mark.parametrize(
+    ("script", "timeout_s", "kind", "said"),
+    [
+        ([400], 30.0, ToolRejected, "HTTP 400"),
+        ([503], 30.0, ToolUnavailable, "attempts"),
+        (["hang"], 0.05, ToolUnavailable, "health"),
+    ],
+    ids=str,
+)
+async def test_an_error_tells_which_tool_failed_where(script, timeout_s, kind, said):
+    async with running(script) as server, client(server.url, timeout_s=timeout_s) as tools:
+        with pytest.raises(kind, match=said) as raised:
+            await tools.call(CALL)
+    assert (raised.value.tool, raised.value.server) == ("calculate", server.url)
+
+
+async def test_calls_that_were_never_made_tell_their_tool_and_server_too():
+    class Full(RecordingLimiter):
+        async def acquire_async(
+            self, n: int = 1, timeout_s: float | None = None, source: str = ""
+        ) -> float:
+            raise LimiterTimeout("the wait is 99 s")
+
+    async with running([503]) as server:
+        async with client(server.url, limiter=Full()) as tools:
+            with pytest.raises(ToolUnavailable, match="no place") as no_place:
+                await tools.call(CALL)
+        async with client(server.url, max_retries=0) as tools:
+            for _ in range(BREAKER_FAILURES):
+                with pytest.raises(ToolUnavailable):
+                    await tools.call(CALL)
+            with pytest.raises(ToolUnavailable, match="not calling") as broken:
+                await tools.call(CALL)
+    for raised in (no_place, broken):
+        assert (raised.value.tool, raised.value.server) == ("calculate", server.url)
+
+
+@pytest.mark.parametrize("kind", [ToolError, ToolRejected, ToolUnavailable])
+def test_an_error_keeps_what_it_tells_when_it_is_pickled(kind):
+    error = kind("no answer", tool="run_code", server="http://127.0.0.1:9")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (kind, "no answer")
+    assert (again.tool, again.server) == ("run_code", "http://127.0.0.1:9")
+    plain = pickle.loads(pickle.dumps(kind("no answer")))
+    assert (str(plain), plain.tool, plain.server) == ("no answer", "", "")
+
+
+def test_an_error_that_ray_carried_tells_the_same():
+    error = ToolUnavailable("no answer", tool="run_code", server="http://127.0.0.1:9")
+    carried = RayTaskError("call", "traceback", error).as_instanceof_cause()
+    assert isinstance(carried, ToolUnavailable)
+    assert (carried.tool, carried.server) == ("run_code", "http://127.0.0.1:9")

@@ -1,10 +1,26 @@
 """The CPU decoder against the model asked directly, one sequence at a time."""
 
+import asyncio
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from agent_loop.cpu.decoder import BatchDecoder, Request, Sampling, process_logits
+from agent_loop.cpu.decoder import (
+    AsyncDecoder,
+    BatchDecoder,
+    Request,
+    Sampling,
+    StopStrings,
+    process_logits,
+)
+from agent_loop.cpu.rollout import HFServer
 
 EOS = 1
 
@@ -114,3 +130,265 @@ def test_top_k_and_top_p_leave_only_the_likeliest_tokens_and_a_distribution():
 def test_a_sampling_parameter_out_of_range_is_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Sampling(**{"max_tokens": 5, **wrong})
+
+
+def byte_level_bpe() -> Tokenizer:
+    """A tokenizer of bytes whose merges cross words, tags and characters of several bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    text = ["</a>\n<b>é€</b>", "a></a> 😀é<", "€€b>\n</a>😀😁", "b é</ab><a>"] * 4
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|end|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(text, trainer)
+    return tokenizer
+
+
+BPE = byte_level_bpe()
+MERGES = range(257, BPE.get_vocab_size())
+UNKNOWN = range(BPE.get_vocab_size(), BPE.get_vocab_size() + 3)  # a model's vocabulary is padded
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    return BPE.decode(list(token_ids), skip_special_tokens=False)
+
+
+def byte_ids(text: str) -> list[int]:
+    """A text as one token a byte."""
+    vocabulary = BPE.get_vocab()
+    [(written, _)] = pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(text)
+    return [vocabulary[character] for character in written]
+
+
+STOPS = st.text("<>/ab é€😀\n|", min_size=1, max_size=5)
+
+
+@st.composite
+def ids_and_stops(draw: st.DrawFn) -> tuple[list[int], list[str]]:
+    """Random tokens, with the stop strings cut into tokens in several ways among them."""
+    stops = draw(st.lists(STOPS, min_size=1, max_size=3))
+    texts = st.sampled_from(stops).flatmap(
+        lambda stop: st.sampled_from([stop, "a" + stop, stop + "a", stop[1:], stop[:-1]])
+    )
+    pieces = st.one_of(
+        st.lists(st.integers(0, UNKNOWN[-1]), min_size=1, max_size=3),
+        st.lists(st.sampled_from(MERGES), min_size=1, max_size=4),
+        st.lists(st.sampled_from(UNKNOWN), min_size=1, max_size=12),
+        texts.filter(bool).map(byte_ids),
+        texts.filter(bool).map(byte_ids).map(lambda ids: ids[1:]),
+        texts.map(lambda text: BPE.encode(text).ids),
+    )
+    chosen = draw(st.lists(pieces, min_size=1, max_size=8))
+    return [token_id for piece in chosen for token_id in piece], stops
+
+
+def first_stop(stops: Callable[[Sequence[int]], bool], token_ids: list[int]) -> int | None:
+    """After how many tokens decoding stops."""
+    return next((n for n in range(1, len(token_ids) + 1) if stops(token_ids[:n])), None)
+
+
+@given(ids_and_stops())
+def test_a_stop_string_is_seen_where_decoding_all_after_every_token_sees_it(drawn):
+    token_ids, stop = drawn
+    strings = StopStrings(decode)
+    expected = first_stop(lambda ids: any(text in decode(ids) for text in stop), token_ids)
+    assert first_stop(lambda ids: strings.completed(ids, stop), token_ids) == expected
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "stop"),
+    [
+        (byte_ids("ab</a>"), "</a>"),
+        ([*byte_ids("a<"), *UNKNOWN, *UNKNOWN, *UNKNOWN, *byte_ids("b")], "<b"),
+        (byte_ids("x😀"), "x😀"),
+        (byte_ids("€é"), "€é"),
+        ([*byte_ids("é")[1:], *byte_ids("<")], "<"),
+        ([BPE.token_to_id("<|end|>")], "|end"),
+    ],
+    ids=["bytes", "tokens without text", "emoji", "two", "half a character first", "special"],
+)
+def test_a_stop_string_over_several_tokens_ends_with_the_last_one(token_ids, stop):
+    strings = StopStrings(decode)
+    assert first_stop(lambda ids: strings.completed(ids, [stop]), token_ids) == len(token_ids)
+
+
+def test_a_token_that_goes_on_after_the_stop_string_completes_it():
+    token_id = next(i for i in MERGES if decode([i]).find(">") in range(len(decode([i])) - 1))
+    before, after = decode([token_id]).split(">", 1)
+    ids = byte_ids("a</a")
+    stop = f"</a{before}>"
+    assert after and StopStrings(decode).completed([*ids, token_id], [stop])
+
+
+@pytest.mark.parametrize("stop", [" b", "a ", " ", "ab b"])
+def test_a_leading_space_that_a_tokenizer_drops_is_not_missed(stop):
+    vocabulary = {"a": 0, "b": 1, "\u2581": 2, "\u2581b": 3}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.decoder = decoders.Metaspace()
+    token_ids = [2, 0, 0, 0, 1, 2, 1, 0, 3, 0]
+    assert tokenizer.decode(token_ids) == "aaab ba ba"
+    strings = StopStrings(tokenizer.decode)
+    expected = first_stop(lambda ids: stop in tokenizer.decode(ids), token_ids)
+    assert expected is not None
+    assert first_stop(lambda ids: strings.completed(ids, [stop]), token_ids) == expected
+
+
+def test_looking_for_stop_strings_decodes_little():
+    decoded: list[int] = []
+
+    def counted(token_ids: Sequence[int]) -> str:
+        decoded.append(len(token_ids))
+        return decode(token_ids)
+
+    strings = StopStrings(counted)
+    ids = byte_ids("a b é€ " * 200)
+    assert first_stop(lambda seen: strings.completed(seen, ["</search>"]), ids) is None
+    assert decoded == [2] * len(set(ids))  # each token once, and never a window
+    decoded.clear()
+    ids = byte_ids("a b> " * 200)
+    assert first_stop(lambda seen: strings.completed(seen, ["</search>"]), ids) is None
+    assert len(decoded) == 200 + 1  # the windows, and the new token
+    assert max(decoded) == len("</search>") + 1
+
+
+def letters(token_ids: Sequence[int]) -> str:
+    """A character a token, for the vocabulary of the small model."""
+    return "".join(chr(ord("0") + token_id) for token_id in token_ids)
+
+
+def stopping(model: Qwen3ForCausalLM) -> BatchDecoder:
+    return BatchDecoder(model, eos_token_ids=[], pad_token_id=0, seed=0, decode=letters)
+
+
+def test_a_stop_string_ends_its_request_and_stays_in_it_and_the_prompt_does_not_count(model):
+    free = Request(prompt_ids=[3, 4], sampling=Sampling(max_tokens=10, seed=1))
+    run(stopping(model), [[free]])
+    text = letters(free.token_ids)
+    stop = text[3:6]
+    prompt = [3, 4]
+    across = letters(prompt[-1:]) + text[0]
+    stopped, budgeted, crossing = (
+        Request(prompt_ids=prompt, sampling=Sampling(max_tokens=most, seed=1, stop=texts))
+        for most, texts in [(10, ("never", stop)), (6, (stop,)), (10, (across, letters(prompt)))]
+    )
+    run(stopping(model), [[stopped], [budgeted, crossing]])
+    end = text.index(stop) + 3
+    assert stopped.token_ids == free.token_ids[:end]
+    assert (stopped.stop_reason, len(stopped.log_probs)) == ("completed", end)
+    assert (budgeted.token_ids, budgeted.stop_reason) == (free.token_ids[:6], "completed")
+    assert across not in text and letters(prompt) not in text
+    assert (crossing.token_ids, crossing.stop_reason) == (free.token_ids, "length")
+
+
+async def test_stop_strings_without_texts_are_refused_and_harm_no_other_request(model):
+    wants = Request(prompt_ids=[3], sampling=Sampling(max_tokens=2, stop=("</a>",)))
+    other = Request(prompt_ids=[3], sampling=Sampling(max_tokens=2))
+    engine = AsyncDecoder(decoder(model))
+    refused, decoded = await asyncio.gather(
+        engine.generate(wants), engine.generate(other), return_exceptions=True
+    )
+    assert isinstance(refused, ValueError) and "</a>" in str(refused)
+    assert decoded is other and other.stop_reason is not None
+    with pytest.raises(ValueError, match="stop="):
+        decoder(model).admit([wants])
+
+
+@pytest.mark.parametrize("stop", [("",), ("a", "\ufffd"), (7,)], ids=repr)
+def test_a_stop_string_that_is_no_text_is_refused(stop):
+    with pytest.raises(ValueError, match="stop="):
+        Sampling(max_tokens=5, stop=stop)
+
+
+def server() -> HFServer:
+    """The rollout server without its model and its actor."""
+    server: Any = HFServer.__new__(HFServer)
+    server.config = SimpleNamespace()
+    server.model_config = SimpleNamespace(tokenizer=PreTrainedTokenizerFast(tokenizer_object=BPE))
+    return server
+
+
+@pytest.mark.parametrize(
+    ("params", "stop"),
+    [
+        ({}, ()),
+        ({"stop": None}, ()),
+        ({"stop": "</a>", "include_stop_str_in_output": False}, ("</a>",)),
+        ({"stop": ["</a>", "</b>"], "include_stop_str_in_output": True}, ("</a>", "</b>")),
+    ],
+    ids=repr,
+)
+def test_the_server_takes_stop_as_vllm_does(params: dict[str, Any], stop):
+    assert server()._sampling({"max_tokens": 3, **params}, prompt_length=1).stop == stop
+
+
+def test_the_server_decodes_every_token_as_it_is():
+    text = "a <|end|> b , c é€"
+    assert server()._decode(BPE.encode(text).ids) == text
+
+
+async def cancelled(task: "asyncio.Task[Request]") -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+def long_request() -> Request:
+    return Request(prompt_ids=[3, 4], sampling=Sampling(max_tokens=2000))
+
+
+async def decoding(engine: AsyncDecoder, request: Request) -> "asyncio.Task[Request]":
+    """A request under way, of which some tokens are there."""
+    task = asyncio.create_task(engine.generate(request))
+    while len(request.token_ids) < 3:
+        await engine.run(lambda: None)
+    return task
+
+
+async def test_a_cancelled_request_is_dropped_at_the_next_step(model):
+    decoder = stopping(model)
+    engine = AsyncDecoder(decoder)
+    gone, stays = long_request(), Request(prompt_ids=[5], sampling=Sampling(max_tokens=40, seed=3))
+    task = await decoding(engine, gone)
+    other = asyncio.create_task(engine.generate(stays))
+    while not stays.token_ids:
+        await engine.run(lambda: None)
+    await cancelled(task)
+    tokens = len(gone.token_ids)
+    await other
+    assert len(gone.token_ids) <= tokens + 1  # of the step that was under way
+    assert (len(stays.token_ids), len(decoder)) == (40, 0)
+    assert stays.log_probs == pytest.approx(log_probs_of(model, stays), abs=1e-5)
+
+
+async def test_the_last_request_cancelled_leaves_the_decoder_empty_and_able(model):
+    decoder = stopping(model)
+    engine = AsyncDecoder(decoder)
+    request = long_request()
+    await cancelled(await decoding(engine, request))
+    pump = engine._pump
+    assert pump is not None
+    await pump
+    assert len(decoder) == 0 and len(request.token_ids) < 2000
+    again = Request(prompt_ids=[5], sampling=Sampling(max_tokens=4))
+    assert await engine.generate(again) is again
+
+
+async def test_a_cancelled_request_makes_room_and_one_that_waited_is_never_begun(model):
+    engine = AsyncDecoder(stopping(model), max_requests=1)
+    running, waiting, last = (
+        long_request(),
+        long_request(),
+        Request(prompt_ids=[5], sampling=Sampling(max_tokens=4)),
+    )
+    task = await decoding(engine, running)
+    never = asyncio.create_task(engine.generate(waiting))
+    after = asyncio.create_task(engine.generate(last))
+    await engine.run(lambda: None)
+    await cancelled(never)
+    await cancelled(task)
+    assert len((await after).token_ids) == 4
+    assert waiting.token_ids == [] and len(running.token_ids) < 2000

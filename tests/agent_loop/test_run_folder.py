@@ -14,7 +14,9 @@ from agent_loop.source_metrics import (
 )
 
 
-def trajectory(source, uid, acc, *, stop="answered", calls=1, refused=0, mask=(1, 0, 1, 1)):
+def trajectory(
+    source, uid, acc, *, stop="answered", calls=1, refused=0, mask=(1, 0, 1, 1), error=None
+):
     return TrainedTrajectory(
         key=f"{uid}_0_0",
         uid=uid,
@@ -29,11 +31,18 @@ def trajectory(source, uid, acc, *, stop="answered", calls=1, refused=0, mask=(1
         log_probs=[0.0] * len(mask),
         record={
             "stop_reason": stop,
-            "turns": 2,
-            "tool_calls": calls,
-            "tool_rejections": refused,
-            "tool_latency_s": [0.1] * calls,
-            "limiter_wait_s": [0.0] * calls,
+            "fault_tool": "" if stop != "infra_error" else "loop" if error else "search",
+            "loop_error": error,
+            "turns": [{}, {}],
+            "calls": [
+                {
+                    "status": "rejected" if number < refused else "ok",
+                    "tool": "",
+                    "latency_s": 0.1,
+                    "limiter_wait_s": 0.2,
+                }
+                for number in range(calls)
+            ],
         },
     )
 
@@ -45,18 +54,30 @@ def test_each_source_has_its_own_numbers():
             trajectory("nq", "a", 1.0),
             trajectory("nq", "b", 0.0),
             trajectory("nq", "b", 1.0, stop="infra_error", calls=2, refused=1),
-            trajectory("math", "c", 0.0, stop="response_budget"),
+            trajectory("math", "c", 0.0, stop="response_budget", calls=0),
+            trajectory("math", "c", 0.0, stop="infra_error", calls=0, error="Traceback"),
         ]
     )
     assert metrics["mixed/nq/count"] == 2
-    assert metrics["mixed/nq/pass_rate"] == 0.75
+    assert metrics["mixed/nq/pass_rate"] == pytest.approx(2 / 3)
     assert metrics["mixed/nq/solved_all"] == 0.5
-    assert metrics["mixed/nq/solved_none"] == 0
+    assert metrics["mixed/nq/solved_none"] == 0.5
+    assert metrics["mixed/nq/zero_variance"] == 0.5
+    assert metrics["mixed/nq/too_small"] == 0.5
+    assert metrics["mixed/nq/turns/mean"] == 2
     assert metrics["mixed/nq/infra_error_rate"] == 0.25
+    assert metrics["mixed/nq/loop_error_rate"] == 0
+    assert metrics["mixed/nq/infra_errors/search"] == 1
+    assert metrics["mixed/nq/tool_calls/mean"] == 1.25
     assert metrics["mixed/nq/tool_error_rate"] == 0.2
+    assert metrics["mixed/nq/tool_latency_s/p50"] == pytest.approx(0.1)
+    assert metrics["mixed/nq/limiter_wait_s/mean"] == pytest.approx(0.2)
     assert metrics["mixed/nq/masked_fraction"] == 0.25
     assert metrics["mixed/math/solved_none"] == 1
-    assert metrics["mixed/math/truncated_rate"] == 1
+    assert metrics["mixed/math/truncated_rate"] == 0.5
+    assert metrics["mixed/math/loop_error_rate"] == 0.5
+    assert metrics["mixed/math/infra_error_rate"] == 0
+    assert metrics["mixed/math/tool_error_rate"] == 0
 
 
 def test_ratio_error_is_the_largest_difference_in_prompts():
@@ -65,11 +86,15 @@ def test_ratio_error_is_the_largest_difference_in_prompts():
     assert ratio_error({"nq": 2, "taco": 1}, trained) == 1
 
 
-def test_validation_is_counted_per_source():
-    metrics = validation_metrics(["nq", "math", "nq"], [1.0, 0.5, 0.0], [1.0, 0.0, 0.0])
+def test_validation_is_counted_per_source_and_without_what_was_lost():
+    metrics = validation_metrics(
+        ["nq", "math", "nq", "nq"], [1.0, 0.5, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [False] * 3 + [True]
+    )
     assert metrics["mixed/nq/val/reward/mean"] == 0.5
+    assert metrics["mixed/nq/val/pass_rate"] == 0.5
     assert metrics["mixed/math/val/pass_rate"] == 0
     assert metrics["mixed/nq/val/count"] == 2
+    assert metrics["mixed/nq/val/infra_error_rate"] == pytest.approx(1 / 3)
 
 
 def test_a_line_torn_by_a_kill_is_dropped_on_rewind(tmp_path):

@@ -1,14 +1,18 @@
 """The tool server over real HTTP, with the real sandbox and a real index."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
 import aiohttp
+import psutil
 import pytest
 from aiohttp import web
 
+from agent_loop.tools.client import ToolClient
+from agent_loop.tools.protocol import run_code_call
 from agent_loop.tools.sandbox import (
     Limits,
     RunResult,
@@ -16,8 +20,9 @@ from agent_loop.tools.sandbox import (
     SandboxUnavailable,
     choose_sandbox,
 )
-from agent_loop.tools.server import SANDBOX, SANDBOX_FAULT, ServerSettings, create_app
+from agent_loop.tools.server import SANDBOX, SANDBOX_FAULT, ServerSettings, app_runner, create_app
 from rate_limit.file_limiter import FileRateLimiter
+from rate_limit.slots import FileSlots
 
 CORPUS = [
     {"id": "0", "contents": '"Sapphire Bridge"\nA book by Lukas Barrow.'},
@@ -34,7 +39,7 @@ def app_settings(tmp_path_factory) -> ServerSettings:
 
 
 async def serve(app: web.Application) -> AsyncIterator[str]:
-    runner = web.AppRunner(app)
+    runner = app_runner(app)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -94,6 +99,50 @@ async def test_the_models_own_mistakes_are_failed_runs(url, code, status, said):
     assert body["status"] == "Failed"
     assert body["run_result"]["status"] == status
     assert said in body["run_result"]["stderr"]
+
+
+def is_at_work(process: psutil.Process) -> bool:
+    """Whether it has run for longer than an interpreter needs to start."""
+    try:
+        return process.cpu_times().user > 0.3
+    except psutil.NoSuchProcess:
+        return False
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def test_a_call_that_is_cancelled_kills_its_program_and_frees_all_places(
+    app_settings, tmp_path
+):
+    slots = FileSlots(tmp_path / "slots", 1)
+    app = create_app(app_settings.model_copy(update={"sandbox_workers": 1}))
+    before = psutil.Process().children()
+    for_ever = run_code_call("while True: pass", "")
+    for_ever.payload["run_timeout"] = 60
+    async for address in serve(app):
+        async with ToolClient(address, limiter=None, slots=slots, timeout_s=1000.0) as tools:
+            call = asyncio.create_task(tools.call(for_ever))
+            program: list[psutil.Process] = []
+            while not any(map(is_at_work, program)):
+                await asyncio.sleep(0)
+                children = psutil.Process().children(recursive=True)
+                program = [process for process in children if process not in before]
+            assert slots.in_use() == 1
+            call.cancel()
+            await asyncio.wait([call])
+            assert call.cancelled() and slots.in_use() == 0
+            while any(map(lives, program)):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            again = await tools.call(run_code_call("print(1)", ""))
+            assert again.body["run_result"]["stdout"] == "1\n"
+            async with aiohttp.ClientSession() as session:
+                metrics = await (await session.get(f"{address}/metrics")).text()
+        assert 'tool_requests_total{status="499",tool="run_code"} 1.0' in metrics
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,24 @@
 """Turns: what ends a trajectory, what the mask says, and how much room a result may take."""
 
-import asyncio
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.mask_audit import mask_problems
+from agent_loop.observation_style import InlineStyle
 from agent_loop.tags import ActionKind, Tags
 from agent_loop.trajectory import StopReason
-from agent_loop.turn_loop import Budget, Generated, Rollout, fit_result, record_of, run_turns
+from agent_loop.turn_loop import Budget, Rollout, run_turns
 from config.schema import ToolConfig
-from tests.fakes.engine import CharTokenizer, ScriptedGenerate, TableEnvironment
+from tests.fakes.engine import CharTokenizer, ScriptedGenerate, TableEnvironment, line_of
 
 CONFIG = ToolConfig(server_url="http://127.0.0.1:1")
 TAGS = Tags.from_config(CONFIG, (ActionKind.CODE, ActionKind.ANSWER))
 FILLER = 0
+
+
+def style_of(codec: CharTokenizer) -> InlineStyle:
+    return InlineStyle(codec, CONFIG.start_state_marker, CONFIG.end_state_marker)
 
 
 async def play(
@@ -31,7 +34,8 @@ async def play(
         prompt_ids=codec.encode("Q"),
         generate=generate,
         environment=environment,
-        tags=TAGS,
+        language=TAGS,
+        style=style_of(codec),
         codec=codec,
         budget=Budget(**{"max_turns": 3, "response_length": 400, **limits}),  # pyright: ignore
         filler_id=FILLER,
@@ -67,7 +71,7 @@ async def test_tokens_after_the_closing_tag_are_dropped_before_the_result_is_app
     )
     assert "and so on" not in masked_text(rollout, 1)
     assert "trailing" not in masked_text(rollout, 1)
-    assert mask_problems(as_line(rollout)) == []
+    assert mask_problems(line_of(rollout)) == []
 
 
 async def test_an_answer_printed_by_a_tool_is_no_answer():
@@ -82,27 +86,6 @@ async def test_a_dead_tool_ends_the_trajectory_without_gradient():
     assert rollout.fault is not None and "ToolUnavailable" in rollout.fault
     assert set(rollout.trajectory.response_mask) == {0}
     assert set(rollout.trajectory.log_probs) == {0.0}
-
-
-async def test_an_engine_that_never_answers_ends_at_the_deadline_with_one_filler_token():
-    async def silent(
-        prompt_ids: list[int], *, max_tokens: int, stop_token_ids: list[int]
-    ) -> Generated:
-        await asyncio.Event().wait()
-        raise AssertionError("unreachable")
-
-    rollout = await run_turns(
-        prompt_ids=[1],
-        generate=silent,
-        environment=TableEnvironment({}),
-        tags=TAGS,
-        codec=CharTokenizer(),
-        budget=Budget(max_turns=2, response_length=50, timeout_s=0.01),
-        filler_id=FILLER,
-    )
-    assert rollout.stop_reason is StopReason.DEADLINE
-    assert rollout.trajectory.response_ids == [FILLER]
-    assert rollout.trajectory.response_mask == [0]
 
 
 async def test_the_last_turn_runs_no_tool_since_nobody_would_read_its_result():
@@ -133,13 +116,14 @@ async def test_closing_tags_of_one_token_stop_the_engine_itself():
         prompt_ids=[1],
         generate=generate,
         environment=TableEnvironment({"a": "c"}),
-        tags=TAGS,
+        language=TAGS,
+        style=style_of(codec),
         codec=codec,
         budget=Budget(max_turns=3, response_length=200),
         filler_id=FILLER,
     )
     assert rollout.answer == "b"
-    assert codec.decode(rollout.engine_turns[0]) == "<code>a</code>"
+    assert codec.decode(rollout.trajectory.engine_turns[0]) == "<code>a</code>"
 
 
 @given(
@@ -147,15 +131,17 @@ async def test_closing_tags_of_one_token_stop_the_engine_itself():
     room=st.integers(0, 120),
     wide=st.lists(st.sampled_from(["ab", "<information>", "..."]), unique=True),
 )
-def test_a_fitted_result_never_takes_more_than_its_room_and_keeps_its_markers(text, room, wide):
+async def test_a_fitted_result_never_takes_more_than_its_room_and_keeps_its_markers(
+    text, room, wide
+):
     codec = CharTokenizer(wide)
-    fitted = fit_result(text, TAGS, codec, room)
+    fitted = await style_of(codec).show("", [text], [], room)
     if fitted is None:
         assert room < len(codec.encode("<information>...</information>"))
         return
-    ids, shown = fitted
-    assert len(ids) <= room
-    assert codec.decode(ids) == shown
+    shown = fitted.text
+    assert len(fitted.token_ids) <= room
+    assert codec.decode(fitted.token_ids) == shown
     assert shown.startswith("<information>") and shown.endswith("</information>")
 
 
@@ -185,12 +171,13 @@ async def test_whatever_the_model_says_every_mask_bit_is_accounted_for(
         prompt_ids=[7],
         generate=ScriptedGenerate(codec, turns),
         environment=Answering({}),
-        tags=TAGS,
+        language=TAGS,
+        style=style_of(codec),
         codec=codec,
         budget=Budget(max_turns=max_turns, response_length=response_length, answer_reserve=4),
         filler_id=FILLER,
     )
-    assert mask_problems(as_line(rollout)) == []
+    assert mask_problems(line_of(rollout)) == []
     assert 1 <= len(rollout.trajectory) <= response_length
     if rollout.answer is not None:
         model_text = codec.decode(
@@ -208,17 +195,7 @@ async def test_whatever_the_model_says_every_mask_bit_is_accounted_for(
 @pytest.mark.parametrize("field", ["response_mask", "log_probs", "response_ids"])
 async def test_the_mask_audit_notices_a_changed_token_mask_or_log_prob(field):
     rollout, _, _ = await play(["<code>1+1</code>", "<answer>2</answer>"], {"1+1": "2"})
-    line = as_line(rollout)
+    line = line_of(rollout)
     at = line["response_mask"].index(0) if field != "response_ids" else 3
     line[field][at] = 1 - line[field][at] if field != "response_ids" else 99
     assert mask_problems(line)
-
-
-def as_line(rollout: Rollout) -> dict:
-    trajectory = rollout.trajectory
-    return {
-        "response_ids": list(trajectory.response_ids),
-        "response_mask": list(trajectory.response_mask),
-        "log_probs": list(trajectory.log_probs),
-        **record_of(rollout),
-    }

@@ -363,3 +363,50 @@ def test_a_shared_limiter_is_one_file_for_workers_in_any_folder(run_environ: Run
     assert at(make_plan([], run_environ).config, key) is None
     here = str(Path("common.state").absolute())
     assert at(make_plan([f"{key}=common.state"], run_environ).config, key) == here
+
+
+def test_dr_grpo_with_the_loss_it_needs_and_a_scale_are_no_problem(run_environ: RunEnviron) -> None:
+    dr_grpo = (
+        "algorithm.state_masked_grpo.dr_grpo=true",
+        "algorithm.state_masked_grpo.scale={math: 0.5}",
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",
+        "actor_rollout_ref.actor.loss_scale_factor=160",
+    )
+
+    assert problems_of(run_environ, *dr_grpo) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["+algorithm.state_masked_grpo.scales=1"], ["algorithm.state_masked_grpo.scales: Extra"]),
+        (
+            ["algorithm.state_masked_grpo.scale={maths: 2, math: 0}"],
+            [
+                "state_masked_grpo.scale.math: Input should be greater",
+                "scale.maths: no such source",
+            ],
+        ),
+        (
+            ["algorithm.state_masked_grpo.dr_grpo=true"],
+            ["dr_grpo=True with actor_rollout_ref.actor.loss_agg_mode='token-mean'"],
+        ),
+        (
+            ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
+            ["actor_rollout_ref.actor.loss_scale_factor=None"],
+        ),
+    ],
+)
+def test_an_advantage_that_its_loss_does_not_match_is_named(
+    run_environ: RunEnviron, overrides: list[str], words: list[str]
+) -> None:
+    found = problems_of(run_environ, *overrides)
+
+    assert len(found) == len(words)
+    assert all(word in problem for word, problem in zip(words, found, strict=True)), found
+
+
+def test_the_advantage_divides_by_the_std_where_verl_says_so(run_environ: RunEnviron) -> None:
+    for value in ("true", "false"):
+        plan = make_plan([f"algorithm.norm_adv_by_std_in_grpo={value}"], run_environ)
+        assert at(plan.config, "algorithm.state_masked_grpo.norm_by_std") is (value == "true")

@@ -10,7 +10,9 @@ from cluster.progress import (
     startup_phase,
     step_line,
     validation_changes,
+    warnings_of,
 )
+from cluster.report import render
 
 
 def line(step: int, time: float, **metrics: float) -> dict[str, object]:
@@ -131,3 +133,21 @@ def test_a_workers_error_counts_when_the_driver_says_nothing() -> None:
 def test_the_start_up_phase_is_the_last_known_word_of_the_log() -> None:
     assert startup_phase("") == "starting Ray"
     assert startup_phase("Started a local Ray instance.\n") == "Ray is up, workers are starting"
+
+
+def test_what_makes_every_number_doubtful_stands_beside_each_of_them() -> None:
+    bad = {
+        "mixed/state_masking": 0.0,
+        "mixed/drift/found": 2.0,
+        "mixed/nq/reward/mean": 0.5,
+        "mixed/nq/infra_error_rate": 0.25,
+        "mixed/nq/loop_error_rate": 0.0,
+    }
+    lines = [{"step": 1, "time": 0.0, "metrics": bad}]
+    warned = warnings_of(lines)
+
+    assert [warning.split(":")[0] for warning in warned] == ["state_masking=false", "nq", "drift"]
+    assert "25.0% of trajectories lost to infrastructure" in warned[1]
+    assert all(warning in step_line(lines, 10) for warning in warned)
+    assert all(warning in render("run", lines, {}) for warning in warned)
+    assert warnings_of([line(1, 0, mixed__nq__reward__mean=0.5)]) == []

@@ -50,6 +50,5 @@ def test_a_tag_that_is_empty_or_part_of_another_is_refused(field):
             load_section(ToolConfig, TOOLS | {field: wrong}, "tool_config")
 
 
-def test_training_on_tool_output_is_refused():
-    with pytest.raises(ConfigError, match="state_masking=false"):
-        load_section(ToolConfig, TOOLS | {"state_masking": False}, "tool_config")
+def test_training_on_tool_output_is_possible_for_an_ablation():
+    assert not load_section(ToolConfig, TOOLS | {"state_masking": False}, "t").state_masking

@@ -6,14 +6,12 @@ the trainer's driver in the middle of a checkpoint. After each the same command 
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +22,11 @@ from agent_loop.mask_audit import audit_masks
 from agent_loop.run_folder import read_lines
 from cluster.compose import load_config
 from cluster.run_audit import plan_of
+from tests.e2e.jobs import DEADLINE_S, QUOTAS, ROOT, Job, finish, job_of, start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-ROOT = Path(__file__).parents[2]
 STEPS = 5
-DEADLINE_S = 600
-QUOTAS = {"taco": 3, "nq": 3, "math": 4}
 
 MODES = {
     "sync": [
@@ -60,107 +56,7 @@ SEPARATE = [
     "actor_rollout_ref.rollout.checkpoint_engine.backend=tcp_store",
     "ray_kwargs.ray_init.num_gpus=2",
     "ray_kwargs.ray_init.include_dashboard=false",
-    "trainer.total_training_steps=2",
 ]
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory) -> Path:
-    """A demo whose model was trained a little: it answers now and then, and hardly ever right."""
-    from agent_loop.demo_model import Recipe, prepare_demo
-
-    folder = tmp_path_factory.mktemp("demo") / "seed0"
-    recipe = Recipe(traces=4000, min_steps=250, max_steps=250, floor=0.0, probe_prompts=2)
-    prepare_demo(folder, 0, recipe=recipe, threads=1, progress=lambda line: None)
-    return folder
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A run, its command and where it is started."""
-
-    mode: str
-    command: list[str]
-    work: Path
-
-    @property
-    def folder(self) -> Path:
-        return self.work / "runs" / self.mode
-
-    def steps(self) -> int:
-        """Steps in the ledger."""
-        return max((line.get("step", 0) for line in self.ledger()), default=0)
-
-    def ledger(self) -> list[dict[str, Any]]:
-        return read_lines(self.folder / "ledger.jsonl")
-
-    def saved(self) -> int:
-        """Step of the last whole checkpoint."""
-        tracker = self.folder / "checkpoints" / "latest_checkpointed_iteration.txt"
-        return int(tracker.read_text() or 0) if tracker.exists() else 0
-
-    def is_saving(self) -> bool:
-        """Whether a checkpoint past the fourth step is begun and not whole."""
-        return any(
-            int(path.name.split("_")[-1]) >= 4 and not (path / "data.pt").exists()
-            for path in (self.folder / "checkpoints").glob("global_step_*")
-        )
-
-
-def job_of(mode: str, demo: Path, work: Path) -> Job:
-    files = {
-        split: ",".join(str(demo / f"{name}_{split}.parquet") for name in QUOTAS)
-        for split in ("train", "val")
-    }
-    command = [
-        *(sys.executable, "-m", "cluster.cli", "train"),
-        f"data.train_files=[{files['train']}]",
-        f"data.val_files=[{files['val']}]",
-        f"actor_rollout_ref.model.path={demo / 'model'}",
-        f"mixed.experiment={mode}",
-        "data.train_batch_size=10",
-        "data.val_max_samples=6",
-        "actor_rollout_ref.rollout.n=4",
-        # an untrained model earns nothing, so this is what moves the weights
-        "actor_rollout_ref.actor.entropy_coeff=0.01",
-        f"trainer.total_training_steps={STEPS}",
-        "trainer.save_freq=1",
-        "trainer.test_freq=-1",
-        f"ray_kwargs.ray_init.dashboard_port={free_port()}",
-        *(MODES | {"separate_async": SEPARATE})[mode],
-    ]
-    return Job(mode=mode, command=command, work=work)
-
-
-def start(command: list[str], work: Path, out: Path) -> subprocess.Popen[bytes]:
-    environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    environ.pop("RAY_ADDRESS", None)
-    with out.open("wb") as file:
-        return subprocess.Popen(
-            command,
-            cwd=work,  # runs/ is made in the folder that the launcher starts in
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def finish(process: subprocess.Popen[bytes], out: Path) -> str:
-    try:
-        code = process.wait(timeout=DEADLINE_S)
-    finally:
-        process.terminate()  # the launcher ends its children; nothing happens to one that is done
-    text = out.read_text(errors="replace")
-    assert code == 0, text[-4000:]
-    return text
 
 
 def wait_for(process: subprocess.Popen[bytes], out: Path, seen: Callable[[], bool]) -> None:
@@ -197,7 +93,7 @@ def child_of(process: subprocess.Popen[bytes], words: str) -> int:
 @pytest.fixture(scope="module", params=MODES)
 def job(request: pytest.FixtureRequest, demo: Path, tmp_path_factory) -> Iterator[Job]:
     """A complete run that was killed three times."""
-    job = job_of(request.param, demo, tmp_path_factory.mktemp("work"))
+    job = job_of(request.param, demo, tmp_path_factory.mktemp("work"), MODES[request.param], STEPS)
 
     with launched(job, "launcher_killed.txt") as (launcher, out):
         wait_for(launcher, out, lambda: job.saved() >= 1 and job.steps() >= 2)
@@ -337,7 +233,7 @@ def test_the_audit_command_finds_nothing_wrong(run: Path):
 
 
 def test_rollout_on_devices_of_its_own_trains_exact_batches_too(demo: Path, tmp_path: Path):
-    job = job_of("separate_async", demo, tmp_path)
+    job = job_of("separate_async", demo, tmp_path, SEPARATE, 2)
     finish(start(job.command, job.work, job.work / "out.txt"), job.work / "out.txt")
     trained = [line for line in job.ledger() if line.get("outcome") == "trained"]
     for step in (1, 2):

@@ -1,10 +1,16 @@
 """A tokenizer of characters, an engine that plays a script, and tools that answer from a table."""
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
+from agent_loop.observation_style import TokenCodec
+from agent_loop.source_metrics import TrainedTrajectory
 from agent_loop.tags import Action
 from agent_loop.tools.protocol import ToolResult, ToolUnavailable
-from agent_loop.turn_loop import Generated, Observation
+from agent_loop.turn_loop import Generated, Observation, Rollout, Stop, record_of
+
+END = "<|end|>"
+"""Ends a message, where it is a token."""
 
 
 class CharTokenizer:
@@ -12,6 +18,7 @@ class CharTokenizer:
 
     def __init__(self, wide: Sequence[str] = ()) -> None:
         self.wide = {piece: 0x110000 + i for i, piece in enumerate(wide)}
+        self.end_ids = frozenset({self.wide[END]} if END in self.wide else ())
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = []
@@ -21,33 +28,47 @@ class CharTokenizer:
             text = text[len(piece) :]
         return ids
 
+    encode_plain = encode
+
     def decode(self, token_ids: Sequence[int]) -> str:
         pieces = {number: piece for piece, number in self.wide.items()}
         return "".join(pieces[i] if i in pieces else chr(i) for i in token_ids)
 
 
 class ScriptedGenerate:
-    """Plays one text a turn, within `max_tokens`, and records what it was asked.
+    """Plays one turn after the other, within `max_tokens`, and records what it was asked.
 
     Args:
         codec: turns the script into tokens.
-        turns: what the model says, turn by turn. A real engine stops at a stop token; so does this.
+        turns: what the model says, turn by turn: text, or the tokens.
+        stops_at: what an engine can stop at, besides the end of the message: the token ids that it
+            is given, the texts (behind the token that completes one), or nothing.
     """
 
-    def __init__(self, codec: CharTokenizer, turns: Sequence[str]) -> None:
-        self.codec, self.turns = codec, list(turns)
+    def __init__(
+        self,
+        codec: TokenCodec,
+        turns: Sequence[str | list[int]],
+        stops_at: Literal["token_ids", "texts", "nothing"] = "token_ids",
+    ) -> None:
+        self.codec, self.turns, self.stops_at = codec, list(turns), stops_at
         self.asked: list[tuple[list[int], int]] = []
 
-    async def __call__(
-        self, prompt_ids: list[int], *, max_tokens: int, stop_token_ids: list[int]
-    ) -> Generated:
+    async def __call__(self, prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
         self.asked.append((list(prompt_ids), max_tokens))
-        ids = self.codec.encode(self.turns.pop(0))[:max_tokens]
-        for at, token_id in enumerate(ids):
-            if token_id in stop_token_ids:
-                ids = ids[: at + 1]
-                break
+        said = self.turns.pop(0)
+        ids = (self.codec.encode(said) if isinstance(said, str) else said)[:max_tokens]
+        ends = (n for n in range(1, len(ids) + 1) if self._is_over(ids[:n], stop))
+        ids = ids[: next(ends, len(ids))]
         return Generated(token_ids=ids, log_probs=[-0.5 - i / 1000 for i in range(len(ids))])
+
+    def _is_over(self, ids: list[int], stop: Stop) -> bool:
+        if ids[-1] in self.codec.end_ids:
+            return True
+        if self.stops_at == "texts":
+            said = self.codec.decode(ids)
+            return any(text in said for text in stop.texts)
+        return self.stops_at == "token_ids" and ids[-1] in stop.token_ids
 
 
 class TableEnvironment:
@@ -63,3 +84,33 @@ class TableEnvironment:
         if text is None:
             raise ToolUnavailable("no answer from http://127.0.0.1:9: 3 attempts")
         return Observation(text=text, result=ToolResult(body={}, latency_s=0.25))
+
+
+def line_of(rollout: Rollout) -> dict[str, Any]:
+    """As a line of a trajectory file."""
+    trajectory = rollout.trajectory
+    return {
+        "response_ids": list(trajectory.response_ids),
+        "response_mask": list(trajectory.response_mask),
+        "log_probs": list(trajectory.log_probs),
+        "state_masking": True,
+        **record_of(rollout),
+    }
+
+
+def trained_of(rollout: Rollout, source: str = "nq", uid: str = "u") -> TrainedTrajectory:
+    """As the trainer reads it back."""
+    line = line_of(rollout)
+    columns = {name: line.pop(name) for name in ("response_ids", "response_mask", "log_probs")}
+    return TrainedTrajectory(
+        key=f"{uid}_0_0",
+        uid=uid,
+        draw=0,
+        source=source,
+        row_id=f"{source}:0",
+        reward=0.0,
+        acc=0.0,
+        prompt_ids=rollout.trajectory.prompt_ids,
+        record=line,
+        **columns,
+    )

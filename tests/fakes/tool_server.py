@@ -10,18 +10,26 @@ from aiohttp import web
 
 class ScriptedToolServer:
     """Plays `script`: a dict is a JSON answer, a number an HTTP status, a pair (status, headers),
-    "drop" closes the connection, "hang" never answers. The last entry repeats."""
+    "drop" closes the connection, "hang" never answers. The last entry repeats. `hangs` is set while
+    a request hangs, `hung_up` once a client has closed one that did."""
 
     def __init__(self, script: list[Any]) -> None:
         self.script = list(script)
         self.seen: list[tuple[str, Any]] = []
         self.url = ""
+        self.hangs, self.hung_up = asyncio.Event(), asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.seen.append((request.path, await request.json()))
         step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if step == "hang":
-            await asyncio.Event().wait()
+            self.hangs.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.hangs.clear()
+                self.hung_up.set()
+                raise
         if step == "drop":
             assert request.transport is not None
             request.transport.close()
@@ -40,7 +48,7 @@ async def running(script: list[Any]) -> AsyncIterator[ScriptedToolServer]:
     server = ScriptedToolServer(script)
     app = web.Application()
     app.router.add_post("/{tool}", server.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

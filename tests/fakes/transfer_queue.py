@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 TRAJECTORIES = 2
 
 
@@ -26,6 +28,9 @@ class Fate:
     latency: tuple[int, int]
     """Ticks from start to end, from .. to."""
 
+    lost: float = 0.0
+    """Share of the other groups with one trajectory lost to infrastructure: reward 0, no mask."""
+
 
 @dataclass(slots=True, kw_only=True)
 class World:
@@ -39,6 +44,9 @@ class World:
 
     items: dict[str, dict[str, dict[str, Any]]] = field(default_factory=lambda: {"train": {}})
     rewards: dict[str, float] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+    """Keys of the trajectories whose mask is all zero."""
+
     ends_at: dict[str, int] = field(default_factory=dict)
     tick: int = 0
 
@@ -51,11 +59,18 @@ class World:
         for key in keys:
             self.items[partition_id].pop(key, None)
             self.rewards.pop(key, None)
+            self.lost.discard(key)
 
     def kv_batch_get(
         self, *, keys: list[str], partition_id: str, select_fields: list[str]
     ) -> dict[str, list[Any]]:
-        return {"extra_fields": [{"reward_extra_info": {"acc": self.rewards[k]}} for k in keys]}
+        rewards = [self.rewards[key] for key in keys]
+        columns: dict[str, list[Any]] = {
+            "extra_fields": [{"reward_extra_info": {"acc": reward}} for reward in rewards],
+            "rm_scores": [np.array([0.0, reward]) for reward in rewards],
+            "response_mask": [np.array([key not in self.lost, 0]) for key in keys],
+        }
+        return {name: columns[name] for name in select_fields}
 
     def sleep(self, seconds: float) -> None:
         self.tick += 1
@@ -78,21 +93,37 @@ class World:
         fate = self.fates[self.source_of(uid)]
         luck = self.luck(uid) if self.luck else self.rng.random()
         failed, filtered = luck < fate.failed, luck < fate.failed + fate.filtered
-        for session in range(TRAJECTORIES - failed):
+        rewards = [0.0 if filtered else float(n) for n in range(TRAJECTORIES - failed)]
+        loses = fate.lost and not filtered and self.rng.random() < fate.lost
+        self.end(uid, rewards, lost=[0] if loses else [])
+        if failed:
+            self.items["train"][uid]["status"] = "failure"
+
+    def end(self, uid: str, rewards: list[float], lost: list[int]) -> None:
+        """A group's trajectories are there.
+
+        Args:
+            uid: the group.
+            rewards: of each trajectory.
+            lost: which of them are lost.
+        """
+        for session, reward in enumerate(rewards):
             key = f"{uid}_{session}_0"
             self.items["train"][key] = {"status": "success", "seq_len": 10}
-            self.rewards[key] = 0.0 if filtered else float(session)
-        self.items["train"][uid]["status"] = "failure" if failed else "finished"
+            self.rewards[key] = reward
+            if session in lost:
+                self.lost.add(key)
+        self.items["train"][uid]["status"] = "finished"
 
     # --- checkpoints --------------------------------------------------------------------------
 
     def save(self) -> Any:
         """What TransferQueue's checkpoint holds."""
-        return copy.deepcopy((self.items, self.rewards))
+        return copy.deepcopy((self.items, self.rewards, self.lost))
 
     def restore(self, saved: Any, step: int) -> None:
         """As verl resumes: what had ended is there, what was under way starts again."""
-        self.items, self.rewards = copy.deepcopy(saved)
+        self.items, self.rewards, self.lost = copy.deepcopy(saved)
         self.ends_at = {}
         for uid, tag in list(self.items["train"].items()):
             if tag.get("is_prompt") and tag["status"] in ("pending", "running"):

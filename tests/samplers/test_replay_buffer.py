@@ -24,6 +24,7 @@ pytest.importorskip("verl", reason="the replay buffers are verl's")
 
 from verl.trainer.ppo.v1 import replay_buffer as verls
 
+from samplers import replay_buffer as ours
 from samplers.replay_buffer import (
     MixedReplayBuffer,
     MixedReplayBufferAsync,
@@ -65,6 +66,7 @@ class Run:
         self.step = 0
         if self.saved is None:
             self.world.items, self.world.rewards, self.world.ends_at = {"train": {}}, {}, {}
+            self.world.lost.clear()
         else:
             step, state, queue = self.saved
             self.step = step
@@ -119,6 +121,9 @@ class Run:
             counts = Counter(prompt_of(uid)[0] for uid in uids)
             assert counts == {name: n for name, n in self._quota(groups).items() if n}
             assert len(batch.keys) == 2 * groups or not self.buffer.sync_refill_failed_groups
+            assert not (
+                self.buffer.filter_groups_metric and self.world.lost.intersection(batch.keys)
+            )
             trained += uids
             self.world.kv_clear(partition_id="train", keys=batch.keys)
         entries = [self._entry(uid, "trained") for uid in trained]
@@ -166,6 +171,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def make(mode: str, fates: dict[str, Fate] = FATES, seed: int = 0, **options: Any) -> Run:
         world = World(fates=fates, source_of=lambda uid: prompt_of(uid)[0], rng=random.Random(seed))
         monkeypatch.setattr(verls, "tq", world)
+        monkeypatch.setattr(ours, "tq", world)
         monkeypatch.setattr(verls, "time", world)
         monkeypatch.setattr(verls, "VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS", 10**9)
         return Run(tmp_path / f"{mode}{seed}.jsonl", world, mode, **options)
@@ -258,6 +264,7 @@ def test_any_rates_and_latencies_leave_every_batch_exact(
     with pytest.MonkeyPatch.context() as patch:
         world = World(fates=own, source_of=lambda uid: prompt_of(uid)[0], rng=random.Random(seed))
         patch.setattr(verls, "tq", world)
+        patch.setattr(ours, "tq", world)
         patch.setattr(verls, "time", world)
         options: dict[str, Any] = MODES[name] | {"batch_size": 5 * scale}
         run = Run(tmp_path_factory.mktemp("run") / "ledger.jsonl", world, **options)
@@ -309,6 +316,56 @@ def test_validation_passes_through_whatever_its_sources(simulate):
         items[f"{uid}_0_0"] = {"status": "success"}
     batch, _ = run.buffer.sample(0, "val", 3)
     assert sorted(batch.keys) == ["val0_0_0", "val1_0_0", "val2_0_0"]
+
+
+def filtered_groups(run: Run, groups: dict[str, tuple[list[float], list[int]]]) -> set[str]:
+    """Which of these the buffer's filter drops; name -> (rewards, which of them are lost)."""
+    uids = {make_uid("math", draw): name for draw, name in enumerate(groups)}
+    for uid, name in uids.items():
+        run.world.start(uid, 1)
+        run.world.end(uid, *groups[name])
+    run.buffer._sync_metadata_from_transfer_queue()
+    first, counts = run.buffer._dapo_filtered_keys("train")
+    again, recount = run.buffer._dapo_filtered_keys("train")
+    assert (first, counts) == (again, recount)
+    assert sum(counts.values()) == len(first)
+    return {uids[uid] for uid in first}
+
+
+@pytest.mark.parametrize("metric", ["acc", "reward"])
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_lost_trajectory_has_no_say_in_whether_its_group_is_filtered(
+    simulate, mode: str, metric: str
+):
+    groups = {
+        "all solved, one lost": ([1.0, 1.0, 0.0], [2]),
+        "all failed, one lost": ([0.0, 0.0, 0.0], [1]),
+        "one valid": ([1.0, 0.0, 0.0], [1, 2]),
+        "none valid, whatever they say": ([1.0, 0.0], [0, 1]),
+        "equal, in numbers whose std is no zero": ([0.1, 0.1, 0.1], []),
+        "some solved, one lost": ([1.0, 0.0, 0.0], [2]),
+        "some solved": ([1.0, 0.0], []),
+    }
+    run: Run = simulate(mode, filter_groups_metric=metric)
+    assert filtered_groups(run, groups) == groups.keys() - {"some solved, one lost", "some solved"}
+
+
+def test_without_a_filter_a_lost_trajectory_evicts_nothing(simulate):
+    run: Run = simulate("sync")
+    assert filtered_groups(run, {"one valid": ([1.0, 0.0], [1])}) == set()
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_where_trajectories_are_lost_batches_stay_exact_and_every_group_compares_two(
+    simulate, mode: str
+):
+    fates = {source: Fate(filtered=0.0, failed=0.1, latency=(0, 3), lost=0.4) for source in SIZES}
+    run: Run = simulate(
+        mode, fates, filter_groups_metric="acc", sync_refill_failed_groups=mode == "sync"
+    )
+    for _ in range(30):
+        run.train()  # checks each batch
+    assert run.check()["filtered"] > 100
 
 
 @given(st.text(min_size=1, max_size=20), st.integers(0, 10**12))

@@ -1,0 +1,89 @@
+"""ReAct: thought, action with JSON arguments, observation; any tools.
+
+Its tools are those of the tool server, and those that verl loads from
+`rollout.multi_turn.tool_config_path` and `function_tool_path`.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
+
+from agent_loop.react import OBSERVATION, ReAct
+from agent_loop.tags import Action, Language
+from agent_loop.tool_actions import mistake, named_tools
+from agent_loop.turn_agent_loop import TurnAgentLoop
+from agent_loop.turn_loop import Observation
+
+
+class ReactAgentLoop(TurnAgentLoop):
+    """Actions by name.
+
+    Args:
+        tool_names: which tools may be used; None: the tool server's and all that verl loaded.
+        topk: passages that a search brings.
+        tools: what verl loaded.
+        kwargs: among them `system_prompt`, where `{tools}` is replaced by the list of tools.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        tool_names: Sequence[str] | None = None,
+        topk: int = 3,
+        tools: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, tools=tools, **kwargs)
+        known = named_tools(topk) | {tool.name: tool for tool in (tools.tools if tools else ())}
+        if unknown := sorted(set(tool_names or ()) - known.keys()):
+            raise ValueError(
+                f"unknown tool_names={unknown} of the ReAct agent: there are {sorted(known)}; "
+                "set them in rollout.agent.agent_loop_config_path"
+            )
+        self.tools = {name: known[name] for name in (tool_names or known)}
+
+    def language(self) -> Language:
+        return ReAct(max_actions=self.settings.max_actions)
+
+    def markers(self) -> tuple[str, str]:
+        return f"\n{OBSERVATION} ", "\n"
+
+    def fill(self, template: str) -> str:
+        return super().fill(template).replace("{tools}", "\n".join(self._descriptions()))
+
+    async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
+        tool = self.tools.get(action.kind)
+        if tool is None:
+            return mistake(f"no tool {action.kind!r}; there are {', '.join(self.tools)}")
+        if hasattr(tool, "arguments"):
+            return await tool.call(self.client, action.arguments)
+        return await _call_of_verl(tool, dict(action.arguments))
+
+    def _descriptions(self) -> list[str]:
+        lines = []
+        for name, tool in self.tools.items():
+            if hasattr(tool, "arguments"):
+                lines.append(f"{name}: {tool.description}; {json.dumps(dict(tool.arguments))}")
+            else:
+                function = tool.tool_schema.function
+                names = list(function.parameters.properties)
+                lines.append(f"{name}: {function.description}; {json.dumps(names)}")
+        return lines
+
+
+async def _call_of_verl(tool: Any, arguments: dict[str, Any]) -> Observation:
+    """A tool that verl loaded: a function, or a class with a life of its own.
+
+    What it raises is the loop's own error: verl's tools have no word for infrastructure.
+    """
+    if isinstance(tool, FunctionTool):
+        response, _, _ = normalize_function_tool_return(await tool.call(arguments))
+        return Observation(text=response.text or "")
+    instance_id, _ = await tool.create()
+    try:
+        response, _, _ = await tool.execute(instance_id, arguments)
+    finally:
+        await tool.release(instance_id)
+    return Observation(text=response.text or "")

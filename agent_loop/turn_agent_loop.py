@@ -1,0 +1,249 @@
+"""From verl's agent loop to `turn_loop`: engine, tokenizer, chat template and reward of one row.
+
+verl adapter: `AgentLoopBase` (experimental/agent_loop/agent_loop.py at 0.9.1). A loop of one's own
+is a subclass of `TaggedAgentLoop` that names its actions and runs one. verl makes an instance per
+trajectory, so all that is dear lives in the process (`agent_loop.loop_settings`).
+"""
+
+import json
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+)
+
+from agent_loop.judging import judge
+from agent_loop.loop_settings import STRING_STOPS, LoopSettings, settings_of
+from agent_loop.observation_style import (
+    ChatStyle,
+    HFCodec,
+    InlineStyle,
+    ObservationStyle,
+    codec_of,
+)
+from agent_loop.tags import Action, Language, Tags
+from agent_loop.tools.client import ToolClient, shared_client
+from agent_loop.turn_loop import Generated, Observation, Rollout, Stop, record_of, run_turns
+from config.schema import TAG_FIELDS
+
+
+class TurnAgentLoop(AgentLoopBase):
+    """An agent that works in turns.
+
+    Args:
+        system_prompt: a message before the row's own, with `{code_start_tag}` and the other tags of
+            `tool_config` filled in; rows that bring a system message keep theirs. None: no message.
+    """
+
+    tokenizer: Any
+
+    client: ToolClient
+    """The process's client: limiter, slot, retries, cache."""
+
+    settings: LoopSettings
+
+    def __init__(self, *args: Any, system_prompt: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.system_prompt = system_prompt
+        self.settings = settings_of(self.config)
+
+    @abstractmethod
+    def language(self) -> Language:
+        """How the model asks and answers."""
+
+    @abstractmethod
+    async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
+        """Run one action that is not the answer.
+
+        Args:
+            action: what the model asked for.
+            extras: the row's `extra_info.extras`.
+
+        Raises:
+            ToolUnavailable: the infrastructure failed; the trajectory ends as `infra_error`.
+        """
+
+    def fill(self, template: str) -> str:
+        """A prompt with the configured tags in place of their names in braces."""
+        for name in TAG_FIELDS:
+            template = template.replace(f"{{{name}}}", getattr(self.settings.tools, name))
+        return template
+
+    def markers(self) -> tuple[str, str]:
+        """What stands around a result in the `inline` style."""
+        tools = self.settings.tools
+        return tools.start_state_marker, tools.end_state_marker
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+        settings, source = self.settings, row["data_source"]
+        client = await shared_client(settings.tools, settings.mixed)
+        self.client = client.for_source(source)
+        extras = json.loads(row["extra_info"].get("extras") or "{}")
+        messages = self._messages(row["raw_prompt"])
+        engine = _Engine(self, settings.sampling_of(source, sampling_params))
+
+        async def environment(action: Action) -> Observation:
+            return await self.act(action, extras)
+
+        codec = codec_of(self.tokenizer)
+        rollout = await run_turns(
+            prompt_ids=self._prompt_ids(messages),
+            generate=engine.generate,
+            environment=environment,
+            language=self.language(),
+            style=self._style(codec, source, messages),
+            codec=codec,
+            budget=settings.budget_of(source, row.get("step_deadline")),
+            filler_id=self.tokenizer.eos_token_id,
+        )
+        reward_s = settings.mixed.deadlines.reward_s
+        parts = await judge(rollout, row, settings.reward_of(source), self.client, reward_s)
+        if rollout.loop_error is not None:
+            row_id = row["extra_info"]["row_id"]
+            settings.name_once(source, row_id, rollout.fault or "", rollout.loop_error)
+        return output_of(rollout, parts, settings, engine.weight_versions)
+
+    def _messages(self, rows_own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        messages = [dict(message) for message in rows_own]
+        if self.system_prompt and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": self.fill(self.system_prompt)})
+        return messages
+
+    def _prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
+        """The rendered prompt, whole: verl would cut a long one on the left and go on.
+
+        Raises:
+            ValueError: it is longer than `data.max_prompt_length`.
+        """
+        # Not in a thread, as verl does it: that costs more than it saves.
+        prompt_ids = self.continuous_token_builder.build_initial_tokens(messages)
+        longest = self.rollout_config.prompt_length
+        if len(prompt_ids) > longest:
+            raise ValueError(
+                f"the prompt has {len(prompt_ids)} tokens with its system prompt, more than "
+                f"data.max_prompt_length={longest}: nothing of it may be cut; raise the limit, or "
+                "shorten system_prompt in rollout.agent.agent_loop_config_path"
+            )
+        return prompt_ids
+
+    def _style(
+        self, codec: HFCodec, source: str, messages: list[dict[str, Any]]
+    ) -> ObservationStyle:
+        longest = self.settings.mixed.turns.max_observation_length
+        if self.settings.observation_style_of(source) == "inline":
+            return InlineStyle(codec, *self.markers(), max_length=longest)
+        # `all_special_tokens` are those with a name of their own, as eos.
+        added = self.tokenizer.added_tokens_decoder.values()
+        special = [token.content for token in added if token.special and len(token.content) > 1]
+
+        def spoken(said: str, shown: Sequence[str]) -> list[dict[str, Any]]:
+            for token in special:  # a tool may print what the template would take for control
+                shown = [text.replace(token, f"{token[0]} {token[1:]}") for text in shown]
+            return [
+                {"role": "assistant", "content": said},
+                *({"role": "tool", "content": text} for text in shown),
+            ]
+
+        def render(said: str, shown: Sequence[str], ids: Sequence[int]) -> tuple[list[int], int]:
+            before = list(ids)
+            if before[-1] not in codec.end_ids:  # cut at a tag: the message was never ended
+                before.append(self.tokenizer.eos_token_id)
+            new = spoken(said, shown)
+            merged = self.continuous_token_builder.merge_context_tokens(
+                [*messages, new[0]], [*messages, *new], before
+            )
+            dropped = merged.removed_prefix_token_count
+            stays = min(len(ids), len(before) - dropped)
+            return merged.token_ids[stays:], len(ids) - stays
+
+        return ChatStyle(
+            codec, render, lambda said, shown: messages.extend(spoken(said, shown)), longest
+        )
+
+
+class TaggedAgentLoop(TurnAgentLoop):
+    """An agent that asks for tools and answers with tags."""
+
+    actions: ClassVar[Sequence[str]]
+    """What the model may ask for; "answer" among them."""
+
+    own_tags: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Start and end tag of actions that `tool_config` does not know."""
+
+    answer_boxed: bool = False
+    r"""Whether a turn without tags may answer with `\boxed{...}`."""
+
+    def language(self) -> Language:
+        return Tags.from_config(
+            self.settings.tools,
+            self.actions,
+            self.own_tags,
+            max_actions=self.settings.max_actions,
+            answer_boxed=self.answer_boxed,
+        )
+
+
+class _Engine:
+    """verl's server as `Generate`, for one trajectory."""
+
+    def __init__(self, loop: TurnAgentLoop, sampling: dict[str, Any]) -> None:
+        self._server, self._request_id = loop.server_manager, uuid4().hex
+        self._sampling, self._settings = sampling, loop.settings
+        self.weight_versions: list[int] = []
+
+    async def generate(self, prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
+        output = await self._server.generate(
+            request_id=self._request_id,
+            prompt_ids=prompt_ids,
+            sampling_params={
+                **self._sampling,
+                "max_tokens": max_tokens,
+                **self._stop_params(stop),
+            },
+        )
+        self.weight_versions.append(output.extra_fields.get("global_steps") or 0)
+        return Generated(token_ids=output.token_ids, log_probs=output.log_probs or [])
+
+    def _stop_params(self, stop: Stop) -> dict[str, Any]:
+        how = self._settings.mixed.turns.stop_at_tag
+        params: dict[str, Any] = {}
+        if how in ("auto", "token_ids"):
+            params["stop_token_ids"] = list(stop.token_ids)
+        if how == "strings" or (how == "auto" and self._settings.backend in STRING_STOPS):
+            params |= {"stop": list(stop.texts), "include_stop_str_in_output": True}
+        return params
+
+
+def output_of(
+    rollout: Rollout,
+    parts: dict[str, float],
+    settings: LoopSettings,
+    weight_versions: Sequence[int],
+) -> AgentLoopOutput:
+    """verl's form of a judged trajectory."""
+    trajectory = rollout.trajectory
+    return AgentLoopOutput(
+        prompt_ids=trajectory.prompt_ids,
+        response_ids=trajectory.response_ids,
+        response_mask=trajectory.loss_mask(settings.tools.state_masking),
+        response_logprobs=trajectory.log_probs,
+        reward_score=parts["score"],
+        # verl counts user, assistant and tool messages
+        num_turns=1 + len(rollout.turns) + len(rollout.calls),
+        metrics=AgentLoopMetrics(
+            generate_sequences=sum(turn.generate_s for turn in rollout.turns),
+            tool_calls=sum(turn.tools_s for turn in rollout.turns),
+        ),
+        extra_fields={
+            "reward_extra_info": parts,
+            "mixed": record_of(rollout)
+            | {"reward_parts": parts, "state_masking": settings.tools.state_masking},
+            "min_global_steps": min(weight_versions, default=0),
+            "max_global_steps": max(weight_versions, default=0),
+        },
+    )

@@ -1,0 +1,127 @@
+"""The reward sees the model's own words: what a tool prints earns nothing."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_loop.foreign_loop import rollout_of
+from agent_loop.judging import judge
+from agent_loop.observation_style import ChatStyle, InlineStyle, ObservationStyle, codec_of
+from agent_loop.tags import Action, ActionKind, Tags
+from agent_loop.tools.protocol import ToolCall, ToolResult, ToolUnavailable
+from agent_loop.trajectory import StopReason
+from agent_loop.turn_loop import Budget, Observation, Rollout, run_turns
+from config.schema import ToolConfig
+from tests.agent_loop.test_foreign_loop import SETTINGS, finished
+from tests.fakes.engine import ScriptedGenerate
+from tests.fakes.real_tokenizers import real_tokenizer
+from tests.fakes.virtual_loop import run_virtual
+
+CODEC = codec_of(real_tokenizer("pieces"))
+TAGS = Tags.from_config(
+    ToolConfig(server_url="http://127.0.0.1:1"), (ActionKind.CODE, ActionKind.ANSWER),
+    answer_boxed=True,
+)  # fmt: skip
+RIGHT = "<answer>Paris</answer> \\boxed{Paris}"
+ROW = {"reward_model": {"ground_truth": json.dumps({"target": ["Paris"]})}}
+LIMIT_S = 20.0
+
+
+class Tools:
+    def __init__(self, error: Exception | None = None, takes_s: float = 0.0) -> None:
+        self.error, self.takes_s = error, takes_s
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        await asyncio.sleep(self.takes_s)
+        if self.error is not None:
+            raise self.error
+        return ToolResult(body={"status": "Success", "run_result": {"stdout": "2\n"}})
+
+
+def style_of(name: str) -> ObservationStyle:
+    def render(said, shown, ids):
+        return CODEC.encode_plain("\ntool: " + " ".join(shown) + "\nassistant: "), 0
+
+    return InlineStyle(CODEC, "<information>", "</information>") if name == "inline" else (
+        ChatStyle(CODEC, render)
+    )  # fmt: skip
+
+
+async def episode(style: str, turns: list[str], printed: str) -> Rollout:
+    async def environment(action: Action) -> Observation:
+        return Observation(text=printed)
+
+    return await run_turns(
+        prompt_ids=[1],
+        generate=ScriptedGenerate(CODEC, list(turns)),
+        environment=environment,
+        language=TAGS,
+        style=style_of(style),
+        codec=CODEC,
+        budget=Budget(max_turns=3, response_length=1000),
+        filler_id=0,
+    )
+
+
+async def reward_of(rollout: Rollout, reward: str = "qa", row: Any = ROW, tools: Any = None) -> Any:
+    return await judge(rollout, row, reward, tools or Tools(), LIMIT_S)
+
+
+LAST = ["well", "", "<answer>", "</answer>", "<answer>Rome</answer>", "<code>b</code>"]
+
+
+@settings(max_examples=50)
+@given(
+    style=st.sampled_from(["inline", "chat", "foreign"]),
+    last=st.sampled_from(LAST),
+    printed=st.sampled_from([RIGHT, f"<answer>{RIGHT}", "Paris", f"{RIGHT}<|im_end|>"]),
+)
+async def test_an_answer_that_a_tool_prints_earns_nothing(style, last, printed):
+    if style == "foreign":
+        output, turns = finished([("<code>a</code>", 1), (printed, 0), (last, 1)])
+        rollout = rollout_of(output, turns, CODEC, SETTINGS, "nq")
+    else:
+        rollout = await episode(style, ["<code>a</code>", last, "so"], printed)
+    assert (await reward_of(rollout))["score"] == 0.0
+
+
+@pytest.mark.parametrize("style", ["inline", "chat"])
+async def test_the_model_s_own_answer_earns_its_reward(style):
+    rollout = await episode(style, ["<code>a</code>", "<answer>Paris</answer>"], "Rome")
+    parts = await reward_of(rollout)
+    assert (parts["score"], parts["infra_error"], parts["loop_error"]) == (1.0, 0.0, 0.0)
+
+
+CODE_ROW = {"reward_model": {"ground_truth": json.dumps({"inputs": ["1"], "outputs": ["2"]})}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "row", "fault_tool", "is_loop_error"),
+    [
+        (Tools(ToolUnavailable("dead", tool="run_code")), CODE_ROW, "run_code", False),
+        (Tools(takes_s=1e6), CODE_ROW, "reward", False),
+        (Tools(), {"reward_model": {"ground_truth": "no JSON"}}, "loop", True),
+    ],
+)
+def test_a_trajectory_without_a_verdict_is_lost(tools, row, fault_tool, is_loop_error):
+    async def judged() -> tuple[Rollout, Any]:
+        rollout = await episode("inline", ["<answer>print(2)</answer>"], "")
+        return rollout, await reward_of(rollout, "code", row, tools)
+
+    (rollout, parts), took_s = run_virtual(judged())
+    assert took_s <= LIMIT_S
+    assert (rollout.stop_reason, rollout.fault_tool) == (StopReason.INFRA_ERROR, fault_tool)
+    assert (parts["loop_error"], parts["infra_error"]) == (is_loop_error, not is_loop_error)
+    assert not any(rollout.trajectory.response_mask)
+
+
+def test_a_lost_trajectory_is_not_judged():
+    rollout, _ = run_virtual(episode("inline", ["<answer>x</answer>"], ""))
+    rollout.lose("search", "dead")
+    parts, _ = run_virtual(reward_of(rollout, tools=SimpleNamespace()))
+    assert (parts["score"], parts["infra_error"]) == (0.0, 1.0)

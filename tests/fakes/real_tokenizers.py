@@ -1,0 +1,65 @@
+"""Real tokenizers, made in memory: byte-level BPE under which a tag is cut in three ways."""
+
+from functools import lru_cache
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""The last ends a message; the second is special, but none that the tokenizer has a name for."""
+
+KINDS = ("pieces", "whole", "straddling")
+"""A tag is several tokens; it is one; its last character shares a token with what follows it."""
+
+_WHOLE = ("<code>", "</code>", "<answer>", "</answer>", "<information>", "</information>")
+
+_MERGES = {
+    "pieces": [("c", "o"), ("d", "e"), ("co", "de"), ("<", "/"), ("a", "n")],
+    "whole": [("c", "o"), ("d", "e"), ("co", "de"), ("<", "/"), ("a", "n")],
+    # \u00f0 is how byte-level BPE writes the first byte of an emoji, \u010a the end of a line
+    "straddling": [
+        *[(">", "\u00f0"), (">", "\u010a"), (">", "<"), ("e", ">"), ("e>", "x"), ("r", ">")],
+        *[("<", "/"), ("</", "c"), ("}", "\u010a"), ("\u010a", "O"), (":", "\u0120"), ("}", "}")],
+    ],
+}
+
+_TEMPLATE = """\
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{%- if loop.first or loop.previtem.role != 'tool' %}{{ '<|im_start|>user' }}{% endif %}
+{{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+{%- if loop.last or loop.nextitem.role != 'tool' %}{{ '<|im_end|>\n' }}{% endif %}
+{%- else %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""As Qwen's."""
+
+
+@lru_cache
+def real_tokenizer(kind: str) -> Any:
+    """A Hugging Face tokenizer of one of `KINDS`, with a chat template like Qwen's."""
+    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces += [first + second for first, second in _MERGES[kind]]
+    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=_MERGES[kind]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=kind != "straddling"
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(CONTROL))
+    if kind == "whole":
+        tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in _WHOLE])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=CONTROL[2],
+        pad_token=CONTROL[0],
+        chat_template=_TEMPLATE,
+    )
+
+
+def control_ids(tokenizer: Any) -> set[int]:
+    """What a tool must never write."""
+    return set(tokenizer.convert_tokens_to_ids(list(CONTROL)))
