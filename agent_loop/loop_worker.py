@@ -90,7 +90,10 @@ class _RecordingClient:
         return getattr(self._client, name)
 
 
-class MixedAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+_TheirWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class MixedAgentLoopWorker(_TheirWorker):
     """verl's worker; see the module."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -12,7 +12,7 @@ from verl.tools.function_tool import FunctionTool, normalize_function_tool_retur
 
 from agent_loop.react import OBSERVATION, ReAct
 from agent_loop.tags import Action, Language
-from agent_loop.tool_actions import mistake, named_tools
+from agent_loop.tool_actions import NamedTool, mistake, named_tools
 from agent_loop.turn_agent_loop import TurnAgentLoop
 from agent_loop.turn_loop import Observation
 
@@ -36,7 +36,8 @@ class ReactAgentLoop(TurnAgentLoop):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, tools=tools, **kwargs)
-        known = named_tools(topk) | {tool.name: tool for tool in (tools.tools if tools else ())}
+        known: dict[str, Any] = {**named_tools(topk)}
+        known |= {tool.name: tool for tool in (tools.tools if tools else ())}
         if unknown := sorted(set(tool_names or ()) - known.keys()):
             raise ValueError(
                 f"unknown tool_names={unknown} of the ReAct agent: there are {sorted(known)}; "
@@ -57,14 +58,14 @@ class ReactAgentLoop(TurnAgentLoop):
         tool = self.tools.get(action.kind)
         if tool is None:
             return mistake(f"no tool {action.kind!r}; there are {', '.join(self.tools)}")
-        if hasattr(tool, "arguments"):
+        if isinstance(tool, NamedTool):
             return await tool.call(self.client, action.arguments)
         return await _call_of_verl(tool, dict(action.arguments))
 
     def _descriptions(self) -> list[str]:
         lines = []
         for name, tool in self.tools.items():
-            if hasattr(tool, "arguments"):
+            if isinstance(tool, NamedTool):
                 lines.append(f"{name}: {tool.description}; {json.dumps(dict(tool.arguments))}")
             else:
                 function = tool.tool_schema.function

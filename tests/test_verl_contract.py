@@ -132,7 +132,7 @@ def test_the_worker_that_hosts_agent_loops_is_verls_and_is_chosen_by_a_config_ke
     from agent_loop.loop_worker import MixedAgentLoopManager, MixedAgentLoopWorker
 
     assert issubclass(MixedAgentLoopManager, AgentLoopManagerTQ)
-    inner = AgentLoopWorkerTQ.__ray_metadata__.modified_class
+    inner = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
     assert issubclass(MixedAgentLoopWorker, inner)
     assert "agent_loop_manager_class" in AgentLoopConfig.__dataclass_fields__
     theirs = inspect.signature(inner._run_agent_loop).parameters
@@ -142,7 +142,7 @@ def test_the_worker_that_hosts_agent_loops_is_verls_and_is_chosen_by_a_config_ke
 
 
 def test_verls_own_agent_loops_are_registered_by_the_names_that_sources_may_use():
-    from verl.experimental.agent_loop import SingleTurnAgentLoop, ToolAgentLoop  # noqa: F401
+    import verl.experimental.agent_loop  # noqa: F401
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
     from cluster.preflight import _VERLS_AGENTS

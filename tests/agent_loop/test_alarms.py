@@ -37,10 +37,10 @@ def test_too_many_faults_over_the_last_steps_stop_the_run():
 
 def test_steps_before_the_last_ones_are_forgotten():
     window = FaultWindow(0.5, steps=2)
-    for lost in (4, 0, 6, 0):
+    for lost in (0, 0, 8):
         window.check(step(lost, of=8))
-    with pytest.raises(RubbleError):
-        FaultWindow(0.5, steps=1).check(step(6, of=8))
+    with pytest.raises(RubbleError, match="lost 16 of 16"):
+        window.check(step(8, of=8))
 
 
 def test_one_bad_source_is_not_hidden_by_a_good_one_and_does_not_blame_it():
@@ -90,6 +90,12 @@ def test_without_state_masking_every_token_is_in_the_loss_and_words_are_still_ch
     assert drift_problems(trained, CODEC.decode) == []
     trained.response_ids[0] = 99
     assert "tokens from 0 say" in drift_problems(trained, CODEC.decode)[0]
+
+
+def test_a_tool_s_token_that_would_train_is_noticed():
+    trained = trajectory()
+    trained.response_mask[3] = 1
+    assert drift_problems(trained, CODEC.decode) == ["mask sum 3, 2 tokens sampled"]
 
 
 def test_columns_of_several_lengths_are_noticed():

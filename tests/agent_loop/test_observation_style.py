@@ -93,6 +93,9 @@ async def test_a_short_result_is_not_cut_for_a_long_one():
     assert shown is not None and shown.text.startswith("[short][xx") and "x...x" in shown.text
 
 
+@example(
+    results=["x" * 9, "y" * 9], codec=codec_of(real_tokenizer("pieces")), room=22, longest=None
+)
 @given(results=RESULTS, codec=CODECS, room=st.integers(-5, 200), longest=LONGEST)
 async def test_in_a_chat_no_result_is_lost_and_all_fit(results, codec, room, longest):
     kept = []

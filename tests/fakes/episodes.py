@@ -12,11 +12,19 @@ from agent_loop.observation_style import HFCodec, InlineStyle, codec_of
 from agent_loop.tags import Action, Language
 from agent_loop.turn_loop import Budget, Observation, Rollout, run_turns
 from tests.fakes.engine import ScriptedGenerate
-from tests.fakes.real_tokenizers import KINDS, real_tokenizer
+from tests.fakes.real_tokenizers import CONTROL, KINDS, real_tokenizer
 
 TAGGED = (
-    *("<code>", "</code>", "<answer>", "</answer>", "<information>", "</information>"),
-    *("<", "</", "</co", "ode>", ">", "<code>1+1</code>", "<answer>7</answer>", "\\boxed{7}"),
+    *(
+        "<code>1+1</code>",
+        "<code>",
+        "</code>",
+        "<answer>",
+        "</answer>",
+        "<information>",
+        "</information>",
+    ),
+    *("<", "</", "</co", "ode>", ">", "<answer>7</answer>", "\\boxed{7}"),
 )
 ANY = ("", "x", "a b", "\n", " ", "\U0001f600", "e\u0301\u0323", "\u4e2d", "\ufffd", "<|im_end|>")
 _JSON = (
@@ -56,8 +64,14 @@ def episodes(draw: st.DrawFn, pieces: Sequence[str] = TAGGED) -> Episode:
     """Texts of pieces, with tokens between them that no text would be cut into."""
     kind = draw(st.sampled_from(KINDS))
     said, other = st.sampled_from(pieces), st.sampled_from(ANY)
-    turn = st.lists(st.one_of(said, said, other, st.integers(0, 255)), max_size=8)
-    printed = st.lists(st.sampled_from(TAGGED + ANY), max_size=5).map("".join)
+    part = st.one_of(said, said, other, st.integers(0, 255))
+    # Most turns act, or few trajectories would have a second one.
+    turn = st.builds(
+        list.__add__,
+        st.lists(part, max_size=5),
+        st.sampled_from([[], [pieces[0], pieces[0]], [pieces[0], 9]]),
+    )
+    printed = st.lists(st.sampled_from(TAGGED + ANY + 4 * CONTROL), max_size=5).map("".join)
     return Episode(
         kind=kind,
         turns=[_tokens(kind, draw(turn)) for _ in range(TURNS)],
