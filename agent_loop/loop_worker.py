@@ -8,6 +8,8 @@ have: a deadline, the watchdog, the source's reward over the model's own words, 
 """
 
 import asyncio
+import math
+import time
 import traceback
 from contextvars import ContextVar
 from typing import Any
@@ -136,14 +138,16 @@ class MixedAgentLoopWorker(_TheirWorker):
     ) -> AgentLoopOutput:
         """Run a loop to an output that has its reward and its record, whatever it does."""
         settings, source = self.settings, row["data_source"]
+        began, limit_s = time.monotonic(), math.inf
         try:
             loop = self._make_loop(agent_name)
             budget = settings.budget_of(source, row.get("step_deadline"))
             # Ours keep their own deadline, and what they have at it; judging comes on top.
-            limit_s = budget.timeout_s + settings.mixed.deadlines.reward_s + 1
             is_ours = isinstance(loop, TurnAgentLoop)
+            over_s = settings.mixed.deadlines.reward_s + 1 if is_ours else 0.0
+            limit_s = budget.timeout_s + over_s
             sampling = sampling_params if is_ours else settings.sampling_of(source, sampling_params)
-            async with timeout(limit_s if is_ours else budget.timeout_s):
+            async with timeout(limit_s):
                 output = await loop.run(sampling, **row)
             if isinstance(output, list):
                 raise TypeError(
@@ -154,10 +158,12 @@ class MixedAgentLoopWorker(_TheirWorker):
                 return output
             rollout = rollout_of(output, turns, codec_of(self.tokenizer), settings, source)
         except Exception as error:
-            rollout = self._lost(error, turns)
-        client = (await shared_client(settings.tools, settings.mixed)).for_source(source)
+            rollout = self._lost(error, is_late=time.monotonic() - began >= limit_s)
+        tools: Any = None  # a lost trajectory is not judged
+        if not rollout.is_lost:
+            tools = (await shared_client(settings.tools, settings.mixed)).for_source(source)
         reward_s = settings.mixed.deadlines.reward_s
-        parts = await judge(rollout, row, settings.reward_of(source), client, reward_s)
+        parts = await judge(rollout, row, settings.reward_of(source), tools, reward_s)
         if rollout.loop_error is not None:
             row_id = row["extra_info"]["row_id"]
             settings.name_once(source, row_id, rollout.fault or "", rollout.loop_error)
@@ -186,14 +192,14 @@ class MixedAgentLoopWorker(_TheirWorker):
             return hydra.utils.instantiate(config=config, **given)
         return hydra.utils.get_object(config["_target_"])(**own | given)
 
-    def _lost(self, error: Exception, turns: list[Any]) -> Rollout:
+    def _lost(self, error: Exception, *, is_late: bool) -> Rollout:
         """A trajectory of nothing, for a loop that raised or did not end."""
         filler_id = self.tokenizer.eos_token_id
         rollout = Rollout(
             trajectory=Trajectory([filler_id]), stop_reason=StopReason.INFRA_ERROR, answer=None
         )
         rollout.trajectory.finish(filler_id)
-        if isinstance(error, TimeoutError):
+        if isinstance(error, TimeoutError) and is_late:
             rollout.stop_reason = StopReason.DEADLINE
         elif isinstance(error, ToolError):
             rollout.lose(error.tool or "tool", f"{type(error).__name__}: {error}")
