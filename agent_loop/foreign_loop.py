@@ -5,6 +5,7 @@ log-probs and no more. What they sampled is held against what the engine returne
 read from the model's own words. No verl.
 """
 
+import sys
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -35,7 +36,7 @@ def rollout_of(
     mask, ids = output.response_mask, output.response_ids
     log_probs = output.response_logprobs or [0.0] * len(ids)
     trajectory = Trajectory(output.prompt_ids)
-    returned = [list(turn.token_ids) for turn in turns]
+    returned = [list(turn.token_ids) for turn in turns if turn.token_ids]
     words: list[str] = []
     at = 0
     for bit, run in groupby(mask):
@@ -77,7 +78,8 @@ def _answer(words: Sequence[str], codec: HFCodec, settings: LoopSettings) -> str
     r"""Between the answer tags, else in the last `\boxed{}`, else all of the last turn."""
     if not words:
         return None
-    tags = Tags.from_config(settings.tools, [ActionKind.ANSWER])
+    # A stray closing tag is not the answer: as many attempts as the words hold.
+    tags = Tags.from_config(settings.tools, [ActionKind.ANSWER], max_actions=sys.maxsize)
     actions = tags.actions("".join(words))
     if actions and actions[-1].kind == ActionKind.ANSWER:
         return actions[-1].content

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
+
 CUT_MARK = "..."
 BROKEN = "\ufffd"
 """What a decoder shows where a character is not whole."""
@@ -46,8 +48,11 @@ class HFCodec:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        end = tokenizer.eos_token_id
-        self.end_ids = frozenset([end] if end is not None else [])
+        self.message_end_id: int | None = _message_end(tokenizer)
+        """Ends an assistant's message in the chat template; eos where there is none."""
+
+        ends = {self.message_end_id, tokenizer.eos_token_id}
+        self.end_ids = frozenset(end for end in ends if end is not None)
         self._common = _copy_of(tokenizer, control_tokens=True)
         self._plain = _copy_of(tokenizer, control_tokens=False)
 
@@ -60,6 +65,31 @@ class HFCodec:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return self._common.decode(token_ids, skip_special_tokens=False)
+
+
+def _message_end(tokenizer: Any) -> int | None:
+    """The control token behind a message's content, which need not be eos: base models have
+    another."""
+    if not getattr(tokenizer, "chat_template", None):
+        return tokenizer.eos_token_id
+    try:
+        rendered = [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": "u"}, {"role": "assistant", "content": said}],
+                tokenize=True,
+                return_dict=False,
+            )
+            for said in ("a", "b")
+        ]
+    except TemplateError:  # it wants messages of another kind
+        return tokenizer.eos_token_id
+    same = 0
+    while same < min(map(len, rendered)) and rendered[0][-1 - same] == rendered[1][-1 - same]:
+        same += 1
+    added = tokenizer.added_tokens_decoder
+    tail = rendered[0][len(rendered[0]) - same :]
+    control = [token for token in tail if token in added and added[token].special]
+    return control[0] if control else tokenizer.eos_token_id
 
 
 def _copy_of(tokenizer: Any, *, control_tokens: bool) -> Any:

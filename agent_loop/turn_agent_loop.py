@@ -150,9 +150,9 @@ class TurnAgentLoop(AgentLoopBase):
             ]
 
         def render(said: str, shown: Sequence[str], ids: Sequence[int]) -> tuple[list[int], int]:
-            before = list(ids)
+            before: list[Any] = list(ids)
             if before[-1] not in codec.end_ids:  # cut at a tag: the message was never ended
-                before.append(self.tokenizer.eos_token_id)
+                before.append(codec.message_end_id)
             new = spoken(said, shown)
             merged = self.continuous_token_builder.merge_context_tokens(
                 [*messages, new[0]], [*messages, *new], before

@@ -156,7 +156,7 @@ class TurnConfig(Section):
     answer_reserve: int = Field(default=16, ge=0)
     """Tokens that a tool result never takes, so that the model can still answer."""
 
-    max_observation_length: int | None = Field(default=None, ge=1)
+    max_observation_length: int | None = Field(default=None, ge=8)
     """Tokens of one tool result, cut in the middle beyond; None: as many as there is room for."""
 
 

@@ -95,7 +95,7 @@ def test_without_state_masking_every_token_is_in_the_loss_and_words_are_still_ch
 def test_a_tool_s_token_that_would_train_is_noticed():
     trained = trajectory()
     trained.response_mask[3] = 1
-    assert drift_problems(trained, CODEC.decode) == ["mask sum 3, 2 tokens sampled"]
+    assert drift_problems(trained, CODEC.decode) == ["mask 1 is not on the 2 sampled tokens"]
 
 
 def test_columns_of_several_lengths_are_noticed():

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,5 +122,5 @@ def test_a_trajectory_without_a_verdict_is_lost(tools, row, fault_tool, is_loop_
 def test_a_lost_trajectory_is_not_judged():
     rollout, _ = run_virtual(episode("inline", ["<answer>x</answer>"], ""))
     rollout.lose("search", "dead")
-    parts, _ = run_virtual(reward_of(rollout, tools=SimpleNamespace()))
+    parts, _ = run_virtual(reward_of(rollout, row={}))
     assert (parts["score"], parts["infra_error"]) == (0.0, 1.0)

@@ -1,5 +1,6 @@
 """How results enter the response: cut to fit, between whole characters, as the template has it."""
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from agent_loop.observation_style import (
     CUT_MARK,
     ChatStyle,
+    HFCodec,
     InlineStyle,
     codec_of,
     cut_middle,
@@ -178,3 +180,14 @@ async def test_in_a_template_a_tool_writes_no_control_token_and_keeps_its_room(k
     written = [t for t in shown.token_ids if t in control]
     assert written == [t for t in quiet.token_ids if t in control]
     assert len(shown.token_ids) <= room
+
+
+def test_a_message_ends_as_the_template_has_it_where_eos_is_another_token():
+    base = copy.deepcopy(real_tokenizer("pieces"))
+    base.eos_token = "<|endoftext|>"
+    codec = HFCodec(base)
+    ends = base.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+    assert codec.message_end_id == ends[0]
+    assert codec.end_ids == set(ends)
+    base.chat_template = None
+    assert HFCodec(base).message_end_id == ends[1]
