@@ -1,17 +1,33 @@
 """What stops a run, or is said aloud: faults, loops that raise, drift. Pure; no verl."""
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from agent_loop.source_metrics import TrainedTrajectory
+from samplers.faults import GroupFaults, fault_of
+
+LEAST_GROUPS = 3
+"""Groups of a source that must have been seen before its faults stop a run, unless the window is
+full: one failed request can lose a whole group."""
 
 
 class RubbleError(RuntimeError):
     """Too much of what would be trained is not the policy's doing."""
 
 
+@dataclass(slots=True)
+class _Counts:
+    """What one source lost in one step."""
+
+    step: int
+    groups: int = 0
+    trajectories: int = 0
+    lost: int = 0
+
+
 class FaultWindow:
-    """Share of each source's trajectories that were lost, over the last steps.
+    """Share of each source's trajectories that were lost, over the last steps that it was in.
 
     It forgets on restart: a run that was stopped for its faults may be tried again.
 
@@ -22,33 +38,64 @@ class FaultWindow:
 
     def __init__(self, limit: float, steps: int) -> None:
         self._limit, self._steps = limit, steps
-        self._seen: defaultdict[str, deque[tuple[int, int]]] = defaultdict(
-            lambda: deque(maxlen=steps)
-        )
+        self._seen: defaultdict[str, deque[_Counts]] = defaultdict(lambda: deque(maxlen=steps))
 
-    def check(self, trajectories: Sequence[TrainedTrajectory]) -> None:
-        """Take in one step.
+    def check(self, step: int, groups: Iterable[GroupFaults]) -> None:
+        """Take in groups of a step, which may come in several parts.
 
         Raises:
             RubbleError: a source lost too many; names tool and last error.
         """
-        by_source: defaultdict[str, list[TrainedTrajectory]] = defaultdict(list)
-        for trajectory in trajectories:
-            by_source[trajectory.source].append(trajectory)
-        for source, own in by_source.items():
-            faults = [t.record for t in own if t.is_lost]
+        last: dict[str, str] = {}
+        for group in groups:
+            seen = self._seen[group.source]
+            if not seen or seen[-1].step != step:
+                seen.append(_Counts(step))
+            seen[-1].groups += 1
+            seen[-1].trajectories += group.trajectories
+            seen[-1].lost += len(group.faults)
+            if group.faults:
+                last[group.source] = group.faults[-1]
+        for source, fault in last.items():
             seen = self._seen[source]
-            seen.append((len(faults), len(own)))
-            lost, total = (sum(counts) for counts in zip(*seen, strict=True))
-            if faults and lost > self._limit * total:
-                last = faults[-1]
+            total, lost = sum(c.trajectories for c in seen), sum(c.lost for c in seen)
+            enough = len(seen) == self._steps or sum(c.groups for c in seen) >= LEAST_GROUPS
+            if enough and lost > self._limit * total:
                 raise RubbleError(
                     f"source={source} lost {lost} of {total} trajectories of the last {len(seen)} "
                     f"steps, more than mixed.infra_error_limit={self._limit}: no policy is "
-                    f"trained on rubble; tool={last['fault_tool']}, last error: {last['fault']}; "
-                    "see `verl-mixed doctor` and the run's tool_server.log, then start the same "
-                    "command again"
+                    f"trained on rubble; {fault}; see `verl-mixed doctor` and the run's "
+                    "tool_server.log, then start the same command again"
                 )
+
+
+def faults_by_group(trajectories: Iterable[TrainedTrajectory]) -> list[GroupFaults]:
+    """What each group lost, in the order of their first trajectories."""
+    groups: defaultdict[str, list[TrainedTrajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        groups[trajectory.uid].append(trajectory)
+    return [
+        GroupFaults(
+            source=own[0].source,
+            trajectories=len(own),
+            faults=tuple(fault_of(t.record) for t in own if t.is_lost),
+        )
+        for own in groups.values()
+    ]
+
+
+def nothing_to_train(trajectories: Sequence[TrainedTrajectory]) -> str | None:
+    """Why a batch has no token with mask 1; None where it has one."""
+    if any(any(t.response_mask) for t in trajectories):
+        return None
+    reasons = dict(Counter(str(t.record["stop_reason"]) for t in trajectories))
+    faults = [fault for group in faults_by_group(trajectories) for fault in group.faults]
+    return f"stop reasons={reasons}, {faults[-1] if faults else 'no fault'}"
+
+
+def exceeds(seen: float, limit: float | None) -> bool:
+    """Whether a number is above its limit; one that is none (NaN) is."""
+    return limit is not None and not seen <= limit
 
 
 def loop_error(trajectories: Sequence[TrainedTrajectory]) -> str | None:

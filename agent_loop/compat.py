@@ -1,14 +1,19 @@
-"""What Python 3.10 lacks: `enum.StrEnum` and `asyncio.timeout`."""
+"""What Python 3.10 lacks: `enum.StrEnum`, `asyncio.timeout`, and for task groups `gather_all`."""
 
+import asyncio
 import sys
+from collections.abc import Awaitable, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from typing_extensions import Self
+
+T = TypeVar("T")
 
 if sys.version_info >= (3, 11):
     from asyncio import timeout
     from enum import StrEnum
 else:
-    import asyncio
-    from collections.abc import AsyncIterator
-    from contextlib import asynccontextmanager
     from enum import Enum
 
     import async_timeout
@@ -18,14 +23,47 @@ else:
 
         __str__ = str.__str__
 
-    @asynccontextmanager
-    async def timeout(delay: float | None) -> AsyncIterator[None]:
+    class timeout:
         """As `asyncio.timeout`; 3.10's `asyncio.TimeoutError` is not yet the built-in one."""
-        try:
-            async with async_timeout.timeout(delay):
-                yield
-        except asyncio.TimeoutError as error:
-            raise TimeoutError from error
+
+        def __init__(self, delay: float | None) -> None:
+            self._timeout = async_timeout.timeout(delay)
+
+        def expired(self) -> bool:
+            return self._timeout.expired
+
+        async def __aenter__(self) -> Self:
+            await self._timeout.__aenter__()
+            return self
+
+        async def __aexit__(
+            self,
+            kind: type[BaseException] | None,
+            error: BaseException | None,
+            traceback: TracebackType | None,
+        ) -> None:
+            try:
+                await self._timeout.__aexit__(kind, error, traceback)
+                if isinstance(error, asyncio.TimeoutError):
+                    raise error
+            except asyncio.TimeoutError as late:
+                raise TimeoutError(*late.args) from late
 
 
-__all__ = ["StrEnum", "timeout"]
+async def gather_all(work: Sequence[Awaitable[T]]) -> list[T]:
+    """All results in order; the first fault cancels the others, and leaves when they are done.
+
+    Unlike a task group it raises that fault itself.
+    """
+    if len(work) == 1:
+        return [await work[0]]
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+__all__ = ["StrEnum", "gather_all", "timeout"]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from agent_loop.engine_client import EngineTurn
 from agent_loop.loop_settings import LoopSettings
 from agent_loop.observation_style import HFCodec
 from agent_loop.tags import ActionKind, Tags
@@ -19,13 +20,13 @@ from samplers.sources.math import boxed_answer
 
 
 def rollout_of(
-    output: Any, turns: Sequence[Any], codec: HFCodec, settings: LoopSettings, source: str
+    output: Any, turns: Sequence[EngineTurn], codec: HFCodec, settings: LoopSettings, source: str
 ) -> Rollout:
     """A rollout with the tokens of a finished loop.
 
     Args:
         output: verl's `AgentLoopOutput`.
-        turns: the engine's answers, in order.
+        turns: the engine's answers, in order; log-probs are taken from them.
         codec: the tokenizer.
         settings: for tags and lengths.
         source: whose row it was.
@@ -34,9 +35,8 @@ def rollout_of(
         ValueError: mask 1 is not on the engine's tokens: the loop re-tokenised or dropped some.
     """
     mask, ids = output.response_mask, output.response_ids
-    log_probs = output.response_logprobs or [0.0] * len(ids)
     trajectory = Trajectory(output.prompt_ids)
-    returned = [list(turn.token_ids) for turn in turns if turn.token_ids]
+    returned = [turn.output for turn in turns if turn.output.token_ids]
     words: list[str] = []
     at = 0
     for bit, run in groupby(mask):
@@ -46,22 +46,20 @@ def rollout_of(
             trajectory.add_tool_tokens(ids[own], codec.decode(ids[own]))
             continue
         # Turns with nothing between them are one run of mask 1.
-        left, probs = list(ids[own]), list(log_probs[own])
+        left = list(ids[own])
         while left:
-            turn = returned.pop(0) if returned else []
-            kept = turn[: len(left)]
-            if not kept or kept != left[: len(kept)]:
+            turn = returned.pop(0) if returned else None
+            kept = list(turn.token_ids)[: len(left)] if turn else []
+            if turn is None or kept != left[: len(kept)]:
                 raise ValueError(
                     f"the tokens with mask 1 of a loop of source={source} are not the engine's, "
                     f"from token {at - len(left)} of {len(ids)} on: a loop must not tokenise the "
                     "model's words again; return what generate() returned"
                 )
-            trajectory.add_model_tokens(
-                turn, [*probs[: len(kept)], *[0.0] * (len(turn) - len(kept))]
-            )
+            trajectory.add_model_tokens(list(turn.token_ids), turn.log_probs or [])
             words.append(codec.decode(kept))
             trajectory.cut_turn(len(kept), words[-1])
-            left, probs = left[len(kept) :], probs[len(kept) :]
+            left = left[len(kept) :]
     trajectory.finish(min(codec.end_ids, default=0))
     answer = _answer(words, codec, settings)
     is_full = len(ids) >= settings.budget_of(source).response_length
@@ -70,6 +68,30 @@ def rollout_of(
         trajectory=trajectory,
         stop_reason=reason if answer is not None else StopReason.NO_ACTION,
         answer=answer,
+        turns=[Turn(tokens=s.length) for s in trajectory.segments if s.author == "model"],
+    )
+
+
+def partial_rollout(turns: Sequence[EngineTurn], codec: HFCodec) -> Rollout:
+    """What a loop had at its deadline, read from what it asked the engine.
+
+    The prompt of each request holds all that came before, the environment's tokens too.
+    """
+    trajectory = Trajectory(turns[0].prompt_ids if turns else sorted(codec.end_ids)[:1])
+    for turn in turns:
+        before, asked = trajectory.ids, list(turn.prompt_ids)
+        if asked[: len(before)] != before:
+            break  # it began another conversation: what follows does not continue this one
+        if added := asked[len(before) :]:
+            trajectory.add_tool_tokens(added, codec.decode(added))
+        token_ids = list(turn.output.token_ids)
+        trajectory.add_model_tokens(token_ids, turn.output.log_probs or [])
+        trajectory.cut_turn(len(token_ids), codec.decode(token_ids))
+    trajectory.finish(min(codec.end_ids, default=0))
+    return Rollout(
+        trajectory=trajectory,
+        stop_reason=StopReason.DEADLINE,
+        answer=None,
         turns=[Turn(tokens=s.length) for s in trajectory.segments if s.author == "model"],
     )
 

@@ -35,17 +35,19 @@ async def judge(
     parts = no_answer()
     if not rollout.is_lost:
         waits_for("reward")
+        deadline = timeout(timeout_s)
         try:
-            async with timeout(timeout_s):
+            async with deadline:
                 ground_truth = json.loads(row["reward_model"]["ground_truth"])
                 parts = await reward_for(reward)(rollout.answer, ground_truth, tools)
-        except TimeoutError:
-            rollout.lose("reward", f"reward={reward}: no verdict within reward_s={timeout_s} s")
         except ToolError as error:
             rollout.lose(error.tool or "reward", f"reward={reward}: {error}")
         except Exception as error:
-            rollout.lose("loop", f"reward={reward}: {type(error).__name__}: {error}")
-            rollout.loop_error = traceback.format_exc()
+            if isinstance(error, TimeoutError) and deadline.expired():  # else the reward's own
+                rollout.lose("reward", f"reward={reward}: no verdict within reward_s={timeout_s} s")
+            else:
+                rollout.lose("loop", f"reward={reward}: {type(error).__name__}: {error}")
+                rollout.loop_error = traceback.format_exc()
         if rollout.is_lost:
             rollout.trajectory.without_gradient()
     return parts | {

@@ -49,9 +49,6 @@ class LoopSettings:
     named: Counter[str] = field(default_factory=Counter)
     """Errors of loops that were logged with their trace, and how often they came."""
 
-    started_at: float = field(default_factory=time.time)
-    """Wall clock; deadlines of steps before it are of an earlier process."""
-
     def source(self, name: str) -> SourceConfig | None:
         return self.mixed.sources.get(name)
 
@@ -60,11 +57,11 @@ class LoopSettings:
 
         Args:
             source: its name.
-            step_deadline: wall clock at which its step gives up waiting; None: never.
+            step_deadline: when its step gives up waiting, on `time.monotonic`; None: never.
         """
         budget = self.budget
-        if step_deadline is not None and step_deadline > self.started_at:
-            left_s = max(0.0, step_deadline - time.time())
+        if step_deadline is not None:
+            left_s = max(0.0, step_deadline - time.monotonic())
             budget = replace(budget, timeout_s=min(budget.timeout_s, left_s))
         own = self.source(source)
         if own is None:

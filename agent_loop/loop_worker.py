@@ -8,15 +8,14 @@ have: a deadline, the watchdog, the source's reward over the model's own words, 
 """
 
 import asyncio
-import math
 import time
 import traceback
-from contextvars import ContextVar
 from typing import Any
 
 import hydra
 import ray
 from omegaconf import DictConfig, OmegaConf
+from tensordict import NonTensorData
 from verl.experimental.agent_loop.agent_loop import (
     AgentLoopOutput,
     DictConfigWrap,
@@ -25,72 +24,17 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from agent_loop.compat import timeout
-from agent_loop.foreign_loop import rollout_of
+from agent_loop.engine_client import EngineTurn, RecordingClient, turns_of_trajectory
+from agent_loop.foreign_loop import partial_rollout, rollout_of
 from agent_loop.judging import judge
 from agent_loop.loop_settings import settings_of
 from agent_loop.observation_style import codec_of
 from agent_loop.tools.client import shared_client
-from agent_loop.tools.protocol import ToolError, ToolUnavailable
+from agent_loop.tools.protocol import ToolError
 from agent_loop.trajectory import StopReason, Trajectory
 from agent_loop.turn_agent_loop import TurnAgentLoop, output_of
-from agent_loop.turn_loop import Rollout
+from agent_loop.turn_loop import Rollout, is_being_cancelled
 from agent_loop.watchdog import waits_for
-
-_turns: ContextVar[list[Any] | None] = ContextVar("engine_turns", default=None)
-
-
-class _Server:
-    """A rollout server whose request ends when nobody waits for it any more.
-
-    Ray does not pass on the cancellation of an `await` to an actor: without this a request past its
-    deadline is decoded to its end.
-    """
-
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-        self.generate = self
-
-    async def remote(self, *args: Any, **kwargs: Any) -> Any:
-        reference = self._handle.generate.remote(*args, **kwargs)
-        try:
-            return await reference
-        except asyncio.CancelledError:
-            ray.cancel(reference)
-            raise
-
-
-class _RecordingClient:
-    """verl's server client (workers/rollout/llm_server.py), with the engine's answers of the
-    current trajectory kept aside, and requests that are cancelled with their trajectory."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        acquire = client._acquire_server
-
-        async def acquire_server(*args: Any, **kwargs: Any) -> tuple[Any, _Server]:
-            server_id, handle = await acquire(*args, **kwargs)
-            return server_id, _Server(handle)
-
-        client._acquire_server = acquire_server
-
-    async def generate(self, *args: Any, **kwargs: Any) -> Any:
-        turns = _turns.get()
-        waits_for("engine", turn=len(turns or []) + 1)
-        try:
-            output = await self._client.generate(*args, **kwargs)
-        except Exception as error:
-            raise ToolUnavailable(
-                f"no tokens from the rollout server: {type(error).__name__}: {error}", tool="engine"
-            ) from error
-        if turns is not None:
-            turns.append(output)
-        waits_for("tool")
-        return output
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
 
 _TheirWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -101,12 +45,17 @@ class MixedAgentLoopWorker(_TheirWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.settings = settings_of(self.config)
-        self.llm_client = _RecordingClient(self.llm_client)
+        self.llm_client = RecordingClient(self.llm_client)
+        codec_of(self.tokenizer).add_ends(_engine_ends(self.model_config))
         self._watchdog: asyncio.Task[None] | None = None
 
     async def generate_sequences(self, batch: Any) -> None:
         if self._watchdog is None:
             self._watchdog = asyncio.create_task(self.settings.watchdog.run())
+        if "step_seconds_left" in batch:  # of which this process makes a time of its own clock
+            left = batch["step_seconds_left"]
+            left_s = float(left[0] if isinstance(left, list) else left)
+            batch["step_deadline"] = NonTensorData(time.monotonic() + left_s)
         await super().generate_sequences(batch)
 
     async def _run_agent_loop(
@@ -120,12 +69,12 @@ class MixedAgentLoopWorker(_TheirWorker):
     ) -> None:
         source, row_id = row["data_source"], row["extra_info"]["row_id"]
         with self.settings.watchdog.watch(source, row_id):
-            turns: list[Any] = []
-            token = _turns.set(turns)
+            turns: list[EngineTurn] = []
+            token = turns_of_trajectory.set(turns)
             try:
                 output = await self._host(agent_name, sampling_params, row, turns)
             finally:
-                _turns.reset(token)
+                turns_of_trajectory.reset(token)
             waits_for("transfer queue")
             await self._agent_loop_postprocess(output, trajectory["validate"], **row)
 
@@ -134,41 +83,59 @@ class MixedAgentLoopWorker(_TheirWorker):
         agent_name: str,
         sampling_params: dict[str, Any],
         row: dict[str, Any],
-        turns: list[Any],
+        turns: list[EngineTurn],
     ) -> AgentLoopOutput:
         """Run a loop to an output that has its reward and its record, whatever it does."""
         settings, source = self.settings, row["data_source"]
-        began, limit_s = time.monotonic(), math.inf
+        tools: Any = None  # a lost trajectory is not judged
         try:
             loop = self._make_loop(agent_name)
-            budget = settings.budget_of(source, row.get("step_deadline"))
-            # Ours keep their own deadline, and what they have at it; judging comes on top.
-            is_ours = isinstance(loop, TurnAgentLoop)
-            over_s = settings.mixed.deadlines.reward_s + 1 if is_ours else 0.0
-            limit_s = budget.timeout_s + over_s
-            sampling = sampling_params if is_ours else settings.sampling_of(source, sampling_params)
-            async with timeout(limit_s):
-                output = await loop.run(sampling, **row)
-            if isinstance(output, list):
-                raise TypeError(
-                    f"agent={agent_name} returned {len(output)} outputs for one trajectory: one is "
-                    "expected, since a group's statistics count each as a member; merge them"
-                )
-            if "mixed" in output.extra_fields:
-                return output
-            rollout = rollout_of(output, turns, codec_of(self.tokenizer), settings, source)
-        except Exception as error:
-            rollout = self._lost(error, is_late=time.monotonic() - began >= limit_s)
-        tools: Any = None  # a lost trajectory is not judged
-        if not rollout.is_lost:
+            if isinstance(loop, TurnAgentLoop):  # keeps its own deadlines, and has all it needs
+                return await loop.run(sampling_params, **row)
             tools = (await shared_client(settings.tools, settings.mixed)).for_source(source)
+            rollout = await self._run_foreign(loop, sampling_params, row, turns)
+        except Exception as error:
+            rollout = self._lost(error)
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            rollout = self._lost(error)  # something inside the loop was cancelled, not the loop
         reward_s = settings.mixed.deadlines.reward_s
         parts = await judge(rollout, row, settings.reward_of(source), tools, reward_s)
         if rollout.loop_error is not None:
             row_id = row["extra_info"]["row_id"]
             settings.name_once(source, row_id, rollout.fault or "", rollout.loop_error)
-        versions = [turn.extra_fields.get("global_steps") or 0 for turn in turns]
+        versions = [turn.output.extra_fields.get("global_steps") or 0 for turn in turns]
         return output_of(rollout, parts, settings, versions)
+
+    async def _run_foreign(
+        self,
+        loop: Any,
+        sampling_params: dict[str, Any],
+        row: dict[str, Any],
+        turns: list[EngineTurn],
+    ) -> Rollout:
+        """Run a loop that knows none of our limits; at the deadline it ends with what it has."""
+        settings, source = self.settings, row["data_source"]
+        codec = codec_of(self.tokenizer)
+        budget = settings.budget_of(source, row.get("step_deadline"))
+        running = asyncio.ensure_future(
+            loop.run(settings.sampling_of(source, sampling_params), **row)
+        )
+        try:
+            done, _ = await asyncio.wait([running], timeout=budget.timeout_s)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+        if not done:
+            return partial_rollout(turns, codec)
+        output = running.result()
+        if isinstance(output, list):
+            raise TypeError(
+                f"the loop of source={source} returned {len(output)} outputs for one trajectory: "
+                "one is expected, since a group's statistics count each as a member; merge them"
+            )
+        return rollout_of(output, turns, codec, settings, source)
 
     def _make_loop(self, agent_name: str) -> Any:
         if agent_name not in _agent_loop_registry:
@@ -192,21 +159,23 @@ class MixedAgentLoopWorker(_TheirWorker):
             return hydra.utils.instantiate(config=config, **given)
         return hydra.utils.get_object(config["_target_"])(**own | given)
 
-    def _lost(self, error: Exception, *, is_late: bool) -> Rollout:
-        """A trajectory of nothing, for a loop that raised or did not end."""
+    def _lost(self, error: BaseException) -> Rollout:
+        """A trajectory of nothing, for a loop that raised."""
         filler_id = self.tokenizer.eos_token_id
         rollout = Rollout(
             trajectory=Trajectory([filler_id]), stop_reason=StopReason.INFRA_ERROR, answer=None
         )
         rollout.trajectory.finish(filler_id)
-        if isinstance(error, TimeoutError) and is_late:
-            rollout.stop_reason = StopReason.DEADLINE
-        elif isinstance(error, ToolError):
-            rollout.lose(error.tool or "tool", f"{type(error).__name__}: {error}")
-        else:
-            rollout.lose("loop", f"{type(error).__name__}: {error}")
-            rollout.loop_error = traceback.format_exc()
+        is_infra = isinstance(error, ToolError)
+        rollout.lose((is_infra and error.tool) or "loop", f"{type(error).__name__}: {error}")
+        rollout.loop_error = None if is_infra else traceback.format_exc()
         return rollout
+
+
+def _engine_ends(model_config: Any) -> list[int]:
+    """Tokens at which the engine itself ends a message, besides the tokenizer's own."""
+    ids = getattr(getattr(model_config, "generation_config", None), "eos_token_id", None)
+    return [i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None]
 
 
 def _plain_settings(config: Any) -> dict[str, Any] | None:

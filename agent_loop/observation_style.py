@@ -56,6 +56,10 @@ class HFCodec:
         self._common = _copy_of(tokenizer, control_tokens=True)
         self._plain = _copy_of(tokenizer, control_tokens=False)
 
+    def add_ends(self, token_ids: Sequence[int]) -> None:
+        """Further tokens that end a message: engines stop at those of the generation config."""
+        self.end_ids |= frozenset(token_ids)
+
     def encode(self, text: str) -> list[int]:
         return self._common.encode(text, add_special_tokens=False).ids
 

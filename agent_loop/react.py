@@ -20,7 +20,8 @@ from agent_loop.tags import Action, ActionKind
 OBSERVATION = "Observation:"
 FINAL_ANSWER = "Final Answer:"
 
-_CALL = re.compile(r"^[ \t]*Action:[ \t]*([^\n]*?)[ \t]*\n[ \t]*Action Input:[ \t]*", re.MULTILINE)
+# One repetition between two marks, never two that could share a space: hostile text is linear.
+_CALL = re.compile(r"^[ \t]*Action:([^\n]*)\n[ \t]*Action Input:[ \t]*", re.MULTILINE)
 _FINAL = re.compile(r"^[ \t]*Final Answer:", re.MULTILINE)
 _ATTEMPT = re.compile(r"^[ \t]*Action(?: Input)?:", re.MULTILINE)
 _OBSERVED = re.compile(r"^[ \t]*Observation:", re.MULTILINE)
@@ -61,7 +62,7 @@ class ReAct:
             return []
         observed = _OBSERVED.search(text, final.end())
         answer = text[final.end() : observed.start() if observed else len(text)].strip()
-        return [Action(kind=ActionKind.ANSWER, content=answer)]
+        return [Action(kind=ActionKind.ANSWER, content=answer, is_open=observed is None)]
 
     def _calls(self, text: str) -> list["_Call"]:
         """The actions before a final answer, the first that is malformed included."""
@@ -73,7 +74,7 @@ class ReAct:
                 continue  # inside the JSON of the one before
             if _OBSERVED.search(text, found[-1].end if found else 0, match.start()):
                 break  # the model made up what it observed: all after it is not asked for
-            found.append(_read_call(match.group(1), text, match.end()))
+            found.append(_read_call(match.group(1).strip(), text, match.end()))
             if found[-1].action.kind == ActionKind.MALFORMED:
                 break
         return found
@@ -88,6 +89,8 @@ class _Call:
 
 def _read_call(name: str, text: str, at: int) -> _Call:
     """The action whose JSON begins at `at`."""
+    if name in (ActionKind.ANSWER, ActionKind.MALFORMED):
+        return _Call(Action(kind=ActionKind.MALFORMED, content=f"no tool {name!r}"), 0)
     try:
         arguments, end = _DECODER.raw_decode(text, at)
         json.dumps(arguments, ensure_ascii=False).encode()  # no half of a character, as "\ud83d"

@@ -4,7 +4,6 @@ Its tools are those of the tool server, and those that verl loads from
 `rollout.multi_turn.tool_config_path` and `function_tool_path`.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from verl.tools.function_tool import FunctionTool, normalize_function_tool_retur
 
 from agent_loop.react import OBSERVATION, ReAct
 from agent_loop.tags import Action, Language
-from agent_loop.tool_actions import NamedTool, mistake, named_tools
+from agent_loop.tool_actions import NamedTool, describe, mistake, named_tools
 from agent_loop.turn_agent_loop import TurnAgentLoop
 from agent_loop.turn_loop import Observation
 
@@ -66,25 +65,42 @@ class ReactAgentLoop(TurnAgentLoop):
         lines = []
         for name, tool in self.tools.items():
             if isinstance(tool, NamedTool):
-                lines.append(f"{name}: {tool.description}; {json.dumps(dict(tool.arguments))}")
+                lines.append(describe(name, tool.description, tool.arguments))
             else:
                 function = tool.tool_schema.function
-                names = list(function.parameters.properties)
-                lines.append(f"{name}: {function.description}; {json.dumps(names)}")
+                lines.append(describe(name, function.description, list(_arguments_of(tool)[0])))
         return lines
+
+
+def _arguments_of(tool: Any) -> tuple[set[str], set[str]]:
+    """(known, needed) arguments of a tool that verl loaded."""
+    parameters = tool.tool_schema.function.parameters
+    return set(parameters.properties), set(parameters.required or ())
 
 
 async def _call_of_verl(tool: Any, arguments: dict[str, Any]) -> Observation:
     """A tool that verl loaded: a function, or a class with a life of its own.
 
-    What it raises is the loop's own error: verl's tools have no word for infrastructure.
+    verl's tools have no word for infrastructure. What is wrong about the arguments is the model's
+    mistake, and what the tool raises about values and types too, as in verl's own loop; all else
+    is the loop's own error.
     """
-    if isinstance(tool, FunctionTool):
-        response, _, _ = normalize_function_tool_return(await tool.call(arguments))
-        return Observation(text=response.text or "")
-    instance_id, _ = await tool.create()
+    known, needed = _arguments_of(tool)
+    wrong, missing = arguments.keys() - known, needed - arguments.keys()
+    if wrong or missing:
+        takes = ", ".join(sorted(known))
+        return mistake(
+            f"missing {sorted(missing)}, unknown {sorted(wrong)}; the arguments are {takes}"
+        )
     try:
-        response, _, _ = await tool.execute(instance_id, arguments)
-    finally:
-        await tool.release(instance_id)
-    return Observation(text=response.text or "")
+        if isinstance(tool, FunctionTool):
+            response, _, _ = normalize_function_tool_return(await tool.call(arguments))
+            return Observation(text=response.text or "")
+        instance_id, _ = await tool.create()
+        try:
+            response, _, _ = await tool.execute(instance_id, arguments)
+        finally:
+            await tool.release(instance_id)
+        return Observation(text=response.text or "")
+    except (ValueError, TypeError) as error:
+        return mistake(f"{type(error).__name__}: {error}")

@@ -42,6 +42,11 @@ class TrainedTrajectory:
         """Whether a fault ended it: it trains nothing and is in no baseline."""
         return self.record["stop_reason"] == StopReason.INFRA_ERROR
 
+    @property
+    def is_valid(self) -> bool:
+        """Whether it is in its group's baseline: not lost, and some token of it was sampled."""
+        return not self.is_lost and any(self.response_mask)
+
 
 def _mean(values: Iterable[float]) -> float:
     collected = list(values)
@@ -63,11 +68,12 @@ def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float
     """`mixed/<source>/...` for every source of one step.
 
     `count` is prompts; `solved_all`, `solved_none`, `zero_variance` and `too_small` are shares of
-    groups, over the trajectories that were not lost: the latter two train nothing; `pass_rate`,
+    groups, over their valid trajectories (`is_valid`): the latter two train nothing; `pass_rate`,
     `infra_error_rate`, `loop_error_rate`, `truncated_rate` and `deadline_rate` are shares of
     trajectories; `tool_error_rate` is the share of tool calls that were refused as the model's
     mistake; `infra_errors/<tool>` counts trajectories; lengths are tokens, times seconds. Rewards
-    and pass rate are those of trajectories that were not lost.
+    and pass rate are those of valid trajectories; a source without one has neither them nor
+    `solved_*`, so that no curve falls to 0 when the tools do.
     """
     by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
     for trajectory in trajectories:
@@ -80,12 +86,14 @@ def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float
 
 
 def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    groups = [[t for t in group if not t.is_lost] for group in _groups(own).values()]
+    groups = [[t for t in group if t.is_valid] for group in _groups(own).values()]
     judged = [group for group in groups if group]
-    return {
-        "count": float(len(groups)),
+    solved = {
         "solved_all": _mean(all(t.acc >= 1 for t in group) for group in judged),
         "solved_none": _mean(not any(t.acc >= 1 for t in group) for group in judged),
+    }
+    return (solved if judged else {}) | {
+        "count": float(len(groups)),
         "zero_variance": _mean(
             len(group) > 1 and len({t.reward for t in group}) == 1 for group in groups
         ),
@@ -94,16 +102,11 @@ def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
 
 
 def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    judged = [t for t in own if not t.is_lost]
-    rewards = [t.reward for t in judged]
     tokens = sum(len(t.response_mask) for t in own)
     reasons = Counter(t.record["stop_reason"] for t in own)
     raised = sum(t.record["loop_error"] is not None for t in own)
     lost_to = Counter(t.record["fault_tool"] for t in own if t.is_lost)
-    return {
-        "reward/mean": _mean(rewards),
-        "reward/std": float(np.std(rewards)) if rewards else 0.0,
-        "pass_rate": _mean(t.acc >= 1 for t in judged),
+    return _of_verdicts([t for t in own if t.is_valid]) | {
         "turns/mean": _mean(len(t.record["turns"]) for t in own),
         "response_length/mean": tokens / len(own),
         "masked_fraction": 1 - sum(sum(t.response_mask) for t in own) / max(1, tokens),
@@ -113,6 +116,17 @@ def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
         "truncated_rate": (reasons[StopReason.RESPONSE_BUDGET] + reasons[StopReason.DEADLINE])
         / len(own),
         **{f"infra_errors/{tool}": float(count) for tool, count in lost_to.items()},
+    }
+
+
+def _of_verdicts(judged: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    if not judged:
+        return {}
+    rewards = [t.reward for t in judged]
+    return {
+        "reward/mean": _mean(rewards),
+        "reward/std": float(np.std(rewards)),
+        "pass_rate": _mean(t.acc >= 1 for t in judged),
     }
 
 
@@ -153,14 +167,16 @@ def validation_metrics(
         sources: (V,) source of each validation trajectory.
         rewards: (V,).
         accs: (V,) 1 where the trajectory solved its prompt.
-        lost: (V,) whether a fault ended it: it counts in `infra_error_rate` and nowhere else.
+        lost: (V,) whether a fault ended it: it counts in `infra_error_rate` and nowhere else. A
+            source that lost all has no reward and no pass rate.
     """
     metrics: dict[str, float] = {}
     for source in sorted(set(sources)):
         own = [i for i, name in enumerate(sources) if name == source]
         judged = [i for i in own if not lost[i]]
-        metrics[f"mixed/{source}/val/reward/mean"] = _mean(rewards[i] for i in judged)
-        metrics[f"mixed/{source}/val/pass_rate"] = _mean(accs[i] >= 1 for i in judged)
+        if judged:
+            metrics[f"mixed/{source}/val/reward/mean"] = _mean(rewards[i] for i in judged)
+            metrics[f"mixed/{source}/val/pass_rate"] = _mean(accs[i] >= 1 for i in judged)
         metrics[f"mixed/{source}/val/count"] = float(len(judged))
         metrics[f"mixed/{source}/val/infra_error_rate"] = 1 - len(judged) / len(own)
     return metrics

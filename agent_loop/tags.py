@@ -40,6 +40,9 @@ class Action:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Named arguments, where the language has them."""
 
+    is_open: bool = False
+    """Whether `content` is all the rest of the turn: where that was cut short, so is this."""
+
 
 class Language(Protocol):
     """How a model asks for things: tags, or ReAct's lines."""

@@ -1,6 +1,7 @@
 """What an action asks of its tool, and what the model reads of the answer. No verl."""
 
-from collections.abc import Awaitable, Callable, Mapping
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,12 @@ class NamedTool:
             takes = ", ".join(self.arguments)
             return mistake(f"missing {missing}, unknown {wrong}; the arguments are {takes}")
         return await self.run(tools, {name: str(value) for name, value in arguments.items()})
+
+
+def describe(name: str, description: str, arguments: Mapping[str, str] | Sequence[str]) -> str:
+    """A tool in one line, for a prompt."""
+    shown = dict(arguments) if isinstance(arguments, Mapping) else list(arguments)
+    return f"{name}: {description}; {json.dumps(shown)}"
 
 
 def named_tools(topk: int) -> dict[str, NamedTool]:

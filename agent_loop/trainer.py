@@ -17,6 +17,7 @@ on resume (`_load_checkpoint`), because those steps are trained again.
 
 import json
 import logging
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Set
@@ -39,7 +40,15 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from agent_loop.alarms import FaultWindow, RubbleError, drift_problems, loop_error
+from agent_loop.alarms import (
+    FaultWindow,
+    RubbleError,
+    drift_problems,
+    exceeds,
+    faults_by_group,
+    loop_error,
+    nothing_to_train,
+)
 from agent_loop.observation_style import codec_of
 from agent_loop.run_folder import MetricsFile, numbers_of, write_lines
 from agent_loop.source_metrics import (
@@ -118,7 +127,7 @@ class _MixedTrainer:
         self.trajectory_dir = run_dir / "trajectories"
         self._faults = FaultWindow(self.mixed.infra_error_limit, self.mixed.infra_error_window)
         self._rows_per_update = 0
-        self._trajectories: list[TrainedTrajectory] = []
+        self._trajectories: list[TrainedTrajectory] = []  # of this step so far
         self._miscounted: Counter[str] = Counter()  # source -> trained more than planned so far
         self._step_metrics: dict[str, Any] = {}
         super().__init__(config)  # type: ignore[call-arg]
@@ -173,8 +182,8 @@ class _MixedTrainer:
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
         if (step_s := self.mixed.deadlines.step_s) is not None:
             # Replacements are given what is left of their step; asynchronous steps overlap.
-            began = self._step_began if self.trainer_mode == "sync" else time.time()
-            tu.assign_non_tensor_data(batch, "step_deadline", began + step_s)
+            gone_s = time.monotonic() - self._step_began if self.trainer_mode == "sync" else 0.0
+            tu.assign_non_tensor_data(batch, "step_seconds_left", max(0.0, step_s - gone_s))
         return batch
 
     # --- the trained batch --------------------------------------------------------------------
@@ -216,7 +225,8 @@ class _MixedTrainer:
 
     def on_step_begin(self) -> None:
         self.local_trigger_step = 0  # verl leaves the last step's here until it samples
-        self._step_began = time.time()
+        self._step_began = time.monotonic()
+        self._trajectories = []
         super().on_step_begin()
 
     def _balance_batch(
@@ -227,8 +237,9 @@ class _MixedTrainer:
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:
         groups = self._check_composition(batch)
-        self._trajectories = read_trajectories(batch)
-        self._check_faults(self._trajectories)
+        trajectories = read_trajectories(batch)
+        self._trajectories += trajectories  # in separate mode a step has several mini-batches
+        self._check_faults(trajectories)
         per_update = min(self.config.actor_rollout_ref.actor.ppo_mini_batch_size, groups)
         start = self.local_trigger_step * groups // per_update
         quotas = [
@@ -314,29 +325,31 @@ class _MixedTrainer:
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_old_log_prob(self._with_row_temperatures(batch), metrics)
         warn, limit = self.mixed.drift.warn_probs_diff, self.mixed.max_probs_diff
-        seen = metrics.get("training/rollout_probs_diff_max")
         # Without state masking the rollout's side is 0 for tokens that nobody sampled.
-        if seen is None or not self._state_masking or not self._is_on_policy(batch):
+        is_compared = metrics.get("training/rollout_probs_diff_valid") and self._state_masking
+        if not is_compared or not self._is_on_policy(batch):
             return batch
-        if warn is not None and float(seen) > warn:
+        seen = float(metrics["training/rollout_probs_diff_max"])
+        if exceeds(seen, warn):
             logger.warning("step=%d drift: %s", self.global_steps, self._worst_token(batch))
-        if limit is not None and float(seen) > limit:
+        if exceeds(seen, limit):
             raise RuntimeError(
                 f"rollout and trainer disagree in step={self.global_steps}: "
-                f"rollout_probs_diff_max={float(seen):.2e} is above mixed.max_probs_diff={limit} "
+                f"rollout_probs_diff_max={seen:.2e} is above mixed.max_probs_diff={limit} "
                 f"({self._worst_token(batch)}); weights, masks or token ids differ between the two"
             )
         return batch
 
     def _worst_token(self, batch: KVBatchMeta) -> str:
-        """Where rollout and trainer differ most."""
+        """Where rollout and trainer differ most; a log-prob that is NaN differs more than any."""
         keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
         names = ["rollout_log_probs", "old_log_probs", "response_mask"]
         data = fetch(batch, keys, names)
         worst = (-1.0, "", 0, 0.0, 0.0)
         for key, *row in zip(keys, *(data[name].unbind(0) for name in names), strict=True):
             ours, theirs, mask = row
-            gap = (ours.exp() - theirs.exp()).abs() * mask
+            gap = (ours.exp() - theirs.exp()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+            gap = gap.where(mask.bool(), 0.0)
             at = int(gap.argmax())
             worst = max(worst, (float(gap[at]), key, at, float(ours[at]), float(theirs[at])))
         _, key, at, ours, theirs = worst
@@ -420,10 +433,18 @@ class _MixedTrainer:
         }
 
     def _check_faults(self, trajectories: list[TrainedTrajectory]) -> None:
-        """Stop a run before it trains on rubble, and leave what was to be trained on disk.
+        """Stop a run before it trains on rubble, and leave the step so far on disk.
+
+        A batch without one token to train has no loss. Where only one of several updates of a batch
+        has none, nothing stops: with seq-mean losses it is 0; with token-mean it is 0 / 0, and
+        verl's engine skips the update for its gradient (engine/fsdp/transformer_impl.py:823).
+
+        Args:
+            trajectories: those of the batch about to be trained.
 
         Raises:
-            RubbleError: see `FaultWindow`, or a loop raised and `mixed.fail_on_loop_error` is set.
+            RubbleError: see `FaultWindow`; no trajectory has a token to train; or a loop raised and
+                `mixed.fail_on_loop_error` is set.
         """
         error = loop_error(trajectories)
         try:
@@ -433,9 +454,18 @@ class _MixedTrainer:
                     "train.log; mend it, or set mixed.fail_on_loop_error=false to count such "
                     "trajectories and go on without them"
                 )
-            self._faults.check(trajectories)
+            evicted = self.replay_buffer.take_losses()
+            self._faults.check(self.global_steps, [*evicted, *faults_by_group(trajectories)])
+            if (why := nothing_to_train(trajectories)) is not None:
+                path = self.trajectory_dir / f"{self.global_steps}.jsonl"
+                raise RubbleError(
+                    f"cannot train step={self.global_steps}, {why}: none of {len(trajectories)} "
+                    f"trajectories has a token with mask 1; look at {path}, at mixed.deadlines "
+                    "where they were late and at `verl-mixed doctor` where they were lost, then "
+                    "start the same command again"
+                )
         except RubbleError:
-            self._write_trajectories(trajectories)
+            self._write_trajectories(self._trajectories)
             raise
 
     def _drift(self, trajectories: list[TrainedTrajectory]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from agent_loop.compat import timeout
+from agent_loop.compat import gather_all, timeout
 from agent_loop.observation_style import ObservationStyle, TokenCodec
 from agent_loop.tags import Action, ActionKind, Language, cut_at_end, stop_token_ids
 from agent_loop.tools.protocol import ToolError, ToolRejected, ToolResult
@@ -189,6 +189,8 @@ async def run_turns(
         trajectory=Trajectory(prompt_ids), stop_reason=StopReason.MAX_TURNS, answer=None
     )
     try:
+        if budget.timeout_s <= 0:
+            raise TimeoutError  # late before it began: the engine is not asked at all
         async with timeout(budget.timeout_s):
             await _run(rollout, generate, environment, language, style, codec, budget, clock)
     except TimeoutError:
@@ -231,7 +233,7 @@ async def _run(
             waits_for("engine", turn=number)
             generated = await generate(trajectory.ids, max_tokens=limit, stop=stop)
             turn.generate_s = clock() - started
-            text = _take(trajectory, generated, language, codec)
+            text, is_whole = _take(trajectory, generated, language, codec)
             turn.tokens = trajectory.segments[-1].length
 
             actions = language.actions(text)
@@ -239,6 +241,9 @@ async def _run(
                 rollout.stop_reason = (
                     StopReason.RESPONSE_BUDGET if turn.tokens >= room else StopReason.NO_ACTION
                 )
+                return
+            if actions[-1].is_open and not is_whole and turn.tokens >= limit:
+                rollout.stop_reason = StopReason.RESPONSE_BUDGET
                 return
             if actions[-1].kind == ActionKind.ANSWER:
                 rollout.stop_reason, rollout.answer = StopReason.ANSWERED, actions[-1].content
@@ -250,7 +255,7 @@ async def _run(
             calls = [Call(turn=number, action=a.kind, arguments=a.content) for a in actions]
             rollout.calls += calls
             try:
-                results = await _gather(
+                results = await gather_all(
                     [_call(call, a, environment) for call, a in zip(calls, actions, strict=True)]
                 )
             finally:
@@ -269,8 +274,12 @@ async def _run(
 
 def _take(
     trajectory: Trajectory, generated: Generated, language: Language, codec: TokenCodec
-) -> str:
-    """Append a turn, cut at its end; returns what it says, without the end of the message."""
+) -> tuple[str, bool]:
+    """Append a turn, cut at its end.
+
+    Returns:
+        What it says, without the end of the message, and whether it came to an end of its own.
+    """
     ids = generated.token_ids
     trajectory.add_model_tokens(ids, generated.log_probs)
     silent = len(ids)
@@ -280,10 +289,10 @@ def _take(
     keep = cut_at_end(ids[:silent], said, language, codec.decode)
     if keep is None:
         trajectory.cut_turn(len(ids), said if silent == len(ids) else codec.decode(ids))
-        return said
+        return said, silent < len(ids)
     said = said if keep == silent else codec.decode(ids[:keep])
     trajectory.cut_turn(keep, said)
-    return said
+    return said, True
 
 
 async def _call(call: Call, action: Action, environment: Environment) -> str:
@@ -300,6 +309,11 @@ async def _call(call: Call, action: Action, environment: Environment) -> str:
     except ToolError as error:
         call.status, call.error, call.tool = "unavailable", str(error), error.tool
         raise
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
+            raise
+        call.status, call.error = "failed", "CancelledError"
+        raise RuntimeError(f"action={call.action} was cancelled from within") from error
     except Exception as error:
         call.status, call.error = "failed", f"{type(error).__name__}: {error}"
         # Not the deadline's, which comes as a cancellation; in Python 3.10 they are two classes.
@@ -313,17 +327,13 @@ async def _call(call: Call, action: Action, environment: Environment) -> str:
     return observation.text
 
 
-async def _gather(work: Sequence[Awaitable[str]]) -> list[str]:
-    """All results in order; the first fault cancels the others, and leaves when they are done."""
-    if len(work) == 1:
-        return [await work[0]]
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+def is_being_cancelled() -> bool:
+    """Whether the current task itself was asked to stop, and not something that it awaits.
+
+    Python 3.10 cannot tell; there it is always taken to be.
+    """
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is None or cancelling() > 0
 
 
 _OF_TURN = tuple(each.name for each in fields(Turn))

@@ -1,21 +1,25 @@
 """What every trajectory of this process waits for, and a log line for those that wait too long.
 
 An `Activity` travels in a context variable, so that the tool client can say `limiter` or `tool`
-without knowing whose call it makes. No verl.
+without knowing whose call it makes. Work that several trajectories share has a `Company` there.
+No verl.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Activity:
     """One trajectory under way."""
 
@@ -33,8 +37,47 @@ class Activity:
     reported_s: float = 0.0
     """How long it had waited when it was last logged."""
 
+    def note(self, what: str, turn: int | None = None) -> None:
+        self.waits_for, self.since, self.reported_s = what, time.monotonic(), 0.0
+        if turn is not None:
+            self.turn = turn
 
-_current: ContextVar[Activity | None] = ContextVar("activity", default=None)
+
+@dataclass(slots=True, eq=False)
+class Company:
+    """The trajectories that wait for the same work; they may come late and leave early."""
+
+    _waits_for: str | None = None
+    _present: "list[Activity | Company]" = field(default_factory=list)
+
+    def note(self, what: str, turn: int | None = None) -> None:
+        self._waits_for = what
+        for each in self._present:
+            each.note(what, turn)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """A task whose `waits_for` speaks for all; it has none of the caller's context."""
+        context = Context()
+        context.run(_current.set, self)
+        return context.run(asyncio.ensure_future, work)
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """The current trajectory, if there is one, waits with the others."""
+        activity = _current.get()
+        if activity is None:
+            yield
+            return
+        self._present.append(activity)
+        if self._waits_for is not None:
+            activity.note(self._waits_for)
+        try:
+            yield
+        finally:
+            self._present.remove(activity)
+
+
+_current: ContextVar[Activity | Company | None] = ContextVar("activity", default=None)
 
 
 def waits_for(what: str, turn: int | None = None) -> None:
@@ -45,11 +88,8 @@ def waits_for(what: str, turn: int | None = None) -> None:
         turn: the turn that begins, where one does.
     """
     activity = _current.get()
-    if activity is None:
-        return
-    activity.waits_for, activity.since, activity.reported_s = what, time.monotonic(), 0.0
-    if turn is not None:
-        activity.turn = turn
+    if activity is not None:
+        activity.note(what, turn)
 
 
 @dataclass(slots=True)

@@ -35,9 +35,10 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
+from agent_loop.engine_client import RecordingClient
 from agent_loop.judging import judge
 from agent_loop.loop_settings import settings_of
-from agent_loop.loop_worker import MixedAgentLoopWorker, _RecordingClient
+from agent_loop.loop_worker import MixedAgentLoopWorker
 from agent_loop.tools import client as tool_client
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolCall, ToolResult
@@ -181,7 +182,7 @@ class Engine:
         self._script, self._gate = script, gate
         self._said: Counter[str] = Counter()
 
-    async def generate(self, *, request_id: str, prompt_ids: list[int], **rest: Any) -> TokenOutput:
+    async def generate(self, request_id: str, *, prompt_ids: list[int], **rest: Any) -> TokenOutput:
         if self._gate is not None:
             await self._gate.wait()
         ids = self._script[self._said[request_id]]
@@ -254,7 +255,7 @@ class Contender:
 
     def plug(self, engine: Engine) -> None:
         is_ours = isinstance(self.worker, MixedAgentLoopWorker)
-        self.worker.llm_client = _RecordingClient(engine) if is_ours else engine
+        self.worker.llm_client = RecordingClient(engine) if is_ours else engine
 
     async def run(self, session: int = 0) -> None:
         """One trajectory, as its worker runs it."""

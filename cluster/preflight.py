@@ -20,13 +20,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
+from jinja2 import TemplateError
 
 from agent_loop.loop_settings import STRING_STOPS
+from agent_loop.tool_actions import describe, named_tools
 from agent_loop.tools.limiter import rate_of
 from cluster.compose import at, files_at, unset_keys, unset_problems
 from cluster.environment import plugin_problems
 from cluster.settings import TOOL_CONFIG
 from config.schema import (
+    TAG_FIELDS,
     ConfigError,
     MixedConfig,
     Section,
@@ -409,12 +412,23 @@ def _prompt_problems(config: Mapping[str, Any], model: Path) -> list[str]:
 
     limit = at(config, "data.max_prompt_length")
     tokenizer = AutoTokenizer.from_pretrained(str(model))
-    problems = []
+    system_prompts, sources = _system_prompts(config), _sources(config)
+    problems = _template_problems(config, tokenizer, system_prompts)
+    if problems:
+        return problems
     for path in [*files_at(config, "data.train_files"), *files_at(config, "data.val_files")]:
         try:
-            prompts = pq.read_table(path, columns=["prompt"])["prompt"].to_pylist()
+            columns = ["prompt", "data_source", "agent_name"]
+            rows = pq.read_table(path, columns=columns).to_pylist()
         except (OSError, pa.ArrowException):
             continue  # said by the check of the data
+        prompts = []
+        for row in rows:
+            own = sources.get(row["data_source"])
+            system = system_prompts.get((own and own.agent) or row["agent_name"])
+            has_one = not system or row["prompt"][0]["role"] == "system"
+            before = [] if has_one else [{"role": "system", "content": system}]
+            prompts.append([*before, *row["prompt"]])
         texts = [
             tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
             for prompt in prompts
@@ -426,8 +440,58 @@ def _prompt_problems(config: Mapping[str, Any], model: Path) -> list[str]:
             problems.append(
                 f"{path}: {len(too_long)} of {len(prompts)} prompts are longer than "
                 f"data.max_prompt_length={limit} tokens, first row {too_long[0]}, longest "
-                f"{max(lengths)}; raise it or leave those rows out"
+                f"{max(lengths)}, with the agent's system_prompt; raise it or leave those rows out"
             )
+    return problems
+
+
+def _system_prompts(config: Mapping[str, Any]) -> dict[str, str]:
+    """Agent -> the message that it puts before a row's own, tags and tools filled in."""
+    tools, _ = _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
+    file = Path(at(config, f"{_ROLLOUT}.agent.agent_loop_config_path") or "")
+    if tools is None or not file.is_file():
+        return {}  # said by their own checks
+    prompts = {}
+    for entry in yaml.safe_load(file.read_text()):
+        if text := entry.get("system_prompt"):
+            known = named_tools(entry.get("topk", 3))
+            names = entry.get("tool_names") or known
+            lines = [
+                describe(n, known[n].description, known[n].arguments) for n in names if n in known
+            ]
+            text = text.replace("{tools}", "\n".join(lines))
+            for tag in TAG_FIELDS:
+                text = text.replace(f"{{{tag}}}", getattr(tools, tag))
+            prompts[entry["name"]] = text
+    return prompts
+
+
+def _template_problems(
+    config: Mapping[str, Any], tokenizer: Any, system_prompts: Mapping[str, str]
+) -> list[str]:
+    """Messages that the loops will send and the model's chat template refuses."""
+    common = at(config, "mixed.turns.observation_style")
+    said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+    problems = []
+    for name, source in _sources(config).items():
+        tried = []
+        if source.agent in system_prompts:
+            tried.append(("system", [{"role": "system", "content": "s"}, said[0]]))
+        if (source.observation_style or common) == "chat":
+            tried.append(("tool", [*said, {"role": "tool", "content": "t"}]))
+        for role, messages in tried:
+            try:
+                tokenizer.apply_chat_template(messages, tokenize=False)
+            except TemplateError as error:
+                problems.append(
+                    f"source={name}: the chat template of actor_rollout_ref.model.path refuses "
+                    f"messages of the role {role} ({error}); "
+                    + (
+                        "set mixed.turns.observation_style=inline"
+                        if role == "tool"
+                        else "set system_prompt of its agent to null"
+                    )
+                )
     return problems
 
 
@@ -510,13 +574,26 @@ def _mode_problems(config: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+def _foreign_problems(config: Mapping[str, Any]) -> list[str]:
+    """Settings of a source that verl's own agent loops do not read."""
+    ours = ("max_turns", "max_response_length", "observation_style")
+    return [
+        f"mixed.sources.{name}.{key}={getattr(source, key)!r} with agent={source.agent!r}: verl's "
+        f"own loops read no limits of a source; set it for all, or use another agent"
+        for name, source in _sources(config).items()
+        if source.agent in _VERLS_AGENTS
+        for key in ours
+        if getattr(source, key) is not None
+    ]
+
+
 def _loop_problems(config: Mapping[str, Any]) -> list[str]:
     """Settings of the agent loops that contradict one another, or their backend."""
     mixed, _ = _section(MixedConfig, at(config, "mixed", {}), "mixed")
     tools, _ = _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if mixed is None or tools is None:
         return []  # said by the check of the sections
-    problems = []
+    problems = _foreign_problems(config)
     backend = at(config, f"{_ROLLOUT}.name")
     if mixed.turns.stop_at_tag == "strings" and backend not in STRING_STOPS:
         problems.append(

@@ -20,8 +20,8 @@ _PHASES = (
     ("Training Progress", "first validation and first rollouts"),
 )
 
-_TRAINED = re.compile(r"mixed/(?P<source>[^/]+)/reward/mean")
-_VALIDATED = re.compile(r"mixed/(?P<source>[^/]+)/val/reward/mean")
+# One that lost every trajectory has no reward.
+_OF_SOURCE = re.compile(r"mixed/(?P<source>[^/]+)/(?:val/)?(?:reward/mean|infra_error_rate)")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _ACTOR = re.compile(r"^\((?:[^()]*pid=\d+[^()]*)\)\s?")
 
@@ -36,11 +36,11 @@ class Change:
 
 
 def sources_of(lines: Sequence[Line]) -> list[str]:
-    """Sources that any line has a reward of, sorted."""
+    """Sources that any line has a reward or losses of, sorted."""
     found = set()
     for line in lines:
         for name in line["metrics"]:
-            if match := _TRAINED.fullmatch(name) or _VALIDATED.fullmatch(name):
+            if match := _OF_SOURCE.fullmatch(name):
                 found.add(match["source"])
     return sorted(found)
 
@@ -105,7 +105,8 @@ def clock(seconds: float | None) -> str:
 
 
 def warnings_of(lines: Sequence[Line]) -> list[str]:
-    """What a reader of any number of this run must know, newest step; empty when all is well."""
+    """What a reader of any number of this run must know, newest step and newest validation; empty
+    when all is well."""
     metrics = lines[-1]["metrics"] if lines else {}
     found = []
     if metrics.get("mixed/state_masking", 1.0) == 0:
@@ -117,6 +118,11 @@ def warnings_of(lines: Sequence[Line]) -> list[str]:
         ):
             if share := metrics.get(f"mixed/{source}/{kind}", 0.0):
                 found.append(f"{source}: {share:.1%} of trajectories {words}")
+        for step, share in series(lines, f"mixed/{source}/val/infra_error_rate")[-1:]:
+            if share:
+                found.append(
+                    f"{source}: validation of step {step} lost {share:.1%} of it to faults"
+                )
     if drifted := metrics.get("mixed/drift/found", 0.0):
         found.append(f"drift: {drifted:.0f} trajectories say other than their loops saw")
     return found

@@ -161,7 +161,12 @@ class TurnConfig(Section):
 
 
 class DeadlineConfig(Section):
-    """What may take how long. One tool call has `tool_config.timeout`."""
+    """What may take how long. One tool call has `tool_config.timeout`.
+
+    The clocks do not stop for the engine: in `mixed_colocate_async` it pauses while the policy is
+    updated, so `trajectory_s` must cover an update too. verl's own loops know `trajectory_s`,
+    `step_s` and `reward_s`, not `turn_s`.
+    """
 
     turn_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds for one generation and the calls it asks for; None leaves the trajectory's."""
@@ -222,7 +227,9 @@ class MixedConfig(Section):
 
     infra_error_limit: float = Field(default=0.5, gt=0, le=1)
     """A source that loses a larger share of its trajectories to faults of infrastructure or of its
-    loop, over the last `infra_error_window` steps, stops the run. 1 never does."""
+    loop, over the last `infra_error_window` steps, stops the run. 1 never does. Groups that the
+    filter dropped count too. A source is judged from its third group on, or once the window is
+    full: one failed request can lose a whole group."""
 
     infra_error_window: int = Field(default=5, ge=1)
     """Trained steps; at the start of a run those there are."""

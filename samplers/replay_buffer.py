@@ -8,7 +8,8 @@ replaces what it evicts by the next prompts of any source. Here
   "enough groups" comes to mean "every quota is full";
 - what verl evicts is remembered by source, and its request for so many new prompts is turned into
   one for so many of each source;
-- a trajectory that was lost to infrastructure has no say in whether its group is filtered;
+- a trajectory that was lost to infrastructure has no say in whether its group is filtered, and
+  what the finished groups lost that are not trained is kept for the trainer, who never sees them;
 - a step in which a source cannot deliver fails and names it, instead of waiting for ever.
 
 In synchronous mode the trained groups of a source are the first in draw order that survive, however
@@ -40,6 +41,7 @@ from verl.trainer.ppo.v1.replay_buffer import (
     ReplayBufferAsync,
 )
 
+from samplers.faults import GroupFaults, fault_of
 from samplers.ledger import Outcome
 
 POLL_INTERVAL_S = 0.05
@@ -124,6 +126,9 @@ class _ExactQuotas:
         self.mixture = mixture
         self.given_up: list[tuple[str, Outcome]] = []
         """(uid, why) of groups evicted since the trainer last took them."""
+        self._losses: list[GroupFaults] = []
+        self._last_fault: dict[str, str] = {}
+        """source -> what ended a trajectory of its dropped groups last, in this wait."""
         self._quota: Mapping[str, int] = {}
         self._ready: dict[str, list[str]] = {}
         self._pool: defaultdict[str, list[_Finished]] = defaultdict(list)
@@ -141,6 +146,11 @@ class _ExactQuotas:
         taken, self.given_up = self.given_up, []
         return taken
 
+    def take_losses(self) -> list[GroupFaults]:
+        """What the finished groups lost that were dropped untrained since the last call."""
+        taken, self._losses = self._losses, []
+        return taken
+
     # --- quotas -------------------------------------------------------------------------------
 
     def _begin(self, global_steps: int, groups: int) -> None:
@@ -149,6 +159,7 @@ class _ExactQuotas:
         self._since, self._step = self.mixture.clock(), global_steps
         self._ready = {}
         self._replaced.clear()
+        self._last_fault.clear()
         if self.trainer_mode == "sync":
             self._owed.clear()  # verl forgets its credit at the end of a step too
 
@@ -194,6 +205,7 @@ class _ExactQuotas:
 
     def _forget_surplus(self, selected: list[str]) -> None:
         """Drop the groups past the last trained draw of each source, and give their draws back."""
+        self._note_losses("train", set(self._pooled))  # the evicted alone would look worse than all
         self._clear_groups("train", set(self._pooled))
         ends: dict[str, int] = {}
         for source, draw in map(prompt_of, selected):
@@ -253,10 +265,11 @@ class _ExactQuotas:
     def _evict_terminal_groups(
         self, global_steps: int, partition_id: str, eviction_reasons: Any
     ) -> Any:
+        stale, filtered, failed, _ = eviction_reasons
+        self._note_losses(partition_id, stale | filtered | failed)
         evicted, *rest = super()._evict_terminal_groups(  # type: ignore[misc]
             global_steps, partition_id, eviction_reasons
         )
-        stale, filtered, _, _ = eviction_reasons
         speculative = self.trainer_mode == "sync"  # there verl starts two for a filtered one
         for uid in sorted(evicted, key=prompt_of):
             source, _ = prompt_of(uid)
@@ -267,6 +280,37 @@ class _ExactQuotas:
         if evicted:  # none of validation's ever is
             self._check_patience()
         return evicted, *rest
+
+    def _note_losses(self, partition_id: str, dropped: set[str]) -> None:
+        """Read what groups lost, before they are cleared."""
+        if not dropped:
+            return
+        keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in dropped]
+        if not keys:
+            return
+        masks: Any = tq.kv_batch_get(
+            keys=keys, partition_id=partition_id, select_fields=["response_mask"]
+        )
+        faults: dict[str, list[str]] = {key.split("_")[0]: [] for key in keys}
+        sizes = Counter(key.split("_")[0] for key in keys)
+        blank = [
+            key for key, mask in zip(keys, masks["response_mask"], strict=True) if not mask.any()
+        ]
+        if blank:
+            data: Any = tq.kv_batch_get(
+                keys=blank, partition_id=partition_id, select_fields=["extra_fields"]
+            )
+            for key, value in zip(blank, data["extra_fields"], strict=True):
+                record = getattr(value, "data", value)["mixed"]
+                if record["fault"] is not None:  # not late before its first token
+                    faults[key.split("_")[0]].append(fault_of(record))
+        for uid, own in faults.items():
+            source, _ = prompt_of(uid)
+            self._losses.append(
+                GroupFaults(source=source, trajectories=sizes[uid], faults=tuple(own))
+            )
+            if own:
+                self._last_fault[source] = own[-1]
 
     def _refill(self, prompts: int) -> None:
         """Start so many prompts, of the sources that are owed them."""
@@ -330,7 +374,8 @@ class _ExactQuotas:
             raise SourceStarved(
                 f"step={self._step} cannot fill its batch with source={source!r}: {cause}; it has "
                 f"{have[source]} finished groups and {self._started()[source]} under way, "
-                f"{dict(replaced) or 'none'} replaced; all sources {have}; {remedy}"
+                f"{dict(replaced) or 'none'} replaced, {self._last_fault.get(source, 'no fault')}; "
+                f"all sources {have}; {remedy}"
             )
 
 

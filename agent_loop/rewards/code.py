@@ -3,9 +3,9 @@
 TACO: Li et al. 2023; the tests are the row's `input_output`.
 """
 
-import asyncio
 from typing import Any
 
+from agent_loop.compat import gather_all
 from agent_loop.rewards.verdict import no_answer, verdict
 from agent_loop.tools.protocol import ToolBackend, ToolRejected, run_code_call
 
@@ -32,11 +32,11 @@ async def score(
         )
     if answer is None or not answer.strip():
         return no_answer()
-    verdicts = await asyncio.gather(
-        *(
+    verdicts = await gather_all(
+        [
             _passes(answer, stdin, expected, tools)
             for stdin, expected in zip(inputs, outputs, strict=True)
-        )
+        ]
     )
     passed = sum(verdicts) / len(verdicts)
     return verdict(passed, acc=float(passed == 1))

@@ -9,15 +9,18 @@ Source for full jitter: Brooker, "Exponential Backoff and Jitter", AWS Architect
 """
 
 import asyncio
+import json
 import math
 import os
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -27,7 +30,13 @@ from typing_extensions import Self
 from agent_loop.compat import timeout
 from agent_loop.tools.cache import SingleFlightCache, content_key
 from agent_loop.tools.limiter import make_limiter, state_path
-from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
+from agent_loop.tools.protocol import (
+    ToolCall,
+    ToolRejected,
+    ToolResult,
+    ToolTimeout,
+    ToolUnavailable,
+)
 from agent_loop.watchdog import waits_for
 from config.schema import MixedConfig, ToolConfig
 from rate_limit.slots import FileSlots
@@ -70,7 +79,7 @@ class _Again(Exception):
     def __init__(
         self, reason: str, retry_after_s: float | None = None, is_overload: bool = False
     ) -> None:
-        super().__init__(reason)
+        super().__init__(_whole(reason))
         self.retry_after_s, self.is_overload = retry_after_s, is_overload
 
 
@@ -164,12 +173,16 @@ class ToolClient:
 
         self._limiter, self._slots = limiter, slots
         self._timeout_s, self._max_retries = timeout_s, max_retries
-        self._cache = (
-            SingleFlightCache[ToolResult](cache_size, _is_repeatable) if cache_size else None
-        )
         self._sleep, self._clock = sleep, clock
         self._rng = rng or random.Random()
-        self._server = _Server(self.url, timeout_s, clock)
+        server = self._server = _Server(self.url, timeout_s, clock)
+
+        def again(error: BaseException, left_s: float) -> bool:
+            return isinstance(error, ToolTimeout) and left_s > server.request_s
+
+        self._cache = (
+            SingleFlightCache[ToolResult](cache_size, _is_repeatable, again) if cache_size else None
+        )
 
     async def __aenter__(self) -> Self:
         self._server.session = aiohttp.ClientSession(
@@ -207,18 +220,29 @@ class ToolClient:
         """
         self.stats["calls"] += 1
         if self._cache is None or call.tool not in PURE_TOOLS:
-            return await self._call_counted(call)
-        result, joined = await self._cache.get(content_key(call), lambda: self._call_counted(call))
+            return await self._call_counted(call, self._timeout_s)
+        try:
+            result, joined = await self._cache.get(
+                content_key(call), partial(self._call_counted, call), self._timeout_s
+            )
+        except TimeoutError as error:
+            self.stats["unavailable"] += 1
+            raise ToolTimeout(
+                f"no answer from {self.url} for tool={call.tool!r} within timeout="
+                f"{self._timeout_s} s to an equal call that this one joined; ask {self.url}/health",
+                tool=call.tool,
+                server=self.url,
+            ) from error
         if not joined:
             return result
         self.stats["cached"] += 1
         return ToolResult(body=result.body, attempts=0, cached=True)
 
-    async def _call_counted(self, call: ToolCall) -> ToolResult:
+    async def _call_counted(self, call: ToolCall, timeout_s: float) -> ToolResult:
         progress = _Progress()
         try:
-            async with timeout(self._timeout_s):
-                return await self._attempts(call, progress)
+            async with timeout(timeout_s):
+                return await self._attempts(call, progress, timeout_s)
         except ToolRejected:
             self.stats["rejected"] += 1
             raise
@@ -228,7 +252,7 @@ class ToolClient:
         except TimeoutError as error:  # a LimiterTimeout is one
             self.stats["unavailable"] += 1
             if not progress.is_asking:
-                raise ToolUnavailable(
+                raise ToolTimeout(
                     f"no place for tool={call.tool!r} at {self.url} within "
                     f"timeout={self._timeout_s} s ({str(error) or 'it still waited'}); raise "
                     "rate_limit_per_minute, max_workers or timeout under tool_config",
@@ -236,7 +260,7 @@ class ToolClient:
                     server=self.url,
                 ) from error
             self._server.note_failure()
-            raise ToolUnavailable(
+            raise ToolTimeout(
                 f"no answer from {self.url} for tool={call.tool!r} within "
                 f"timeout={self._timeout_s} s; is the server up, and the rate limit high enough? "
                 f"ask {self.url}/health",
@@ -244,11 +268,11 @@ class ToolClient:
                 server=self.url,
             ) from error
 
-    async def _attempts(self, call: ToolCall, progress: _Progress) -> ToolResult:
+    async def _attempts(self, call: ToolCall, progress: _Progress, timeout_s: float) -> ToolResult:
         server, clock = self._server, self._clock
         limiter_wait_s = 0.0
         started = clock()
-        deadline = started + self._timeout_s
+        deadline = started + timeout_s
 
         def for_waiting_s() -> float:
             return max(0.0, deadline - server.request_s - clock())
@@ -284,7 +308,8 @@ class ToolClient:
             cap_s = min(BACKOFF_CAP_S, BACKOFF_START_S * 2 ** (attempt - 1))
             pause_s = max(last.retry_after_s or 0.0, self._rng.uniform(0.0, cap_s))
             if attempt > self._max_retries or pause_s >= for_waiting_s():
-                raise ToolUnavailable(
+                kind = ToolUnavailable if attempt > self._max_retries else ToolTimeout
+                raise kind(
                     f"no answer from {self.url} for tool={call.tool!r}: {attempt} attempts within "
                     f"timeout={self._timeout_s} s, last: {last}; check the tool server",
                     tool=call.tool,
@@ -302,21 +327,21 @@ class ToolClient:
         try:
             async with session.post(f"{self.url}/{call.tool}", json=call.payload) as response:
                 if response.status == 429 or response.status >= 500:
-                    text = (await response.text())[:200]
+                    text = (await response.text(errors="replace"))[:200]
                     raise _Again(
                         f"HTTP {response.status} {text}",
                         _retry_after(response),
                         is_overload=response.status in (429, 503),
                     )
                 if response.status >= 400:
-                    text = (await response.text())[:500]
+                    text = _whole((await response.text(errors="replace"))[:500])
                     raise ToolRejected(
                         f"HTTP {response.status} for tool={call.tool!r}: {text}",
                         tool=call.tool,
                         server=self.url,
                     )
-                body = await response.json(content_type=None)
-        except (aiohttp.ClientError, ConnectionError, ValueError) as error:
+                body = await response.json(content_type=None, loads=_loads)
+        except (aiohttp.ClientError, ConnectionError, ValueError, RecursionError) as error:
             raise _Again(f"{type(error).__name__}: {error}") from error
         if not isinstance(body, dict):
             raise _Again(f"the answer is no JSON object but {type(body).__name__}")
@@ -327,6 +352,23 @@ class ToolClient:
             # The sandbox's own fault under HTTP 200: no verdict on the program.
             raise _Again(f"SandboxError: {body.get('message')}")
         return body
+
+
+def _whole(text: str) -> str:
+    """The text with a `?` for each half character, which no JSON line or msgpack can carry."""
+    return text.encode(errors="replace").decode()
+
+
+def _loads(text: str) -> Any:
+    """A server's JSON; in its strings, as `_whole`."""
+    body = json.loads(text)
+    if _HALF.search(text):
+        body = json.loads(_whole(json.dumps(body, ensure_ascii=False)))
+    return body
+
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""What a half character comes as: JSON in UTF-8 cannot hold it otherwise."""
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float | None:

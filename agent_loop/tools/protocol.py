@@ -70,6 +70,10 @@ class ToolUnavailable(ToolError):
     """No answer, 429 or 5xx after all retries, or the deadline passed."""
 
 
+class ToolTimeout(ToolUnavailable):
+    """A call's own deadline ended it; a caller with a later one may ask again."""
+
+
 class ToolBackend(Protocol):
     """What the agent loops and rewards need of a tool client."""
 

@@ -2,12 +2,15 @@
 
 import asyncio
 from collections import Counter
+from contextvars import ContextVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.tools.cache import SingleFlightCache
+from agent_loop.tools.cache import SingleFlightCache, content_key
+from agent_loop.tools.protocol import ToolCall
+from tests.fakes.virtual_loop import run_virtual
 
 
 class Work:
@@ -47,7 +50,7 @@ async def settle() -> None:
 
 
 def caller(cache: SingleFlightCache[int], work: Work, key: str) -> "asyncio.Task[tuple[int, bool]]":
-    return asyncio.create_task(cache.get(key, lambda: work.make(key)))
+    return asyncio.create_task(cache.get(key, lambda _: work.make(key), 60.0))
 
 
 async def test_work_goes_on_while_somebody_waits_and_ends_with_the_last_one():
@@ -67,13 +70,13 @@ async def test_who_comes_while_cancelled_work_still_ends_has_work_of_his_own():
     cache, work = SingleFlightCache[int](8), Work()
     ends = asyncio.Event()
 
-    async def make_and_end_slowly() -> int:
+    async def make_and_end_slowly(_: float) -> int:
         try:
             return await work.make("a")
         finally:
             await ends.wait()
 
-    first = asyncio.create_task(cache.get("a", make_and_end_slowly))
+    first = asyncio.create_task(cache.get("a", make_and_end_slowly, 60.0))
     await settle()
     first.cancel()
     await settle()
@@ -116,14 +119,14 @@ async def test_a_caller_that_is_cancelled_twice_leaves_at_once():
     cache = SingleFlightCache[int](8)
     ends = asyncio.Event()
 
-    async def stubborn() -> int:
+    async def stubborn(_: float) -> int:
         try:
             await asyncio.Event().wait()
         finally:
             await ends.wait()
         return 0
 
-    first = asyncio.create_task(cache.get("a", stubborn))
+    first = asyncio.create_task(cache.get("a", stubborn, 60.0))
     await settle()
     first.cancel()
     await settle()
@@ -201,3 +204,51 @@ async def test_a_failure_is_everybodys_who_waits_and_nobodys_who_comes_later():
     await settle()
     work.end("a")
     assert await third == (2, False)
+
+
+async def test_work_has_none_of_the_context_of_the_caller_that_started_it():
+    mine: ContextVar[str] = ContextVar("mine", default="nobody's")
+    mine.set("the first caller's")
+
+    async def make(_: float) -> str:
+        return mine.get()
+
+    assert await SingleFlightCache[str](8).get("a", make, 60.0) == ("nobody's", False)
+
+
+def test_who_joins_waits_no_longer_than_its_own_time():
+    cache = SingleFlightCache[float](8)
+
+    async def make(timeout_s: float) -> float:
+        await asyncio.sleep(10)
+        return timeout_s
+
+    async def impatient() -> float:
+        with pytest.raises(TimeoutError):
+            await cache.get("a", make, 4.0)
+        return asyncio.get_running_loop().time()
+
+    async def both() -> tuple[tuple[float, bool], float]:
+        first, left_at = await asyncio.gather(cache.get("a", make, 60.0), impatient())
+        return first, left_at
+
+    assert run_virtual(both()) == (((60.0, False), 4.0), 10.0)
+
+
+def test_the_last_one_whose_time_is_over_ends_the_work():
+    async def play() -> tuple[bool, int]:
+        cache, work = SingleFlightCache[int](8), Work()
+        first = caller(cache, work, "a")
+        await asyncio.sleep(1)
+        second = caller(cache, work, "a")
+        await settle()
+        first.cancel()
+        await asyncio.wait([first, second])
+        return isinstance(second.exception(), TimeoutError), work.cancelled
+
+    assert run_virtual(play()) == ((True, 1), 61.0)
+
+
+def test_half_a_character_in_a_call_has_a_key_as_any_other():
+    half, other = (ToolCall(tool="calculate", payload={"x": x}) for x in ("\ud83d", "\udc00"))
+    assert content_key(half) != content_key(other)

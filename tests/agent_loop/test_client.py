@@ -1,11 +1,13 @@
 """The tool client against a real server that misbehaves."""
 
 import asyncio
+import json
 import pickle
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray.exceptions import RayTaskError
@@ -17,11 +19,20 @@ from agent_loop.tools.client import (
     ToolClient,
     shared_client,
 )
-from agent_loop.tools.protocol import ToolCall, ToolError, ToolRejected, ToolResult, ToolUnavailable
+from agent_loop.tools.protocol import (
+    ToolCall,
+    ToolError,
+    ToolRejected,
+    ToolResult,
+    ToolTimeout,
+    ToolUnavailable,
+)
+from agent_loop.watchdog import Activity, Watchdog, waits_for
 from config.schema import MixedConfig, SourceConfig, ToolConfig
 from rate_limit.file_limiter import FileRateLimiter, LimiterTimeout
 from rate_limit.slots import FileSlots
 from tests.fakes.tool_server import running
+from tests.fakes.virtual_loop import run_virtual
 
 CALL = ToolCall(tool="calculate", payload={"expression": "1+1"})
 GOOD = {"result": "2"}
@@ -537,7 +548,7 @@ async def test_calls_that_were_never_made_tell_their_tool_and_server_too():
         assert (raised.value.tool, raised.value.server) == ("calculate", server.url)
 
 
-@pytest.mark.parametrize("kind", [ToolError, ToolRejected, ToolUnavailable])
+@pytest.mark.parametrize("kind", [ToolError, ToolRejected, ToolUnavailable, ToolTimeout])
 def test_an_error_keeps_what_it_tells_when_it_is_pickled(kind):
     error = kind("no answer", tool="run_code", server="http://127.0.0.1:9")
     again = pickle.loads(pickle.dumps(error))
@@ -552,3 +563,154 @@ def test_an_error_that_ray_carried_tells_the_same():
     carried = RayTaskError("call", "traceback", error).as_instanceof_cause()
     assert isinstance(carried, ToolUnavailable)
     assert (carried.tool, carried.server) == ("run_code", "http://127.0.0.1:9")
+
+
+class Scripted(ToolClient):
+    """One request after the other: seconds it takes, and the answer or fault that it brings."""
+
+    def __init__(self, *script: tuple[float, dict[str, Any] | Exception], **settings: Any) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__("http://here", timeout_s=1.0, clock=loop.time, **settings)
+        self.script, self.asked_at = list(script), list[float]()
+
+    async def _request(self, call: ToolCall) -> dict[str, Any]:
+        self.asked_at.append(asyncio.get_running_loop().time())
+        takes_s, answer = self.script.pop(0)
+        await asyncio.sleep(takes_s)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def outcome(self, start_s: float) -> tuple[object, float]:
+        """The answer, or the fault's class, of a call that starts then; and when it came."""
+        await asyncio.sleep(start_s)
+        try:
+            outcome: object = (await self.call(CALL)).body
+        except ToolError as error:
+            outcome = type(error)
+        return outcome, round(asyncio.get_running_loop().time(), 6)
+
+
+Play = tuple[list[tuple[object, float]], list[float]]
+
+
+async def play(
+    starts_s: list[float], *script: tuple[float, dict[str, Any] | Exception], **settings: Any
+) -> Play:
+    tools = Scripted(*script, limiter=None, **settings)
+    outcomes = await asyncio.gather(*(tools.outcome(start_s) for start_s in starts_s))
+    return outcomes, [round(at, 6) for at in tools.asked_at]
+
+
+def test_who_joined_late_asks_again_when_the_time_of_the_first_one_is_over():
+    hangs = (100.0, GOOD)
+    (outcomes, asked_at), _ = run_virtual(play([0.0, 0.5, 0.6], hangs, hangs))
+    assert outcomes == [(ToolTimeout, 1.0), (ToolTimeout, 1.5), (ToolTimeout, 1.5)]
+    assert asked_at == [0.0, 1.0]  # the last one had too little left when the second one's was over
+    (outcomes, asked_at), _ = run_virtual(play([0.0, 0.5, 0.9], hangs, (0.01, GOOD)))
+    assert outcomes == [(ToolTimeout, 1.0), (GOOD, 1.01), (GOOD, 1.01)]
+    assert asked_at == [0.0, 1.0]
+
+
+def test_who_came_together_fails_together():
+    (outcomes, asked_at), _ = run_virtual(play([0.0] * 8 + [0.1], (100.0, GOOD)))
+    assert outcomes == [(ToolTimeout, 1.0)] * 9
+    assert asked_at == [0.0]
+
+
+@pytest.mark.parametrize("fault", [ToolRejected("no"), ToolUnavailable("broken")], ids=str)
+def test_a_fault_that_is_not_of_the_first_ones_deadline_is_everybodys(fault):
+    (outcomes, asked_at), _ = run_virtual(play([0.0, 0.5], (0.6, fault)))
+    assert outcomes == [(type(fault), 0.6)] * 2
+    assert asked_at == [0.0]
+
+
+def test_who_joined_work_that_does_not_end_leaves_in_its_own_time():
+    class Stubborn(Scripted):
+        async def _request(self, call: ToolCall) -> dict[str, Any]:
+            try:
+                return await super()._request(call)
+            finally:
+                await asyncio.sleep(5)
+
+    async def both() -> list[tuple[object, float]]:
+        tools = Stubborn((100.0, GOOD), limiter=None)
+        return list(await asyncio.gather(tools.outcome(0.0), tools.outcome(0.5)))
+
+    assert run_virtual(both())[0] == [(ToolTimeout, 6.0), (ToolTimeout, 1.5)]
+
+
+def test_a_shared_request_is_what_those_wait_for_who_are_present():
+    class SlowLimiter(RecordingLimiter):
+        async def acquire_async(
+            self, n: int = 1, timeout_s: float | None = None, source: str = ""
+        ) -> float:
+            await asyncio.sleep(0.3)
+            return 0.0
+
+    dog = Watchdog(60.0)
+
+    async def leaves(tools: Scripted) -> Activity:
+        with dog.watch("nq", "nq:1") as activity:
+            await asyncio.wait([call := asyncio.ensure_future(tools.call(CALL))], timeout=0.2)
+            await cancelled(call)
+            waits_for("reward")
+            return activity
+
+    async def stays(tools: Scripted) -> Activity:
+        with dog.watch("nq", "nq:2") as activity:
+            await tools.call(CALL)
+            return activity
+
+    async def both() -> list[str]:
+        tools = Scripted((0.3, GOOD), limiter=SlowLimiter())
+        calls = [asyncio.ensure_future(leaves(tools)), asyncio.ensure_future(stays(tools))]
+        await asyncio.sleep(0.1)
+        seen = [each.waits_for for each in dog.under_way.values()]
+        activities = await asyncio.gather(*calls)
+        return seen + [each.waits_for for each in activities]
+
+    assert run_virtual(both())[0] == ["limiter", "limiter", "reward", "tool"]
+
+
+HALF = "half a character: \ud83d."
+
+
+async def test_half_a_character_in_an_answer_is_replaced_and_a_whole_one_kept():
+    body = {"result": HALF, "\udc00": [{"of two escapes": "\ud83d\ude00"}, "\\ud83d", 1.5, None]}
+    async with running([body]) as server, client(server.url) as tools:
+        got = (await tools.call(CALL)).body
+    assert got == {
+        "result": "half a character: ?.",
+        "?": [{"of two escapes": "\U0001f600"}, "\\ud83d", 1.5, None],
+    }
+
+
+async def test_half_a_character_in_a_sandboxs_error_is_replaced():
+    call = ToolCall(tool="run_code", payload={"code": "1"})
+    failed = {"status": "SandboxError", "message": HALF, "run_result": None}
+    async with running([failed]) as server, client(server.url, max_retries=0) as tools:
+        with pytest.raises(ToolUnavailable, match=r"half a character: \?\."):
+            await tools.call(call)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [("400 Bad Request", ToolRejected), ("500 Internal", ToolUnavailable)]
+)
+@pytest.mark.parametrize(
+    ("charset", "text"), [("utf-8", b"bad \xff"), ("utf-7", "bad \ud83d".encode("utf-7"))]
+)
+async def test_an_error_in_strange_bytes_is_the_error_that_it_is(status, kind, charset, text):
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; charset={charset}\r\n"
+        writer.write(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, client(f"http://127.0.0.1:{port}", max_retries=0) as tools:
+        with pytest.raises(kind, match=f"HTTP {status[:3]} .*bad") as raised:
+            await tools.call(CALL)
+    json.dumps(str(raised.value), ensure_ascii=False).encode()

@@ -174,7 +174,7 @@ def assert_lost_to_the_loop(rollout: Rollout, error: str) -> None:
     assert mask_problems(line_of(rollout)) == []
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("turn", ["<code>a</code>", TURNS[0]])
 def test_an_interrupt_passes_through(error, turn):
     with pytest.raises(error):
@@ -182,10 +182,10 @@ def test_an_interrupt_passes_through(error, turn):
 
 
 @pytest.mark.parametrize(
-    ("deadline", "left_s"), [(None, 300), (1060, 60), (1900, 300), (1000, 0), (990, 300), (10, 300)]
+    ("deadline", "left_s"), [(None, 300), (1060, 60), (1900, 300), (1000, 0), (990, 0)]
 )
 def test_a_trajectory_ends_when_its_step_does(monkeypatch, deadline, left_s):
-    clock = SimpleNamespace(time=lambda: 1000.0)
+    clock = SimpleNamespace(monotonic=lambda: 1000.0)
     monkeypatch.setattr(loop_settings, "time", clock)
     mixed = {"experiment": "x", "run_dir": "/x", "sources": {"nq": {"ratio": 1, "max_turns": 7}}}
     settings = LoopSettings(
@@ -196,7 +196,6 @@ def test_a_trajectory_ends_when_its_step_does(monkeypatch, deadline, left_s):
         backend="cpu",
         sampling={},
         watchdog=Watchdog(60.0),
-        started_at=995.0,
     )
     assert settings.budget_of("nq", deadline).timeout_s == left_s
     assert settings.budget_of("nq", deadline).max_turns == 7

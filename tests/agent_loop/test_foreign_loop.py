@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.alarms import drift_problems
-from agent_loop.foreign_loop import rollout_of
+from agent_loop.engine_client import EngineTurn
+from agent_loop.foreign_loop import partial_rollout, rollout_of
 from agent_loop.loop_settings import LoopSettings
 from agent_loop.mask_audit import mask_problems
 from agent_loop.observation_style import codec_of
@@ -41,9 +42,10 @@ def finished(
     ids, mask, turns = [], [], []
     for text, bit in parts:
         own = codec.encode(text)
-        ids, mask = ids + own, mask + [bit] * len(own)
         if bit:
-            turns.append(SimpleNamespace(token_ids=own))
+            answer = SimpleNamespace(token_ids=own, log_probs=[-0.5] * len(own))
+            turns.append(EngineTurn([1, *ids], answer))
+        ids, mask = ids + own, mask + [bit] * len(own)
     output = SimpleNamespace(
         prompt_ids=[1],
         response_ids=ids[:length],
@@ -90,9 +92,9 @@ def test_turns_with_nothing_between_them_are_turns_of_their_own():
 def test_a_loop_that_tokenises_the_model_s_words_again_is_refused(change):
     output, turns = finished([("code", 1), ("[r]", 0), ("code", 1)])
     if change == "merged":  # the same text, as other tokens than were sampled
-        turns[0].token_ids = [CODEC.encode(letter)[0] for letter in "code"]
+        turns[0].output.token_ids = [CODEC.encode(letter)[0] for letter in "code"]
     elif change == "dropped":
-        turns[1].token_ids = [9, *turns[1].token_ids]
+        turns[1].output.token_ids = [9, *turns[1].output.token_ids]
     elif change == "invented":
         turns.pop()
     else:
@@ -124,8 +126,29 @@ def test_a_response_that_fills_its_budget_is_truncated():
     assert rollout.stop_reason is StopReason.RESPONSE_BUDGET
 
 
-def test_a_loop_without_log_probs_is_hosted_too():
-    output, turns = finished([("4", 1), ("[r]", 0)])
-    output.response_logprobs = None
-    rollout = rollout_of(output, turns, CODEC, SETTINGS, "nq")
-    assert rollout.trajectory.log_probs == [0.0] * 4
+def test_the_log_probs_are_the_engine_s_whatever_the_loop_says():
+    for said in (None, [-9.0] * 4):
+        output, turns = finished([("4", 1), ("[r]", 0)])
+        output.response_logprobs = said
+        rollout = rollout_of(output, turns, CODEC, SETTINGS, "nq")
+        assert rollout.trajectory.log_probs == [-0.5, 0.0, 0.0, 0.0]
+
+
+@given(parts=PARTS, kind=st.sampled_from(KINDS))
+def test_what_a_loop_had_at_its_deadline_is_read_from_what_it_asked_the_engine(parts, kind):
+    codec = codec_of(real_tokenizer(kind))
+    output, turns = finished(parts, codec=codec)
+    rollout = partial_rollout(turns, codec)
+    t = rollout.trajectory
+    last = max((i for i, bit in enumerate(output.response_mask, 1) if bit), default=0)
+    if turns:  # what came before the first request is its prompt
+        assert t.ids == [1, *output.response_ids[:last]]
+        assert t.response_mask == output.response_mask[last - len(t) : last]
+    assert rollout.stop_reason is StopReason.DEADLINE
+    assert mask_problems(line_of(rollout)) == []
+
+
+def test_a_conversation_that_does_not_go_on_from_the_one_before_is_left_out():
+    _, turns = finished([("a", 1), ("[r]", 0), ("b", 1)])
+    turns.append(EngineTurn([7, 7], turns[0].output))
+    assert partial_rollout(turns, CODEC).trajectory.segments[-1].text == "b"

@@ -33,6 +33,8 @@ from agent_loop import trained_batch
 from agent_loop.advantage import compute_state_masked_grpo_advantage
 from agent_loop.trainer import MixedSyncTrainer
 
+pytestmark = pytest.mark.slow
+
 PROMPT = 2
 """Tokens of every prompt."""
 

@@ -104,6 +104,7 @@ CODE_ROW = {"reward_model": {"ground_truth": json.dumps({"inputs": ["1"], "outpu
     [
         (Tools(ToolUnavailable("dead", tool="run_code")), CODE_ROW, "run_code", False),
         (Tools(takes_s=1e6), CODE_ROW, "reward", False),
+        (Tools(TimeoutError("the reward's own")), CODE_ROW, "loop", True),
         (Tools(), {"reward_model": {"ground_truth": "no JSON"}}, "loop", True),
     ],
 )

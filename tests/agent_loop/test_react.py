@@ -117,3 +117,16 @@ def test_the_word_observation_inside_a_line_ends_nothing():
     text = 'Thought: its Observation: is odd\nAction: a\nAction Input: {"q": "Observation: {"}'
     assert kinds(text) == ["a"]
     assert not any(stop in text for stop in ONE.stop_texts)
+
+
+def test_hostile_space_is_read_in_linear_time():
+    text = "Action:" + " " * 200_000 + "x"  # cubic once: days
+    assert ReAct().actions(text)[0].kind == ActionKind.MALFORMED
+    assert ReAct().find_end("Final Answer:" + " \n" * 100_000) == -1
+
+
+@pytest.mark.parametrize("name", ["answer", "malformed"])
+def test_a_tool_cannot_be_called_by_a_word_of_the_loop_s_own(name):
+    actions = ReAct().actions(f'Action: {name}\nAction Input: {{"text": "42"}}')
+    assert [action.kind for action in actions] == [ActionKind.MALFORMED]
+    assert f"no tool '{name}'" in actions[0].content

@@ -1,5 +1,7 @@
 """Rewards: what counts as solved, and that only the answer is judged."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +44,28 @@ async def test_a_program_earns_the_share_of_hidden_tests_it_passes(program, scor
 async def test_a_dead_sandbox_gives_no_verdict():
     with pytest.raises(ToolUnavailable):
         await reward_for("code")("dead", TRUTH["code"], Doubler())
+
+
+async def test_a_test_that_found_no_sandbox_leaves_no_other_running():
+    class DeadForTheFirst:
+        running = 0
+
+        async def call(self, call: ToolCall) -> ToolResult:
+            if call.payload["stdin"] == "1\n":
+                await asyncio.sleep(0)
+                raise ToolUnavailable("no sandbox")
+            self.running += 1
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.running -= 1
+            raise AssertionError("nothing sets the event")
+
+    tools = DeadForTheFirst()
+    judging = asyncio.ensure_future(reward_for("code")("double", TRUTH["code"], tools))
+    await asyncio.wait([judging])
+    assert isinstance(judging.exception(), ToolUnavailable)
+    assert tools.running == 0
 
 
 @pytest.mark.parametrize("name", sorted(REWARDS))

@@ -97,6 +97,34 @@ def test_validation_is_counted_per_source_and_without_what_was_lost():
     assert metrics["mixed/nq/val/infra_error_rate"] == pytest.approx(1 / 3)
 
 
+def test_a_source_that_lost_everything_has_no_reward_instead_of_a_reward_of_zero():
+    lost = [trajectory("nq", "a", 0.0, stop="infra_error", mask=(0, 0)) for _ in range(2)]
+    metrics = source_metrics([*lost, trajectory("math", "b", 1.0)])
+    for name in ("reward/mean", "reward/std", "pass_rate", "solved_all", "solved_none"):
+        assert f"mixed/nq/{name}" not in metrics
+        assert f"mixed/math/{name}" in metrics
+    assert metrics["mixed/nq/count"] == 1
+    assert metrics["mixed/nq/infra_error_rate"] == 1
+
+    validated = validation_metrics(["nq", "math"], [0.0, 1.0], [0.0, 1.0], [True, False])
+    assert {name for name in validated if "/nq/" in name} == {
+        "mixed/nq/val/count",
+        "mixed/nq/val/infra_error_rate",
+    }
+    assert validated["mixed/math/val/reward/mean"] == 1
+
+
+def test_a_trajectory_that_was_late_before_its_first_token_is_in_no_mean():
+    late = trajectory("nq", "a", 0.0, stop="deadline", mask=(0,))
+    metrics = source_metrics([late, trajectory("nq", "a", 1.0), trajectory("nq", "a", 1.0)])
+    assert metrics["mixed/nq/reward/mean"] == 1
+    assert metrics["mixed/nq/pass_rate"] == 1
+    assert metrics["mixed/nq/solved_all"] == 1
+    assert metrics["mixed/nq/zero_variance"] == 1
+    assert metrics["mixed/nq/infra_error_rate"] == 0
+    assert metrics["mixed/nq/deadline_rate"] == pytest.approx(1 / 3)
+
+
 def test_a_line_torn_by_a_kill_is_dropped_on_rewind(tmp_path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     for step in range(4):

@@ -1,16 +1,19 @@
 """Turns: what ends a trajectory, what the mask says, and how much room a result may take."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.mask_audit import mask_problems
 from agent_loop.observation_style import InlineStyle
+from agent_loop.react import ReAct
 from agent_loop.tags import ActionKind, Tags
 from agent_loop.trajectory import StopReason
 from agent_loop.turn_loop import Budget, Rollout, run_turns
 from config.schema import ToolConfig
-from tests.fakes.engine import CharTokenizer, ScriptedGenerate, TableEnvironment, line_of
+from tests.fakes.engine import END, CharTokenizer, ScriptedGenerate, TableEnvironment, line_of
 
 CONFIG = ToolConfig(server_url="http://127.0.0.1:1")
 TAGS = Tags.from_config(CONFIG, (ActionKind.CODE, ActionKind.ANSWER))
@@ -199,3 +202,49 @@ async def test_the_mask_audit_notices_a_changed_token_mask_or_log_prob(field):
     at = line["response_mask"].index(0) if field != "response_ids" else 3
     line[field][at] = 1 - line[field][at] if field != "response_ids" else 99
     assert mask_problems(line)
+
+
+async def test_an_answer_without_an_end_of_its_own_is_none_where_the_turn_was_cut_short():
+    async def played(**limits: float) -> Rollout:
+        codec = CharTokenizer(wide=[END])
+        return await run_turns(
+            prompt_ids=[7],
+            generate=ScriptedGenerate(codec, [f"Final Answer: 4217{END}"]),
+            environment=TableEnvironment({}),
+            language=ReAct(),
+            style=style_of(codec),
+            codec=codec,
+            budget=Budget(max_turns=1, response_length=90, **limits),  # pyright: ignore
+            filler_id=FILLER,
+        )
+
+    whole, cut = await played(), await played(max_turn_length=16)
+    assert (whole.stop_reason, whole.answer) == (StopReason.ANSWERED, "4217")
+    assert (cut.stop_reason, cut.answer) == (StopReason.RESPONSE_BUDGET, None)
+
+
+async def test_an_action_that_is_cancelled_from_within_is_the_loop_s_error():
+    async def environment(action):
+        inner = asyncio.ensure_future(asyncio.Event().wait())
+        inner.cancel()
+        await inner
+
+    codec = CharTokenizer()
+    rollout = await run_turns(
+        prompt_ids=[7],
+        generate=ScriptedGenerate(codec, ["<code>a</code>"]),
+        environment=environment,  # pyright: ignore[reportArgumentType]
+        language=TAGS,
+        style=style_of(codec),
+        codec=codec,
+        budget=Budget(max_turns=2, response_length=90),
+        filler_id=FILLER,
+    )
+    assert rollout.loop_error is not None and rollout.calls[0].status == "failed"
+    assert "was cancelled from within" in (rollout.fault or "")
+
+
+async def test_a_trajectory_that_is_late_before_it_begins_asks_no_engine():
+    rollout, generate, _ = await play(["<answer>2</answer>"], timeout_s=0.0)
+    assert rollout.stop_reason is StopReason.DEADLINE
+    assert generate.asked == []

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent_loop import watchdog
-from agent_loop.watchdog import Watchdog, waits_for
+from agent_loop.watchdog import Company, Watchdog, waits_for
 from tests.fakes.virtual_loop import run_virtual
 
 
@@ -108,3 +108,36 @@ def test_it_looks_four_times_in_the_time_that_is_too_long():
 
     run_virtual(while_it_runs())
     assert looks == [15, 30, 45, 60]
+
+
+def test_work_in_company_speaks_for_all_who_are_present_and_for_nobody_else(clock):
+    dog = Watchdog(60.0, clock)
+    company = Company()
+    seen: list[tuple[str, str]] = []
+
+    async def work() -> None:
+        waits_for("limiter")
+        await asyncio.sleep(2)
+        waits_for("tool")
+
+    async def trajectory(joins_at: float, leaves_at: float) -> None:
+        with dog.watch("nq", "nq:7") as activity:
+            await asyncio.sleep(joins_at)
+            with company.joined():
+                now = activity.waits_for
+                await asyncio.sleep(leaves_at - joins_at)
+            if leaves_at < 2:
+                waits_for("engine")
+            await asyncio.sleep(3 - leaves_at)
+            seen.append((now, activity.waits_for))
+
+    async def together() -> None:
+        with dog.watch("math", "math:1") as starter:
+            task = company.start(work())
+            await asyncio.gather(trajectory(0, 1), trajectory(1, 3), task)
+        with company.joined():
+            pass
+        assert starter.waits_for == "start"
+
+    run_virtual(together())
+    assert seen == [("limiter", "engine"), ("limiter", "tool")]

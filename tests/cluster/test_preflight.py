@@ -410,3 +410,71 @@ def test_the_advantage_divides_by_the_std_where_verl_says_so(run_environ: RunEnv
     for value in ("true", "false"):
         plan = make_plan([f"algorithm.norm_adv_by_std_in_grpo={value}"], run_environ)
         assert at(plan.config, "algorithm.state_masked_grpo.norm_by_std") is (value == "true")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["mixed.sources.nq.agent=tool_agent"], []),
+        (
+            ["mixed.sources.nq.agent=single_turn_agent", "mixed.sources.nq.max_turns=2"],
+            ["mixed.sources.nq.max_turns=2 with agent='single_turn_agent'"],
+        ),
+        (
+            ["mixed.turns.stop_at_tag=strings", "actor_rollout_ref.rollout.name=sglang"],
+            ["mixed.turns.stop_at_tag='strings'"],
+        ),
+        (["mixed.deadlines.turn_s=30"], ["timeout=30 is not below mixed.deadlines.turn_s=30"]),
+        (
+            ["actor_rollout_ref.rollout.multi_turn.tool_config.state_masking=false"],
+            [],
+        ),
+        (
+            ["actor_rollout_ref.rollout.agent.agent_loop_manager_class=null"],
+            ["agent_loop_manager_class: want"],
+        ),
+    ],
+)
+def test_settings_of_agent_loops_that_contradict_are_named(
+    run_environ: RunEnviron, overrides: list[str], words: list[str]
+) -> None:
+    found = problems_of(run_environ, *overrides)
+    found = [problem for problem in found if "sglang" not in problem or "stop_at_tag" in problem]
+
+    assert len(found) == len(words), found
+    assert all(word in problem for word, problem in zip(words, found, strict=True)), found
+
+
+def test_the_agent_s_system_prompt_counts_among_the_tokens_of_a_prompt(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    environ = run_environ | {"MODEL_PATH": str(word_model(tmp_path / "model"))}
+    overrides = ["mixed.sources.math.agent=react_agent", "data.max_prompt_length=40"]
+
+    found = problems_of(environ, *overrides)
+    assert all("with the agent's system_prompt" in problem for problem in found)
+    assert len(found) == 2  # math's file for training and the one for validation
+    assert problems_of(environ, *overrides[:1], "data.max_prompt_length=200") == []
+
+
+def test_a_chat_template_that_refuses_the_messages_of_a_loop_is_named(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    model = word_model(tmp_path / "model")
+    picky = (
+        "{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}"
+        "{{ raise_exception('only user and assistant') }}{% endif %}{{ m['content'] }}{% endfor %}"
+    )
+    (model / "chat_template.jinja").write_text(picky)
+    environ = run_environ | {"MODEL_PATH": str(model)}
+
+    assert problems_of(environ) == []
+    found = problems_of(
+        environ,
+        "mixed.sources.nq.observation_style=chat",
+        "mixed.sources.math.agent=react_agent",
+        "data.max_prompt_length=900",
+    )
+    assert [problem.split(":")[0] for problem in found] == ["source=nq", "source=math"]
+    assert "refuses messages of the role tool (only user and assistant)" in found[0]
+    assert "refuses messages of the role system" in found[1]

@@ -1,6 +1,10 @@
 """Metrics and logs in words."""
 
-from cluster.live import PlainView
+from io import StringIO
+
+from rich.console import Console
+
+from cluster.live import PlainView, state_table
 from cluster.progress import (
     clock,
     last_error,
@@ -151,3 +155,20 @@ def test_what_makes_every_number_doubtful_stands_beside_each_of_them() -> None:
     assert all(warning in step_line(lines, 10) for warning in warned)
     assert all(warning in render("run", lines, {}) for warning in warned)
     assert warnings_of([line(1, 0, mixed__nq__reward__mean=0.5)]) == []
+
+
+def test_a_source_that_lost_its_whole_validation_is_warned_of_until_the_next() -> None:
+    lost = {"mixed/nq/val/count": 0.0, "mixed/nq/val/infra_error_rate": 1.0}
+    lines = [
+        {"step": 2, "time": 0.0, "metrics": lost},
+        line(3, 1.0, mixed__nq__count=3, mixed__nq__infra_error_rate=0),
+    ]
+    (warning,) = warnings_of(lines)
+
+    assert warning == "nq: validation of step 2 lost 100.0% of it to faults"
+    assert sources_of(lines) == ["nq"]
+    assert validation_changes(lines) == []
+    assert warning in step_line(lines, 10) and warning in render("run", lines, {})
+    Console(file=(shown := StringIO()), width=200).print(state_table(lines, 10))
+    assert warning in shown.getvalue()
+    assert warnings_of([*lines, line(4, 2.0, mixed__nq__val__infra_error_rate=0)]) == []

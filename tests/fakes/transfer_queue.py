@@ -49,6 +49,11 @@ class World:
 
     ends_at: dict[str, int] = field(default_factory=dict)
     tick: int = 0
+    ended: int = 0
+    """Groups so far."""
+
+    losses: int = 0
+    """Trajectories lost so far."""
 
     # --- what verl's replay buffer calls -------------------------------------------------------
 
@@ -66,11 +71,18 @@ class World:
     ) -> dict[str, list[Any]]:
         rewards = [self.rewards[key] for key in keys]
         columns: dict[str, list[Any]] = {
-            "extra_fields": [{"reward_extra_info": {"acc": reward}} for reward in rewards],
+            "extra_fields": [
+                {"reward_extra_info": {"acc": reward}, "mixed": self._record(key)}
+                for key, reward in zip(keys, rewards, strict=True)
+            ],
             "rm_scores": [np.array([0.0, reward]) for reward in rewards],
             "response_mask": [np.array([key not in self.lost, 0]) for key in keys],
         }
         return {name: columns[name] for name in select_fields}
+
+    def _record(self, key: str) -> dict[str, str | None]:
+        lost = key in self.lost
+        return {"fault_tool": "search" if lost else "", "fault": "HTTP 503" if lost else None}
 
     def sleep(self, seconds: float) -> None:
         self.tick += 1
@@ -113,6 +125,8 @@ class World:
             self.rewards[key] = reward
             if session in lost:
                 self.lost.add(key)
+                self.losses += 1
+        self.ended += 1
         self.items["train"][uid]["status"] = "finished"
 
     # --- checkpoints --------------------------------------------------------------------------

@@ -274,6 +274,7 @@ def test_the_checks_find_the_fullest_window():
     assert [fullest(grants, window_ns) for window_ns in windows_ns] == [2, 2, 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [None, {"a": 3, "b": 1}], ids=["no shares", "shares"])
 def test_64_processes_keep_the_rate_in_every_window_and_use_it_up(
     tmp_path: Path, shares: dict[str, float] | None
@@ -291,6 +292,7 @@ def test_64_processes_keep_the_rate_in_every_window_and_use_it_up(
     assert any(record.spare for record in records) == (shares is not None)
 
 
+@pytest.mark.slow
 def test_64_processes_keep_a_strict_limit_in_every_window(tmp_path: Path):
     path, rate = tmp_path / "rate", Rate.within_window(350, 0.25, burst=100)
     records = hammered(path, rate)

@@ -126,6 +126,7 @@ def open_and_try(path: Path, begin: "Event", report: Connection) -> None:
     report.send(sum(limiter.try_acquire() for _ in range(2)))
 
 
+@pytest.mark.slow
 def test_256_processes_that_start_at_once_on_a_missing_file_get_one_burst(tmp_path: Path):
     begin = FORK.Event()
     receiver, sender = FORK.Pipe(duplex=False)
@@ -141,6 +142,7 @@ def test_256_processes_that_start_at_once_on_a_missing_file_get_one_burst(tmp_pa
         process.join()
 
 
+@pytest.mark.slow
 def test_thousand_callers_killed_at_random_moments_never_exceed_the_rate(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

@@ -254,6 +254,7 @@ def hold_by_tasks_for_ever(
     asyncio.run(tasks())
 
 
+@pytest.mark.slow
 def test_200_kills_under_load_leave_all_slots_free(path: Path):
     slots, chance = FileSlots(path, 3), random.Random(7)
     grants = FORK.Value("i", 0, lock=False)  # a killed process must not keep its lock

@@ -318,6 +318,10 @@ def test_validation_passes_through_whatever_its_sources(simulate):
     assert sorted(batch.keys) == ["val0_0_0", "val1_0_0", "val2_0_0"]
 
 
+def entries(run: Run) -> list[LedgerEntry]:
+    return [line for line in read_ledger(run.path) if isinstance(line, LedgerEntry)]
+
+
 def filtered_groups(run: Run, groups: dict[str, tuple[list[float], list[int]]]) -> set[str]:
     """Which of these the buffer's filter drops; name -> (rewards, which of them are lost)."""
     uids = {make_uid("math", draw): name for draw, name in enumerate(groups)}
@@ -366,6 +370,43 @@ def test_where_trajectories_are_lost_batches_stay_exact_and_every_group_compares
     for _ in range(30):
         run.train()  # checks each batch
     assert run.check()["filtered"] > 100
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_of_each_group_that_ends_untrained_it_is_known_what_it_lost(simulate, mode: str):
+    fates = {source: Fate(filtered=0.2, failed=0.0, latency=(0, 3), lost=0.3) for source in SIZES}
+    run: Run = simulate(mode, fates, filter_groups_metric="acc")
+    for _ in range(5):
+        run.train()
+    losses = run.buffer.take_losses()
+    assert run.buffer.take_losses() == []
+    assert {group.source for group in losses} == set(SIZES)
+    assert all(group.trajectories == 2 for group in losses)
+    lost = [fault for group in losses for fault in group.faults]
+    assert set(lost) == {"tool=search, last error: HTTP 503"}
+    assert len(lost) == run.world.losses
+    tags = run.world.items["train"].values()
+    waiting = sum(bool(tag.get("is_prompt")) and tag["status"] == "finished" for tag in tags)
+    assert len(losses) + waiting + run.step * run.batch_size == run.world.ended
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_source_whose_tool_is_dead_starves_with_the_last_fault(
+    simulate, mode: str, monkeypatch: pytest.MonkeyPatch
+):
+    fates = {source: Fate(filtered=0.0, failed=0.0, latency=(0, 1)) for source in SIZES}
+    run: Run = simulate(mode, fates, filter_groups_metric="acc", max_replacements=5)
+    end = World.end
+
+    def dead(self: World, uid: str, rewards: list[float], lost: list[int]) -> None:
+        all_lost = prompt_of(uid)[0] == "nq"
+        end(self, uid, [0.0, 0.0] if all_lost else rewards, [0, 1] if all_lost else lost)
+
+    monkeypatch.setattr(World, "end", dead)
+    with pytest.raises(SourceStarved, match=r"source='nq'.*tool=search, last error: HTTP 503"):
+        run.train()
+    lost = [group for group in run.buffer.take_losses() if group.source == "nq"]
+    assert lost and all(len(group.faults) == 2 for group in lost)
 
 
 @given(st.text(min_size=1, max_size=20), st.integers(0, 10**12))

@@ -1,0 +1,98 @@
+"""verl's client of the rollout servers, as agent loops are given it.
+
+verl adapter: `LLMServerClient` (workers/rollout/llm_server.py at 0.9.1). What the engine returned
+is kept aside for the trajectory that asked, and a request ends with its trajectory.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from agent_loop.tools.protocol import ToolUnavailable
+from agent_loop.watchdog import waits_for
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTurn:
+    """One request and its answer."""
+
+    prompt_ids: Sequence[int]  # (P,) all that came before
+    output: Any
+    """verl's `TokenOutput`."""
+
+
+turns_of_trajectory: ContextVar[list[EngineTurn] | None] = ContextVar("engine_turns", default=None)
+"""Where the answers of the current trajectory are kept."""
+
+
+class RecordingClient:
+    """verl's server client; see the module.
+
+    Args:
+        client: verl's; how it finds a server is changed in place.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._acquire = client._acquire_server
+        client._acquire_server = self._acquire_server
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], **kwargs: Any) -> Any:
+        """As verl's.
+
+        Raises:
+            ToolUnavailable: the server failed: a fault of the infrastructure.
+        """
+        turns = turns_of_trajectory.get()
+        waits_for("engine", turn=len(turns or []) + 1)
+        try:
+            output = await self._client.generate(request_id, prompt_ids=prompt_ids, **kwargs)
+        except Exception as error:
+            raise ToolUnavailable(
+                f"no tokens from the rollout server: {type(error).__name__}: {error}", tool="engine"
+            ) from error
+        if turns is not None:
+            turns.append(EngineTurn(prompt_ids, output))
+        waits_for("tool")
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[Any, "_Server"]:
+        """A server, given back when nobody waits for it any more: verl's balancer counts them."""
+        asked = asyncio.ensure_future(self._acquire(request_id, **extra))
+        try:
+            server_id, handle = await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(lambda done: self._give_back(done, request_id))
+            raise
+        return server_id, _Server(handle)
+
+    def _give_back(self, done: "asyncio.Future[tuple[Any, Any]]", request_id: str) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._client._release_server(done.result()[0], request_id=request_id)
+
+
+class _Server:
+    """A rollout server whose request ends when nobody waits for it any more.
+
+    Ray does not pass on the cancellation of an `await` to an actor: without this a request past its
+    deadline is decoded to its end.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self.generate = self
+
+    async def remote(self, *args: Any, **kwargs: Any) -> Any:
+        reference = self._handle.generate.remote(*args, **kwargs)
+        try:
+            return await reference
+        except asyncio.CancelledError:
+            ray.cancel(reference)
+            raise

@@ -1,0 +1,20 @@
+"""What a group lost to faults of the infrastructure or of its loop. Pure; no verl."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFaults:
+    """One finished group, trained or not."""
+
+    source: str
+    trajectories: int
+    faults: tuple[str, ...] = ()
+    """What ended each trajectory that was lost."""
+
+
+def fault_of(record: Mapping[str, Any]) -> str:
+    """Tool and error of a lost trajectory, from its record (`agent_loop.turn_loop.record_of`)."""
+    return f"tool={record['fault_tool']}, last error: {record['fault']}"

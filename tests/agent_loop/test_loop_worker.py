@@ -1,0 +1,184 @@
+"""The worker that hosts agent loops: whatever a loop does costs its trajectory and is named."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+
+from agent_loop.engine_client import RecordingClient, turns_of_trajectory
+from agent_loop.loop_settings import LoopSettings
+from agent_loop.loop_worker import MixedAgentLoopWorker
+from agent_loop.turn_loop import Budget
+from agent_loop.watchdog import Watchdog
+from config.schema import MixedConfig, ToolConfig
+from tests.fakes.real_tokenizers import real_tokenizer
+from tests.fakes.virtual_loop import run_virtual
+
+TOKENIZER = real_tokenizer("pieces")
+ROW = {
+    "data_source": "nq",
+    "extra_info": {"row_id": "nq:1"},
+    "reward_model": {"ground_truth": json.dumps({"target": ["ab"]})},
+}
+
+
+class Loop:
+    """A loop that is not ours; asks the engine once and then does what its subclass does."""
+
+    def __init__(self, *, server_manager: Any, **_: Any) -> None:
+        self.engine = server_manager
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        output = await self.engine.generate("id", prompt_ids=[1], sampling_params={})
+        return self.finish(list(output.token_ids))
+
+    def finish(self, ids: list[int]) -> Any:
+        return AgentLoopOutput(
+            prompt_ids=[1],
+            response_ids=ids,
+            response_mask=[1] * len(ids),
+            metrics=AgentLoopMetrics(),
+        )
+
+
+class Raising(Loop):
+    def finish(self, ids: list[int]) -> Any:
+        raise KeyError("the table is torn")
+
+
+class Several(Loop):
+    def finish(self, ids: list[int]) -> Any:
+        return [super().finish(ids)] * 2
+
+
+class TimingOut(Loop):
+    def finish(self, ids: list[int]) -> Any:
+        raise TimeoutError("search backend: read timed out")
+
+
+class Cancelled(Loop):
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        inner = asyncio.ensure_future(asyncio.Event().wait())
+        inner.cancel()
+        await inner
+
+
+class Hanging(Loop):
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        await super().run(sampling_params, **row)
+        await asyncio.Event().wait()
+
+
+class VerlsClient:
+    """Answers "ab" at once, or fails."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.acquired, self.answer, self.released = (asyncio.Event() for _ in range(3))
+
+    async def _acquire_server(self, request_id: str, **_: Any) -> tuple[str, Any]:
+        self.acquired.set()
+        await self.answer.wait()
+        return "server", None
+
+    def _release_server(self, server_id: str, request_id: str | None = None) -> None:
+        assert (server_id, request_id) == ("server", "id")
+        self.released.set()
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], **_: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        ids = TOKENIZER.encode("ab", add_special_tokens=False)
+        return SimpleNamespace(
+            token_ids=ids, log_probs=[-1.0] * len(ids), extra_fields={"global_steps": 3}
+        )
+
+
+def hosted(kind: type[Loop], error: Exception | None = None, **row: Any) -> Any:
+    """The output of one trajectory, in virtual time."""
+    mixed = {"experiment": "x", "run_dir": "/x", "sources": {"nq": {"ratio": 1, "reward": "qa"}}}
+    worker: Any = object.__new__(MixedAgentLoopWorker)
+    worker.settings = LoopSettings(
+        mixed=MixedConfig.model_validate(mixed),
+        tools=ToolConfig(server_url="http://127.0.0.1:1", enable_global_rate_limit=False),
+        budget=Budget(max_turns=3, response_length=60, timeout_s=5.0),
+        max_actions=1,
+        backend="hf",
+        sampling={},
+        watchdog=Watchdog(60.0),
+    )
+    worker.tokenizer = TOKENIZER
+    worker.llm_client = RecordingClient(VerlsClient(error))
+    worker._make_loop = lambda name: kind(server_manager=worker.llm_client)
+
+    async def run() -> Any:
+        turns: list[Any] = []
+        turns_of_trajectory.set(turns)
+        return await worker._host("loop", {}, ROW | row, turns)
+
+    output, _ = run_virtual(run())
+    return output
+
+
+@pytest.fixture(autouse=True)
+def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def client(*_: Any) -> Any:
+        return SimpleNamespace(for_source=lambda source: None)
+
+    monkeypatch.setattr("agent_loop.loop_worker.shared_client", client)
+
+
+def test_a_loop_that_is_not_ours_is_judged_and_recorded():
+    output = hosted(Loop)
+    assert output.reward_score == 1.0
+    assert output.response_logprobs == [-1.0, -1.0]
+    assert output.extra_fields["mixed"]["stop_reason"] == "answered"
+    assert output.extra_fields["min_global_steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Raising, "KeyError: 'the table is torn'"),
+        (Several, "returned 2 outputs"),
+        (TimingOut, "TimeoutError: search backend"),
+        (Cancelled, "CancelledError"),
+    ],
+)
+def test_what_a_loop_raises_costs_its_trajectory_and_is_named(kind, words):
+    output = hosted(kind)
+    record = output.extra_fields["mixed"]
+    assert record["stop_reason"] == "infra_error" and words in record["fault"]
+    assert "Traceback" in record["loop_error"]
+    assert not any(output.response_mask)
+    parts = output.extra_fields["reward_extra_info"]
+    assert (parts["loop_error"], parts["infra_error"], output.reward_score) == (1.0, 0.0, 0.0)
+
+
+def test_an_engine_that_fails_is_infrastructure_and_not_the_loop_s_fault():
+    record = hosted(Loop, ConnectionError("the actor died")).extra_fields["mixed"]
+    assert (record["fault_tool"], record["loop_error"]) == ("engine", None)
+    assert "the actor died" in record["fault"]
+
+
+def test_a_loop_past_its_deadline_ends_with_what_it_has():
+    output = hosted(Hanging)
+    assert output.extra_fields["mixed"]["stop_reason"] == "deadline"
+    assert TOKENIZER.decode(output.response_ids) == "ab" and all(output.response_mask)
+
+
+async def test_a_server_that_nobody_waits_for_any_more_is_given_back():
+    verls_client = VerlsClient()
+    client: Any = RecordingClient(verls_client)
+    waiting = asyncio.ensure_future(client._client._acquire_server("id"))
+    await verls_client.acquired.wait()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    verls_client.answer.set()
+    await verls_client.released.wait()

@@ -1,0 +1,73 @@
+"""Tools that verl loads, called by the ReAct agent: whose mistake a wrong call is."""
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+
+from verl.tools.function_tool import FunctionTool
+from verl.tools.schemas import OpenAIFunctionToolSchema
+
+from agent_loop.react_agent_loop import _call_of_verl
+from agent_loop.tool_actions import named_tools
+from agent_loop.tools.protocol import ToolCall, ToolResult
+
+SCHEMA = OpenAIFunctionToolSchema.model_validate(
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "a plus b",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "a": {"type": "integer", "description": "one"},
+                    "b": {"type": "integer", "description": "two"},
+                },
+                "required": ["a"],
+            },
+        },
+    }
+)
+
+
+def add(a: int, b: int = 0) -> str:
+    return str(int(a) + int(b))
+
+
+def broken(a: int, b: int = 0) -> str:
+    raise OSError("the disk of the tool is full")
+
+
+def tool(function: Any) -> FunctionTool:
+    return FunctionTool(name="add", fn=function, tool_schema=SCHEMA)
+
+
+async def test_a_function_tool_is_called_with_what_the_model_named():
+    observation = await _call_of_verl(tool(add), {"a": 2, "b": 3})
+    assert (observation.text, observation.rejected) == ("5", False)
+
+
+@pytest.mark.parametrize("arguments", [{"x": 1, "b": 2}, {}, {"a": "one"}, {"a": None}])
+async def test_wrong_arguments_are_the_model_s_mistake_and_it_reads_why(arguments):
+    observation = await _call_of_verl(tool(add), arguments)
+    assert observation.rejected and observation.text.startswith("error: ")
+
+
+async def test_what_else_a_function_tool_raises_is_the_loop_s_error():
+    with pytest.raises(OSError, match="disk"):
+        await _call_of_verl(tool(broken), {"a": 1})
+
+
+class Backend:
+    async def call(self, call: ToolCall) -> ToolResult:
+        return ToolResult(body={"result": call.payload["expression"]})
+
+
+async def test_a_tool_of_the_server_names_the_arguments_it_wants():
+    calculate = named_tools(2)["calculate"]
+    assert (await calculate.call(Backend(), {"expression": "1+1"})).text == "1+1"
+    wrong = await calculate.call(Backend(), {"query": "1+1"})
+    assert wrong.rejected
+    assert "missing ['expression'], unknown ['query']" in wrong.text
