@@ -69,7 +69,7 @@ stage() {
 # start_e2e: the real runs, in the background; they leave a core idle most of the time.
 start_e2e() {
   E2E_LOG="$(mktemp)"
-  python -m pytest tests/e2e >"${E2E_LOG}" 2>&1 &
+  python -m pytest --durations=10 tests/e2e >"${E2E_LOG}" 2>&1 &
   E2E_PID=$!
   trap 'kill "${E2E_PID}" 2>/dev/null || true' EXIT
   say "the real runs (tests/e2e) go on beside the other checks; their output comes last, now in ${E2E_LOG}"
@@ -114,7 +114,7 @@ main() {
   stage "shellcheck" shellcheck -x "${SCRIPTS[@]}"
   stage "shfmt" shfmt -i 2 -ci -d "${SCRIPTS[@]}"
   stage "bats" bats tests/shell
-  stage "pytest" python -m pytest "${selection[@]}"
+  stage "pytest" python -m pytest --durations=15 "${selection[@]}"
   ((fast)) || stage "pytest tests/e2e" finish_e2e
   printf '%s\n' "" "summary" "${SUMMARY[@]}"
   return "${FAILED}"

@@ -47,6 +47,13 @@ MODES = {
         "ray_kwargs.ray_init.include_dashboard=false",
     ],
 }
+KILLS = {
+    "sync": ("launcher", "worker", "driver"),
+    "sync_filtered": ("launcher",),
+    "colocate_async": ("driver",),
+}
+"""Who is killed; each costs a start of Ray and of the trainer, so not everybody in every mode."""
+
 SEPARATE = [
     "trainer.v1.trainer_mode=mixed_separate_async",
     "trainer.v1.separate_async.parameter_sync_step=2",
@@ -92,20 +99,21 @@ def child_of(process: subprocess.Popen[bytes], words: str) -> int:
 
 @pytest.fixture(scope="module", params=MODES)
 def job(request: pytest.FixtureRequest, demo: Path, tmp_path_factory) -> Iterator[Job]:
-    """A complete run that was killed three times, a filtered one once."""
+    """A complete run that was killed as often as `KILLS` says."""
     job = job_of(request.param, demo, tmp_path_factory.mktemp("work"), MODES[request.param], STEPS)
 
-    with launched(job, "launcher_killed.txt") as (launcher, out):
-        wait_for(launcher, out, lambda: job.saved() >= 1 and job.steps() >= 2)
-        os.kill(launcher.pid, signal.SIGKILL)
+    if "launcher" in KILLS[job.mode]:
+        with launched(job, "launcher_killed.txt") as (launcher, out):
+            wait_for(launcher, out, lambda: job.saved() >= 1 and job.steps() >= 2)
+            os.kill(launcher.pid, signal.SIGKILL)
 
     for name, is_due, victim in (
-        ("worker_killed.txt", lambda: job.saved() >= 3, "ray::WorkerDict"),
-        ("driver_killed.txt", job.is_saving, "ray::TaskRunner"),
+        ("worker", lambda: job.saved() >= 3, "ray::WorkerDict"),
+        ("driver", job.is_saving, "ray::TaskRunner"),
     ):
-        if job.mode == "sync_filtered":
-            break
-        with launched(job, name) as (launcher, out):
+        if name not in KILLS[job.mode]:
+            continue
+        with launched(job, f"{name}_killed.txt") as (launcher, out):
             wait_for(launcher, out, is_due)
             os.kill(child_of(launcher, victim), signal.SIGKILL)
             assert launcher.wait(timeout=DEADLINE_S) == 1, out.read_text(errors="replace")[-4000:]

@@ -40,8 +40,16 @@ setup() {
   [[ "${output}" == *"ok       pytest"* ]]
 }
 
-@test "--fast leaves out what is slow" {
+@test "--fast leaves out what is slow, and the real runs" {
   run "${CHECKOUT}/run_tests.sh" --fast
   [ "${status}" -eq 0 ]
-  grep -q -- "-m pytest -m not ray and not slow" "${CALLS}"
+  grep -q -- "--ignore=tests/e2e -m not ray and not slow" "${CALLS}"
+  run ! grep -q -- "pytest .*[0-9] tests/e2e" "${CALLS}"
+}
+
+@test "the real runs go beside the other checks and are summed up" {
+  run "${CHECKOUT}/run_tests.sh"
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"ok       pytest tests/e2e"* ]]
+  grep -q -- "pytest .*[0-9] tests/e2e" "${CALLS}"
 }
