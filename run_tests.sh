@@ -66,29 +66,28 @@ stage() {
   fi
 }
 
-# start_e2e: the real runs, in the background; they leave a core idle most of the time.
-start_e2e() {
-  E2E_LOG="$(mktemp)"
-  python -m pytest --durations=10 tests/e2e >"${E2E_LOG}" 2>&1 &
-  E2E_PID=$!
-  trap 'kill "${E2E_PID}" 2>/dev/null || true' EXIT
-  say "the real runs (tests/e2e) go on beside the other checks; their output comes last, now in ${E2E_LOG}"
+# start_beside PYTEST_ARGUMENT...: some of the tests, in the background: others leave a core idle.
+start_beside() {
+  BESIDE_LOG="$(mktemp)"
+  python -m pytest --durations=10 "$@" >"${BESIDE_LOG}" 2>&1 &
+  BESIDE_PID=$!
+  trap 'kill "${BESIDE_PID}" 2>/dev/null || true' EXIT
+  say "pytest $* goes on beside the other checks; its output comes last, now in ${BESIDE_LOG}"
 }
 
-# finish_e2e: wait for them and show what they printed.
-finish_e2e() {
+# finish_beside: wait for them and show what they printed.
+finish_beside() {
   local status=0
-  tail -f --pid="${E2E_PID}" -n +1 "${E2E_LOG}" &
-  wait "${E2E_PID}" || status=$?
+  tail -f --pid="${BESIDE_PID}" -n +1 "${BESIDE_LOG}" &
+  wait "${BESIDE_PID}" || status=$?
   wait $! || true
   trap - EXIT
-  rm -f -- "${E2E_LOG}"
+  rm -f -- "${BESIDE_LOG}"
   return "${status}"
 }
 
 main() {
-  local -a selection=(--ignore=tests/e2e)
-  local fast=0
+  local -a selection=() beside=(tests/e2e)
   while (($#)); do
     case "$1" in
       -h | --help)
@@ -96,8 +95,8 @@ main() {
         return
         ;;
       --fast)
-        fast=1
-        selection+=(-m "not ray and not slow")
+        selection=(-m "not ray and not slow")
+        beside=(tests/cluster tests/rate_limit)
         ;;
       *) die 2 "unknown option $1: see --help" ;;
     esac
@@ -106,7 +105,7 @@ main() {
   cd -- "${REPO_ROOT}"
   install_programs
   bootstrap dev
-  ((fast)) || start_e2e
+  start_beside "${selection[@]}" "${beside[@]}"
   stage "ruff format" ruff format --check .
   stage "ruff check" ruff check .
   stage "pyright" pyright
@@ -114,8 +113,8 @@ main() {
   stage "shellcheck" shellcheck -x "${SCRIPTS[@]}"
   stage "shfmt" shfmt -i 2 -ci -d "${SCRIPTS[@]}"
   stage "bats" bats tests/shell
-  stage "pytest" python -m pytest --durations=15 "${selection[@]}"
-  ((fast)) || stage "pytest tests/e2e" finish_e2e
+  stage "pytest" python -m pytest --durations=15 "${selection[@]}" "${beside[@]/#/--ignore=}"
+  stage "pytest ${beside[*]}" finish_beside
   printf '%s\n' "" "summary" "${SUMMARY[@]}"
   return "${FAILED}"
 }
