@@ -4,7 +4,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from agent_loop.source_metrics import TrainedTrajectory
+from agent_loop.source_metrics import TrainedTrajectory, groups_of
 from samplers.faults import GroupFaults, fault_of
 
 LEAST_GROUPS = 3
@@ -71,16 +71,13 @@ class FaultWindow:
 
 def faults_by_group(trajectories: Iterable[TrainedTrajectory]) -> list[GroupFaults]:
     """What each group lost, in the order of their first trajectories."""
-    groups: defaultdict[str, list[TrainedTrajectory]] = defaultdict(list)
-    for trajectory in trajectories:
-        groups[trajectory.uid].append(trajectory)
     return [
         GroupFaults(
             source=own[0].source,
             trajectories=len(own),
             faults=tuple(fault_of(t.record) for t in own if t.is_lost),
         )
-        for own in groups.values()
+        for own in groups_of(trajectories).values()
     ]
 
 

@@ -15,12 +15,9 @@ from omegaconf import DictConfig, OmegaConf
 from agent_loop.rewards import default_reward
 from agent_loop.turn_loop import Budget
 from agent_loop.watchdog import Watchdog
-from config.schema import MixedConfig, SourceConfig, ToolConfig, load_section
+from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig, load_section
 
 logger = logging.getLogger(__name__)
-
-TOOL_CONFIG = "actor_rollout_ref.rollout.multi_turn.tool_config"
-
 
 STRING_STOPS = frozenset({"hf", "vllm"})
 """Backends that end a request behind a string. verl starts vLLM with its tokenizer

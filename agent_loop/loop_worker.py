@@ -26,13 +26,12 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from agent_loop.engine_client import EngineTurn, RecordingClient, turns_of_trajectory
 from agent_loop.foreign_loop import partial_rollout, rollout_of
-from agent_loop.judging import judge
 from agent_loop.loop_settings import settings_of
 from agent_loop.observation_style import codec_of
 from agent_loop.tools.client import shared_client
 from agent_loop.tools.protocol import ToolError
 from agent_loop.trajectory import StopReason, Trajectory
-from agent_loop.turn_agent_loop import TurnAgentLoop, output_of
+from agent_loop.turn_agent_loop import TurnAgentLoop, judged_output
 from agent_loop.turn_loop import Rollout, is_being_cancelled
 from agent_loop.watchdog import waits_for
 
@@ -100,13 +99,8 @@ class MixedAgentLoopWorker(_TheirWorker):
             if is_being_cancelled():
                 raise
             rollout = self._lost(error)  # something inside the loop was cancelled, not the loop
-        reward_s = settings.mixed.deadlines.reward_s
-        parts = await judge(rollout, row, settings.reward_of(source), tools, reward_s)
-        if rollout.loop_error is not None:
-            row_id = row["extra_info"]["row_id"]
-            settings.name_once(source, row_id, rollout.fault or "", rollout.loop_error)
         versions = [turn.output.extra_fields.get("global_steps") or 0 for turn in turns]
-        return output_of(rollout, parts, settings, versions)
+        return await judged_output(rollout, row, tools, settings, versions)
 
     async def _run_foreign(
         self,

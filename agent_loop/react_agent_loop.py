@@ -68,7 +68,8 @@ class ReactAgentLoop(TurnAgentLoop):
                 lines.append(describe(name, tool.description, tool.arguments))
             else:
                 function = tool.tool_schema.function
-                lines.append(describe(name, function.description, list(_arguments_of(tool)[0])))
+                names = list(function.parameters.properties)
+                lines.append(describe(name, function.description, names))
         return lines
 
 

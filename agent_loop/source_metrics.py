@@ -57,7 +57,8 @@ def _percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent)) if values else 0.0
 
 
-def _groups(trajectories: Iterable[TrainedTrajectory]) -> dict[str, list[TrainedTrajectory]]:
+def groups_of(trajectories: Iterable[TrainedTrajectory]) -> dict[str, list[TrainedTrajectory]]:
+    """uid -> its group, in the order of their first trajectories."""
     groups: dict[str, list[TrainedTrajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.uid].append(trajectory)
@@ -86,7 +87,7 @@ def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float
 
 
 def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    groups = [[t for t in group if t.is_valid] for group in _groups(own).values()]
+    groups = [[t for t in group if t.is_valid] for group in groups_of(own).values()]
     judged = [group for group in groups if group]
     solved = {
         "solved_all": _mean(all(t.acc >= 1 for t in group) for group in judged),
@@ -145,7 +146,7 @@ def _of_calls(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
 def prompts_per_source(trajectories: Iterable[TrainedTrajectory]) -> dict[str, int]:
     """source -> groups that were trained."""
     counts: dict[str, int] = defaultdict(int)
-    for group in _groups(trajectories).values():
+    for group in groups_of(trajectories).values():
         counts[group[0].source] += 1
     return dict(counts)
 

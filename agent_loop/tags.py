@@ -185,6 +185,13 @@ def stop_token_ids(texts: Sequence[str], encode: Callable[[str], list[int]]) -> 
     return [ids[0] for ids in encoded if len(ids) == 1]
 
 
+def fill_tags(template: str, config: ToolConfig) -> str:
+    """A prompt with the configured tags in place of their names in braces."""
+    for name in TAG_FIELDS:
+        template = template.replace(f"{{{name}}}", getattr(config, name))
+    return template
+
+
 def all_tags(config: ToolConfig) -> list[str]:
     """Every tag and marker of the configuration, in the order of its fields."""
     return [getattr(config, name) for name in TAG_FIELDS]

@@ -53,6 +53,7 @@ from agent_loop.observation_style import codec_of
 from agent_loop.run_folder import MetricsFile, numbers_of, write_lines
 from agent_loop.source_metrics import (
     TrainedTrajectory,
+    groups_of,
     prompts_per_source,
     ratio_error,
     source_metrics,
@@ -70,7 +71,7 @@ from agent_loop.trained_batch import (
     values,
     write_temperatures,
 )
-from config.schema import MixedConfig, ToolConfig, load_section
+from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 from samplers.ledger import Ledger, LedgerEntry, Outcome
 from samplers.mixed_sampler import PlanStream, rows_by_source
 from samplers.mixture_plan import MixturePlan
@@ -134,9 +135,8 @@ class _MixedTrainer:
 
     def _settle_limiter(self, config: DictConfig) -> Limiter | None:
         """Decide who keeps the rate limit, for all processes, and open it: errors come out here."""
-        name = "actor_rollout_ref.rollout.multi_turn.tool_config"
-        values = OmegaConf.to_container(OmegaConf.select(config, name), resolve=True)
-        tools = load_section(ToolConfig, values, name)
+        values = OmegaConf.to_container(OmegaConf.select(config, TOOL_CONFIG), resolve=True)
+        tools = load_section(ToolConfig, values, TOOL_CONFIG)
         settings = settled(tools, self.mixed)
         with open_dict(config):
             config.mixed.rate_limit = settings.model_dump()
@@ -521,9 +521,7 @@ class _MixedTrainer:
         return [t for t in ordered if t.draw in draws[t.source]]
 
     def _write_ledger(self, trajectories: list[TrainedTrajectory]) -> None:
-        groups: dict[str, list[TrainedTrajectory]] = {}
-        for trajectory in trajectories:
-            groups.setdefault(trajectory.uid, []).append(trajectory)
+        groups = groups_of(trajectories)
         given_up = dict(self.replay_buffer.take_given_up())
         if self.global_steps >= self.total_training_steps:
             given_up |= dict.fromkeys(_prompts_under_way(), "unfinished")

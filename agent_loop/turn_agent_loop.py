@@ -26,10 +26,10 @@ from agent_loop.observation_style import (
     ObservationStyle,
     codec_of,
 )
-from agent_loop.tags import Action, Language, Tags
+from agent_loop.tags import Action, Language, Tags, fill_tags
 from agent_loop.tools.client import ToolClient, shared_client
+from agent_loop.tools.protocol import ToolBackend
 from agent_loop.turn_loop import Generated, Observation, Rollout, Stop, record_of, run_turns
-from config.schema import TAG_FIELDS
 
 
 class TurnAgentLoop(AgentLoopBase):
@@ -70,9 +70,7 @@ class TurnAgentLoop(AgentLoopBase):
 
     def fill(self, template: str) -> str:
         """A prompt with the configured tags in place of their names in braces."""
-        for name in TAG_FIELDS:
-            template = template.replace(f"{{{name}}}", getattr(self.settings.tools, name))
-        return template
+        return fill_tags(template, self.settings.tools)
 
     def markers(self) -> tuple[str, str]:
         """What stands around a result in the `inline` style."""
@@ -101,12 +99,7 @@ class TurnAgentLoop(AgentLoopBase):
             budget=settings.budget_of(source, row.get("step_deadline")),
             filler_id=self.tokenizer.eos_token_id,
         )
-        reward_s = settings.mixed.deadlines.reward_s
-        parts = await judge(rollout, row, settings.reward_of(source), self.client, reward_s)
-        if rollout.loop_error is not None:
-            row_id = row["extra_info"]["row_id"]
-            settings.name_once(source, row_id, rollout.fault or "", rollout.loop_error)
-        return output_of(rollout, parts, settings, engine.weight_versions)
+        return await judged_output(rollout, row, self.client, settings, engine.weight_versions)
 
     def _messages(self, rows_own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         messages = [dict(message) for message in rows_own]
@@ -219,13 +212,20 @@ class _Engine:
         return params
 
 
-def output_of(
+async def judged_output(
     rollout: Rollout,
-    parts: dict[str, float],
+    row: Mapping[str, Any],
+    tools: ToolBackend,
     settings: LoopSettings,
     weight_versions: Sequence[int],
 ) -> AgentLoopOutput:
-    """verl's form of a judged trajectory."""
+    """Judge a trajectory, name what its loop raised, and give verl its form of both."""
+    source = row["data_source"]
+    reward_s = settings.mixed.deadlines.reward_s
+    parts = await judge(rollout, row, settings.reward_of(source), tools, reward_s)
+    if rollout.loop_error is not None:
+        row_id = row["extra_info"]["row_id"]
+        settings.name_once(source, row_id, rollout.fault or "", rollout.loop_error)
     trajectory = rollout.trajectory
     return AgentLoopOutput(
         prompt_ids=trajectory.prompt_ids,

@@ -43,11 +43,17 @@ from cluster.run_state import RunFolder, RunHeld, changed_keys
 from cluster.settings import (
     SERVER_URL_KEY,
     SETTINGS,
-    TOOL_CONFIG,
     is_own_tool_server,
     overrides_from,
 )
-from config.schema import ConfigError, MixedConfig, SourceConfig, ToolConfig, load_section
+from config.schema import (
+    TOOL_CONFIG,
+    ConfigError,
+    MixedConfig,
+    SourceConfig,
+    ToolConfig,
+    load_section,
+)
 from samplers.prepare import READERS
 
 REPOSITORY = Path(__file__).parents[1]

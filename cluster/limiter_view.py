@@ -9,7 +9,7 @@ from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING
 
-from cluster.settings import TOOL_CONFIG
+from config.schema import TOOL_CONFIG
 from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot
 from rate_limit.stats import reset, snapshot_of
 

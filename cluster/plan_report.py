@@ -22,8 +22,7 @@ from agent_loop.tools.limiter import rate_of
 from cluster.compose import at, files_at
 from cluster.preflight import mixture_problems
 from cluster.run_audit import plan_of, rows_of
-from cluster.settings import TOOL_CONFIG
-from config.schema import ConfigError, MixedConfig, ToolConfig, load_section
+from config.schema import TOOL_CONFIG, ConfigError, MixedConfig, ToolConfig, load_section
 from samplers.mixture_plan import MixturePlan
 
 _BATCH = "data.train_batch_size"

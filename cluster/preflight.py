@@ -23,13 +23,13 @@ import yaml
 from jinja2 import TemplateError
 
 from agent_loop.loop_settings import STRING_STOPS
+from agent_loop.tags import fill_tags
 from agent_loop.tool_actions import describe, named_tools
 from agent_loop.tools.limiter import rate_of
 from cluster.compose import at, files_at, unset_keys, unset_problems
 from cluster.environment import plugin_problems
-from cluster.settings import TOOL_CONFIG
 from config.schema import (
-    TAG_FIELDS,
+    TOOL_CONFIG,
     ConfigError,
     MixedConfig,
     Section,
@@ -460,9 +460,7 @@ def _system_prompts(config: Mapping[str, Any]) -> dict[str, str]:
                 describe(n, known[n].description, known[n].arguments) for n in names if n in known
             ]
             text = text.replace("{tools}", "\n".join(lines))
-            for tag in TAG_FIELDS:
-                text = text.replace(f"{{{tag}}}", getattr(tools, tag))
-            prompts[entry["name"]] = text
+            prompts[entry["name"]] = fill_tags(text, tools)
     return prompts
 
 

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from config.schema import ConfigError
+from config.schema import TOOL_CONFIG, ConfigError
 
-TOOL_CONFIG = "actor_rollout_ref.rollout.multi_turn.tool_config"
 SERVER_URL_KEY = f"{TOOL_CONFIG}.server_url"
 
 

@@ -338,6 +338,9 @@ class ToolConfig(Section):
         return self
 
 
+TOOL_CONFIG = "actor_rollout_ref.rollout.multi_turn.tool_config"
+"""Where `ToolConfig` stands in the run config."""
+
 TAG_FIELDS = (
     "code_start_tag",
     "code_end_tag",

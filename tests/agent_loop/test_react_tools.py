@@ -9,7 +9,7 @@ pytest.importorskip("verl")
 from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 
-from agent_loop.react_agent_loop import _call_of_verl
+from agent_loop.react_agent_loop import ReactAgentLoop, _call_of_verl
 from agent_loop.tool_actions import named_tools
 from agent_loop.tools.protocol import ToolCall, ToolResult
 
@@ -71,3 +71,9 @@ async def test_a_tool_of_the_server_names_the_arguments_it_wants():
     wrong = await calculate.call(Backend(), {"query": "1+1"})
     assert wrong.rejected
     assert "missing ['expression'], unknown ['query']" in wrong.text
+
+
+def test_a_prompt_names_arguments_in_the_order_of_the_schema_in_every_process():
+    loop = object.__new__(ReactAgentLoop)
+    loop.tools = {"add": tool(add)}
+    assert loop._descriptions() == ['add: a plus b; ["a", "b"]']
