@@ -158,6 +158,8 @@ class ObservationStyle(Protocol):
 def cut_middle(text: str, codec: TokenCodec, room: int) -> list[int]:
     """The tokens of a text, or its first and last ones around a mark, `room` at most.
 
+    A text of more than `2 * LONG_TOKEN` characters a token of room counts as too long unread.
+
     Args:
         text: what a tool said, of any length.
         codec: the tokenizer.
