@@ -43,7 +43,9 @@ from agent_loop.tools.cache import content_key
 from agent_loop.tools.protocol import ToolCall, ToolResult
 from agent_loop.tools.sandbox import Sandbox, choose_sandbox
 from agent_loop.tools.search import PassageIndex
-from agent_loop.tools.server import calculation_answer, run_answer, search_answer
+from agent_loop.tools.server.calculate import calculation_answer
+from agent_loop.tools.server.retrieve import search_answer
+from agent_loop.tools.server.run_code import run_answer
 from agent_loop.turn_loop import Budget, Generated, Observation, Stop, run_turns
 from config.schema import ToolConfig
 from samplers.prepare import READERS

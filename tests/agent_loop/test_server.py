@@ -20,7 +20,9 @@ from agent_loop.tools.sandbox import (
     SandboxUnavailable,
     choose_sandbox,
 )
-from agent_loop.tools.server import SANDBOX, SANDBOX_FAULT, ServerSettings, app_runner, create_app
+from agent_loop.tools.server import ServerSettings, app_runner, create_app
+from agent_loop.tools.server.app import ENDPOINTS
+from agent_loop.tools.server.run_code import RunCode
 from rate_limit.file_limiter import FileRateLimiter
 from rate_limit.slots import FileSlots
 
@@ -36,6 +38,11 @@ def app_settings(tmp_path_factory) -> ServerSettings:
     corpus: Path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(passage) + "\n" for passage in CORPUS))
     return ServerSettings(port=0, corpus_path=corpus)
+
+
+def code_of(app: web.Application) -> RunCode:
+    (endpoint,) = (endpoint for endpoint in app[ENDPOINTS] if isinstance(endpoint, RunCode))
+    return endpoint
 
 
 async def serve(app: web.Application) -> AsyncIterator[str]:
@@ -183,7 +190,7 @@ async def test_a_sandbox_that_breaks_later_is_a_fault_of_the_server(app_settings
             raise SandboxUnavailable("out of namespaces")
 
     app = create_app(app_settings)
-    app[SANDBOX] = cast(Sandbox, Broken())
+    code_of(app).sandbox = cast(Sandbox, Broken())
     async for address in serve(app):
         status, body = await post(f"{address}/run_code", {"code": "1"})
         assert (status, body["status"]) == (503, "SandboxError")
@@ -245,10 +252,9 @@ async def test_without_isolation_no_program_runs_and_the_rest_works(app_settings
     def denied(kind):
         raise SandboxUnavailable("no isolation here")
 
-    monkeypatch.setattr("agent_loop.tools.server.choose_sandbox", denied)
+    monkeypatch.setattr("agent_loop.tools.server.run_code.choose_sandbox", denied)
     app = create_app(app_settings)
-    assert SANDBOX not in app
-    assert app[SANDBOX_FAULT] == "no isolation here"
+    assert code_of(app).sandbox is None
     async for address in serve(app):
         assert await post(f"{address}/run_code", {"code": "print(1)"}) == (
             503,
