@@ -3,7 +3,6 @@
 from typing import Any
 
 from agent_loop.tags import Action, ActionKind
-from agent_loop.tool_actions import run_code
 from agent_loop.turn_agent_loop import TaggedAgentLoop
 from agent_loop.turn_loop import Observation
 
@@ -14,4 +13,4 @@ class CodeExecutionAgentLoop(TaggedAgentLoop):
     actions = (ActionKind.CODE, ActionKind.ANSWER)
 
     async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
-        return await run_code(self.client, action.content, extras.get("example_input", ""))
+        return await self.run_code(action.content, extras.get("example_input", ""))

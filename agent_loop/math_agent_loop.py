@@ -3,7 +3,7 @@ r"""MATH: calculate when wanted, answer between tags or in a `\boxed{}`."""
 from typing import Any, Literal
 
 from agent_loop.tags import Action, ActionKind
-from agent_loop.tool_actions import calculate, run_code
+from agent_loop.tool_actions import calculate
 from agent_loop.turn_agent_loop import TaggedAgentLoop
 from agent_loop.turn_loop import Observation
 
@@ -32,5 +32,5 @@ class MathAgentLoop(TaggedAgentLoop):
 
     async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
         if self.code_runs == "python":
-            return await run_code(self.client, action.content, "")
+            return await self.run_code(action.content, "")
         return await calculate(self.client, action.content)

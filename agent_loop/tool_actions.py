@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_loop.observations import render_calculation, render_passages, render_run
-from agent_loop.tools.protocol import ToolBackend, ToolCall, run_code_call
+from agent_loop.tools.protocol import ToolBackend, ToolCall, cell_call, run_code_call
 from agent_loop.turn_loop import Observation
 
 
-async def run_code(tools: ToolBackend, code: str, stdin: str) -> Observation:
-    """Run a program in the sandbox."""
-    result = await tools.call(run_code_call(code, stdin))
+async def run_code(
+    tools: ToolBackend, code: str, stdin: str, session: str | None = None
+) -> Observation:
+    """Run a program in the sandbox, or a cell in a session's interpreter."""
+    call = run_code_call(code, stdin) if session is None else cell_call(code, stdin, session)
+    result = await tools.call(call)
     return Observation(text=render_run(result.body), result=result)
 
 

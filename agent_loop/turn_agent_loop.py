@@ -8,6 +8,7 @@ trajectory, so all that is dear lives in the process (`agent_loop.loop_settings`
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -27,8 +28,9 @@ from agent_loop.observation_style import (
     codec_of,
 )
 from agent_loop.tags import Action, Language, Tags, fill_tags
+from agent_loop.tool_actions import run_code
 from agent_loop.tools.client import ToolClient, shared_client
-from agent_loop.tools.protocol import ToolBackend
+from agent_loop.tools.protocol import ToolBackend, ToolError, end_session_call
 from agent_loop.turn_loop import Generated, Observation, Rollout, Stop, record_of, run_turns
 
 
@@ -38,6 +40,8 @@ class TurnAgentLoop(AgentLoopBase):
     Args:
         system_prompt: a message before the row's own, with `{code_start_tag}` and the other tags of
             `tool_config` filled in; rows that bring a system message keep theirs. None: no message.
+        persistent_interpreter: whether all code of a trajectory runs in one interpreter, which
+            keeps its state from call to call. Otherwise each is a program of its own.
     """
 
     tokenizer: Any
@@ -47,9 +51,17 @@ class TurnAgentLoop(AgentLoopBase):
 
     settings: LoopSettings
 
-    def __init__(self, *args: Any, system_prompt: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        system_prompt: str | None = None,
+        persistent_interpreter: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.system_prompt = system_prompt
+        self._session = uuid4().hex if persistent_interpreter else None
+        self._has_run_code = False
         self.settings = settings_of(self.config)
 
     @abstractmethod
@@ -67,6 +79,11 @@ class TurnAgentLoop(AgentLoopBase):
         Raises:
             ToolUnavailable: the infrastructure failed; the trajectory ends as `infra_error`.
         """
+
+    async def run_code(self, code: str, stdin: str) -> Observation:
+        """Run Python: a program, or the next cell of this trajectory's interpreter."""
+        self._has_run_code = True
+        return await run_code(self.client, code, stdin, self._session)
 
     def fill(self, template: str) -> str:
         """A prompt with the configured tags in place of their names in braces."""
@@ -99,6 +116,9 @@ class TurnAgentLoop(AgentLoopBase):
             budget=settings.budget_of(source, row.get("step_deadline")),
             filler_id=self.tokenizer.eos_token_id,
         )
+        if self._session is not None and self._has_run_code:
+            with suppress(ToolError):  # then it ends when it has been idle for long
+                await self.client.call(end_session_call(self._session))
         return await judged_output(rollout, row, self.client, settings, engine.weight_versions)
 
     def _messages(self, rows_own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

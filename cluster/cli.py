@@ -5,10 +5,12 @@ or config error. Imports wait inside the functions, so that `--help` answers at 
 """
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from cluster.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 
@@ -76,6 +78,16 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--out", type=Path, help="folder (default data/demo/seed<N>)")
     demo.set_defaults(run=_prepare_demo)
+    corpus = kinds.add_parser("corpus", help="the search index of a file of passages")
+    corpus.add_argument(
+        "--input", type=Path, required=True, help='JSON lines of {"id", "contents"}, plain or gzip'
+    )
+    corpus.add_argument("--output", type=Path, help="folder of the index (default <input>.index)")
+    corpus.add_argument(
+        "--skip-bad", action="store_true", help="leave out, and count, lines that are no passage"
+    )
+    corpus.add_argument("--limit", type=_at_least_one, help="passages to take (default all)")
+    corpus.set_defaults(run=_prepare_corpus)
     for source in ("taco", "nq", "math"):
         own = kinds.add_parser(source, help=f"a raw file of {source}")
         own.add_argument("raw_file", type=Path, help=".parquet, .jsonl or .json")
@@ -84,13 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         own.set_defaults(run=_prepare_source, source=source)
 
     serve = commands.add_parser("serve-tools", help="run the tool server until it is stopped")
-    serve.add_argument("--host", default="127.0.0.1")
-    serve.add_argument("--port", type=int, default=8100, help="0 takes a free one (default 8100)")
-    serve.add_argument("--corpus", type=Path, help='JSON lines of {"id", "contents"} for search')
-    serve.add_argument("--sandbox", choices=("auto", "bubblewrap", "landlock"), default="auto")
-    serve.add_argument("--sandbox-workers", type=_at_least_one, default=2, help="(default 2)")
-    serve.add_argument("--limiter", type=Path, help="a limiter's state file, shown at /metrics")
-    serve.add_argument("--ready-file", type=Path, help="gets url and pid once the server listens")
+    _add_server_options(serve)
     serve.set_defaults(run=_serve_tools)
 
     for name, run, words in (
@@ -125,6 +131,86 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def _add_server_options(serve: argparse.ArgumentParser) -> None:
+    """Options named as the fields of `ServerSettings`; who is not given keeps its default there."""
+    serve.add_argument("--ready-file", type=Path, help="gets url and pid once the server listens")
+    serve.add_argument(
+        "--token-file",
+        type=Path,
+        help="holds the token that callers must send (default: $TOOL_SERVER_TOKEN, where it is "
+        "set; else everybody may call)",
+    )
+
+    serve.add_argument(
+        "--settings", type=json.loads, default={}, metavar="JSON", help="settings by their names"
+    )
+
+    def add(option: str, dest: str, **words: Any) -> None:
+        serve.add_argument(option, dest=dest, default=argparse.SUPPRESS, **words)
+
+    add("--host", "host", help="address to listen on (default 127.0.0.1)")
+    add("--port", "port", type=int, help="0 takes a free one (default 8100)")
+    add(
+        "--corpus",
+        "corpus_path",
+        type=Path,
+        help='index of `prepare corpus`, or JSON lines of {"id", "contents"}, for search',
+    )
+    add(
+        "--search-upstream",
+        "search_upstream",
+        metavar="URL",
+        help="search there instead: Search-R1's server, or https://google.serper.dev/search with "
+        "its key in $SERPER_API_KEY",
+    )
+    add(
+        "--search-upstream-kind",
+        "search_upstream_kind",
+        choices=("auto", "search_r1", "serper"),
+        help="auto: a URL that ends in /search is Serper's",
+    )
+    add("--search-timeout", "search_timeout_s", type=float, help="of one such search (default 30)")
+    add("--search-workers", "search_workers", type=_at_least_one, help="threads (default 2)")
+    add("--sandbox", "sandbox", choices=("auto", "bubblewrap", "landlock", "rlimits"))
+    add(
+        "--sandbox-workers",
+        "sandbox_workers",
+        type=_at_least_one,
+        help="programs run at once (default 2)",
+    )
+    add(
+        "--sandbox-packages",
+        "sandbox_packages",
+        nargs="+",
+        metavar="NAME",
+        help="installed packages that programs may import, as numpy and sympy (default none)",
+    )
+    add("--max-sessions", "max_sessions", type=int, help="interpreters kept (default 64)")
+    add("--session-idle", "session_idle_s", type=float, help="seconds until one ends (default 900)")
+    add(
+        "--queue-length",
+        "queue_length",
+        type=int,
+        help="requests of a tool that may wait; others get 429 (default 20000)",
+    )
+    add(
+        "--algebra-workers",
+        "algebra_workers",
+        type=_at_least_one,
+        help="processes for algebra, of about 70 MB (default 2)",
+    )
+    add("--algebra-seconds", "algebra_s", type=float, help="limit of one expression (default 5)")
+    add("--algebra-memory-mb", "algebra_memory_mb", type=int, help="(default 1024)")
+    add(
+        "--drain-seconds",
+        "drain_s",
+        type=float,
+        help="how long requests under way may take to end after SIGTERM (default 10)",
+    )
+    add("--max-body-mb", "max_body_mb", type=_at_least_one, help="of a request (default 64)")
+    add("--limiter", "limiter_path", type=Path, help="a limiter's state file, shown at /metrics")
 
 
 def _at_least_one(text: str) -> int:
@@ -196,6 +282,22 @@ def _prepare_demo(arguments: argparse.Namespace) -> int:
     return GOOD
 
 
+def _prepare_corpus(arguments: argparse.Namespace) -> int:
+    from cluster.corpus import prepare_corpus
+
+    try:
+        prepare_corpus(
+            arguments.input, arguments.output, skip_bad=arguments.skip_bad, limit=arguments.limit
+        )
+    except FileNotFoundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return NOT_GOOD
+    return GOOD
+
+
 def _prepare_source(arguments: argparse.Namespace) -> int:
     from samplers.prepare import prepare_source
 
@@ -206,20 +308,29 @@ def _prepare_source(arguments: argparse.Namespace) -> int:
 def _serve_tools(arguments: argparse.Namespace) -> int:
     from agent_loop.tools.server import ServerSettings, serve
 
-    settings = ServerSettings(
-        host=arguments.host,
-        port=arguments.port,
-        corpus_path=arguments.corpus,
-        sandbox=arguments.sandbox,
-        sandbox_workers=arguments.sandbox_workers,
-        limiter_path=arguments.limiter,
-    )
+    given = {
+        name: value
+        for name, value in vars(arguments).items()
+        if name in ServerSettings.model_fields
+    }
+    token = _server_token(arguments.token_file)
+    settings = ServerSettings.model_validate(arguments.settings | given | {"token": token})
     try:
         serve(settings, ready_file=arguments.ready_file)
     except OSError as error:
         print(f"error: cannot serve on {settings.host}:{settings.port}: {error}", file=sys.stderr)
         return NOT_GOOD
     return GOOD
+
+
+def _server_token(token_file: Path | None) -> str | None:
+    """What a file or the environment has as the tool server's token."""
+    if token_file is None:
+        return os.environ.get("TOOL_SERVER_TOKEN") or None
+    try:
+        return token_file.read_text().strip()
+    except OSError as error:
+        raise ValueError(f"cannot read --token-file {token_file}: {error.strerror}") from error
 
 
 def _audit(arguments: argparse.Namespace) -> int:

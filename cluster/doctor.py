@@ -120,4 +120,6 @@ def _sandbox() -> Finding:
         sandbox = choose_sandbox()
     except SandboxUnavailable as error:
         return Finding(ok=False, what="sandbox", words=str(error))
-    return Finding(ok=True, what="sandbox", words=f"{sandbox.name} ({sandbox.why})")
+    sandbox.close()
+    words = f"{sandbox.name} ({sandbox.why}); runs {', '.join(sandbox.languages)}"
+    return Finding(ok=True, what="sandbox", words=words)

@@ -330,7 +330,9 @@ def _start_tool_server(
     tools = load_section(ToolConfig, at(plan.config, TOOL_CONFIG), TOOL_CONFIG)
     mixed = load_section(MixedConfig, at(plan.config, "mixed"), "mixed")
     command += ["--limiter", str(state_path(tools, mixed))]
-    if corpus := _corpus(plan):
+    settings = mixed.tool_server or {}
+    command += ["--settings", json.dumps(settings)]
+    if not {"corpus_path", "search_upstream"} & settings.keys() and (corpus := _corpus(plan)):
         command += ["--corpus", str(corpus)]
     server = processes.start(command, log=folder.server_log, environ=environ, run_dir=folder.path)
     children.append(server)
@@ -345,7 +347,11 @@ def _start_tool_server(
     url = json.loads(ready_file.read_text())["url"]
     at(plan.config, TOOL_CONFIG)["server_url"] = url
     save_config(plan.config, folder.config)
-    with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+    token = environ.get("TOOL_SERVER_TOKEN", "")
+    request = urllib.request.Request(
+        f"{url}/health", headers={"Authorization": f"Bearer {token}"} if token else {}
+    )
+    with urllib.request.urlopen(request, timeout=10) as answer:
         health = json.load(answer)
     if health["sandbox"] is None and _runs_code(plan.config):
         raise RunFailed(f"no isolation for programs, so none is run: {health['sandbox_why']}")

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 from jinja2 import TemplateError
+from pydantic import ValidationError
 
 from agent_loop.loop_settings import STRING_STOPS
 from agent_loop.tags import fill_tags
@@ -82,9 +83,11 @@ def preflight(config: Mapping[str, Any], *, own_tool_server: bool, data: bool = 
     problems += _dashboard_problems(config)
     if data:
         problems += _model_problems(config)
+    problems += _server_problems(config)
     tools, _ = _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if tools is not None and not own_tool_server:
-        problems += _given_server_problems(tools.server_url)
+        for url in tools.server_urls:
+            problems += _given_server_problems(url)
     return problems
 
 
@@ -117,6 +120,29 @@ def _section(section: type[S], values: Any, path: str) -> tuple[S | None, list[s
         return load_section(section, values, path), []
     except ConfigError as error:
         return None, error.problems
+
+
+def _server_problems(config: Mapping[str, Any]) -> list[str]:
+    """What the run's own tool server would not take; its place and its limiter are the run's."""
+    given = at(config, "mixed.tool_server", {})
+    if not given or not isinstance(given, Mapping):
+        return []  # what is no mapping is said by the schema
+    from agent_loop.tools.server.settings import ServerSettings  # dear, and hardly ever needed
+
+    ours = {"host", "port", "token", "limiter_path"}
+    problems = [
+        f"mixed.tool_server.{name}: the run sets it itself; leave it out"
+        for name in sorted(ours & given.keys())
+    ]
+    try:
+        ServerSettings.model_validate(dict(given))
+    except ValidationError as error:
+        problems += [
+            f"mixed.tool_server.{'.'.join(map(str, item['loc']))}: {item['msg']}; see `verl-mixed "
+            "serve-tools --help`"
+            for item in error.errors()
+        ]
+    return problems
 
 
 def _limit_problems(config: Mapping[str, Any]) -> list[str]:

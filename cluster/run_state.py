@@ -23,8 +23,9 @@ HARMLESS = (
     r"mixed\.(max_\w+|on_change)",
     r"ray_kwargs\..*",
     r".*\.multi_turn\.tool_config\.(server_url|max_retries|timeout|max_workers|request_interval)",
-    r".*\.multi_turn\.tool_config\.(rate_limit_\w+|burst|enable_global_rate_limit)",
+    r".*\.multi_turn\.tool_config\.(rate_limit_\w+|burst|enable_global_rate_limit|cache\..*)",
     r"mixed\.rate_limit\..*",
+    r"mixed\.tool_server\..*",
     r".*\.num_workers",
     r".*micro_batch_size_per_gpu",
 )

@@ -247,6 +247,10 @@ class MixedConfig(Section):
     drift: DriftConfig = DriftConfig()
     """The alarm for tokens and text that differ."""
 
+    tool_server: dict[str, Any] | None = None
+    """Settings of the run's own tool server, named as in `ServerSettings` (agent_loop/tools/server/
+    settings.py): sandbox, sandbox_workers, sandbox_packages, search_upstream, corpus_path, ..."""
+
     trajectory_sample: int | None = Field(default=None, ge=1)
     """Prompts of each source whose trajectories a step writes to `trajectories/`; None: all."""
 
@@ -273,11 +277,30 @@ class MixedConfig(Section):
         return {name: source.ratio for name, source in self.sources.items() if source.takes_part}
 
 
+class ToolCacheConfig(Section):
+    """Where results of pure tools are kept for later equal calls."""
+
+    store: str = Field(default="sqlite", pattern=r"^(sqlite|memory|none|(rediss?|unix)://.+)$")
+    """sqlite: a file in the run's folder, shared by the processes of a host and kept over a resume.
+    memory: each process keeps its own. none: nothing is kept, and equal calls at once are not
+    joined. redis://host:port/db: a Redis server, shared by all hosts (`pip install redis`); how
+    much it keeps is its own setting (`maxmemory`)."""
+
+    max_mb: float = Field(default=256.0, gt=0, allow_inf_nan=False)
+    """Most megabytes of the sqlite file; the oldest results make room. Each process keeps 32 MB of
+    them in memory, or less where this is less."""
+
+    ttl_s: float = Field(default=86_400.0, gt=0, allow_inf_nan=False)
+    """Seconds that a result is kept. After a change of the corpus or of the sandbox's limits delete
+    the file, or results of before are served until then."""
+
+
 class ToolConfig(Section):
     """`actor_rollout_ref.rollout.multi_turn.tool_config`: how agent loops reach their tools."""
 
     server_url: str
-    """Base URL of the tool server, as in `http://127.0.0.1:8100`."""
+    """Base URL of the tool server, as in `http://127.0.0.1:8100`; several with commas between them,
+    or as a list: each call goes to the least loaded one that answers."""
 
     max_retries: int = Field(default=3, ge=0)
     """Further attempts after the first, on 429, 5xx and broken connections."""
@@ -300,6 +323,13 @@ class ToolConfig(Section):
     enable_global_rate_limit: bool = True
     """False: no limiter at all, only `max_workers`."""
 
+    cache: ToolCacheConfig = ToolCacheConfig()
+
+    deterministic_code: bool = True
+    """Whether results of the model's own programs are kept, as those of verdicts always are: in the
+    sandbox a program sees its text and its input, a clock and random numbers. False for sources
+    whose programs are about the latter two: equal ones then run anew each time."""
+
     rate_limit_file: str | None = None
     """State file of the limiter, or name of its actor; None puts it into the run's folder. A
     relative one is made absolute at the start: workers run elsewhere."""
@@ -320,6 +350,26 @@ class ToolConfig(Section):
 
     end_state_marker: str = "</information>"
     """Closes a tool's result in the response."""
+
+    @property
+    def server_urls(self) -> list[str]:
+        """The base URLs, each without a slash at its end."""
+        return [url.strip().rstrip("/") for url in self.server_url.split(",")]
+
+    @field_validator("server_url", mode="before")
+    @classmethod
+    def _joined(cls, value: Any) -> Any:
+        return ",".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+    @field_validator("server_url")
+    @classmethod
+    def _are_urls(cls, value: str) -> str:
+        for url in value.split(","):
+            if not url.strip().startswith(("http://", "https://")):
+                raise ValueError(
+                    f"{url.strip()!r} is no base URL: each begins with http:// or https://"
+                )
+        return value
 
     @model_validator(mode="after")
     def _tags_can_be_told_apart(self) -> Self:

@@ -44,7 +44,7 @@ async def score(
 
 async def _passes(program: str, stdin: str, expected: str, tools: ToolBackend) -> bool:
     try:
-        body = (await tools.call(run_code_call(program, stdin))).body
+        body = (await tools.call(run_code_call(program, stdin, deterministic=True))).body
     except ToolRejected:
         return False  # a program that the server does not even take
     return body.get("status") == "Success" and same_output(body["run_result"]["stdout"], expected)

@@ -1,7 +1,8 @@
 """Exact arithmetic for `POST /calculate`: an expression in, its value as text out.
 
 The expression is parsed and walked, never evaluated as Python. Numbers are fractions, so `0.1 +
-0.2` is 0.3; a result that is no short decimal is shown as a rounded one.
+0.2` is 0.3; a result that is no short decimal is shown as a rounded one. What is more than
+arithmetic is left to `agent_loop.tools.algebra`.
 """
 
 import ast
@@ -44,6 +45,10 @@ class CalculationError(ValueError):
     """The expression has no value here; one line that says why."""
 
 
+class NotArithmetic(CalculationError):
+    """No arithmetic of this module; algebra may know what it is."""
+
+
 def calculate(expression: str) -> str:
     """The value of an arithmetic expression.
 
@@ -55,18 +60,19 @@ def calculate(expression: str) -> str:
         An integer, an exact decimal, or 12 significant digits.
 
     Raises:
-        CalculationError: not an expression of that form, a division by zero, or a number too large.
+        NotArithmetic: not an expression of that form, or a number too large for this module.
+        CalculationError: a division by zero, or nested too deep.
     """
     if len(expression) > MAX_LENGTH:
-        raise CalculationError(f"expression longer than {MAX_LENGTH} characters")
+        raise NotArithmetic(f"expression longer than {MAX_LENGTH} characters")
     text = expression.strip().replace("^", "**")
     text = _THOUSANDS.sub("", text)
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise CalculationError(f"not an arithmetic expression: {expression.strip()!r}") from error
+        raise NotArithmetic(f"not an arithmetic expression: {expression.strip()!r}") from error
     try:
-        return _show(_value(tree.body))
+        return show(_value(tree.body))
     except ZeroDivisionError as error:
         raise CalculationError("division by zero") from error
     except RecursionError as error:
@@ -89,23 +95,23 @@ def _value(node: ast.expr) -> Fraction:
             return _bounded(_BINARY[type(op)](_value(left), _value(right)))
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _FUNCTIONS:
             return _bounded(_FUNCTIONS[name](_value(argument)))
-    raise CalculationError(f"cannot calculate {ast.unparse(node)!r}")
+    raise NotArithmetic(f"cannot calculate {ast.unparse(node)!r}")
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
         if exponent == Fraction(1, 2):
             return _root(base)
-        raise CalculationError(f"exponent {_show(exponent)} is no whole number")
+        raise NotArithmetic(f"exponent {show(exponent)} is no whole number")
     size = max(base.numerator.bit_length(), base.denominator.bit_length())
     if size * abs(exponent.numerator) > MAX_BITS and abs(base) != 1:
-        raise CalculationError("number too large")
+        raise NotArithmetic("number too large")
     return base**exponent.numerator
 
 
 def _root(value: Fraction) -> Fraction:
     if value < 0:
-        raise CalculationError("square root of a negative number")
+        raise NotArithmetic("square root of a negative number")
     exact = Fraction(math.isqrt(value.numerator), math.isqrt(value.denominator))
     return exact if exact * exact == value else Fraction(_decimal(value, 30).sqrt(Context(30)))
 
@@ -117,11 +123,12 @@ def _decimal(value: Fraction, digits: int) -> Decimal:
 
 def _bounded(value: Fraction) -> Fraction:
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
-        raise CalculationError("number too large")
+        raise NotArithmetic("number too large")
     return value
 
 
-def _show(value: Fraction) -> str:
+def show(value: Fraction) -> str:
+    """An integer, an exact decimal of at most 12 places, or 12 significant digits."""
     if value.denominator == 1:
         return str(value.numerator)
     places = 0

@@ -1,60 +1,81 @@
 """The tool client: pooled session, limiter, slot, retries, breaker, deadline, cache.
 
-Order of a call: cache -> limiter -> slot -> request. A cached answer passes neither limiter nor
-slot. Who waits for these two leaves the request its time before the deadline. A request that failed
-for a passing reason is tried again with capped exponential backoff and full jitter, through the
-limiter again; a server that says `Retry-After` is obeyed by every process.
+Order of a call: cache -> limiter -> slot -> server -> request. A cached answer passes neither
+limiter nor slot. Who waits for these two leaves the request its time before the deadline. A request
+that failed for a passing reason is tried again with capped exponential backoff and full jitter,
+through the limiter again, and at another server where there is one; a server that says
+`Retry-After` is obeyed by every process.
 
 Source for full jitter: Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog 2015.
 """
 
 import asyncio
-import json
-import math
 import os
 import random
-import re
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 import aiohttp
+import msgspec
 from typing_extensions import Self
+from yarl import URL
 
-from agent_loop.compat import timeout
+from agent_loop.compat import gather_all, timeout
+from agent_loop.tools.accounts import Account, Accounts, account_metrics, add_up, totals
+from agent_loop.tools.answers import (
+    dumps,
+    fault_of,
+    is_repeatable,
+    loads,
+    retry_after_s,
+    sandbox_fault,
+    text_of,
+    whole,
+)
 from agent_loop.tools.cache import SingleFlightCache, content_key
+from agent_loop.tools.door import Door
 from agent_loop.tools.limiter import make_limiter, state_path
 from agent_loop.tools.protocol import (
     ToolCall,
+    ToolError,
     ToolRejected,
     ToolResult,
     ToolTimeout,
     ToolUnavailable,
 )
+from agent_loop.tools.result_store import Store, open_store_of
+from agent_loop.tools.servers import Server, Servers
 from agent_loop.watchdog import waits_for
 from config.schema import MixedConfig, ToolConfig
 from rate_limit.slots import FileSlots
 
-PURE_TOOLS = frozenset({"run_code", "retrieve", "calculate"})
-"""Tools whose answer depends on nothing but the call."""
-
 BACKOFF_START_S = 0.25
 BACKOFF_CAP_S = 8.0
 
-BREAKER_FAILURES = 20
-"""Failed requests in a row that open the breaker."""
+TOKEN_VARIABLE = "TOOL_SERVER_TOKEN"
+"""Environment variable with the bearer token of the tool servers; unset or empty: none is sent."""
 
-RETRY_AFTER_CAP_S = 600.0
-"""A `Retry-After` beyond it is taken for a mistake: it stops every process of the host."""
+CALLS_PER_TURN = 256
+"""New calls that start in one turn of the event loop."""
 
-BREAKER_OPEN_S = 5.0
-"""While it is open a call fails at once; after it one call tries."""
+OUR_FAULTS = frozenset({401, 403, 404, 405, 407})
+"""Refusals that say nothing of the call: the token is wrong, or the server is another program."""
+
+BATCH_AT_ONCE = 64
+"""Calls of one `call_many` that are under way at once."""
+
+MERGED_QUERIES = 64
+"""Most searches of one `call_many` in one request."""
+
+CACHE_BYTES = 32 << 20
+"""Of results in memory, per event loop."""
 
 
 class Limiter(Protocol):
@@ -74,78 +95,62 @@ class Slots(Protocol):
 
 
 class _Again(Exception):
-    """A failure worth another attempt."""
+    """A failure worth another attempt.
 
-    def __init__(
-        self, reason: str, retry_after_s: float | None = None, is_overload: bool = False
-    ) -> None:
-        super().__init__(_whole(reason))
-        self.retry_after_s, self.is_overload = retry_after_s, is_overload
-
-
-class _Server:
-    """The server as the clients of all sources know it: session, breaker, how fast it answers.
-
-    The breaker opens after many failures in a row: calls then fail at once, but for one that tries.
+    Args:
+        reason: what went wrong.
+        retry_after_s: how long the server wants to be left alone.
+        is_overload: it has more to do than it can.
+        was_executed: the call may have been; False where it surely was not.
+        blames_server: it counts against the server's health.
     """
 
-    def __init__(self, url: str, timeout_s: float, clock: Callable[[], float]):
-        self.session: aiohttp.ClientSession | None = None
-        self._url, self._clock = url, clock
-        self._failures_in_a_row = 0
-        self._opened_at: float | None = None
-        self._most_request_s = timeout_s / 4
-        self._mean_request_s: float | None = None
-
-    @property
-    def request_s(self) -> float:
-        """What a request needs before its deadline: twice the mean of those that were answered."""
-        if self._mean_request_s is None:
-            return self._most_request_s
-        return min(self._most_request_s, 2 * self._mean_request_s)
-
-    def check(self, call: ToolCall) -> None:
-        """Raises `ToolUnavailable` while it is open."""
-        if self._opened_at is None:
-            return
-        if self._clock() - self._opened_at < BREAKER_OPEN_S:
-            raise ToolUnavailable(
-                f"not calling {self._url} for tool={call.tool!r}: its last "
-                f"{self._failures_in_a_row} requests failed; trying again after {BREAKER_OPEN_S} s",
-                tool=call.tool,
-                server=self._url,
-            )
-        self._opened_at = self._clock()  # this one tries, the others wait for its answer
-
-    def note_failure(self) -> None:
-        self._failures_in_a_row += 1
-        if self._failures_in_a_row >= BREAKER_FAILURES:
-            self._opened_at = self._clock()
-
-    def note_answer(self, request_s: float) -> None:
-        mean_s = request_s if self._mean_request_s is None else self._mean_request_s
-        self._mean_request_s = mean_s + (request_s - mean_s) / 8
-        self._failures_in_a_row, self._opened_at = 0, None
+    def __init__(
+        self,
+        reason: str,
+        retry_after_s: float | None = None,
+        *,
+        is_overload: bool = False,
+        was_executed: bool = True,
+        blames_server: bool = True,
+    ) -> None:
+        super().__init__(whole(reason))
+        self.retry_after_s, self.is_overload = retry_after_s, is_overload
+        self.was_executed, self.blames_server = was_executed, blames_server
 
 
 @dataclass(slots=True)
 class _Progress:
     """How far a call is."""
 
-    is_asking: bool = False
-    """A request is under way; otherwise it waits for its turn."""
+    asked: Server | None = None
+    """The server at which a request is under way; None while the call waits for its turn."""
+
+
+@dataclass(slots=True)
+class _Opened:
+    """What an open client has, and its twins of other sources with it."""
+
+    session: aiohttp.ClientSession | None = None
+    store: Store | None = None
+    endpoints: dict[tuple[str, str], URL] = field(default_factory=dict)
+    """(base URL, tool) -> where it is."""
 
 
 class ToolClient:
     """Calls tools over HTTP; an async context manager.
 
     Args:
-        url: base URL of the server.
+        url: base URL of the server, or of several.
         limiter: shared rate limit; None for no limit.
         slots: shared concurrency limit; None for no limit.
         timeout_s: seconds for one call: waiting, attempts and pauses together.
         max_retries: further attempts after the first.
-        cache_size: results of pure tools kept; 0 keeps none.
+        cache_size: results of pure tools kept in memory; 0 keeps none, and none in the store.
+        cache_bytes: of all these.
+        cache_ttl_s: seconds that they are kept.
+        open_store: opens what processes share of results, when the client is opened.
+        deterministic_code: whether programs whose caller does not know are taken for such.
         sleep: pause between attempts.
         clock: monotonic seconds.
         rng: draws the jitter.
@@ -153,42 +158,68 @@ class ToolClient:
 
     def __init__(
         self,
-        url: str,
+        url: str | Sequence[str],
         *,
         limiter: Limiter | None,
         slots: Slots | None = None,
         timeout_s: float = 30.0,
         max_retries: int = 3,
         cache_size: int = 4096,
+        cache_bytes: float = CACHE_BYTES,
+        cache_ttl_s: float = 86_400.0,
+        open_store: Callable[[], Store | None] | None = None,
+        deterministic_code: bool = True,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
-        self.url = url.rstrip("/")
+        urls = [each.rstrip("/") for each in ([url] if isinstance(url, str) else url)]
+        self.url = ", ".join(urls)
         self.source = ""
-        """Whose calls these are, for the limiter."""
+        """Whose calls these are, for the limiter and the accounts."""
 
-        self.stats: Counter[str] = Counter()
-        """calls, cached, requests, retries, rejected, unavailable."""
+        self.accounts: dict[tuple[str, str], Account] = {}
+        """(source, tool) -> what its calls came to."""
 
         self._limiter, self._slots = limiter, slots
         self._timeout_s, self._max_retries = timeout_s, max_retries
         self._sleep, self._clock = sleep, clock
         self._rng = rng or random.Random()
-        server = self._server = _Server(self.url, timeout_s, clock)
+        self._door = Door(CALLS_PER_TURN)
+        servers = self._servers = Servers(urls, timeout_s, clock)
+        self._opened = _Opened()
+        self._open_store = open_store if cache_size else None
+        self._cache = None
+        self._deterministic_code = deterministic_code
 
         def again(error: BaseException, left_s: float) -> bool:
-            return isinstance(error, ToolTimeout) and left_s > server.request_s
+            return isinstance(error, ToolTimeout) and left_s > servers.request_s
 
-        self._cache = (
-            SingleFlightCache[ToolResult](cache_size, _is_repeatable, again) if cache_size else None
-        )
+        if cache_size:
+            self._cache = SingleFlightCache[ToolResult](
+                cache_size,
+                lambda result: is_repeatable(result.body),
+                again,
+                size_of=lambda result: len(msgspec.json.encode(result.body)),
+                capacity_bytes=cache_bytes,
+                ttl_s=cache_ttl_s,
+                clock=clock,
+            )
 
     async def __aenter__(self) -> Self:
-        self._server.session = aiohttp.ClientSession(
+        token = os.environ.get(TOKEN_VARIABLE, "")
+        headers = {"Content-Type": "application/json"}
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        self._opened.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
-            timeout=aiohttp.ClientTimeout(total=None),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=headers,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
         )
+        if self._open_store is not None:
+            self._opened.store = self._open_store()
         return self
 
     async def __aexit__(
@@ -197,9 +228,24 @@ class ToolClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        session, self._server.session = self._server.session, None
-        if session is not None:
-            await session.close()
+        opened = self._opened
+        session, opened.session = opened.session, None
+        store, opened.store = opened.store, None
+        try:
+            if session is not None:
+                await session.close()
+        finally:
+            if store is not None:
+                await store.close()
+
+    @property
+    def stats(self) -> Counter[str]:
+        """calls, cached, requests, retries, rejected, unavailable; of all sources together."""
+        return totals(self.accounts)
+
+    def snapshot(self) -> dict[str, float]:
+        """What all sources' calls came to, by source and tool; see `account_metrics`."""
+        return _metrics([self])
 
     def for_source(self, source: str) -> Self:
         """The same client for calls of a source: it is open while this one is, and shares all."""
@@ -214,44 +260,188 @@ class ToolClient:
         unless others wait for the same answer.
 
         Raises:
-            ToolRejected: the server refuses this call (4xx but 429).
+            ToolRejected: the server refuses this call (4xx but 429): the model's own mistake.
             ToolUnavailable: no answer of the tool's kind within the deadline or after all retries,
-                or the breaker is open.
+                the breakers of all servers are open, or the server does not know us.
         """
-        self.stats["calls"] += 1
-        if self._cache is None or call.tool not in PURE_TOOLS:
-            return await self._call_counted(call, self._timeout_s)
+        account = self._account(call.tool)
+        account.calls += 1
+        timeout_s = self._timeout_s
         try:
-            result, joined = await self._cache.get(
-                content_key(call), partial(self._call_counted, call), self._timeout_s
+            if not self._door.try_enter():
+                came = self._clock()
+                await self._door.enter()
+                timeout_s -= self._clock() - came
+            if self._cache is not None and self._is_pure(call):
+                result = await self._call_cached(self._cache, call, timeout_s)
+            else:
+                result = await self._call_in_time(call, timeout_s)
+        except ToolRejected:
+            account.rejected += 1
+            raise
+        except ToolUnavailable:
+            account.unavailable += 1
+            raise
+        if result.cached:
+            account.cached += 1
+        else:
+            account.latency_s.add(result.latency_s)
+        return result
+
+    async def call_many(
+        self, calls: Sequence[ToolCall], at_once: int = BATCH_AT_ONCE
+    ) -> list[ToolResult | ToolError]:
+        """Run calls side by side; searches that differ in nothing but their queries go together.
+
+        Args:
+            calls: any number.
+            at_once: how many may be under way at once.
+
+        Returns:
+            What came of each, in the order of `calls`.
+        """
+        outcomes: dict[int, ToolResult | ToolError] = {}
+        portions = deque(_portions(calls))
+
+        async def work() -> None:
+            while portions:
+                places = portions.popleft()
+                answers = await self._call_together([calls[place] for place in places])
+                outcomes.update(zip(places, answers, strict=True))
+
+        if portions:
+            await gather_all([work() for _ in range(min(at_once, len(portions)))])
+        return [outcomes[place] for place in range(len(calls))]
+
+    async def _call_together(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | ToolError]:
+        """One call, or searches that one request can carry."""
+        if len(calls) == 1:
+            return [await self._outcome(calls[0])]
+        account, cache = self._account("retrieve"), self._cache
+        answers: dict[int, ToolResult | ToolError] = {}
+        for place, call in enumerate(calls):
+            found = None if cache is None else await self._found(cache, content_key(call), call)
+            if found is not None:
+                answers[place] = found
+                account.calls += 1
+                account.cached += 1
+        missing = [place for place in range(len(calls)) if place not in answers]
+        if missing:
+            asked = [calls[place] for place in missing]
+            answers |= zip(missing, await self._search_together(asked), strict=True)
+        return [answers[place] for place in range(len(calls))]
+
+    async def _search_together(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | ToolError]:
+        account = self._account("retrieve")
+        queries = [query for call in calls for query in call.payload["queries"]]
+        merged = ToolCall(
+            tool="retrieve", payload={**calls[0].payload, "queries": queries}, deterministic=False
+        )
+        try:
+            result = await self.call(merged)
+        except ToolUnavailable as error:
+            account.calls += len(calls) - 1
+            account.unavailable += len(calls) - 1
+            return [error] * len(calls)
+        except ToolRejected:
+            result = None
+        passages = [] if result is None else result.body["result"]
+        if result is None or len(passages) != len(queries):  # one of them is to blame: which?
+            return [await self._outcome(call) for call in calls]
+        account.calls += len(calls) - 1
+        results, start = [], 0
+        for call in calls:
+            end = start + len(call.payload["queries"])
+            own = ToolResult(
+                body={"result": passages[start:end]},
+                latency_s=result.latency_s,
+                limiter_wait_s=result.limiter_wait_s,
+                attempts=result.attempts,
             )
+            if self._cache is not None:
+                key = content_key(call)
+                self._cache.put(key, own)
+                self._keep(key, own)
+            results.append(own)
+            start = end
+        return results
+
+    async def _outcome(self, call: ToolCall) -> ToolResult | ToolError:
+        try:
+            return await self.call(call)
+        except ToolError as error:
+            return error
+
+    def _account(self, tool: str) -> Account:
+        key = (self.source, tool)
+        account = self.accounts.get(key)
+        if account is None:
+            account = self.accounts[key] = Account()
+        return account
+
+    def _is_pure(self, call: ToolCall) -> bool:
+        """Whether its answer depends on nothing but the call."""
+        if not call.idempotent or call.deterministic is False:
+            return False
+        if call.tool == "run_code":
+            return call.deterministic or self._deterministic_code
+        return call.tool in PURE_TOOLS
+
+    async def _call_cached(
+        self, cache: SingleFlightCache[ToolResult], call: ToolCall, timeout_s: float
+    ) -> ToolResult:
+        key = content_key(call)
+        try:
+            result, joined = await cache.get(key, partial(self._make, key, call), timeout_s)
         except TimeoutError as error:
-            self.stats["unavailable"] += 1
             raise ToolTimeout(
                 f"no answer from {self.url} for tool={call.tool!r} within timeout="
                 f"{self._timeout_s} s to an equal call that this one joined; ask {self.url}/health",
                 tool=call.tool,
                 server=self.url,
             ) from error
-        if not joined:
-            return result
-        self.stats["cached"] += 1
-        return ToolResult(body=result.body, attempts=0, cached=True)
+        return ToolResult(body=result.body, attempts=0, cached=True) if joined else result
 
-    async def _call_counted(self, call: ToolCall, timeout_s: float) -> ToolResult:
+    async def _make(self, key: str, call: ToolCall, timeout_s: float) -> ToolResult:
+        """The result that the processes share, or a new one."""
+        if self._opened.store is None:
+            return await self._call_in_time(call, timeout_s)
+        came = self._clock()
+        if (stored := await self._stored(key, call)) is not None:
+            return stored
+        result = await self._call_in_time(call, timeout_s - (self._clock() - came))
+        self._keep(key, result)
+        return result
+
+    async def _found(
+        self, cache: SingleFlightCache[ToolResult], key: str, call: ToolCall
+    ) -> ToolResult | None:
+        if (kept := cache.kept(key)) is not None:
+            return ToolResult(body=kept.body, attempts=0, cached=True)
+        if (stored := await self._stored(key, call)) is not None:
+            cache.put(key, stored)
+        return stored
+
+    async def _stored(self, key: str, call: ToolCall) -> ToolResult | None:
+        store = self._opened.store
+        body = None if store is None else await store.get(key)
+        if body is None or fault_of(call.tool, body):
+            return None
+        return ToolResult(body=body, attempts=0, cached=True)
+
+    def _keep(self, key: str, result: ToolResult) -> None:
+        store = self._opened.store
+        if store is not None and is_repeatable(result.body):
+            store.put(key, result.body)
+
+    async def _call_in_time(self, call: ToolCall, timeout_s: float) -> ToolResult:
         progress = _Progress()
         try:
             async with timeout(timeout_s):
                 return await self._attempts(call, progress, timeout_s)
-        except ToolRejected:
-            self.stats["rejected"] += 1
-            raise
-        except ToolUnavailable:
-            self.stats["unavailable"] += 1
-            raise
         except TimeoutError as error:  # a LimiterTimeout is one
-            self.stats["unavailable"] += 1
-            if not progress.is_asking:
+            server = progress.asked
+            if server is None:
                 raise ToolTimeout(
                     f"no place for tool={call.tool!r} at {self.url} within "
                     f"timeout={self._timeout_s} s ({str(error) or 'it still waited'}); raise "
@@ -259,172 +449,217 @@ class ToolClient:
                     tool=call.tool,
                     server=self.url,
                 ) from error
-            self._server.note_failure()
+            self._servers.note_failure(server)
             raise ToolTimeout(
-                f"no answer from {self.url} for tool={call.tool!r} within "
+                f"no answer from {server.url} for tool={call.tool!r} within "
                 f"timeout={self._timeout_s} s; is the server up, and the rate limit high enough? "
-                f"ask {self.url}/health",
+                f"ask {server.url}/health",
                 tool=call.tool,
-                server=self.url,
+                server=server.url,
             ) from error
 
     async def _attempts(self, call: ToolCall, progress: _Progress, timeout_s: float) -> ToolResult:
-        server, clock = self._server, self._clock
+        servers, clock, limiter = self._servers, self._clock, self._limiter
         limiter_wait_s = 0.0
         started = clock()
         deadline = started + timeout_s
+        tried: list[Server] = []
 
         def for_waiting_s() -> float:
-            return max(0.0, deadline - server.request_s - clock())
+            return max(0.0, deadline - servers.request_s - clock())
 
         for attempt in range(1, self._max_retries + 2):
-            server.check(call)
+            servers.check(call)
             waited_from = clock()
             waits_for("limiter")
-            if self._limiter is not None:
-                await self._limiter.acquire_async(timeout_s=for_waiting_s(), source=self.source)
+            if limiter is not None:
+                await limiter.acquire_async(timeout_s=for_waiting_s(), source=self.source)
             slot = self._slots.hold_async(for_waiting_s()) if self._slots else nullcontext()
-            try:
-                async with slot:
-                    asked_at = clock()
-                    limiter_wait_s += asked_at - waited_from
-                    progress.is_asking = True
-                    waits_for("tool")
-                    body = await self._request(call)
-            except _Again as failure:
-                progress.is_asking = False
-                server.note_failure()
-                last = failure
-            else:
-                server.note_answer(clock() - asked_at)
+            async with slot:
+                server = servers.choose(call, tried)
+                asked_at = clock()
+                limiter_wait_s += asked_at - waited_from
+                progress.asked = server
+                server.in_flight += 1
+                waits_for("tool")
+                try:
+                    if len(servers.all) == 1:
+                        outcome = await self._request(call, server)
+                    else:
+                        outcome = await self._request_of_several(call, server, tried, deadline)
+                except _Again as failure:
+                    outcome = failure
+                finally:
+                    server.in_flight -= 1
+            progress.asked = None
+            if not isinstance(outcome, _Again):
+                now = clock()
+                servers.note_answer(server, now - asked_at)
                 return ToolResult(
-                    body=body,
-                    latency_s=clock() - started - limiter_wait_s,
+                    body=outcome,
+                    latency_s=now - started - limiter_wait_s,
                     limiter_wait_s=limiter_wait_s,
                     attempts=attempt,
                 )
-            if self._limiter is not None and (last.is_overload or last.retry_after_s is not None):
-                await self._limiter.penalise_async(last.retry_after_s or 0.0)
-            cap_s = min(BACKOFF_CAP_S, BACKOFF_START_S * 2 ** (attempt - 1))
-            pause_s = max(last.retry_after_s or 0.0, self._rng.uniform(0.0, cap_s))
-            if attempt > self._max_retries or pause_s >= for_waiting_s():
-                kind = ToolUnavailable if attempt > self._max_retries else ToolTimeout
-                raise kind(
-                    f"no answer from {self.url} for tool={call.tool!r}: {attempt} attempts within "
-                    f"timeout={self._timeout_s} s, last: {last}; check the tool server",
-                    tool=call.tool,
-                    server=self.url,
-                ) from last
-            self.stats["retries"] += 1
-            await self._sleep(pause_s)
+            if outcome.blames_server:
+                servers.note_failure(server)
+            tried.append(server)
+            await self._pause(attempt, outcome, server, tried, call, for_waiting_s)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _request(self, call: ToolCall) -> dict[str, Any]:
-        session = self._server.session
-        if session is None:
-            raise RuntimeError("ToolClient.call outside `async with ToolClient(...)`")
-        self.stats["requests"] += 1
+    async def _pause(
+        self,
+        attempt: int,
+        last: _Again,
+        server: Server,
+        tried: Sequence[Server],
+        call: ToolCall,
+        for_waiting_s: Callable[[], float],
+    ) -> None:
+        """Wait before the next attempt.
+
+        Raises:
+            ToolUnavailable: there is none.
+        """
+        asked_pause_s = last.retry_after_s or 0.0
+        if last.is_overload or last.retry_after_s is not None:
+            if self._servers.has_other(tried):  # that one need not wait
+                self._servers.pause(server, asked_pause_s)
+                asked_pause_s = 0.0
+            if self._limiter is not None:
+                await self._limiter.penalise_async(asked_pause_s)
+        cap_s = min(BACKOFF_CAP_S, BACKOFF_START_S * 2 ** (attempt - 1))
+        pause_s = max(asked_pause_s, self._rng.uniform(0.0, cap_s))
+        failed = f"no answer from {server.url} for tool={call.tool!r}: {attempt} attempts within "
+        if last.was_executed and not call.idempotent:
+            raise ToolUnavailable(
+                f"{failed}timeout={self._timeout_s} s, last: {last}; it may have been executed and "
+                "is idempotent=False: not tried again",
+                tool=call.tool,
+                server=server.url,
+            ) from last
+        if attempt > self._max_retries or pause_s >= for_waiting_s():
+            kind = ToolUnavailable if attempt > self._max_retries else ToolTimeout
+            raise kind(
+                f"{failed}timeout={self._timeout_s} s, last: {last}; check the tool server",
+                tool=call.tool,
+                server=server.url,
+            ) from last
+        self._account(call.tool).retries += 1
+        await self._sleep(pause_s)
+
+    async def _request_of_several(
+        self, call: ToolCall, server: Server, tried: Sequence[Server], deadline: float
+    ) -> dict[str, Any]:
+        """A request that leaves another server half of the time, where there is one to ask."""
+        if not call.idempotent or not self._servers.has_other([*tried, server]):
+            return await self._request(call, server)
+        patience_s = (deadline - self._clock()) / 2
+        limit = timeout(patience_s)
         try:
-            async with session.post(f"{self.url}/{call.tool}", json=call.payload) as response:
-                if response.status == 429 or response.status >= 500:
-                    text = (await response.text(errors="replace"))[:200]
-                    raise _Again(
-                        f"HTTP {response.status} {text}",
-                        _retry_after(response),
-                        is_overload=response.status in (429, 503),
-                    )
+            async with limit:
+                return await self._request(call, server)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise _Again(f"no answer within {patience_s:.1f} s") from error
+
+    async def _request(self, call: ToolCall, server: Server) -> dict[str, Any]:
+        opened = self._opened
+        if opened.session is None:
+            raise RuntimeError("ToolClient.call outside `async with ToolClient(...)`")
+        self._account(call.tool).requests += 1
+        url = opened.endpoints.get((server.url, call.tool))
+        if url is None:
+            url = URL(f"{server.url}/{call.tool}")
+            opened.endpoints[server.url, call.tool] = url
+        try:
+            async with opened.session.request("POST", url, data=dumps(call.payload)) as response:
+                raw = await response.read()
                 if response.status >= 400:
-                    text = _whole((await response.text(errors="replace"))[:500])
-                    raise ToolRejected(
-                        f"HTTP {response.status} for tool={call.tool!r}: {text}",
-                        tool=call.tool,
-                        server=self.url,
-                    )
-                body = await response.json(content_type=None, loads=_loads)
+                    raise self._refusal(call, server, response, raw)
+                body = loads(raw, response.charset)
+        except aiohttp.ClientConnectorError as error:  # nothing was sent
+            raise _Again(f"{type(error).__name__}: {error}", was_executed=False) from error
         except (aiohttp.ClientError, ConnectionError, ValueError, RecursionError) as error:
             raise _Again(f"{type(error).__name__}: {error}") from error
-        if not isinstance(body, dict):
-            raise _Again(f"the answer is no JSON object but {type(body).__name__}")
-        is_well_formed = _WELL_FORMED.get(call.tool)
-        if is_well_formed is not None and not is_well_formed(body):
-            raise _Again(f"the answer is not one of /{call.tool}: {str(body)[:200]}")
-        if call.tool == "run_code" and body.get("status") == "SandboxError":
-            # The sandbox's own fault under HTTP 200: no verdict on the program.
-            raise _Again(f"SandboxError: {body.get('message')}")
+        if fault := fault_of(call.tool, body):
+            raise _Again(fault)
+        fault, is_final = sandbox_fault(call.tool, body)
+        if is_final:
+            raise ToolRejected(whole(fault), tool=call.tool, server=server.url)
+        if fault:
+            raise _Again(fault, blames_server=False)  # it may be the program's doing
         return body
 
-
-def _whole(text: str) -> str:
-    """The text with a `?` for each half character, which no JSON line or msgpack can carry."""
-    return text.encode(errors="replace").decode()
-
-
-def _loads(text: str) -> Any:
-    """A server's JSON; in its strings, as `_whole`."""
-    body = json.loads(text)
-    if _HALF.search(text):
-        body = json.loads(_whole(json.dumps(body, ensure_ascii=False)))
-    return body
-
-
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""What a half character comes as: JSON in UTF-8 cannot hold it otherwise."""
-
-
-def _retry_after(response: aiohttp.ClientResponse) -> float | None:
-    """Seconds of a `Retry-After` header; dates are not understood and count as absent."""
-    try:
-        seconds = float(response.headers.get("Retry-After", ""))
-    except ValueError:
-        return None
-    return min(RETRY_AFTER_CAP_S, max(0.0, seconds)) if not math.isnan(seconds) else None
+    def _refusal(
+        self, call: ToolCall, server: Server, response: aiohttp.ClientResponse, raw: bytes
+    ) -> _Again | ToolError:
+        status, text = response.status, whole(text_of(raw, response.charset)[:500])
+        if status in (408, 429) or status >= 500:
+            return _Again(
+                f"HTTP {status} {text[:200]}",
+                retry_after_s(response.headers),
+                is_overload=status in (429, 503),
+                was_executed=status not in (429, 503),
+                blames_server=status != 429,
+            )
+        said = f"HTTP {status} for tool={call.tool!r}: {text}"
+        place = {"tool": call.tool, "server": server.url}
+        if status in OUR_FAULTS:
+            return ToolUnavailable(
+                f"{said}; is {server.url} the tool server, and {TOKEN_VARIABLE} its token?", **place
+            )
+        self._servers.note_refusal(server)
+        return ToolRejected(said, **place)
 
 
-def _is_run(body: dict[str, Any]) -> bool:
-    """SandboxFusion's answer; a program that succeeded has an output."""
-    run = body.get("run_result") or {}
-    if not isinstance(body.get("status"), str) or not isinstance(run, dict):
-        return False
-    return body["status"] != "Success" or isinstance(run.get("stdout"), str)
+PURE_TOOLS = frozenset({"retrieve", "calculate"})
+"""Tools whose answer depends on nothing but the call. `run_code` is one where the program is."""
 
 
-def _is_search(body: dict[str, Any]) -> bool:
-    """Search-R1's answer with scores: passages per query, one query at least."""
-    found = body.get("result")
-    if not isinstance(found, list) or not found:
-        return False
-    return all(isinstance(passages, list) and all(map(_is_passage, passages)) for passages in found)
+def _portions(calls: Sequence[ToolCall]) -> list[list[int]]:
+    """The places of calls that may be made as one; searches are merged, all others are alone."""
+    portions: list[list[int]] = []
+    open_portions: dict[bytes, tuple[list[int], int]] = {}
+    for place, call in enumerate(calls):
+        queries = call.payload.get("queries")
+        if call.tool != "retrieve" or not call.idempotent or not isinstance(queries, list):
+            portions.append([place])
+            continue
+        rest = dumps(
+            {name: call.payload[name] for name in sorted(call.payload.keys() - {"queries"})}
+        )
+        portion, size = open_portions.get(rest, ([], MERGED_QUERIES))
+        if size + len(queries) > MERGED_QUERIES:
+            portion, size = [], 0
+            portions.append(portion)
+        portion.append(place)
+        open_portions[rest] = (portion, size + len(queries))
+    return portions
 
 
-def _is_passage(item: Any) -> bool:
-    document = item.get("document") if isinstance(item, dict) else None
-    return isinstance(document, dict) and "contents" in document
+def _metrics(clients: Sequence[ToolClient]) -> dict[str, float]:
+    all_accounts: list[Accounts] = [client.accounts for client in clients]
+    servers = [server for client in clients for server in client._servers.all]
+    return account_metrics(add_up(all_accounts)) | {
+        "mixed/tools/servers_down": float(sum(s.opened_at is not None for s in servers)),
+        "mixed/tools/cache_mb": sum(c._cache.size_bytes for c in clients if c._cache) / 2**20,
+    }
 
 
-def _is_calculation(body: dict[str, Any]) -> bool:
-    return "result" in body or "error" in body
-
-
-_WELL_FORMED: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "run_code": _is_run,
-    "retrieve": _is_search,
-    "calculate": _is_calculation,
-}
-"""Whether an answer has what the agent loops and rewards read of it; otherwise its server is broken
-or another program."""
-
-
-def _is_repeatable(result: ToolResult) -> bool:
-    """Whether the next equal call would surely end the same: a time-out also says who was busy."""
-    return (result.body.get("run_result") or {}).get("status") != "TimeLimitExceeded"
+@dataclass(slots=True)
+class _Shared:
+    client: ToolClient
+    until_loop_ends: AsyncGenerator[None, None]
 
 
 # The pid, because a forked child inherits the dict; the loop itself, because an id comes again.
-_shared: dict[tuple[int, asyncio.AbstractEventLoop, ToolConfig, str], ToolClient] = {}
+_shared: dict[tuple[int, asyncio.AbstractEventLoop, ToolConfig, str], _Shared] = {}
 
 
 async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
-    """This process's client for this event loop, made on first use and kept.
+    """This process's client for this event loop, made on first use and kept until the loop ends.
 
     Args:
         config: the run's tool settings.
@@ -432,14 +667,48 @@ async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
     """
     key = (os.getpid(), asyncio.get_running_loop(), config, mixed.run_dir)
     if key not in _shared:
-        limited = config.enable_global_rate_limit
+        _forget_closed_loops()
+        limited, cache = config.enable_global_rate_limit, config.cache
         client = ToolClient(
-            config.server_url,
+            config.server_urls,
             limiter=make_limiter(config, mixed) if limited else None,
             slots=FileSlots(state_path(config, mixed).with_suffix(".slots"), config.max_workers),
             timeout_s=config.timeout,
             max_retries=config.max_retries,
+            cache_size=0 if cache.store == "none" else 4096,
+            cache_bytes=min(CACHE_BYTES, cache.max_mb * 2**20),
+            cache_ttl_s=cache.ttl_s,
+            open_store=partial(open_store_of, cache, mixed.run_dir),
+            deterministic_code=config.deterministic_code,
         )
+        _shared[key] = _Shared(client, _closed_at_the_end(client))
         await client.__aenter__()
-        _shared[key] = client
-    return _shared[key]
+        await _shared[key].until_loop_ends.__anext__()
+    return _shared[key].client
+
+
+def snapshot() -> dict[str, float]:
+    """What the tool calls of this process came to since it began; see `account_metrics`."""
+    pid = os.getpid()
+    return _metrics([shared.client for key, shared in _shared.items() if key[0] == pid])
+
+
+async def _closed_at_the_end(client: ToolClient) -> AsyncGenerator[None, None]:
+    """`asyncio.run` ends the generators of its loop while that still runs."""
+    try:
+        yield
+    finally:
+        await client.__aexit__(None, None, None)
+
+
+def _forget_closed_loops() -> None:
+    """Drop clients whose loop has ended.
+
+    Not those of a parent process: ending a connection would change the parent's `epoll`, which a
+    forked child shares.
+    """
+    pid = os.getpid()
+    for key in [key for key in _shared if key[0] == pid and key[1].is_closed()]:
+        client = _shared.pop(key).client
+        with suppress(StopIteration):  # a loop that is closed has nothing to wait for
+            client.__aexit__(None, None, None).send(None)

@@ -18,10 +18,42 @@ class ToolCall:
     payload: dict[str, Any]
     """JSON body as the server's protocol wants it."""
 
+    deterministic: bool | None = None
+    """Of `run_code`: whether the program's next run would end the same, so that its result may be
+    kept. None: the caller does not know, and `tool_config.deterministic_code` decides. Searches and
+    calculations always are."""
 
-def run_code_call(code: str, stdin: str) -> ToolCall:
-    """A Python program to run."""
-    return ToolCall(tool="run_code", payload={"code": code, "language": "python", "stdin": stdin})
+    idempotent: bool = True
+    """False: it must not be executed twice. It is sent again only where it surely was not executed
+    (nobody listened, or 429 or 503 was the answer), and its result is neither kept nor shared."""
+
+    session: str = ""
+    """Calls of one session all go to the same server, which keeps its state."""
+
+
+def run_code_call(code: str, stdin: str, deterministic: bool | None = None) -> ToolCall:
+    """A Python program to run.
+
+    Args:
+        code: the program.
+        stdin: its input.
+        deterministic: see `ToolCall`.
+    """
+    payload = {"code": code, "language": "python", "stdin": stdin}
+    return ToolCall(tool="run_code", payload=payload, deterministic=deterministic)
+
+
+def cell_call(code: str, stdin: str, session: str) -> ToolCall:
+    """Python to run in a session's interpreter, which begins with its first cell."""
+    payload = {"code": code, "language": "python", "stdin": stdin, "session": session}
+    return ToolCall(
+        tool="run_code", payload=payload, deterministic=False, idempotent=False, session=session
+    )
+
+
+def end_session_call(session: str) -> ToolCall:
+    """The end of a session's interpreter."""
+    return ToolCall(tool="end_session", payload={"session": session}, session=session)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +73,7 @@ class ToolResult:
     """HTTP requests made; 0 on a cache hit."""
 
     cached: bool = False
-    """True when the result came from this process's cache."""
+    """True when the result came from a cache, or from an equal call that was under way."""
 
 
 class ToolError(Exception):

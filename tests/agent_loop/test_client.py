@@ -12,13 +12,8 @@ from typing import Any
 import pytest
 from ray.exceptions import RayTaskError
 
-from agent_loop.tools.client import (
-    BREAKER_FAILURES,
-    BREAKER_OPEN_S,
-    RETRY_AFTER_CAP_S,
-    ToolClient,
-    shared_client,
-)
+from agent_loop.tools.answers import RETRY_AFTER_CAP_S
+from agent_loop.tools.client import ToolClient, shared_client
 from agent_loop.tools.protocol import (
     ToolCall,
     ToolError,
@@ -27,6 +22,7 @@ from agent_loop.tools.protocol import (
     ToolTimeout,
     ToolUnavailable,
 )
+from agent_loop.tools.servers import BREAKER_FAILURES, BREAKER_OPEN_S, Server
 from agent_loop.watchdog import Activity, Watchdog, waits_for
 from config.schema import MixedConfig, SourceConfig, ToolConfig
 from rate_limit.file_limiter import FileRateLimiter, LimiterTimeout
@@ -87,7 +83,7 @@ class SlowServer:
         self._clock.now += self.request_s
 
 
-def client(url: str, **settings) -> ToolClient:
+def client(url: str | list[str], **settings) -> ToolClient:
     clock = settings.pop("clock", Clock())
     return ToolClient(
         url,
@@ -573,7 +569,7 @@ class Scripted(ToolClient):
         super().__init__("http://here", timeout_s=1.0, clock=loop.time, **settings)
         self.script, self.asked_at = list(script), list[float]()
 
-    async def _request(self, call: ToolCall) -> dict[str, Any]:
+    async def _request(self, call: ToolCall, server: Server) -> dict[str, Any]:
         self.asked_at.append(asyncio.get_running_loop().time())
         takes_s, answer = self.script.pop(0)
         await asyncio.sleep(takes_s)
@@ -627,9 +623,9 @@ def test_a_fault_that_is_not_of_the_first_ones_deadline_is_everybodys(fault):
 
 def test_who_joined_work_that_does_not_end_leaves_in_its_own_time():
     class Stubborn(Scripted):
-        async def _request(self, call: ToolCall) -> dict[str, Any]:
+        async def _request(self, call: ToolCall, server: Server) -> dict[str, Any]:
             try:
-                return await super()._request(call)
+                return await super()._request(call, server)
             finally:
                 await asyncio.sleep(5)
 

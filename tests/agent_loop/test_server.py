@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
 
 import aiohttp
 import psutil
@@ -15,8 +14,8 @@ from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import run_code_call
 from agent_loop.tools.sandbox import (
     Limits,
+    Program,
     RunResult,
-    Sandbox,
     SandboxUnavailable,
     choose_sandbox,
 )
@@ -70,7 +69,7 @@ async def post(url: str, body: object) -> tuple[int, dict]:
 @pytest.fixture(scope="module", autouse=True)
 def _isolation() -> None:
     try:
-        choose_sandbox()
+        choose_sandbox().close()
     except SandboxUnavailable as error:
         pytest.skip(f"no sandbox on this machine: {error}")
 
@@ -96,8 +95,8 @@ async def test_a_program_runs_and_answers_as_sandbox_fusion_does(url):
 @pytest.mark.parametrize(
     ("code", "status", "said"),
     [
-        ("1/0", "Error", "ZeroDivisionError"),
-        ("raise SystemExit(3)", "Error", ""),
+        ("1/0", "Finished", "ZeroDivisionError"),
+        ("raise SystemExit(3)", "Finished", ""),
         ("while True: pass", "TimeLimitExceeded", ""),
     ],
 )
@@ -105,6 +104,7 @@ async def test_the_models_own_mistakes_are_failed_runs(url, code, status, said):
     _, body = await post(f"{url}/run_code", {"code": code, "run_timeout": 0.5})
     assert body["status"] == "Failed"
     assert body["run_result"]["status"] == status
+    assert body["run_result"]["return_code"] != 0
     assert said in body["run_result"]["stderr"]
 
 
@@ -128,17 +128,17 @@ async def test_a_call_that_is_cancelled_kills_its_program_and_frees_all_places(
 ):
     slots = FileSlots(tmp_path / "slots", 1)
     app = create_app(app_settings.model_copy(update={"sandbox_workers": 1}))
-    before = psutil.Process().children()
+    before = list(filter(is_at_work, psutil.Process().children(recursive=True)))
     for_ever = run_code_call("while True: pass", "")
     for_ever.payload["run_timeout"] = 60
     async for address in serve(app):
         async with ToolClient(address, limiter=None, slots=slots, timeout_s=1000.0) as tools:
             call = asyncio.create_task(tools.call(for_ever))
             program: list[psutil.Process] = []
-            while not any(map(is_at_work, program)):
+            while not program:
                 await asyncio.sleep(0)
                 children = psutil.Process().children(recursive=True)
-                program = [process for process in children if process not in before]
+                program = [one for one in children if one not in before and is_at_work(one)]
             assert slots.in_use() == 1
             call.cancel()
             await asyncio.wait([call])
@@ -184,13 +184,17 @@ async def test_too_little_memory_for_an_interpreter_is_raised_to_enough(url):
     assert body["status"] == "Success"
 
 
-async def test_a_sandbox_that_breaks_later_is_a_fault_of_the_server(app_settings):
+async def test_a_sandbox_that_breaks_later_is_a_fault_of_the_server(app_settings, monkeypatch):
     class Broken:
-        async def run_python(self, code: str, stdin: str, limits: Limits) -> RunResult:
+        async def run(self, program: Program, limits: Limits) -> RunResult:
             raise SandboxUnavailable("out of namespaces")
 
+        def close(self) -> None:
+            pass
+
     app = create_app(app_settings)
-    code_of(app).sandbox = cast(Sandbox, Broken())
+    code_of(app).sandbox.close()
+    monkeypatch.setattr(code_of(app), "_sandbox", Broken())
     async for address in serve(app):
         status, body = await post(f"{address}/run_code", {"code": "1"})
         assert (status, body["status"]) == (503, "SandboxError")
@@ -213,6 +217,13 @@ async def test_search_without_scores_is_a_list_of_documents(url):
     assert body["result"] == [[CORPUS[2]]]
 
 
+async def test_algebra_is_answered_too(url):
+    assert (await post(f"{url}/calculate", {"expression": "2x+3=7"}))[1] == {"result": "x = 2"}
+    assert (await post(f"{url}/calculate", {"expression": "2x+3=+"}))[1] == {
+        "error": "not an expression: '2x+3=+'"
+    }
+
+
 async def test_arithmetic_has_a_result_or_an_error(url):
     assert await post(f"{url}/calculate", {"expression": "15*21"}) == (200, {"result": "315"})
     assert (await post(f"{url}/calculate", {"expression": "1/0"}))[1] == {
@@ -224,7 +235,7 @@ async def test_a_wrong_request_is_refused_with_the_field_that_is_wrong(url):
     status, body = await post(f"{url}/run_code", {"language": "python"})
     assert status == 400
     assert "code" in body["error"]
-    status, body = await post(f"{url}/retrieve", {"queries": [], "topk": 0})
+    status, body = await post(f"{url}/retrieve", {"queries": "x", "topk": -1})
     assert "queries" in body["error"] and "topk" in body["error"]
 
 
@@ -249,16 +260,15 @@ async def test_metrics_tell_what_the_limiter_of_those_who_call_does(app_settings
 
 
 async def test_without_isolation_no_program_runs_and_the_rest_works(app_settings, monkeypatch):
-    def denied(kind):
+    def denied(kind, **_):
         raise SandboxUnavailable("no isolation here")
 
     monkeypatch.setattr("agent_loop.tools.server.run_code.choose_sandbox", denied)
     app = create_app(app_settings)
-    assert code_of(app).sandbox is None
     async for address in serve(app):
         assert await post(f"{address}/run_code", {"code": "print(1)"}) == (
             503,
-            {"text": "no isolation here"},
+            {"error": "no isolation here"},
         )
         assert (await post(f"{address}/calculate", {"expression": "1"}))[0] == 200
 
@@ -267,4 +277,4 @@ async def test_without_a_corpus_search_says_so():
     async for address in serve(create_app(ServerSettings(port=0))):
         status, body = await post(f"{address}/retrieve", {"queries": ["x"]})
         assert status == 503
-        assert "--corpus" in body["text"]
+        assert "--corpus" in body["error"]

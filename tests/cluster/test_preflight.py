@@ -52,6 +52,22 @@ def test_mistakes_of_every_kind_are_said_at_once(run_environ: RunEnviron) -> Non
         assert word in text
 
 
+def test_settings_that_the_own_tool_server_would_not_take_are_named(
+    run_environ: RunEnviron,
+) -> None:
+    found = problems_of(
+        run_environ,
+        "mixed.tool_server={sandbox_workers: 0, port: 1, sandbx: auto}",
+    )
+    assert sorted(problem.split(":")[0] for problem in found) == [
+        "mixed.tool_server.port",
+        "mixed.tool_server.sandbox_workers",
+        "mixed.tool_server.sandbx",
+    ]
+    good = "mixed.tool_server={sandbox_packages: [numpy], search_upstream: 'http://x/retrieve'}"
+    assert problems_of(run_environ, good) == []
+
+
 def test_a_source_with_a_ratio_needs_rows_in_training_and_validation(
     run_environ: RunEnviron,
 ) -> None:

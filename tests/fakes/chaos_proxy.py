@@ -1,11 +1,17 @@
-"""A real HTTP server before a real tool server: it fails, hangs or answers garbage now and then."""
+"""Proxies before a real tool server that make requests go wrong now and then.
+
+`ChaosProxy` is a real HTTP server, which fails, hangs or answers garbage. `TcpChaosProxy` works on
+the bytes: it resets, stalls and cuts what a sound server said.
+"""
 
 import asyncio
 import random
+import socket
+import struct
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import aiohttp
 from aiohttp import web
@@ -85,3 +91,114 @@ class ChaosProxy:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(30)
             loop.close()
+
+
+class TcpChaosProxy:
+    """Passes one HTTP/1.1 connection's requests on, each with the fault that `fault_of` names.
+
+    The faults, by when they strike. Before the tool server hears of the request: `reset at once`,
+    `status CODE [Retry-After]`, `html`. After it has answered: `no first byte` and `half a body`
+    (the rest never comes), `reset mid-body`, `cut json` (a whole answer, of half the JSON), `plain`
+    (the answer under another content type). Anything else passes.
+
+    Args:
+        upstream: port of the tool server on loopback; may change.
+        fault_of: names the next request's fault.
+    """
+
+    def __init__(self, upstream: int, fault_of: Callable[[], str]) -> None:
+        self.upstream, self.fault_of = upstream, fault_of
+        self.did: Counter[str] = Counter()
+        """Fault -> how often it struck."""
+
+        self.url = ""
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator["TcpChaosProxy"]:
+        connections: set[asyncio.Task[None]] = set()
+
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.ensure_future(self._serve(reader, writer))
+            connections.add(task)
+            task.add_done_callback(connections.discard)
+
+        server = await asyncio.start_server(connected, "127.0.0.1", 0, limit=2**24)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in list(connections):
+                task.cancel()
+            await asyncio.gather(*connections, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while await self._one_request(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # either side went away
+        finally:
+            writer.close()
+
+    async def _one_request(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
+        """Whether the connection is good for another."""
+        request = b"".join(await _message(reader))
+        fault = self.fault_of()
+        self.did[fault] += 1
+        if fault == "reset at once":
+            _reset(writer)
+            return False
+        if fault == "html":
+            writer.write(_answer("200 OK", b"<html>sign in</html>", "Content-Type: text/html"))
+            return True
+        if fault.startswith("status "):
+            _, status, *retry_after = fault.split(" ", 2)
+            writer.write(_answer(f"{status} X", b"no", *(f"Retry-After: {x}" for x in retry_after)))
+            return True
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.upstream)
+        try:
+            up_writer.write(request)
+            head, body = await _message(up_reader)
+        finally:
+            up_writer.close()
+        half = body[: len(body) // 2]
+        if fault in ("no first byte", "half a body", "reset mid-body"):
+            writer.write(b"" if fault == "no first byte" else head + half)
+            await writer.drain()
+            if fault == "reset mid-body":
+                _reset(writer)
+            else:
+                await reader.read()  # until the client hangs up
+            return False
+        if fault == "cut json":
+            writer.write(_answer("200 OK", half, "Content-Type: application/json"))
+        elif fault == "plain":
+            writer.write(_answer("200 OK", body, "Content-Type: text/plain"))
+        else:
+            writer.write(head + body)
+        return True
+
+
+async def _message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Head and body of a request or an answer that tells its length."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = 0
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            length = int(line.partition(b":")[2])
+    return head, await reader.readexactly(length)
+
+
+def _answer(status: str, body: bytes, *headers: str) -> bytes:
+    head = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close with RST, as the kernel does for a program that died."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

@@ -6,22 +6,28 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from multidict import CIMultiDictProxy
 
 
 class ScriptedToolServer:
-    """Plays `script`: a dict is a JSON answer, a number an HTTP status, a pair (status, headers),
+    """Plays `script`: a dict is a JSON answer, a number an HTTP status, a pair (status, headers), a
+    function makes one of these of the request,
     "drop" closes the connection, "hang" never answers. The last entry repeats. `hangs` is set while
     a request hangs, `hung_up` once a client has closed one that did."""
 
     def __init__(self, script: list[Any]) -> None:
         self.script = list(script)
         self.seen: list[tuple[str, Any]] = []
+        self.headers: list[CIMultiDictProxy[str]] = []
         self.url = ""
         self.hangs, self.hung_up = asyncio.Event(), asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.seen.append((request.path, await request.json()))
+        self.headers.append(request.headers)
         step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if callable(step):
+            step = step(await request.json())
         if step == "hang":
             self.hangs.set()
             try:

@@ -1,19 +1,21 @@
 """Proof of a sandbox: a program that tries to get out, run before any other.
 
-It must come back having reached nothing: no host file, no environment, no network, no process, no
-memory beyond its limit. A sandbox that fails one point is not used.
+It must come back having reached nothing: no host file, no environment, no network, no process of
+others, no memory beyond its limit. A sandbox that fails one point is not used.
 """
 
+import asyncio
 import json
 import os
-import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from agent_loop.tools.sandbox.runner import Limits, Sandbox, SandboxUnavailable, last_line
+from agent_loop.tools.sandbox.host import ENVIRONMENT
+from agent_loop.tools.sandbox.program import Limits, Program, RunStatus, SandboxUnavailable
+from agent_loop.tools.sandbox.sandbox import Sandbox
 
-_TIMEOUT_S = 20.0
-_LIMITS = Limits(memory_mb=256)
+_LIMITS = Limits(memory_mb=256, wall_s=20.0)
 
 _PROGRAM = """
 import json, os, socket, sys
@@ -39,12 +41,16 @@ for path in plan["folders"]:
     attempt(f"write {path}", lambda: open(f"{path}/sandbox-probe", "w"))
 attempt("network", lambda: socket.create_connection(("127.0.0.1", 9), timeout=1))
 attempt("unix socket", lambda: socket.socket(socket.AF_UNIX))
-attempt("new process", fork)
 attempt("signal", lambda: os.kill(plan["pid"], 0))
 attempt("memory", lambda: bytearray(plan["memory"]))
-# PWD is the sandbox's own, LC_CTYPE the interpreter's.
-if set(os.environ) - {"PWD", "LC_CTYPE"}:
-    reached.append("environment")
+if not plan["processes"]:
+    attempt("new process", fork)
+elif os.getpid() > 3:
+    reached.append("pid namespace")
+for name in set(os.environ) - set(plan["environment"]):
+    reached.append(f"environment {name}")
+for fd in range(3, 256):
+    attempt(f"descriptor {fd}", lambda: os.fstat(fd))
 print(json.dumps(reached))
 """
 
@@ -53,36 +59,28 @@ def prove(sandbox: Sandbox) -> str:
     """Run the probe program; one line that says what holds.
 
     Raises:
-        SandboxUnavailable: the probe did not run, or reached something.
+        SandboxUnavailable: the probe did not run, or reached something that it should not.
     """
     with tempfile.TemporaryDirectory(prefix="sandbox-probe-") as folder:
         secret = Path(folder) / "secret"
         secret.write_text("host")
         plan = {
-            "files": [str(secret), __file__, "/etc/passwd", f"/proc/{os.getpid()}/environ"],
-            "folders": [folder, "/usr/lib", "/", "/dev", "/dev/shm"],
+            "files": [str(secret), __file__, "/etc/passwd", "/proc/self/status"],
+            "folders": [folder, "/usr/lib", "/", "/dev"],
             "pid": os.getpid(),
+            "processes": sandbox.has_processes,
+            "environment": [*ENVIRONMENT, "PWD", "LC_CTYPE"],  # the last two are the interpreter's
             "memory": 2 * _LIMITS.memory_mb * 1024 * 1024,
         }
-        with sandbox.command(_PROGRAM, _LIMITS) as command:
-            try:
-                done = subprocess.run(
-                    command.argv,
-                    input=json.dumps(plan).encode(),
-                    capture_output=True,
-                    cwd=command.cwd,
-                    env=dict(command.env),
-                    pass_fds=tuple(command.pass_fds),
-                    start_new_session=True,
-                    timeout=_TIMEOUT_S,
-                    check=False,
-                )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise SandboxUnavailable(f"the probe program did not run ({error})") from error
-    if done.returncode != 0:
-        reason = last_line(done.stderr.decode(errors="replace"), done.returncode)
-        raise SandboxUnavailable(f"the probe program did not run ({reason})")
+        probe = Program(code=_PROGRAM, stdin=json.dumps(plan))
+        with ThreadPoolExecutor(1) as pool:  # a loop may run in this thread already
+            done = pool.submit(asyncio.run, sandbox.run(probe, _LIMITS)).result()
+    if done.status is not RunStatus.FINISHED:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.return_code}"]
+        raise SandboxUnavailable(f"the probe program did not run ({lines[-1]})")
     reached = json.loads(done.stdout)
+    if not sandbox.isolates:
+        return "limits and nothing else, as asked for: programs reach what their user reaches"
     if reached:
         raise SandboxUnavailable(f"the probe program got out ({', '.join(reached)})")
     return "no host file, environment, network, process or signal within reach"

@@ -1,28 +1,21 @@
 """The system calls that no program in a sandbox may make, as a classic BPF filter.
 
-Both backends load it. It refuses new processes (threads pass), sockets, signals to others, and
-everything that reaches for the kernel's or another process's state. A call newer than the table
-answers ENOSYS, so that the list stays complete when the kernel grows. Numbers: Linux
-`arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h`.
+It refuses sockets, new namespaces, and everything that reaches for the kernel's or another
+process's state; and, to a program without namespaces of its own, new processes (threads pass),
+signals and file attributes. A call newer than the table answers ENOSYS, so that the list stays
+complete when the kernel grows. Numbers: Linux `arch/x86/entry/syscalls/syscall_64.tbl` and
+`include/uapi/asm-generic/unistd.h`.
 """
 
 import errno
 import platform
 import struct
 
-from agent_loop.tools.sandbox.runner import SandboxUnavailable
+from agent_loop.tools.sandbox.program import SandboxUnavailable
 
 # Denied with EPERM. name: (x86_64, aarch64); None where the architecture has no such call.
 _DENIED: dict[str, tuple[int | None, int | None]] = {
-    # new processes
-    "fork": (57, None),
-    "vfork": (58, None),
-    # signals and access to other processes
-    "kill": (62, 129),
-    "tkill": (200, 130),
-    "tgkill": (234, 131),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
+    # access to other processes
     "pidfd_open": (434, 434),
     "pidfd_send_signal": (424, 424),
     "pidfd_getfd": (438, 438),
@@ -42,6 +35,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "move_pages": (279, 239),
     # network and other channels out
     "socket": (41, 198),
+    "setsockopt": (54, 208),  # larger buffers are memory that nobody counts
     "shmget": (29, 194),
     "shmat": (30, 196),
     "shmctl": (31, 195),
@@ -51,7 +45,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "msgctl": (71, 187),
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
-    # the file system's shape, and file attributes, which Landlock does not guard
+    # the file system's shape
     "mount": (165, 40),
     "umount2": (166, 39),
     "pivot_root": (155, 41),
@@ -68,24 +62,6 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "fanotify_init": (300, 262),
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
-    "truncate": (76, 45),
-    "chmod": (90, None),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "chown": (92, None),
-    "fchown": (93, 55),
-    "lchown": (94, None),
-    "fchownat": (260, 54),
-    "utime": (132, None),
-    "utimes": (235, None),
-    "futimesat": (261, None),
-    "utimensat": (280, 88),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
     # memory that the address space limit does not see
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
@@ -135,9 +111,67 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "ioperm": (173, None),
     "modify_ldt": (154, None),
 }
+
+# Denied besides to a program that shares its pid and mount namespaces with the host.
+_DENIED_OUTSIDE: dict[str, tuple[int | None, int | None]] = {
+    # new processes
+    "fork": (57, None),
+    "vfork": (58, None),
+    # signals
+    "kill": (62, 129),
+    "tkill": (200, 130),
+    "tgkill": (234, 131),
+    "rt_sigqueueinfo": (129, 138),
+    "rt_tgsigqueueinfo": (297, 240),
+    # sockets, messages and semaphores of the host, by their names and numbers
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    # space and file attributes, which Landlock does not guard
+    "fallocate": (285, 47),
+    "truncate": (76, 45),
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+}
 _NEWEST_KNOWN = 450  # set_mempolicy_home_node, the last call the table was checked against
 
-# machine: (column of _DENIED, AUDIT_ARCH_*, clone, clone3, prlimit64)
+_FLAGS_OF_SOCKETS = (0, 0x800, 0x80000, 0x80800)  # SOCK_NONBLOCK, SOCK_CLOEXEC
+
+# Denied where an argument has one of these values. name: (numbers, argument, values).
+_DENIED_OPTIONS: dict[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
+    # F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to any process of the same user
+    "fcntl": ((72, 25), 1, (8, 10, 15)),
+    # FIOSETOWN, SIOCSPGRP, FIOASYNC: likewise
+    "ioctl": ((16, 29), 1, (0x8901, 0x8902, 0x5452)),
+    # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER: it must die with its parent
+    "prctl": ((157, 167), 0, (1, 36)),
+    # all but SOCK_STREAM: a pair of datagrams sends to, and connects with, sockets of the host
+    "socketpair": (
+        (53, 199),
+        1,
+        tuple(kind | flags for kind in (2, 3, 4, 5, 6, 10) for flags in _FLAGS_OF_SOCKETS),
+    ),
+}
+
+# machine: (column of the tables, AUDIT_ARCH_*, clone, clone3, prlimit64)
 _ARCHITECTURES = {
     "x86_64": (0, 0xC000003E, 56, 435, 302),
     "aarch64": (1, 0xC00000B7, 220, 435, 261),
@@ -145,17 +179,22 @@ _ARCHITECTURES = {
 
 # Opcodes: linux/bpf_common.h; return values: linux/seccomp.h.
 _LOAD, _JUMP_EQ, _JUMP_GT, _JUMP_SET, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
-_AT_NR, _AT_ARCH, _AT_ARG0 = 0, 4, 16  # struct seccomp_data; arg0's low half, little endian
+_AT_NR, _AT_ARCH, _AT_ARGS = 0, 4, 16  # struct seccomp_data; low halves, little endian
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _CLONE_THREAD = 0x00010000
+_CLONE_NEW = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 
 
 class UnsupportedArchitecture(SandboxUnavailable):
     """The filter has no table for this machine."""
 
 
-def build_filter(machine: str | None = None) -> bytes:
+def build_filter(machine: str | None = None, *, processes: bool) -> bytes:
     """The filter as an array of `struct sock_filter`, 8 bytes each.
+
+    Args:
+        machine: as `platform.machine()` names it; this one where it is None.
+        processes: whether the program has namespaces of its own, and so may start processes.
 
     Raises:
         UnsupportedArchitecture: neither x86_64 nor aarch64.
@@ -180,17 +219,25 @@ def build_filter(machine: str | None = None) -> bytes:
         (_JUMP_EQ, 0, 1, clone3),
         (_RETURN, 0, 0, absent),
     ]
-    for numbers in _DENIED.values():
+    denied = _DENIED if processes else _DENIED | _DENIED_OUTSIDE
+    for numbers in denied.values():
         if (number := numbers[column]) is not None:
             program += [(_JUMP_EQ, 0, 1, number), (_RETURN, 0, 0, deny)]
+    if not processes:
+        for numbers, argument, values in _DENIED_OPTIONS.values():
+            program += [(_JUMP_EQ, 0, 2 * len(values) + 2, numbers[column])]
+            program += [(_LOAD, 0, 0, _AT_ARGS + 8 * argument)]
+            for value in values:
+                program += [(_JUMP_EQ, 0, 1, value), (_RETURN, 0, 0, deny)]
+            program += [(_RETURN, 0, 0, _ALLOW)]
     program += [
         (_JUMP_EQ, 0, 3, clone),
-        (_LOAD, 0, 0, _AT_ARG0),
-        (_JUMP_SET, 5, 0, _CLONE_THREAD),
+        (_LOAD, 0, 0, _AT_ARGS),
+        (_JUMP_SET, 0, 5, _CLONE_NEW) if processes else (_JUMP_SET, 5, 0, _CLONE_THREAD),
         (_RETURN, 0, 0, deny),
         # prlimit64 on oneself (pid 0) only.
         (_JUMP_EQ, 0, 3, prlimit64),
-        (_LOAD, 0, 0, _AT_ARG0),
+        (_LOAD, 0, 0, _AT_ARGS),
         (_JUMP_EQ, 1, 0, 0),
         (_RETURN, 0, 0, deny),
         (_RETURN, 0, 0, _ALLOW),

@@ -4,22 +4,41 @@ import asyncio
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import prometheus_client
 from aiohttp import web
 
 from agent_loop.tools.limiter_collector import LimiterCollector
 from agent_loop.tools.server.calculate import Calculate
-from agent_loop.tools.server.http import METRICS, Endpoint, Metrics, measure
+from agent_loop.tools.server.edge import (
+    DRAIN,
+    TOKEN,
+    Drain,
+    admit,
+    is_authorised,
+    is_loopback,
+    say_errors_in_json,
+)
+from agent_loop.tools.server.http import (
+    METRICS,
+    Endpoint,
+    Metrics,
+    measure,
+    places_of,
+    tool_health,
+)
 from agent_loop.tools.server.retrieve import Retrieve
 from agent_loop.tools.server.run_code import RunCode
 from agent_loop.tools.server.settings import ServerSettings
 
 SHUTDOWN_S = 2.0
-"""How long requests under way may take to end after SIGTERM."""
+"""How long answers may take to be sent, and cancelled requests to clean up, at the very end."""
 
 ENDPOINTS = web.AppKey("endpoints", Sequence[Endpoint])
 STARTED = web.AppKey("started", float)
@@ -31,11 +50,17 @@ def create_app(settings: ServerSettings) -> web.Application:
     Raises:
         FileNotFoundError, ValueError: the corpus cannot be indexed.
     """
-    app = web.Application(middlewares=[measure], client_max_size=64 << 20)
-    app[METRICS], app[STARTED] = Metrics(), time.monotonic()
+    app = web.Application(
+        middlewares=[measure, say_errors_in_json, admit],
+        client_max_size=settings.max_body_mb << 20,
+    )
+    app[METRICS], app[STARTED], app[DRAIN] = Metrics(), time.monotonic(), Drain()
+    app[TOKEN] = settings.token.get_secret_value() if settings.token else ""
     app[ENDPOINTS] = (RunCode(settings), Retrieve(settings), Calculate(settings))
     for endpoint in app[ENDPOINTS]:
         endpoint.add_routes(app.router)
+        if places := places_of(endpoint):
+            app[METRICS].watch_queue(endpoint.name, places)
     if settings.limiter_path is not None:
         app[METRICS].registry.register(LimiterCollector(settings.limiter_path))
     app.router.add_get("/health", _health)
@@ -53,11 +78,26 @@ async def _started(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _health(request: web.Request) -> web.Response:
+    """Whether it takes requests, for everybody; all the rest for who has the token."""
     app = request.app
-    answer = {"status": "ok", "uptime_s": round(time.monotonic() - app[STARTED], 1)}
-    for endpoint in app[ENDPOINTS]:
-        answer |= endpoint.health()
-    return web.json_response(answer)
+    draining = app[DRAIN].began
+    answer: dict[str, Any] = {"status": "draining" if draining else "ok", "draining": draining}
+    if is_authorised(request):
+        answer |= {
+            "version": _version(),
+            "uptime_s": round(time.monotonic() - app[STARTED], 1),
+            "tools": {endpoint.name: tool_health(endpoint) for endpoint in app[ENDPOINTS]},
+        }
+        for endpoint in app[ENDPOINTS]:
+            answer |= endpoint.health()
+    return web.json_response(answer, status=503 if draining else 200)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("verl-mixed-agent-loop")
+    except metadata.PackageNotFoundError:  # run from a copy of the folder, as Ray's workers do
+        return "not installed"
 
 
 async def _metrics(request: web.Request) -> web.Response:
@@ -68,7 +108,7 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 def serve(settings: ServerSettings, *, ready_file: Path | None = None) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM or SIGINT; a second one does not wait for requests under way.
 
     Args:
         settings: address, corpus, sandbox.
@@ -89,21 +129,36 @@ def app_runner(app: web.Application) -> web.AppRunner:
 
 
 async def _serve(app: web.Application, settings: ServerSettings, ready_file: Path | None) -> None:
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def told_to_stop() -> None:
+        (hurry if stop.is_set() else stop).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, told_to_stop)
     runner = app_runner(app)
     await runner.setup()
     try:
         site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
         await site.start()
         port = runner.addresses[0][1]
-        url = f"http://{settings.host}:{port}"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        url = f"http://{host}:{port}"
+        if not is_loopback(settings.host) and settings.token is None:
+            print(
+                f"warning: whoever reaches {url} may run programs here: set TOOL_SERVER_TOKEN, or "
+                "listen on 127.0.0.1",
+                file=sys.stderr,
+                flush=True,
+            )
         if ready_file is not None:
             draft = ready_file.with_suffix(".tmp")
             draft.write_text(json.dumps({"url": url, "pid": os.getpid()}))
             draft.replace(ready_file)
         print(f"tool server listening url={url} pid={os.getpid()}", flush=True)
         await stop.wait()
+        # It listens on, so that who comes late hears 503 and not silence.
+        cancelled = await app[DRAIN].finish(settings.drain_s, hurry)
+        print(f"tool server stopping cancelled={cancelled}", flush=True)
     finally:
         await runner.cleanup()

@@ -4,7 +4,8 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -15,8 +16,15 @@ from pydantic import BaseModel, ValidationError
 Request = TypeVar("Request", bound=BaseModel)
 
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
 class Endpoint(Protocol):
-    """One tool of the server."""
+    """One tool of the server.
+
+    Where it has `places: Places`, their queue is seen in `/health` and `/metrics`; where it has a
+    `fault: str` that is not empty, `/health` says that it is not up, and why.
+    """
 
     name: str
     """Of its place in `/health`."""
@@ -53,10 +61,15 @@ class Metrics:
         self.queued = prometheus_client.Gauge(
             "tool_queued", "Requests that wait for a place.", ["tool"], registry=self.registry
         )
+        prometheus_client.ProcessCollector(registry=self.registry)
+
+    def watch_queue(self, tool: str, places: "Places") -> None:
+        """Show a tool's queue as it is when asked for."""
+        self.queued.labels(tool).set_function(lambda: places.queued)
 
 
 class Places:
-    """So many requests at once, and so many in line.
+    """So many requests at once, and so many in line: first come, first served.
 
     Args:
         count: requests worked on at once.
@@ -65,46 +78,82 @@ class Places:
 
     def __init__(self, count: int, queue_length: int) -> None:
         self.count, self.queue_length = count, queue_length
-        self.queued = 0
-        """Requests that wait."""
+        self.active = 0
+        """Requests worked on."""
 
-        self._places = asyncio.Semaphore(count)
+        self._line: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         self._mean_s = 0.05
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return len(self._line)
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
-        """Wait for a place, and hold it.
+        """Wait for a place, and hold it. Who is cancelled leaves the line.
 
         Raises:
             web.HTTPTooManyRequests: the line is full; `Retry-After` is when it may be shorter.
         """
-        if self.queued >= self.queue_length and self._places.locked():
-            retry_after_s = math.ceil(max(1.0, self.queued * self._mean_s / self.count))
-            raise web.HTTPTooManyRequests(
-                text=json.dumps({"error": f"queue full: {self.queued} requests wait"}),
-                content_type="application/json",
-                headers={"Retry-After": str(min(60, retry_after_s))},
-            )
-        self.queued += 1
-        try:
-            await self._places.acquire()
-        finally:
-            self.queued -= 1
+        if self.active < self.count:
+            self.active += 1
+        else:
+            await self._wait()
         started = time.monotonic()
         try:
             yield
         finally:
-            self._places.release()
             self._mean_s += (time.monotonic() - started - self._mean_s) / 8
+            self._hand_on()
+
+    async def _wait(self) -> None:
+        if self.queued >= self.queue_length:
+            raise json_error(
+                web.HTTPTooManyRequests,
+                f"queue full: {self.queued} requests wait; come back after Retry-After seconds",
+                {"Retry-After": str(self._retry_after_s())},
+            )
+        turn = asyncio.get_running_loop().create_future()
+        self._line[turn] = None
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                del self._line[turn]
+            else:
+                self._hand_on()  # its place came as it left
+            raise
+
+    def _hand_on(self) -> None:
+        """Give a place that became free to the first in line."""
+        if self._line:
+            self._line.popitem(last=False)[0].set_result(None)
+        else:
+            self.active -= 1
+
+    def _retry_after_s(self) -> int:
+        return min(60, math.ceil(max(1.0, self.queued * self._mean_s / self.count)))
+
+
+def places_of(endpoint: Endpoint) -> Places | None:
+    return getattr(endpoint, "places", None)
+
+
+def tool_health(endpoint: Endpoint) -> dict[str, Any]:
+    """What `/health` says of every tool: whether it is up, and its queue where it has one."""
+    fault = getattr(endpoint, "fault", "")
+    said: dict[str, Any] = {"up": not fault} | ({"fault": fault} if fault else {})
+    if places := places_of(endpoint):
+        said |= {"places": places.count, "active": places.active, "queued": places.queued}
+    return said
 
 
 METRICS = web.AppKey("metrics", Metrics)
 
 
 @web.middleware
-async def measure(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Count the request, by tool and status."""
     metrics = request.app[METRICS]
     known = request.match_info.route.resource is not None
@@ -138,8 +187,12 @@ async def body_of(request: web.Request, model: type[Request]) -> Request:
         raise bad_request(request, wrong) from error
 
 
-def bad_request(request: web.Request, wrong: str) -> web.HTTPBadRequest:
-    return web.HTTPBadRequest(
-        text=json.dumps({"error": f"POST {request.path}: {wrong}"}),
-        content_type="application/json",
-    )
+def bad_request(request: web.Request, wrong: str) -> web.HTTPException:
+    return json_error(web.HTTPBadRequest, f"POST {request.path}: {wrong}")
+
+
+def json_error(
+    kind: type[web.HTTPError], why: str, headers: Mapping[str, str] | None = None
+) -> web.HTTPException:
+    """An answer `{"error": why}`."""
+    return kind(text=json.dumps({"error": why}), content_type="application/json", headers=headers)

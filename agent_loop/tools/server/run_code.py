@@ -1,23 +1,48 @@
-"""`POST /run_code`, as SandboxFusion has it."""
+"""`POST /run_code`, `/run_jupyter` and `/submit`, as SandboxFusion has them.
 
+Besides, a request to /run_code that names a `session` runs in an interpreter that keeps its state
+until `POST /end_session`.
+"""
+
+import asyncio
+import base64
+import binascii
 import math
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
 from pydantic import BaseModel, Field
 
+from agent_loop.compat import gather_all
 from agent_loop.tools.sandbox import (
+    CellResult,
     Limits,
+    NotSupported,
+    Program,
     RunResult,
+    RunStatus,
     Sandbox,
     SandboxUnavailable,
     choose_sandbox,
 )
-from agent_loop.tools.server.http import Places, body_of
+from agent_loop.tools.server.http import Places, bad_request, body_of, json_error
+from agent_loop.tools.server.sessions import Sessions
 from agent_loop.tools.server.settings import ServerSettings
+from agent_loop.tools.server.submission import (
+    StdioTest,
+    SubmitRequest,
+    extract_code,
+    same_lines,
+    tests_of,
+)
 
 LEAST_MEMORY_MB = 64
 """A program that asks for less gets this: the interpreter would not start."""
+
+MOST_S = 120.0
+"""Longest time that a program may ask for."""
 
 
 class RunCodeRequest(BaseModel):
@@ -26,11 +51,34 @@ class RunCodeRequest(BaseModel):
     code: str
     language: str = "python"
     stdin: str | None = ""
-    compile_timeout: float = Field(default=10.0, gt=0)
-    run_timeout: float = Field(default=5.0, gt=0, le=120)
+    compile_timeout: float = Field(default=10.0, gt=0, le=MOST_S)
+    run_timeout: float = Field(default=5.0, gt=0, le=MOST_S)
     memory_limit_MB: int = Field(-1, le=4096)
     files: dict[str, str | None] = Field(default_factory=dict)
+    """Relative path -> content in base64."""
+
     fetch_files: list[str] = Field(default_factory=list)
+    session: str | None = Field(default=None, min_length=1, max_length=256)
+    """Ours: the interpreter that the code runs in, kept until it is ended or long unused."""
+
+
+class RunJupyterRequest(BaseModel):
+    """SandboxFusion's request: cells of one interpreter."""
+
+    cells: list[str] = Field(max_length=1000)
+    cell_timeout: float = Field(default=0.0, ge=0, le=MOST_S)
+    """0: only the total counts."""
+
+    total_timeout: float = Field(default=45.0, gt=0, le=3600)
+    kernel: str = "python3"
+    files: dict[str, str | None] = Field(default_factory=dict)
+    fetch_files: list[str] = Field(default_factory=list)
+
+
+class EndSessionRequest(BaseModel):
+    """Which one."""
+
+    session: str
 
 
 class RunCode:
@@ -39,80 +87,300 @@ class RunCode:
     name = "run_code"
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.sandbox: Sandbox | None = None
         self.fault = ""
         self.places = Places(settings.sandbox_workers, settings.queue_length)
+        self._settings = settings
+        self._cleaner: asyncio.Task[None] | None = None
+        self._sandbox: Sandbox | None = None
         try:
-            self.sandbox = choose_sandbox(settings.sandbox)
+            self._sandbox = choose_sandbox(
+                settings.sandbox,
+                workers=settings.sandbox_workers,
+                packages=settings.sandbox_packages,
+            )
         except SandboxUnavailable as error:
             self.fault = str(error)  # fails closed
+        else:
+            self.sessions = Sessions(self._sandbox, settings.max_sessions, settings.session_idle_s)
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         router.add_post("/run_code", self._run_code)
+        router.add_post("/run_jupyter", self._run_jupyter)
+        router.add_post("/submit", self._submit)
+        router.add_post("/end_session", self._end_session)
 
     def health(self) -> dict[str, Any]:
+        sandbox = self._sandbox
+        if sandbox is None:
+            return {"sandbox": None, "sandbox_why": self.fault}
         return {
-            "sandbox": self.sandbox.name if self.sandbox else None,
-            "sandbox_why": self.sandbox.why if self.sandbox else self.fault,
+            "sandbox": sandbox.name,
+            "sandbox_why": sandbox.why,
+            "languages": sandbox.languages,
+            "packages": list(sandbox.packages),
+            "sessions": len(self.sessions),
         }
 
     async def start(self) -> None:
-        pass
+        if self._sandbox is not None:
+            self._cleaner = asyncio.create_task(self._clean())
 
     async def close(self) -> None:
-        pass
+        if self._sandbox is not None:
+            if self._cleaner is not None:
+                self._cleaner.cancel()
+            await self.sessions.close()
+            self._sandbox.close()
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """Where programs run.
+
+        Raises:
+            web.HTTPServiceUnavailable: nowhere.
+        """
+        if self._sandbox is None:
+            raise json_error(web.HTTPServiceUnavailable, self.fault)
+        return self._sandbox
+
+    async def _clean(self) -> None:
+        while True:
+            await asyncio.sleep(min(30.0, self._settings.session_idle_s / 2))
+            await self.sessions.end_idle()
 
     async def _run_code(self, request: web.Request) -> web.Response:
         asked = await body_of(request, RunCodeRequest)
-        if self.sandbox is None:
-            raise web.HTTPServiceUnavailable(text=self.fault)
-        if unsupported := _unsupported(asked):
-            return web.json_response(_run_answer("SandboxError", unsupported, None))
-        memory_mb = max(LEAST_MEMORY_MB, asked.memory_limit_MB)
-        limits = Limits(
-            wall_s=asked.run_timeout,
-            cpu_s=math.ceil(asked.run_timeout),
-            memory_mb=memory_mb if asked.memory_limit_MB > 0 else Limits().memory_mb,
-        )
+        limits = _limits_of(asked)
         try:
-            async with self.places.place():
-                result = await self.sandbox.run_python(asked.code, asked.stdin or "", limits)
+            files = _decoded(request, asked.files)
+            if asked.session is not None:
+                return web.json_response(await self._run_cell(asked, asked.session, files, limits))
+            program = Program(
+                code=asked.code,
+                language=asked.language,
+                stdin=asked.stdin or "",
+                files=files,
+                fetch=tuple(asked.fetch_files),
+            )
+            return web.json_response(run_answer(await self._run(program, limits)))
+        except NotSupported as error:
+            return web.json_response(not_supported(str(error)))
         except SandboxUnavailable as error:
-            answer = _run_answer("SandboxError", str(error), None)
-            return web.json_response(answer, status=503)
-        return web.json_response(run_answer(result))
+            return web.json_response(sandbox_error(str(error)), status=503)
+
+    async def _run(self, program: Program, limits: Limits) -> RunResult:
+        sandbox = self.sandbox
+        async with self.places.place():
+            return await sandbox.run(program, limits)
+
+    async def _run_cell(
+        self, asked: RunCodeRequest, name: str, files: dict[str, bytes], limits: Limits
+    ) -> dict[str, Any]:
+        if asked.language != "python" or asked.fetch_files:
+            raise NotSupported("a session runs python, and has no fetch_files: print what you need")
+        _ = self.sandbox
+        async with self.places.place():
+            cell, is_new = await self.sessions.run_cell(
+                name, asked.code, asked.stdin or "", files, limits
+            )
+        answer = run_answer(cell.result)
+        if cell.shown is not None:
+            answer["run_result"]["stdout"] += f"{cell.shown}\n"
+        return answer | {"session": {"id": name, "new": is_new}}
+
+    async def _end_session(self, request: web.Request) -> web.Response:
+        asked = await body_of(request, EndSessionRequest)
+        _ = self.sandbox
+        return web.json_response({"ended": await self.sessions.end(asked.session)})
+
+    async def _run_jupyter(self, request: web.Request) -> web.Response:
+        asked = await body_of(request, RunJupyterRequest)
+        sandbox = self.sandbox
+        if asked.kernel != "python3":
+            return web.json_response(
+                not_supported(f"kernel={asked.kernel!r} is not known: this server has python3")
+            )
+        if asked.fetch_files:
+            return web.json_response(not_supported("fetch_files by /run_jupyter"))
+        limits = Limits(wall_s=asked.total_timeout)
+        cells: list[CellResult] = []
+        ends_at = time.monotonic() + asked.total_timeout
+        try:
+            files = _decoded(request, asked.files)
+            async with self.places.place(), sandbox.session(limits, files) as session:
+                for code in asked.cells:
+                    left_s = max(0.01, ends_at - time.monotonic())
+                    wall_s = min(asked.cell_timeout or left_s, left_s)
+                    cells.append(await session.run_cell(code, wall_s=wall_s))
+                    if not session.is_alive or cells[-1].result.status is RunStatus.TIME_LIMIT:
+                        break
+        except NotSupported as error:
+            return web.json_response(not_supported(str(error)))
+        except SandboxUnavailable as error:
+            return web.json_response(sandbox_error(str(error)), status=503)
+        return web.json_response(_jupyter_answer(asked, cells))
+
+    async def _submit(self, request: web.Request) -> web.Response:
+        asked = await body_of(request, SubmitRequest)
+        config = asked.config
+        try:
+            tests = tests_of(config)
+        except ValueError as error:
+            raise bad_request(request, str(error)) from error
+        if not config.language:
+            raise bad_request(request, "config.language: needed for CommonOJDataset")
+        code = extract_code(asked.completion, config.language)
+        limits = Limits(
+            wall_s=config.run_timeout or 10.0,
+            cpu_s=math.ceil(config.run_timeout or 10.0),
+            compile_s=config.compile_timeout or 10.0,
+        )
+        outcomes = await self._judge(
+            code, config.language, tests, limits, stop=not config.extra.get("run_all_cases")
+        )
+        return web.json_response(
+            {
+                "id": asked.id,
+                "accepted": len(outcomes) == len(tests) and all(o["passed"] for o in outcomes),
+                "extracted_code": code,
+                "full_code": None,
+                "test_code": None,
+                "tests": outcomes,
+                "extracted_type": None,
+                "extra": None,
+            }
+        )
+
+    async def _judge(
+        self, code: str, language: str, tests: list[StdioTest], limits: Limits, *, stop: bool
+    ) -> list[dict[str, Any]]:
+        """Each test's outcome, as many at once as there are places; up to the first that failed."""
+        failed_at = len(tests)
+
+        async def outcome(number: int, test: StdioTest) -> dict[str, Any] | None:
+            nonlocal failed_at
+            if stop and number > failed_at:
+                return None
+            program = Program(code=code, language=language, stdin=test.input["stdin"])
+            try:
+                result = await self._run(program, limits)
+            except NotSupported as error:
+                done, passed = not_supported(str(error)), False
+            except SandboxUnavailable as error:  # no verdict: the caller asks again
+                raise json_error(web.HTTPServiceUnavailable, str(error)) from error
+            else:
+                done = run_answer(result)
+                passed = done["status"] == "Success" and same_lines(
+                    result.stdout, test.output["stdout"]
+                )
+            if not passed:
+                failed_at = min(failed_at, number)
+            return {"passed": passed, "exec_info": done, "test_info": test.model_dump()}
+
+        outcomes = await gather_all([outcome(*numbered) for numbered in enumerate(tests)])
+        kept = outcomes[: failed_at + 1] if stop else outcomes
+        return [own for own in kept if own is not None]
 
 
-def _unsupported(asked: RunCodeRequest) -> str:
-    if asked.language != "python":
-        return f"language={asked.language!r} is not supported: this server runs python"
-    if asked.files or asked.fetch_files:
-        return "files and fetch_files are not supported by this server"
-    return ""
+def _limits_of(asked: RunCodeRequest) -> Limits:
+    memory_mb = max(LEAST_MEMORY_MB, asked.memory_limit_MB)
+    return Limits(
+        wall_s=asked.run_timeout,
+        compile_s=asked.compile_timeout,
+        cpu_s=math.ceil(max(asked.run_timeout, asked.compile_timeout)),
+        memory_mb=memory_mb if asked.memory_limit_MB > 0 else Limits().memory_mb,
+    )
+
+
+def _decoded(request: web.Request, files: Mapping[str, str | None]) -> dict[str, bytes]:
+    decoded = {}
+    for path, content in files.items():
+        try:
+            decoded[path] = base64.b64decode(content or "", validate=True)
+        except binascii.Error as error:
+            raise bad_request(request, f"files.{path}: not base64 ({error})") from error
+    return decoded
 
 
 def run_answer(result: RunResult) -> dict[str, Any]:
-    """What `POST /run_code` says of a program that ran."""
-    good = result.status == "Finished" and result.return_code == 0
-    return _run_answer("Success" if good else "Failed", "", result)
+    """What `POST /run_code` says of a program that ran: SandboxFusion's `RunCodeResponse`.
 
-
-def _run_answer(status: str, message: str, result: RunResult | None) -> dict[str, Any]:
-    """SandboxFusion's `RunCodeResponse`."""
-    run = None
-    if result is not None:
-        run = {
-            "status": result.status,
-            "execution_time": result.execution_time_s,
-            "return_code": result.return_code,
-            "stdout": result.stdout,
-            "stderr": result.stderr,
-        }
+    A program that ended by itself is Finished, whatever its exit code; Error is one that we ended
+    for its memory, its files or its output.
+    """
+    compiled = result.compiled
+    has_run = compiled is None or compiled.return_code == 0
+    good = result.status is RunStatus.FINISHED
     return {
-        "status": status,
+        "status": "Success" if good else "Failed",
+        "message": "",
+        "compile_result": None if compiled is None else _command(compiled),
+        "run_result": _command(result) if has_run else None,
+        "executor_pod_name": None,
+        "files": {
+            path: base64.b64encode(content).decode() for path, content in result.files.items()
+        },
+    }
+
+
+def _command(result: RunResult) -> dict[str, Any]:
+    is_own_error = result.status is RunStatus.ERROR and not result.killed
+    return {
+        "status": "Finished" if is_own_error else result.status,
+        "execution_time": result.execution_time_s,
+        "cpu_time": result.cpu_time_s,
+        "return_code": result.return_code,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+    }
+
+
+def sandbox_error(message: str) -> dict[str, Any]:
+    """An answer without a verdict on the program."""
+    return {
+        "status": "SandboxError",
         "message": message,
         "compile_result": None,
-        "run_result": run,
+        "run_result": None,
         "executor_pod_name": None,
         "files": {},
+    }
+
+
+def not_supported(what: str) -> dict[str, Any]:
+    """An answer to a request that no server like this one can ever take; callers know the words."""
+    return sandbox_error(f"not supported: {what}")
+
+
+def _jupyter_answer(asked: RunJupyterRequest, cells: list[CellResult]) -> dict[str, Any]:
+    is_whole = len(cells) == len(asked.cells) and all(not cell.result.killed for cell in cells)
+    is_late = any(cell.result.status is RunStatus.TIME_LIMIT for cell in cells)
+    driver = {
+        "status": "TimeLimitExceeded" if is_late else "Finished" if is_whole else "Error",
+        "execution_time": sum(cell.result.execution_time_s for cell in cells),
+        "return_code": 0 if is_whole else 1,
+        "stdout": "",
+        "stderr": "",
+    }
+    return {
+        "status": "Success" if is_whole else "Failed",
+        "message": "",
+        "driver": driver,
+        "cells": [_cell(cell) for cell in cells],
+        "executor_pod_name": None,
+        "files": {},
+    }
+
+
+def _cell(cell: CellResult) -> dict[str, Any]:
+    error = []
+    if cell.error is not None:
+        name, text = cell.error
+        error = [{"ename": name, "evalue": text, "traceback": cell.result.stderr.splitlines()}]
+    shown = [] if cell.shown is None else [{"data": {"text/plain": cell.shown}}]
+    return {
+        "stdout": cell.result.stdout,
+        "stderr": cell.result.stderr,
+        "display": shown,
+        "error": error,
     }

@@ -1,0 +1,173 @@
+"""Equations and inequalities, and what solves them as text.
+
+Equations are solved over the complex numbers; inequalities, and equations with trigonometric
+functions or absolute values, over the real ones.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+from sympy.core.relational import Relational
+from sympy.functions.elementary.trigonometric import TrigonometricFunction
+from sympy.logic.boolalg import BooleanAtom
+
+from agent_loop.tools.algebra.text import LONG, Solutions, digits_of, fail, plain, text_of
+
+
+def solve(equations: Any, *given: Any) -> Solutions:
+    """Solve for the variables given, or for all there are.
+
+    Args:
+        equations: a relation, an expression that shall be 0, or several of them.
+        given: further relations, then variables.
+
+    Raises:
+        CalculationError: nothing that can be solved.
+    """
+    relations: list[Any] = list(equations) if isinstance(equations, (list, tuple)) else [equations]
+    unknowns = [one for item in given for one in (item if _is_many(item) else (item,))]
+    while unknowns and is_relation(unknowns[0]):  # solve(x+y=3, x-y=1)
+        relations.append(unknowns.pop(0))
+    relations = [
+        sympy.Eq(one, 0, evaluate=False) if isinstance(one, sympy.Expr) else one
+        for one in relations
+    ]
+    relations = [one for one in relations if one is not True]
+    if any(one is False for one in relations):
+        return Solutions("false" if len(relations) == 1 else "no solution")
+    if not all(isinstance(one, Relational) for one in relations):
+        fail("solve takes equations and variables, as in solve(x^2=2, x)")
+    if not all(isinstance(one, sympy.Symbol) for one in unknowns):
+        fail(f"solve for variables, not for {', '.join(map(text_of, unknowns))}")
+    free: set[Any] = set().union(*(one.free_symbols for one in relations))
+    if not free:
+        holds = all(bool(sympy.simplify(one)) for one in relations)
+        return Solutions("true" if holds else "false")
+    if not all(isinstance(one, sympy.Eq) for one in relations):
+        return _solve_inequalities(relations, unknowns or sorted(free, key=str))
+    if not unknowns:
+        unknowns = sorted(free, key=str)
+        if len(relations) < len(unknowns):
+            fail(
+                f"more unknowns ({', '.join(map(str, unknowns))}) than equations: say which to "
+                f"solve for, as in solve({plain(relations[0])}, {unknowns[0]})"
+            )
+    return _solve_equations([one.lhs - one.rhs for one in relations], unknowns)
+
+
+def is_relation(value: object) -> bool:
+    """Whether it is an equation or inequality, or one that was found to hold or not."""
+    return isinstance(value, (Relational, bool))
+
+
+def _solve_equations(differences: Sequence[Any], unknowns: Sequence[Any]) -> Solutions:
+    """Where all differences are 0."""
+    differences = [one for one in differences if sympy.simplify(one) != 0]
+    if not differences:
+        return Solutions(f"true for every {', '.join(map(str, unknowns))}")
+    if len(differences) == len(unknowns) == 1:
+        if differences[0].has(TrigonometricFunction):
+            periodic = _solve_periodic(differences[0], unknowns[0])
+            if periodic:
+                return periodic
+        try:
+            found = _solve_one(differences[0], unknowns[0])
+        except NotImplementedError:
+            return _solve_numerically(differences[0], unknowns[0])
+    else:
+        found = sympy.solve(differences, unknowns, dict=True)
+    cases = [
+        ", ".join(_assigned(name, case[name]) for name in unknowns if name in case)
+        for case in found
+    ]
+    return Solutions(" or ".join(cases) if any(cases) else "no solution")
+
+
+def _solve_one(difference: Any, unknown: Any) -> list[dict[Any, Any]]:
+    if difference.has(sympy.Abs, sympy.sign, sympy.floor, sympy.ceiling, sympy.Max, sympy.Min):
+        real = sympy.Symbol(str(unknown), real=True)
+        return [{unknown: root} for root in sympy.solve(difference.subs(unknown, real), real)]
+    found = sympy.solve(difference, unknown, dict=True)
+    if any(case[unknown].has(sympy.CRootOf) for case in found):
+        return [{unknown: root} for root in sympy.Poly(difference, unknown).nroots(n=15)]
+    return found
+
+
+def _is_many(value: object) -> bool:
+    return isinstance(value, (list, tuple, sympy.MatrixBase))
+
+
+def _assigned(name: Any, value: Any) -> str:
+    exact, digits = plain(value), digits_of(value)
+    if value.has(sympy.Float):
+        return f"{name} ≈ {digits or exact}"
+    if digits is None or digits == exact:
+        return f"{name} = {exact}"
+    if len(exact) > LONG:
+        return f"{name} ≈ {digits}"
+    return f"{name} = {exact} ≈ {digits}"
+
+
+def _solve_numerically(difference: Any, unknown: Any) -> Solutions:
+    for start in (0.1, 1, -1, 3, -3, 10, -10, 100):
+        try:
+            root = sympy.nsolve(difference, unknown, start)
+        except (ValueError, ZeroDivisionError, TypeError):
+            continue
+        return Solutions(f"{unknown} ≈ {digits_of(root)} (found by search; there may be others)")
+    fail("no way to solve this is known")
+
+
+def _solve_periodic(difference: Any, unknown: Any) -> Solutions | None:
+    """Real solutions that repeat, or None where sympy's answer is no list of such."""
+    real, n = sympy.Symbol(str(unknown), real=True), sympy.Symbol("n", integer=True)
+    found = sympy.solveset(difference.subs(unknown, real), real, sympy.S.Reals)
+    if found is sympy.S.EmptySet:
+        return Solutions("no real solution")
+    cases = []
+    for part in found.args if isinstance(found, sympy.Union) else (found,):
+        if not isinstance(part, sympy.ImageSet) or part.base_sets != (sympy.S.Integers,):
+            return None
+        cases.append(f"{unknown} = {plain(sympy.expand(part.lamda(n)))}")
+    return Solutions(" or ".join(cases) + " for every whole n")
+
+
+def _solve_inequalities(relations: Sequence[Any], unknowns: Sequence[Any]) -> Solutions:
+    if len(unknowns) != 1:
+        fail("inequalities are solved for one variable only")
+    real = sympy.Symbol(str(unknowns[0]), real=True)
+    found = sympy.S.Reals
+    for one in relations:
+        one = one.subs(unknowns[0], real)
+        if isinstance(one, BooleanAtom):
+            part = sympy.S.Reals if one else sympy.S.EmptySet
+        elif isinstance(one, sympy.Eq):
+            part = sympy.solveset(one, real, sympy.S.Reals)
+        else:
+            part = sympy.solve_univariate_inequality(one, real, relational=False)
+        found = found.intersect(part)
+    if found is sympy.S.EmptySet:
+        return Solutions("no solution")
+    if found is sympy.S.Reals:
+        return Solutions(f"true for every real {real}")
+    parts = found.args if isinstance(found, sympy.Union) else (found,)
+    return Solutions(" or ".join(_range(str(real), part) for part in parts))
+
+
+def _range(name: str, part: Any) -> str:
+    if isinstance(part, sympy.FiniteSet):
+        return " or ".join(f"{name} = {plain(value)}" for value in part)
+    if not isinstance(part, sympy.Interval):
+        return f"{name} in {plain(part)}"
+    low = (
+        ""
+        if part.start.is_infinite
+        else (f"{plain(part.start)} {'<' if part.left_open else '<='} ")
+    )
+    high = (
+        "" if part.end.is_infinite else (f" {'<' if part.right_open else '<='} {plain(part.end)}")
+    )
+    if low and not high:
+        return f"{name} {'>' if part.left_open else '>='} {plain(part.start)}"
+    return f"{low}{name}{high}"

@@ -1,0 +1,161 @@
+"""Processes that do algebra, each killed when it takes too long, and replaced.
+
+Not pebble's pool, which breaks for good when a worker that waits is killed, counts no time before a
+worker took the task, and first asks a stuck worker kindly: here every worker has its own pipe.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from contextlib import suppress
+
+from agent_loop.compat import timeout
+
+START_S = 60.0
+"""How long sympy may take to be imported."""
+
+
+class WorkerCrashed(Exception):
+    """The process ended before it answered."""
+
+
+class AlgebraPool:
+    """Answers expressions, each in one of a few processes.
+
+    A worker starts when it is first needed. Callers beyond `workers` at once must wait outside.
+
+    Args:
+        timeout_s: of one expression.
+        memory_mb: address space of a worker.
+    """
+
+    def __init__(self, timeout_s: float, memory_mb: int = 1024) -> None:
+        self._timeout_s, self._memory_mb = timeout_s, memory_mb
+        self._idle: list[_Worker] = []
+        self._all: set[_Worker] = set()
+        self.counts: Counter[str] = Counter()
+        """`started`, `timed_out`, `crashed`, `retired` workers."""
+
+    @property
+    def workers(self) -> int:
+        """Processes there are."""
+        return len(self._all)
+
+    async def answer(self, expression: str) -> dict[str, str]:
+        """`{"result"}` or `{"error"}`; one whose worker dies is asked once more."""
+        try:
+            try:
+                return await self._ask(expression)
+            except WorkerCrashed:
+                return await self._ask(expression)
+        except WorkerCrashed:
+            return {"error": "the calculation crashed, and so it did when tried again"}
+        except TimeoutError:
+            return {"error": f"time limit: the calculation took longer than {self._timeout_s:g} s"}
+
+    async def close(self) -> None:
+        """Kill all workers and wait for their ends."""
+        await asyncio.gather(*(self._drop(worker) for worker in tuple(self._all)))
+
+    async def _ask(self, expression: str) -> dict[str, str]:
+        worker = self._idle.pop() if self._idle else await self._start()
+        keep = False
+        try:
+            async with timeout(self._timeout_s):
+                answer, last = await worker.ask(expression)
+            keep = not last
+            self.counts["retired"] += last
+            return answer
+        except TimeoutError:
+            self.counts["timed_out"] += 1
+            raise
+        except WorkerCrashed:
+            self.counts["crashed"] += 1
+            raise
+        finally:
+            if keep:
+                self._idle.append(worker)
+            else:  # it still calculates, or is no more
+                await asyncio.shield(asyncio.ensure_future(self._drop(worker)))
+
+    async def _start(self) -> "_Worker":
+        self.counts["started"] += 1
+        worker = await _Worker.start(self._timeout_s, self._memory_mb)
+        self._all.add(worker)
+        try:
+            async with timeout(START_S):
+                await worker.is_ready()
+        except BaseException:
+            await asyncio.shield(asyncio.ensure_future(self._drop(worker)))
+            raise
+        return worker
+
+    async def _drop(self, worker: "_Worker") -> None:
+        if worker in self._idle:
+            self._idle.remove(worker)
+        await worker.kill()
+        self._all.discard(worker)
+
+
+class _Worker:
+    """One process and its pipes."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, timeout_s: float, memory_mb: int) -> "_Worker":
+        # Our path, and nothing else of our environment: it may hold secrets. A session of its own
+        # keeps the terminal's Ctrl-C from it: the server decides when its calculations end.
+        environ = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "agent_loop.tools.algebra.worker",
+            str(timeout_s),
+            str(memory_mb),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environ,
+            start_new_session=True,
+        )
+        return cls(process)
+
+    async def is_ready(self) -> None:
+        """Wait until it takes expressions."""
+        await self._line()
+
+    async def ask(self, expression: str) -> tuple[dict[str, str], bool]:
+        """The answer, and whether the worker ends after it.
+
+        Raises:
+            WorkerCrashed: the process is gone.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(expression).encode() + b"\n")
+            await self._process.stdin.drain()
+        except OSError as error:
+            raise WorkerCrashed from error
+        answer, last = json.loads(await self._line())
+        return answer, last
+
+    async def kill(self) -> None:
+        """End it and reap it."""
+        if self._process.returncode is None:
+            # Not `Process.kill`, which may reap it under asyncio's feet.
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def _line(self) -> bytes:
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise WorkerCrashed
+        return line

@@ -1,0 +1,98 @@
+"""Reads what a program writes, and keeps the beginning."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+
+CUT_MARK = "\n... [cut: {what} has more than {limit} bytes]\n"
+
+DROPPED_BYTES = 64 << 20
+"""A program that writes so much more than is kept is ended."""
+
+_CHUNK_BYTES = 64 * 1024
+
+
+class Collector:
+    """Reads a pipe to its end and keeps the beginning.
+
+    Args:
+        limit_bytes: kept.
+        end: called once far more than that has come.
+        until: what ends it before the pipe does.
+    """
+
+    def __init__(
+        self, limit_bytes: int, end: Callable[[str], None] = lambda why: None, until: bytes = b""
+    ) -> None:
+        self.data = bytearray()
+        self.dropped = 0
+        self.on_first: Callable[[bytes], None] | None = None
+        """Called with what came first."""
+
+        self._limit, self._end, self._until = limit_bytes, end, until
+        self._fd = -1
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def begin(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd, self._loop = fd, asyncio.get_running_loop()
+        self._loop.add_reader(fd, self._read)
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            self._fd = -1
+        if not self.ended.done():
+            self.ended.cancel()
+
+    def read_rest(self) -> None:
+        """What is there now, of a pipe that need not end."""
+        while self._fd >= 0 and self._read():
+            pass
+
+    def _read(self) -> bool:
+        try:
+            chunk = os.read(self._fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._stop()
+            return False
+        room = self._limit - len(self.data)
+        self.data += chunk[:room]
+        was, self.dropped = self.dropped, self.dropped + max(0, len(chunk) - room)
+        if was <= DROPPED_BYTES < self.dropped:
+            self._end("its output")
+        if self.on_first is not None:
+            on_first, self.on_first = self.on_first, None
+            on_first(chunk)
+        if self._until and self.data.endswith(self._until):
+            self._stop()
+            return False
+        return True
+
+    def _stop(self) -> None:
+        self._loop.remove_reader(self._fd)
+        self._fd = -1
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def text(self, what: str) -> str:
+        """What was kept, with a mark where it was cut."""
+        text = self.data.decode(errors="replace")
+        return text + CUT_MARK.format(what=what, limit=self._limit) if self.dropped else text
+
+
+def pipe_to(collector: Collector, open_fds: ExitStack, theirs: ExitStack) -> int:
+    """A pipe that the collector reads.
+
+    Returns:
+        Its other end, closed with `theirs`.
+    """
+    read, write = os.pipe()
+    open_fds.callback(os.close, read)
+    theirs.callback(os.close, write)
+    collector.begin(read)
+    return write

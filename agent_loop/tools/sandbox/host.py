@@ -1,0 +1,116 @@
+"""What the host offers: the interpreter, the paths it needs, packages, descriptors."""
+
+import fcntl
+import importlib.metadata
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+
+from agent_loop.tools.sandbox.program import SandboxUnavailable
+
+INSIDE = Path(__file__).parent / "inside"
+
+COMMON_MODULES = (
+    "base64", "bisect", "collections", "copy", "csv", "datetime", "decimal", "fractions",
+    "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "operator", "queue",
+    "random", "re", "statistics", "string", "struct", "textwrap", "time", "typing",
+)  # fmt: skip
+"""What programs import; loaded before they start."""
+
+ENVIRONMENT = {
+    "HOME": "/box",
+    "LANG": "C.UTF-8",
+    "MALLOC_ARENA_MAX": "1",  # an arena a thread would reserve more than the limit
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "TMPDIR": "/tmp",
+}
+"""All of it that a program sees."""
+
+
+def interpreter() -> str:
+    """The Python that programs run on: ours, without its virtual environment."""
+    return os.path.realpath(sys.executable)
+
+
+def readable_paths(packages: Iterable[Path] = ()) -> list[str]:
+    """Host paths an interpreter needs to start: itself, its library, the system's libraries."""
+    paths = [
+        interpreter(),
+        sysconfig.get_path("stdlib", vars={"base": sys.base_prefix}),
+        str(Path(sys.base_prefix) / "lib"),
+        "/usr/lib",
+        "/usr/lib64",
+        "/usr/bin",
+        "/usr/include",
+        "/usr/libexec",
+        "/etc/alternatives",
+        "/etc/ld.so.cache",
+        str(INSIDE),
+        *map(str, packages),
+    ]
+    return [path for path in dict.fromkeys(paths) if os.path.exists(path)]
+
+
+def package_paths(names: Iterable[str]) -> list[Path]:
+    """What must be readable to import these distributions and what they require.
+
+    Raises:
+        SandboxUnavailable: one of them is not installed.
+    """
+    found: dict[Path, None] = {}
+    seen, waiting = set[str](), list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError as error:
+            raise SandboxUnavailable(
+                f"sandbox package={name!r} is not installed: install it where the tool server runs"
+            ) from error
+        for file in distribution.files or ():
+            if ".." not in file.parts:  # scripts lie outside
+                found[Path(str(distribution.locate_file(file.parts[0])))] = None
+        for requirement in distribution.requires or ():
+            if ";" not in requirement:
+                waiting.append(_bare_name(requirement))
+    return list(found)
+
+
+def _bare_name(requirement: str) -> str:
+    end = next((i for i, c in enumerate(requirement) if not (c.isalnum() or c in "-_.")), None)
+    return requirement[:end]
+
+
+def program(name: str) -> str:
+    """Where a program is, links followed.
+
+    Raises:
+        SandboxUnavailable: it is not on PATH.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise SandboxUnavailable(f"{name} is not on PATH")
+    return os.path.realpath(found)
+
+
+def memory_file(open_fds: ExitStack, content: bytes | None = None) -> int:
+    """A descriptor that holds `content` for reading only, or one to write to; closed with
+    `open_fds`."""
+    fd = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    open_fds.callback(os.close, fd)
+    if content is not None:
+        with open(fd, "wb", closefd=False) as file:
+            file.write(content)
+        os.lseek(fd, 0, os.SEEK_SET)
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd

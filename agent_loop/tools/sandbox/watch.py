@@ -1,0 +1,186 @@
+"""What the kernel does not limit by itself: memory of all processes of a run, sockets, threads and
+files on the host.
+
+Looked at five times a second, so runs that end sooner cost nothing.
+"""
+
+import asyncio
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from agent_loop.tools.sandbox.program import Limits
+
+EVERY_S = 0.2
+
+MOST_HIDDEN = 4
+"""Files of the largest size each that a program may hide on the host's disk."""
+
+
+class Watch:
+    """Ends a run that takes too much.
+
+    Args:
+        ancestor: process that the zygote descends from, or the zygote.
+        home: the run's folder on the host; empty where its files are on a disk of its own.
+        limits: the run's.
+        end: called with the reason.
+    """
+
+    def __init__(
+        self, ancestor: int, home: str, limits: Limits, end: Callable[[str], None]
+    ) -> None:
+        self._ancestor, self._home, self._limits, self._end = ancestor, home, limits, end
+        self._pid = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, said: bytes) -> None:
+        """Watch the run's first process, of which the zygote said its pid."""
+        self._inner_pid = int(said.split()[0])
+        self._wait()
+
+    def end(self) -> None:
+        """Watch no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._look)
+
+    def _look(self) -> None:
+        self._pid = self._pid or self._outer_pid()
+        if why := self._excess():
+            self._end(why)
+        else:
+            self._wait()
+
+    def _excess(self) -> str:
+        """What it takes too much of."""
+        limits, pid = self._limits, self._pid
+        if pid and memory_bytes(pid) > limits.memory_mb << 20:
+            return f"its memory limit of {limits.memory_mb} MB"
+        if not self._home:
+            if pid and sockets_of(pid) > limits.open_files:
+                return f"its limit of {limits.open_files} sockets"
+            return ""
+        program = next(descendants(pid), 0)
+        if threads_of(program) > limits.processes:
+            return f"its limit of {limits.processes} threads"
+        held = held_bytes(program)
+        if not fits(self._home, limits, held) or hidden_files(program, self._home) > MOST_HIDDEN:
+            return f"its limit of {limits.file_mb} MB in {limits.files} files"
+        return ""
+
+    def _outer_pid(self) -> int:
+        """The run's first process as this one sees it; 0 where it cannot be told."""
+        for pid in descendants(self._ancestor):
+            with suppress(OSError, StopIteration), open(f"/proc/{pid}/status") as file:
+                line = next(line for line in file if line.startswith("NSpid:"))
+                pids = [int(number) for number in line.split()[1:]]
+                # Of a run in a namespace of its own: ours, the zygote's, 1.
+                if pids[-2:] == [self._inner_pid, 1] or pids == [self._inner_pid]:
+                    return pid
+        return 0
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """The processes below one, whichever of its threads started them."""
+    with suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError):
+                with open(f"/proc/{pid}/task/{task}/children") as file:
+                    children = [int(child) for child in file.read().split()]
+                for child in children:
+                    yield child
+                    yield from descendants(child)
+
+
+def memory_bytes(pid: int) -> int:
+    """Memory of a process and all below it; what several share counts once."""
+    return sum(map(_own_memory, (pid, *descendants(pid))))
+
+
+def _own_memory(pid: int) -> int:
+    with suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
+        for line in file:
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def sockets_of(pid: int) -> int:
+    """Sockets in the process's network namespace; their buffers are nobody's memory."""
+    with suppress(OSError), open(f"/proc/{pid}/net/sockstat") as file:
+        return int(file.readline().split()[2])
+    return 0
+
+
+def threads_of(pid: int) -> int:
+    """Threads of a process; 0 where it is gone."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return 0
+
+
+def hidden_files(pid: int, home: str) -> int:
+    """Files that a process removed and still holds, mapped, and so on the disk."""
+    held = set[str]()
+    with suppress(OSError), open(f"/proc/{pid}/maps") as file:
+        for line in file:
+            if line.endswith("(deleted)\n") and home in line:
+                held.add(line.split()[4])
+    return len(held)
+
+
+def held_bytes(pid: int) -> int:
+    """Of files without a name that a process has open; not its standard streams, which are ours."""
+    size = 0
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found = os.stat(f"/proc/{pid}/fd/{fd}")
+                if int(fd) > 2 and stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
+                    size += found.st_blocks * 512
+    return size
+
+
+def fits(home: str, limits: Limits, size: int = 0) -> bool:
+    """Whether a run's folder, and what it has on the disk besides, is within its limits.
+
+    Args:
+        home: the folder.
+        limits: the run's.
+        size: bytes besides.
+    """
+    files = 0
+    folders = [home]
+    while folders:
+        folder = folders.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    files += 1
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    if files > limits.files or size > limits.file_mb << 20:
+                        return False
+        except FileNotFoundError:
+            continue
+        except OSError:  # a name too long to be looked at
+            return False
+    return True
+
+
+def remove(home: str) -> None:
+    """A run's folder, whatever its program made of it."""
+    try:
+        shutil.rmtree(home)
+    except FileNotFoundError:
+        return
+    except (OSError, RecursionError):  # folders deeper than Python reaches
+        subprocess.run(["rm", "-rf", home], check=False, capture_output=True)

@@ -1,0 +1,208 @@
+"""Passages out of a corpus file, one at a time, and an account of what was left out.
+
+Search-R1's format: JSON lines of `{"id", "contents"}`, where `contents` is the quoted title, a line
+break, the text; lines with `title` and `text` instead are put together so. Plain or gzip, told by
+the first bytes, not by the name. Other keys are ignored, an id that comes twice is not noticed: a
+corpus may be larger than memory.
+"""
+
+import gzip
+import hashlib
+import io
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import msgspec
+
+MOST_LINE_BYTES = 64 << 20
+"""A longer line is an error: a file without line breaks would be read into memory whole."""
+
+_GZIP = b"\x1f\x8b"
+_BOM = b"\xef\xbb\xbf"
+_FORM = 'each line is a JSON object with "id" and "contents"'
+
+
+class _Row(msgspec.Struct):
+    id: str | int
+    contents: str | None = None
+    title: str | None = None
+    text: str | None = None
+
+
+_decode = msgspec.json.Decoder(_Row).decode
+
+
+class BadLine(ValueError):
+    """A line that is no passage."""
+
+    def __init__(self, place: str, kind: str, detail: str) -> None:
+        super().__init__(
+            f"cannot index {place}: {kind} ({detail}); {_FORM}: mend the line, "
+            "or leave such lines out with `verl-mixed prepare corpus --skip-bad`"
+        )
+        self.kind = kind
+        """What is wrong, without the particulars."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusProgress:
+    """How far a corpus is read."""
+
+    read_bytes: int
+    """Of the file as it lies there, so of the packed one."""
+
+    size_bytes: int
+    rows: int
+    """Lines read, blank ones included."""
+
+    kept: int
+
+
+class _Told(io.RawIOBase):
+    """A file that counts and hashes what is read of it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.read_bytes = 0
+        self.sha256 = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        count = self._file.readinto(buffer)  # type: ignore[attr-defined]
+        self.sha256.update(memoryview(buffer)[:count])
+        self.read_bytes += count
+        return count
+
+
+class CorpusReader:
+    """Iterates over `(id, contents)` of a corpus file. Constant memory.
+
+    Args:
+        path: the file.
+        skip_bad: leave out, and count, lines that are no passage.
+        limit: passages to read; None reads all.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadLine: a line is no passage, unless they are skipped.
+        ValueError: the packed file is damaged.
+    """
+
+    def __init__(
+        self, path: Path | str, *, skip_bad: bool = False, limit: int | None = None
+    ) -> None:
+        self.path, self._skip_bad, self._limit = Path(path), skip_bad, limit
+        if not self.path.is_file():
+            why = "it is a folder" if self.path.is_dir() else "no such file"
+            raise FileNotFoundError(
+                f"cannot index {path}: {why}; give JSON lines of id and contents"
+            )
+        self.rows = self.kept = 0
+        self.dropped: Counter[str] = Counter()
+        """Reason -> lines left out."""
+
+        self.stat = self.path.stat()
+
+    def __enter__(self) -> "CorpusReader":
+        self._file = self.path.open("rb")
+        self._told = _Told(self._file)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    @property
+    def progress(self) -> CorpusProgress:
+        return CorpusProgress(
+            read_bytes=self._told.read_bytes,
+            size_bytes=self.stat.st_size,
+            rows=self.rows,
+            kept=self.kept,
+        )
+
+    @property
+    def sha256(self) -> str:
+        """Of the bytes read so far, as they lie in the file."""
+        return self._told.sha256.hexdigest()
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for line in self._lines():
+            self.rows += 1
+            try:
+                passage = self._passage(line)
+            except BadLine as error:
+                if not self._skip_bad:
+                    raise
+                self.dropped[error.kind] += 1
+                continue
+            if passage is None:
+                continue
+            self.kept += 1
+            yield passage
+            if self.kept == self._limit:
+                return
+
+    def _lines(self) -> Iterator[bytes]:
+        buffered = io.BufferedReader(self._told, 1 << 20)
+        is_packed = buffered.peek(2)[:2] == _GZIP
+        lines = gzip.GzipFile(fileobj=buffered) if is_packed else buffered
+        try:
+            while line := lines.readline(MOST_LINE_BYTES + 1):
+                yield line
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(
+                f"cannot index {self.path}: the gzip file is damaged after line {self.rows} "
+                f"({error}); fetch it again"
+            ) from error
+
+    def _passage(self, line: bytes) -> tuple[str, str] | None:
+        if len(line) > MOST_LINE_BYTES:
+            raise ValueError(
+                f"cannot index {self._place}: it is longer than {MOST_LINE_BYTES >> 20} MiB; "
+                f"{_FORM}"
+            )
+        if self.rows == 1:
+            line = line.removeprefix(_BOM)
+        if line.isspace() or not line:
+            self.dropped["blank line"] += 1
+            return None
+        try:
+            row = _decode(line)
+        except msgspec.ValidationError as error:
+            raise BadLine(self._place, "a field is missing or wrong", str(error)) from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadLine(self._place, "not JSON in UTF-8", str(error)) from error
+        contents = row.contents
+        if contents is None:
+            if row.text is None:
+                raise BadLine(self._place, "a field is missing or wrong", "no `contents`")
+            contents = row.text if row.title is None else f'"{row.title}"\n{row.text}'
+        if not contents.strip():
+            self.dropped["contents is empty"] += 1
+            return None
+        return str(row.id), contents
+
+    @property
+    def _place(self) -> str:
+        return f"{self.path} line {self.rows}"
+
+
+def sha256_of(path: Path) -> str:
+    """Checksum of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,243 @@
+"""Search engines behind a URL, that answer as an own index does.
+
+Search-R1's server (`POST /retrieve`) and Serper (`POST /search`, which searches the web). What they
+answer is checked, not trusted: a fault of theirs is told as one, never as an empty result. The key
+is read from the environment and goes nowhere but into the header.
+"""
+
+import asyncio
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import aiohttp
+from yarl import URL
+
+KEY_VARIABLE = "SERPER_API_KEY"
+
+Kind = Literal["auto", "search_r1", "serper"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One result, as Search-R1 has it."""
+
+    document: Mapping[str, Any]
+    """`contents` for certain, `id` where the engine has one, and what else it gives."""
+
+    score: float
+
+
+class UpstreamFault(Exception):
+    """The engine did not answer as it should.
+
+    Args:
+        status: what to tell who asks: 429 and 503 as the engine said, 502 for an answer that is
+            none, 504 for none in time.
+        retry_after_s: when to try again, where the engine said so.
+    """
+
+    def __init__(self, status: int, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.retry_after_s = status, retry_after_s
+
+    def __reduce__(self) -> tuple[type["UpstreamFault"], tuple[int, str, int | None]]:
+        return UpstreamFault, (self.status, str(self), self.retry_after_s)
+
+
+class Upstream(Protocol):
+    """A search engine behind a URL."""
+
+    name: str
+    """Kind and place, without what is secret."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def search(self, queries: Sequence[str], k: int) -> list[list[Found]]:
+        """Per query at most k results, best first.
+
+        Raises:
+            UpstreamFault: there is no answer, or one that is none.
+        """
+        ...
+
+
+def upstream_of(url: str, kind: Kind, *, timeout_s: float, connections: int) -> Upstream:
+    """The engine at a URL.
+
+    Args:
+        url: of the server, or of its `/retrieve` or `/search`.
+        kind: `auto` takes a URL that ends in `/search` for Serper's.
+        timeout_s: for one request, connecting included.
+        connections: requests at once.
+
+    Raises:
+        ValueError: the URL is none, or the key is missing.
+    """
+    try:
+        address = URL(url)
+    except ValueError as error:
+        raise ValueError(f"search_upstream is not a URL: {error}") from error
+    if address.scheme not in ("http", "https") or not address.host:
+        raise ValueError("search_upstream is not an http:// or https:// URL with a host")
+    if kind == "serper" or (kind == "auto" and address.path.endswith("/search")):
+        return Serper(address, timeout_s=timeout_s, connections=connections)
+    return SearchR1(address, timeout_s=timeout_s, connections=connections)
+
+
+class _Http:
+    """One pooled session, and what its answers mean."""
+
+    kind: str
+    endpoint: str
+    headers: Mapping[str, str] = {}
+
+    def __init__(self, address: URL, *, timeout_s: float, connections: int) -> None:
+        if not address.path.endswith(self.endpoint):
+            address = address.with_path(address.path.rstrip("/") + self.endpoint)
+        self._address, self._timeout_s, self._connections = address, timeout_s, connections
+        self._session: aiohttp.ClientSession | None = None
+        self.name = f"{self.kind} {_shown(address)}"
+
+    async def open(self) -> None:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=self._connections),
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            headers=self.headers,
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _post(self, payload: Mapping[str, Any]) -> Any:
+        """The answer's JSON.
+
+        Raises:
+            UpstreamFault: see there.
+        """
+        assert self._session is not None
+        try:
+            # A redirect is not followed: it would carry the key elsewhere.
+            async with self._session.post(
+                self._address, json=payload, allow_redirects=False
+            ) as response:
+                if response.status != 200:
+                    raise self._refusal(response)
+                return json.loads(await response.read())
+        except asyncio.TimeoutError as error:
+            raise self._fault(504, f"no answer in timeout_s={self._timeout_s}") from error
+        except aiohttp.ClientError as error:
+            raise self._fault(503, f"no answer ({type(error).__name__})", 1) from error
+        except (ValueError, RecursionError) as error:
+            raise self._fault(502, "its answer is not JSON") from error
+
+    def _refusal(self, response: aiohttp.ClientResponse) -> UpstreamFault:
+        status = response.status
+        said = response.headers.get("Retry-After", "")
+        retry_after_s = int(said) if said.isascii() and said.isdigit() else 1
+        if status == 429:
+            return self._fault(429, "it says 429, too many requests", retry_after_s)
+        if status >= 500:
+            return self._fault(503, f"it says {status}", retry_after_s)
+        hint = f"; check {KEY_VARIABLE}" if status in (401, 403) and self.headers else ""
+        return self._fault(502, f"it says {status}{hint}")
+
+    def _fault(self, status: int, what: str, retry_after_s: int | None = None) -> UpstreamFault:
+        return UpstreamFault(status, f"cannot search by {self.name}: {what}", retry_after_s)
+
+
+class SearchR1(_Http):
+    """Search-R1's `retrieval_server.py`, or another server of ours.
+
+    Source: https://github.com/PeterGriffinJin/Search-R1 search_r1/search/retrieval_server.py
+    """
+
+    kind, endpoint = "search_r1", "/retrieve"
+
+    async def search(self, queries: Sequence[str], k: int) -> list[list[Found]]:
+        body = await self._post({"queries": list(queries), "topk": k, "return_scores": True})
+        result = body.get("result") if isinstance(body, dict) else None
+        if not isinstance(result, list) or len(result) != len(queries):
+            raise self._fault(502, f"its answer has no `result` of {len(queries)} lists")
+        return [self._found(items)[:k] for items in result]
+
+    def _found(self, items: Any) -> list[Found]:
+        try:
+            found = [Found(document=i["document"], score=float(i["score"])) for i in items]
+            good = all(isinstance(f.document["contents"], str) for f in found)
+        except (TypeError, KeyError, ValueError, OverflowError) as error:
+            raise self._fault(502, "a result of it has no document and score") from error
+        if not good or not all(math.isfinite(f.score) for f in found):
+            raise self._fault(502, "a result of it has no text or no score")
+        return found
+
+
+class Serper(_Http):
+    """Serper's web search. Its answer box and knowledge graph come before the pages.
+
+    Source: https://serper.dev
+    """
+
+    kind, endpoint = "serper", "/search"
+
+    def __init__(self, address: URL, *, timeout_s: float, connections: int) -> None:
+        super().__init__(address, timeout_s=timeout_s, connections=connections)
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        if not key or not key.isascii() or not key.isprintable():
+            raise ValueError(
+                f"cannot search by {self.name}: {KEY_VARIABLE} is "
+                f"{'not a key' if key else 'not set'}; export it where the tool server starts"
+            )
+        self.headers = {"X-API-KEY": key}
+
+    async def search(self, queries: Sequence[str], k: int) -> list[list[Found]]:
+        tasks = [asyncio.ensure_future(self._one(query, k)) for query in queries]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:  # one that failed ends the others
+                task.cancel()
+
+    async def _one(self, query: str, k: int) -> list[Found]:
+        if not query.strip():
+            return []
+        body = await self._post({"q": query, "num": k})
+        try:
+            pages = _pages(body)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise self._fault(502, "its answer is not a list of pages") from error
+        return [
+            Found(document={"id": link, "contents": f'"{title}"\n{text}'}, score=1.0 / place)
+            for place, (link, title, text) in enumerate(pages[:k], start=1)
+        ]
+
+
+def _pages(body: Any) -> list[tuple[str, str, str]]:
+    """Link, title and text of what Serper found.
+
+    Raises:
+        TypeError, KeyError, AttributeError: that is not Serper's answer.
+    """
+    pages = []
+    if box := body.get("answerBox"):
+        text = " ".join(filter(None, (box.get("answer"), box.get("snippet"))))
+        pages.append((box.get("link", ""), box.get("title", ""), text))
+    if graph := body.get("knowledgeGraph"):
+        link = graph.get("descriptionLink") or graph.get("website") or ""
+        pages.append((link, graph.get("title", ""), graph.get("description", "")))
+    for page in body["organic"]:
+        pages.append((page["link"], page.get("title", ""), page.get("snippet", "")))
+    if not all(isinstance(part, str) for page in pages for part in page):
+        raise TypeError("a link, title or text is no text")
+    return [page for page in pages if page[2]]
+
+
+def _shown(address: URL) -> str:
+    """Without user, password and query, any of which may be secret."""
+    return str(address.with_user(None).with_query(None).with_fragment(None))

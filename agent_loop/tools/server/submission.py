@@ -1,0 +1,105 @@
+"""What `POST /submit` does besides running programs: finds the code, compares the output.
+
+As SandboxFusion's CommonOJDataset (sandbox/datasets/common_oj.py, sandbox/utils/testing.py): lines
+are compared without case and outer white space, numbers to a relative 1e-5.
+"""
+
+import json
+import re
+from typing import Any
+
+from pydantic import BaseModel, Field, field_validator
+
+FLOAT_TOLERANCE = 1e-5
+_FENCED = re.compile(r"```[ \t]*([\w+#-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_NAMES = {
+    "cpp": {"cpp", "c++", "cc"},
+    "nodejs": {"nodejs", "javascript", "js", "node"},
+    "python": {"python", "py", "python3"},
+    "bash": {"bash", "sh", "shell"},
+}
+
+
+class StdioTest(BaseModel):
+    """Streams by name; files besides stdin are not supported."""
+
+    input: dict[str, str]
+    output: dict[str, str]
+
+
+class SubmitConfig(BaseModel):
+    """SandboxFusion's TestConfig, as far as it bears on stdin/stdout tests."""
+
+    dataset_type: str | None = None
+    language: str | None = None
+    compile_timeout: float | None = Field(default=None, gt=0)
+    run_timeout: float | None = Field(default=None, gt=0, le=120)
+    provided_data: dict[str, Any] | None = None
+    extra: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("dataset_type")
+    @classmethod
+    def _is_known(cls, value: str | None) -> str | None:
+        if value not in (None, "CommonOJDataset"):
+            raise ValueError(f"{value!r} is not supported: this server judges CommonOJDataset")
+        return value
+
+
+class SubmitRequest(BaseModel):
+    """SandboxFusion's request; the tests come with it, in `config.provided_data.test`."""
+
+    dataset: str = ""
+    id: int | str = 0
+    completion: str
+    config: SubmitConfig
+
+
+def tests_of(config: SubmitConfig) -> list[StdioTest]:
+    """The tests that came with a request.
+
+    Raises:
+        ValueError: there are none, or they are of another form.
+    """
+    given = (config.provided_data or {}).get("test")
+    if isinstance(given, str):
+        given = json.loads(given)
+    if not isinstance(given, list) or not given:
+        raise ValueError(
+            "config.provided_data.test: at least one {input: {stdin}, output: {stdout}} is needed; "
+            "this server keeps no datasets of its own"
+        )
+    tests = [StdioTest.model_validate(test) for test in given]
+    for number, test in enumerate(tests):
+        if set(test.input) != {"stdin"} or set(test.output) != {"stdout"}:
+            raise ValueError(
+                f"config.provided_data.test[{number}]: only stdin and stdout are supported, not "
+                f"{', '.join(sorted({*test.input, *test.output} - {'stdin', 'stdout'}))}"
+            )
+    return tests
+
+
+def extract_code(completion: str, language: str) -> str:
+    """The last fenced block in this language; else the last without one; else all of it."""
+    blocks = [(name.lower(), code) for name, code in _FENCED.findall(completion)]
+    wanted = _NAMES.get(language, {language.lower()})
+    for names in (wanted, {""}):
+        for name, code in reversed(blocks):
+            if name in names:
+                return code.strip("\n")
+    return completion if not blocks else blocks[-1][1].strip("\n")
+
+
+def same_lines(got: str, expected: str) -> bool:
+    """Whether an output is the expected one."""
+    lines = [text.strip().lower().split("\n") for text in (got, expected)]
+    return len(lines[0]) == len(lines[1]) and all(
+        a.strip() == b.strip() or _same_number(a, b) for a, b in zip(*lines, strict=True)
+    )
+
+
+def _same_number(got: str, expected: str) -> bool:
+    try:
+        a, b = float(got), float(expected)
+    except ValueError:
+        return False
+    return abs(a - b) / max(abs(b), 1e-10) < FLOAT_TOLERANCE
