@@ -140,7 +140,7 @@ def _of_calls(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
         "tool_latency_s/p50": _percentile(latencies, 50),
         "tool_latency_s/p95": _percentile(latencies, 95),
         "tool_cache_hit_rate": _mean(
-            call["attempts"] == 0 for call in calls if call["status"] == "ok"
+            call.get("attempts") == 0 for call in calls if call["status"] == "ok"
         ),
         "limiter_wait_s/mean": _mean(call["limiter_wait_s"] for call in calls),
     }

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
@@ -105,6 +105,7 @@ async def test_a_full_line_sends_away_with_a_time_to_come_back():
         assert places.active == 1
 
 
+@example(count=1, queue_length=1, steps=[("come", 0), ("come", 1), ("end", 0), ("cancel", 1)])
 @given(
     count=st.integers(1, 4),
     queue_length=st.integers(0, 4),

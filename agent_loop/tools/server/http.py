@@ -120,17 +120,19 @@ class Places:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                del self._line[turn]
+                self._line.pop(turn, None)
             else:
                 self._hand_on()  # its place came as it left
             raise
 
     def _hand_on(self) -> None:
         """Give a place that became free to the first in line."""
-        if self._line:
-            self._line.popitem(last=False)[0].set_result(None)
-        else:
-            self.active -= 1
+        while self._line:
+            turn, _ = self._line.popitem(last=False)
+            if not turn.done():  # else its request was cancelled, and has not run since
+                turn.set_result(None)
+                return
+        self.active -= 1
 
     def _retry_after_s(self) -> int:
         return min(60, math.ceil(max(1.0, self.queued * self._mean_s / self.count)))
