@@ -3,7 +3,7 @@
 #
 # Usage: run_tests.sh [--fast] [--help]
 #
-#   --fast  leave out the tests marked ray or slow
+#   --fast  leave out the tests marked ray, slow or sandbox
 #
 # The first start installs the Python environment into .venv (2 to 6 GB, some minutes). As root, missing Debian
 # packages (bubblewrap, bats, ...) are installed; otherwise what needs them is skipped, and said so.
@@ -95,7 +95,7 @@ main() {
         return
         ;;
       --fast)
-        selection=(-m "not ray and not slow")
+        selection=(-m "not ray and not slow and not sandbox")
         beside=(tests/cluster tests/rate_limit)
         ;;
       *) die 2 "unknown option $1: see --help" ;;

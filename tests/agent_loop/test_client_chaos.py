@@ -29,6 +29,8 @@ import asyncio, json, os, sys
 from aiohttp import web
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 
+pytestmark = pytest.mark.sandbox  # the servers have one
+
 executed = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 @web.middleware

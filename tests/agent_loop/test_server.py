@@ -25,6 +25,8 @@ from agent_loop.tools.server.run_code import RunCode
 from rate_limit.file_limiter import FileRateLimiter
 from rate_limit.slots import FileSlots
 
+pytestmark = pytest.mark.sandbox  # the servers have one
+
 CORPUS = [
     {"id": "0", "contents": '"Sapphire Bridge"\nA book by Lukas Barrow.'},
     {"id": "1", "contents": '"Sapphire Tower"\nA film by Ann Lee.'},

@@ -18,6 +18,8 @@ from agent_loop.tools.server.calculate import Calculate
 from agent_loop.tools.server.edge import is_loopback
 from agent_loop.tools.server.http import Places
 
+pytestmark = pytest.mark.sandbox  # the servers have one
+
 TOKEN = "a-long-secret"
 SLOW = "expand((a+b)^100000)"
 """Takes until the time limit."""

@@ -43,7 +43,7 @@ setup() {
 @test "--fast leaves out what is slow, and the real runs" {
   run "${CHECKOUT}/run_tests.sh" --fast
   [ "${status}" -eq 0 ]
-  [ "$(grep -c -- "pytest .*-m not ray and not slow" "${CALLS}")" -eq 2 ]
+  [ "$(grep -c -- "pytest .*-m not ray and not slow and not sandbox" "${CALLS}")" -eq 2 ]
   [ "$(grep -c -- "pytest " "${CALLS}")" -eq 2 ]
 }
 
