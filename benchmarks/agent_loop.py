@@ -420,7 +420,8 @@ async def keep_tools_at_hand(contenders: Sequence[Contender]) -> None:
     for contender in contenders:
         settings = settings_of(contender.worker.config)
         key = (os.getpid(), loop, settings.tools, settings.mixed.run_dir)
-        tool_client._shared[key] = InstantTools("http://127.0.0.1:1", limiter=None)
+        tools = InstantTools("http://127.0.0.1:1", limiter=None)
+        tool_client._shared[key] = tool_client._Shared(tools, tool_client._closed_at_the_end(tools))
 
 
 def check(contender: Contender, turns: list[list[int]], tokenizer: Any) -> str:

@@ -24,12 +24,12 @@ from agent_loop.tools.protocol import (
 from agent_loop.tools.servers import BREAKER_FAILURES, BREAKER_OPEN_S
 from tests.fakes.chaos_proxy import TcpChaosProxy
 
+pytestmark = pytest.mark.sandbox  # the servers have one
+
 SERVER = """
 import asyncio, json, os, sys
 from aiohttp import web
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
-
-pytestmark = pytest.mark.sandbox  # the servers have one
 
 executed = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 

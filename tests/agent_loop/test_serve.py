@@ -16,6 +16,8 @@ import aiohttp
 import psutil
 import pytest
 
+pytestmark = pytest.mark.sandbox  # the servers have one
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 60
 
@@ -30,8 +32,6 @@ LAUNCH = """
 import os, subprocess, sys
 from pathlib import Path
 from cluster.processes import start
-
-pytestmark = pytest.mark.sandbox  # the servers have one
 log = Path(sys.argv[2]).with_name("log")
 command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
 child = start(command, log=log, environ=os.environ, run_dir=log.parent)
