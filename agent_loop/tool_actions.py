@@ -6,16 +6,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_loop.observations import render_calculation, render_passages, render_run
-from agent_loop.tools.protocol import ToolBackend, ToolCall, cell_call, run_code_call
+from agent_loop.tools.protocol import (
+    ToolBackend,
+    ToolCall,
+    ToolUnavailable,
+    cell_call,
+    run_code_call,
+)
 from agent_loop.turn_loop import Observation
 
 
 async def run_code(
     tools: ToolBackend, code: str, stdin: str, session: str | None = None
 ) -> Observation:
-    """Run a program in the sandbox, or a cell in a session's interpreter."""
+    """Run a program in the sandbox, or a cell in a session's interpreter.
+
+    Raises:
+        ToolUnavailable: the server keeps no sessions, besides what `ToolBackend.call` raises.
+    """
     call = run_code_call(code, stdin) if session is None else cell_call(code, stdin, session)
     result = await tools.call(call)
+    if session is not None and "session" not in result.body:
+        raise ToolUnavailable(
+            "persistent_interpreter=true, but the tool server keeps no sessions: use the one of "
+            "`verl-mixed serve-tools`, or set it to false",
+            tool="run_code",
+        )
     return Observation(text=render_run(result.body), result=result)
 
 

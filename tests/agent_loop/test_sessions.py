@@ -8,8 +8,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from agent_loop.tool_actions import run_code
 from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import cell_call, end_session_call
+from agent_loop.tools.protocol import (
+    ToolCall,
+    ToolResult,
+    ToolUnavailable,
+    cell_call,
+    end_session_call,
+)
 from agent_loop.tools.sandbox import Limits, Sandbox, SandboxUnavailable, choose_sandbox
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.tools.server.sessions import Sessions
@@ -150,6 +157,16 @@ async def test_a_loop_that_is_told_to_keeps_one_interpreter_a_trajectory(url):
         assert await says(plain, "print(2)\n3") == "2"
         assert await says(one, "x = x + 1; x") == await says(one, "x")  # never answered by a cache
         assert (await tools.call(end_session_call("t1"))).body == {"ended": True}
+
+
+async def test_a_server_without_sessions_is_found_out_at_the_first_cell():
+    class Stock:
+        async def call(self, call: ToolCall) -> ToolResult:
+            return ToolResult(body={"status": "Success", "run_result": {"stdout": ""}})
+
+    assert (await run_code(Stock(), "1", "")).text == "no output"
+    with pytest.raises(ToolUnavailable, match="the tool server keeps no sessions"):
+        await run_code(Stock(), "1", "", "t1")
 
 
 @pytest.mark.parametrize("session", ["a", "b", "c", "d"])
