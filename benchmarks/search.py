@@ -154,7 +154,7 @@ class Bm25s:
     note = "scores of every word and passage precomputed, all in memory, texts too"
 
     def build(self, corpus: Path, path: Path) -> None:
-        import bm25s
+        import bm25s  # pyright: ignore[reportMissingImports]
 
         model = bm25s.BM25(backend="numba")
         texts = [text.split() for text in read_corpus(corpus)]
@@ -162,7 +162,7 @@ class Bm25s:
         model.save(str(path))
 
     def open(self, corpus: Path, path: Path) -> Search:
-        import bm25s
+        import bm25s  # pyright: ignore[reportMissingImports]
 
         model = bm25s.BM25.load(str(path))
         texts = list(read_corpus(corpus))
@@ -211,7 +211,7 @@ class RankBm25:
         self.open(corpus, path)
 
     def open(self, corpus: Path, path: Path) -> Search:
-        from rank_bm25 import BM25Okapi
+        from rank_bm25 import BM25Okapi  # pyright: ignore[reportMissingImports]
 
         texts = list(read_corpus(corpus))
         model = BM25Okapi([text.split() for text in texts])
@@ -268,8 +268,8 @@ def measure(what: str, name: str, folder: Path) -> dict[str, float]:
     queries = json.loads((folder / "queries.json").read_text())["question"][:MEMORY_QUERIES]
     # what it imports is not counted, nor is compiling
     if isinstance(engine, Bm25s):
-        import bm25s  # noqa: F401
-        import numba  # noqa: F401
+        import bm25s  # noqa: F401 # pyright: ignore[reportMissingImports]
+        import numba  # noqa: F401 # pyright: ignore[reportMissingImports]
     before = process.memory_info().rss
     started = time.perf_counter()
     search = engine.open(corpus, path)

@@ -81,6 +81,12 @@ def children_of(pid: int | None = None) -> set[int]:
     return {child.pid for child in psutil.Process(pid).children(recursive=True)}
 
 
+def processes_of(sandbox: Sandbox) -> set[int]:
+    """Its zygotes, and all below them."""
+    zygotes = {zygote.process.pid for zygote in filter(None, sandbox._zygotes)}
+    return zygotes.union(*map(children_of, zygotes))
+
+
 def are_gone(pids: set[int]) -> bool:
     def is_gone(pid: int) -> bool:
         try:
@@ -501,7 +507,7 @@ async def test_a_zygote_that_is_killed_is_replaced_and_its_run_is_no_verdict(san
     await sandbox.run_python("1")
     lost = asyncio.ensure_future(sandbox.run_python(SLEEPER, limits=Limits(wall_s=1.0)))
     await begins(sandbox)
-    before = children_of()
+    before = processes_of(sandbox)
     os.kill(zygote_of(sandbox), signal.SIGKILL)
     try:  # in a namespace of its own it may see its end nevertheless
         assert (await lost).status == RunStatus.TIME_LIMIT
@@ -553,7 +559,7 @@ async def test_a_sandbox_that_is_closed_while_programs_run_leaves_no_process(san
     code = "import ctypes, time; ctypes.CDLL(None).prctl(1, 0); time.sleep(60)"
     run = asyncio.ensure_future(sandbox.run_python(code, limits=Limits(wall_s=60)))
     await begins(sandbox)
-    below = children_of()
+    below = processes_of(sandbox)
     sandbox.close()
     with pytest.raises(SandboxUnavailable):
         await run

@@ -285,7 +285,7 @@ def test_all_nodes_together_keep_one_rate(cluster: Cluster, tmp_path: Path):
 def test_when_a_node_is_killed_the_others_go_on_within_the_rate(cluster: Cluster, tmp_path: Path):
     doomed = cluster.add_node()
     with cluster.driver("hammer", "killed", str(tmp_path)) as process:
-        while len(calls := calls_in(tmp_path)) < 4 * CALLS:  # while all nodes call
+        while len(calls := calls_in(tmp_path)) < 2 * CALLS:  # before any of them can have ended
             assert process.poll() is None
             time.sleep(0.05)
         cluster.kill_node(doomed)
@@ -295,7 +295,7 @@ def test_when_a_node_is_killed_the_others_go_on_within_the_rate(cluster: Cluster
     (lost,) = ended.values()
     assert "done" not in lost
     calls = calls_in(tmp_path)
-    assert 4 * CALLS * len(others) < len(calls) < 4 * CALLS * (len(others) + 1)
+    assert 4 * CALLS * len(others) <= len(calls) < 4 * CALLS * (len(others) + 1)
     assert most_beyond(calls) <= RATE.burst
 
 
