@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from agent_loop.tools.sandbox.host import INSIDE, interpreter
@@ -120,8 +119,3 @@ def _end(control: socket.socket, process: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
     process.wait()
-
-
-def folder_of(path: Path | None) -> str:
-    """For a plan."""
-    return "" if path is None else str(path)
