@@ -1,5 +1,7 @@
 """Programs that forge what is said of them, crash, or hunt in the interpreter they are given."""
 
+from dataclasses import replace
+
 from agent_loop.tools.sandbox import RunStatus
 from tests.agent_loop.hostile.program import ENDLESS, LIMITS, Hostile
 
@@ -195,6 +197,7 @@ CRASHES = [
     Hostile(
         name="stack overflow",
         category="crashes",
+        limits=replace(LIMITS, wall_s=60.0, cpu_s=60),  # filling its memory takes what it takes
         statuses=FAILED,
         code="""
 sys.setrecursionlimit(10**9)

@@ -15,9 +15,9 @@ import time
 from contextlib import suppress
 
 import confine
-from seat import PR_SET_PDEATHSIG, Seat
+from seat import PR_SET_PDEATHSIG, Seat, rehearse
 
-MS_NOSUID, MS_NODEV, MS_BIND = 2, 4, 4096
+MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 2, 4, 32, 4096
 PR_SET_CHILD_SUBREAPER = 36
 HOME = "/box"
 HEARD = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
@@ -34,10 +34,13 @@ class Run:
     def __init__(self, plan: dict) -> None:
         self._plan = plan
         self._has_namespace = plan["namespaces"]
-        if not self._has_namespace:
+        if self._has_namespace:
+            make_home(has_tmp=plan["tmp"])
+        else:
             confine.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             confine.prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._seat: Seat | None = Seat(plan)
+        rehearse()
 
     def see_through(self, order: dict, fds: list[int]) -> None:
         """Set up, run, clean up, and write what came of it to `result`.
@@ -51,7 +54,7 @@ class Run:
         payload, stdin, stdout, stderr, result, status, *channel = fds
         limits, compiler = order["limits"], order["compile"]
         if self._has_namespace:
-            make_home(limits, has_tmp=self._plan["tmp"])
+            limit_home(limits)
             confine.leave_root(self._plan["uid"])
             order["home"] = HOME
         os.umask(0o022)
@@ -72,6 +75,8 @@ class Run:
         if not compiler or report["compile"]["code"] == 0:
             own = [stdin, stdout, stderr, payload, *channel]
             report["run"] = self._step(order, own, limits["wall_s"])
+        os.close(stdout)  # their readers need not wait until this process has ended
+        os.close(stderr)
         most = limits["file_mb"] << 20
         report["files"] = {path: read_file(path, most) for path in content["fetch"]}
         with os.fdopen(result, "w") as file:
@@ -160,15 +165,20 @@ def kill_children() -> None:
             os.waitpid(child, 0)
 
 
-def make_home(limits: dict, *, has_tmp: bool) -> None:
+def make_home(*, has_tmp: bool) -> None:
     """A full device, not a full host: all files of the run are on one small tmpfs."""
-    options = f"size={limits['file_mb']}m,nr_inodes={limits['files']},mode=0755"
-    mount("tmpfs", HOME, "tmpfs", MS_NOSUID | MS_NODEV, options)
+    mount("tmpfs", HOME, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=16,mode=0755")
     for name, where in (("tmp", "/tmp"), ("shm", "/dev/shm"), ("home", HOME)):
         os.mkdir(f"{HOME}/{name}")
         os.chmod(f"{HOME}/{name}", 0o777)
         if has_tmp or name != "tmp":
             mount(f"{HOME}/{name}", where, None, MS_BIND, None)
+
+
+def limit_home(limits: dict) -> None:
+    """Its size, once it is known."""
+    options = f"size={limits['file_mb']}m,nr_inodes={limits['files']}"
+    mount("tmpfs", HOME, None, MS_REMOUNT | MS_NOSUID | MS_NODEV, options)
 
 
 def mount(source: str, target: str, kind: "str | None", flags: int, options: "str | None") -> None:
