@@ -208,7 +208,12 @@ class ToolClient:
 
     async def __aenter__(self) -> Self:
         token = os.environ.get(TOKEN_VARIABLE, "")
-        headers = {"Content-Type": "application/json"}
+        headers = {  # all of them: aiohttp would look for those that it may add at each request
+            "Content-Type": "application/json",
+            "User-Agent": "verl-mixed",
+            "Accept": "*/*",
+            "Accept-Encoding": "identity",
+        }
         if token:
             headers["Authorization"] = f"Bearer {token}"
         self._opened.session = aiohttp.ClientSession(
@@ -216,7 +221,6 @@ class ToolClient:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=headers,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
         )
         if self._open_store is not None:
             self._opened.store = self._open_store()
