@@ -3,9 +3,9 @@
     python -m benchmarks.tool_soak [--seconds 60] [--callers 512]
 
 A real server process is asked for programs, passages, arithmetic and algebra over HTTP, one program
-in ten being hostile. A third of the time is warm-up; the server is then left alone, looked at,
-asked for the rest of the time and looked at again, idle as before. Printed are the answers, and
-before against after: resident memory of the server and of all it started, descriptors, processes.
+in ten being hostile. After each quarter of the time the server is left alone and looked at, idle.
+Printed are the answers, and what those looks saw: resident memory of the server and of all it
+started, descriptors, processes. The first quarter is warm-up.
 Whatever a program started must be gone.
 """
 
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 PASSAGES = 2000
 WORDS = ("amber", "bridge", "castle", "delta", "ember", "forest", "garden", "harbor", "island")
 START_S, SETTLE_S = 120.0, 60.0
+PARTS = 4
 
 HOSTILE = [
     "while True: pass",
@@ -93,10 +94,9 @@ class Soak:
     """A soak's outcome."""
 
     account: Account
-    before: Look
-    """After the warm-up."""
+    looks: Sequence[Look]
+    """After each part."""
 
-    after: Look
     elapsed_s: float
     strays: int
     """Processes of programs that outlived them, seen with the server idle or ended."""
@@ -235,41 +235,40 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[str, psutil.Process]]
 
 
 def soak(
-    callers: int, warm_up: Callable[[Iterator[Ask]], Iterator[Ask]],
-    rest: Callable[[Iterator[Ask]], Iterator[Ask]], options: tuple[str, ...] = (),
-) -> Soak:  # fmt: skip
+    callers: int,
+    parts: Sequence[Callable[[Iterator[Ask]], Iterator[Ask]]],
+    options: tuple[str, ...] = (),
+) -> Soak:
     """Ask a new server.
 
     Args:
         callers: requests at once.
-        warm_up, rest: cut the endless source of requests to what is asked before the first look
-            at the server, and after it.
+        parts: each cuts the endless source of requests to what is asked before the next look.
         options: of `serve-tools`.
     """
     mark = f"soak-{uuid4().hex}"
     source, account = asks(mark, seed=0), Account()
 
-    async def run(url: str, server: psutil.Process) -> tuple[Look, Look]:
+    async def run(url: str, server: psutil.Process) -> list[Look]:
         looks = []
-        for part in (warm_up, rest):
+        for part in parts:
             await load(url, callers, part(source), account)
             looks.append(await look(server, account.calls))
-        return looks[0], looks[1]
+        return looks
 
     with (
         tempfile.TemporaryDirectory() as folder,
         serving(Path(folder), *options) as (url, server),
     ):
         began = time.monotonic()
-        before, after = asyncio.run(run(url, server))
+        looks = asyncio.run(run(url, server))
         elapsed_s = time.monotonic() - began
         marked = left_behind(mark)
         family = server.children(recursive=True)
     _, alive = psutil.wait_procs(family, timeout=5)
     return Soak(
         account=account,
-        before=before,
-        after=after,
+        looks=looks,
         elapsed_s=elapsed_s,
         strays=len({*marked, *left_behind(mark), *alive}),
     )
@@ -285,13 +284,13 @@ def table(result: Soak) -> str:
         )
     rows += [
         "",
-        "| idle server | after the warm-up | at the end |",
-        "| --- | --- | --- |",
-        f"| calls answered | {result.before.calls} | {result.after.calls} |",
-        f"| resident MB, server | {result.before.server_mb:.1f} | {result.after.server_mb:.1f} |",
-        f"| resident MB, all | {result.before.tree_mb:.1f} | {result.after.tree_mb:.1f} |",
-        f"| descriptors | {result.before.descriptors} | {result.after.descriptors} |",
-        f"| processes | {result.before.processes} | {result.after.processes} |",
+        "| idle server |" + " |" * len(result.looks),
+        "| --- |" + " --- |" * len(result.looks),
+        _row("calls answered", (str(look.calls) for look in result.looks)),
+        _row("resident MB, server", (f"{look.server_mb:.1f}" for look in result.looks)),
+        _row("resident MB, all", (f"{look.tree_mb:.1f}" for look in result.looks)),
+        _row("descriptors", (str(look.descriptors) for look in result.looks)),
+        _row("processes", (str(look.processes) for look in result.looks)),
         "",
         f"{result.account.calls} calls in {result.elapsed_s:.0f} s "
         f"({result.account.calls / result.elapsed_s:.0f}/s), {result.account.bad.total()} without "
@@ -300,16 +299,17 @@ def table(result: Soak) -> str:
     return "\n".join(rows + [f"- {count} x {why}" for why, count in result.account.bad.items()])
 
 
+def _row(name: str, cells: Iterable[str]) -> str:
+    return f"| {name} | {' | '.join(cells)} |"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Whether the tool server holds.")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--callers", type=int, default=512)
     given = parser.parse_args()
-    result = soak(
-        given.callers,
-        lambda source: until(time.monotonic() + given.seconds / 3, source),
-        lambda source: until(time.monotonic() + given.seconds * 2 / 3, source),
-    )
+    part_s = given.seconds / PARTS
+    result = soak(given.callers, [lambda source: until(time.monotonic() + part_s, source)] * PARTS)
     print(table(result))
     return 1 if result.strays or result.account.bad else 0
 

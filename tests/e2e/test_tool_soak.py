@@ -21,14 +21,12 @@ def _isolation() -> None:
 
 
 def test_hundreds_of_callers_are_all_answered_and_leave_nothing():
-    result = soak(
-        CALLERS, lambda source: islice(source, WARM_UP), lambda source: islice(source, REST)
-    )
+    result = soak(CALLERS, [lambda s: islice(s, WARM_UP), lambda s: islice(s, REST)])
     print(table(result))
     assert result.account.bad == {}
     assert result.account.calls == WARM_UP + REST
     assert result.strays == 0
-    before, after = result.before, result.after
+    before, after = result.looks
     assert after.descriptors <= before.descriptors
     assert after.processes <= before.processes
     # A program may print ten megabytes; the allocator gives them back when it likes.
