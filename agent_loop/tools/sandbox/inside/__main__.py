@@ -27,6 +27,7 @@ from seat import MOST_BYTES, MOST_DESCRIPTORS
 CLONE_NEWNS, CLONE_NEWIPC = 0x00020000, 0x08000000
 CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWUTS = 0x20000000, 0x40000000, 0x04000000
 NAMESPACES = CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWUTS
+HUGE, MADV_COLLAPSE = 2 << 20, 25
 SIGNALS = {"stop": signal.SIGUSR1, "interrupt": signal.SIGUSR2, "kill": signal.SIGKILL}
 
 
@@ -38,7 +39,7 @@ class Spare:
         """Each run that lives has its own, and so its own user: the kernel counts by user."""
 
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.pid = clone(NAMESPACES) if plan["namespaces"] else os.fork()
+        self.pid = clone(NAMESPACES) if plan["namespaces"] else confine.fork()
         if self.pid == 0:
             if plan["uids"]:
                 plan["uid"] = plan["uids"][self.place % len(plan["uids"])]
@@ -87,6 +88,7 @@ class Zygote:
             for fd in fds:
                 os.close(fd)
             return True
+        say(fds[5], f"{spare.pid}\n")  # before the run can say anything
         with spare.channel, suppress(BrokenPipeError):  # somebody killed it: it is buried at once
             socket.send_fds(spare.channel, [data], fds)
         status = fds.pop(5)
@@ -94,7 +96,6 @@ class Zygote:
             os.close(fd)
         self._runs[spare.pidfd] = order["id"], spare, status
         self._poll.register(spare.pidfd, select.POLLIN)
-        say(status, f"{spare.pid}\n")
         return True
 
     def _end(self) -> None:
@@ -128,7 +129,7 @@ def become_run(plan: dict, channel: socket.socket) -> None:
         own = channel.fileno()
         os.closerange(3, own)  # descriptors of other runs, which these would hold open
         os.closerange(own + 1, MOST_DESCRIPTORS)
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the program's, too
+        confine.set_signal_mask(confine.ALL_SIGNALS)  # the program's, too
         run = Run(plan)
         data, given, _, _ = socket.recv_fds(channel, MOST_BYTES, 8)
         if data:
@@ -148,29 +149,28 @@ def fail(result: int, fault: str) -> None:
 
 
 def clone(namespaces: int) -> int:
-    """`os.fork` into new namespaces; the child is the first process of its pid namespace.
+    """A fork into new namespaces; the child is the first process of its pid namespace.
 
     Raises:
         OSError: the kernel refuses.
     """
-    python = ctypes.pythonapi
-    python.PyOS_BeforeFork()
-    # Through PyDLL, which keeps the interpreter's lock, as `os.fork` does.
-    pid = confine.locked_libc.syscall(confine.CLONE, namespaces | signal.SIGCHLD, 0, 0, 0, 0)
-    if pid == 0:
-        python.PyOS_AfterFork_Child()
-        return 0
-    error = ctypes.get_errno()
-    python.PyOS_AfterFork_Parent()
-    if pid < 0:
-        raise OSError(error, f"clone: {os.strerror(error)}")
-    return pid
+    flags = namespaces | signal.SIGCHLD
+    # Through PyDLL, which keeps the interpreter's lock.
+    return confine.checked("clone", confine.locked_libc.syscall(confine.CLONE, flags, 0, 0, 0, 0))
 
 
 def preload(modules: list[str]) -> None:
     """Import them now, so that a program finds them imported."""
     for name in modules:
         importlib.import_module(name)
+
+
+def use_huge_pages() -> None:
+    """Hold what is loaded in few large pages, where the kernel can: forks and exits cost by their
+    number. See madvise(2), MADV_COLLAPSE, since Linux 6.1.
+    """
+    for page in {id(thing) // HUGE for thing in gc.get_objects()}:
+        confine.libc.madvise(ctypes.c_void_p(page * HUGE), ctypes.c_size_t(HUGE), MADV_COLLAPSE)
 
 
 def main() -> None:
@@ -186,6 +186,8 @@ def main() -> None:
     if plan["namespaces"] or plan["landlock"]:
         confine.drop_bounding_set()
     gc.collect()
+    if plan["packages"]:
+        use_huge_pages()
     gc.freeze()
     control.send(b"ready")
     Zygote(control, plan).serve()

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 
 import confine
-from seat import PR_SET_PDEATHSIG, Seat, rehearse
+from seat import PR_SET_PDEATHSIG, Seat
 
 MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 2, 4, 32, 4096
 PR_SET_CHILD_SUBREAPER = 36
@@ -40,7 +40,6 @@ class Run:
             confine.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             confine.prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._seat: Seat | None = Seat(plan)
-        rehearse()
 
     def see_through(self, order: dict, fds: list[int]) -> None:
         """Set up, run, clean up, and write what came of it to `result`.

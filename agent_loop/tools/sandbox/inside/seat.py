@@ -8,6 +8,7 @@ import fcntl
 import io
 import json
 import os
+import random
 import resource
 import signal
 import socket
@@ -32,7 +33,7 @@ class Seat:
 
     def __init__(self, plan: dict) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.pid = os.fork()
+        self.pid = confine.fork()
         if self.pid == 0:
             take_seat(plan, theirs)
         theirs.close()
@@ -66,6 +67,7 @@ def take_seat(plan: dict, channel: socket.socket) -> None:
             confine.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
         confine.no_new_privs()
+        random.seed()  # or all runs would draw the same
         rehearse()
         if plan["filter"] and not plan["landlock"]:  # whose calls it refuses
             confine.load_filter(bytes.fromhex(plan["filter"]))
@@ -85,11 +87,7 @@ def take_seat(plan: dict, channel: socket.socket) -> None:
 
 def rehearse() -> None:
     """Touch what every run touches: a page that is shared since a fork costs when it is written."""
-    fd = os.memfd_create("")
-    with open(fd, "w+") as file:
-        json.dump({"code": "", "files": {}, "fetch": []}, file)
-        file.seek(0)
-        json.load(file)
+    json.loads('{"code": "", "files": {}, "fetch": []}')
 
 
 def sit_down(plan: dict, order: dict, fds: list[int], own: int) -> str:
@@ -109,7 +107,7 @@ def sit_down(plan: dict, order: dict, fds: list[int], own: int) -> str:
     if plan["landlock"]:
         confine.restrict_files(plan["readable"], plan["devices"], ["."])
         confine.load_filter(bytes.fromhex(plan["filter"]))
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    confine.set_signal_mask(confine.NO_SIGNALS)
     return code
 
 
