@@ -62,7 +62,7 @@ BACKOFF_CAP_S = 8.0
 TOKEN_VARIABLE = "TOOL_SERVER_TOKEN"
 """Environment variable with the bearer token of the tool servers; unset or empty: none is sent."""
 
-CALLS_PER_TURN = 256
+CALLS_PER_TURN = 64
 """New calls that start in one turn of the event loop."""
 
 OUR_FAULTS = frozenset({401, 403, 404, 405, 407})
