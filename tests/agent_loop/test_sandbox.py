@@ -760,6 +760,18 @@ async def test_a_late_cell_is_interrupted_and_the_state_is_kept(session: Session
     assert (await session.run_cell("x")).shown == "2"
 
 
+async def test_a_cell_is_interrupted_though_the_server_ignores_interrupts():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell has it for `server &`
+    try:
+        sandbox = chosen_or_skip("auto")
+        async with sandbox.session() as session:
+            await session.run_cell("import time; time.sleep(60)", wall_s=0.2)
+            assert session.is_alive
+        sandbox.close()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 async def test_a_cell_that_will_not_end_ends_the_session(session: Session):
     code = """
 import time

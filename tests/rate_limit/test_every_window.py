@@ -287,7 +287,7 @@ def test_64_processes_keep_the_rate_in_every_window_and_use_it_up(
     assert calls + unused == limiter_of(path, rate).snapshot().granted
     assert most_beyond(grants, rate) <= rate.burst
     # On a busy machine those who wait for what others leave wake late.
-    assert calls >= (0.9 if shares is None else 0.5) * earned
+    assert calls >= 0.5 * earned
     assert any(record.in_lane for record in records) == (shares is None)
     assert any(record.spare for record in records) == (shares is not None)
 

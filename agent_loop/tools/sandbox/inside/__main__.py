@@ -177,6 +177,9 @@ def main() -> None:
     """Serve."""
     control, plan = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
     control.set_inheritable(False)
+    # A server that a shell started in the background ignores these, and so would all it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.path += plan["packages"]
     preload(plan["preload"])
     sys.path[0] = "/"  # was ours; a program's own folder comes there
