@@ -55,9 +55,7 @@ _CHECK_S = 0.05
 
 
 class _Hold(AbstractAsyncContextManager[float]):
-    """A slot for the length of an `async with`; a generator would cost three times as much."""
-
-    __slots__ = ("_slot", "_slots", "_timeout_s")
+    """A slot for the length of an `async with`; cheaper than a generator."""
 
     def __init__(self, slots: "FileSlots", timeout_s: float | None) -> None:
         self._slots, self._timeout_s = slots, timeout_s

@@ -279,17 +279,22 @@ def test_the_checks_find_the_fullest_window():
 def test_64_processes_keep_the_rate_in_every_window_and_use_it_up(
     tmp_path: Path, shares: dict[str, float] | None
 ):
-    path, rate = tmp_path / "folder" / "rate", Rate(per_minute=60_000, burst=100, shares=shares)
-    records = hammered(path, rate)
-    grants, unused = grants_of(records, rate), sum(record.unused for record in records)
-    calls = sum(n for _, n in grants)
-    earned = rate.per_minute * (grants[-1][0] - grants[0][0]) / (60 * SECOND_NS)
-    assert calls + unused == limiter_of(path, rate).snapshot().granted
-    assert most_beyond(grants, rate) <= rate.burst
-    # On a busy machine those who wait for what others leave wake late.
-    assert calls >= 0.5 * earned
-    assert any(record.in_lane for record in records) == (shares is None)
-    assert any(record.spare for record in records) == (shares is not None)
+    rate, used = Rate(per_minute=60_000, burst=100, shares=shares), 0.0
+    least_used = 0.9 if shares is None else 0.5
+    for attempt in range(3):  # on a busy machine those who wait for what others leave wake late
+        path = tmp_path / f"folder{attempt}" / "rate"
+        records = hammered(path, rate)
+        grants, unused = grants_of(records, rate), sum(record.unused for record in records)
+        calls = sum(n for _, n in grants)
+        earned = rate.per_minute * (grants[-1][0] - grants[0][0]) / (60 * SECOND_NS)
+        assert calls + unused == limiter_of(path, rate).snapshot().granted
+        assert most_beyond(grants, rate) <= rate.burst
+        assert any(record.in_lane for record in records) == (shares is None)
+        assert any(record.spare for record in records) == (shares is not None)
+        used = max(used, calls / earned)
+        if used >= least_used:
+            break
+    assert used >= least_used
 
 
 @pytest.mark.slow

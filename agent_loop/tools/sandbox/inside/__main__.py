@@ -88,10 +88,11 @@ class Zygote:
             for fd in fds:
                 os.close(fd)
             return True
-        say(fds[5], f"{spare.pid}\n")  # before the run can say anything
+        status = fds[5]
+        say(status, f"{spare.pid}\n")  # before the run can say anything
         with spare.channel, suppress(BrokenPipeError):  # somebody killed it: it is buried at once
             socket.send_fds(spare.channel, [data], fds)
-        status = fds.pop(5)
+        fds.remove(status)
         for fd in fds:
             os.close(fd)
         self._runs[spare.pidfd] = order["id"], spare, status

@@ -6,6 +6,7 @@ Constants: linux/landlock.h, linux/prctl.h, linux/seccomp.h, linux/capability.h.
 import ctypes
 import os
 import platform
+import signal
 import struct
 
 LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
@@ -23,7 +24,6 @@ SECCOMP_MODE_FILTER, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
 CAPABILITY_VERSION_3 = 0x20080522
 CLONE, CAPSET = {"x86_64": (56, 126), "aarch64": (220, 91)}[platform.machine()]
 
-SIG_SETMASK = 2
 ALL_SIGNALS, NO_SIGNALS = b"\xff" * 128, bytes(128)
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -58,7 +58,7 @@ def fork() -> int:
 
 def set_signal_mask(mask: bytes) -> None:
     """Which signals are blocked; `signal.pthread_sigmask` would make an object of each of them."""
-    checked("sigmask", -libc.pthread_sigmask(SIG_SETMASK, mask, None))
+    checked("sigprocmask", libc.sigprocmask(signal.SIG_SETMASK, mask, None))
 
 
 def no_new_privs() -> None:
