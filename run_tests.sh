@@ -28,6 +28,7 @@ declare -A PACKAGE_OF=(
 SCRIPTS=(run_mixed_training.sh run_tests.sh .ci/run cluster/lib/*.sh)
 SUMMARY=()
 FAILED=0
+declare -A BESIDE_LOGS=() BESIDE_PIDS=() # folder -> what its tests print, and their process
 
 # install_programs: as root, whatever of PACKAGE_OF is not there.
 install_programs() {
@@ -66,28 +67,38 @@ stage() {
   fi
 }
 
-# start_beside PYTEST_ARGUMENT...: some of the tests, in the background: others leave a core idle.
+# start_beside PYTEST_ARGUMENT...: some of the tests, in the background: others leave a core idle. The last argument
+# is the folder.
 start_beside() {
-  BESIDE_LOG="$(mktemp)"
-  python -m pytest --durations=10 "$@" >"${BESIDE_LOG}" 2>&1 &
-  BESIDE_PID=$!
-  trap 'kill "${BESIDE_PID}" 2>/dev/null || true' EXIT
-  say "pytest $* goes on beside the other checks; its output comes last, now in ${BESIDE_LOG}"
+  local folder="${*: -1}"
+  BESIDE_LOGS["${folder}"]="$(mktemp)"
+  python -m pytest --durations=10 "$@" >"${BESIDE_LOGS["${folder}"]}" 2>&1 &
+  BESIDE_PIDS["${folder}"]=$!
+  say "pytest $* goes on beside the other checks; its output comes last, now in ${BESIDE_LOGS["${folder}"]}"
 }
 
-# finish_beside: wait for them and show what they printed.
+# stop_beside: end those that still go on, when this script is interrupted.
+stop_beside() {
+  local pid
+  for pid in "${BESIDE_PIDS[@]}"; do
+    kill "${pid}" 2>/dev/null || true
+  done
+}
+
+# finish_beside FOLDER: wait for its tests and show what they printed.
 finish_beside() {
-  local status=0
-  tail -f --pid="${BESIDE_PID}" -n +1 "${BESIDE_LOG}" &
-  wait "${BESIDE_PID}" || status=$?
+  local folder="$1" status=0
+  tail -f --pid="${BESIDE_PIDS["${folder}"]}" -n +1 "${BESIDE_LOGS["${folder}"]}" &
+  wait "${BESIDE_PIDS["${folder}"]}" || status=$?
   wait $! || true
-  trap - EXIT
-  rm -f -- "${BESIDE_LOG}"
+  unset "BESIDE_PIDS[${folder}]"
+  rm -f -- "${BESIDE_LOGS["${folder}"]}"
   return "${status}"
 }
 
 main() {
-  local -a selection=() beside=(tests/e2e)
+  local folder
+  local -a selection=() beside=(tests/e2e tests/samplers)
   while (($#)); do
     case "$1" in
       -h | --help)
@@ -96,7 +107,7 @@ main() {
         ;;
       --fast)
         selection=(-m "not ray and not slow and not sandbox")
-        beside=(tests/cluster tests/rate_limit)
+        beside=(tests/cluster tests/rate_limit tests/samplers)
         ;;
       *) die 2 "unknown option $1: see --help" ;;
     esac
@@ -105,7 +116,10 @@ main() {
   cd -- "${REPO_ROOT}"
   install_programs
   bootstrap dev
-  start_beside "${selection[@]}" "${beside[@]}"
+  trap stop_beside EXIT
+  for folder in "${beside[@]}"; do
+    start_beside "${selection[@]}" "${folder}"
+  done
   stage "ruff format" ruff format --check .
   stage "ruff check" ruff check .
   stage "pyright" pyright
@@ -114,7 +128,9 @@ main() {
   stage "shfmt" shfmt -i 2 -ci -d "${SCRIPTS[@]}"
   stage "bats" bats tests/shell
   stage "pytest" python -m pytest --durations=15 "${selection[@]}" "${beside[@]/#/--ignore=}"
-  stage "pytest ${beside[*]}" finish_beside
+  for folder in "${beside[@]}"; do
+    stage "pytest ${folder}" finish_beside "${folder}"
+  done
   printf '%s\n' "" "summary" "${SUMMARY[@]}"
   return "${FAILED}"
 }

@@ -49,7 +49,7 @@ MODES = {
 }
 KILLS = {
     "sync": ("launcher", "worker", "driver"),
-    "sync_filtered": (),
+    "sync_filtered": ("launcher",),
     "colocate_async": ("driver",),
 }
 """Who is killed; each costs a start of Ray and of the trainer, so not everybody in every mode."""

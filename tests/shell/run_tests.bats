@@ -43,14 +43,16 @@ setup() {
 @test "--fast leaves out what is slow, and the real runs" {
   run "${CHECKOUT}/run_tests.sh" --fast
   [ "${status}" -eq 0 ]
-  [ "$(grep -c -- "pytest .*-m not ray and not slow and not sandbox" "${CALLS}")" -eq 2 ]
-  [ "$(grep -c -- "pytest " "${CALLS}")" -eq 2 ]
+  [ "$(grep -c -- "pytest .*-m not ray and not slow and not sandbox" "${CALLS}")" -eq 4 ]
+  [ "$(grep -c -- "pytest " "${CALLS}")" -eq 4 ]
 }
 
-@test "the real runs go beside the other checks and are summed up" {
+@test "the real runs and the samplers go beside the other checks and are summed up" {
   run "${CHECKOUT}/run_tests.sh"
   [ "${status}" -eq 0 ]
-  [[ "${output}" == *"ok       pytest tests/e2e"* ]]
-  grep -q -- "pytest .*[0-9] tests/e2e" "${CALLS}"
-  grep -q -- "pytest .*--ignore=tests/e2e" "${CALLS}"
+  for folder in tests/e2e tests/samplers; do
+    [[ "${output}" == *"ok       pytest ${folder}"* ]]
+    grep -q -- "pytest .*[0-9] ${folder}" "${CALLS}"
+    grep -q -- "pytest .*--ignore=${folder}" "${CALLS}"
+  done
 }
