@@ -1,4 +1,4 @@
-"""verl's dataset with what the mixture says of each row.
+"""verl's dataset with what the mixture says of each row: its prompt, its agent, its group's size.
 
 verl adapter: `data.custom_cls` (trainer/ppo/utils.py at 0.9.1), and the column `__rollout_n__`
 (trainer/ppo/v1/agent_loop_tq.py:115).
@@ -6,23 +6,51 @@ verl adapter: `data.custom_cls` (trainer/ppo/utils.py at 0.9.1), and the column 
 
 from typing import Any
 
+from omegaconf import OmegaConf
 from verl.utils.dataset.rl_dataset import RLHFDataset
+
+from agent_loop.prompts import prompt_of
+from config.schema import (
+    TOOL_CONFIG,
+    PromptConfig,
+    SourceConfig,
+    ToolConfig,
+    load_section,
+    templates_of,
+)
 
 
 class MixedRLHFDataset(RLHFDataset):
-    """`RLHFDataset` whose rows carry their `row_id`, the agent that `mixed.sources.<name>.agent`
-    names, if any, and in training the number of trajectories of their source."""
+    """`RLHFDataset` whose rows carry their `row_id`, the prompt and the agent that
+    `mixed.sources.<name>` names, if any, and in training the number of trajectories of their
+    source."""
 
     is_validation = False
     """Set by the trainer; validation samples `rollout.val_kwargs.n` of every source."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        given: Any = OmegaConf.to_container(self.config, resolve=True)
+        self._sources = {
+            name: load_section(SourceConfig, values, f"mixed.sources.{name}")
+            for name, values in given["sources"].items()
+        }
+        prompts = {
+            name: load_section(PromptConfig, values, f"mixed.prompts.{name}")
+            for name, values in given["prompts"].items()
+        }
+        self._templates = templates_of(self._sources, prompts)
+        self._tools = load_section(ToolConfig, given["tool_config"], TOOL_CONFIG)
+
     def __getitem__(self, item: int) -> dict[str, Any]:
         row = super().__getitem__(item)
         row["row_id"] = row["extra_info"]["row_id"]
-        source = self.config.sources.get(row["data_source"])
-        if source is not None and source.get("agent") is not None:
-            row["agent_name"] = source.agent
+        source = self._sources.get(row["data_source"])
+        if source is not None:
+            template = self._templates[row["data_source"]]
+            row["raw_prompt"] = prompt_of(row["raw_prompt"], template, self._tools)
+            row["agent_name"] = source.agent or row["agent_name"]
         if not self.is_validation:
-            own = source.get("rollout_n") if source is not None else None
+            own = source.rollout_n if source is not None else None
             row["__rollout_n__"] = own or self.config.rollout_n
         return row

@@ -35,7 +35,7 @@ from transformers import (
 from agent_loop.cpu.decoder import AsyncDecoder, BatchDecoder, Request, Sampling
 from agent_loop.observation_style import HFCodec, InlineStyle
 from agent_loop.observations import render_passages
-from agent_loop.rewards import default_reward, reward_for
+from agent_loop.rewards import Attempt, default_reward, reward_for
 from agent_loop.tags import Action, ActionKind, Tags, all_tags
 from agent_loop.tool_actions import calculate, run_code, search
 from agent_loop.tools import calculator
@@ -48,8 +48,8 @@ from agent_loop.tools.server.retrieve import search_answer
 from agent_loop.tools.server.run_code import run_answer
 from agent_loop.turn_loop import Budget, Generated, Observation, Stop, run_turns
 from config.schema import ToolConfig
-from samplers.prepare import READERS
 from samplers.rows import Row
+from samplers.sources import KINDS
 from samplers.sources.demo import DemoData, Task, make_demo, write_demo
 
 TOPK = 2
@@ -203,7 +203,7 @@ class Teacher:
     def trace(self, source: str, task: Task, rng: random.Random) -> Trace:
         careful = rng.random() < self.recipe.careful[source]
         make = {"math": self._math, "nq": self._nq, "taco": self._taco}[source]
-        question = READERS[source](task.record, split="train", index=0).question
+        question = KINDS[source].to_row(task.record, split="train", index=0).question
         return Trace(question=question, parts=make(task, careful, rng))
 
     def _tool(self, text: str) -> tuple[bool, str]:
@@ -454,9 +454,8 @@ async def sampled_rewards(
             budget=BUDGET,
             filler_id=tokenizer.eos_token_id,
         )
-        judged = await reward_for(default_reward(source))(
-            rollout.answer, dict(row.ground_truth), tools
-        )
+        attempt = Attempt(answer=rollout.answer, ground_truth=dict(row.ground_truth))
+        judged = await reward_for(default_reward(source)).judge(attempt, tools)
         return judged["score"]
 
     means = {}
@@ -545,7 +544,7 @@ def _make(
     )
     prompts = {
         source: [
-            READERS[source](task.record, split="train", index=i)
+            KINDS[source].to_row(task.record, split="train", index=i)
             for i, task in enumerate(data.train[source][-recipe.probe_prompts :])
         ]
         for source in recipe.shares

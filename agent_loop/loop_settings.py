@@ -12,7 +12,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from agent_loop.rewards import default_reward
+from agent_loop.rewards import Reward, default_reward, reward_for
+from agent_loop.rewards.terms import with_terms
 from agent_loop.turn_loop import Budget
 from agent_loop.watchdog import Watchdog
 from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig, load_section
@@ -88,10 +89,21 @@ class LoopSettings:
         own = self.source(source)
         return (own and own.observation_style) or self.mixed.turns.observation_style
 
-    def reward_of(self, source: str) -> str:
+    def reward_name_of(self, source: str) -> str:
         """Name of the source's reward."""
         own = self.source(source)
         return (own and own.reward) or default_reward(source)
+
+    def reward_of(self, source: str) -> Reward:
+        """The source's reward, with its options and terms.
+
+        Raises:
+            ValueError: it cannot be loaded, see `agent_loop.rewards.reward_for`.
+        """
+        own, name = self.source(source), self.reward_name_of(source)
+        if own is None:
+            return reward_for(name)
+        return with_terms(reward_for(name, own.reward_options), own.reward_terms)
 
     def name_once(self, source: str, row_id: str, error: str, trace: str) -> None:
         """Log what a loop raised: the first of its kind with its trace, then each doubling."""

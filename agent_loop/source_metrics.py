@@ -73,8 +73,9 @@ def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float
     `infra_error_rate`, `loop_error_rate`, `truncated_rate` and `deadline_rate` are shares of
     trajectories; `tool_error_rate` is the share of tool calls that were refused as the model's
     mistake; `infra_errors/<tool>` counts trajectories; lengths are tokens, times seconds. Rewards
-    and pass rate are those of valid trajectories; a source without one has neither them nor
-    `solved_*`, so that no curve falls to 0 when the tools do.
+    and pass rate are those of valid trajectories, and so is the mean of each part that a reward
+    gives of itself, `reward_parts/<part>`; a source without one has neither them nor `solved_*`, so
+    that no curve falls to 0 when the tools do.
     """
     by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
     for trajectory in trajectories:
@@ -128,7 +129,18 @@ def _of_verdicts(judged: Sequence[TrainedTrajectory]) -> dict[str, float]:
         "reward/mean": _mean(rewards),
         "reward/std": float(np.std(rewards)),
         "pass_rate": _mean(t.acc >= 1 for t in judged),
+        **{f"reward_parts/{name}": mean for name, mean in _of_parts(judged).items()},
     }
+
+
+def _of_parts(judged: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    """part -> its mean over the trajectories that have it."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    for trajectory in judged:
+        for name, value in trajectory.record.get("reward_parts", {}).items():
+            if name not in ("infra_error", "loop_error"):  # no part of a reward
+                parts[name].append(value)
+    return {name: _mean(values) for name, values in sorted(parts.items())}
 
 
 def _of_calls(own: Sequence[TrainedTrajectory]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from verl.experimental.agent_loop.agent_loop import (
     AgentLoopOutput,
 )
 
-from agent_loop.judging import judge
+from agent_loop.judging import FOR_ALL, judge
 from agent_loop.loop_settings import STRING_STOPS, LoopSettings, settings_of
 from agent_loop.observation_style import (
     ChatStyle,
@@ -241,8 +241,7 @@ async def judged_output(
 ) -> AgentLoopOutput:
     """Judge a trajectory, name what its loop raised, and give verl its form of both."""
     source = row["data_source"]
-    reward_s = settings.mixed.deadlines.reward_s
-    parts = await judge(rollout, row, settings.reward_of(source), tools, reward_s)
+    parts = await judge(rollout, row, settings, tools)
     if rollout.loop_error is not None:
         row_id = row["extra_info"]["row_id"]
         settings.name_once(source, row_id, rollout.fault or "", rollout.loop_error)
@@ -260,7 +259,7 @@ async def judged_output(
             tool_calls=sum(turn.tools_s for turn in rollout.turns),
         ),
         extra_fields={
-            "reward_extra_info": parts,
+            "reward_extra_info": {name: parts[name] for name in FOR_ALL},
             "mixed": record_of(rollout)
             | {"reward_parts": parts, "state_masking": settings.tools.state_masking},
             "min_global_steps": min(weight_versions, default=0),

@@ -481,14 +481,14 @@ def parts_ms(ours: Contender, verls: Contender, each: int) -> list[Part]:
 
         settings = settings_of(our_worker.config)
         tools = InstantTools("http://127.0.0.1:1", limiter=None)
-        reward, source_row = settings.reward_of("taco"), row(ours.messages)
+        source_row = row(ours.messages)
         rollout = a_rollout()
 
         judging = []
         for _ in range(5):
             started = time.process_time()
             for _ in range(each):
-                await judge(rollout, source_row, reward, tools, 60.0)
+                await judge(rollout, source_row, settings, tools)
             judging.append(1e3 * (time.process_time() - started) / each)
         return [
             ("make the loop", of(lambda: make(ours.agent)), of(verls_make)),

@@ -24,8 +24,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit code.
     """
-    arguments = _parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
     try:
+        arguments = _parser(words).parse_args(words)
         return arguments.run(arguments)
     except ValueError as error:  # config.schema.ConfigError is one
         for line in str(error).splitlines():
@@ -35,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of some words; kinds of data are imported only when `prepare` is among them."""
     parser = argparse.ArgumentParser(
         prog="verl-mixed",
         description="Train one policy on several agentic sources at once, in exact ratios.",
@@ -46,12 +48,20 @@ def _parser() -> argparse.ArgumentParser:
     overrides.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of the run config"
     )
+    overrides.add_argument(
+        "--config-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="config files of your own, as mixture/mine.yaml for mixture=mine",
+    )
 
     train = commands.add_parser("train", parents=[overrides], help="start or resume a run")
     train.set_defaults(run=_train)
 
     check = commands.add_parser(
-        "check", parents=[overrides], help="print the resolved config and every problem it has"
+        "check",
+        parents=[overrides],
+        help="print the resolved config, the first prompt of each source, and every problem",
     )
     check.set_defaults(run=_check)
 
@@ -73,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     plan.set_defaults(run=_plan)
 
     prepare = commands.add_parser("prepare", help="write the parquet files of a source")
-    kinds = prepare.add_subparsers(required=True, metavar="SOURCE")
+    kinds = prepare.add_subparsers(required=True, metavar="KIND")
     demo = kinds.add_parser("demo", help="data, corpus and model of the laptop demo (minutes)")
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--out", type=Path, help="folder (default data/demo/seed<N>)")
@@ -88,12 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     corpus.add_argument("--limit", type=_at_least_one, help="passages to take (default all)")
     corpus.set_defaults(run=_prepare_corpus)
-    for source in ("taco", "nq", "math"):
-        own = kinds.add_parser(source, help=f"a raw file of {source}")
-        own.add_argument("raw_file", type=Path, help=".parquet, .jsonl or .json")
-        own.add_argument("out_file", type=Path, help="parquet file to write")
-        own.add_argument("--split", choices=("train", "validation"), default="train")
-        own.set_defaults(run=_prepare_source, source=source)
+    if words[:1] == ["prepare"]:
+        _add_kinds(prepare, kinds, words[1:2])
 
     serve = commands.add_parser("serve-tools", help="run the tool server until it is stopped")
     _add_server_options(serve)
@@ -131,6 +137,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def _add_kinds(prepare: argparse.ArgumentParser, kinds: Any, named: Sequence[str]) -> None:
+    """Add a subcommand for every kind that comes with the project, and for one named by path."""
+    from cluster.prepare_view import DESCRIPTION, EXAMPLES, add_options
+    from samplers.sources import KINDS, kind_of
+
+    as_written = argparse.RawDescriptionHelpFormatter
+    prepare.description, prepare.epilog = DESCRIPTION, EXAMPLES
+    prepare.formatter_class = as_written
+    own = {name: kind_of(name) for name in named if name.endswith(".py")}
+    for name, kind in (KINDS | own).items():
+        command = kinds.add_parser(
+            name,
+            help=kind.help.replace("%", "%%"),
+            description=f"{kind.help}\n\n{DESCRIPTION}",
+            formatter_class=as_written,
+        )
+        add_options(command, kind)
+        command.set_defaults(run=_prepare_kind, kind=kind)
 
 
 def _add_server_options(serve: argparse.ArgumentParser) -> None:
@@ -220,22 +246,36 @@ def _at_least_one(text: str) -> int:
     return number
 
 
+def _overrides(arguments: argparse.Namespace) -> list[str]:
+    """What Hydra is told on the command line."""
+    folder = arguments.config_dir
+    if folder is None:
+        return arguments.overrides
+    if not folder.is_dir():
+        raise ValueError(f"--config-dir {folder}: no such folder; correct the name")
+    return [f"hydra.searchpath=['file://{folder.absolute()}']", *arguments.overrides]
+
+
 def _train(arguments: argparse.Namespace) -> int:
     from cluster.launch import train
 
-    return train(arguments.overrides)
+    return train(_overrides(arguments))
 
 
 def _check(arguments: argparse.Namespace) -> int:
     from omegaconf import OmegaConf
 
     from cluster.launch import is_made, make_plan
+    from cluster.prompt_check import first_prompts
 
-    plan = make_plan(arguments.overrides, os.environ)
+    plan = make_plan(_overrides(arguments), os.environ)
     made = plan.demo is None or is_made(plan.demo)
     problems = plan.problems(data=made)
     print(OmegaConf.to_yaml(OmegaConf.create(plan.config)))
-    if not made:
+    if made:
+        for source, prompt in first_prompts(plan.config).items():
+            print(f"--- first prompt of source={source}\n{prompt}\n---\n")
+    else:
         print(f"note: the demo is not made yet, its data was not looked at ({plan.demo})")
     for problem in problems:
         print(f"problem: {problem}", file=sys.stderr)
@@ -250,7 +290,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from cluster.plan_report import compare, other_report, report_of
     from cluster.plan_words import as_json, describe, describe_diff
 
-    run = make_plan(arguments.overrides, os.environ)
+    run = make_plan(_overrides(arguments), os.environ)
     made = run.demo is None or is_made(run.demo)
     unknown = None if made else f"the demo is not made yet ({run.demo})"
     report = report_of(run.config, batches=arguments.batches, rows_unknown=unknown)
@@ -298,10 +338,40 @@ def _prepare_corpus(arguments: argparse.Namespace) -> int:
     return GOOD
 
 
-def _prepare_source(arguments: argparse.Namespace) -> int:
-    from samplers.prepare import prepare_source
+def _prepare_kind(arguments: argparse.Namespace) -> int:
+    from cluster.prepare_view import options_of, prepare_files, tokenizer_of
+    from samplers.prepare import Choice
+    from samplers.records import BadData
 
-    prepare_source(arguments.source, arguments.raw_file, arguments.out_file, split=arguments.split)
+    try:
+        prepare_files(
+            arguments.kind,
+            arguments.input,
+            arguments.output,
+            split=arguments.split,
+            validation_output=arguments.validation_output,
+            choice=Choice(
+                limit=arguments.limit,
+                sample=arguments.sample,
+                validation=arguments.validation,
+                max_prompt_tokens=arguments.max_prompt_tokens,
+                seed=arguments.seed,
+            ),
+            options=options_of(arguments.kind, arguments),
+            source=arguments.source,
+            agent=arguments.agent,
+            tokenizer=tokenizer_of(arguments.tokenizer) if arguments.tokenizer else None,
+            skip_bad=arguments.skip_bad,
+        )
+    except (FileNotFoundError, IsADirectoryError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    except (BadData, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return NOT_GOOD
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from here", file=sys.stderr)
+        return INTERRUPTED
     return GOOD
 
 

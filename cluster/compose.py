@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -59,20 +60,33 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     """Compose the config; values may still be missing (`???`) and interpolations unresolved.
 
     Args:
-        overrides: Hydra overrides; later ones win.
+        overrides: Hydra overrides; later ones win. Folders of `hydra.searchpath` come after ours
+            and before verl's, all of them.
 
     Raises:
         ConfigError: an override or a config file is wrong.
     """
-    search_path = f"hydra.searchpath=[file://{verl_folder() / 'trainer' / 'config'}]"
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-            return compose(CONFIG_NAME, overrides=[search_path, *overrides])
+            return compose(CONFIG_NAME, overrides=_with_search_path(overrides))
     except HydraException as error:
         # Hydra chains the reason (an unknown key, say) below a sentence that repeats the override.
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         cause = str(error.__cause__ or "").splitlines()[:1]
         raise ConfigError(["cannot compose the config: " + "; ".join([*lines, *cause])]) from error
+
+
+def _with_search_path(overrides: Sequence[str]) -> list[str]:
+    """The overrides with one search path in place of all that they name, verl's folder last."""
+    key = "hydra.searchpath"
+    parser = OverridesParser.create()
+    folders: list[Any] = []
+    for override in overrides:
+        if override.startswith(f"{key}="):
+            folders += cast(list[Any], parser.parse_override(override).value())
+    folders.append(f"file://{verl_folder() / 'trainer' / 'config'}")
+    others = [override for override in overrides if not override.startswith(f"{key}=")]
+    return [f"{key}={[str(folder) for folder in folders]}", *others]
 
 
 def unset_keys(config: Mapping[str, Any]) -> set[str]:

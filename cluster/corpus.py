@@ -4,11 +4,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from agent_loop.tools.search import CorpusProgress, PassageIndex
 from agent_loop.tools.search.index import index_beside
+from cluster.prepare_view import reading_bar
 
 
 def prepare_corpus(
@@ -52,15 +52,7 @@ def _found(corpus: Path, folder: Path) -> PassageIndex | None:
 
 
 def _build(corpus: Path, folder: Path, skip_bad: bool, limit: int | None) -> PassageIndex:
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[kept]:,} passages"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-    with bar:
+    with reading_bar("passages") as bar:
         task = bar.add_task(escape(corpus.name), kept=0)
 
         def show(progress: CorpusProgress) -> None:

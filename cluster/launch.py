@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from agent_loop.rewards import split_path
 from agent_loop.tools.limiter import state_path
 from cluster import processes
 from cluster.compose import (
@@ -40,12 +41,14 @@ from cluster.progress import last_error, startup_phase, validation_changes
 from cluster.report import write_report
 from cluster.run_audit import audit_run, describe
 from cluster.run_state import RunFolder, RunHeld, changed_keys
+from cluster.sections import sound_sources
 from cluster.settings import (
     SERVER_URL_KEY,
     SETTINGS,
     is_own_tool_server,
     overrides_from,
 )
+from cluster.source_files import add_files_of_sources, sources_with_files
 from config.schema import (
     TOOL_CONFIG,
     ConfigError,
@@ -54,7 +57,7 @@ from config.schema import (
     ToolConfig,
     load_section,
 )
-from samplers.prepare import READERS
+from samplers.sources.demo import DEMO_SOURCES
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -109,10 +112,11 @@ class Plan:
         problems = preflight(self.config, own_tool_server=self.own_tool_server, data=data)
         if self.demo is not None:
             problems += [
-                f"no rows of source={name!r}: the demo has {', '.join(sorted(READERS))}; name "
-                "files and a model of your own (TRAIN_FILES, VAL_FILES, MODEL_PATH)"
-                for name in at(self.config, "mixed.sources", {})
-                if name not in READERS
+                f"no rows of source={name!r}: the demo has {', '.join(DEMO_SOURCES)}; name "
+                f"its files (mixed.sources.{name}.files), or files and a model of your own "
+                "(TRAIN_FILES, VAL_FILES, MODEL_PATH)"
+                for name, source in sound_sources(self.config).items()
+                if name not in DEMO_SOURCES and not source.files
             ]
         return problems
 
@@ -131,13 +135,19 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     config = compose_config(overrides)
     if problems := name_problems(OmegaConf.select(config, "mixed.experiment")):
         raise ConfigError(problems)
+    if not isinstance(sources := config.mixed.sources, DictConfig):
+        raise ConfigError(
+            [f"mixed.sources={sources!r}: want source -> its settings; name at least one"]
+        )
     folder = RunFolder(RUNS / config.mixed.experiment)
     config.mixed.run_dir = str(folder.path)
     _find_agent_loops(config)
     _find_limiter(config)
-    _add_files_of_sources(config)
+    _find_rewards(config)
+    demo = _use_demo(config)
+    add_files_of_sources(config)
     return Plan(
-        demo=_use_demo(config),
+        demo=demo,
         config=resolve(config, complete=False),
         folder=folder,
         own_tool_server=is_own_tool_server(str(OmegaConf.select(config, SERVER_URL_KEY))),
@@ -162,24 +172,21 @@ def _find_limiter(config: DictConfig) -> None:
         OmegaConf.update(config, key, os.path.abspath(str(given)))
 
 
-def _add_files_of_sources(config: DictConfig) -> None:
-    """Let `data.train_files` hold the files that sources name as theirs."""
-    named: list[str] = []
+def _find_rewards(config: DictConfig) -> None:
+    """Make the paths of rewards in files absolute: workers look for them from another folder."""
     for source in config.mixed.sources.values():
-        own = source.get("files") if isinstance(source, DictConfig) else None
-        named += [own] if isinstance(own, str) else list(own or [])
-    if named:
-        common = [] if "data.train_files" in unset_keys(config) else config.data.train_files
-        common = [common] if isinstance(common, str) else list(common)
-        config.data.train_files = list(dict.fromkeys([*common, *named]))
+        given = source.get("reward") if isinstance(source, DictConfig) else None
+        if isinstance(given, str) and (parted := split_path(given)):
+            source.reward = f"{Path(parted[0]).expanduser().absolute()}:{parted[1]}"
 
 
 def _use_demo(config: DictConfig) -> Path | None:
-    """Fill in the demo's model and data where a run on a CPU names none of its own."""
+    """Fill in the demo's model and data where a run on a CPU names none of its own; sources may
+    bring files besides."""
     if config.trainer.device != "cpu" or unset_keys(config) != REQUIRED.keys():
         return None
     folder = demo_folder(config.mixed.seed).absolute()
-    names = sorted(config.mixed.sources)
+    names = sorted(set(config.mixed.sources) - sources_with_files(config))
     config.data.train_files = [str(folder / f"{name}_train.parquet") for name in names]
     config.data.val_files = [str(folder / f"{name}_val.parquet") for name in names]
     config.actor_rollout_ref.model.path = str(folder / "model")

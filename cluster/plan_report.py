@@ -17,7 +17,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from agent_loop.rewards import default_reward
+from agent_loop.rewards import default_reward, runs_programs
 from agent_loop.tools.limiter import rate_of
 from cluster.compose import at, files_at
 from cluster.preflight import mixture_problems
@@ -305,7 +305,7 @@ def _tool_load(
         rewards_that_call=tuple(
             name
             for name in names
-            if (mixed.sources[name].reward or default_reward(name)).startswith("code")
+            if runs_programs(mixed.sources[name].reward or default_reward(name))
         ),
     )
 

@@ -6,47 +6,37 @@ own rules are restated where breaking them would end a run late, in silence, or 
 """
 
 import ctypes
-import os
 import re
 import socket
 import urllib.request
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http.client import HTTPException
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-import yaml
-from jinja2 import TemplateError
 from pydantic import ValidationError
 
 from agent_loop.loop_settings import STRING_STOPS
-from agent_loop.tags import fill_tags
-from agent_loop.tool_actions import describe, named_tools
+from agent_loop.rewards import default_reward, reward_for
+from agent_loop.rewards.terms import free_length
 from agent_loop.tools.limiter import rate_of
-from cluster.compose import at, files_at, unset_keys, unset_problems
+from cluster.compose import at, unset_problems
+from cluster.data_check import data_problems, row_problems
 from cluster.environment import plugin_problems
+from cluster.prompt_check import model_problems
+from cluster.sections import agent_loops, named_sources, section_of, sound_sources
 from config.schema import (
     TOOL_CONFIG,
-    ConfigError,
     MixedConfig,
-    Section,
     SourceConfig,
     StateMaskedGRPOConfig,
     ToolConfig,
-    load_section,
 )
-from samplers.rows import FileRows, read_sources, row_id_problems
 
 CPUS_PER_PROCESS = 3
 """Logical CPUs of one training process, for the roles that verl may place in it."""
 
 HEALTH_TIMEOUT_S = 5.0
-
-S = TypeVar("S", bound=Section)
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
@@ -82,9 +72,10 @@ def preflight(config: Mapping[str, Any], *, own_tool_server: bool, data: bool = 
     problems += _device_problems(config)
     problems += _dashboard_problems(config)
     if data:
-        problems += _model_problems(config)
+        problems += row_problems(config)
+        problems += model_problems(config)
     problems += _server_problems(config)
-    tools, _ = _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
+    tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if tools is not None and not own_tool_server:
         for url in tools.server_urls:
             problems += _given_server_problems(url)
@@ -98,28 +89,22 @@ def mixture_problems(config: Mapping[str, Any], *, data: bool = True) -> list[st
         config: the resolved run config.
         data: look into the data files.
     """
-    _, problems = _section(MixedConfig, at(config, "mixed", {}), "mixed")
-    problems += _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)[1]
+    _, problems = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
+    problems += section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)[1]
     problems += _limit_problems(config)
     problems += unset_problems(config)
     problems += name_problems(at(config, "mixed.experiment"))
-    agents, agent_problems = _agents(config)
-    problems += agent_problems
+    loops, loop_problems = agent_loops(config)
+    agents = None if loops is None else loops.keys() | _VERLS_AGENTS
+    problems += loop_problems
     problems += _choice_problems(config, agents)
     problems += _schedule_problems(config)
     problems += _source_problems(config)
     problems += _advantage_problems(config)
     problems += _number_problems(config)
     if data:
-        problems += _data_problems(config, agents)
+        problems += data_problems(config, agents)
     return problems
-
-
-def _section(section: type[S], values: Any, path: str) -> tuple[S | None, list[str]]:
-    try:
-        return load_section(section, values, path), []
-    except ConfigError as error:
-        return None, error.problems
 
 
 def _server_problems(config: Mapping[str, Any]) -> list[str]:
@@ -147,14 +132,14 @@ def _server_problems(config: Mapping[str, Any]) -> list[str]:
 
 def _limit_problems(config: Mapping[str, Any]) -> list[str]:
     """Shares of no source; and limits, each right for itself, that cannot be kept together."""
-    shares, sources = at(config, "mixed.rate_limit.shares"), _named(config)
+    shares, sources = at(config, "mixed.rate_limit.shares"), named_sources(config)
     unknown = {*shares} - {"", *sources} if isinstance(shares, Mapping) else set()
     problems = [
         f"mixed.rate_limit.shares.{name}: no such source; name one of {sorted(sources, key=str)}"
         for name in sorted(unknown, key=str)
     ]
-    mixed, _ = _section(MixedConfig, at(config, "mixed", {}), "mixed")
-    tools, _ = _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
+    mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
+    tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if mixed is None or tools is None:
         return problems
     try:
@@ -162,22 +147,6 @@ def _limit_problems(config: Mapping[str, Any]) -> list[str]:
     except ValueError as error:
         problems.append(f"{TOOL_CONFIG} and mixed.rate_limit: {error}")
     return problems
-
-
-def _named(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """source -> its settings as they stand in the config, right or wrong."""
-    sources = at(config, "mixed.sources")
-    return sources if isinstance(sources, Mapping) else {}
-
-
-def _sources(config: Mapping[str, Any]) -> dict[str, SourceConfig]:
-    """The sources with nothing wrong in their own settings, whatever is wrong elsewhere."""
-    sources: dict[str, SourceConfig] = {}
-    for name, values in _named(config).items():
-        source, _ = _section(SourceConfig, values, f"mixed.sources.{name}")
-        if source is not None:
-            sources[name] = source
-    return sources
 
 
 def name_problems(experiment: Any) -> list[str]:
@@ -192,36 +161,30 @@ def name_problems(experiment: Any) -> list[str]:
 
 def _choice_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[str]:
     """Agents and rewards that sources name and that do not exist."""
-    from agent_loop.rewards import REWARDS  # pulls in the graders, which `--help` can do without
-
     problems = []
-    for name, source in _named(config).items():
-        for key, known in (("reward", set(REWARDS)), ("agent", agents)):
-            choice = source.get(key) if isinstance(source, Mapping) else None
-            if choice is not None and known is not None and choice not in known:
-                problems.append(
-                    f"mixed.sources.{name}.{key}={choice!r}: no such {key}; "
-                    f"there are {', '.join(sorted(known))}"
-                )
+    for name, source in named_sources(config).items():
+        given = source if isinstance(source, Mapping) else {}
+        agent, reward = given.get("agent"), given.get("reward") or default_reward(name)
+        options = given.get("reward_options") or {}
+        if agent is not None and agents is not None and agent not in agents:
+            problems.append(
+                f"mixed.sources.{name}.agent={agent!r}: no such agent; there are "
+                f"{', '.join(sorted(agents))}"
+            )
+        if not isinstance(reward, str) or not isinstance(options, Mapping):
+            continue  # said by the check of the section
+        try:
+            reward_for(reward, options)
+        except ValueError as error:
+            for line in str(error).splitlines():
+                place = "" if line.startswith("reward_options") else "reward: "
+                problems.append(f"mixed.sources.{name}.{place}{line}")
     return problems
-
-
-def _agents(config: Mapping[str, Any]) -> tuple[set[str] | None, list[str]]:
-    """Names of the agent loops in the file that the config names, and what is wrong with it."""
-    key = f"{_ROLLOUT}.agent.agent_loop_config_path"
-    path = at(config, key)
-    file = Path(path or "")
-    if not file.is_file():
-        return None, [f"{key}={path!r}: no such file; name a YAML list of agent loops"]
-    try:
-        return {entry["name"] for entry in yaml.safe_load(file.read_text())} | _VERLS_AGENTS, []
-    except (yaml.YAMLError, TypeError, KeyError) as error:
-        return None, [f"{key}={path!r}: not a list of {{name, _target_}} ({error}); correct it"]
 
 
 def _schedule_problems(config: Mapping[str, Any]) -> list[str]:
     """Schedules that leave no source a share at some step, or that cannot be followed."""
-    sources = _sources(config)
+    sources = sound_sources(config)
     schedules = {name: source.schedule for name, source in sources.items()}
     moving = [name for name, schedule in schedules.items() if len(schedule) > 1]
     problems = []
@@ -230,7 +193,9 @@ def _schedule_problems(config: Mapping[str, Any]) -> list[str]:
             f"mixed.apportionment='fixed' with a schedule for source={', '.join(moving)}: every "
             "batch would hold the same counts; set it to carry, or give one ratio each"
         )
-    if len(sources) < len(_named(config)) or not any(own.takes_part for own in sources.values()):
+    if len(sources) < len(named_sources(config)) or not any(
+        own.takes_part for own in sources.values()
+    ):
         return problems  # said by the check of the section
     steps = sorted({0}.union(*schedules.values()))
     empty = [step for step in steps if not any(_at_step(own, step) for own in schedules.values())]
@@ -254,7 +219,7 @@ def _source_problems(config: Mapping[str, Any]) -> list[str]:
     common = at(config, f"{_ROLLOUT}.temperature")
     fused = at(config, _FUSED)
     problems = []
-    for name, source in _sources(config).items():
+    for name, source in sound_sources(config).items():
         length, temperature = source.max_response_length, source.temperature
         if length is not None and isinstance(longest, int) and length > longest:
             problems.append(
@@ -262,6 +227,8 @@ def _source_problems(config: Mapping[str, Any]) -> list[str]:
                 f"data.max_response_length={longest}, so no source may have more; lower it, or "
                 "raise that"
             )
+        if isinstance(longest, int):
+            problems += _length_term_problems(name, source, longest)
         if fused and temperature is not None and temperature != common:
             problems.append(
                 f"mixed.sources.{name}.temperature={temperature} with {_FUSED}=true: verl's fused "
@@ -271,12 +238,23 @@ def _source_problems(config: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+def _length_term_problems(name: str, source: SourceConfig, longest: int) -> list[str]:
+    """A punishment that no response is long enough for."""
+    term, room = source.reward_terms.length, source.max_response_length or longest
+    if term is None or (free := free_length(term, room)) < room:
+        return []
+    return [
+        f"mixed.sources.{name}.reward_terms.length: its first {free} tokens are free, and its "
+        f"responses have at most {room}: it would never count; lower free or limit"
+    ]
+
+
 def _advantage_problems(config: Mapping[str, Any]) -> list[str]:
     """Settings of the advantage, and losses whose denominator would vary by chance."""
     values = at(config, _STATE_MASKED_GRPO, {})
-    _, problems = _section(StateMaskedGRPOConfig, values, _STATE_MASKED_GRPO)
+    _, problems = section_of(StateMaskedGRPOConfig, values, _STATE_MASKED_GRPO)
     settings = values if isinstance(values, Mapping) else {}
-    scale, sources = settings.get("scale"), _named(config)
+    scale, sources = settings.get("scale"), named_sources(config)
     unknown = {*scale} - {*sources} if isinstance(scale, Mapping) else set()
     problems += [
         f"{_STATE_MASKED_GRPO}.scale.{name}: no such source; name one of {sorted(sources, key=str)}"
@@ -295,227 +273,6 @@ def _advantage_problems(config: Mapping[str, Any]) -> list[str]:
             "constant verl divides by the longest response of each micro-batch, so the horizon "
             "varies; set it to a whole number >= 1, such as data.max_response_length"
         )
-    return problems
-
-
-# --- data ---------------------------------------------------------------------------------------
-
-
-def _data_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[str]:
-    problems = []
-    for key in ("data.train_files", "data.val_files"):
-        if key in unset_keys(config):
-            continue  # said by then
-        files = files_at(config, key)
-        times = Counter(map(os.path.abspath, files))
-        problems += [
-            f"{key}: {file} is named {count} times: its rows would count as often; name it once"
-            for file, count in times.items()
-            if count > 1
-        ]
-        found, unreadable = _readable(files)
-        problems += [f"{key}: {problem}" for problem in unreadable]
-        problems += _unknown_source_problems(config, key, found)
-        if not unreadable:
-            problems += _missing_source_problems(config, key, found)
-        problems += _row_agent_problems(config, found, agents)
-        if key == "data.train_files":
-            paths = [file.path for file in found]
-            problems += [f"{key}: {problem}" for problem in row_id_problems(paths)]
-            problems += _own_file_problems(config, files, found)
-    return problems
-
-
-def _readable(files: Sequence[str]) -> tuple[list[FileRows], list[str]]:
-    """What the good files hold, each looked at once, and what is wrong with the others."""
-    found: list[FileRows] = []
-    problems: list[str] = []
-    for some in [[file] for file in dict.fromkeys(map(os.path.abspath, files))] or [[]]:
-        try:
-            found += read_sources(some)
-        except ValueError as error:
-            problems += str(error).splitlines()
-    return found, problems
-
-
-def _unknown_source_problems(
-    config: Mapping[str, Any], key: str, found: Sequence[FileRows]
-) -> list[str]:
-    return [
-        f"no ratio for source={source!r} ({file.path}, {count} rows): every source of "
-        f"{key} needs one; add mixed.sources.{source}.ratio (0 leaves it out)"
-        for file in found
-        for source, count in file.rows_by_source.items()
-        if source not in _named(config)
-    ]
-
-
-def _missing_source_problems(
-    config: Mapping[str, Any], key: str, found: Sequence[FileRows]
-) -> list[str]:
-    there = {source for file in found for source in file.rows_by_source}
-    return [
-        f"no rows of source={name!r} in {key} ({', '.join(str(file.path) for file in found)}): it "
-        f"has mixed.sources.{name}.ratio={source.ratio}; add a file with its rows or set its "
-        "ratio to 0"
-        for name, source in _sources(config).items()
-        if source.takes_part and name not in there
-    ]
-
-
-def _own_file_problems(
-    config: Mapping[str, Any], files: Sequence[str], found: Sequence[FileRows]
-) -> list[str]:
-    """Rows of other sources in a file that one source names as its own."""
-    rows_of = {str(file.path): file.rows_by_source for file in found}
-    trained = set(map(os.path.abspath, files))
-    problems = []
-    for name, source in _sources(config).items():
-        key = f"mixed.sources.{name}.files"
-        for path in source.files:
-            if os.path.abspath(path) not in trained:
-                problems.append(
-                    f"{key}: {path} is not one of data.train_files, so nothing is drawn from it; "
-                    "add it there"
-                )
-            others = [
-                f"{count} rows of source={other!r}"
-                for other, count in rows_of.get(os.path.abspath(path), {}).items()
-                if other != name
-            ]
-            if others:
-                problems.append(
-                    f"{key}: {path} holds {', '.join(others)}: its files hold rows of "
-                    f"data_source={name!r} only; move those rows, or name the file in "
-                    "data.train_files (TRAIN_FILES) instead"
-                )
-    return problems
-
-
-def _row_agent_problems(
-    config: Mapping[str, Any], found: Sequence[FileRows], agents: set[str] | None
-) -> list[str]:
-    """Agents that rows name themselves, where the mixture leaves it to them."""
-    left_to_rows = {
-        name
-        for name, source in _sources(config).items()
-        if source.takes_part and source.agent is None
-    }
-    if agents is None or not left_to_rows:
-        return []
-    columns = ["data_source", "agent_name"]
-    problems = []
-    for path in (file.path for file in found):
-        table = pq.read_table(path, columns=columns)
-        counted = table.group_by(columns, use_threads=False).aggregate([([], "count_all")])
-        problems += [
-            f"{path}: {pair['count_all']} rows of source={pair['data_source']!r} have "
-            f"agent_name={pair['agent_name']!r}: no such agent; there are "
-            f"{', '.join(sorted(agents))}, or set mixed.sources.{pair['data_source']}.agent"
-            for pair in counted.to_pylist()
-            if pair["data_source"] in left_to_rows and pair["agent_name"] not in agents
-        ]
-    return problems
-
-
-def _model_problems(config: Mapping[str, Any]) -> list[str]:
-    """A model folder that is not there, and prompts that do not fit; a hub's name is left alone."""
-    key = "actor_rollout_ref.model.path"
-    path = Path(str(at(config, key))).expanduser()
-    if not path.is_absolute() or key in unset_keys(config):
-        return []
-    if not (path / "config.json").is_file():
-        return [f"{key}={str(path)!r}: no config.json there; set MODEL_PATH to a model folder"]
-    return _prompt_problems(config, path)
-
-
-def _prompt_problems(config: Mapping[str, Any], model: Path) -> list[str]:
-    """Files with prompts longer than `data.max_prompt_length`.
-
-    verl would drop such rows, and the mixture plan counts on every row.
-    """
-    from transformers import AutoTokenizer  # a second or two
-
-    limit = at(config, "data.max_prompt_length")
-    tokenizer = AutoTokenizer.from_pretrained(str(model))
-    system_prompts, sources = _system_prompts(config), _sources(config)
-    problems = _template_problems(config, tokenizer, system_prompts)
-    if problems:
-        return problems
-    for path in [*files_at(config, "data.train_files"), *files_at(config, "data.val_files")]:
-        try:
-            columns = ["prompt", "data_source", "agent_name"]
-            rows = pq.read_table(path, columns=columns).to_pylist()
-        except (OSError, pa.ArrowException):
-            continue  # said by the check of the data
-        prompts = []
-        for row in rows:
-            own = sources.get(row["data_source"])
-            system = system_prompts.get((own and own.agent) or row["agent_name"])
-            has_one = not system or row["prompt"][0]["role"] == "system"
-            before = [] if has_one else [{"role": "system", "content": system}]
-            prompts.append([*before, *row["prompt"]])
-        texts = [
-            tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-            for prompt in prompts
-        ]
-        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-        lengths = [len(ids) for ids in encoded]
-        too_long = [row for row, length in enumerate(lengths) if length > limit]
-        if too_long:
-            problems.append(
-                f"{path}: {len(too_long)} of {len(prompts)} prompts are longer than "
-                f"data.max_prompt_length={limit} tokens, first row {too_long[0]}, longest "
-                f"{max(lengths)}, with the agent's system_prompt; raise it or leave those rows out"
-            )
-    return problems
-
-
-def _system_prompts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Agent -> the message that it puts before a row's own, tags and tools filled in."""
-    tools, _ = _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
-    file = Path(at(config, f"{_ROLLOUT}.agent.agent_loop_config_path") or "")
-    if tools is None or not file.is_file():
-        return {}  # said by their own checks
-    prompts = {}
-    for entry in yaml.safe_load(file.read_text()):
-        if text := entry.get("system_prompt"):
-            known = named_tools(entry.get("topk", 3))
-            names = entry.get("tool_names") or known
-            lines = [
-                describe(n, known[n].description, known[n].arguments) for n in names if n in known
-            ]
-            text = text.replace("{tools}", "\n".join(lines))
-            prompts[entry["name"]] = fill_tags(text, tools)
-    return prompts
-
-
-def _template_problems(
-    config: Mapping[str, Any], tokenizer: Any, system_prompts: Mapping[str, str]
-) -> list[str]:
-    """Messages that the loops will send and the model's chat template refuses."""
-    common = at(config, "mixed.turns.observation_style")
-    said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
-    problems = []
-    for name, source in _sources(config).items():
-        tried = []
-        if source.agent in system_prompts:
-            tried.append(("system", [{"role": "system", "content": "s"}, said[0]]))
-        if (source.observation_style or common) == "chat":
-            tried.append(("tool", [*said, {"role": "tool", "content": "t"}]))
-        for role, messages in tried:
-            try:
-                tokenizer.apply_chat_template(messages, tokenize=False)
-            except TemplateError as error:
-                problems.append(
-                    f"source={name}: the chat template of actor_rollout_ref.model.path refuses "
-                    f"messages of the role {role} ({error}); "
-                    + (
-                        "set mixed.turns.observation_style=inline"
-                        if role == "tool"
-                        else "set system_prompt of its agent to null"
-                    )
-                )
     return problems
 
 
@@ -604,7 +361,7 @@ def _foreign_problems(config: Mapping[str, Any]) -> list[str]:
     return [
         f"mixed.sources.{name}.{key}={getattr(source, key)!r} with agent={source.agent!r}: verl's "
         f"own loops read no limits of a source; set it for all, or use another agent"
-        for name, source in _sources(config).items()
+        for name, source in sound_sources(config).items()
         if source.agent in _VERLS_AGENTS
         for key in ours
         if getattr(source, key) is not None
@@ -613,8 +370,8 @@ def _foreign_problems(config: Mapping[str, Any]) -> list[str]:
 
 def _loop_problems(config: Mapping[str, Any]) -> list[str]:
     """Settings of the agent loops that contradict one another, or their backend."""
-    mixed, _ = _section(MixedConfig, at(config, "mixed", {}), "mixed")
-    tools, _ = _section(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
+    mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
+    tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if mixed is None or tools is None:
         return []  # said by the check of the sections
     problems = _foreign_problems(config)
@@ -693,7 +450,7 @@ def _batch_problems(config: Mapping[str, Any]) -> list[str]:
             f"data.train_batch_size={batch} is no multiple of {_ACTOR}.ppo_mini_batch_size={mini}: "
             "the last mini-batch would be filled with padding; choose a divisor"
         )
-    sources = _sources(config).values()
+    sources = sound_sources(config).values()
     groups = {source.rollout_n or n for source in sources if source.takes_part}
     if len(groups) > 1:
         return problems  # the trainer pads each optimizer update to a number that can be split

@@ -6,12 +6,16 @@ and to the launcher's preflight. Imports no torch, no Ray, no verl.
 """
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
     field_validator,
     model_validator,
@@ -29,6 +33,77 @@ Ratio = float | dict[int, float]
 """A share, or by how many steps were trained before: `{0: 0.5, 1000: 0.2}`, linear in between."""
 
 
+class PromptConfig(Section):
+    """How a row's question becomes the messages of a prompt. `{code_start_tag}` and the other names
+    of `tool_config`'s tags and markers in braces stand for what is configured there."""
+
+    system: str | None = None
+    """A message before the row's own; rows that bring a system message keep theirs. None: none."""
+
+    user: str = "{question}"
+    """The last user message; `{question}` stands for the row's own text."""
+
+    @model_validator(mode="after")
+    def _says_what_it_should(self) -> Self:
+        if "{question}" not in self.user:
+            raise ValueError(
+                f"user={self.user!r} leaves the question out: write {{question}} where it belongs"
+            )
+        named = re.findall(r"\{(\w+_(?:tag|marker))\}", f"{self.system or ''} {self.user}")
+        if unknown := sorted({*named} - {*TAG_FIELDS}):
+            raise ValueError(
+                f"{', '.join(f'{{{name}}}' for name in unknown)}: no such tag; there are "
+                f"{', '.join(f'{{{name}}}' for name in TAG_FIELDS)}"
+            )
+        return self
+
+
+class FormatTermConfig(Section):
+    """1 where an answer was given in the asked form, else 0."""
+
+    weight: float = Field(0.1, allow_inf_nan=False)
+    """What it adds to the score."""
+
+
+class LengthTermConfig(Section):
+    """0 for a response of up to `free` tokens, falling to -1 at `limit` (DAPO, Yu et al. 2025, eq.
+    13). Tool results count: it is the room of the response that runs out."""
+
+    weight: float = Field(1.0, ge=0, allow_inf_nan=False)
+    """What the term is multiplied by before it is added to the score."""
+
+    free: int | None = Field(default=None, ge=0)
+    """Tokens; None: four fifths of `limit`."""
+
+    limit: int | None = Field(default=None, ge=1)
+    """Tokens; None: the source's `max_response_length`."""
+
+    @model_validator(mode="after")
+    def _falls_somewhere(self) -> Self:
+        if self.free is not None and self.limit is not None and self.free >= self.limit:
+            raise ValueError(f"free={self.free} must be below limit={self.limit}")
+        return self
+
+
+class RewardTerms(Section):
+    """What is added to a source's reward; `acc`, whether it counts as solved, stays as it was."""
+
+    format: FormatTermConfig | None = None
+    """For answering in the asked form."""
+
+    length: LengthTermConfig | None = None
+    """Against running on."""
+
+
+_BRANCHES = ("<name>", "<template>")
+"""Pydantic has them in an error's place, where they are no part of the path."""
+
+_NameOrTemplate = Annotated[
+    Annotated[str, Tag(_BRANCHES[0])] | Annotated[PromptConfig, Tag(_BRANCHES[1])],
+    Discriminator(lambda given: _BRANCHES[not isinstance(given, str)]),
+]
+
+
 class SourceConfig(Section):
     """One source of the mixture."""
 
@@ -39,12 +114,33 @@ class SourceConfig(Section):
     """Agent loop for every row of this source; None takes the row's own `agent_name`."""
 
     reward: str | None = None
-    """Reward function for this source, a name of `agent_loop.rewards`; None takes the one named
-    after the source, and exact match where there is none."""
+    """How answers of this source are judged: a name of `agent_loop.rewards`, or a function as
+    `path/to/file.py:function`; None takes the one named after the source, and exact match where
+    there is none."""
+
+    reward_options: dict[str, Any] = {}
+    """Settings of the reward, as `{judge: all, max_tests: 8}` of `code`; a function of one's own is
+    called with them."""
+
+    reward_terms: RewardTerms = RewardTerms()
+    """What is added to it."""
+
+    prompt: _NameOrTemplate | None = None
+    """Name of one of `mixed.prompts`, or a template of its own; None: rows as they are."""
 
     files: list[str] = []
     """Training files that hold this source's rows and no other's; they join `data.train_files`,
     where rows are also found by their `data_source`."""
+
+    val_files: list[str] = []
+    """The same, for validation."""
+
+    kind: str | None = None
+    """What `files` and `val_files` are where they are not parquet rows yet: a kind of `verl-mixed
+    prepare`, or a Python file that holds one. They are prepared when a run starts, once."""
+
+    kind_options: dict[str, Any] = {}
+    """Options of the kind, as `{question_field: query}` of `json`."""
 
     rollout_n: int | None = Field(default=None, ge=2)
     """Trajectories per prompt in training; None takes `rollout.n`."""
@@ -66,7 +162,7 @@ class SourceConfig(Section):
     observation_style: Literal["inline", "chat"] | None = None
     """How tool results enter the response; None takes `mixed.turns.observation_style`."""
 
-    @field_validator("files", mode="before")
+    @field_validator("files", "val_files", mode="before")
     @classmethod
     def _one_file_is_a_list(cls, files: Any) -> Any:
         return [files] if isinstance(files, str) else files
@@ -93,6 +189,17 @@ class SourceConfig(Section):
     def takes_part(self) -> bool:
         """Whether the ratio is above 0 at some time."""
         return any(self.schedule.values())
+
+
+def templates_of(
+    sources: Mapping[str, SourceConfig], prompts: Mapping[str, PromptConfig]
+) -> dict[str, PromptConfig]:
+    """source -> the template of its prompts; a name that is not in `prompts` counts as none."""
+    templates: dict[str, PromptConfig] = {}
+    for name, source in sources.items():
+        given = prompts.get(source.prompt) if isinstance(source.prompt, str) else source.prompt
+        templates[name] = given or PromptConfig()
+    return templates
 
 
 class RateLimitConfig(Section):
@@ -202,6 +309,9 @@ class MixedConfig(Section):
     sources: dict[str, SourceConfig]
     """Source name (as in the rows' `data_source` column) -> its settings."""
 
+    prompts: dict[str, PromptConfig] = {}
+    """Templates by name, for `mixed.sources.<name>.prompt`: a file of `config/prompts/`."""
+
     apportionment: Literal["carry", "fixed"] = "carry"
     """carry: remainders go on to the next batch; fixed: the same whole numbers in every batch."""
 
@@ -217,6 +327,9 @@ class MixedConfig(Section):
     on_change: Literal["refuse", "continue"] = "refuse"
     """What a resumed run does where data, ratios, batch size or seed are not its checkpoint's:
     refuse, or go on with each source's next row under the new mixture."""
+
+    leakage: Literal["refuse", "allow"] = "refuse"
+    """What the check before a run does about rows of validation that are trained too."""
 
     max_wait_s: float = Field(default=3600.0, gt=0)
     """Longest wait for the groups of a batch; then the step fails and names who is missing."""
@@ -269,6 +382,18 @@ class MixedConfig(Section):
                 "every ratio is 0; give at least one source a ratio above 0 "
                 "(TACO_RATIO, NQ_RATIO, MATH_RATIO or mixed.sources.<name>.ratio)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _prompts_are_there(self) -> Self:
+        problems = [
+            f"sources.{name}.prompt={source.prompt!r}: no such template; mixed.prompts has "
+            f"{', '.join(sorted(self.prompts)) or 'none'}"
+            for name, source in self.sources.items()
+            if isinstance(source.prompt, str) and source.prompt not in self.prompts
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @property
@@ -430,7 +555,8 @@ def load_section(section: type[S], values: Any, path: str) -> S:
     except ValidationError as error:
         problems = []
         for item in error.errors():
-            place = ".".join([path, *(str(part) for part in item["loc"])])
+            parts = (str(part) for part in item["loc"] if part not in _BRANCHES)
+            place = ".".join([path, *parts])
             message = item["msg"].removeprefix("Value error, ")
             shown = item["input"]
             given = f" (got {shown!r})" if not isinstance(shown, dict) else ""

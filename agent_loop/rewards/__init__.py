@@ -1,50 +1,107 @@
-"""Rewards by name. A reward sees the final answer and the ground truth, and nothing a tool wrote.
+"""Rewards by name. A reward sees the model's own words and the ground truth, nothing of a tool.
 
-One file a kind. Every reward gives the same keys: `score` is what is trained, `acc` is 1 when the
-prompt counts as solved, `format` is 1 when an answer was given; all in [0, 1].
+One file a kind. Every reward gives `score`, which is trained, `acc`, 1 when the prompt counts as
+solved, and `format`, 1 when an answer was given; and parts of its own, each a metric of its source.
 """
 
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
-from agent_loop.rewards import code, math, qa
-from agent_loop.tools.protocol import ToolBackend
+from agent_loop.rewards.attempt import Attempt, Reward
+from agent_loop.rewards.code import CodeOptions, CodeReward
+from agent_loop.rewards.custom import custom_reward, split_path
+from agent_loop.rewards.exact import ExactReward
+from agent_loop.rewards.math import MathReward
+from agent_loop.rewards.qa import QAReward
+from config.schema import load_section
 
-Reward = Callable[[str | None, dict[str, Any], ToolBackend], Awaitable[dict[str, float]]]
+_Maker = Callable[[str, Mapping[str, Any]], Reward]
 
-REWARDS: dict[str, Reward] = {
-    "code": code.score,
-    "qa": qa.score,
-    "qa_f1": qa.score_f1,
-    "math": math.score,
-    "exact_match": qa.score_exact,
+
+def _code(name: str, options: Mapping[str, Any]) -> Reward:
+    section = load_section(CodeOptions, dict(options), "reward_options")
+    return CodeReward(name=name, options=section)
+
+
+def _plain(make: Callable[..., Reward], **settings: Any) -> _Maker:
+    """Of a reward without options."""
+
+    def made(name: str, options: Mapping[str, Any]) -> Reward:
+        if options:
+            raise ValueError(
+                f"reward_options={sorted(options)} of reward={name!r}: it has no options; remove "
+                "them"
+            )
+        return make(name=name, **settings)
+
+    return made
+
+
+_MAKERS: dict[str, _Maker] = {
+    "code": _code,
+    "qa": _plain(QAReward),
+    "qa_f1": _plain(QAReward, by_f1=True),
+    "math": _plain(MathReward),
+    "exact_match": _plain(ExactReward),
     # AgentFly's names
-    "code_reward": code.score,
-    "qa_em_reward": qa.score,
-    "qa_f1_reward": qa.score_f1,
-    "math_reward": math.score,
-    "math_reward_format": math.score_with_format,
-    "math_reward_string_equal": math.score_string_equal,
-    "exact_match_reward": qa.score_exact,
+    "code_reward": _code,
+    "qa_em_reward": _plain(QAReward),
+    "qa_f1_reward": _plain(QAReward, by_f1=True),
+    "math_reward": _plain(MathReward),
+    "math_reward_format": _plain(MathReward, format_weight=0.1),
+    "math_reward_string_equal": _plain(MathReward, by_text=True),
+    "exact_match_reward": _plain(ExactReward),
 }
+
+REWARDS: tuple[str, ...] = tuple(sorted(_MAKERS))
+"""Names; `path/to/file.py:function` is another."""
 
 _BY_SOURCE = {"taco": "code", "nq": "qa", "math": "math"}
 
 
-def reward_for(name: str) -> Reward:
-    """The reward of that name.
+def reward_for(name: str, options: Mapping[str, Any] | None = None) -> Reward:
+    """The reward of that name; one for the process.
+
+    Args:
+        name: one of `REWARDS`, or `path/to/file.py:function`.
+        options: `mixed.sources.<source>.reward_options`; JSON values.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such reward or file, it cannot be loaded, or an option is wrong.
     """
-    if name not in REWARDS:
+    return _reward_for(name, json.dumps(options or {}, sort_keys=True))
+
+
+@lru_cache(256)
+def _reward_for(name: str, options: str) -> Reward:
+    if split_path(name) is not None:
+        return custom_reward(name, json.loads(options))
+    if name not in _MAKERS:
         raise ValueError(
-            f"unknown reward={name!r}: choose one of {', '.join(sorted(REWARDS))}; "
-            "set mixed.sources.<source>.reward"
+            f"unknown reward={name!r}: choose one of {', '.join(REWARDS)}, or name a function as "
+            "path/to/file.py:function; set mixed.sources.<source>.reward"
         )
-    return REWARDS[name]
+    return _MAKERS[name](name, json.loads(options))
 
 
 def default_reward(source: str) -> str:
     """The reward of a source that names none: its own where it is known, else exact match."""
     return _BY_SOURCE.get(source, "exact_match")
+
+
+def runs_programs(name: str) -> bool:
+    """Whether a reward makes tool calls: one for each hidden test."""
+    return _MAKERS.get(name) is _code
+
+
+__all__ = [
+    "REWARDS",
+    "Attempt",
+    "Reward",
+    "default_reward",
+    "reward_for",
+    "runs_programs",
+    "split_path",
+]

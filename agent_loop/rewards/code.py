@@ -1,56 +1,331 @@
-"""Programs judged by hidden stdin/stdout tests, in the same sandbox as the model's own runs.
+"""Programs judged by hidden tests, in the same sandbox as the model's own runs.
 
-TACO: Li et al. 2023; the tests are the row's `input_output`.
+A test is a text for stdin and one that stdout has to be, or, where the ground truth has `fn_name`,
+arguments and a result, as in TACO (Li et al. 2023). What is expected never enters the sandbox.
 """
 
-from typing import Any
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from hashlib import sha256
+from typing import Any, Literal
 
-from agent_loop.compat import gather_all
+from pydantic import Field
+
+from agent_loop.compat import StrEnum, gather_all
+from agent_loop.rewards.attempt import Attempt
 from agent_loop.rewards.verdict import no_answer, verdict
 from agent_loop.tools.protocol import ToolBackend, ToolRejected, run_code_call
+from config.schema import Section
+
+LEAST_TIME_LIMIT_S = 5.0
+"""Of a test. The limits of public problems are for compiled languages."""
+
+MOST_TIME_LIMIT_S = 10.0
+
+RELATIVE, ABSOLUTE = 1e-5, 1e-8
+"""Tolerances where the expected number is not whole, as numpy's `allclose`. TACO's evaluation has
+them for all: there 123456000.0 is 123456789."""
+
+OF_WHOLE = 1e-5
+"""How far a decimal may be from an expected whole number: 4.9999999 where 5 was meant."""
+
+_AT_ONCE = 16
+"""Tests that are asked for together where the first failure ends it."""
 
 
-async def score(
-    answer: str | None, ground_truth: dict[str, Any], tools: ToolBackend
-) -> dict[str, float]:
-    """The share of hidden tests that a program passes.
+class CodeOptions(Section):
+    """`mixed.sources.<source>.reward_options` of `code`."""
 
-    Args:
-        answer: the program, None without one.
-        ground_truth: `{"inputs": [str], "outputs": [str]}`, one pair a test.
-        tools: runs the program.
+    judge: Literal["fraction", "all"] = "fraction"
+    """fraction: the share of tests that are passed. all: 1 where every test is, else 0; the first
+    failure ends it."""
 
-    Raises:
-        ToolUnavailable: the sandbox could not be reached: no verdict.
-        ValueError: the row has no tests.
-    """
-    inputs, outputs = ground_truth["inputs"], ground_truth["outputs"]
-    if not inputs or len(inputs) != len(outputs):
-        raise ValueError(
-            f"cannot judge a program by {len(inputs)} inputs and {len(outputs)} outputs: each row "
-            "needs as many outputs as inputs, and at least one; prepare the data again"
+    max_tests: int | None = Field(default=None, ge=1)
+    """Tests that are run, spread evenly over the row's, its first and last among them (of one: the
+    last): problems begin with their examples and end with their largest inputs. None: all."""
+
+
+class Outcome(StrEnum):
+    """How a program did in one test; the names of the reward's parts."""
+
+    PASSED = "passed"
+    COMPILE_ERROR = "compile_error"
+    TIMEOUT = "timeout"
+    RUNTIME_ERROR = "runtime_error"
+    WRONG_OUTPUT = "wrong_output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Test:
+    input: Any
+    output: Any
+    fn_name: str | None
+    wrapped: bool
+    """The public data had every result in a list of its own, or the results are such lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeReward:
+    """The share of hidden tests that a program passes. Its parts are the shares of the tests that
+    ended in each `Outcome`; those that nobody ran, after one that decides, count as it did."""
+
+    name: str
+    options: CodeOptions = field(default_factory=CodeOptions)
+
+    async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
+        if problem := self.truth_problem(attempt.ground_truth):
+            raise ValueError(f"cannot judge a program: {problem}; prepare the data again")
+        from agent_loop.tools.server.submission import extract_code  # pulls in all of the server
+
+        program = extract_code(attempt.answer or "", "python")
+        if attempt.answer is None or not program.strip():
+            return no_answer() | dict.fromkeys(Outcome, 0.0)
+        extras = attempt.extra_info.get("extras")
+        asked = extras.get("time_limit_s") if isinstance(extras, Mapping) else None
+        limit_s = time_limit_s(asked)
+        tests = _tests(attempt.ground_truth, self.options.max_tests)
+
+        async def run(some: Sequence[_Test]) -> list[Outcome]:
+            return await gather_all([_outcome(program, test, limit_s, tools) for test in some])
+
+        outcomes = await run(tests[:1])
+        size = _AT_ONCE if self.options.judge == "all" else len(tests)
+        while len(outcomes) < len(tests):
+            if (end := self._end(outcomes)) is not None:
+                outcomes += [end] * (len(tests) - len(outcomes))
+            else:
+                outcomes += await run(tests[len(outcomes) :][:size])
+        shares = {str(each): outcomes.count(each) / len(outcomes) for each in Outcome}
+        solved = float(shares["passed"] == 1)
+        score = solved if self.options.judge == "all" else shares["passed"]
+        return verdict(score, acc=solved) | shares
+
+    def _end(self, outcomes: Sequence[Outcome]) -> Outcome | None:
+        """The outcome that decides, if there is one: what does not compile fails every test."""
+        failed = [each for each in outcomes if each is not Outcome.PASSED]
+        if Outcome.COMPILE_ERROR in failed:
+            return Outcome.COMPILE_ERROR
+        return failed[0] if failed and self.options.judge == "all" else None
+
+    def truth_problem(self, ground_truth: Any) -> str | None:
+        if not isinstance(ground_truth, Mapping):
+            return "ground_truth is no object with `inputs` and `outputs`"
+        inputs, outputs = ground_truth.get("inputs"), ground_truth.get("outputs")
+        if not isinstance(inputs, list) or not isinstance(outputs, list):
+            return "ground_truth needs the lists `inputs` and `outputs`"
+        if not inputs or len(inputs) != len(outputs):
+            return (
+                f"ground_truth has {len(inputs)} inputs and {len(outputs)} outputs: as many of one "
+                "as of the other are needed, and at least one"
+            )
+        fn_name = ground_truth.get("fn_name")
+        if fn_name is None:
+            texts = all(isinstance(text, str) for text in [*inputs, *outputs])
+            return None if texts else "ground_truth: inputs and outputs must be texts"
+        if not isinstance(fn_name, str) or not fn_name.isidentifier():
+            return f"ground_truth.fn_name={fn_name!r} is no name of a function"
+        lists = all(isinstance(arguments, list) for arguments in inputs)
+        return (
+            None if lists else "ground_truth.inputs: with fn_name each must be a list of arguments"
         )
-    if answer is None or not answer.strip():
-        return no_answer()
-    verdicts = await gather_all(
-        [
-            _passes(answer, stdin, expected, tools)
-            for stdin, expected in zip(inputs, outputs, strict=True)
-        ]
-    )
-    passed = sum(verdicts) / len(verdicts)
-    return verdict(passed, acc=float(passed == 1))
 
 
-async def _passes(program: str, stdin: str, expected: str, tools: ToolBackend) -> bool:
+def time_limit_s(asked: Any) -> float | None:
+    """What a test's run may take; None leaves it to the server."""
+    if not isinstance(asked, int | float) or isinstance(asked, bool) or not asked > 0:
+        return None
+    return min(MOST_TIME_LIMIT_S, max(LEAST_TIME_LIMIT_S, float(asked)))
+
+
+def chosen(count: int, most: int | None) -> list[int]:
+    """Which of `count` tests are run; see `CodeOptions.max_tests`."""
+    if most is None or most >= count:
+        return list(range(count))
+    if most == 1:
+        return [count - 1]
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def _tests(ground_truth: Mapping[str, Any], most: int | None) -> list[_Test]:
+    inputs, outputs = ground_truth["inputs"], ground_truth["outputs"]
+    return [
+        _Test(
+            input=inputs[i],
+            output=outputs[i],
+            fn_name=ground_truth.get("fn_name"),
+            wrapped=bool(ground_truth.get("outputs_wrapped")),
+        )
+        for i in chosen(len(inputs), most)
+    ]
+
+
+async def _outcome(program: str, test: _Test, limit_s: float | None, tools: ToolBackend) -> Outcome:
+    marker = ""
+    code, stdin = program, test.input
+    if test.fn_name is not None:
+        stdin = json.dumps(test.input)
+        marker = sha256(f"{program}\0{stdin}".encode(errors="replace")).hexdigest()
+        code = calling_program(program, test.fn_name, marker)
     try:
-        body = (await tools.call(run_code_call(program, stdin, deterministic=True))).body
+        call = run_code_call(code, stdin, deterministic=True, run_timeout_s=limit_s)
+        body = (await tools.call(call)).body
     except ToolRejected:
-        return False  # a program that the server does not even take
-    return body.get("status") == "Success" and same_output(body["run_result"]["stdout"], expected)
+        return Outcome.RUNTIME_ERROR  # a program that the server does not even take
+    run = body.get("run_result") or {}
+    if body.get("status") != "Success":
+        return _failure(body.get("compile_result") or {}, run)
+    printed = run["stdout"]
+    if test.fn_name is None:
+        is_right = same_output(printed, test.output)
+    else:
+        found, result = returned(printed, marker)
+        is_right = found and (
+            same_value(result, test.output) or (test.wrapped and same_value(result, [test.output]))
+        )
+    return Outcome.PASSED if is_right else Outcome.WRONG_OUTPUT
+
+
+def _failure(compiled: Mapping[str, Any], run: Mapping[str, Any]) -> Outcome:
+    """What ended a run. Python says nothing of a traceback where it could not compile the program;
+    a `SyntaxError` of its `exec` is the program's own."""
+    if run.get("status") == "TimeLimitExceeded":
+        return Outcome.TIMEOUT
+    error = str(run.get("stderr") or "")
+    last = error.rstrip().rpartition("\n")[2]
+    kinds = ("SyntaxError", "IndentationError", "TabError")
+    if compiled.get("return_code") or (last.startswith(kinds) and "Traceback (most" not in error):
+        return Outcome.COMPILE_ERROR
+    return Outcome.RUNTIME_ERROR
+
+
+# --- functions ------------------------------------------------------------------------------------
+
+_CALL = """\
+import json, sys
+arguments = json.load(sys.stdin)
+for at, value in enumerate(arguments):  # JSON has no whole numbers as keys
+    if isinstance(value, dict) and value and all(k.lstrip("-").isdigit() for k in value):
+        arguments[at] = {{int(k): v for k, v in value.items()}}
+names = {{"__name__": "solution"}}
+exec({preamble!r}, names)
+imported = names.get({fn_name!r})
+try:
+    compiled = compile({program!r}, "solution.py", "exec")
+except (SyntaxError, ValueError) as error:
+    sys.exit(f"SyntaxError: {{error}}")
+exec(compiled, names)
+solution = names.get("Solution")
+if hasattr(solution, {fn_name!r}):
+    function = getattr(solution(), {fn_name!r})
+else:
+    function = names[{fn_name!r}]
+    if function is imported and {fn_name!r} not in compiled.co_names:  # `gcd` of an empty program
+        sys.exit("NameError: the program has no such function")
+result = function(*arguments)
+def plain(value):
+    return value.tolist() if hasattr(value, "tolist") else list(value)
+text = json.dumps(result, default=plain)
+sys.stdout.flush()
+print()
+print({marker!r} + text)
+"""
+
+_PREAMBLE = """\
+import bisect, collections, functools, heapq, itertools, math, random, re, string, sys
+from bisect import *
+from collections import *
+from functools import *
+from heapq import *
+from itertools import *
+from math import ceil, factorial, floor, gcd, inf, log, log2, sqrt
+from typing import *
+"""
+"""What the editors of such problems import for everyone, whose solutions rely on it."""
+
+
+def calling_program(program: str, fn_name: str, marker: str) -> str:
+    """A program that calls a function of another, or a method of its class `Solution`.
+
+    Its input is a JSON list of arguments; the result is JSON on a line that begins with `marker`.
+    A program that finds the marker out can print a result without having the function, which gains
+    it nothing: it does not know which one is right.
+    """
+    return _CALL.format(preamble=_PREAMBLE, program=program, fn_name=fn_name, marker=marker)
+
+
+def returned(printed: str, marker: str) -> tuple[bool, Any]:
+    """Whether there is a result in what was printed, and the result."""
+    _, found, text = printed.rpartition(f"\n{marker}")
+    if not found:
+        return False, None
+    try:
+        return True, json.loads(text)
+    except (ValueError, RecursionError):
+        return False, None
+
+
+def same_value(got: Any, expected: Any) -> bool:
+    """Whether two JSON values agree; decimals to a tolerance."""
+    if isinstance(got, float) or isinstance(expected, float):
+        if not (_is_number(got) and _is_number(expected)):
+            return False
+        return _is_close(got, expected)
+    if isinstance(got, list) and isinstance(expected, list):
+        return len(got) == len(expected) and all(map(same_value, got, expected))
+    if isinstance(got, dict) and isinstance(expected, dict):
+        return got.keys() == expected.keys() and all(same_value(got[k], expected[k]) for k in got)
+    return got == expected
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _is_close(got: float, expected: float) -> bool:
+    """Of numbers, not both of them `int`."""
+    if got == expected:
+        return True
+    if isinstance(expected, int):
+        return math.isfinite(got) and abs(Fraction(got) - expected) <= OF_WHOLE
+    try:
+        return math.isclose(got, expected, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
+# --- outputs --------------------------------------------------------------------------------------
 
 
 def same_output(got: str, expected: str) -> bool:
-    """Whether two outputs agree but for white space at the ends of lines and of the text."""
-    lines = [[line.rstrip() for line in text.strip().splitlines()] for text in (got, expected)]
-    return lines[0] == lines[1]
+    """Whether two outputs have the same words on the same lines.
+
+    White space between words and empty lines do not count, case does. Words that are numbers agree
+    to a tolerance where one of them has a point or an exponent, and have to be the same otherwise.
+    """
+    if got == expected:
+        return True
+    ours, theirs = ([line.split() for line in text.splitlines()] for text in (got, expected))
+    ours, theirs = [line for line in ours if line], [line for line in theirs if line]
+    return ours == theirs or (
+        len(ours) == len(theirs)
+        and all(
+            len(a) == len(b) and all(map(_same_word, a, b))
+            for a, b in zip(ours, theirs, strict=True)
+        )
+    )
+
+
+def _same_word(got: str, expected: str) -> bool:
+    if got == expected:
+        return True
+    if not any(mark in word for word in (got, expected) for mark in ".eE"):
+        return False
+    is_whole = re.fullmatch(r"[+-]?[0-9]{1,4000}", expected) is not None
+    try:
+        return _is_close(float(got), int(expected) if is_whole else float(expected))
+    except ValueError:
+        return False

@@ -1,14 +1,19 @@
-"""Short answers: exact match and token F1 after SQuAD's normalisation.
+"""Short answers: exact match and token F1, after SQuAD's normalisation.
 
-Source: Rajpurkar et al. 2016 (SQuAD), the evaluation script's rules: lower case, no punctuation, no
-articles, single spaces; the best of several right answers counts.
+Source: Rajpurkar et al. 2016, the evaluation script of SQuAD v1.1: lower case, no ASCII
+punctuation, no articles, single spaces; the best of several right answers counts. As there, texts
+of which nothing is left are an exact match and have F1 0; the reward asks for the same text then.
 """
 
 import re
 import string
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+from agent_loop.rewards.attempt import Attempt
 from agent_loop.rewards.verdict import no_answer, verdict
 from agent_loop.tools.protocol import ToolBackend
 
@@ -21,49 +26,63 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact_match(answer: str, target: str) -> float:
-    """1.0 when both have the same normal form."""
-    return float(normalise(answer) == normalise(target))
+_normal_target = lru_cache(1 << 16)(normalise)  # a target comes once for each trajectory
 
 
-def f1(answer: str, target: str) -> float:
-    """Harmonic mean of precision and recall over the words of the normal forms."""
-    ours, theirs = normalise(answer).split(), normalise(target).split()
-    if not ours or not theirs:
-        return float(ours == theirs)
-    common = sum((Counter(ours) & Counter(theirs)).values())
-    if common == 0:
-        return 0.0
-    precision, recall = common / len(ours), common / len(theirs)
-    return 2 * precision * recall / (precision + recall)
+@lru_cache(1 << 16)
+def _words(target: str) -> tuple[Counter[str], int]:
+    words = _normal_target(target).split()
+    return Counter(words), len(words)
 
 
-async def score(
-    answer: str | None, ground_truth: dict[str, Any], tools: ToolBackend
-) -> dict[str, float]:
-    """Exact match with the best of `ground_truth["target"]`."""
-    if answer is None:
-        return no_answer()
-    best = max(exact_match(answer, target) for target in ground_truth["target"])
-    return verdict(best)
+def exact_match(answer: str, targets: Sequence[str]) -> float:
+    """1.0 when the answer has the normal form of one of the targets."""
+    normal = normalise(answer)
+    return float(any(normal == _normal_target(target) for target in targets))
 
 
-async def score_f1(
-    answer: str | None, ground_truth: dict[str, Any], tools: ToolBackend
-) -> dict[str, float]:
-    """F1 with the best of `ground_truth["target"]`; solved means exact match."""
-    judged = await score(answer, ground_truth, tools)
-    if answer is not None:
-        judged["score"] = max(f1(answer, target) for target in ground_truth["target"])
-    return judged
+def f1(answer: str, targets: Sequence[str]) -> float:
+    """Harmonic mean of precision and recall over the words of the normal forms; of the best."""
+    words = normalise(answer).split()
+    counts = Counter(words)
+    best = 0.0
+    for target in targets:
+        wanted, length = _words(target)
+        common = sum(min(count, wanted[word]) for word, count in counts.items() if word in wanted)
+        if common:  # 2PR / (P + R)
+            best = max(best, 2 * common / (len(words) + length))
+    return best
 
 
-async def score_exact(
-    answer: str | None, ground_truth: dict[str, Any], tools: ToolBackend
-) -> dict[str, float]:
-    """The very text of `ground_truth["target"]` or `["answer"]`, white space at its ends aside."""
-    if answer is None:
-        return no_answer()
-    targets = ground_truth.get("target") or [ground_truth["answer"]]
-    same = float(any(answer.strip() == str(target).strip() for target in targets))
-    return verdict(same)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QAReward:
+    """Compares the answer with the `target` of the ground truth, a text or several. The parts `em`
+    and `f1` are given in either case; solved means an exact match."""
+
+    name: str
+    by_f1: bool = False
+    """The score is F1 and not exact match."""
+
+    async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
+        if attempt.answer is None:
+            return no_answer() | {"em": 0.0, "f1": 0.0}
+        targets = _targets(attempt.ground_truth)
+        em, share = exact_match(attempt.answer, targets), f1(attempt.answer, targets)
+        if em and not normalise(attempt.answer):  # `!` would be right wherever `A` is
+            em = float(attempt.answer.lower() in {target.lower() for target in targets})
+        return verdict(share if self.by_f1 else em, acc=em) | {"em": em, "f1": share}
+
+    def truth_problem(self, ground_truth: Any) -> str | None:
+        if not isinstance(ground_truth, Mapping) or "target" not in ground_truth:
+            return "ground_truth has no `target`"
+        targets = _targets(ground_truth)
+        if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+            return f"ground_truth.target={targets!r}: a text is needed, or a list of one or more"
+        if not any(target.strip() for target in targets):
+            return "ground_truth.target holds no text but empty ones"
+        return None
+
+
+def _targets(ground_truth: Mapping[str, Any]) -> list[str]:
+    target = ground_truth["target"]
+    return [target] if isinstance(target, str) else target

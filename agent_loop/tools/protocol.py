@@ -31,15 +31,20 @@ class ToolCall:
     """Calls of one session all go to the same server, which keeps its state."""
 
 
-def run_code_call(code: str, stdin: str, deterministic: bool | None = None) -> ToolCall:
+def run_code_call(
+    code: str, stdin: str, deterministic: bool | None = None, run_timeout_s: float | None = None
+) -> ToolCall:
     """A Python program to run.
 
     Args:
         code: the program.
         stdin: its input.
         deterministic: see `ToolCall`.
+        run_timeout_s: how long it may run; None leaves it to the server.
     """
-    payload = {"code": code, "language": "python", "stdin": stdin}
+    payload: dict[str, Any] = {"code": code, "language": "python", "stdin": stdin}
+    if run_timeout_s is not None:
+        payload["run_timeout"] = run_timeout_s
     return ToolCall(tool="run_code", payload=payload, deterministic=deterministic)
 
 

@@ -18,9 +18,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from samplers.prepare import READERS
 from samplers.rows import write_rows
-from samplers.sources import math, nq, taco
+from samplers.sources import KINDS, math, nq, taco
 
 
 def _words(text: str) -> list[str]:
@@ -28,6 +27,7 @@ def _words(text: str) -> list[str]:
 
 
 TRAIN_ROWS = {taco.SOURCE: 2400, nq.SOURCE: 800, math.SOURCE: 2000}
+DEMO_SOURCES = tuple(sorted(TRAIN_ROWS))
 VALIDATION_ROWS = 100
 HIDDEN_TESTS = 3
 
@@ -86,7 +86,7 @@ def write_demo(data: DemoData, folder: Path) -> None:
             ("val", "validation", data.validation[source]),
         ):
             rows = [
-                READERS[source](task.record, split=split, index=index)
+                KINDS[source].to_row(task.record, split=split, index=index)
                 for index, task in enumerate(tasks)
             ]
             write_rows(folder / f"{source}_{name}.parquet", rows)

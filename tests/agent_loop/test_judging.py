@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_loop.foreign_loop import rollout_of
-from agent_loop.judging import judge
+from agent_loop.judging import FOR_ALL, attempt_of, judge
 from agent_loop.observation_style import ChatStyle, InlineStyle, ObservationStyle, codec_of
 from agent_loop.tags import Action, ActionKind, Tags
 from agent_loop.tools.protocol import ToolCall, ToolResult, ToolUnavailable
 from agent_loop.trajectory import StopReason
 from agent_loop.turn_loop import Budget, Observation, Rollout, run_turns
-from config.schema import ToolConfig
+from config.schema import MixedConfig, ToolConfig
 from tests.agent_loop.test_foreign_loop import SETTINGS, finished
 from tests.fakes.engine import ScriptedGenerate
 from tests.fakes.real_tokenizers import real_tokenizer
@@ -27,8 +28,20 @@ TAGS = Tags.from_config(
     answer_boxed=True,
 )  # fmt: skip
 RIGHT = "<answer>Paris</answer> \\boxed{Paris}"
-ROW = {"reward_model": {"ground_truth": json.dumps({"target": ["Paris"]})}}
+ROW = {"data_source": "nq", "reward_model": {"ground_truth": json.dumps({"target": ["Paris"]})}}
 LIMIT_S = 20.0
+MIXED = {
+    "experiment": "x",
+    "run_dir": "/x",
+    "deadlines": {"reward_s": LIMIT_S},
+    "sources": {
+        "nq": {"ratio": 1},
+        "taco": {"ratio": 1},
+        "mine": {"ratio": 1, "reward": "gone.py:f"},
+        "long": {"ratio": 1, "reward": "qa", "reward_terms": {"length": {"free": 0, "limit": 10}}},
+    },
+}
+JUDGING = replace(SETTINGS, mixed=MixedConfig.model_validate(MIXED))
 
 
 class Tools:
@@ -67,8 +80,8 @@ async def episode(style: str, turns: list[str], printed: str) -> Rollout:
     )
 
 
-async def reward_of(rollout: Rollout, reward: str = "qa", row: Any = ROW, tools: Any = None) -> Any:
-    return await judge(rollout, row, reward, tools or Tools(), LIMIT_S)
+async def reward_of(rollout: Rollout, row: Any = ROW, tools: Any = None) -> Any:
+    return await judge(rollout, row, JUDGING, tools or Tools())
 
 
 LAST = ["well", "", "<answer>", "</answer>", "<answer>Rome</answer>", "<code>b</code>"]
@@ -96,7 +109,17 @@ async def test_the_model_s_own_answer_earns_its_reward(style):
     assert (parts["score"], parts["infra_error"], parts["loop_error"]) == (1.0, 0.0, 0.0)
 
 
-CODE_ROW = {"reward_model": {"ground_truth": json.dumps({"inputs": ["1"], "outputs": ["2"]})}}
+@pytest.mark.parametrize("empty", ["", " \n"])
+async def test_empty_answer_tags_are_no_answer(empty):
+    rollout = await episode("inline", [f"<answer>{empty}</answer>"], "")
+    assert attempt_of(rollout, ROW, 1000).answer is None
+    assert (await reward_of(rollout))["format"] == 0.0
+
+
+CODE_ROW = {
+    "data_source": "taco",
+    "reward_model": {"ground_truth": json.dumps({"inputs": ["1"], "outputs": ["2"]})},
+}
 
 
 @pytest.mark.parametrize(
@@ -105,13 +128,14 @@ CODE_ROW = {"reward_model": {"ground_truth": json.dumps({"inputs": ["1"], "outpu
         (Tools(ToolUnavailable("dead", tool="run_code")), CODE_ROW, "run_code", False),
         (Tools(takes_s=1e6), CODE_ROW, "reward", False),
         (Tools(TimeoutError("the reward's own")), CODE_ROW, "loop", True),
-        (Tools(), {"reward_model": {"ground_truth": "no JSON"}}, "loop", True),
+        (Tools(), CODE_ROW | {"reward_model": {"ground_truth": "no JSON"}}, "loop", True),
+        (Tools(), CODE_ROW | {"data_source": "mine"}, "loop", True),
     ],
 )
 def test_a_trajectory_without_a_verdict_is_lost(tools, row, fault_tool, is_loop_error):
     async def judged() -> tuple[Rollout, Any]:
         rollout = await episode("inline", ["<answer>print(2)</answer>"], "")
-        return rollout, await reward_of(rollout, "code", row, tools)
+        return rollout, await reward_of(rollout, row, tools)
 
     (rollout, parts), took_s = run_virtual(judged())
     assert took_s <= LIMIT_S
@@ -123,5 +147,39 @@ def test_a_trajectory_without_a_verdict_is_lost(tools, row, fault_tool, is_loop_
 def test_a_lost_trajectory_is_not_judged():
     rollout, _ = run_virtual(episode("inline", ["<answer>x</answer>"], ""))
     rollout.lose("search", "dead")
-    parts, _ = run_virtual(reward_of(rollout, row={}))
+    parts, _ = run_virtual(reward_of(rollout, row={"data_source": "nq"}))
     assert (parts["score"], parts["infra_error"]) == (0.0, 1.0)
+
+
+def test_the_deadline_s_and_the_reward_s_own_errors_name_the_reward():
+    async def judged() -> Rollout:
+        rollout = await episode("inline", ["<answer>print(2)</answer>"], "")
+        await reward_of(rollout, CODE_ROW | {"data_source": "mine"})
+        return rollout
+
+    rollout, _ = run_virtual(judged())
+    assert "reward=gone.py:f" in (rollout.fault or "") and "no file" in (rollout.fault or "")
+
+
+@pytest.mark.parametrize("style", ["inline", "chat", "foreign"])
+async def test_a_reward_is_given_all_of_the_model_s_words_and_none_of_a_tool_s(style):
+    turns, printed = ["so <code>a</code>", "well <answer>Paris</answer>"], f"tool {RIGHT}"
+    if style == "foreign":
+        output, given = finished([(turns[0], 1), (printed, 0), (turns[1], 1)])
+        rollout = rollout_of(output, given, CODEC, SETTINGS, "nq")
+    else:
+        rollout = await episode(style, turns, printed)
+    row = ROW | {"extra_info": {"row_id": "nq:1", "extras": json.dumps({"level": 3})}}
+    attempt = attempt_of(rollout, row, 1000)
+    assert attempt.text.removesuffix("<|im_end|>") == "\n".join(turns)
+    assert (attempt.answer, attempt.ground_truth) == ("Paris", {"target": ["Paris"]})
+    assert attempt.extra_info == {"row_id": "nq:1", "extras": {"level": 3}}
+    assert attempt.response_length == len(rollout.trajectory) > len(CODEC.encode(turns[0]))
+
+
+async def test_a_source_s_terms_are_added_and_what_verl_is_given_stays_the_same_for_all():
+    rollout = await episode("inline", ["<answer>Paris</answer>"], "")
+    parts = await reward_of(rollout, ROW | {"data_source": "long"})
+    assert (parts["task"], parts["term_length"], parts["acc"]) == (1.0, -1.0, 1.0)
+    assert parts["score"] == 0.0
+    assert set(FOR_ALL) < parts.keys()

@@ -146,3 +146,18 @@ def test_a_step_whose_line_a_kill_took_comes_back_from_its_checkpoint(tmp_path):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), "text", [1], None])
 def test_only_finite_numbers_reach_the_metrics_file(value):
     assert json.dumps(numbers_of({"good": 1, "odd": value})) == '{"good": 1.0}'
+
+
+def test_each_part_of_a_reward_is_a_metric_of_its_source():
+    group = [trajectory("taco", "a", 1.0) for _ in range(2)]
+    lost = trajectory("taco", "a", 0.0, stop="infra_error")
+    for each, passed in zip([*group, lost], (1.0, 0.5, 0.0), strict=True):
+        parts = {"score": passed, "passed": passed, "infra_error": 0.0, "loop_error": 0.0}
+        each.record["reward_parts"] = parts
+    metrics = source_metrics([*group, lost, trajectory("nq", "b", 1.0)])
+    assert metrics["mixed/taco/reward_parts/passed"] == 0.75
+    assert metrics["mixed/taco/reward_parts/score"] == 0.75
+    assert {name for name in metrics if "reward_parts" in name} == {
+        "mixed/taco/reward_parts/passed",
+        "mixed/taco/reward_parts/score",
+    }

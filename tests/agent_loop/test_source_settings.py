@@ -57,4 +57,7 @@ def test_a_validation_that_samples_otherwise_keeps_its_own_sampling():
 def test_a_source_s_own_observation_style_and_reward_stand_before_the_common_ones():
     assert SETTINGS.observation_style_of("taco") == "chat"
     assert SETTINGS.observation_style_of("nq") == SETTINGS.observation_style_of("x") == "inline"
-    assert (SETTINGS.reward_of("taco"), SETTINGS.reward_of("x")) == ("code", "exact_match")
+    assert (SETTINGS.reward_of("taco").name, SETTINGS.reward_name_of("x")) == (
+        "code",
+        "exact_match",
+    )

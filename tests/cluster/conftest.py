@@ -16,8 +16,10 @@ REPO_ROOT = Path(__file__).resolve().parent.parent.parent
 RunEnviron = dict[str, str]
 
 
-def write_source(path: Path, source: str, count: int, agent: str = "math_agent") -> Path:
-    """A parquet file with `count` rows of one source."""
+def write_source(
+    path: Path, source: str, count: int, agent: str = "math_agent", first: int = 0
+) -> Path:
+    """A parquet file with `count` rows of one source, which any reward can judge."""
     write_rows(
         path,
         [
@@ -26,13 +28,18 @@ def write_source(path: Path, source: str, count: int, agent: str = "math_agent")
                 agent_name=agent,
                 question=f"{source} question {number}",
                 ability="test",
-                ground_truth={"target": [str(number)]},
+                ground_truth={
+                    "target": [str(number)],
+                    "answer": str(number),
+                    "inputs": [""],
+                    "outputs": [str(number)],
+                },
                 split="train",
                 index=number,
                 row_id=row_id(source, {"number": number}),
                 extras={},
             )
-            for number in range(count)
+            for number in range(first, first + count)
         ],
     )
     return path
@@ -68,10 +75,10 @@ def run_environ(
     monkeypatch.chdir(tmp_path)
     files = {
         split: ",".join(
-            str(write_source(tmp_path / f"{source}_{split}.parquet", source, 12))
+            str(write_source(tmp_path / f"{source}_{split}.parquet", source, 12, first=first))
             for source in ("math", "taco")
         )
-        for split in ("train", "val")
+        for split, first in (("train", 0), ("val", 100))
     }
     return {
         **os.environ,

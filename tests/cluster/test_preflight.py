@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cluster.compose import at
 from cluster.launch import make_plan
+from cluster.prompt_check import first_prompts
 from cluster.settings import TOOL_CONFIG
+from samplers.rows import SCHEMA
 from tests.cluster.conftest import RunEnviron, write_source
 
 
@@ -468,9 +472,151 @@ def test_the_agent_s_system_prompt_counts_among_the_tokens_of_a_prompt(
     overrides = ["mixed.sources.math.agent=react_agent", "data.max_prompt_length=40"]
 
     found = problems_of(environ, *overrides)
-    assert all("with the agent's system_prompt" in problem for problem in found)
+    assert all("with the system prompt of their source or agent" in problem for problem in found)
     assert len(found) == 2  # math's file for training and the one for validation
     assert problems_of(environ, *overrides[:1], "data.max_prompt_length=200") == []
+
+
+def test_the_system_prompt_of_a_source_counts_among_the_tokens_too(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    environ = run_environ | {"MODEL_PATH": str(word_model(tmp_path / "model"))}
+    overrides = ["mixed.sources.math.prompt={system: one two three four}"]
+
+    assert problems_of(environ, *overrides, "data.max_prompt_length=6") == []
+    found = problems_of(environ, *overrides, "data.max_prompt_length=5")
+    assert [problem.split(":")[0] for problem in found] == [
+        str(tmp_path / f"math_{split}.parquet") for split in ("train", "val")
+    ]
+
+
+def test_a_model_folder_without_a_tokenizer_is_named(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen3"}')
+
+    (found,) = problems_of(run_environ | {"MODEL_PATH": str(tmp_path / "model")})
+
+    assert "no tokenizer with a chat template there" in found
+
+
+def test_ground_truths_that_the_reward_of_their_source_cannot_judge_by_are_counted(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    rows = pq.read_table(tmp_path / "math_train.parquet").to_pylist()
+    for number, text in ((3, '{"inputs": []}'), (5, "no JSON")):
+        rows[number]["reward_model"]["ground_truth"] = text
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "math_train.parquet")
+
+    (found,) = problems_of(run_environ)
+
+    assert found.startswith(f"{tmp_path / 'math_train.parquet'}: 2 rows of source='math' have a")
+    assert "first row 3" in found
+
+
+USER = {"role": "user", "content": "q"}
+INFO = {"split": "train", "index": 0, "row_id": "math:x", "extras": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"prompt": None}, ["1 rows of source='math' cannot be used, first row 3: its prompt has"]),
+        ({"prompt": []}, ["row 3: its prompt has no messages"]),
+        ({"prompt": [USER, None]}, ["row 3: its prompt has a message without a role or a content"]),
+        ({"prompt": [USER | {"content": None}]}, ["without a role or a content"]),
+        ({"prompt": [USER | {"role": "system"}]}, ["no message of the role user"]),
+        ({"reward_model": None}, ["row 3: reward_model.ground_truth is not JSON"]),
+        (
+            {"reward_model": {"style": "rule", "ground_truth": '{"answer": null}'}},
+            ["row 3: ground_truth.answer=None is no answer"],
+        ),
+        ({"extra_info": None}, ["1 rows have no extra_info.row_id"]),
+        ({"extra_info": INFO | {"extras": "{"}}, ["row 3: extra_info.extras is not JSON"]),
+        ({"extra_info": INFO | {"extras": "[1]"}}, ["extra_info.extras=[1] is no JSON object"]),
+        ({"prompt": None, "reward_model": None}, ["no messages", "is not JSON"]),
+    ],
+)
+@pytest.mark.parametrize("with_model", [False, True])
+def test_cells_that_no_run_can_use_are_named_and_stop_no_check(
+    run_environ: RunEnviron, tmp_path: Path, cells: Any, words: list[str], with_model: bool
+) -> None:
+    if with_model:
+        run_environ = run_environ | {"MODEL_PATH": str(word_model(tmp_path / "model"))}
+    rows = pq.read_table(tmp_path / "math_train.parquet").to_pylist()
+    rows[3] |= cells
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "math_train.parquet")
+
+    plan = make_plan([], run_environ)
+    found = plan.problems()
+
+    assert len(found) == len(words)
+    assert all(word in problem for word, problem in zip(words, found, strict=True)), found
+    assert first_prompts(plan.config).keys() == {"math", "taco"}
+
+
+def test_rows_of_validation_that_are_trained_are_named_with_their_twins(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    validation = write_source(tmp_path / "math_val.parquet", "math", 4, first=10)
+
+    (found,) = problems_of(run_environ)
+
+    train = tmp_path / "math_train.parquet"
+    assert found.startswith("data.val_files: 2 rows are in data.train_files too")
+    assert f"first {validation} row 0 ({train} row 10)" in found
+    assert problems_of(run_environ, "mixed.leakage=allow") == []
+
+
+def test_the_same_prompt_under_another_id_is_leakage_too(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    rows = pq.read_table(tmp_path / "math_train.parquet").slice(7, 1).to_pylist()
+    rows[0]["extra_info"]["row_id"] = "math:another"
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "math_val.parquet")
+
+    (found,) = problems_of(run_environ)
+
+    assert f"({tmp_path / 'math_train.parquet'} row 7)" in found
+
+
+def test_rows_of_a_source_without_a_share_leak_nothing(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    train = write_source(tmp_path / "nq_train.parquet", "nq", 4)
+    validation = write_source(tmp_path / "nq_val.parquet", "nq", 4)
+    files = {
+        key: f"{run_environ[key]},{file}"
+        for key, file in (("TRAIN_FILES", train), ("VAL_FILES", validation))
+    }
+
+    assert problems_of(run_environ | files) == []  # NQ_RATIO=0
+    (found,) = problems_of(run_environ | files | {"NQ_RATIO": "1"})
+    assert found.startswith("data.val_files: 4 rows are in data.train_files too")
+
+
+def test_a_row_that_validates_twice_is_named(run_environ: RunEnviron, tmp_path: Path) -> None:
+    copy = write_source(tmp_path / "copy.parquet", "math", 2, first=100)
+
+    (found,) = problems_of(run_environ | {"VAL_FILES": f"{run_environ['VAL_FILES']},{copy}"})
+
+    assert found.startswith("data.val_files: 2 values of extra_info.row_id are each on more than")
+
+
+def test_the_first_prompt_of_each_source_is_shown_as_the_model_reads_it(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    overrides = ["prompts=instructed"]
+    messages = first_prompts(make_plan(overrides, run_environ).config)
+    assert messages["math"].startswith("system: You solve mathematical problems")
+    assert messages["taco"].endswith("user: taco question 0")
+
+    environ = run_environ | {"MODEL_PATH": str(word_model(tmp_path / "model"))}
+    rendered = first_prompts(
+        make_plan(["mixed.sources.math.prompt={user: 'Q {question}'}"], environ).config
+    )
+    assert rendered == {"math": "Q math question 0", "taco": "taco question 0"}
 
 
 def test_a_chat_template_that_refuses_the_messages_of_a_loop_is_named(
@@ -494,3 +640,92 @@ def test_a_chat_template_that_refuses_the_messages_of_a_loop_is_named(
     assert [problem.split(":")[0] for problem in found] == ["source=nq", "source=math"]
     assert "refuses messages of the role tool (only user and assistant)" in found[0]
     assert "refuses messages of the role system" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ messages[0]['content'] + 5 }}", 'can only concatenate str (not "int") to str'),
+        ("{% if %}", "Expected an expression, got 'end of statement block'"),
+    ],
+)
+def test_a_chat_template_that_is_broken_is_named_with_its_fault(
+    run_environ: RunEnviron, tmp_path: Path, template: str, why: str
+) -> None:
+    model = word_model(tmp_path / "model")
+    (model / "chat_template.jinja").write_text(template)
+    plan = make_plan([], run_environ | {"MODEL_PATH": str(model)})
+
+    found = plan.problems()
+    assert len(found) == 4  # files
+    assert all(f"refuses 12 of 12 prompts, first row 0 ({why})" in problem for problem in found)
+    assert first_prompts(plan.config)["math"] == "user: math question 0"
+
+
+def test_a_row_s_own_system_message_counts_where_the_chat_template_refuses_it(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    model = word_model(tmp_path / "model")
+    (model / "chat_template.jinja").write_text(
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('none') }}{% endif %}"
+        "{{ messages[-1]['content'] }}"
+    )
+    rows = pq.read_table(tmp_path / "math_train.parquet").to_pylist()
+    rows[5]["prompt"] = [{"role": "system", "content": "s"}, USER]
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "math_train.parquet")
+
+    (found,) = problems_of(run_environ | {"MODEL_PATH": str(model)})
+    assert "refuses 1 of 12 prompts, first row 5 (none)" in found
+
+
+@pytest.mark.parametrize(
+    "text", ["a: b", "- 5", ":::: {", "- {name: math_agent, system_prompt: 5}"]
+)
+def test_a_broken_file_of_agent_loops_is_named_and_stops_no_check(
+    run_environ: RunEnviron, tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "loops.yaml"
+    file.write_text(text)
+    key = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+    environ = run_environ | {"MODEL_PATH": str(word_model(tmp_path / "model"))}
+
+    found = problems_of(environ, f"{key}={file}")
+    assert found[0].startswith(f"{key}={str(file)!r}: ") and "\n" not in found[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "math.reward_options=5",
+            "mixed.sources.math.reward_options: Input should be a valid dict",
+        ),
+        ("math.reward_options={a: 1}", "mixed.sources.math.reward_options=['a'] of reward='math'"),
+        (
+            "taco.reward_options={max_tests: 0}",
+            "mixed.sources.taco.reward_options.max_tests: Input",
+        ),
+        ("math.reward=[math]", "mixed.sources.math.reward: Input should be a valid string"),
+        (
+            "math.reward_terms={length: {free: 500}}",
+            "mixed.sources.math.reward_terms.length: its first 500 tokens are free",
+        ),
+        ("math.prompt=5", "mixed.sources.math.prompt: Input should be a valid dictionary"),
+        ("math.prompt={usr: x}", "mixed.sources.math.prompt.usr: Extra inputs are not permitted"),
+        ("math.prompt={user: x}", "mixed.sources.math.prompt: user='x' leaves the question out"),
+        ("math.prompt={system: '{x_tag}'}", "mixed.sources.math.prompt: {x_tag}: no such tag"),
+        ("math.prompt=nope", "mixed: sources.math.prompt='nope': no such template"),
+        ("t=5", "mixed.sources.t: Input should be a valid dictionary"),
+    ],
+)
+def test_a_mistake_in_a_source_is_one_line_with_its_path(
+    run_environ: RunEnviron, setting: str, said: str
+) -> None:
+    (found,) = problems_of(run_environ, f"++mixed.sources.{setting}")
+    assert found.startswith(said)
+
+
+def test_a_reward_s_file_that_exits_is_named(run_environ: RunEnviron, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("raise SystemExit(4)")
+    (found,) = problems_of(run_environ, "mixed.sources.math.reward=own.py:f")
+    assert "own.py raised SystemExit: 4" in found

@@ -1,0 +1,36 @@
+"""From a row's own messages to those of its prompt: the template of its source, tags filled in.
+
+Pure; applied where rows are read (`agent_loop.dataset`), so that verl's own loops see it too.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_loop.tags import fill_tags
+from config.schema import PromptConfig, ToolConfig
+
+
+def prompt_of(
+    rows_own: Sequence[Mapping[str, Any]], template: PromptConfig, tools: ToolConfig
+) -> list[dict[str, Any]]:
+    """The messages of a prompt.
+
+    Args:
+        rows_own: the row's messages. The text of the last one of the role user is the question;
+            a row without one, or whose question is not plain text, keeps its messages.
+        template: of the row's source.
+        tools: has the tags.
+
+    Returns:
+        New messages; `rows_own` is not changed.
+    """
+    messages = [dict(message) for message in rows_own]
+    users = [message for message in messages if message["role"] == "user"]
+    if users and isinstance(users[-1]["content"], str):
+        # Tags first: what a question has in braces is its own.
+        around = fill_tags(template.user, tools).split("{question}")
+        users[-1]["content"] = users[-1]["content"].join(around)
+    has_system = any(message["role"] == "system" for message in messages)
+    if template.system and not has_system:
+        messages.insert(0, {"role": "system", "content": fill_tags(template.system, tools)})
+    return messages

@@ -1,0 +1,175 @@
+"""A reward of one's own, from a file: `reward: path/to/file.py:function`.
+
+The function has verl's signature, `(data_source, solution_str, ground_truth, extra_info)`, is
+called by name, and may be async. `reward_options` are handed to it too, as verl's `reward_kwargs`.
+
+- `solution_str`: all that the model wrote, tags included; nothing of a tool.
+- `ground_truth`: the row's, read from its JSON text. Where that is an object whose only key is
+  `answer`, it is the value: verl's `gsm8k` and `math` want a text, its `search_r1_like_qa_em` wants
+  `{"target": [...]}`.
+- `extra_info`: the row's, and as `answer` what stands between the answer tags, or None.
+
+It returns the score, or a dict with `score` and parts of its own, of which those that are numbers
+are kept. Solved is its `acc`, and without one a score of 1 or more. One that is not async runs in a
+thread; past the deadline of rewards nobody waits for it, but nothing can end it either.
+"""
+
+import asyncio
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha1
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from agent_loop.rewards.attempt import Attempt
+from agent_loop.tools.protocol import ToolBackend, ToolError
+
+_GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
+
+
+def split_path(name: str) -> tuple[str, str] | None:
+    """(path, function) of a reward that is named by its file; None of any other name."""
+    path, colon, function = name.rpartition(":")
+    return (path, function) if colon and path.endswith(".py") else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomReward:
+    """A user's function."""
+
+    name: str
+    function: Callable[..., Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
+        given = {
+            "data_source": attempt.source,
+            "solution_str": attempt.text,
+            "ground_truth": _bare(attempt.ground_truth),
+            "extra_info": {**attempt.extra_info, "answer": attempt.answer},
+            **self.options,
+        }
+        if inspect.iscoroutinefunction(self.function):
+            value = self._called(given)
+        else:
+            loop = asyncio.get_running_loop()
+            value = await loop.run_in_executor(_threads(), self._called, given)
+        if inspect.isawaitable(value):
+            try:
+                value = await value
+            except (Exception, SystemExit) as error:
+                raise self._failed(error) from error
+        return _parts(self.name, value, attempt)
+
+    def _called(self, given: Mapping[str, Any]) -> Any:
+        try:
+            return self.function(**given)
+        except (Exception, SystemExit) as error:
+            # Here in the thread: `StopIteration`, as of `next`, never gets out of a future.
+            raise self._failed(error) from error
+
+    def _failed(self, error: BaseException) -> Exception:
+        if isinstance(error, ToolError):
+            return error
+        return RuntimeError(f"reward {self.name} raised {type(error).__name__}: {error}")
+
+    def truth_problem(self, ground_truth: Any) -> str | None:
+        return None  # only the function knows
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Of their own: functions that never return would take those that others need."""
+    return ThreadPoolExecutor(thread_name_prefix="reward")
+
+
+def custom_reward(name: str, options: Mapping[str, Any]) -> CustomReward:
+    """Load `path/to/file.py:function`.
+
+    Raises:
+        ValueError: there is no such file or function, the file cannot be loaded, or the function
+            does not take verl's arguments and the options.
+    """
+    parted = split_path(name)
+    assert parted is not None, name
+    path, function_name = Path(parted[0]), parted[1]
+    failed = f"cannot load reward={name!r}"
+    if not path.is_file():
+        raise ValueError(
+            f"{failed}: no file {path.absolute()}; correct mixed.sources.<source>.reward"
+        )
+    try:
+        module = _module(path.resolve())
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"{failed}: {path} raised {type(error).__name__}: {error}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        there = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
+        raise ValueError(
+            f"{failed}: {path} has no function {function_name!r}, but {', '.join(there) or 'none'}"
+        )
+    try:
+        inspect.signature(function).bind(**dict.fromkeys([*_GIVEN, *options]))
+    except TypeError as error:
+        raise ValueError(
+            f"{failed}: {error}; it is called with {', '.join([*_GIVEN, *options])} by name, where "
+            "those after extra_info are reward_options"
+        ) from error
+    return CustomReward(name=name, function=function, options=dict(options))
+
+
+def _module(path: Path) -> Any:
+    """A file as a module, loaded once a process; it can import those beside it."""
+    name = f"reward_{path.stem}_{sha1(str(path).encode()).hexdigest()[:8]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # before it runs: dataclasses look themselves up
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))  # last, so that it hides nothing
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
+
+
+def _bare(ground_truth: Any) -> Any:
+    if isinstance(ground_truth, dict) and set(ground_truth) == {"answer"}:
+        return ground_truth["answer"]
+    return ground_truth
+
+
+def _parts(name: str, value: Any, attempt: Attempt) -> dict[str, float]:
+    returned = value if isinstance(value, Mapping) else {"score": value}
+    numbers = {str(part): _number(given) for part, given in returned.items()}
+    score = numbers.get("score")
+    if score is None:
+        raise ValueError(
+            f"reward {name} returned {value!r:.200}: a finite number is needed, or a dict with one "
+            "as `score`"
+        )
+    return {
+        "acc": float(score >= 1),
+        "format": float(attempt.answer is not None),
+        **{part: number for part, number in numbers.items() if number is not None},
+    }
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, one in an array or a tensor too; None of anything else."""
+    try:
+        value = value.item() if hasattr(value, "item") else value
+        number = float(value) if isinstance(value, Real) else math.nan
+    except (ValueError, RuntimeError, OverflowError):  # several elements, or beyond all floats
+        return None
+    return number if math.isfinite(number) else None

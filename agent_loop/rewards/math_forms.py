@@ -1,0 +1,332 @@
+r"""Answers of mathematics as text: one spelling of LaTeX, exact numbers, lists and brackets. Pure.
+
+Most verdicts are found here: the same text, two numbers, tuples of another length. What is left are
+pairs of expressions, for math-verify: the items of tuples, intervals and matrices one by one, which
+its grammar reads ten times as fast as the whole.
+"""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from samplers.sources.math import boxed_answer
+
+MAX_LENGTH = 2000
+"""Characters; a longer answer is wrong."""
+
+MAX_DEPTH = 30
+"""Brackets within brackets that math-verify is asked to read."""
+
+_LEAST_PLACES = 6
+"""Of a decimal that stands for a number that it does not equal, as 0.333333."""
+
+_MOST_EXPONENT = 400
+"""Of scientific notation that is taken for an exact number."""
+
+_CHARACTERS = str.maketrans(
+    {
+        "\u2212": "-",  # minus
+        "\u2013": "-",  # dash
+        "\u00d7": r"\times ",
+        "\u00b7": r"\cdot ",
+        "\u00f7": "/",
+        "\u03c0": r"\pi ",
+        "\u221e": r"\infty ",
+        "\u2264": r"\le ",
+        "\u2265": r"\ge ",
+        "\u222a": r"\cup ",
+        "\u00b1": r"\pm ",
+        "\u00b0": r"^\circ ",
+        "\u00b2": "^2",
+        "\u00b3": "^3",
+        "\u00a0": " ",
+        "\u2009": " ",
+    }
+)
+_SPELLINGS = [
+    (re.compile(pattern), spelling)
+    for pattern, spelling in [
+        (r"^\s*(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is|:| is:)\s+", ""),
+        (r"(?<=\d)(?:\{,\}|,?\\[,!])(?=\d)", ""),  # within a number: 58,\!500
+        (r"^\\\[(.*)\\\]$", r"\1"),
+        (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+        (r"√\s*(\w+)", r"\\sqrt{\1}"),
+        (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])", ""),
+        (r"\\(?:displaystyle|qquad|quad)(?![a-zA-Z])|(?<!\\)\\[,!;:> ]|~", " "),
+        (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![a-zA-Z])", r"^\\circ"),
+        (r"(\\(?:sin|cos|tan|cot|sec|csc))\s*\(?(\d+)\^\\circ\)?", r"\1(\\frac{\2\\pi}{180})"),
+        (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|mbox)\s*(?=\{)", r"\\text"),
+        (r"\\frac\s*(\d)\s*(?=[\d{])", r"\\frac{\1}"),
+        (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}"),
+        (r"\\sqrt\s*(\d)", r"\\sqrt{\1}"),
+        (r"\+\s*\\infty", r"\\infty"),
+        (r"(\d)\s+(\d+)/(\d+)$", r"\1\\frac{\2}{\3}"),  # a mixed number
+        (r"\s*\\text\s*\{\s*(?:and|or)\s*\}\s*|\s+(?:and|or)\s+", ", "),
+        (r"^\\text\s*\{([^{}]*)\}$|^\(\\text\s*\{([A-Za-z])\}\)$", r"\1\2"),
+    ]
+]
+_THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?![\d,)\]}])")
+_REPEATING = re.compile(r"(\d{0,20})\.(\d{0,20})\\overline\s*\{(\d{1,20})\}")
+_UNIT = re.compile(
+    r"(?<=[\d}a-z)])\s*(?:\\text\s*\{\s*([^{}\d]+?)s?\.?\s*\}"
+    r"|((?:(?<=\d) [mgs]|(?<=\d) ?(?:sq(?:uare)?|cubic|cm|mm"
+    r"|km|kg|inch|feet|foot|mile|hour|minute|second|day|year|dollar|cent|unit))"
+    r"(?: (?:units?|cm|m|inches|feet|miles))??(?:e?s)?))((?:\s*\^\s*\{?\d\}?)?)\s*$"
+)
+
+_DIGITS = r"(?:\d+\.?\d*|\.\d+)"
+_NUMBER = re.compile(
+    rf"([+-]?)(?:(?P<decimal>{_DIGITS})"
+    rf"|(?P<p>{_DIGITS})/(?P<q>{_DIGITS})"
+    rf"|\\frac\{{(?P<n>[+-]?{_DIGITS})\}}\{{(?P<d>[+-]?{_DIGITS})\}}"
+    r"|(?P<whole>\d+)\\frac\{(?P<part>\d+)\}\{(?P<of>\d+)\}"
+    rf"|(?P<m>{_DIGITS})(?:\\times|\\cdot|\*)10\^(?:\{{(?P<e>[+-]?\d{{1,4}})\}}|(?P<e1>\d)))"
+)
+_IN_BASE = re.compile(r"((?=[A-Z]*\d)[0-9A-Z]+)_\{?(\d+)\}?")
+"""With a digit: `V_1` is a name."""
+
+_NUMBERS_OWN = re.compile(r"\\(?:pi|infty|frac|sqrt|cdot|times)")
+_UNREADABLE = re.compile(r"(?<![_^\d.])\d[\d.]* \d|%|\\text\s*\{[^{}]*\d")
+"""Two numbers, or a comment, which a parser of LaTeX makes something of."""
+
+_MATRIX = re.compile(r"\\begin\{[pb]?matrix\}(.*)\\end\{[pb]?matrix\}")
+_ENDLESS = re.compile(
+    r"\^[{(]*[+-]?\d{6,}|\^[{(]*\d+\^|\^[{(]*\d+!"  # powers that fill the memory
+    r"|\d{5,}\)?!|!\)?\}?!"  # factorials of large numbers and of factorials
+    r"|\\binom\{?\d{6,}"
+)
+
+Expressions = list[tuple[str, str]]
+"""Pairs of expressions, the target's first; answer and target are equal when each pair is."""
+
+
+def clean(text: str) -> str:
+    """One spelling for what LaTeX spells in many ways: boxes, fractions, brackets, spaces."""
+    while (boxed := boxed_answer(text)) is not None and boxed != text:
+        text = boxed
+    text = text.strip(" \t\n$").removesuffix(".").translate(_CHARACTERS)
+    text = text.replace("\\$", "").replace("$", " ")
+    for pattern, spelling in _SPELLINGS:
+        text = pattern.sub(spelling, text)
+    text = _REPEATING.sub(_as_fraction, text.strip())
+    return _THOUSANDS.sub(lambda number: re.sub("[, ]", "", number[0]), text)
+
+
+def _as_fraction(repeating: re.Match[str]) -> str:
+    r"""Of a decimal such as `0.1\overline{6}`."""
+    whole, fixed, period = repeating.groups()
+    over = 10 ** len(fixed) * (10 ** len(period) - 1)
+    value = int(whole + fixed + period) - int("0" + whole + fixed)
+    return rf"\frac{{{value}}}{{{over}}}"
+
+
+def _tight(text: str) -> str:
+    """Without white space, where it does not part two numbers."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
+
+
+def normalise(text: str) -> str:
+    """The text of which two answers are equal where they differ in the spelling of LaTeX only."""
+    return _tight(clean(text).removesuffix("%").removesuffix("\\"))
+
+
+def compare(answer: str, target: str) -> bool | Expressions:
+    """Whether two answers are equal, or which expressions that depends on."""
+    if answer == target:
+        return True
+    if len(answer) > MAX_LENGTH:  # before any pattern is tried on it
+        return False
+    ours, theirs = clean(answer), clean(target)
+    if not ours:
+        return False
+    (ours, our_unit), (theirs, their_unit) = _without_unit(ours), _without_unit(theirs)
+    if our_unit and their_unit and our_unit != their_unit:
+        return False
+    return _compare(ours, theirs)
+
+
+def exact(text: str) -> Fraction | None:
+    """The number that a text is: a decimal, a ratio, a mixed number, scientific notation."""
+    if len(text) > 100 or (found := _NUMBER.fullmatch(text)) is None:
+        return None
+    part = found.groupdict()
+    try:
+        if part["decimal"]:
+            value = Fraction(part["decimal"])
+        elif part["p"]:
+            value = Fraction(part["p"]) / Fraction(part["q"])
+        elif part["n"]:
+            value = Fraction(part["n"]) / Fraction(part["d"])
+        elif part["whole"]:
+            value = int(part["whole"]) + Fraction(int(part["part"]), int(part["of"]))
+        else:
+            exponent = int(part["e"] or part["e1"])
+            if abs(exponent) > _MOST_EXPONENT:
+                return None
+            value = Fraction(part["m"]) * Fraction(10) ** exponent
+    except ZeroDivisionError:
+        return None
+    return -value if found[1] == "-" else value
+
+
+def is_endless(text: str) -> bool:
+    """Whether an expression is of those that no computer finishes, or that no answer is as deep as.
+
+    Not all such are known by their looks: the processes that check have limits of their own.
+    """
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "{([") - (character in "})]")
+        deepest = max(deepest, depth)
+    return deepest > MAX_DEPTH or _ENDLESS.search(text) is not None
+
+
+def _without_unit(text: str) -> tuple[str, str]:
+    r"""A quantity without degrees and unit, and the unit: "12\text{ cm}^2" is 12, "cm2"."""
+    text = re.sub(r"\^\\circ$|\s*degrees?$", "", text)
+    found = _UNIT.search(text)
+    if found is None or not found.start():
+        return text, ""
+    unit = (found[1] or found[2]) + found[3]
+    unit = re.sub(r"[\s{}^]", "", unit.lower())
+    return text[: found.start()], re.sub(r"(?<=[a-z]{2})e?s?(?=\d*$)", "", unit)  # no plural
+
+
+def _compare(ours: str, theirs: str) -> bool | Expressions:
+    ours, theirs = re.sub(r"\s+", " ", ours).strip(), re.sub(r"\s+", " ", theirs).strip()
+    our_tight, their_tight = _tight(ours), _tight(theirs)
+    if not our_tight or our_tight == their_tight:
+        return our_tight != ""
+    if ours.endswith("%") or theirs.endswith("%"):
+        return _compare_percent(ours, theirs)
+    a, b = exact(our_tight), exact(their_tight)
+    if a is not None and b is not None:
+        return a == b or _is_rounded(our_tight, a, b) or _is_rounded(their_tight, b, a)
+    if _is_word(ours) and _is_word(theirs):
+        return ours.lower() == theirs.lower()
+    if (based := _compare_bases(our_tight, their_tight)) is not None:
+        return based
+    if _UNREADABLE.search(ours) or _UNREADABLE.search(theirs):
+        return False
+    for ordered in (_matrix, _brackets):
+        x, y = ordered(ours), ordered(theirs)
+        if x is not None and y is not None:
+            return x[0] == y[0] and _all_equal(x[1], y[1])
+    if (x := _listed(ours)) is not None and (y := _listed(theirs)) is not None:
+        return _equal_sets(ours, theirs, x, y)
+    for one, other in ((ours, theirs), (theirs, ours)):
+        if one.startswith("\\{") and _brackets(other) is not None:
+            return False  # order counts in one of them only
+    if "=" not in theirs and x is None and len(values := _values(ours)) > 1:
+        return _all_equal(values, [theirs] * len(values))
+    if is_endless(ours) or is_endless(theirs):
+        return False
+    return [(theirs, ours)]
+
+
+def _is_rounded(text: str, value: Fraction, other: Fraction) -> bool:
+    """Whether a decimal is what another number is rounded or cut to, with six places or more."""
+    _, point, places = text.partition(".")
+    digits = text.strip("+-").replace(".", "").lstrip("0")
+    if not point or len(places) < _LEAST_PLACES or len(digits) < _LEAST_PLACES:
+        return False
+    return places.isdecimal() and abs(value - other) < Fraction(1, 10 ** len(places))
+
+
+def _compare_bases(ours: str, theirs: str) -> bool | None:
+    """Of numbers written as `1010_2`, where the answer may leave out what the target has; None
+    where neither is one."""
+    x, y = _IN_BASE.fullmatch(ours), _IN_BASE.fullmatch(theirs)
+    if y is not None:
+        return (x.groups() if x else (ours, y[2])) == y.groups()
+    return None if x is None else x[2] == "10" and x[1] == theirs
+
+
+def _values(text: str) -> list[str]:
+    """What an answer such as `x = 3 + 4 = 7` says is equal, the name in front left out."""
+    parts = [part.strip() for part in re.split(r"(?<![<>!\\])=", text)]
+    is_named = re.search(r"[A-Za-z]", _NUMBERS_OWN.sub("", parts[0])) is not None
+    return parts[1:] if is_named else parts
+
+
+def _compare_percent(ours: str, theirs: str) -> bool | Expressions:
+    r"""25\% is 25 and is 0.25."""
+    x, y = (re.sub(r"(?:\s*\\?%)+$", "", text) for text in (ours, theirs))
+    if (bare := _compare(x, y)) is True or (x == ours) == (y == theirs):
+        return bare
+    a, b = exact(x), exact(y)
+    if a is None or b is None:
+        return bare
+    return a / 100 == b if y == theirs else a == b / 100
+
+
+def _is_word(text: str) -> bool:
+    return re.fullmatch(r"[A-Za-z][A-Za-z' -]{2,}", text) is not None
+
+
+def _all_equal(ours: Sequence[str], theirs: Sequence[str]) -> bool | Expressions:
+    """Of items in order."""
+    if len(ours) != len(theirs):
+        return False
+    open_pairs: Expressions = []
+    for a, b in zip(ours, theirs, strict=True):
+        found = _compare(a, b)
+        if found is False:
+            return False
+        open_pairs += [] if found is True else found
+    return open_pairs or True
+
+
+def _equal_sets(
+    whole: str, whole_target: str, ours: Sequence[str], theirs: Sequence[str]
+) -> bool | Expressions:
+    """Of items in any order; where an item's equality is open, math-verify pairs them."""
+    verdicts = [[_compare(a, b) for b in theirs] for a in ours]
+    columns = list(zip(*verdicts, strict=True))
+    if any(all(v is False for v in line) for line in [*verdicts, *columns]):
+        return False  # an item without its like
+    if all(True in line for line in [*verdicts, *columns]):
+        return True
+    if is_endless(whole) or is_endless(whole_target):
+        return False
+    return [(whole_target, whole)]
+
+
+def _matrix(text: str) -> tuple[str, list[str]] | None:
+    """The shape of a matrix and its entries, row by row."""
+    found = _MATRIX.fullmatch(text)
+    if found is None or "\\begin" in found[1]:
+        return None
+    rows = [row.split("&") for row in re.sub(r"\\\\\s*$", "", found[1].strip()).split("\\\\")]
+    return f"{len(rows)}x{[len(row) for row in rows]}", [entry for row in rows for entry in row]
+
+
+def _brackets(text: str) -> tuple[str, list[str]] | None:
+    """The outer brackets of a tuple or an interval, and its items; None of anything else."""
+    if len(text) < 5 or text[0] not in "([" or text[-1] not in ")]":
+        return None
+    items = _split(text[1:-1])
+    return (text[0] + text[-1], items) if items is not None and len(items) > 1 else None
+
+
+def _listed(text: str) -> list[str] | None:
+    r"""The items of `\{1,2\}` and of `1, 2`; None where there is one only, and none within."""
+    is_set = text.startswith("\\{") and text.endswith("\\}")
+    items = _split(text[2:-2] if is_set else text)
+    return items if items is not None and (is_set or len(items) > 1) and all(items) else None
+
+
+def _split(text: str) -> list[str] | None:
+    """Split at the commas outside of brackets; None where the brackets do not match."""
+    depth, start = 0, 0
+    items: list[str] = []
+    for at, character in enumerate(text):
+        depth += (character in "{([") - (character in "})]")
+        if depth < 0:
+            return None
+        if character == "," and depth == 0:
+            items.append(text[start:at].strip())
+            start = at + 1
+    return None if depth else [*items, text[start:].strip()]

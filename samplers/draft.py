@@ -1,0 +1,168 @@
+"""The folder in which a file is prepared: finished parts, and how far the inputs are read.
+
+A process that is killed leaves it; the next one with the same fingerprint goes on after the last
+saved part, one with another fingerprint begins anew. One process at a time: the folder is locked.
+"""
+
+# pyarrow has no types; what comes of it is narrowed where it is used.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+_STATE = "state.json"
+_SEEN = "seen.u64"
+
+
+@dataclass(slots=True, kw_only=True)
+class State:
+    """How far the inputs are read, and what came of it."""
+
+    file: int = 0
+    record: int = 0
+    """The next record to read, of the input number `file`."""
+
+    read: int = 0
+    kept: int = 0
+    dropped: dict[str, int] = field(default_factory=dict[str, int])
+    """Reason -> records."""
+
+    seen: int = 0
+    """Digests of row ids that the draft holds."""
+
+    parts: int = 0
+    done: bool = False
+    """Nothing is left to read."""
+
+
+def draft_folder(output: Path) -> Path:
+    """Where a file is drafted: beside it, so that it can be renamed into its place."""
+    return output.with_name(f".{output.name}.draft")
+
+
+class Draft:
+    """A draft folder, locked. See `open_draft`."""
+
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        self._folder = folder
+        self._fingerprint = fingerprint
+
+    def resume(self) -> tuple[State, NDArray[np.uint64]]:
+        """Where to go on, and the digests of the row ids so far; from the start if need be."""
+        try:
+            found = json.loads((self._folder / _STATE).read_text())
+            state = State(**found.pop("state"))
+            seen = np.fromfile(self._folder / _SEEN, np.uint64, state.seen)
+            rows = sum(len(part) for part in self.parts(state))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or damaged
+            pass
+        else:
+            is_same = found == {"fingerprint": self._fingerprint}
+            if is_same and (len(seen), rows) == (state.seen, state.kept):
+                return state, seen
+        for path in self._folder.iterdir():
+            path.unlink()
+        return State(), np.empty(0, np.uint64)
+
+    def save(self, state: State, rows: Sequence[Any], seen: NDArray[np.uint64]) -> None:
+        """Add a part, and say where to go on; of a crash in between, nothing is seen.
+
+        Args:
+            state: after the part; `parts` and `seen` are counted here.
+            rows: tables of one schema.
+            seen: digests of the row ids that are new.
+        """
+        if rows:
+            table = pa.concat_tables(rows)
+            packed = pa.ipc.IpcWriteOptions(compression="lz4")
+            with (
+                self._part(state.parts).open("wb") as file,
+                pa.ipc.new_file(file, table.schema, options=packed) as writer,
+            ):
+                writer.write_table(table)
+            sync(self._part(state.parts))
+            state.parts += 1
+        with (self._folder / _SEEN).open("ab") as file:
+            file.truncate(state.seen * seen.itemsize)  # what a killed process wrote after its state
+            file.write(seen.tobytes())
+            _flush(file)
+        state.seen += len(seen)
+        new = self._folder / f"{_STATE}.new"
+        with new.open("w") as file:
+            json.dump({"fingerprint": self._fingerprint, "state": asdict(state)}, file)
+            _flush(file)
+        new.replace(self._folder / _STATE)
+
+    def parts(self, state: State) -> Iterator[Any]:
+        """The tables of the saved parts, in order; not in memory until they are touched."""
+        for number in range(state.parts):
+            with pa.memory_map(str(self._part(number))) as source:
+                yield pa.ipc.open_file(source).read_all()
+
+    def _part(self, number: int) -> Path:
+        return self._folder / f"part-{number:06}.arrow"
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextmanager
+def open_draft(output: Path, fingerprint: str) -> Generator[Draft]:
+    """The draft of one output file, ours alone.
+
+    Args:
+        output: the file that is prepared.
+        fingerprint: of everything that decides what the output will hold.
+
+    Raises:
+        OSError: the folder cannot be made, or another process has it.
+    """
+    folder = draft_folder(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"cannot write {output}: {error.strerror}; choose another folder") from error
+    claim = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_there = os.path.samestat(os.fstat(claim), folder.stat())
+        except (BlockingIOError, FileNotFoundError):
+            is_there = False  # held, or just removed
+        if not is_there:
+            raise BlockingIOError(
+                f"cannot prepare {output}: another process prepares it now; wait for it"
+            )
+        try:
+            yield Draft(folder, fingerprint)
+        finally:
+            with suppress(OSError):
+                folder.rmdir()  # if nothing is in it
+    finally:
+        os.close(claim)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or a folder's names, on the disk before anything that comes after."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _flush(file: IO[Any]) -> None:
+    file.flush()
+    os.fsync(file.fileno())

@@ -1,0 +1,98 @@
+"""Prompts: the template of a source around the row's own words, with the configured tags."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_loop.prompts import prompt_of
+from config.schema import (
+    TAG_FIELDS,
+    ConfigError,
+    MixedConfig,
+    PromptConfig,
+    ToolConfig,
+    load_section,
+)
+
+TOOLS = ToolConfig(server_url="http://127.0.0.1:1")
+ASKED = [{"role": "user", "content": "Who wrote it?"}]
+
+
+def test_the_question_stands_where_the_template_has_it():
+    template = PromptConfig(system="Use {search_start_tag}.", user="Q: {question}\nA:")
+    assert prompt_of(ASKED, template, TOOLS) == [
+        {"role": "system", "content": "Use <search>."},
+        {"role": "user", "content": "Q: Who wrote it?\nA:"},
+    ]
+
+
+@pytest.mark.parametrize("name", TAG_FIELDS)
+def test_another_tag_is_another_prompt(name: str):
+    template = PromptConfig(system=f"Write {{{name}}}.", user="{question}")
+    changed = TOOLS.model_copy(update={name: "[[other]]"})
+    assert prompt_of(ASKED, template, TOOLS) != prompt_of(ASKED, template, changed)
+    assert prompt_of(ASKED, template, changed)[0]["content"] == "Write [[other]]."
+
+
+@given(st.text(max_size=60))
+def test_the_default_template_changes_nothing(question: str):
+    asked = [{"role": "user", "content": question}]
+    assert prompt_of(asked, PromptConfig(), TOOLS) == asked
+
+
+@given(question=st.text("{}question_start_tag ab", max_size=40), before=st.text(max_size=5))
+def test_what_a_question_has_in_braces_is_its_own(question: str, before: str):
+    before = before.replace("{", "").replace("}", "")
+    template = PromptConfig(user=f"{before}{{code_start_tag}}{{question}}")
+    (message,) = prompt_of([{"role": "user", "content": question}], template, TOOLS)
+    assert message["content"] == f"{before}<code>{question}"
+
+
+def test_a_row_s_own_system_message_stays_and_is_the_only_one():
+    rows_own = [{"role": "system", "content": "mine"}, *ASKED]
+    assert prompt_of(rows_own, PromptConfig(system="yours"), TOOLS) == rows_own
+
+
+def test_of_a_conversation_the_last_user_message_is_the_question():
+    rows_own = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user", "content": "2+2?"},
+    ]
+    said = prompt_of(rows_own, PromptConfig(user="[{question}]"), TOOLS)
+    assert [message["content"] for message in said] == ["hi", "hello", "[2+2?]"]
+
+
+def test_the_row_is_not_changed():
+    prompt_of(ASKED, PromptConfig(user="[{question}]"), TOOLS)
+    assert ASKED == [{"role": "user", "content": "Who wrote it?"}]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"user": "no question"}, "leaves the question out"),
+        ({"system": "{code_begin_tag}"}, "{code_begin_tag}: no such tag"),
+    ],
+)
+def test_a_template_that_cannot_be_meant_is_refused(values: dict[str, Any], words: str):
+    with pytest.raises(ConfigError, match=words.replace("{", r"\{")):
+        load_section(PromptConfig, values, "mixed.prompts.p")
+
+
+def test_latex_in_a_template_is_no_tag():
+    template = PromptConfig(system=r"Write \boxed{answer}.")
+    assert prompt_of(ASKED, template, TOOLS)[0]["content"] == r"Write \boxed{answer}."
+
+
+def test_a_prompt_that_is_not_there_is_named_with_those_that_are():
+    values = {
+        "experiment": "x",
+        "run_dir": "/x",
+        "sources": {"nq": {"ratio": 1, "prompt": "serch"}},
+        "prompts": {"search": {}},
+    }
+    with pytest.raises(ConfigError, match=r"sources.nq.prompt='serch'.*has search"):
+        load_section(MixedConfig, values, "mixed")

@@ -1,0 +1,80 @@
+"""A source from outside the repository is trained: its kind, reward and prompt are its own."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from agent_loop.run_folder import read_lines
+from tests.e2e.jobs import finish, job_of, start
+
+KIND = """
+from samplers.kind import Kind
+from samplers.rows import Row, row_id
+
+
+def to_row(record, *, split, index, source="colours", agent="search_agent"):
+    return Row(
+        data_source=source, agent_name=agent, question=record["thing"], ability="qa",
+        ground_truth={"answer": record["colour"]}, split=split, index=index,
+        row_id=row_id(source, record), extras={},
+    )
+
+
+KIND = Kind(name="colours", agent="search_agent", to_row=to_row, help="things and their colours")
+"""
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, per_letter=0.0):
+    return {"score": per_letter * len(solution_str), "letters": float(len(solution_str))}
+"""
+
+ENTRY = """\
+# @package mixed
+defaults: [three_sources]
+sources:
+  taco: {ratio: 2}
+  nq: {ratio: 2}
+  math: {ratio: 3}
+  colours:
+    {ratio: 3, reward: letters.py:compute_score, reward_options: {per_letter: 0.01},
+     prompt: {user: "{search_start_tag}? {question}"},
+     kind: colours.py, files: colours.jsonl, val_files: colours_val.jsonl}
+"""
+
+
+def test_one_entry_and_two_files_train_a_source_of_one_s_own(demo: Path, tmp_path: Path):
+    (tmp_path / "mixture").mkdir()
+    (tmp_path / "mixture" / "mine.yaml").write_text(ENTRY)
+    (tmp_path / "colours.py").write_text(KIND)
+    (tmp_path / "letters.py").write_text(REWARD)
+    for name, first in (("colours", 0), ("colours_val", 20)):
+        records = [{"thing": f"thing {n}", "colour": "red"} for n in range(first, first + 20)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
+    job = job_of("own", demo, tmp_path, ["mixture=mine", "data.max_prompt_length=120"], 1)
+    command = [*job.command, "--config-dir", str(tmp_path)]
+
+    finish(start(command, tmp_path, tmp_path / "out.txt"), tmp_path / "out.txt")
+
+    trained = [line for line in job.ledger() if line.get("outcome") == "trained"]
+    assert Counter(line["source"] for line in trained) == {
+        "taco": 2,
+        "nq": 2,
+        "math": 3,
+        "colours": 3,
+    }
+    own = [
+        record
+        for record in read_lines(job.folder / "trajectories" / "1.jsonl")
+        if record["source"] == "colours"
+    ]
+    assert len(own) == 3 * 4
+    tokenizer = AutoTokenizer.from_pretrained(str(demo / "model"))
+    assert all("<search>? thing " in tokenizer.decode(record["prompt_ids"]) for record in own)
+    parts = [record["reward_parts"] for record in own]
+    assert all(part["score"] == 0.01 * part["letters"] for part in parts)
+    assert any(part["letters"] > 0 for part in parts)
+    metrics = next(line["metrics"] for line in read_lines(job.folder / "metrics.jsonl")[::-1])
+    letters = [part["letters"] for part in parts]
+    assert metrics["mixed/colours/reward_parts/letters"] == sum(letters) / len(letters)
