@@ -24,6 +24,12 @@ BATCH_ROWS = 256
 
 
 def data_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[str]:
+    """What is wrong with the files as a whole: missing, damaged, of other sources, ids twice.
+
+    Args:
+        config: the resolved run config.
+        agents: names of agent loops; None where they are not known.
+    """
     problems = []
     for key in ("data.train_files", "data.val_files"):
         if key in unset_keys(config):

@@ -36,9 +36,9 @@ def kind_of(name_or_path: str) -> Kind:
     sys.modules[spec.name] = module  # dataclasses, among others, look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
-        last = f"{type(error).__name__}: {error}"
+        last = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(f"{failed}: it cannot be imported ({last}); correct it") from error
     kind = getattr(module, "KIND", None)
     if not isinstance(kind, Kind):

@@ -641,6 +641,8 @@ def test_a_kind_is_found_by_its_name() -> None:
         ("KIND = 'taco'", "its KIND is a str"),
         ("import no_such_module_at_all", "ModuleNotFoundError: No module named"),
         ("def (", "SyntaxError"),
+        ("import sys; sys.exit('no')", "SystemExit: no"),
+        ("raise OSError('two\\nlines')", "OSError: two lines"),
     ],
 )
 def test_a_file_without_a_kind_is_told(tmp_path: Path, content: str | None, why: str) -> None:
