@@ -216,9 +216,8 @@ async def test_what_fills_the_memory_is_no_verdict_and_the_machine_survives():
 
 
 def workers() -> list[psutil.Process]:
-    return [
-        each for each in psutil.Process().children() if "spawn_main" in " ".join(each.cmdline())
-    ]
+    alive = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    return [each for each in alive if "spawn_main" in " ".join(each.cmdline())]
 
 
 async def test_a_process_that_is_killed_from_outside_is_replaced():

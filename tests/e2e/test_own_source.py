@@ -4,10 +4,13 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from transformers import AutoTokenizer
 
 from agent_loop.run_folder import read_lines
 from tests.e2e.jobs import finish, job_of, start
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 KIND = """
 from samplers.kind import Kind
