@@ -154,20 +154,22 @@ def row_problems(config: Mapping[str, Any]) -> list[str]:
     Args:
         config: the resolved run config.
     """
-    train, validation = files_at(config, "data.train_files"), files_at(config, "data.val_files")
+    named = [files_at(config, key) for key in ("data.train_files", "data.val_files")]
+    sound = set(sound_files([*named[0], *named[1]]))
+    train, validation = ([file for file in files if file in sound] for files in named)
+    rewards = rewards_of(config)
     problems = []
     for path in dict.fromkeys([*train, *validation]):
-        problems += _cell_problems(config, path)
-    problems += [f"data.val_files: {problem}" for problem in row_id_problems(_sound(validation))]
+        problems += _cell_problems(rewards, path)
+    once = list(dict.fromkeys(map(os.path.abspath, validation)))
+    problems += [f"data.val_files: {problem}" for problem in row_id_problems(once)]
     if at(config, "mixed.leakage") != "allow":
         problems += _leakage_problems(config, train, validation)
     return problems
 
 
 def batches(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Some columns of a file, as rows, with the number of the first; nothing of a broken file."""
-    if not _sound([path]):
-        return  # said by `data_problems`
+    """Some columns of one of the `sound_files`, as rows, with the number of the first."""
     with pq.ParquetFile(path) as file:
         row = 0
         for batch in file.iter_batches(columns=list(columns), batch_size=BATCH_ROWS):
@@ -175,15 +177,15 @@ def batches(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[dict[
             row += batch.num_rows
 
 
-def _sound(files: Sequence[str]) -> list[str]:
-    """Those that can be read and have our columns."""
-    return [str(file.path) for file in _readable(files)[0]] if files else []
+def sound_files(files: Sequence[str]) -> list[str]:
+    """Those that can be read and have our columns; the others are said by `data_problems`."""
+    readable = {str(file.path) for file in _readable(files)[0]}
+    return [file for file in files if os.path.abspath(file) in readable]
 
 
-def _cell_problems(config: Mapping[str, Any], path: str) -> list[str]:
+def _cell_problems(rewards: Mapping[str, Reward], path: str) -> list[str]:
     """Rows that no run can use, and ground truths that the reward of their source cannot judge by;
     a line for each of the two of a source."""
-    rewards = rewards_of(config)
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
 

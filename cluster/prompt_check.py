@@ -5,6 +5,8 @@ Decides nothing about what a prompt says: that is `agent_loop.prompts` and the a
 """
 
 from collections.abc import Mapping
+from copy import copy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from agent_loop.prompts import prompt_of
 from agent_loop.tags import fill_tags
 from agent_loop.tool_actions import describe, named_tools
 from cluster.compose import at, files_at, unset_keys
-from cluster.data_check import batches, prompt_problem
+from cluster.data_check import batches, prompt_problem, sound_files
 from cluster.sections import agent_loops, section_of, sound_sources
 from config.schema import TOOL_CONFIG, PromptConfig, ToolConfig, templates_of
 
@@ -50,7 +52,7 @@ def first_prompts(config: Mapping[str, Any]) -> dict[str, str]:
     tokenizer = _tokenizer(config, path) if path is not None else None
     wanted = {name for name, source in sound_sources(config).items() if source.takes_part}
     found: dict[str, str] = {}
-    for file in files_at(config, "data.train_files"):
+    for file in sound_files(files_at(config, "data.train_files")):
         for _, rows in batches(file, _COLUMNS):
             for row in rows:
                 source = row["data_source"]
@@ -82,17 +84,23 @@ def _model(config: Mapping[str, Any]) -> Path | None:
 
 def _tokenizer(config: Mapping[str, Any], model: Path) -> Any:
     """The tokenizer of a folder, as verl loads it; None without one that can render messages."""
-    from transformers import AutoTokenizer  # a second or two
-
     if not model.is_dir():
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(model))
+        tokenizer = _loaded(model)
     except (OSError, ValueError):
         return None
     if template := at(config, _CUSTOM_TEMPLATE):
+        tokenizer = copy(tokenizer)
         tokenizer.chat_template = template
     return tokenizer if tokenizer.chat_template else None  # one is made up where there are no files
+
+
+@lru_cache(maxsize=1)
+def _loaded(model: Path) -> Any:
+    from transformers import AutoTokenizer  # a second or two
+
+    return AutoTokenizer.from_pretrained(str(model))
 
 
 class _Refused(ValueError):
@@ -143,7 +151,7 @@ def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompt
     if not isinstance(limit, int):
         return []  # said by the check of numbers
     problems = []
-    for path in dict.fromkeys(files):
+    for path in dict.fromkeys(sound_files(files)):
         too_long: list[int] = []
         refused: list[tuple[int, str]] = []
         total = longest = 0

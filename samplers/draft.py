@@ -8,19 +8,19 @@ saved part, one with another fingerprint begins anew. One process at a time: the
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+
+from samplers.disk import claimed, flush, sync
 
 _STATE = "state.json"
 _SEEN = "seen.u64"
@@ -97,12 +97,12 @@ class Draft:
         with (self._folder / _SEEN).open("ab") as file:
             file.truncate(state.seen * seen.itemsize)  # what a killed process wrote after its state
             file.write(seen.tobytes())
-            _flush(file)
+            flush(file)
         state.seen += len(seen)
         new = self._folder / f"{_STATE}.new"
         with new.open("w") as file:
             json.dump({"fingerprint": self._fingerprint, "state": asdict(state)}, file)
-            _flush(file)
+            flush(file)
         new.replace(self._folder / _STATE)
 
     def parts(self, state: State) -> Iterator[Any]:
@@ -134,14 +134,8 @@ def open_draft(output: Path, fingerprint: str) -> Generator[Draft]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(f"cannot write {output}: {error.strerror}; choose another folder") from error
-    claim = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_there = os.path.samestat(os.fstat(claim), folder.stat())
-        except (BlockingIOError, FileNotFoundError):
-            is_there = False  # held, or just removed
-        if not is_there:
+    with claimed(folder) as is_ours:
+        if not is_ours:
             raise BlockingIOError(
                 f"cannot prepare {output}: another process prepares it now; wait for it"
             )
@@ -150,19 +144,3 @@ def open_draft(output: Path, fingerprint: str) -> Generator[Draft]:
         finally:
             with suppress(OSError):
                 folder.rmdir()  # if nothing is in it
-    finally:
-        os.close(claim)
-
-
-def sync(path: Path) -> None:
-    """Have a file, or a folder's names, on the disk before anything that comes after."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _flush(file: IO[Any]) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from samplers.disk import flush, sync
+
 Outcome = Literal["trained", "filtered", "failed", "stale", "unfinished"]
 """What became of a prompt: it was trained; or replaced by the next of its source, because all its
 rewards were equal (DAPO), because trajectories were lost, or because the policy had moved on; or it
@@ -140,14 +142,13 @@ class Ledger:
         try:
             with open(self.path, "ab") as file:
                 file.write(_encode(lines))
-                file.flush()
-                os.fsync(file.fileno())
+                flush(file)
         except OSError:
             if self.path.exists():
                 os.truncate(self.path, size_bytes)  # half a step would break the next append
             raise
         if size_bytes == 0:
-            _sync_folder(self.path.parent)
+            sync(self.path.parent)
 
     def _cut(self, is_end: Callable[[Line], bool]) -> int:
         """Drop the lines after the last one that `is_end`; they are looked at from the back.
@@ -278,16 +279,6 @@ def _write_whole(path: Path, data: bytes) -> None:
     draft = path.with_name(f"{path.name}.tmp")
     with open(draft, "wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        flush(file)
     os.replace(draft, path)
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new or renamed file survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path.parent)

@@ -22,7 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from typing_extensions import Self
 
-from samplers.draft import draft_folder, sync
+from samplers.disk import sync
+from samplers.draft import draft_folder
 from samplers.rows import SCHEMA
 
 GROUP_ROWS = 8192

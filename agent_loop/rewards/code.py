@@ -18,6 +18,7 @@ from pydantic import Field
 from agent_loop.compat import StrEnum, gather_all
 from agent_loop.rewards.attempt import Attempt
 from agent_loop.rewards.verdict import no_answer, verdict
+from agent_loop.tools.fenced import extract_code
 from agent_loop.tools.protocol import ToolBackend, ToolRejected, run_code_call
 from config.schema import Section
 
@@ -79,8 +80,6 @@ class CodeReward:
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
         if problem := self.truth_problem(attempt.ground_truth):
             raise ValueError(f"cannot judge a program: {problem}; prepare the data again")
-        from agent_loop.tools.server.submission import extract_code  # pulls in all of the server
-
         program = extract_code(attempt.answer or "", "python")
         if attempt.answer is None or not program.strip():
             return no_answer() | dict.fromkeys(Outcome, 0.0)

@@ -15,21 +15,19 @@ thread; past the deadline of rewards nobody waits for it, but nothing can end it
 """
 
 import asyncio
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from hashlib import sha1
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from agent_loop.rewards.attempt import Attempt
 from agent_loop.tools.protocol import ToolBackend, ToolError
+from samplers.module_file import module_of
 
 _GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
 
@@ -106,9 +104,9 @@ def custom_reward(name: str, options: Mapping[str, Any]) -> CustomReward:
             f"{failed}: no file {path.absolute()}; correct mixed.sources.<source>.reward"
         )
     try:
-        module = _module(path.resolve())
-    except (Exception, SystemExit) as error:
-        raise ValueError(f"{failed}: {path} raised {type(error).__name__}: {error}") from error
+        module = module_of(path, "reward")
+    except ImportError as error:
+        raise ValueError(f"{failed}: {path} raised {error}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         there = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
@@ -123,24 +121,6 @@ def custom_reward(name: str, options: Mapping[str, Any]) -> CustomReward:
             "those after extra_info are reward_options"
         ) from error
     return CustomReward(name=name, function=function, options=dict(options))
-
-
-def _module(path: Path) -> Any:
-    """A file as a module, loaded once a process; it can import those beside it."""
-    name = f"reward_{path.stem}_{sha1(str(path).encode()).hexdigest()[:8]}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # before it runs: dataclasses look themselves up
-        if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))  # last, so that it hides nothing
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
 
 
 def _bare(ground_truth: Any) -> Any:

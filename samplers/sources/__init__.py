@@ -1,10 +1,9 @@
 """The kinds of data that come with the project, and how to find one of your own."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 from samplers.kind import Kind
+from samplers.module_file import module_of
 from samplers.sources import json_qa, math, nq, taco
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (taco.KIND, nq.KIND, math.KIND, json_qa.KIND)}
@@ -30,15 +29,10 @@ def kind_of(name_or_path: str) -> Kind:
         )
     if not path.is_file():
         raise ValueError(f"{failed}: no such file; correct the name")
-    spec = importlib.util.spec_from_file_location(f"kind_{path.stem}", path)
-    assert spec is not None and spec.loader is not None, path
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses, among others, look their module up
     try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[spec.name]
-        last = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        module = module_of(path, "kind")
+    except ImportError as error:
+        last = " ".join(str(error).split())
         raise ValueError(f"{failed}: it cannot be imported ({last}); correct it") from error
     kind = getattr(module, "KIND", None)
     if not isinstance(kind, Kind):

@@ -628,6 +628,16 @@ def test_a_kind_of_ones_own_may_hold_what_looks_its_module_up(tmp_path: Path) ->
     assert kind_of(str(tmp_path / "own.py")).name == "riddles"
 
 
+def test_a_kind_of_ones_own_can_import_what_is_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "riddles_beside.py").write_text(OWN)
+    (tmp_path / "own.py").write_text("from riddles_beside import KIND")
+
+    assert kind_of(str(tmp_path / "own.py")).name == "riddles"
+
+
 def test_a_kind_is_found_by_its_name() -> None:
     assert sorted(KINDS) == ["json", "math", "nq", "taco"]
     assert all(kind_of(name) is kind for name, kind in KINDS.items())

@@ -5,9 +5,7 @@ is. It is written under another name and renamed when it is complete; who opens 
 damaged, foreign or of another version is told which of these it is.
 """
 
-import fcntl
 import importlib.metadata
-import os
 import shutil
 import tempfile
 import weakref
@@ -21,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent_loop.tools.search.corpus import CorpusProgress, CorpusReader, sha256_of
 from agent_loop.tools.search.ranking import Ranking
+from samplers.disk import claimed, flush, sync
 
 FORMAT = 1
 """Of the folder; another one has to be built again."""
@@ -360,8 +359,7 @@ def _fill(
     )
     with (folder / MANIFEST).open("w") as file:
         file.write(manifest.model_dump_json(indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+        flush(file)
 
 
 @contextmanager
@@ -390,14 +388,8 @@ def _draft(folder: Path) -> Iterator[Path]:
     """An empty folder beside `folder`, ours alone; what a killed build left in it is removed."""
     draft = folder.with_name(f".{folder.name}.draft")
     draft.mkdir(parents=True, exist_ok=True)
-    claim = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_there = os.path.samestat(os.fstat(claim), draft.stat())
-        except (BlockingIOError, FileNotFoundError):
-            is_there = False  # held, or just renamed
-        if not is_there:
+    with claimed(draft) as is_ours:
+        if not is_ours:
             raise OSError(
                 f"cannot build index {folder}: another process builds it now; wait for it"
             )
@@ -408,8 +400,6 @@ def _draft(folder: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-    finally:
-        os.close(claim)
 
 
 def _rename(draft: Path, folder: Path) -> None:
@@ -420,8 +410,4 @@ def _rename(draft: Path, folder: Path) -> None:
         folder.rename(old)
     draft.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
-    parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(parent)
-    finally:
-        os.close(parent)
+    sync(folder.parent)

@@ -16,6 +16,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from agent_loop.compat import gather_all
+from agent_loop.tools.fenced import extract_code
 from agent_loop.tools.sandbox import (
     CellResult,
     Limits,
@@ -30,13 +31,7 @@ from agent_loop.tools.sandbox import (
 from agent_loop.tools.server.http import Places, bad_request, body_of, json_error
 from agent_loop.tools.server.sessions import Sessions
 from agent_loop.tools.server.settings import ServerSettings
-from agent_loop.tools.server.submission import (
-    StdioTest,
-    SubmitRequest,
-    extract_code,
-    same_lines,
-    tests_of,
-)
+from agent_loop.tools.server.submission import StdioTest, SubmitRequest, same_lines, tests_of
 
 LEAST_MEMORY_MB = 64
 """A program that asks for less gets this: the interpreter would not start."""

@@ -1,23 +1,15 @@
-"""What `POST /submit` does besides running programs: finds the code, compares the output.
+"""What `POST /submit` does besides running programs: reads the tests, compares the output.
 
 As SandboxFusion's CommonOJDataset (sandbox/datasets/common_oj.py, sandbox/utils/testing.py): lines
 are compared without case and outer white space, numbers to a relative 1e-5.
 """
 
 import json
-import re
 from typing import Any
 
 from pydantic import BaseModel, Field, field_validator
 
 FLOAT_TOLERANCE = 1e-5
-_FENCED = re.compile(r"```[ \t]*([\w+#-]*)[^\n]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_NAMES = {
-    "cpp": {"cpp", "c++", "cc"},
-    "nodejs": {"nodejs", "javascript", "js", "node"},
-    "python": {"python", "py", "python3"},
-    "bash": {"bash", "sh", "shell"},
-}
 
 
 class StdioTest(BaseModel):
@@ -76,17 +68,6 @@ def tests_of(config: SubmitConfig) -> list[StdioTest]:
                 f"{', '.join(sorted({*test.input, *test.output} - {'stdin', 'stdout'}))}"
             )
     return tests
-
-
-def extract_code(completion: str, language: str) -> str:
-    """The last fenced block in this language; else the last without one; else all of it."""
-    blocks = [(name.lower(), code) for name, code in _FENCED.findall(completion)]
-    wanted = _NAMES.get(language, {language.lower()})
-    for names in (wanted, {""}):
-        for name, code in reversed(blocks):
-            if name in names:
-                return code.strip("\n")
-    return completion if not blocks else blocks[-1][1].strip("\n")
 
 
 def same_lines(got: str, expected: str) -> bool:
