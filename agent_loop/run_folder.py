@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+STOP_FILE = "stop"
+"""In a run's folder: the trainer saves a checkpoint after the step under way, and ends."""
+
 
 def plain(value: Any) -> Any:
     """The JSON form of a numpy or torch value; for `json.dumps(default=...)`.

@@ -39,6 +39,7 @@ from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
+from verl.utils.debug import marked_timer
 
 from agent_loop.alarms import (
     FaultWindow,
@@ -50,7 +51,7 @@ from agent_loop.alarms import (
     nothing_to_train,
 )
 from agent_loop.observation_style import codec_of
-from agent_loop.run_folder import MetricsFile, numbers_of, write_lines
+from agent_loop.run_folder import STOP_FILE, MetricsFile, numbers_of, write_lines
 from agent_loop.source_metrics import (
     TrainedTrajectory,
     groups_of,
@@ -131,6 +132,9 @@ class _MixedTrainer:
         self._trajectories: list[TrainedTrajectory] = []  # of this step so far
         self._miscounted: Counter[str] = Counter()  # source -> trained more than planned so far
         self._step_metrics: dict[str, Any] = {}
+        self._stop_file = run_dir / STOP_FILE
+        self._saved_step = 0
+        self._stopping = False  # somebody asked for the end, and this step is the last
         super().__init__(config)  # type: ignore[call-arg]
 
     def _settle_limiter(self, config: DictConfig) -> Limiter | None:
@@ -556,6 +560,8 @@ class _MixedTrainer:
         if self._limiter is not None:
             metrics.update(metrics_now(self._limiter))
         self.metrics_file.append(self._line(metrics))
+        if self._stopping:
+            self.total_training_steps = self.global_steps  # the loop of `fit` ends with this step
 
     def _line(self, metrics: dict) -> dict[str, Any]:
         return {"step": self.global_steps, "time": time.time(), "metrics": numbers_of(metrics)}
@@ -597,6 +603,14 @@ class _MixedTrainer:
         folder.mkdir(parents=True, exist_ok=True)
         write_lines(folder / "metrics.jsonl", [self._line(self._step_metrics)])
         super()._save_checkpoint()
+        self._saved_step = self.global_steps
+
+    def on_step_end(self) -> None:
+        self._stopping = self._stop_file.exists()
+        if self._stopping and self._saved_step != self.global_steps:
+            with marked_timer("save_checkpoint", self.timing_raw):
+                self._save_checkpoint()
+        super().on_step_end()
 
     def _load_checkpoint(self) -> None:
         checkpoints = Path(self.config.trainer.default_local_dir)

@@ -105,14 +105,27 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     _add_server_options(serve)
     serve.set_defaults(run=_serve_tools)
 
-    for name, run, words in (
+    for name, run, text in (
         ("audit", _audit, "prove ratios, accounts and masks of a run from its files"),
         ("report", _report, "write a run's report.html"),
         ("watch", _watch, "print where a run is"),
     ):
-        command = commands.add_parser(name, help=words)
+        command = commands.add_parser(name, help=text)
         command.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
         command.set_defaults(run=run)
+
+    stop = commands.add_parser(
+        "stop", help="end a run on this machine: a checkpoint first, then firmly"
+    )
+    stop.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
+    stop.add_argument(
+        "--grace",
+        type=float,
+        default=900.0,
+        metavar="SECONDS",
+        help="for the step under way and its checkpoint (default 900; 0: do not ask)",
+    )
+    stop.set_defaults(run=_stop)
 
     limiter = commands.add_parser("limiter", help="what a run's rate limiter does")
     limiter.add_argument("path", type=Path, metavar="PATH", help="runs/<experiment> or state file")
@@ -128,14 +141,39 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     limiter.set_defaults(run=_limiter)
 
-    doctor = commands.add_parser("doctor", help="what this machine has of what a run needs")
+    doctor = commands.add_parser(
+        "doctor",
+        parents=[overrides],
+        help="what there is of what a run needs, here and on its cluster",
+        description="One line a finding: ok, warning or bad, what, and what to do. Takes the "
+        "settings that `train` takes.",
+    )
+    doctor.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     doctor.add_argument(
         "--locks",
         type=Path,
         metavar="FOLDER",
-        help="try locks on a shared folder between all nodes of the running Ray cluster",
+        help="try locks on a shared folder between all nodes of the Ray cluster",
+    )
+    doctor.add_argument(
+        "--ray",
+        type=_ray_address,
+        metavar="ADDRESS",
+        help="cluster to look at, ip:port, or auto for the one that runs here (default: that of "
+        "MASTER_IP or RAY_ADDRESS, if any)",
     )
     doctor.set_defaults(run=_doctor)
+
+    diagnose = commands.add_parser(
+        "diagnose",
+        help="known failures in a run's logs, their causes and remedies",
+        epilog="exit codes: 0 nothing known was found, 1 something was, 2 a log cannot be read",
+    )
+    if words[:1] == ["diagnose"]:
+        from cluster.diagnose import add_options as add_diagnose_options
+
+        add_diagnose_options(diagnose)
+    diagnose.set_defaults(run=_diagnose)
     return parser
 
 
@@ -244,6 +282,13 @@ def _at_least_one(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number} is below 1")
     return number
+
+
+def _ray_address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if text != "auto" and not (host and port.isdigit() and "/" not in host):
+        raise argparse.ArgumentTypeError(f"{text!r}: want ip:port, or auto")
+    return text
 
 
 def _overrides(arguments: argparse.Namespace) -> list[str]:
@@ -439,6 +484,18 @@ def _watch(arguments: argparse.Namespace) -> int:
     return GOOD
 
 
+def _stop(arguments: argparse.Namespace) -> int:
+    from cluster.run_state import RunFolder, RunHeld
+    from cluster.stop import stop
+
+    try:
+        ended = stop(RunFolder(arguments.run_dir), arguments.grace)
+    except RunHeld as error:
+        print(f"error: {error}", file=sys.stderr)
+        return NOT_GOOD
+    return GOOD if ended else NOT_GOOD
+
+
 def _limiter(arguments: argparse.Namespace) -> int:
     from cluster.limiter_view import show
 
@@ -457,12 +514,20 @@ def _limiter(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from cluster.doctor import examine, locks, report
+    from cluster.doctor import as_json, examine, report
 
-    findings = examine()
-    if arguments.locks is not None:
-        findings += locks(arguments.locks)
-    return GOOD if report(findings) else NOT_GOOD
+    findings = examine(_overrides(arguments), ray_address=arguments.ray, locks=arguments.locks)
+    if arguments.json:
+        print(as_json(findings))
+    else:
+        report(findings)
+    return NOT_GOOD if any(finding.status == "bad" for finding in findings) else GOOD
+
+
+def _diagnose(arguments: argparse.Namespace) -> int:
+    from cluster.diagnose import run
+
+    return run(arguments)
 
 
 if __name__ == "__main__":

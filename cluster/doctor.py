@@ -1,125 +1,142 @@
-"""What this machine has of what a run needs. Prints, changes nothing."""
+"""What there is of what a run needs, here and on its cluster. Prints, changes nothing.
 
-import logging
+Decides which checks there are and how long each may take; what each sees is in `cluster.health`.
+"""
+
+import json
 import os
-import platform
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cluster.environment import package_problems, plugin_problems, versions
+from cluster.health import devices, machine, packages, ray_health, services, storage
+from cluster.health.finding import Check, Finding, bad, ok
+from cluster.ray_cluster import address_of
+from config.schema import ConfigError
 
-LEAST_MEMORY_GB = 6.0
-LEAST_DISK_GB = 5.0
+if TYPE_CHECKING:
+    from cluster.launch import Plan
 
-PLUGIN_CHECK = (
-    "from agent_loop.plugin import is_loaded; import verl, sys; sys.exit(not is_loaded())"
-)
+RUNS = Path("runs")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One line of the doctor."""
-
-    ok: bool
-    what: str
-    words: str
+COMPOSE_S = 30.0
 
 
-def examine() -> list[Finding]:
-    """Look at everything; takes some seconds, most of them `import verl`."""
-    import psutil
+def examine(
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    *,
+    ray_address: str | None = None,
+    locks: Path | None = None,
+) -> list[Finding]:
+    """Look at everything at once; takes some seconds, most of them `import verl`.
 
-    memory_gb = psutil.virtual_memory().total / 2**30
-    disk_gb = shutil.disk_usage(Path.cwd()).free / 2**30
-    cpus = len(os.sched_getaffinity(0))
-    return [
-        Finding(
-            ok=(3, 10) <= sys.version_info[:2] <= (3, 12),
-            what="python",
-            words=f"{platform.python_version()} ({sys.executable}); want 3.10 to 3.12",
-        ),
-        _packages(),
-        _plugin(),
-        _sandbox(),
-        Finding(ok=cpus >= 2, what="cpus", words=f"{cpus}; want at least 2"),
-        Finding(
-            ok=memory_gb >= LEAST_MEMORY_GB,
-            what="memory",
-            words=f"{memory_gb:.1f} GB; the demo peaks at about 4, want {LEAST_MEMORY_GB:g}",
-        ),
-        Finding(
-            ok=disk_gb >= LEAST_DISK_GB,
-            what="disk",
-            words=f"{disk_gb:.0f} GB free here; want {LEAST_DISK_GB:g}",
-        ),
-    ]
-
-
-def locks(folder: Path) -> list[Finding]:
-    """Try whether a file in this folder can limit all nodes of the running Ray cluster."""
-    import ray
-
-    from agent_loop.tools.lock_probe import alive_nodes, lock_problems
-
-    folder = folder.absolute()
-    try:
-        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError as error:
-        words = f"no Ray cluster runs here; start one (ray start) and try again ({error})"
-        return [Finding(ok=False, what="locks", words=words)]
-    except RuntimeError as error:  # another version of Ray or Python, say
-        words = f"cannot join the Ray cluster that runs here: {error}"
-        return [Finding(ok=False, what="locks", words=words)]
-    try:
-        problems = lock_problems(folder)
-        if not problems:
-            words = f"{folder}: locks, contents and clocks agree on {len(alive_nodes())} nodes"
-            return [Finding(ok=True, what="locks", words=words)]
-        return [Finding(ok=False, what="locks", words=problem) for problem in problems]
-    finally:
-        ray.shutdown()
-
-
-def report(findings: list[Finding], write: Callable[[str], object] = print) -> bool:
-    """Print the findings.
-
-    Returns:
-        Whether all of them are good.
+    Args:
+        overrides: Hydra overrides of the run config.
+        environ: environment with the settings of the scripts; None takes this process's.
+        ray_address: cluster to look at, `ip:port` or `auto`; None takes the one that the settings
+            or RAY_ADDRESS name.
+        locks: a folder whose locks are tried between all nodes of the cluster.
     """
-    for finding in findings:
-        write(f"{'ok ' if finding.ok else 'BAD'}  {finding.what:<9} {finding.words}")
-    return all(finding.ok for finding in findings)
+    environ = os.environ if environ is None else environ
+    plans: list[Plan] = []
+    of_machine = [
+        Check(name="python", look=packages.python),
+        Check(name="packages", look=packages.packages),
+        Check(name="plugin", look=packages.plugin, deadline_s=packages.PLUGIN_S + 5),
+        Check(name="cpus", look=machine.cpus),
+        Check(name="memory", look=machine.memory),
+        Check(name="open files", look=machine.open_files),
+        Check(name="disk", look=lambda: machine.disks(RUNS)),
+    ]
+    composed = Check(
+        name="config", look=lambda: _compose(overrides, environ, plans), deadline_s=COMPOSE_S
+    )
+    for check in (*of_machine, composed):
+        check.start()
+    of_config = composed.findings()
+    of_run = _checks_of_run(plans[0] if plans else None, environ, ray_address, locks)
+    for check in of_run:
+        check.start()
+    findings = [finding for check in of_machine for finding in check.findings()]
+    return [*findings, *of_config, *(found for check in of_run for found in check.findings())]
 
 
-def _packages() -> Finding:
-    problems = package_problems()
-    shown = ", ".join(f"{name} {number}" for name, number in versions().items() if number)
-    return Finding(ok=not problems, what="packages", words="; ".join(problems) or shown)
-
-
-def _plugin() -> Finding:
-    problems = plugin_problems()
-    if not problems:
-        done = subprocess.run(
-            [sys.executable, "-c", PLUGIN_CHECK], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            problems = [f"verl did not load agent_loop.plugin: {last}"]
-    return Finding(ok=not problems, what="plugin", words="; ".join(problems) or "loaded by verl")
-
-
-def _sandbox() -> Finding:
-    from agent_loop.tools.sandbox import SandboxUnavailable, choose_sandbox
+def _compose(
+    overrides: Sequence[str], environ: Mapping[str, str], plans: list["Plan"]
+) -> list[Finding]:
+    """The run's config, as `train` would compose it."""
+    from cluster.launch import make_plan
 
     try:
-        sandbox = choose_sandbox()
-    except SandboxUnavailable as error:
-        return Finding(ok=False, what="sandbox", words=str(error))
-    sandbox.close()
-    words = f"{sandbox.name} ({sandbox.why}); runs {', '.join(sandbox.languages)}"
-    return Finding(ok=True, what="sandbox", words=words)
+        plan = make_plan(overrides, environ)
+    except ConfigError as error:
+        remedy = "see `verl-mixed check`; what depends on the config was not looked at"
+        return [bad("config", problem, remedy) for problem in error.problems]
+    plans.append(plan)
+    return [ok("config", f"composes: {plan.folder.path}, {plan.total_steps} steps")]
+
+
+def _checks_of_run(
+    plan: "Plan | None",
+    environ: Mapping[str, str],
+    ray_address: str | None,
+    locks: Path | None,
+) -> list[Check]:
+    from cluster.launch import is_made
+
+    config = None if plan is None else plan.config
+    demo = None if plan is None else plan.demo
+    made = demo is None or is_made(demo)
+    address = ray_address or (None if plan is None else plan.cluster) or address_of(environ)
+    address = address or environ.get("RAY_ADDRESS") or ("auto" if locks else None)
+    checks = [Check(name="gpu", look=lambda: devices.devices(config))]
+
+    def add(name: str, look: Callable[[], Sequence[Finding]], deadline_s: float = 20.0) -> None:
+        checks.append(Check(name=name, look=look, deadline_s=deadline_s))
+
+    if address is not None:
+        deadline_s = ray_health.PROBE_S + (ray_health.LOCKS_S if locks else 0.0) + 5.0
+        add(
+            "ray",
+            lambda: ray_health.joined(address, config, environ, data=made, locks=locks),
+            deadline_s,
+        )
+    elif config is not None:
+        add("ray", lambda: ray_health.own(config))
+    if plan is None or config is None:
+        return checks
+    add("tools", lambda: services.tools(config, own_server=plan.own_tool_server))
+    add("limiter", lambda: storage.limiter(config, cluster=address is not None))
+    if not made:
+        add("data", lambda: [ok("data", f"the demo is made by `train` ({demo})")])
+    else:
+        add("data", lambda: storage.data(config))
+        add("model", lambda: storage.model(config))
+    add("shared memory", lambda: machine.shared_memory(config))
+    add("ports", lambda: machine.ports(config))
+    add("wandb", lambda: services.wandb(config))
+    return checks
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """One object: the findings, and how many there are of each status."""
+    return json.dumps({"findings": list(map(asdict, findings)), "totals": totals(findings)})
+
+
+def totals(findings: Sequence[Finding]) -> dict[str, int]:
+    """Status -> findings."""
+    counts = Counter(finding.status for finding in findings)
+    return {status: counts[status] for status in ("ok", "warning", "bad")}
+
+
+def report(findings: Sequence[Finding], write: Callable[[str], object] = print) -> None:
+    """Print a line for each finding, and how many there are."""
+    widest = max((len(finding.check) for finding in findings), default=0)
+    for finding in findings:
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        write(f"{finding.status:<7}  {finding.check:<{widest}}  {finding.words}{remedy}")
+    counts = totals(findings)
+    write(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['bad']} bad")

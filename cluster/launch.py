@@ -5,7 +5,9 @@ run that was killed goes on with the same command.
 """
 
 import json
+import math
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -13,11 +15,12 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 from rich.table import Table
 
@@ -34,21 +37,26 @@ from cluster.compose import (
     save_config,
     unset_keys,
 )
+from cluster.diagnose import diagnose_tail
 from cluster.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
+from cluster.joined import ClusterWatch, cluster_problems, own_ip
 from cluster.live import PlainView, TableView, View
 from cluster.preflight import name_problems, preflight
 from cluster.progress import last_error, startup_phase, validation_changes
+from cluster.ray_cluster import ask
 from cluster.report import write_report
 from cluster.run_audit import audit_run, describe
 from cluster.run_state import RunFolder, RunHeld, changed_keys
 from cluster.sections import sound_sources
 from cluster.settings import (
+    ADDRESS_KEY,
     SERVER_URL_KEY,
     SETTINGS,
     is_own_tool_server,
     overrides_from,
 )
 from cluster.source_files import add_files_of_sources, sources_with_files
+from cluster.versions import note, versions_now
 from config.schema import (
     TOOL_CONFIG,
     ConfigError,
@@ -73,11 +81,30 @@ GRACE_S = 15.0
 
 POLL_S = 0.5
 
+LOST_NODE_S = 60.0
+"""For the trainer to end by itself when a node is lost; a collective may wait for much longer."""
+
+OF_OWN_RAY = (
+    "num_cpus",
+    "num_gpus",
+    "resources",
+    "object_store_memory",
+    "include_dashboard",
+    "dashboard_host",
+    "dashboard_port",
+    "_temp_dir",
+)
+"""Keys of `ray_kwargs.ray_init` that `ray.init` refuses or ignores on a cluster that runs."""
+
 LOG_TAIL_BYTES = 200_000
 
 
 class RunFailed(RuntimeError):
     """The run ended without being complete; the message is for the user."""
+
+
+class RunStopped(RuntimeError):
+    """The run saved a checkpoint and ended because somebody asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +119,9 @@ class Plan:
 
     demo: Path | None
     """Folder of the demo when the run uses it, made or not."""
+
+    cluster: str | None = None
+    """Address of the Ray cluster that the run joins; None where it starts one of its own."""
 
     @property
     def total_steps(self) -> int:
@@ -110,6 +140,8 @@ class Plan:
             data: look into data files and model; False where they are still to be made.
         """
         problems = preflight(self.config, own_tool_server=self.own_tool_server, data=data)
+        if self.cluster is not None:
+            problems += cluster_problems(self.config, self.cluster)
         if self.demo is not None:
             problems += [
                 f"no rows of source={name!r}: the demo has {', '.join(DEMO_SOURCES)}; name "
@@ -144,6 +176,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     _find_agent_loops(config)
     _find_limiter(config)
     _find_rewards(config)
+    address = _join_cluster(config)
     demo = _use_demo(config)
     add_files_of_sources(config)
     return Plan(
@@ -151,6 +184,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         config=resolve(config, complete=False),
         folder=folder,
         own_tool_server=is_own_tool_server(str(OmegaConf.select(config, SERVER_URL_KEY))),
+        cluster=address,
     )
 
 
@@ -178,6 +212,18 @@ def _find_rewards(config: DictConfig) -> None:
         given = source.get("reward") if isinstance(source, DictConfig) else None
         if isinstance(given, str) and (parted := split_path(given)):
             source.reward = f"{Path(parted[0]).expanduser().absolute()}:{parted[1]}"
+
+
+def _join_cluster(config: DictConfig) -> str | None:
+    """Leave out what only a run's own Ray is told, where it joins one that runs."""
+    address = OmegaConf.select(config, ADDRESS_KEY)
+    if not address:
+        return None
+    ray_init = config.ray_kwargs.ray_init
+    with open_dict(ray_init):
+        for key in OF_OWN_RAY:
+            ray_init.pop(key, None)
+    return str(address)
 
 
 def _use_demo(config: DictConfig) -> Path | None:
@@ -237,6 +283,9 @@ def train(
     except RunFailed as error:
         console.print(f"\nfailed: {error}", markup=False)
         return NOT_GOOD
+    except RunStopped as stopped:
+        console.print(f"\n{stopped}", markup=False)
+        return INTERRUPTED
     except KeyboardInterrupt:
         console.print("\ninterrupted; the same command resumes the run", markup=False)
         return INTERRUPTED
@@ -269,12 +318,16 @@ def _train(
         state.unlink()  # nobody else is left, and the rate may have been changed since
     settings = {name: environ[name] for name in SETTINGS if environ.get(name)}
     folder.note_command(["verl-mixed", "train", *arguments], settings)
+    folder.stop_request.unlink(missing_ok=True)
     seen = folder.last_step()
     state = f"resuming, {seen} of {plan.total_steps} steps seen" if seen else "new"
     console.print(f"run          {folder.path} ({state})", markup=False)
     console.print(f"log          {folder.log}", markup=False)
     if address := _dashboard(plan.config):
         console.print(f"dashboard    {address}", markup=False)
+    _note_versions(plan, console)
+    if plan.cluster is not None and plan.own_tool_server and not environ.get("TOOL_SERVER_TOKEN"):
+        environ = {**environ, "TOOL_SERVER_TOKEN": secrets.token_hex(16)}  # others reach it too
     children: list[subprocess.Popen[bytes]] = []
     try:
         server = _start_tool_server(plan, environ, children, console)
@@ -286,10 +339,27 @@ def _train(
             run_dir=folder.path,
         )
         children.append(child)
-        _watch(plan, child, server, _view(plan, seen, console), started_at)
+        with _cluster_watch(plan, environ) as cluster:
+            _watch(plan, child, server, cluster, _view(plan, seen, console), started_at)
     finally:
         _end_all(folder.path, children)
     return _sum_up(plan, console)
+
+
+def _note_versions(plan: Plan, console: Console) -> None:
+    """Keep what the run is started with, and say what is not as it was."""
+    nodes = []
+    if plan.cluster is not None:
+        nodes = [node.ip for node in ask(plan.cluster).nodes]
+        console.print(f"cluster      {plan.cluster} ({len(nodes)} nodes)", markup=False)
+    for change in note(plan.folder.versions, versions_now(nodes)):
+        console.print(f"note         not as at the last start: {change}", markup=False)
+
+
+def _cluster_watch(
+    plan: Plan, environ: Mapping[str, str]
+) -> AbstractContextManager[ClusterWatch | None]:
+    return ClusterWatch(plan.cluster, environ) if plan.cluster is not None else nullcontext()
 
 
 def _refused_changes(plan: Plan) -> list[str]:
@@ -334,6 +404,8 @@ def _start_tool_server(
     ready_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "cluster.cli", "serve-tools"]
     command += ["--port", "0", "--ready-file", str(ready_file)]
+    if plan.cluster is not None:
+        command += ["--host", own_ip(plan.cluster)]
     tools = load_section(ToolConfig, at(plan.config, TOOL_CONFIG), TOOL_CONFIG)
     mixed = load_section(MixedConfig, at(plan.config, "mixed"), "mixed")
     command += ["--limiter", str(state_path(tools, mixed))]
@@ -423,6 +495,7 @@ def _watch(
     plan: Plan,
     trainer: subprocess.Popen[bytes],
     server: subprocess.Popen[bytes] | None,
+    cluster: ClusterWatch | None,
     view: View,
     started_at: int,
 ) -> None:
@@ -432,6 +505,7 @@ def _watch(
         RunFailed: it ended badly or early, or the tool server did.
     """
     folder = plan.folder
+    lost_at = math.inf
     with view:
         while (code := trainer.poll()) is None:
             view.update(folder.lines(), startup_phase(_tail(folder.log, started_at)))
@@ -440,19 +514,43 @@ def _watch(
                     f"the tool server ended: {_reason(folder.server_log, 0, server.poll())}; its "
                     f"log is {folder.server_log}; the same command resumes"
                 )
+            if cluster is not None and cluster.lost:
+                lost_at = min(lost_at, time.monotonic())
+            if time.monotonic() > lost_at + LOST_NODE_S:
+                break
             time.sleep(POLL_S)
         view.update(folder.lines(), "")
     if code != 0:
-        raise RunFailed(
-            f"{_reason(folder.log, started_at, code)}\nThe log is {folder.log}. "
-            f"{folder.last_step()} of {plan.total_steps} steps have metrics; the same command "
-            "resumes from the last checkpoint."
-        )
+        reason = _reason(folder.log, started_at, code)
+        if cluster is not None and (lost := cluster.explain(reason)):
+            reason = (
+                f"{lost}; `./setup_cluster.sh setup` brings it back, or take it out of "
+                f"WORKER_NODES\nThe trainer said: {reason}"
+            )
+        elif known := diagnose_tail(_tail(folder.log, started_at)):
+            signature = known.signature
+            reason += f"\nknown: {signature.title}: {signature.cause}; {signature.remedy}"
+        raise RunFailed(f"{reason}\n{_how_far(plan)}")
     if folder.last_step() < plan.total_steps:
+        if folder.stop_request.exists():
+            raise RunStopped(
+                f"stopped after step {folder.last_step()} of {plan.total_steps}, as asked; the "
+                f"same command resumes from checkpoint global_step_{folder.saved_step()}"
+            )
         raise RunFailed(
             f"the trainer ended after step {folder.last_step()} of {plan.total_steps} without an "
             f"error; the log is {folder.log}"
         )
+
+
+def _how_far(plan: Plan) -> str:
+    folder = plan.folder
+    saved = folder.saved_step()
+    resumes = f"resumes from checkpoint global_step_{saved}" if saved else "begins again"
+    return (
+        f"The log is {folder.log}. {folder.last_step()} of {plan.total_steps} steps have metrics; "
+        f"the same command {resumes}."
+    )
 
 
 def _reason(log: Path, started_at: int, code: int | None) -> str:

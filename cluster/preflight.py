@@ -23,8 +23,10 @@ from agent_loop.tools.limiter import rate_of
 from cluster.compose import at, unset_problems
 from cluster.data_check import data_problems, row_problems
 from cluster.environment import plugin_problems
+from cluster.placement import need_of, own_node, placement_problems
 from cluster.prompt_check import model_problems
 from cluster.sections import agent_loops, named_sources, section_of, sound_sources
+from cluster.settings import ADDRESS_KEY
 from config.schema import (
     TOOL_CONFIG,
     MixedConfig,
@@ -32,9 +34,6 @@ from config.schema import (
     StateMaskedGRPOConfig,
     ToolConfig,
 )
-
-CPUS_PER_PROCESS = 3
-"""Logical CPUs of one training process, for the roles that verl may place in it."""
 
 HEALTH_TIMEOUT_S = 5.0
 
@@ -492,6 +491,12 @@ def _micro_problems(key: str, micro: Any, trajectories: int, processes: int) -> 
 
 
 def _device_problems(config: Mapping[str, Any]) -> list[str]:
+    nodes = at(config, "trainer.nnodes")
+    if isinstance(nodes, int) and nodes > 1 and not at(config, ADDRESS_KEY):
+        return [
+            f"trainer.nnodes={nodes}: without a cluster there is this machine alone; start one "
+            "(setup_cluster.sh) and name its head in MASTER_IP, or set it to 1"
+        ]
     if at(config, "trainer.device") == "cuda":
         return _gpu_problems(config)
     if at(config, "trainer.device") != "cpu":
@@ -502,7 +507,6 @@ def _device_problems(config: Mapping[str, Any]) -> list[str]:
         "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
         f"{_ROLLOUT}.name": "hf",
         f"{_ROLLOUT}.tensor_model_parallel_size": 1,
-        "trainer.nnodes": 1,
     }
     problems = [
         f"{key}={at(config, key)!r}: with trainer.device=cpu it must be {wanted!r}; "
@@ -510,41 +514,32 @@ def _device_problems(config: Mapping[str, Any]) -> list[str]:
         for key, wanted in rules.items()
         if at(config, key) != wanted
     ]
-    processes = at(config, "trainer.n_gpus_per_node")
-    units = at(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units", 8)
-    cpus = at(config, "ray_kwargs.ray_init.num_cpus")
-    if isinstance(processes, int) and isinstance(units, int):
-        processes += _rollout_processes(config)
-        least = CPUS_PER_PROCESS * processes + units + 2
-        if not isinstance(cpus, int) or cpus < least:
-            problems.append(
-                f"ray_kwargs.ray_init.num_cpus={cpus!r}: verl would wait for ever; it needs at "
-                f"least {least} logical CPUs ({CPUS_PER_PROCESS} a process, {units} for "
-                "storage, 2 for itself), which may be more than the machine has"
-            )
-    gpus = at(config, "ray_kwargs.ray_init.num_gpus")
-    if gpus != processes:
-        problems.append(
+    return problems or _own_placement_problems(config)
+
+
+def _own_placement_problems(config: Mapping[str, Any]) -> list[str]:
+    """What the Ray that the run starts could never place; a cluster that is up is asked itself."""
+    need = need_of(config)
+    if need is None or at(config, ADDRESS_KEY):
+        return []
+    cpus, gpus = (at(config, f"ray_kwargs.ray_init.{key}") for key in ("num_cpus", "num_gpus"))
+    if at(config, "trainer.device") == "cpu" and gpus != need.gpus:
+        return [
             f"ray_kwargs.ray_init.num_gpus={gpus!r}: on a CPU it is a logical resource, one per "
-            f"process that trains or, in mixed_separate_async, generates; set it to {processes!r}"
-        )
-    return problems
-
-
-def _rollout_processes(config: Mapping[str, Any]) -> int:
-    """Processes that only generate; 0 where a number is wrong or rollout shares the trainer's."""
-    if at(config, "trainer.v1.trainer_mode") != "mixed_separate_async":
-        return 0
-    sizes = [at(config, f"{_ROLLOUT}.{key}") for key in ("nnodes", "n_gpus_per_node")]
-    return sizes[0] * sizes[1] if all(isinstance(size, int) for size in sizes) else 0
+            f"process that trains or, in mixed_separate_async, generates; set it to {need.gpus}"
+        ]
+    return [
+        f"ray_kwargs.ray_init.num_cpus={cpus!r}: {problem}"
+        for problem in placement_problems(need, [own_node(config, cuda_devices)])
+    ]
 
 
 def _gpu_problems(config: Mapping[str, Any]) -> list[str]:
     """Fewer GPUs than the run asks for; a cluster that is there already answers for its own."""
     wanted = at(config, "trainer.n_gpus_per_node")
     found = cuda_devices()
-    if at(config, "ray_kwargs.ray_init.address") or not isinstance(wanted, int) or found >= wanted:
-        return []
+    if at(config, ADDRESS_KEY) or not isinstance(wanted, int) or found >= wanted:
+        return _own_placement_problems(config)
     return [
         f"trainer.device='cuda' with trainer.n_gpus_per_node={wanted}: this machine shows {found} "
         "NVIDIA GPUs; install the driver or ask for fewer, or train on the CPU (PROFILE=laptop)"

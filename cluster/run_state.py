@@ -8,13 +8,15 @@ import fcntl
 import os
 import re
 import shlex
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from agent_loop.run_folder import read_lines
+from agent_loop.run_folder import STOP_FILE, read_lines
 from cluster.compose import flatten
 
 HARMLESS = (
@@ -48,6 +50,22 @@ class RunHeld(RuntimeError):
     """Another launcher is running this run."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """The launcher of a run."""
+
+    pid: int
+    host: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its process id means something on this machine."""
+        return self.host == socket.gethostname()
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
 class RunFolder:
     """`runs/<experiment>/`.
 
@@ -61,11 +79,14 @@ class RunFolder:
         self.command = self.path / "command.txt"
         self.log = self.path / "train.log"
         self.server_log = self.path / "tool_server.log"
+        self.versions = self.path / "versions.jsonl"
+        self.stop_request = self.path / STOP_FILE
         self.metrics = self.path / "metrics.jsonl"
         self.ledger = self.path / "ledger.jsonl"
         self.report = self.path / "report.html"
         self.tensorboard = self.path / "tensorboard"
         self._done = self.path / "done"
+        self._lock = self.path / ".lock"
 
     @contextmanager
     def claim(self) -> Iterator[None]:
@@ -75,19 +96,45 @@ class RunFolder:
             RunHeld: another launcher holds it; the message says which.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                lock.seek(0)
+        with self._lock.open("a+") as lock:
+            if not _locked(lock):
                 raise RunHeld(
-                    f"{self.path} is being run by process {lock.read().strip() or '?'}: wait for "
-                    "it, stop it, or choose another EXPERIMENT_NAME"
-                ) from error
+                    f"{self.path} is being run by {self._written() or 'another process'}, step "
+                    f"{self.last_step()} seen: wait for it, stop it (`verl-mixed stop`), or choose "
+                    "another EXPERIMENT_NAME"
+                )
             lock.truncate(0)
-            lock.write(str(os.getpid()))
+            lock.write(f"{os.getpid()} {socket.gethostname()}")
             lock.flush()
             yield
+
+    def holder(self) -> Holder | None:
+        """Who runs it now; None when nobody does.
+
+        Raises:
+            RunHeld: somebody does, and left no name.
+        """
+        try:
+            lock = self._lock.open()
+        except FileNotFoundError:
+            return None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if holder := self._written():
+                    return holder
+                raise RunHeld(
+                    f"{self.path} is held by a process that left no name in {self._lock}"
+                ) from error
+        return None
+
+    def _written(self) -> Holder | None:
+        """What the lock file says; true only while the lock is held."""
+        words = self._lock.read_text().split()
+        if len(words) != 2 or not words[0].isdigit():
+            return None
+        return Holder(pid=int(words[0]), host=words[1])
 
     def note_command(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
         """Add this start to `command.txt`: the settings from the environment, then the command."""
@@ -108,6 +155,16 @@ class RunFolder:
         """Whether a step was trained, so that another start is a resume."""
         return self.last_step() > 0 or any((self.path / "checkpoints").glob("global_step_*"))
 
+    def saved_step(self) -> int:
+        """Step of the last whole checkpoint; 0 without one."""
+        checkpoints = self.path / "checkpoints"
+        tracker = checkpoints / "latest_checkpointed_iteration.txt"
+        text = tracker.read_text().strip() if tracker.exists() else ""
+        if text.isdigit():
+            return int(text)
+        whole = checkpoints.glob("global_step_*/data.pt")  # a kill left the tracker empty
+        return max((int(path.parent.name.rpartition("_")[2]) for path in whole), default=0)
+
     def is_done(self, total_steps: int) -> bool:
         """Whether the trainer ended by itself after this many steps."""
         return self._done.exists() and self.last_step() >= total_steps
@@ -115,6 +172,17 @@ class RunFolder:
     def mark_done(self) -> None:
         """Remember that the trainer ended by itself."""
         self._done.write_text(f"{self.last_step()}\n")
+
+
+def _locked(lock: IO[str]) -> bool:
+    """Take the lock, unless somebody keeps it; `RunFolder.holder` has it for an instant only."""
+    for _ in range(20):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.05)
+    return False
 
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

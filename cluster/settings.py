@@ -7,10 +7,11 @@ is an unset one. An override given on the command line wins over the variable fo
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from cluster.ray_cluster import address_of
 from config.schema import TOOL_CONFIG, ConfigError
 
 SERVER_URL_KEY = f"{TOOL_CONFIG}.server_url"
@@ -87,8 +88,8 @@ SETTINGS: Mapping[str, Setting] = {
     "RAY_TEMP_DIR": _setting("ray_kwargs.ray_init._temp_dir", _quoted, "a folder", "++"),
 }
 
-CLUSTER_ONLY = ("MASTER_IP", "WORKER_NODES")
-"""Variables of a run over several machines, which this version does not start."""
+ADDRESS_KEY = "ray_kwargs.ray_init.address"
+"""Of the Ray cluster that a run joins; without it, a run starts one of its own."""
 
 
 def override_key(override: str) -> str:
@@ -116,14 +117,28 @@ def overrides_from(environ: Mapping[str, str], given: Sequence[str] = ()) -> lis
             overrides.append(f"{setting.prefix}{setting.key}={setting.render(text)}")
         except ValueError:
             problems.append(f"{name}={text!r}: want {setting.wants}; correct it or unset it")
-    problems += [
-        f"{name}={environ[name]!r}: this version trains on one machine; unset it"
-        for name in CLUSTER_ONLY
-        if environ.get(name, "").strip()
-    ]
-    if problems:
+    of_cluster, cluster_problems = _cluster_overrides(environ, taken)
+    if problems := problems + cluster_problems:
         raise ConfigError(problems)
-    return [*overrides, *given]
+    return [*overrides, *of_cluster, *given]
+
+
+def _cluster_overrides(
+    environ: Mapping[str, str], taken: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Overrides of a run on a cluster of several machines, and what is wrong with its settings."""
+    workers = environ.get("WORKER_NODES", "").replace(",", " ").split()
+    address = address_of(environ)
+    if address is None:
+        problem = (
+            f"WORKER_NODES={' '.join(workers)!r}: there is no MASTER_IP; name the head, or unset it"
+        )
+        return [], [problem] if workers else []
+    port = address.rpartition(":")[2]
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        return [], [f"RAY_PORT={port!r}: want a port number; correct it or unset it"]
+    wanted = {f"++{ADDRESS_KEY}": _quoted(address), "trainer.nnodes": str(1 + len(workers))}
+    return [f"{key}={value}" for key, value in wanted.items() if override_key(key) not in taken], []
 
 
 def is_own_tool_server(server_url: str) -> bool:

@@ -5,6 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 
+class SourceStarved(RuntimeError):
+    """A source cannot fill its quota. Defined apart from the buffer that raises it, because Ray
+    carries it to processes that cannot import verl's buffer first."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFaults:
     """One finished group, trained or not."""

@@ -41,15 +41,11 @@ from verl.trainer.ppo.v1.replay_buffer import (
     ReplayBufferAsync,
 )
 
-from samplers.faults import GroupFaults, fault_of
+from samplers.faults import GroupFaults, SourceStarved, fault_of
 from samplers.ledger import Outcome
 
 POLL_INTERVAL_S = 0.05
 """How often the buffer looks for finished groups; verl's 2 s would dominate a small step."""
-
-
-class SourceStarved(RuntimeError):
-    """A source cannot fill its quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,10 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from cluster.cli import main
-from cluster.doctor import locks
 from tests.cluster.conftest import REPO_ROOT, RunEnviron
 
 HEAVY = ("torch", "verl", "ray", "transformers", "hydra", "numpy", "rich", "pydantic")
@@ -80,17 +78,3 @@ def test_an_unreadable_run_is_exit_2_with_one_line(capsys: pytest.CaptureFixture
 
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: no ") and line.endswith("give runs/<experiment>")
-
-
-def test_the_doctor_says_why_it_cannot_join_the_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def init(**_: object) -> None:
-        raise RuntimeError("version mismatch")
-
-    monkeypatch.setattr("ray.init", init)
-
-    (finding,) = locks(tmp_path)
-
-    assert not finding.ok
-    assert "version mismatch" in finding.words

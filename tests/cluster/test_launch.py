@@ -7,15 +7,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
 import pytest
 from rich.console import Console
 
-from cluster.launch import GOOD, INTERRUPTED, NOT_GOOD, USAGE, train
+from agent_loop.run_folder import read_lines, write_lines
+from cluster.compose import at
+from cluster.launch import GOOD, INTERRUPTED, NOT_GOOD, USAGE, make_plan, train
 from cluster.processes import of_run
 from cluster.run_state import RunFolder
+from cluster.stop import stop
+from cluster.versions import commit_of
 from tests.cluster.conftest import REPO_ROOT, RunEnviron
 
 FAKE_TRAINER = (sys.executable, "-m", "tests.fakes.trainer")
@@ -137,9 +142,19 @@ def test_a_run_that_goes_on_elsewhere_is_refused(run_environ: RunEnviron) -> Non
 @pytest.fixture
 def hanging_launcher(run_environ: RunEnviron) -> Iterator[subprocess.Popen[bytes]]:
     """A launcher in a process of its own, whose trainer hangs in its first step."""
+    yield from launcher_with(run_environ | {"FAKE_TRAINER": "hang"})
+
+
+@pytest.fixture
+def obedient_launcher(run_environ: RunEnviron) -> Iterator[subprocess.Popen[bytes]]:
+    """The same, whose trainer goes on in its first step until it is asked to stop."""
+    yield from launcher_with(run_environ | {"FAKE_TRAINER": "stop"})
+
+
+def launcher_with(environ: RunEnviron) -> Iterator[subprocess.Popen[bytes]]:
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER],
-        env=run_environ | {"FAKE_TRAINER": "hang", "PYTHONPATH": str(REPO_ROOT)},
+        env=environ | {"PYTHONPATH": str(REPO_ROOT)},
         stdout=subprocess.PIPE,
     )
     folder = RunFolder(Path("runs/trial"))
@@ -172,3 +187,111 @@ def test_a_killed_launcher_takes_its_trainer_with_it(
 
     psutil.wait_procs([trainer], timeout=DEADLINE_S)
     assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE
+
+
+def stopped_with(grace: str) -> list[str]:
+    """What `verl-mixed stop` says; from a process of its own, as users stop runs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cluster.cli", "stop", "runs/trial", "--grace", grace],
+        env=os.environ | {"PYTHONPATH": str(REPO_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_S,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_ends_and_is_resumed(
+    obedient_launcher: subprocess.Popen[bytes], run_environ: RunEnviron
+) -> None:
+    asked, ended, last = stopped_with("60")
+
+    screen, _ = obedient_launcher.communicate(timeout=DEADLINE_S)
+    assert obedient_launcher.returncode == INTERRUPTED
+    assert b"stopped after step 1 of 3, as asked" in screen
+    assert "asked process" in asked and "ended by itself" in ended
+    assert last == "last step 1, last checkpoint global_step_1 (the same command resumes there)"
+    assert not RunFolder(Path("runs/trial")).stop_request.exists()
+    code, _ = start(run_environ)
+    assert code == GOOD
+
+
+def test_a_run_that_does_not_stop_is_ended_firmly(
+    hanging_launcher: subprocess.Popen[bytes],
+) -> None:
+    _, impatient, ended, _ = stopped_with("0.1")
+
+    hanging_launcher.communicate(timeout=DEADLINE_S)
+    assert hanging_launcher.returncode == INTERRUPTED
+    assert "ending it firmly" in impatient and "SIGTERM" in ended
+    assert of_run(Path("runs/trial").absolute()) == []
+
+
+def test_what_a_killed_launcher_left_is_ended_and_said(
+    hanging_launcher: subprocess.Popen[bytes],
+) -> None:
+    folder, said = RunFolder(Path("runs/trial")), []
+    (trainer,) = of_run(folder.path)
+    hanging_launcher.send_signal(signal.SIGSTOP)
+    hanging_launcher.kill()
+    hanging_launcher.wait(DEADLINE_S)
+
+    assert stop(folder, DEADLINE_S, said.append)
+
+    assert said[0] == f"not running: {folder.path}"
+    assert said[-1] == "last step 1, last checkpoint none"
+    assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_run_of_another_machine_is_not_stopped_from_here(
+    run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, said = RunFolder(Path("runs/trial")), []
+    with monkeypatch.context() as patch:
+        patch.setattr("socket.gethostname", lambda: "elsewhere")
+        claim = folder.claim()
+        claim.__enter__()
+
+    assert not stop(folder, DEADLINE_S, said.append)
+
+    assert said == [f"{folder.path} is run by process {os.getpid()} on elsewhere: stop it there"]
+    claim.__exit__(None, None, None)
+
+
+def test_there_is_nothing_to_stop_where_there_is_no_run(run_environ: RunEnviron) -> None:
+    said: list[str] = []
+    assert not stop(RunFolder(Path("runs/gone")), 0, said.append)
+    assert "no run in" in said[0]
+
+
+def test_each_start_leaves_commit_and_versions(run_environ: RunEnviron) -> None:
+    start(run_environ | {"FAKE_TRAINER": "error"})
+    folder = RunFolder(Path("runs/trial"))
+    (first,) = read_lines(folder.versions)
+    assert first["packages"]["verl"] == version("verl")
+    assert first["commit"] == commit_of()
+
+    first["packages"]["ray"] = "2.0.0"
+    write_lines(folder.versions, [first])
+    _, screen = start(run_environ)
+
+    assert f"not as at the last start: ray: 2.0.0 -> {version('ray')}" in screen
+    assert len(read_lines(folder.versions)) == 2
+
+
+def test_a_run_on_a_cluster_that_does_not_answer_starts_nothing(run_environ: RunEnviron) -> None:
+    code, screen = start(run_environ | {"MASTER_IP": "127.0.0.1", "RAY_PORT": "1"})
+
+    assert code == USAGE
+    assert "no answer from Ray's head at 127.0.0.1:1: nothing listens there" in screen
+    assert starts(Path("runs/trial")) == 0
+
+
+def test_a_run_on_a_cluster_tells_ray_nothing_of_its_own(run_environ: RunEnviron) -> None:
+    environ = run_environ | {"MASTER_IP": "10.0.0.1", "WORKER_NODES": "10.0.0.2"}
+    plan = make_plan(["ray_kwargs.ray_init.num_cpus=4"], environ)
+
+    assert plan.cluster == "10.0.0.1:6379"
+    assert at(plan.config, "ray_kwargs.ray_init").keys() == {"address", "runtime_env"}
+    assert at(plan.config, "trainer.nnodes") == 2

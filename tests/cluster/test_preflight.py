@@ -373,7 +373,8 @@ def test_a_machine_with_too_few_gpus_is_told_before_anything_starts(
     (found,) = problems_of(run_environ, *two)
     assert "n_gpus_per_node=2: this machine shows 1 NVIDIA GPUs" in found
 
-    assert problems_of(run_environ, *two, "++ray_kwargs.ray_init.address=10.0.0.1:6379") == []
+    (found,) = problems_of(run_environ, *two, "++ray_kwargs.ray_init.address=127.0.0.1:1")
+    assert "no answer from Ray's head at 127.0.0.1:1: nothing listens there" in found
     assert problems_of(run_environ, "trainer.device=cuda", "trainer.n_gpus_per_node=1") == []
 
 

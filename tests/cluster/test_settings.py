@@ -35,7 +35,7 @@ def test_the_command_line_wins_over_the_variable() -> None:
 
 
 def test_all_wrong_texts_are_named_at_once() -> None:
-    environ = {"TRAIN_BATCH_SIZE": "many", "NQ_RATIO": "nan", "MASTER_IP": "10.0.0.1"}
+    environ = {"TRAIN_BATCH_SIZE": "many", "NQ_RATIO": "nan", "WORKER_NODES": "10.0.0.1"}
 
     with pytest.raises(ConfigError) as error:
         overrides_from(environ)
@@ -43,7 +43,7 @@ def test_all_wrong_texts_are_named_at_once() -> None:
     assert [problem.split("=")[0] for problem in error.value.problems] == [
         "NQ_RATIO",
         "TRAIN_BATCH_SIZE",
-        "MASTER_IP",
+        "WORKER_NODES",
     ]
 
 
@@ -51,3 +51,20 @@ def test_a_url_with_port_zero_is_the_runs_own_tool_server() -> None:
     assert is_own_tool_server("http://127.0.0.1:0")
     assert not is_own_tool_server("http://10.0.0.4:8100")
     assert not is_own_tool_server("http://tools.example")
+
+
+def test_a_run_joins_the_cluster_of_the_head_with_all_its_nodes() -> None:
+    environ = {"MASTER_IP": "10.0.0.1", "WORKER_NODES": "10.0.0.2 10.0.0.3"}
+    assert overrides_from(environ) == [
+        "++ray_kwargs.ray_init.address='10.0.0.1:6379'",
+        "trainer.nnodes=3",
+    ]
+    assert overrides_from({**environ, "RAY_PORT": "7000"}, ["trainer.nnodes=2"]) == [
+        "++ray_kwargs.ray_init.address='10.0.0.1:7000'",
+        "trainer.nnodes=2",
+    ]
+
+
+def test_a_port_of_the_cluster_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match="RAY_PORT='x'"):
+        overrides_from({"MASTER_IP": "10.0.0.1", "RAY_PORT": "x"})

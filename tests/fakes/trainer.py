@@ -1,7 +1,8 @@
 """A stand-in for the training process: keeps a run's books as the trainer does, trains nothing.
 
 `python -m tests.fakes.trainer CONFIG`. `FAKE_TRAINER` chooses the ending: good (default), error,
-hang. Each start adds a line to `starts` in the run's folder; it goes on after the steps it finds.
+hang, or stop: it waits until it is asked to stop. Each start adds a line to `starts` in the run's
+folder; it goes on after the steps it finds.
 """
 
 import json
@@ -10,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from agent_loop.run_folder import write_lines
+from agent_loop.run_folder import STOP_FILE, write_lines
 from cluster.compose import at, load_config
 from cluster.run_audit import plan_of
 from samplers.ledger import Ledger, LedgerEntry
@@ -64,6 +65,12 @@ def main(config_path: str) -> None:
             raise ValueError("broken on purpose")
         if step == 1 and os.environ.get("FAKE_TRAINER") == "hang":
             time.sleep(600)
+        if step == 1 and os.environ.get("FAKE_TRAINER") == "stop":
+            while not (folder / STOP_FILE).exists():
+                time.sleep(0.02)
+            (folder / "checkpoints").mkdir()
+            (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
+            return
 
 
 if __name__ == "__main__":

@@ -1,0 +1,526 @@
+"""The hosts of a cluster and the settings of each.
+
+They come from a hosts file, a script's block and the environment. The hosts file is Ansible's INI
+subset: groups `[head]` and `[workers]`, `[all:vars]`, `[head:vars]`, `[workers:vars]`, and lines
+`ADDRESS key=value ...`. Standard library only: this runs on the jumphost, and cluster/lib/remote.sh
+reads what it prints:
+
+    python3 -m cluster.inventory REPO_ROOT < given
+"""
+
+import ipaddress
+import os
+import re
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+# key in a hosts file -> the setting that gives it to every host
+HOST_KEYS = {
+    "ssh_user": "SSH_USER",
+    "ssh_port": "SSH_PORT",
+    "ssh_key": "SSH_KEY",
+    "ssh_jump": "SSH_JUMP",
+    "num_cpus": "NUM_CPUS",
+    "num_gpus": "NUM_GPUS",
+    "conda_env": "CONDA_ENV",
+    "conda_path": "CONDA_PATH",
+    "venv": "VENV",
+    "repo": "REMOTE_REPO",
+    "ray_temp_dir": "RAY_TEMP_DIR",
+}
+_OF_ONE_HOST = ("ssh_host", "ip")
+_ANSIBLE_KEYS = {
+    "ansible_host": "ssh_host",
+    "ansible_user": "ssh_user",
+    "ansible_port": "ssh_port",
+    "ansible_ssh_private_key_file": "ssh_key",
+}
+_GROUPS = ("head", "workers")
+_SECTIONS = (*_GROUPS, "all:vars", "head:vars", "workers:vars")
+
+# settings of the whole cluster
+_CLUSTER_DEFAULTS = {
+    "WANDB_DIR": "",
+    "RAY_PORT": "6379",
+    "RAY_DASHBOARD_PORT": "8265",
+    "RAY_DASHBOARD_HOST": "127.0.0.1",
+    "RAY_AUTH_MODE": "token",
+    "SSH_OPTIONS": "",
+    "SHARED_DIRS": "",
+    "OBJECT_STORE_MEMORY": "",
+}
+
+# A first character that is no dash: ssh would read the word as an option.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
+_JUMP = re.compile(r"[A-Za-z0-9_\[][A-Za-z0-9_.:@,%\[\]-]*")
+
+# Ray appends this, and a unix socket's path ends at 107 bytes.
+_LONGEST_TEMP_DIR = 107 - len("/session_2026-01-31_23-59-59_123456_1234567/sockets/plasma_store")
+
+
+class InventoryError(ValueError):
+    """Every mistake of the hosts and settings, a line each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One host as its line and its groups' variables say; an empty field was not given."""
+
+    name: str
+    """The address as written, unique in the cluster."""
+
+    ssh_host: str = ""
+    """What ssh connects to, where that is not `name`."""
+
+    ip: str = ""
+    """The address for Ray, as the other hosts reach it."""
+
+    ssh_user: str = ""
+    ssh_port: str = ""
+    ssh_key: str = ""
+    ssh_jump: str = ""
+    num_cpus: str = ""
+    num_gpus: str = ""
+    conda_env: str = ""
+    conda_path: str = ""
+    venv: str = ""
+    repo: str = ""
+    ray_temp_dir: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The hosts, head first, with every setting decided, and the settings of all of them."""
+
+    hosts: tuple[Host, ...]
+    settings: dict[str, str]
+
+    @property
+    def cluster_id(self) -> str:
+        """The head's name, safe as a file's name and in a shell."""
+        return safe_id(self.hosts[0].name)
+
+
+def safe_id(name: str) -> str:
+    """`name` with every character replaced that a file name or a mark should not hold."""
+    return re.sub(r"[^A-Za-z0-9.-]", "_", name)
+
+
+def session(index: int) -> str:
+    """The tmux session, and Ray's name, of the host at this place of the list."""
+    return "head" if index == 0 else f"node{index - 1}"
+
+
+def _rule(key: str, value: str) -> str | None:
+    """The rule that this value breaks, or None."""
+    if not value.isprintable():
+        return "must be one line without control characters"
+    if not value:
+        return None
+    match key:
+        case "name" | "ssh_host" if not _NAME.fullmatch(value):
+            return "is no address: one name or IP a line (ranges like node[1:9] are not read)"
+        case "ssh_user" if not _USER.fullmatch(value):
+            return "is no user name"
+        case "ssh_jump" if not _JUMP.fullmatch(value):
+            return "must be [user@]host[:port], several with commas"
+        case "ssh_port" | "ray_port" | "ray_dashboard_port":
+            if not (value.isascii() and value.isdigit() and 1 <= int(value) <= 65535):
+                return "must be a port from 1 to 65535"
+        case "num_cpus" | "num_gpus" | "object_store_memory":
+            if not (value.isascii() and value.isdigit()):
+                return "must be a whole number"
+        case "ip" | "ray_dashboard_host":
+            if not _is_ip(value):
+                return "must be an IP address"
+        case "venv" | "repo" | "conda_path" | "ray_temp_dir" | "wandb_dir" | "shared_dirs":
+            if not value.startswith("/"):
+                return "must be an absolute path on the host"
+            if key == "ray_temp_dir" and len(value.encode()) > _LONGEST_TEMP_DIR:
+                return (
+                    f"must be at most {_LONGEST_TEMP_DIR} bytes: a unix socket's path ends at 107"
+                )
+            if key == "ray_temp_dir" and len(Path(value).parts) < 3:
+                return "must be a folder of its own below another: cleanup removes it"
+        case "ray_auth_mode" if value not in ("token", "disabled"):
+            return "must be token or disabled"
+    return None
+
+
+def _is_ip(value: str) -> bool:
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _assignment(word: str) -> tuple[str, str] | str:
+    """(field, value) of `key=value`, or what is wrong with it."""
+    key, equals, value = word.partition("=")
+    key = key.strip()
+    if not equals:
+        return f"'{word}' is not key=value"
+    known = _ANSIBLE_KEYS.get(key, key)
+    if known not in HOST_KEYS and known not in _OF_ONE_HOST:
+        return f"unknown key {key!r}: give one of {', '.join([*_OF_ONE_HOST[1:], *HOST_KEYS])}"
+    broken = _rule(known, value.strip())
+    return f"{key}={value.strip()} {broken}" if broken else (known, value.strip())
+
+
+def parse_hosts(text: str, place: str = "hosts") -> tuple[Host, ...]:
+    """Read a hosts file.
+
+    Args:
+        text: its content.
+        place: its name, for messages.
+
+    Returns:
+        The head, then the workers in the order of the file, with the groups' variables filled in.
+
+    Raises:
+        InventoryError: naming every mistake with its line number.
+    """
+    problems: list[tuple[int, str]] = []
+    sections = _sections(text, problems)
+    variables = {name: _variables(sections[name], problems) for name in _SECTIONS[2:]}
+    hosts: list[Host] = []
+    lines: dict[str, int] = {}
+    for group in _GROUPS:
+        for number, (name, *words) in sections[group]:
+            broken = _rule("name", name)
+            if broken:
+                problems.append((number, f"{name!r} {broken}"))
+            if name in lines:
+                problems.append((number, f"{name} again (first on line {lines[name]})"))
+            lines.setdefault(name, number)
+            own = _variables([(number, words)], problems)
+            given = {**variables["all:vars"], **variables[f"{group}:vars"], **own}
+            hosts.append(Host(name=name, **given))
+    if not sections["head"]:
+        problems.append((1, "group [head] has no host: give the head's address below [head]"))
+    problems += [
+        (number, f"{words[0]} is a second head: group [head] has exactly one host")
+        for number, words in sections["head"][1:]
+    ]
+    if problems:
+        raise InventoryError(
+            "\n".join(f"{place}:{line}: {said}" for line, said in sorted(problems))
+        )
+    return tuple(hosts)
+
+
+def _sections(text: str, problems: list[tuple[int, str]]) -> dict[str, list[tuple[int, list[str]]]]:
+    """Section -> (line number, words) of each of its lines."""
+    sections: dict[str, list[tuple[int, list[str]]]] = {name: [] for name in _SECTIONS}
+    current = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped[0] in "#;":
+            continue
+        header = re.fullmatch(r"\[([^\]]*)\]\s*(?:[#;].*)?", stripped)
+        if header:
+            current = header[1].strip()
+            if current not in _SECTIONS:
+                known = ", ".join(f"[{name}]" for name in _SECTIONS)
+                problems.append((number, f"unknown group [{current}]: give one of {known}"))
+            continue
+        try:
+            words = shlex.split(stripped, comments=True)
+        except ValueError as error:
+            problems.append((number, f"cannot read the line: {error}"))
+            continue
+        if not current:
+            problems.append((number, f"{words[0]!r} stands before any group: begin with [head]"))
+        elif current in sections:
+            if current.endswith(":vars"):  # the one place where Ansible has spaces around `=`
+                words = [" ".join(words)]
+            sections[current].append((number, words))
+    return sections
+
+
+def _variables(
+    lines: Sequence[tuple[int, Sequence[str]]], problems: list[tuple[int, str]]
+) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for number, words in lines:
+        for word in words:
+            read = _assignment(word)
+            if isinstance(read, str):
+                problems.append((number, read))
+            elif read[0] in found:
+                problems.append((number, f"{read[0]} is given twice"))
+            else:
+                found[read[0]] = read[1]
+    return found
+
+
+def render_hosts(hosts: Sequence[Host]) -> str:
+    """The hosts file that `parse_hosts` reads back as these hosts."""
+    lines = ["[head]"]
+    for index, host in enumerate(hosts):
+        if index == 1:
+            lines += ["", "[workers]"]
+        given = [(field.name, getattr(host, field.name)) for field in fields(host)[1:]]
+        to_ansible = {"ssh_host": "ansible_host"}
+        words = [f"{to_ansible.get(key, key)}={value}" for key, value in given if value]
+        lines.append(shlex.join([host.name, *words]))
+    return "\n".join(lines) + "\n"
+
+
+def resolve(
+    environment: Mapping[str, str],
+    block: Mapping[str, str],
+    *,
+    repo_root: str,
+    records: Path | None = None,
+) -> Cluster:
+    """Decide every setting: environment > hosts file > block > what `setup` recorded > default.
+
+    Args:
+        environment: setting -> value, as the environment gave it; lists as shell words.
+        block: the same, as the script's block gave it.
+        repo_root: this checkout; REMOTE_REPO when nothing else is said.
+        records: the folder with a record per cluster, or None.
+
+    Returns:
+        The cluster.
+
+    Raises:
+        InventoryError: naming every mistake.
+        OSError: the hosts file cannot be read.
+    """
+    problems: list[str] = []
+    hosts_file = environment.get("HOSTS_FILE") or block.get("HOSTS_FILE", "")
+    from_file: tuple[Host, ...] = ()
+    if hosts_file:
+        from_file = parse_hosts(Path(hosts_file).expanduser().read_text(), hosts_file)
+    master = environment.get("MASTER_IP") or (from_file[0].name if from_file else "")
+    master = master or block.get("MASTER_IP", "")
+    if from_file and master != from_file[0].name:
+        raise InventoryError(
+            f"MASTER_IP={master} of the environment is not the head of {hosts_file} "
+            f"({from_file[0].name}): unset one of the two"
+        )
+    if not master:
+        master = _only_record(records)
+    recorded_hosts, recorded = _record(records, master)
+
+    def workers() -> list[str]:
+        if environment.get("WORKER_NODES"):
+            return _words("WORKER_NODES", environment["WORKER_NODES"], problems)
+        if from_file:
+            return [host.name for host in from_file[1:]]
+        if block.get("WORKER_NODES"):
+            return _words("WORKER_NODES", block["WORKER_NODES"], problems)
+        return [host.name for host in recorded_hosts[1:]]
+
+    names = [master, *workers()]
+    for index, name in enumerate(names):
+        broken = _rule("name", name)
+        if broken:
+            problems.append(f"{'MASTER_IP' if index == 0 else 'WORKER_NODES'}: {name!r} {broken}")
+        if name in names[:index]:
+            problems.append(f"{name} is in the list twice: a host has one role")
+
+    in_file = {host.name: host for host in from_file}
+    in_record = {host.name: host for host in recorded_hosts}
+    for key, setting in HOST_KEYS.items():
+        for values, place in ((environment, "environment"), (block, "block")):
+            broken = _rule(key, values.get(setting, ""))
+            if broken:
+                problems.append(f"{setting}={values[setting]} ({place}) {broken}")
+
+    def decided(name: str) -> Host:
+        of_file = in_file.get(name, Host(name=name))
+        of_record = in_record.get(name, Host(name=name))
+        values = {key: getattr(of_file, key) or getattr(of_record, key) for key in _OF_ONE_HOST}
+        for key, setting in HOST_KEYS.items():
+            values[key] = (
+                environment.get(setting)
+                or getattr(of_file, key)
+                or block.get(setting)
+                or getattr(of_record, key)
+            )
+        host = Host(name=name, **values)
+        repo = host.repo or repo_root
+        return replace(
+            host,
+            ip=host.ip or _resolved(host.ssh_host or name),
+            repo=repo,
+            venv=host.venv or f"{repo}/.venv",
+        )
+
+    settings = {}
+    for name, default in _CLUSTER_DEFAULTS.items():
+        value = environment.get(name) or block.get(name) or recorded.get(name) or default
+        if name in ("SSH_OPTIONS", "SHARED_DIRS"):
+            values = _words(name, value, problems)
+            value = shlex.join(values)
+        else:
+            values = [value]
+        settings[name] = value
+        for one in values:
+            broken = _rule(name.lower(), one)
+            if broken:
+                problems.append(f"{name}={one} {broken}")
+    hosts = tuple(decided(name) for name in names)
+    if len(hosts) > 1 and hosts[0].ip.startswith("127."):
+        problems.append(
+            f"the head {master} is {hosts[0].ip} for the workers, which is each of them itself: "
+            "give an address that every host reaches (in a hosts file: ip=)"
+        )
+    ips = [host.ip for host in hosts]
+    for index, host in enumerate(hosts):
+        if host.ip and host.ip in ips[:index] and host.name not in names[:index]:
+            first = names[ips.index(host.ip)]
+            problems.append(f"{host.name} and {first} are the same host ({host.ip}): name it once")
+    if problems:
+        raise InventoryError("\n".join(problems))
+    return Cluster(hosts=hosts, settings=settings)
+
+
+def _words(name: str, value: str, problems: list[str]) -> list[str]:
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        problems.append(f"{name}={value}: cannot read it as words: {error}")
+        return []
+
+
+def _only_record(records: Path | None) -> str:
+    """The head of the one recorded cluster."""
+    found = sorted(records.glob("*/hosts")) if records and records.is_dir() else []
+    if len(found) == 1:
+        return parse_hosts(found[0].read_text(), str(found[0]))[0].name
+    known = f" (recorded here: {', '.join(path.parent.name for path in found)})" if found else ""
+    raise InventoryError(
+        f"MASTER_IP is empty: set it in the block at the top of the script, in the environment, "
+        f"or give --hosts FILE{known}"
+    )
+
+
+def _record(records: Path | None, master: str) -> tuple[tuple[Host, ...], dict[str, str]]:
+    """The hosts and settings that `setup` recorded for this head."""
+    folder = records / safe_id(master) if records else None
+    if folder is None or not (folder / "hosts").is_file():
+        return (), {}
+    hosts = parse_hosts((folder / "hosts").read_text(), str(folder / "hosts"))
+    settings: dict[str, str] = {}
+    for word in shlex.split((folder / "settings.env").read_text(), comments=True):
+        name, _, value = word.partition("=")
+        settings[name] = value
+    return hosts, settings
+
+
+def _resolved(address: str) -> str:
+    """The IP address of a name, as this machine knows it; empty for an alias of ssh."""
+    if _is_ip(address):
+        return address
+    try:
+        found = socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return ""
+    return str(found[0][4][0])
+
+
+def shell_lines(cluster: Cluster, repo_root: str) -> str:
+    """Assignments for bash, every value quoted; cluster/lib/remote.sh says what each one is."""
+    head, *workers = cluster.hosts
+    shared = {
+        "CLUSTER_ID": cluster.cluster_id,
+        "MASTER_IP": head.name,
+        "WORKER_NODES": " ".join(host.name for host in workers),
+        **cluster.settings,
+    }
+    of_head = {setting: getattr(head, key) for key, setting in HOST_KEYS.items()}
+    lines = [f"{name}={shlex.quote(value)}" for name, value in {**shared, **of_head}.items()]
+    record = f"{repo_root}/.cluster/{cluster.cluster_id}"
+    recorded = "".join(f"{name}={shlex.quote(value)}\n" for name, value in shared.items())
+    lines += [
+        f"CLUSTER_RECORD={shlex.quote(record)}",
+        f"RECORD_SETTINGS={shlex.quote(recorded)}",
+        f"RECORD_HOSTS={shlex.quote(render_hosts(cluster.hosts))}",
+        "HOSTS_FILE=''",
+        f"HOST_NAMES=({shlex.join(host.name for host in cluster.hosts)})",
+    ]
+    for index, host in enumerate(cluster.hosts):
+        user = f"{host.ssh_user}@" if host.ssh_user else ""
+        words = shlex.split(cluster.settings["SSH_OPTIONS"])
+        words += ["-p", host.ssh_port] * bool(host.ssh_port)
+        words += ["-i", os.path.expanduser(host.ssh_key)] * bool(host.ssh_key)
+        words += ["-J", host.ssh_jump] * bool(host.ssh_jump)
+        lines.append(f"HOST_SSH_{index}=({shlex.join(words)})")
+        of_host = {
+            "HOST_INDEX": str(index),
+            "HOST_SESSION": session(index),
+            "HOST_IP": host.ip,
+            "HOST_REPO": host.repo,
+            "HOST_TARGET": user + (host.ssh_host or host.name),
+            "HOST_SETTINGS": node_settings(cluster, index),
+        }
+        lines += [
+            f"{name}[{shlex.quote(host.name)}]={shlex.quote(value)}"
+            for name, value in of_host.items()
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def node_settings(cluster: Cluster, index: int) -> str:
+    """What cluster/lib/node.sh knows of the host that it runs on: assignments, a line each."""
+    head, host = cluster.hosts[0], cluster.hosts[index]
+    values = {
+        "CLUSTER_ID": cluster.cluster_id,
+        "MASTER_IP": head.name,
+        "WORKER_NODES": " ".join(other.name for other in cluster.hosts[1:]),
+        "NODE_NAME": session(index),
+        "NODE_IP": host.ip,
+        "HEAD_IP": head.ip,
+        "HEAD_ADDRESS": (f"[{head.ip}]" if ":" in head.ip else head.ip)
+        + f":{cluster.settings['RAY_PORT']}",
+        **{
+            name: cluster.settings[name]
+            for name in _CLUSTER_DEFAULTS
+            if name not in ("SSH_OPTIONS", "SHARED_DIRS")
+        },
+        **{
+            setting: getattr(host, key)
+            for key, setting in HOST_KEYS.items()
+            if not key.startswith("ssh_")
+        },
+    }
+    lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
+    return "\n".join([*lines, f"SHARED_DIRS=({cluster.settings['SHARED_DIRS']})"])
+
+
+def _given(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(environment, block) from `environment NAME VALUE block NAME VALUE ...`."""
+    environment: dict[str, str] = {}
+    block: dict[str, str] = {}
+    for place, name, value in zip(words[0::3], words[1::3], words[2::3], strict=True):
+        (environment if place == "environment" else block)[name] = value
+    return environment, block
+
+
+def main() -> int:
+    """Read the given settings from stdin, print the assignments; 2 with every mistake on stderr."""
+    repo_root = sys.argv[1]
+    environment, block = _given(sys.stdin.read().split("\0")[:-1])
+    try:
+        cluster = resolve(
+            environment, block, repo_root=repo_root, records=Path(repo_root) / ".cluster"
+        )
+    except (InventoryError, OSError) as error:
+        print("\n".join(f"error: {line}" for line in str(error).split("\n")), file=sys.stderr)
+        return 2
+    print(shell_lines(cluster, repo_root), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""The table of `setup_cluster.sh status`. Standard library only: it runs on the jumphost.
+
+`python3 -m cluster.node_table FOLDER NAME...` reads FOLDER/<i>.status of the i-th host (from
+node.sh on that host) and FOLDER/ray.jsonl (from cluster/ray_nodes.py on the head); exit 1 when a
+node is not there.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.inventory import session
+
+_COLUMNS = ["host", "role", "tmux", "ray", "CPU", "GPU", "object store", "version", "up"]
+
+
+def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Left-aligned columns, two spaces apart."""
+    table = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    )
+
+
+def duration(seconds: float) -> str:
+    """Two units at most: `42 s`, `3 min`, `5 h 07 min`, `2 d 05 h`."""
+    minutes, hours, days = int(seconds) // 60, int(seconds) // 3600, int(seconds) // 86400
+    if days:
+        return f"{days} d {hours % 24:02d} h"
+    if hours:
+        return f"{hours} h {minutes % 60:02d} min"
+    return f"{minutes} min" if minutes else f"{int(seconds)} s"
+
+
+def used_of(pair: Sequence[float] | None, unit: float = 1.0, name: str = "") -> str:
+    """`used / total`, in whole units or with one digit."""
+    if not pair or not pair[1]:
+        return "-"
+    used, total = (value / unit for value in pair)
+    return f"{max(used, 0.0):.3g} / {total:.3g}{name}"
+
+
+def rows(
+    statuses: Mapping[str, Mapping[str, str]], records: Sequence[Mapping[str, Any]]
+) -> tuple[list[list[str]], bool]:
+    """The rows of the table, and whether every node is there.
+
+    Args:
+        statuses: host -> what node.sh said there (empty: it did not answer), head first.
+        records: what cluster/ray_nodes.py said on the head.
+    """
+    in_ray = {record["node"]: record for record in records if "node" in record}
+    table, complete = [], True
+    for index, (host, status) in enumerate(statuses.items()):
+        name = session(index)
+        record = in_ray.get(name, {})
+        there = bool(record) and status.get("session") == "ours_alive"
+        complete = complete and there
+        sessions = {"ours_alive": name, "ours_dead": f"{name} (ended)", "foreign": "not ours"}
+        uptime = status.get("uptime_s")
+        table.append(
+            [
+                host,
+                "head" if index == 0 else "worker",
+                sessions.get(status["session"], "-") if status else "no answer",
+                "alive" if record else "-",
+                used_of(record.get("CPU")),
+                used_of(record.get("GPU")),
+                used_of(record.get("object_store_memory"), 2**30, " GiB"),
+                record.get("version", "-"),
+                duration(float(uptime)) if uptime else "-",
+            ]
+        )
+    return table, complete
+
+
+def main(arguments: Sequence[str]) -> int:
+    folder, *names = arguments
+    statuses = {}
+    for index, name in enumerate(names):
+        lines = (Path(folder) / f"{index}.status").read_text(errors="replace").splitlines()
+        statuses[name] = dict(line.split("=", 1) for line in lines if "=" in line)
+    records = [
+        json.loads(line)
+        for line in (Path(folder) / "ray.jsonl").read_text().splitlines()
+        if line.startswith("{")
+    ]
+    table, complete = rows(statuses, records)
+    print(render_table(_COLUMNS, table))
+    for record in records:
+        if "job" in record:
+            where = f"{record['host']}, process {record['pid']}"
+            print(f"job {record['job']} runs: {record['entrypoint']} ({where})")
+    return 0 if complete else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

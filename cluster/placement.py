@@ -1,0 +1,275 @@
+"""Whether what verl asks of Ray can ever be placed on some nodes. Pure arithmetic over numbers.
+
+verl waits for its placement groups, and TransferQueue for its actors, without a deadline: what no
+node can take hangs for ever. What is asked is read off verl 0.9.1 (`single_controller/ray/base.py`,
+`workers/rollout/replica.py`, `trainer/ppo/v1`) and TransferQueue 0.1.11:
+
+- a pool is one placement group a node, each STRICT_PACK: a bundle of 1 GPU and 3 CPUs for every
+  process, 2 CPUs where the process only generates (the replicas of `mixed_separate_async`);
+- a storage unit takes 1 CPU; unit i goes to node i modulo their number, and to no other;
+- TransferQueue's controller takes 1 CPU of any node;
+- runner, agent loop workers, reward workers and servers of engines name no resources: Ray places
+  such an actor even where all CPUs are taken.
+
+Who takes a CPU where is partly Ray's choice (the controller's node, the order of nodes), so a need
+without a problem may still be placed badly on nodes that it fills to the last CPU.
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.compose import at
+
+TRAINING_CPUS = 3
+"""Of a process that trains, in a bundle of verl's pools."""
+
+GENERATING_CPUS = 2
+"""Of a process that only generates, in a pool of a replica's own."""
+
+CONTROLLER_CPUS = 1
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+_UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What one node has in all, used or not."""
+
+    cpus: float
+    gpus: float
+    """Logical ones too."""
+
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Equal placement groups; each must lie on one node, and several may share a node."""
+
+    keys: str
+    """The config keys behind it, for messages."""
+
+    groups: int
+    processes: int
+    """Of a group; each takes 1 GPU."""
+
+    cpus_per_process: int = TRAINING_CPUS
+
+    @property
+    def cpus(self) -> int:
+        """Of a group."""
+        return self.processes * self.cpus_per_process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """All that a run has placed at once."""
+
+    pools: tuple[Pool, ...]
+    storage_units: int
+    controller_cpus: int = CONTROLLER_CPUS
+
+    @property
+    def gpus(self) -> int:
+        """Of all pools."""
+        return sum(pool.groups * pool.processes for pool in self.pools)
+
+    @property
+    def cpus(self) -> int:
+        """Of pools, storage and controller; what one machine alone must have."""
+        pools = sum(pool.groups * pool.cpus for pool in self.pools)
+        return pools + self.storage_units + self.controller_cpus
+
+
+def need_of(config: Mapping[str, Any]) -> Need | None:
+    """What a run has placed.
+
+    Args:
+        config: the resolved run config.
+
+    Returns:
+        None where a number that it depends on is none; `cluster.preflight` says which.
+    """
+    pools = [_pool(config, "trainer")]
+    if at(config, "trainer.v1.trainer_mode") == "mixed_separate_async":
+        pools.append(_replicas(config))
+    reward_model = "reward.reward_model"
+    if at(config, f"{reward_model}.enable") and at(config, f"{reward_model}.enable_resource_pool"):
+        pools.append(_pool(config, reward_model))
+    if at(config, "distillation.enabled"):
+        pools.append(_pool(config, "distillation"))
+    simple = at(config, "transfer_queue.backend.storage_backend", "SimpleStorage")
+    units = at(config, _UNITS, 8) if simple == "SimpleStorage" else 0
+    if None in pools or not isinstance(units, int) or units < 0:
+        return None
+    return Need(pools=tuple(pool for pool in pools if pool is not None), storage_units=units)
+
+
+def _pool(config: Mapping[str, Any], section: str) -> Pool | None:
+    nodes, processes = at(config, f"{section}.nnodes"), at(config, f"{section}.n_gpus_per_node")
+    if not _is_count(nodes) or not _is_count(processes):
+        return None
+    keys = f"{section}.nnodes={nodes} x n_gpus_per_node={processes}"
+    return Pool(keys=keys, groups=nodes, processes=processes)
+
+
+def _replicas(config: Mapping[str, Any]) -> Pool | None:
+    """The engines of `mixed_separate_async`, each in a pool of its own."""
+    nodes, per_node = at(config, f"{_ROLLOUT}.nnodes"), at(config, f"{_ROLLOUT}.n_gpus_per_node")
+    sizes = [
+        at(config, f"{_ROLLOUT}.{kind}_parallel_size", 1)
+        for kind in ("tensor_model", "data", "pipeline_model")
+    ]
+    if not all(map(_is_count, (nodes, per_node, *sizes))):
+        return None
+    replica = math.prod(sizes)
+    processes = min(per_node, replica)
+    if replica % processes:
+        return None  # verl's own assertion, said at once
+    return Pool(
+        keys=f"{_ROLLOUT}.nnodes={nodes} x n_gpus_per_node={per_node}, replicas of {replica}",
+        groups=nodes * per_node // replica * (replica // processes),
+        processes=processes,
+        cpus_per_process=GENERATING_CPUS,
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def own_node(config: Mapping[str, Any], gpus_here: Callable[[], int]) -> Node:
+    """The one node of the Ray that a run starts for itself.
+
+    Args:
+        config: the resolved run config.
+        gpus_here: counts this machine's GPUs, asked where the config names no number.
+    """
+    cpus = at(config, "ray_kwargs.ray_init.num_cpus")
+    gpus = at(config, "ray_kwargs.ray_init.num_gpus")
+    return Node(
+        cpus=cpus if isinstance(cpus, int | float) else os.cpu_count() or 1,
+        gpus=gpus if isinstance(gpus, int | float) else gpus_here(),
+        name="this machine",
+    )
+
+
+def placement_problems(need: Need, nodes: Sequence[Node]) -> list[str]:
+    """Why a need can never be met on these nodes, whoever else uses them.
+
+    Args:
+        need: what a run has placed.
+        nodes: all nodes that are alive; their order means nothing.
+
+    Returns:
+        One sentence each, with the numbers and the remedy; empty when some placement meets it all.
+    """
+    if not nodes:
+        return ["no node is alive: verl would wait for ever; start the cluster"]
+    problems = [problem for pool in need.pools for problem in _pool_problems(pool, nodes)]
+    if not problems and not fits(need, nodes):
+        problems = [_together(need, nodes)]
+    return problems
+
+
+def _pool_problems(pool: Pool, nodes: Sequence[Node]) -> list[str]:
+    """What keeps this pool from being placed if there were no other."""
+    if not pool.groups:
+        return [f"{pool.keys}: fewer GPUs than one replica takes; raise them, or lower its sizes"]
+    by_gpus = sum(int(node.gpus) // pool.processes for node in nodes)
+    both = sum(_room(pool, node) for node in nodes)
+    if min(by_gpus, both) >= pool.groups:
+        return []
+    wanted = f"{pool.groups} x {pool.processes} GPUs, each on one node"
+    if by_gpus < pool.groups:
+        return [
+            f"{pool.keys} takes {wanted}: there is room for {by_gpus} ({_words(nodes)}), and verl "
+            "would wait for ever; ask for fewer, or give Ray more (logical) GPUs or nodes"
+        ]
+    return [
+        f"{pool.keys} takes {wanted} with {pool.cpus} logical CPUs ({pool.cpus_per_process} a "
+        f"process): there is room for {both} ({_words(nodes)}), and verl would wait for ever; give "
+        "Ray more logical CPUs, which may be more than the machine has "
+        "(ray_kwargs.ray_init.num_cpus, NUM_CPUS of a cluster), or ask for fewer processes"
+    ]
+
+
+def _together(need: Need, nodes: Sequence[Node]) -> str:
+    pools = "; ".join(
+        f"{pool.groups} x ({pool.processes} GPUs, {pool.cpus} CPUs) for {pool.keys}"
+        for pool in need.pools
+    )
+    return (
+        f"no room for all of it at once on {_words(nodes)}: {pools}; {need.storage_units} storage "
+        f"units of 1 CPU in turn over the nodes ({_UNITS}), {need.controller_cpus} CPU for their "
+        f"controller, {need.gpus} GPUs and {need.cpus} CPUs in all: verl would wait for ever; give "
+        "Ray more logical CPUs, which may be more than the machine has "
+        "(ray_kwargs.ray_init.num_cpus, NUM_CPUS of a cluster), or more GPUs or nodes"
+    )
+
+
+def _words(nodes: Sequence[Node]) -> str:
+    """Nodes of one size together, as in `2 nodes of 8 GPUs and 96 CPUs`."""
+    sizes: dict[tuple[float, float], list[str]] = {}
+    for node in nodes:
+        sizes.setdefault((node.gpus, node.cpus), []).append(node.name)
+    return ", ".join(
+        f"{names[0] or '1 node' if len(names) == 1 else f'{len(names)} nodes'} of {gpus:g} GPUs "
+        f"and {cpus:g} CPUs"
+        for (gpus, cpus), names in sizes.items()
+    )
+
+
+def _room(pool: Pool, node: Node) -> int:
+    """Groups of a pool that an empty node can take."""
+    return min(int(node.gpus) // pool.processes, int(node.cpus) // pool.cpus)
+
+
+def fits(need: Need, nodes: Sequence[Node]) -> bool:
+    """Whether some placement of everything exists: pools, storage units and controller.
+
+    Goes through the nodes and keeps every amount that can be left to place; exact, because a node
+    that could take one more group of a pool never needs to be spared it.
+    """
+    pools = sorted((pool for pool in need.pools if pool.groups), key=lambda pool: -pool.processes)
+    units, longer = divmod(need.storage_units, len(nodes))
+    left = (tuple(pool.groups for pool in pools), longer, need.controller_cpus)
+    states = {left}
+    for node in sorted(nodes, key=lambda node: (-node.gpus, -node.cpus)):
+        states = {
+            (groups, more, controller)
+            for state in states
+            for more in ((state[1],) if not state[1] else (state[1], state[1] - 1))
+            for controller in {state[2], 0}
+            for groups in _after(
+                pools,
+                state[0],
+                int(node.gpus),
+                int(node.cpus) - units - (state[1] - more) - (state[2] - controller),
+            )
+        }
+    return (tuple(0 for _ in pools), 0, 0) in states
+
+
+def _after(
+    pools: Sequence[Pool], left: tuple[int, ...], gpus: int, cpus: int
+) -> list[tuple[int, ...]]:
+    """What can be left of each pool after a node took all that it can; none where storage alone is
+    too much for it."""
+    if cpus < 0:
+        return []
+    if not pools:
+        return [()]
+    pool, others = pools[0], pools[1:]
+    most = min(left[0], gpus // pool.processes, cpus // pool.cpus)
+    return [
+        (left[0] - taken, *rest)
+        for taken in ([most] if not others else range(most, -1, -1))
+        for rest in _after(
+            others, left[1:], gpus - taken * pool.processes, cpus - taken * pool.cpus
+        )
+    ]

@@ -1,0 +1,106 @@
+"""Which run is meant, and how far it is, for the scripts.
+
+`python -m cluster.run_name [KEY=VALUE ...]` prints `runs/<experiment>`; with `--facts`, assignments
+that a shell reads. Settings and overrides give the run that `verl-mixed train` would take. Imports
+no verl, and takes a second.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from cluster.compose import compose_config
+from cluster.exit_codes import GOOD, USAGE
+from cluster.preflight import name_problems
+from cluster.run_state import RunFolder, RunHeld
+from cluster.settings import SETTINGS, overrides_from
+from config.schema import ConfigError
+
+RUNS = Path("runs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What a script asks before it starts, resumes or stops a run."""
+
+    folder: str
+    """`runs/<experiment>`, from the repository's root."""
+
+    holder: str
+    """The launcher that runs it now, as `process 123 on node7`; empty where none does."""
+
+    step: int
+    """Last step with metrics; 0 before the first."""
+
+    total: int
+    """Steps after which it is complete; 0 where the config does not say."""
+
+    checkpoint: int
+    """Step that another start goes on from; 0 where there is no checkpoint."""
+
+    done: int
+    """1 when it is complete."""
+
+
+def facts(arguments: Sequence[str], environ: Mapping[str, str]) -> RunFacts:
+    """Look at the run that these settings name; the run need not be there.
+
+    Args:
+        arguments: Hydra overrides of the command line.
+        environ: environment with the settings of the scripts.
+
+    Raises:
+        ConfigError: settings, overrides or config files are wrong.
+    """
+    settings = {name: environ[name] for name in SETTINGS if name in environ}
+    config = compose_config(overrides_from(settings, arguments))
+    name = OmegaConf.select(config, "mixed.experiment")
+    if problems := name_problems(name):
+        raise ConfigError(problems)
+    folder = RunFolder(RUNS / name)
+    total = OmegaConf.select(config, "trainer.total_training_steps") or 0
+    return RunFacts(
+        folder=str(RUNS / name),
+        holder=_holder(folder),
+        step=folder.last_step(),
+        total=total,
+        checkpoint=folder.saved_step(),
+        done=int(bool(total) and folder.is_done(total)),
+    )
+
+
+def _holder(folder: RunFolder) -> str:
+    try:
+        return str(folder.holder() or "")
+    except RunHeld:
+        return "a process without a name"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what is asked; exit 2 where the config is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m cluster.run_name")
+    parser.add_argument("--facts", action="store_true", help="shell assignments, RUN_<FACT>")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    arguments = parser.parse_args(argv)
+    try:
+        found = facts(arguments.overrides, os.environ)
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return USAGE
+    if not arguments.facts:
+        print(found.folder)
+        return GOOD
+    for name, value in asdict(found).items():
+        print(f"RUN_{name.upper()}={shlex.quote(str(value))}")
+    return GOOD
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What a run asks of the cluster that it joins; the head is a stand-in here."""
+
+import socket
+
+import pytest
+
+from cluster import joined
+from cluster.joined import ClusterWatch, cluster_problems, own_ip
+from cluster.ray_cluster import ClusterUnreachable, RayCluster, RayNode, address_of, ask
+
+ADDRESS = "10.0.0.1:6379"
+
+
+def node(ip: str) -> RayNode:
+    return RayNode(name=ip, ip=ip, cpus=8, cpus_used=0, gpus=1, gpus_used=0)
+
+
+class Head:
+    """Answers with the nodes it was given last, or not at all."""
+
+    def __init__(self, *ips: str, jobs: tuple[str, ...] = ()) -> None:
+        self.ips, self.jobs, self.questions = list(ips), jobs, 0
+
+    def __call__(self, address: str, *, environ: object = None) -> RayCluster:
+        self.questions += 1
+        if not self.ips:
+            raise ClusterUnreachable(f"no answer from {address}")
+        return RayCluster(nodes=tuple(map(node, self.ips)), jobs=self.jobs)
+
+
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> Head:
+    answering = Head("10.0.0.1", "10.0.0.2")
+    monkeypatch.setattr(joined, "ask", answering)
+    monkeypatch.setattr(joined, "EVERY_S", 3600.0)
+    return answering
+
+
+def test_a_cluster_with_all_nodes_and_no_job_is_good(head: Head) -> None:
+    assert cluster_problems({"trainer": {"nnodes": 2}}, ADDRESS) == []
+
+
+def test_missing_nodes_and_another_job_are_named_at_once(head: Head) -> None:
+    head.jobs = ("python other.py",)
+    few, busy = cluster_problems({"trainer": {"nnodes": 3}}, ADDRESS)
+    assert "trainer.nnodes=3: the cluster at 10.0.0.1:6379 has 2 nodes (10.0.0.1, 10.0.0.2)" in few
+    assert "has a job already (python other.py)" in busy
+
+
+def test_a_head_that_does_not_answer_is_the_only_problem(head: Head) -> None:
+    head.ips = []
+    assert cluster_problems({"trainer": {"nnodes": 3}}, ADDRESS) == [f"no answer from {ADDRESS}"]
+
+
+def test_a_node_that_is_lost_is_named_though_the_trainer_failed_before(head: Head) -> None:
+    with ClusterWatch(ADDRESS, {}) as watch:
+        assert watch.lost == ""
+        head.ips.remove("10.0.0.2")
+        reason = "RuntimeError: Connection closed by peer [10.0.0.2]:17544"
+        assert watch.explain(reason) == "lost node 10.0.0.2: Ray's head does not see it any more"
+
+
+def test_a_trainer_that_fails_of_itself_waits_for_no_node(head: Head) -> None:
+    with ClusterWatch(ADDRESS, {}) as watch:
+        asked = head.questions
+        assert watch.explain("ValueError: broken on purpose") == ""
+        assert head.questions == asked
+
+
+def test_a_head_is_lost_after_several_questions_without_an_answer(head: Head) -> None:
+    with ClusterWatch(ADDRESS, {}) as watch:
+        head.ips.clear()
+        words = watch.explain("ActorDiedError: the actor died")
+    assert words.startswith("lost the head: no answer")
+    assert head.questions == 1 + joined.UNANSWERED
+
+
+def test_a_port_where_nothing_listens_is_told_from_one_that_refuses_us() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        closed = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ClusterUnreachable, match=f"{closed}: nothing listens there"):
+            ask(closed)
+        listener.listen()
+        with pytest.raises(ClusterUnreachable, match="RAY_AUTH_MODE='token'"):
+            ask(closed, environ={"RAY_AUTH_MODE": "token"}, timeout_s=3)
+
+
+def test_the_address_is_the_heads_and_its_port_is_rays_unless_given() -> None:
+    assert address_of({}) is None and address_of({"MASTER_IP": " "}) is None
+    assert address_of({"MASTER_IP": "10.0.0.1"}) == ADDRESS
+    assert address_of({"MASTER_IP": "10.0.0.1", "RAY_PORT": "7"}) == "10.0.0.1:7"
+
+
+def test_the_own_address_on_the_way_to_the_head_is_found() -> None:
+    assert own_ip("127.0.0.1:6379") == "127.0.0.1"
