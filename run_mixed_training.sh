@@ -1,17 +1,35 @@
 #!/usr/bin/env bash
-# Train one policy on several sources at once, or resume the run where it stopped.
+# Train one policy on several sources at once, or resume the run where it stopped: here, or on a cluster.
 #
-# Usage: run_mixed_training.sh [--help] [KEY=VALUE ...]
+# Usage: run_mixed_training.sh [COMMAND] [OPTION ...] [KEY=VALUE ...]
+#
+#   start     start the run, or resume it where it stopped (the default)
+#   status    where it is, and whether it runs
+#   logs      the end of its train.log; -f follows it
+#   attach    its tmux session on the head (Ctrl-b d leaves it)
+#   stop      save a checkpoint and end it; firmly, if it does not end
+#   resume    start it, but only where there is a checkpoint to go on from
+#   dry-run   print every command of a start, and the config it would have; run nothing
+#   validate  check config, data and machine; run nothing (it installs .venv where that is missing)
 #
 #   ./run_mixed_training.sh                                  the demo on this machine, no GPU needed
 #   TACO_RATIO=0 EXPERIMENT_NAME=no_taco ./run_mixed_training.sh
 #   ./run_mixed_training.sh trainer.total_training_steps=50 mixed.seed=1
+#   MASTER_IP=10.0.0.1 ./run_mixed_training.sh               on the cluster that setup_cluster.sh made
 #
-# The first start installs the Python environment into .venv (2 to 6 GB, some minutes). The same command again
-# resumes a run that was stopped or killed. KEY=VALUE is a Hydra override of config/mixed_dataset_grpo.yaml.
-# Settings come from the environment, then from the block below; an empty one leaves the value of config/.
+# With MASTER_IP empty the run is here, in this terminal. With MASTER_IP it is on that head node, in tmux session
+# verl_training; type the same commands on the jumphost or on the head. KEY=VALUE is a Hydra override of
+# config/mixed_dataset_grpo.yaml and reaches it unchanged; what names the run (EXPERIMENT_NAME, mixed.experiment=...)
+# goes with every command. Settings come from the environment, then from the block below; an empty one leaves the
+# value of config/. The first start installs the Python environment into .venv (2 to 6 GB, some minutes).
 #
-# Exit: 0 the run is complete, 1 it failed, 2 a setting is wrong, 130 it was interrupted
+#   -f, --follow      logs: until interrupted
+#   --grace SECONDS   stop: how long the step under way and its checkpoint may take (default 900; 0: do not ask)
+#   --hosts FILE      the hosts of the cluster, see config/cluster/hosts.example
+#   --dry-run         start, resume: the same as dry-run
+#   --yes             ask nothing
+#
+# Exit: 0 good, or the run is complete; 1 it failed; 2 a setting or the usage is wrong; 130 it was interrupted
 set -euo pipefail
 
 REPO_ROOT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
@@ -19,57 +37,140 @@ REPO_ROOT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 source "${REPO_ROOT}/cluster/lib/common.sh"
 # shellcheck source=cluster/lib/bootstrap.sh
 source "${REPO_ROOT}/cluster/lib/bootstrap.sh"
+# shellcheck source=cluster/lib/remote.sh
+source "${REPO_ROOT}/cluster/lib/remote.sh"
+# shellcheck source=cluster/lib/training.sh
+source "${REPO_ROOT}/cluster/lib/training.sh"
 
 # --- settings; the environment overrides each ---------------------------------
-# what to run, and where
-export PROFILE="${PROFILE:-laptop}"           # config/profile/*.yaml: laptop (no GPU)
-export EXPERIMENT_NAME="${EXPERIMENT_NAME:-}" # name of the run and of its folder under runs/
-export MODEL_PATH="${MODEL_PATH:-}"           # model folder; empty with laptop: the demo model, made here
-export TRAIN_FILES="${TRAIN_FILES:-}"         # parquet files, comma separated; empty with laptop: the demo data
-export VAL_FILES="${VAL_FILES:-}"             # the same, for validation
+# shellcheck disable=SC2034 # read by name: `settle`, load_cluster
+{
+  # what to run, and where
+  PROFILE=""         # config/profile/*.yaml; empty: laptop where there is no GPU
+  EXPERIMENT_NAME="" # name of the run and of its folder under runs/
+  MODEL_PATH=""      # model folder; empty with laptop: the demo model, made here
+  TRAIN_FILES=()     # parquet files: (data/one.parquet data/two.parquet); empty with laptop: the demo data
+  VAL_FILES=()       # the same, for validation
 
-# the mixture: shares of every batch, relative to one another; 0 leaves a source out
-export TACO_RATIO="${TACO_RATIO:-}" # code execution
-export NQ_RATIO="${NQ_RATIO:-}"     # search
-export MATH_RATIO="${MATH_RATIO:-}" # maths with tools
+  # the mixture: shares of every batch, relative to one another; 0 leaves a source out
+  TACO_RATIO="" # code execution
+  NQ_RATIO=""   # search
+  MATH_RATIO="" # maths with tools
 
-# training
-export LEARNING_RATE="${LEARNING_RATE:-}"
-export TRAIN_BATCH_SIZE="${TRAIN_BATCH_SIZE:-}"         # prompts in a batch
-export ROLLOUT_N="${ROLLOUT_N:-}"                       # trajectories per prompt
-export TOTAL_TRAINING_STEPS="${TOTAL_TRAINING_STEPS:-}" # optimizer steps
+  # training
+  LEARNING_RATE=""
+  TRAIN_BATCH_SIZE=""     # prompts in a batch
+  ROLLOUT_N=""            # trajectories per prompt
+  TOTAL_TRAINING_STEPS="" # optimizer steps
 
-# tools; the limits hold over all processes together
-export TOOL_SERVER_URL="${TOOL_SERVER_URL:-}"             # a running tool server; empty: one is started with the run
-export TOOL_MAX_WORKERS="${TOOL_MAX_WORKERS:-}"           # tool calls in flight
-export TOOL_REQUEST_INTERVAL="${TOOL_REQUEST_INTERVAL:-}" # seconds between two calls
-export RATE_LIMIT_PER_MINUTE="${RATE_LIMIT_PER_MINUTE:-}" # tool calls a minute
+  # tools; the limits hold over all processes together
+  TOOL_SERVER_URL=""       # a running tool server; empty: one is started with the run
+  TOOL_MAX_WORKERS=""      # tool calls in flight
+  TOOL_REQUEST_INTERVAL="" # seconds between two calls
+  RATE_LIMIT_PER_MINUTE="" # tool calls a minute
 
-# machine
-export MASTER_IP="${MASTER_IP:-}"                   # head node of a Ray cluster; empty: this machine alone
-export WORKER_NODES="${WORKER_NODES:-}"             # its workers
-export RAY_DASHBOARD_PORT="${RAY_DASHBOARD_PORT:-}" # on 127.0.0.1
-export RAY_TEMP_DIR="${RAY_TEMP_DIR:-}"             # Ray's logs and sockets; empty: Ray's own choice
-export WANDB_DIR="${WANDB_DIR:-}"                   # empty: the run's folder
-export CONDA_ENV="${CONDA_ENV:-}"                   # use this conda environment and install nothing; empty: .venv
-export CONDA_PATH="${CONDA_PATH:-}"                 # where conda lives; empty: ~/miniconda3
+  # machines; what setup_cluster.sh recorded of MASTER_IP (workers, ssh, ports) need not be said again
+  MASTER_IP=""          # head node of a Ray cluster; empty: this machine alone
+  WORKER_NODES=()       # its workers: (10.0.0.2 10.0.0.3)
+  HOSTS_FILE=""         # the same as --hosts FILE
+  RAY_PORT=""           # of the head; empty: 6379
+  RAY_DASHBOARD_PORT="" # on 127.0.0.1 of the head; empty: 8265
+  RAY_AUTH_MODE=""      # token or disabled; empty: token on a cluster
+  RAY_TEMP_DIR=""       # Ray's logs and sockets; empty: Ray's own choice, or the cluster's
+  WANDB_DIR=""          # empty: the run's folder
+  CONDA_ENV=""          # use this conda environment and install nothing; empty: VENV
+  CONDA_PATH=""         # where conda lives; empty: ~/miniconda3
+  VENV=""               # use this virtual environment and install nothing; empty: .venv, made here
+}
 
 main() {
-  local argument
-  for argument in "$@"; do
-    case "${argument}" in
+  local command=start hosts="" dry_run="${DRY_RUN:-0}"
+  local -a overrides=()
+  FOLLOW="" ASSUME_YES="" GRACE_S=""
+  case "${1:-}" in
+    start | status | logs | attach | stop | resume | dry-run | validate)
+      command="$1"
+      shift
+      ;;
+    folder | launch) # the script itself, on the head
+      command="$1"
+      shift
+      ;;
+  esac
+  while (($#)); do
+    case "$1" in
       -h | --help)
         usage "${BASH_SOURCE[0]}"
         return
         ;;
-      -*) die 2 "unknown option ${argument}: see --help" ;;
-      *=* | '~'*) ;;
-      *) die 2 "not an override: '${argument}'; write KEY=VALUE, see --help" ;;
+      --hosts)
+        (($# > 1)) || die 2 "--hosts wants a file: see --help"
+        hosts="$2"
+        shift
+        ;;
+      --hosts=*) hosts="${1#--hosts=}" ;;
+      --yes) ASSUME_YES=1 ;;
+      --dry-run) dry_run=1 ;;
+      --grace)
+        [[ "${command}" == stop && "${2:-}" =~ ^[0-9]+$ ]] || die 2 "--grace SECONDS is for stop only: see --help"
+        GRACE_S="$2"
+        shift
+        ;;
+      -f | --follow)
+        [[ "${command}" == logs ]] || die 2 "$1 is for logs only: see --help"
+        FOLLOW=1
+        ;;
+      -*) die 2 "unknown option $1: see --help" ;;
+      *=* | '~'*) overrides+=("$1") ;;
+      start | resume) # launch VERB
+        [[ "${command}" == launch ]] || die 2 "one command at a time, and first: '$1'; see --help"
+        overrides+=("$1")
+        ;;
+      *) die 2 "not an override: '$1'; write KEY=VALUE, see --help" ;;
     esac
+    shift
   done
+  if [[ "${dry_run}" == 1 ]]; then
+    [[ "${command}" == @(start|resume|dry-run) ]] || die 2 "--dry-run is for start only, not ${command}: see --help"
+    command=dry-run
+  fi
+  [[ "${command}" != dry-run ]] || DRY_RUN=1
+  if [[ -n "${hosts}" ]]; then
+    [[ -r "${hosts}" ]] || die 2 "cannot read --hosts ${hosts}: correct the name"
+    FROM_ENVIRONMENT[HOSTS_FILE]="$(realpath -- "${hosts}")"
+  fi
   cd -- "${REPO_ROOT}"
-  bootstrap run
-  exec verl-mixed train "$@"
+  if [[ "${ON_HEAD:-0}" != 1 ]] && is_cluster; then
+    at_cluster "${command}" "${overrides[@]}"
+    return
+  fi
+  settle "${SETTINGS[@]}" "${RUN_SETTINGS[@]}"
+  [[ -z "${MASTER_IP}" ]] || enter_cluster
+  case "${command}" in
+    launch) launch "${overrides[@]}" ;;
+    dry-run) dry_run_here "${overrides[@]}" ;;
+    *) "${command}_here" "${overrides[@]}" ;;
+  esac
+}
+
+# is_cluster: the settings name a head or a hosts file.
+is_cluster() {
+  [[ -n "${FROM_ENVIRONMENT[MASTER_IP]:-${MASTER_IP}}" || -n "${FROM_ENVIRONMENT[HOSTS_FILE]:-${HOSTS_FILE}}" ]]
+}
+
+# at_cluster COMMAND OVERRIDES...: the same from the jumphost, or on the head of MASTER_IP.
+at_cluster() {
+  local command="$1"
+  shift
+  enter_jumphost
+  case "${command}" in
+    start | resume) start_at_head "${command}" "$@" ;;
+    dry-run) dry_run_at_head "$@" ;;
+    logs) logs_at_head "$@" ;;
+    attach) attach_at_head ;;
+    stop) at_head stop ${GRACE_S:+--grace "${GRACE_S}"} "$@" ;;
+    *) at_head "${command}" "$@" ;;
+  esac
 }
 
 main "$@"

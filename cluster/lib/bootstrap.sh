@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# The Python environment of the scripts: `.venv/` in the repository root, or the conda environment CONDA_ENV.
-# Sourced after common.sh; needs REPO_ROOT.
+# The Python environment of the scripts: `.venv/` in the repository root, or one that is there already and is only
+# checked: the conda environment CONDA_ENV, or the venv VENV. Sourced after common.sh; needs REPO_ROOT.
 #
 # `.venv/.stamp` holds the hash of what was installed, or the word `installing` while that goes on. A matching stamp
 # is trusted without asking pip; a venv that still says `installing` was interrupted and is made anew, from the
@@ -105,9 +105,30 @@ use_conda() {
   local status=$?
   set -eu
   ((status == 0)) || die 2 "cannot activate CONDA_ENV=${CONDA_ENV}: create it, or unset CONDA_ENV to use .venv"
+  check_environment "CONDA_ENV=${CONDA_ENV}"
+}
+
+# use_venv FOLDER: put this venv first on PATH.
+use_venv() {
+  export VIRTUAL_ENV="$1"
+  export PATH="${VIRTUAL_ENV}/bin:${PATH}"
+  unset PYTHONHOME
+}
+
+# check_environment NAME: the environment that is first on PATH has all that a run needs; NAME is for the message.
+check_environment() {
   (cd -- "${REPO_ROOT}" && python -m cluster.environment) ||
-    die 2 "CONDA_ENV=${CONDA_ENV} is not complete: install what is named above," \
-      "then 'pip install --no-deps -e ${REPO_ROOT}'"
+    die 2 "$1 is not complete: install what is named above, then 'pip install --no-deps -e ${REPO_ROOT}'"
+}
+
+# is_ours: VENV is unset or names `.venv`, which these scripts make.
+is_ours() {
+  [[ -z "${VENV:-}" || "$(realpath -m -- "${VENV}")" == "$(realpath -m -- "${REPO_ROOT}/.venv")" ]]
+}
+
+# has_environment: an environment is there, so that `bootstrap run` would install nothing.
+has_environment() {
+  [[ -n "${CONDA_ENV:-}" ]] || ! is_ours || is_current run
 }
 
 # bootstrap KIND: leave with `python` and `verl-mixed` of the environment first on PATH. KIND is run or dev.
@@ -117,8 +138,12 @@ bootstrap() {
     use_conda
     return
   fi
+  if ! is_ours; then
+    [[ -x "${VENV}/bin/python" ]] || die 2 "no ${VENV}/bin/python for VENV=${VENV}: correct it, or unset it to use .venv"
+    use_venv "$(realpath -s -- "${VENV}")"
+    check_environment "VENV=${VENV}"
+    return
+  fi
   bootstrap_venv "${kind}" || die 1 "the Python environment is not complete; start again to continue (see above)"
-  export VIRTUAL_ENV="${REPO_ROOT}/.venv"
-  export PATH="${VIRTUAL_ENV}/bin:${PATH}"
-  unset PYTHONHOME
+  use_venv "${REPO_ROOT}/.venv"
 }

@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2016 # the stand-ins' own variables
 # A checkout with the scripts alone, and a python3.11 first on PATH that records its calls and installs nothing.
 
 REPO_ROOT="$(cd -- "${BATS_TEST_DIRNAME}/../.." && pwd)"
@@ -27,8 +27,79 @@ exit 0
 FAKE
   chmod +x "${BATS_TEST_TMPDIR}/bin/python3.11"
   export PATH="${BATS_TEST_TMPDIR}/bin:${PATH}"
-  unset PYTHON PROFILE TACO_RATIO CONDA_ENV CONDA_PATH TORCH_INDEX_URL
+  unset PYTHON PROFILE TACO_RATIO CONDA_ENV CONDA_PATH VENV MASTER_IP HOSTS_FILE ON_HEAD DRY_RUN TORCH_INDEX_URL
 }
 
 # calls WORD: how many recorded calls hold this word.
 calls() { grep -c -- "$1" "${CALLS}" || true; }
+
+# fake_venv: a venv that these scripts did not make; its python answers `cluster.run_name` with the file FACTS.
+fake_venv() {
+  mkdir -p "${BATS_TEST_TMPDIR}/venv/bin"
+  cat >"${BATS_TEST_TMPDIR}/venv/bin/python" <<'FAKE'
+#!/usr/bin/env bash
+echo "python $*" >>"${CALLS}"
+[[ "$2" != cluster.environment ]] || exit "${ENVIRONMENT_EXIT:-0}"
+cat "${FACTS}"
+FAKE
+  cat >"${BATS_TEST_TMPDIR}/venv/bin/verl-mixed" <<'FAKE'
+#!/usr/bin/env bash
+{ printf 'verl-mixed'; printf ' <%s>' "$@"; echo " PROFILE=${PROFILE}"; } >>"${CALLS}"
+FAKE
+  chmod +x "${BATS_TEST_TMPDIR}/venv/bin/"*
+}
+
+# make_cluster: a checkout whose head is 192.0.2.1. A fake ssh records its arguments and what it is sent, and runs the
+# far command here, with the head's home; tmux is the real one on a socket of this test. What `cluster.run_name` says is
+# the file FACTS.
+make_cluster() {
+  make_checkout
+  export HOME="${BATS_TEST_TMPDIR}/home" HEAD_HOME="${BATS_TEST_TMPDIR}/head" TMUX_TMPDIR="${BATS_TEST_TMPDIR}"
+  export FACTS="${BATS_TEST_TMPDIR}/facts" SENT="${BATS_TEST_TMPDIR}/sent" MASTER_IP=192.0.2.1
+  mkdir -p "${HOME}" "${HEAD_HOME}/python"
+  unset TMUX WORKER_NODES VENV RAY_PORT RAY_TEMP_DIR WANDB_DIR WANDB_API_KEY EXPERIMENT_NAME
+  cp "${REPO_ROOT}/cluster/inventory.py" "${CHECKOUT}/cluster/"
+  touch "${CHECKOUT}/cluster/__init__.py"
+  facts ""
+  cat >"${BATS_TEST_TMPDIR}/bin/ssh" <<'FAKE'
+#!/usr/bin/env bash
+[[ "$*" != *"-O exit"* ]] || exit 0
+{ printf 'ssh'; printf ' <%s>' "$@"; echo; } >>"${CALLS}"
+[[ -z "${SSH_EXIT:-}" ]] || exit "${SSH_EXIT}"
+export HOME="${HEAD_HOME}"
+[[ "$1" != -n ]] || exec bash -c "${*: -1}" </dev/null
+[[ "$1" != -t ]] || exec bash -c "${*: -1}"
+tee -a "${SENT}" | bash -c "${*: -1}"
+exit "${PIPESTATUS[1]}"
+FAKE
+  printf '#!/usr/bin/env bash\necho "setup_cluster $* MASTER_IP=${MASTER_IP} %s" >>"${CALLS}"\n%s\n' \
+    'HOSTS_FILE=${HOSTS_FILE:-} CONDA_ENV=${CONDA_ENV:-}' '[[ "$1" != "${SETUP_FAILS:-}" ]]' >"${CHECKOUT}/setup_cluster.sh"
+  cat >"${HEAD_HOME}/python/python" <<'FAKE'
+#!/usr/bin/env bash
+{ printf 'python'; printf ' <%s>' "$@"; echo; } >>"${CALLS}"
+cat "${FACTS}"
+FAKE
+  cat >"${HEAD_HOME}/python/verl-mixed" <<'FAKE'
+#!/usr/bin/env bash
+{ printf 'verl-mixed'; printf ' <%s>' "$@"; echo " MASTER_IP=${MASTER_IP:-} RAY_PORT=${RAY_PORT:-}" \
+  "TACO_RATIO=${TACO_RATIO:-} KEY=${WANDB_API_KEY:-} WANDB_DIR=${WANDB_DIR:-} FILES=${TRAIN_FILES:-}"; } >>"${CALLS}"
+[[ "$1" != train ]] || {
+  [[ -z "${TRAIN_EXIT:-}" ]] || { echo "boom: the last words"; exit "${TRAIN_EXIT}"; }
+  mkdir -p runs/demo
+  echo step >>runs/demo/train.log
+  exec sleep 300
+}
+[[ "$1" != "${VERL_MIXED_FAILS:-}" ]]
+FAKE
+  mkdir -p "${HEAD_HOME}/.verl_mixed/192.0.2.1"
+  echo "export PATH=\"${HEAD_HOME}/python:\${PATH}\" RAY_ADDRESS=10.9.9.9:7000 WANDB_DIR=/of/setup" \
+    >"${HEAD_HOME}/.verl_mixed/192.0.2.1/env"
+  chmod +x "${BATS_TEST_TMPDIR}/bin/ssh" "${CHECKOUT}/setup_cluster.sh" "${HEAD_HOME}/python/"*
+}
+
+# facts [NAME=VALUE ...]: what the run is said to be; the default is one that was never started.
+facts() {
+  printf '%s\n' RUN_FOLDER=runs/demo "RUN_HOLDER=''" RUN_STEP=0 RUN_TOTAL=16 RUN_CHECKPOINT=0 RUN_DONE=0 "$@" >"${FACTS}"
+}
+
+end_tmux() { tmux kill-server 2>/dev/null || true; }

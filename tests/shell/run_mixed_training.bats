@@ -123,3 +123,119 @@ python -m cluster.environment
 verl-mixed train" ]
   [ ! -e "${CHECKOUT}/.venv" ]
 }
+
+@test "start is the default and may be written" {
+  run "${CHECKOUT}/run_mixed_training.sh" start mixed.seed=3
+  [ "${status}" -eq 0 ]
+  grep -q "verl-mixed train mixed.seed=3" "${CALLS}"
+}
+
+@test "VENV is used and checked, and nothing is installed" {
+  fake_venv
+  VENV="${BATS_TEST_TMPDIR}/venv" run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 0 ]
+  grep -qx "python -m cluster.environment" "${CALLS}"
+  grep -q "^verl-mixed <train>" "${CALLS}"
+  [ ! -e "${CHECKOUT}/.venv" ]
+}
+
+@test "a VENV that is incomplete, or not there, is exit 2 and is named" {
+  fake_venv
+  ENVIRONMENT_EXIT=1 VENV="${BATS_TEST_TMPDIR}/venv" run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"VENV=${BATS_TEST_TMPDIR}/venv is not complete"* ]]
+  VENV=/nowhere run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"no /nowhere/bin/python"* ]]
+}
+
+@test "VENV that names .venv is made as ever" {
+  VENV="${CHECKOUT}/.venv" run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 0 ]
+  [ -s "${CHECKOUT}/.venv/.stamp" ]
+}
+
+@test "what only looks installs nothing, and says what is missing" {
+  for command in status logs stop; do
+    run "${CHECKOUT}/run_mixed_training.sh" "${command}"
+    [ "${status}" -eq 2 ]
+    [[ "${output}" == *"no Python environment in ${CHECKOUT}/.venv"*"start' installs it"* ]]
+  done
+  run "${CHECKOUT}/run_mixed_training.sh" dry-run mixed.seed=3
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"not installed yet"*"+ verl-mixed train mixed.seed=3"* ]]
+  [ ! -s "${CALLS}" ]
+  [ ! -e "${CHECKOUT}/.venv" ]
+}
+
+@test "here: status, logs, stop, resume, validate and dry-run of a run that was stopped" {
+  fake_venv
+  export VENV="${BATS_TEST_TMPDIR}/venv" FACTS="${BATS_TEST_TMPDIR}/facts"
+  mkdir -p "${CHECKOUT}/runs/demo"
+  touch "${CHECKOUT}/runs/demo/config.yaml"
+  echo "a line" >"${CHECKOUT}/runs/demo/train.log"
+  facts RUN_STEP=7 RUN_CHECKPOINT=5
+
+  run "${CHECKOUT}/run_mixed_training.sh" status
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"goes on from global_step_5"* ]]
+  run "${CHECKOUT}/run_mixed_training.sh" logs
+  [ "${lines[-1]}" = "a line" ]
+  run "${CHECKOUT}/run_mixed_training.sh" stop
+  [ "${status}" -eq 0 ]
+  run "${CHECKOUT}/run_mixed_training.sh" resume
+  [[ "${output}" == *"resuming runs/demo from global_step_5"* ]]
+  run "${CHECKOUT}/run_mixed_training.sh" validate
+  [ "${status}" -eq 0 ]
+  [ "$(calls '<train>')" -eq 1 ]
+  run "${CHECKOUT}/run_mixed_training.sh" start --dry-run
+  [[ "${output}" == *"+ verl-mixed train"* ]]
+  [ "$(calls '<train>')" -eq 1 ]
+  for words in "<watch> <runs/demo>" "<stop> <runs/demo>" "<check>" "<doctor>"; do
+    grep -q "verl-mixed ${words}" "${CALLS}"
+  done
+}
+
+@test "resume where nothing was saved, and of a run that goes on, is exit 2" {
+  fake_venv
+  export VENV="${BATS_TEST_TMPDIR}/venv" FACTS="${BATS_TEST_TMPDIR}/facts"
+  facts ""
+  run "${CHECKOUT}/run_mixed_training.sh" resume
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"nothing to resume: runs/demo"*"start' begins it"* ]]
+  facts "RUN_HOLDER='process 9 on here'" RUN_CHECKPOINT=5
+  run "${CHECKOUT}/run_mixed_training.sh" resume
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"it is running (process 9 on here"* ]]
+}
+
+@test "attach without a session is exit 1 and says what to do instead" {
+  TMUX_TMPDIR="${BATS_TEST_TMPDIR}" run "${CHECKOUT}/run_mixed_training.sh" attach
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"logs -f"* ]]
+}
+
+@test "a GPU chooses the profile gpu where there is one, and says so where there is none" {
+  fake_venv
+  export VENV="${BATS_TEST_TMPDIR}/venv"
+  printf '#!/bin/sh\necho GPU 0\n' >"${BATS_TEST_TMPDIR}/bin/nvidia-smi"
+  chmod +x "${BATS_TEST_TMPDIR}/bin/nvidia-smi"
+  run "${CHECKOUT}/run_mixed_training.sh"
+  [[ "${output}" == *"no config/profile/gpu.yaml"* ]]
+  grep -q "<train> PROFILE=laptop" "${CALLS}"
+  mkdir -p "${CHECKOUT}/config/profile"
+  touch "${CHECKOUT}/config/profile/gpu.yaml"
+  run "${CHECKOUT}/run_mixed_training.sh"
+  grep -q "<train> PROFILE=gpu" "${CALLS}"
+  PROFILE=laptop run "${CHECKOUT}/run_mixed_training.sh"
+  [ "$(calls '<train> PROFILE=laptop')" -eq 2 ]
+}
+
+@test "options in the wrong place are exit 2" {
+  for words in "status -f" "start --grace 5" "stop --dry-run" "start stop" "--hosts"; do
+    # shellcheck disable=SC2086 # words
+    run "${CHECKOUT}/run_mixed_training.sh" ${words}
+    [ "${status}" -eq 2 ]
+  done
+  [ ! -s "${CALLS}" ]
+}

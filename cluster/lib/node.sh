@@ -1,0 +1,599 @@
+# shellcheck shell=bash
+# What is done on one host of the cluster. cluster/lib/remote.sh sends this text to `bash -s -- SUBCOMMAND` there, after
+# assignments (CLUSTER_ID, NODE_NAME, NODE_IP, ...; cluster/inventory.py, node_settings), so that the host needs bash
+# and tmux alone. stdout: results, mostly key=value lines. stderr: words.
+#
+# Ours are: tmux sessions with VERL_MIXED_CLUSTER in their tmux environment; processes with VERL_MIXED_NODE in their
+# environment, in the session of such a pane, or with a log of RAY_TEMP_DIR open (Ray overwrites the environment of
+# some of its processes, but each writes its log there); RAY_TEMP_DIR when it holds our mark. Nothing else is touched.
+# shellcheck disable=SC2154 # the assignments come before this text
+# shellcheck disable=SC2016 # the file `env` expands these, when a shell sources it
+set -euo pipefail
+umask 077
+
+STATE="${HOME}/.verl_mixed/${CLUSTER_ID}" # a folder per node, because a home folder can be shared by all hosts
+[[ "${NODE_NAME}" == head ]] || STATE+=".${NODE_NAME}"
+: "${RAY_TEMP_DIR:=/tmp/verl_mixed_ray_$(id -un)}"
+: "${CONDA_PATH:=${HOME}/miniconda3}"
+MARK="${CLUSTER_ID}/${NODE_NAME}"
+RUN_SESSION=verl_training
+
+words() { printf '%s\n' "$*" >&2; }
+
+# within SECONDS CONDITION...: wait until it is true; 1 when the time is over.
+within() {
+  local deadline=$((SECONDS + $1))
+  shift
+  until "$@"; do
+    ((SECONDS < deadline)) || return 1
+    sleep 0.2
+  done
+}
+
+# --- tmux -----------------------------------------------------------------------
+
+# session_state NAME: none, foreign, ours_alive or ours_dead.
+session_state() {
+  local mark dead
+  tmux has-session -t "=$1" 2>/dev/null || { echo none && return; }
+  mark="$(tmux show-environment -t "=$1" VERL_MIXED_CLUSTER 2>/dev/null || true)"
+  [[ "${mark}" == "VERL_MIXED_CLUSTER=${CLUSTER_ID}" ]] || { echo foreign && return; }
+  dead="$(tmux list-panes -s -t "=$1" -F '#{pane_dead}' 2>/dev/null | sort -n | head -n 1)"
+  [[ "${dead}" == 0 ]] && echo ours_alive || echo ours_dead
+}
+
+our_sessions() {
+  local name
+  while read -r name; do
+    case "$(session_state "${name}")" in
+      ours_*) printf '%s\n' "${name}" ;;
+    esac
+  done < <(tmux list-sessions -F '#{session_name}' 2>/dev/null || true)
+}
+
+# last_words NAME: what a pane shows, without empty lines.
+last_words() {
+  tmux capture-pane -p -J -S -200 -t "=$1:" 2>/dev/null | sed -e '/^[[:space:]]*$/d' | tail -n "${2:-15}" || true
+}
+
+# --- processes ------------------------------------------------------------------
+
+# not_own PID: it is neither this shell nor what this shell was started by.
+not_own() {
+  local pid=$$ stat
+  while ((pid > 1)); do
+    [[ "${pid}" != "$1" ]] || return 1
+    stat="$(<"/proc/${pid}/stat")" || return 0
+    stat="${stat##*) }"
+    stat="${stat#* }"
+    pid="${stat%% *}"
+  done
+}
+
+# in_sessions SID...: processes of these kernel sessions.
+in_sessions() {
+  local file stat sid
+  local -a parts
+  (($# > 0)) || return 0
+  for file in /proc/[0-9]*/stat; do
+    { stat="$(<"${file}")"; } 2>/dev/null || continue
+    read -ra parts <<<"${stat##*) }"
+    for sid in "$@"; do
+      [[ "${parts[3]:-}" != "${sid}" ]] || printf '%s\n' "${file//[^0-9]/}"
+    done
+  done
+}
+
+our_processes() {
+  local pid
+  local -a sids=()
+  local name
+  for name in $(our_sessions); do
+    mapfile -t -O "${#sids[@]}" sids < <(tmux list-panes -s -t "=${name}" -F '#{pane_pid}' 2>/dev/null || true)
+  done
+  {
+    grep -lzFx -e "VERL_MIXED_NODE=${MARK}" /proc/[0-9]*/environ 2>/dev/null || true
+    # the same path in another container or network namespace is another node
+    find /proc/[0-9]*/fd -maxdepth 1 -lname "${RAY_TEMP_DIR}/session_*" 2>/dev/null || true
+    in_sessions "${sids[@]}"
+  } | sed -E 's|^/proc/([0-9]+)/.*|\1|' | sort -un | while read -r pid; do
+    if [[ -O "/proc/${pid}" && "/proc/${pid}/ns/net" -ef /proc/self/ns/net ]] && not_own "${pid}"; then
+      printf '%s\n' "${pid}"
+    fi
+  done
+}
+
+have_ended() {
+  local pid
+  for pid in "$@"; do
+    ! kill -0 "${pid}" 2>/dev/null || return 1
+  done
+}
+
+none_of_ours() { [[ -z "$(our_processes)" ]]; }
+
+# listening PORT: some process of this host listens there.
+listening() {
+  local port
+  printf -v port '%04X' "$1"
+  awk -v port=":${port}" '$4 == "0A" && substr($2, length($2) - 4) == port { found = 1 } END { exit !found }' \
+    /proc/net/tcp /proc/net/tcp6 2>/dev/null
+}
+
+# --- the Python environment -----------------------------------------------------
+
+conda_bin() {
+  local folder
+  if [[ "${CONDA_ENV}" == /* ]]; then
+    printf '%s/bin\n' "${CONDA_ENV}"
+  elif [[ "${CONDA_ENV}" == base ]]; then
+    printf '%s/bin\n' "${CONDA_PATH}"
+  else
+    for folder in "${CONDA_PATH}/envs" "${HOME}/.conda/envs"; do
+      [[ ! -x "${folder}/${CONDA_ENV}/bin/python" ]] || break
+    done
+    printf '%s/%s/bin\n' "${folder}" "${CONDA_ENV}"
+  fi
+}
+
+env_bin() {
+  if [[ -n "${CONDA_ENV}" ]]; then conda_bin; else printf '%s/bin\n' "${VENV}"; fi
+}
+
+env_lines() {
+  if [[ -n "${CONDA_ENV}" ]]; then
+    printf '_flags="$(set +o)"; set +eu # conda reads unset variables\n'
+    printf 'if . %q/etc/profile.d/conda.sh 2>/dev/null; then conda activate %q; fi\n' "${CONDA_PATH}" "${CONDA_ENV}"
+    printf 'eval "${_flags}"; unset _flags\n'
+  else
+    printf 'export VIRTUAL_ENV=%q\n' "${VENV}"
+  fi
+  printf 'case "${PATH}" in %q:*) ;; *) export PATH=%q:"${PATH}" ;; esac\n' "$(env_bin)" "$(env_bin)"
+  printf 'unset PYTHONHOME\n'
+  printf 'export PYTHONPATH=%q"${PYTHONPATH:+:${PYTHONPATH}}"\n' "${REMOTE_REPO}"
+  printf 'export VERL_MIXED_CLUSTER=%q VERL_MIXED_NODE=%q\n' "${CLUSTER_ID}" "${MARK}"
+  printf 'export RAY_AUTH_MODE=%q\n' "${RAY_AUTH_MODE}"
+  if [[ "${RAY_AUTH_MODE}" == token ]]; then
+    printf 'unset RAY_AUTH_TOKEN; export RAY_AUTH_TOKEN_PATH=%q\n' "${STATE}/token"
+  else
+    printf 'unset RAY_AUTH_TOKEN RAY_AUTH_TOKEN_PATH\n'
+  fi
+  printf 'export MASTER_IP=%q RAY_PORT=%q RAY_ADDRESS=%q\n' "${HEAD_IP}" "${RAY_PORT}" "${HEAD_ADDRESS}"
+  printf 'export WORKER_NODES=%q\n' "${WORKER_NODES}"
+  printf 'export RAY_TEMP_DIR=%q RAY_DASHBOARD_PORT=%q\n' "${RAY_TEMP_DIR}" "${RAY_DASHBOARD_PORT}"
+  [[ -z "${WANDB_DIR}" ]] || printf 'export WANDB_DIR=%q\n' "${WANDB_DIR}"
+  printf 'if [ -d %q ]; then export TMPDIR=%q; fi\n' "${RAY_TEMP_DIR}/tmp" "${RAY_TEMP_DIR}/tmp" # cleanup removes it
+  printf 'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" PYTHONUNBUFFERED=1\n'
+}
+
+# --- subcommands ----------------------------------------------------------------
+
+# dir_state FOLDER: none, empty, ours or foreign.
+dir_state() {
+  if [[ ! -e "$1" ]]; then
+    echo none
+  elif [[ "$(cat -- "$1/.verl_mixed_cluster" 2>/dev/null)" == "${MARK}" ]]; then
+    echo ours
+  elif [[ -d "$1" && -O "$1" && -z "$(ls -A -- "$1" 2>/dev/null)" ]]; then
+    echo empty
+  else
+    echo foreign
+  fi
+}
+
+# free_kb PATH: of the file system that it is on, or will be on.
+free_kb() {
+  local path="$1"
+  until [[ -e "${path}" ]]; do path="$(dirname -- "${path}")"; done
+  df -Pk -- "${path}" | awk 'NR == 2 { print $4 }'
+}
+
+repo_state() {
+  local commit dirty=0 content=""
+  if [[ -r "${REMOTE_REPO}/.synced_commit" ]]; then
+    sed -n 's/^\(commit\|dirty\|content\)=/&/p' "${REMOTE_REPO}/.synced_commit"
+  elif commit="$(git -C "${REMOTE_REPO}" rev-parse HEAD 2>/dev/null)"; then
+    if [[ -n "$(git -C "${REMOTE_REPO}" status --porcelain 2>/dev/null | head -n 1)" ]]; then
+      dirty=1
+      content="$(git -C "${REMOTE_REPO}" diff HEAD | cksum | tr ' ' -)"
+    fi
+    printf 'commit=%s\ndirty=%s\ncontent=%s\n' "${commit}" "${dirty}" "${content}"
+  fi
+}
+
+# probe: everything that host_checks.py judges. It changes nothing.
+probe() {
+  local python session port
+  local -a ports=()
+  python="$(env_bin)/python"
+  printf 'epoch_ns=%s\n' "$(date +%s%N)"
+  printf 'hostname=%s\n' "$(hostname 2>/dev/null || uname -n)"
+  printf 'bash=%s\n' "${BASH_VERSION}"
+  printf 'tmux=%s\n' "$(tmux -V 2>/dev/null | cut -d' ' -f2 || true)"
+  printf 'cpus=%s\n' "$(nproc 2>/dev/null || grep -c ^processor /proc/cpuinfo)"
+  awk '/^MemAvailable:/ { printf "memory_kb=%s\n", $2 }' /proc/meminfo
+  printf 'shm_kb=%s\n' "$(free_kb /dev/shm)"
+  printf 'temp_dir=%s\ntemp_dir_kb=%s\ntemp_dir_state=%s\n' \
+    "${RAY_TEMP_DIR}" "$(free_kb "${RAY_TEMP_DIR}")" "$(dir_state "${RAY_TEMP_DIR}")"
+  printf 'repo=%s\n' "${REMOTE_REPO}"
+  if [[ -d "${REMOTE_REPO}" ]]; then
+    printf 'repo_kb=%s\n' "$(free_kb "${REMOTE_REPO}")"
+    repo_state
+  fi
+  printf 'gpus=%s\n' "$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ' || true)"
+  printf 'ip=%s\n' "${NODE_IP}"
+  if [[ -r /proc/net/fib_trie && "${NODE_IP}" == *.* ]]; then
+    printf 'ip_here=%s\n' "$(grep -A1 -F -- "|-- ${NODE_IP}" /proc/net/fib_trie | grep -c 'host LOCAL' || true)"
+  fi
+  session=none
+  [[ -z "$(command -v tmux)" ]] || session="$(session_state "${NODE_NAME}")"
+  printf 'session=%s\n' "${session}"
+  if [[ "${session}" != ours_alive && "${NODE_NAME}" == head ]]; then
+    for port in "${RAY_PORT}" "${RAY_DASHBOARD_PORT}"; do
+      ! listening "${port}" || ports+=("${port}")
+    done
+  fi
+  printf 'ports_held=%s\n' "${ports[*]-}"
+  printf 'foreign_ray=%s\n' "$(foreign_ray | paste -sd' ' -)"
+  printf 'python=%s\n' "${python}"
+  if [[ -x "${python}" ]]; then
+    "${python}" - <<'PYTHON' || true
+import importlib.metadata
+import sys
+
+print("python_version=" + ".".join(map(str, sys.version_info[:3])))
+for name in ("torch", "verl", "vllm", "ray", "transformers", "verl-mixed-agent-loop"):
+    try:
+        print(f"version.{name}={importlib.metadata.version(name)}")
+    except importlib.metadata.PackageNotFoundError:
+        print(f"version.{name}=")
+PYTHON
+  fi
+  printf 'probe=complete\n'
+}
+
+# foreign_ray: raylets of this host that are not ours, whoever owns them.
+foreign_ray() {
+  local file pid ours
+  ours=" $(our_processes | paste -sd' ' -) "
+  for file in /proc/[0-9]*/comm; do
+    [[ "$({ cat "${file}"; } 2>/dev/null)" == raylet ]] || continue
+    pid="${file//[^0-9]/}"
+    [[ "${ours}" == *" ${pid} "* || ! "/proc/${pid}/ns/net" -ef /proc/self/ns/net ]] || printf '%s\n' "${pid}"
+  done
+}
+
+# write-env: the folder that every shell of ours here sources. The token comes in CLUSTER_TOKEN, never in an argument.
+write_env() {
+  mkdir -p -- "${STATE}"
+  chmod 700 -- "${HOME}/.verl_mixed" "${STATE}"
+  env_lines >"${STATE}/env.new"
+  mv -- "${STATE}/env.new" "${STATE}/env"
+  if [[ "${RAY_AUTH_MODE}" == token ]]; then
+    printf '%s' "${CLUSTER_TOKEN:?the token was not sent}" >"${STATE}/token.new"
+    mv -- "${STATE}/token.new" "${STATE}/token"
+  else
+    rm -f -- "${STATE}/token"
+  fi
+}
+
+# client_port: a free port for Ray's client server, outside of the workers' range: with a held one `ray start` dies.
+client_port() {
+  local port
+  for port in 10001 {20001..20099}; do
+    listening "${port}" || break
+  done
+  printf '%s\n' "${port}"
+}
+
+# start_ray WORD...: `ray start WORD... --block` in this node's tmux session.
+start_ray() {
+  local -a command=(ray start "$@" --node-name "${NODE_NAME}" --node-ip-address "${NODE_IP}"
+    --dashboard-agent-listen-port 0 --disable-usage-stats --block)
+  [[ -z "${NUM_CPUS}" ]] || command+=(--num-cpus "${NUM_CPUS}")
+  [[ -z "${NUM_GPUS}" ]] || command+=(--num-gpus "${NUM_GPUS}")
+  [[ -z "${OBJECT_STORE_MEMORY}" ]] || command+=(--object-store-memory "${OBJECT_STORE_MEMORY}")
+  case "$(dir_state "${RAY_TEMP_DIR}")" in
+    foreign)
+      words "RAY_TEMP_DIR=${RAY_TEMP_DIR} is not ours: it has no mark of this cluster; choose another folder"
+      return 1
+      ;;
+    *)
+      mkdir -p -- "${RAY_TEMP_DIR}/tmp"
+      printf '%s' "${MARK}" >"${RAY_TEMP_DIR}/.verl_mixed_cluster"
+      ;;
+  esac
+  {
+    printf '#!/usr/bin/env bash\n. %q\nulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"\nexec' "${STATE}/env"
+    printf ' %q' "${command[@]}"
+    printf '\n'
+  } >"${STATE}/start_ray.sh"
+  # One tmux call, so that a Ray that dies at once still leaves its last words. Its server must not carry our mark:
+  # other people's sessions may come to live in it.
+  tmux new-session -d -s "${NODE_NAME}" -x 200 -y 50 -c "${HOME}" bash "${STATE}/start_ray.sh" \; \
+    set-environment -t "=${NODE_NAME}" VERL_MIXED_CLUSTER "${CLUSTER_ID}" \; \
+    set-option -w -t "=${NODE_NAME}:" remain-on-exit on
+}
+
+ray_answers_or_died() {
+  [[ "$(session_state "${NODE_NAME}")" == ours_alive ]] || return 0
+  if [[ "${NODE_NAME}" == head ]]; then
+    listening "${RAY_PORT}"
+  else
+    last_words "${NODE_NAME}" 200 | grep -q 'Ray runtime started'
+  fi
+}
+
+# start TIMEOUT_S: prints `up already`, `started` or `started again`; 1 with Ray's last words.
+start() {
+  local state said=started attempt began
+  state="$(session_state "${NODE_NAME}")"
+  case "${state}" in
+    foreign)
+      words "tmux session '${NODE_NAME}' is not ours (no VERL_MIXED_CLUSTER=${CLUSTER_ID} in its environment):" \
+        "rename it with 'tmux rename-session -t ${NODE_NAME} other'"
+      return 1
+      ;;
+    ours_alive)
+      echo "up already"
+      return
+      ;;
+    ours_dead)
+      words "${NODE_NAME}: Ray had ended; its last words: $(last_words "${NODE_NAME}" 3 | paste -sd' ' -)"
+      said="started again"
+      ;;
+  esac
+  # `ray start` gives its raylet 30 s, fixed in Ray; on a busy host that can be too little, and a second try goes well.
+  # One that ended earlier had another cause.
+  for attempt in 1 2; do
+    began="${SECONDS}"
+    end_processes 10
+    end_sessions "${NODE_NAME}"
+    start_role || return 1
+    if ! within "$1" ray_answers_or_died; then
+      words "Ray did not start within $1 s; its last words:"
+      last_words "${NODE_NAME}" >&2
+      [[ "${NODE_NAME}" == head ]] || reach >&2
+      return 1
+    fi
+    if [[ "$(session_state "${NODE_NAME}")" == ours_alive ]]; then
+      echo "${said}"
+      return
+    fi
+    words "Ray ended after $((SECONDS - began)) s; its last words:"
+    last_words "${NODE_NAME}" >&2
+    ((attempt == 1 && SECONDS - began >= 25)) || return 1
+    said="started at the second try"
+  done
+}
+
+# start_role: as head or as worker.
+start_role() {
+  if [[ "${NODE_NAME}" == head ]]; then
+    start_ray --head --port "${RAY_PORT}" --dashboard-host "${RAY_DASHBOARD_HOST}" --temp-dir "${RAY_TEMP_DIR}" \
+      --dashboard-port "${RAY_DASHBOARD_PORT}" --include-dashboard true --ray-client-server-port "$(client_port)"
+  else
+    start_ray --address "${HEAD_ADDRESS}" --temp-dir "${RAY_TEMP_DIR}"
+  fi
+}
+
+# reach: whether the head's port answers from here.
+reach() {
+  if timeout 3 bash -c "exec 3<>/dev/tcp/${HEAD_IP}/${RAY_PORT}" 2>/dev/null; then
+    echo "the head's port ${HEAD_ADDRESS} answers from here"
+  else
+    echo "the head's port ${HEAD_ADDRESS} does not answer from here: open it in the firewall, or give" \
+      "the head's address on the nodes' network (in a hosts file: ip=)"
+  fi
+}
+
+# ray-nodes WORD...: cluster/ray_nodes.py in the environment of the cluster.
+ray_nodes() {
+  if [[ ! -r "${STATE}/env" ]]; then
+    words "no cluster was set up here: ${STATE}/env is missing"
+    return 1
+  fi
+  # shellcheck disable=SC1091 # written by write_env
+  . "${STATE}/env"
+  exec python -c "${RAY_NODES_PY}" "$@"
+}
+
+# status: this host alone.
+status() {
+  local state pid
+  state="$(session_state "${NODE_NAME}")"
+  printf 'session=%s\n' "${state}"
+  pid="$(tmux list-panes -t "=${NODE_NAME}:" -F '#{pane_pid}' 2>/dev/null | head -n 1 || true)"
+  if [[ "${state}" == ours_alive ]]; then
+    printf 'uptime_s=%s\n' "$(($(date +%s) - $(stat -c %Y "/proc/${pid}")))"
+  fi
+  printf 'run=%s\n' "$(session_state "${RUN_SESSION}")"
+}
+
+# signal_processes SIGNAL
+signal_processes() {
+  local pid
+  for pid in $(our_processes); do
+    kill -s "$1" "${pid}" 2>/dev/null || true
+  done
+}
+
+# end_processes GRACE_S: the panes' own processes first, because `ray start --block` then drains its node and ends its
+# parts in order (2 to 4 s; with all of them asked at once they wait for one another); then what is left; then firmly.
+end_processes() {
+  local name pid
+  local -a leaders=()
+  none_of_ours && return
+  for name in $(our_sessions); do
+    mapfile -t -O "${#leaders[@]}" leaders < <(tmux list-panes -s -t "=${name}" -F '#{pane_pid}' 2>/dev/null || true)
+  done
+  for pid in "${leaders[@]}"; do
+    kill -s TERM "${pid}" 2>/dev/null || true
+  done
+  within "$1" have_ended "${leaders[@]}" && none_of_ours && return
+  signal_processes TERM
+  within 5 none_of_ours && return
+  signal_processes KILL
+  within 10 none_of_ours && return
+  words "these processes did not end: $(our_processes | paste -sd' ' -)"
+  return 1
+}
+
+# end_sessions [NAME]: our tmux sessions, or the one of this name when it is ours.
+end_sessions() {
+  local name
+  for name in $(our_sessions); do
+    [[ -n "${1:-}" && "${name}" != "$1" ]] || tmux kill-session -t "=${name}" 2>/dev/null || true
+  done
+}
+
+run_has_ended() { [[ "$(session_state "${RUN_SESSION}")" != ours_alive ]]; }
+
+# stop-run GRACE_S: end the run in tmux session verl_training: interrupt, wait, then SIGTERM.
+stop_run() {
+  local signal pid
+  for signal in INT TERM; do
+    run_has_ended && return
+    for pid in $(tmux list-panes -s -t "=${RUN_SESSION}" -F '#{pane_pid}' 2>/dev/null); do
+      kill -s "${signal}" -- "-${pid}" 2>/dev/null || kill -s "${signal}" "${pid}" 2>/dev/null || true
+    done
+    within "$1" run_has_ended && return
+  done
+  words "the run in tmux session ${RUN_SESSION} did not end within $1 s of SIGTERM"
+}
+
+# stop GRACE_S: processes, then sessions; what they wrote stays.
+stop() {
+  end_processes "$1"
+  end_sessions
+}
+
+# cleanup GRACE_S: stop, and remove what was left.
+cleanup() {
+  stop "$1"
+  if [[ "$(dir_state "${RAY_TEMP_DIR}")" == ours ]]; then
+    rm -rf -- "${RAY_TEMP_DIR}"
+  fi
+  rm -rf -- "${STATE}"
+  rmdir -- "${HOME}/.verl_mixed" 2>/dev/null || true
+}
+
+# logs follow|once: the pane, then Ray's own logs.
+logs() {
+  local folder="${RAY_TEMP_DIR}/session_latest/logs"
+  echo "== tmux session ${NODE_NAME} ($(session_state "${NODE_NAME}"))"
+  last_words "${NODE_NAME}" 30
+  if [[ ! -d "${folder}" ]]; then
+    echo "== no logs of Ray here: ${folder} is missing"
+    return
+  fi
+  local -a files
+  mapfile -t files < <(cd -- "${folder}" &&
+    find . -maxdepth 1 -type f -size +0 \( -name 'gcs_server.*' -o -name 'raylet.*' -o -name 'monitor.*' \
+      -o -name 'dashboard.*' -o -name 'log_monitor.*' \) | sort)
+  cd -- "${folder}"
+  echo "== ${folder}"
+  if [[ "$1" == follow ]]; then
+    exec tail -n 5 -F -- "${files[@]}"
+  fi
+  ((${#files[@]} == 0)) || tail -n 10 -- "${files[@]}"
+}
+
+# shared write|check|remove NONCE: a file under each of SHARED_DIRS that the other hosts must see.
+shared() {
+  local folder file failed=0
+  for folder in "${SHARED_DIRS[@]}"; do
+    file="${folder}/.verl_mixed_shared_$2"
+    case "$1" in
+      write) { printf '%s' "$2" >"${file}"; } 2>/dev/null || {
+        printf '%s\n' "${folder} cannot be written"
+        failed=1
+      } ;;
+      check) [[ "$(cat -- "${file}" 2>/dev/null)" == "$2" ]] || {
+        printf '%s\n' "${folder} is not the folder that the head has"
+        failed=1
+      } ;;
+      remove) rm -f -- "${file}" ;;
+    esac
+  done
+  return "${failed}"
+}
+
+# sync-state NONCE: what `sync` has to do here: `same` folder as the jumphost's, `done` (through a folder that hosts
+# share) or `wanted`.
+sync_state() {
+  if [[ "$(cat -- "${REMOTE_REPO}/.cluster/sync_nonce" 2>/dev/null)" == "$1" ]]; then
+    echo same
+  elif grep -qsx "sync=$1" "${REMOTE_REPO}/.synced_commit"; then
+    echo "done"
+  elif [[ -e "${REMOTE_REPO}/.git" ]]; then
+    words "${REMOTE_REPO} is a git checkout of its own: sync would overwrite it; give another REMOTE_REPO, or update" \
+      "it there with git"
+    return 1
+  else
+    mkdir -p -- "${REMOTE_REPO}"
+    echo wanted
+  fi
+}
+
+# sync-finish: remove what an earlier sync put here and this one did not, and set the new state in force.
+sync_finish() {
+  local file
+  cd -- "${REMOTE_REPO}"
+  if [[ -r .synced_files ]]; then
+    while IFS= read -r -d '' file; do
+      case "${file}" in
+        /* | ../* | */../* | .venv/* | runs/* | data/*) continue ;;
+      esac
+      rm -f -- "${file}"
+      rmdir -p --ignore-fail-on-non-empty -- "$(dirname -- "${file}")" 2>/dev/null || true
+    done < <(LC_ALL=C comm -z -23 .synced_files .synced_files.new)
+  fi
+  mv -- .synced_files.new .synced_files
+  mv -- .synced_commit.new .synced_commit
+}
+
+# make-venv: .venv as run_mixed_training.sh makes it.
+make_venv_here() {
+  if [[ -n "${CONDA_ENV}" || "${VENV}" != "${REMOTE_REPO}/.venv" ]]; then
+    [[ -x "$(env_bin)/python" ]] && return
+    words "no $(env_bin)/python: create the environment, or unset CONDA_ENV and VENV to have .venv made here"
+    return 1
+  fi
+  cd -- "${REMOTE_REPO}"
+  bash -euo pipefail -c 'REPO_ROOT="$PWD"; . cluster/lib/common.sh; . cluster/lib/bootstrap.sh; bootstrap run' && return
+  words "cannot make ${VENV}: when this host reaches no package index, copy an environment here and name it in VENV," \
+    "or CONDA_ENV"
+  return 1
+}
+
+# doctor: the project's own, in the environment of the cluster.
+doctor() {
+  local verl_mixed
+  verl_mixed="$(env_bin)/verl-mixed"
+  if [[ ! -x "${verl_mixed}" ]]; then
+    words "no ${verl_mixed}: the environment is not complete; run setup_cluster.sh sync"
+    return 1
+  fi
+  # shellcheck disable=SC1091 # written by write_env
+  [[ ! -r "${STATE}/env" ]] || . "${STATE}/env"
+  cd -- "${REMOTE_REPO}" && exec "${verl_mixed}" doctor
+}
+
+node_main() {
+  local subcommand="$1"
+  shift
+  case "${subcommand}" in
+    probe | start | status | stop | cleanup | logs | shared | doctor | reach) "${subcommand}" "$@" ;;
+    write-env) write_env ;;
+    stop-run) stop_run "$@" ;;
+    sync-state) sync_state "$@" ;;
+    sync-finish) sync_finish ;;
+    make-venv) make_venv_here ;;
+    ray-nodes) ray_nodes "$@" ;;
+    *) words "node.sh: unknown subcommand '${subcommand}'" && return 2 ;;
+  esac
+}
+
+# bash reads this text from its stdin: a command that read there would swallow what comes after it
+node_main "$@" </dev/null

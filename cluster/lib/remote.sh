@@ -1,0 +1,151 @@
+# shellcheck shell=bash
+# The cluster's settings and hosts, and how to run a command on one of them. Sourced after common.sh and BEFORE the
+# settings block, because it keeps what the environment said; needs REPO_ROOT. cluster/inventory.py decides the values.
+#
+#   load_cluster            settings and hosts: environment > hosts file > block > what `setup` recorded > default
+#   host_named WORD         the host of that address, or of that session name (head, node0)
+#   run CMD...              print the command; run it unless DRY_RUN=1
+#   remote HOST CMD...      run it there, stdin closed; remote_stdin: stdin passed on; remote_tty: with a terminal
+#   node HOST SUB [ARG...]  run cluster/lib/node.sh there; the host needs nothing but bash
+
+# shellcheck disable=SC2034 # the scripts that source this file read them
+SETTINGS=(MASTER_IP WORKER_NODES CONDA_ENV WANDB_DIR CONDA_PATH VENV RAY_TEMP_DIR RAY_PORT RAY_DASHBOARD_PORT
+  RAY_DASHBOARD_HOST RAY_AUTH_MODE SSH_USER SSH_PORT SSH_KEY SSH_OPTIONS SSH_JUMP REMOTE_REPO SHARED_DIRS NUM_CPUS
+  NUM_GPUS OBJECT_STORE_MEMORY HOSTS_FILE)
+
+# What the environment said, before a block assigns: that is how a plain assignment in a block can still be overridden.
+declare -A FROM_ENVIRONMENT=()
+for _setting in "${SETTINGS[@]}"; do
+  [[ -z "${!_setting:-}" ]] || FROM_ENVIRONMENT["${_setting}"]="${!_setting}"
+done
+unset _setting
+
+run() {
+  printf '+%s\n' "$(printf ' %q' "$@")" >&2
+  [[ "${DRY_RUN:-0}" == 1 ]] || "$@"
+}
+
+# jumphost_python: any Python 3.10 or newer; it needs no package.
+jumphost_python() {
+  local candidate
+  for candidate in ${PYTHON:+"${PYTHON}"} python3 python3.13 python3.12 python3.11 python3.10; do
+    if "${candidate}" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; then
+      printf '%s\n' "${candidate}"
+      return
+    fi
+  done
+  die 2 "no Python 3.10 or newer on this machine: setup_cluster.sh computes with it (no package is needed);" \
+    "install one or name it in PYTHON"
+}
+
+# compute MODULE ARG...: run a standard-library module of this checkout.
+compute() {
+  PYTHONPATH="${REPO_ROOT}" PYTHONDONTWRITEBYTECODE=1 "${JUMPHOST_PYTHON}" -m "$@"
+}
+
+# given_settings: `environment NAME VALUE` or `block NAME VALUE`, NUL after each word. An array arrives quoted for shlex.
+given_settings() {
+  local name value
+  for name in "${SETTINGS[@]}"; do
+    if [[ -n "${FROM_ENVIRONMENT[${name}]:-}" ]]; then
+      printf '%s\0' environment "${name}" "${FROM_ENVIRONMENT[${name}]}"
+    elif [[ "$(declare -p "${name}" 2>/dev/null)" == "declare -a"* ]]; then
+      local -n array="${name}"
+      value="${array[*]@Q}"
+      unset -n array
+      [[ -z "${value}" ]] || printf '%s\0' block "${name}" "${value}"
+    elif [[ -n "${!name:-}" ]]; then
+      printf '%s\0' block "${name}" "${!name}"
+    fi
+  done
+}
+
+# load_cluster: sets every name of SETTINGS to a string, and
+#   CLUSTER_ID, CLUSTER_RECORD (.cluster/<MASTER_IP>), HOST_NAMES (head first),
+#   HOST_SESSION[name] (head, node0, ...), HOST_IP[name], HOST_REPO[name], HOST_TARGET[name] (user@address),
+#   HOST_SETTINGS[name] (assignments for node.sh), HOST_SSH_<i> (ssh's words for the i-th host),
+#   WORK (a private folder, gone at the end of the script).
+load_cluster() {
+  local resolved name
+  JUMPHOST_PYTHON="$(jumphost_python)" || exit
+  resolved="$(given_settings | compute cluster.inventory "${REPO_ROOT}")" || exit 2
+  for name in "${SETTINGS[@]}"; do
+    unset "${name}" # an array of the block cannot become a string
+  done
+  declare -gA HOST_INDEX=() HOST_SESSION=() HOST_IP=() HOST_REPO=() HOST_TARGET=() HOST_SETTINGS=()
+  # every value on these lines was quoted by shlex
+  eval "${resolved}" || exit 2
+  WORK="$(mktemp -d /tmp/verl_mixed.XXXXXX)" || die 1 "cannot make a folder under /tmp" # 0700; a socket's path is short
+  trap close_remotes EXIT
+}
+
+# close_remotes: end the ssh masters of this script and remove its files; also the EXIT trap. Call it before an `exec`.
+close_remotes() {
+  local socket
+  for socket in "${WORK}"/ssh-*; do
+    [[ ! -S "${socket}" ]] || ssh -o ControlPath="${socket}" -O exit any >/dev/null 2>&1 || true
+  done
+  rm -rf -- "${WORK}"
+}
+
+host_named() {
+  local name
+  for name in "${HOST_NAMES[@]}"; do
+    if [[ "$1" == "${name}" || "$1" == "${HOST_SESSION[${name}]}" ]]; then
+      printf '%s\n' "${name}"
+      return
+    fi
+  done
+  die 2 "no host '$1' in this cluster: give one of ${HOST_NAMES[*]} or a session name (head, node0, ...)"
+}
+
+# ssh_command HOST: SSH_COMMAND becomes ssh with everything up to the far command.
+ssh_command() {
+  local -n words="HOST_SSH_${HOST_INDEX[$1]}"
+  SSH_COMMAND=(ssh -o BatchMode=yes -o ConnectTimeout="${SSH_TIMEOUT_S:-10}" -o ServerAliveInterval=15
+    -o ServerAliveCountMax=4 -o ControlMaster=auto -o ControlPersist=60 -o ControlPath="${WORK}/ssh-%C"
+    "${words[@]}")
+}
+
+# far_command CMD...: one string that the far shell reads back as these words; ssh joins its arguments with spaces.
+far_command() { printf '%q ' "$@"; }
+
+remote() {
+  local host="$1"
+  shift
+  ssh_command "${host}"
+  run "${SSH_COMMAND[0]}" -n "${SSH_COMMAND[@]:1}" "${HOST_TARGET[${host}]}" "$(far_command "$@")"
+}
+
+remote_stdin() {
+  local host="$1"
+  shift
+  ssh_command "${host}"
+  run "${SSH_COMMAND[@]}" "${HOST_TARGET[${host}]}" "$(far_command "$@")"
+}
+
+remote_tty() {
+  local host="$1"
+  shift
+  ssh_command "${host}"
+  run "${SSH_COMMAND[0]}" -t "${SSH_COMMAND[@]:1}" "${HOST_TARGET[${host}]}" "$(far_command "$@")"
+}
+
+# node_script HOST: what the far bash reads: the settings, then node.sh. A secret travels here and in no argument.
+node_script() {
+  printf '%s\n' "${HOST_SETTINGS[$1]}"
+  [[ -z "${NODE_SECRET:-}" ]] || printf 'CLUSTER_TOKEN=%q\n' "${NODE_SECRET}"
+  printf 'RAY_NODES_PY=%q\n' "$(<"${REPO_ROOT}/cluster/ray_nodes.py")"
+  cat -- "${REPO_ROOT}/cluster/lib/node.sh"
+}
+
+node() {
+  local host="$1"
+  shift
+  ssh_command "${host}"
+  if [[ "${DRY_RUN:-0}" == 1 ]]; then
+    printf '+%s < %s\n' "$(printf ' %q' ssh "${HOST_TARGET[${host}]}" bash -s -- "$@")" cluster/lib/node.sh >&2
+    return
+  fi
+  node_script "${host}" | "${SSH_COMMAND[@]}" "${HOST_TARGET[${host}]}" "bash -s -- $(far_command "$@")"
+}

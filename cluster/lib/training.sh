@@ -1,0 +1,475 @@
+# shellcheck shell=bash
+# What run_mixed_training.sh does, apart from its settings. Sourced after common.sh, bootstrap.sh and remote.sh, and
+# before the settings block; needs REPO_ROOT.
+#
+#   on this machine     start_here, resume_here, status_here, ...: with the Python environment, from REPO_ROOT
+#   on the head         launch: the same run inside tmux session verl_training
+#   from the jumphost   at_head COMMAND: the script again, over there, with ON_HEAD=1
+
+readonly TMUX_SESSION=verl_training
+
+# What this script sets besides the cluster's SETTINGS; they go to the head with a run.
+RUN_SETTINGS=(PROFILE EXPERIMENT_NAME MODEL_PATH TRAIN_FILES VAL_FILES TACO_RATIO NQ_RATIO MATH_RATIO LEARNING_RATE
+  TRAIN_BATCH_SIZE ROLLOUT_N TOTAL_TRAINING_STEPS TOOL_SERVER_URL TOOL_MAX_WORKERS TOOL_REQUEST_INTERVAL
+  RATE_LIMIT_PER_MINUTE)
+
+# The cluster's settings that matter to a run; those of the host itself (Python, Ray's token) are in its own file `env`.
+HEAD_SETTINGS=(WORKER_NODES CONDA_ENV CONDA_PATH VENV WANDB_DIR RAY_TEMP_DIR RAY_PORT RAY_DASHBOARD_PORT RAY_AUTH_MODE)
+
+# From the environment only; they travel on stdin and in a file of mode 0600 that is removed when it is read.
+SECRETS=(WANDB_API_KEY TOOL_SERVER_TOKEN SERPER_API_KEY HF_TOKEN)
+
+# What the environment said, as remote.sh keeps it for its own.
+for _setting in "${RUN_SETTINGS[@]}"; do
+  [[ -z "${!_setting:-}" ]] || FROM_ENVIRONMENT["${_setting}"]="${!_setting}"
+done
+unset _setting
+
+# settle NAME...: what the environment said comes before the block; an array of the block becomes words.
+settle() {
+  local name
+  for name in "$@"; do
+    local value="${FROM_ENVIRONMENT["${name}"]:-}"
+    if [[ -z "${value}" ]]; then
+      local -n words="${name}"
+      value="${words[*]:-}"
+      unset -n words
+    fi
+    unset "${name}" # an array cannot become a string
+    declare -g "${name}=${value}"
+    [[ -z "${value}" ]] || export "${name?}" # an empty one is an unset one, also to Ray
+  done
+}
+
+# choose_profile: laptop where there is no GPU, else gpu.
+choose_profile() {
+  [[ -z "${PROFILE}" ]] || return 0
+  export PROFILE=laptop
+  nvidia-smi -L >/dev/null 2>&1 || return 0
+  if [[ -e "${REPO_ROOT}/config/profile/gpu.yaml" ]]; then
+    PROFILE=gpu
+  else
+    say "this machine has a GPU, but there is no config/profile/gpu.yaml: PROFILE=laptop, on the CPU"
+  fi
+}
+
+# enter_cluster: on the head, what `setup` recorded there: Python's place, Ray's token and address.
+enter_cluster() {
+  local wandb_dir="${WANDB_DIR}"
+  export VERL_MIXED_CLUSTER="${VERL_MIXED_CLUSTER:-${MASTER_IP//[^A-Za-z0-9.-]/_}}" # as cluster/inventory.py has it
+  CLUSTER_ENV="${HOME}/.verl_mixed/${VERL_MIXED_CLUSTER}/env"
+  [[ -r "${CLUSTER_ENV}" ]] || return 0
+  # shellcheck disable=SC1090 # written by setup
+  source "${CLUSTER_ENV}"
+  if [[ -n "${RAY_ADDRESS:-}" ]]; then
+    MASTER_IP="${RAY_ADDRESS%:*}"
+    export RAY_PORT="${RAY_ADDRESS##*:}"
+  fi
+  [[ -z "${wandb_dir}" ]] || export WANDB_DIR="${wandb_dir}"
+}
+
+# has_python: the start would install nothing.
+has_python() { has_cluster_python || has_environment; }
+
+has_cluster_python() { [[ -r "${CLUSTER_ENV:-}" ]] && command -v verl-mixed >/dev/null; }
+
+# use_python: the cluster's Python where `setup` named one; else the bootstrap's.
+use_python() {
+  has_cluster_python || bootstrap run
+  choose_profile
+}
+
+# use_found_python: as use_python, for what only looks: it installs nothing.
+use_found_python() {
+  has_python || die 2 "no Python environment in ${REPO_ROOT}/.venv on $(hostname), so nothing was started there:" \
+    "'${0##*/} start' installs it"
+  use_python
+}
+
+# find_run OVERRIDES...: RUN_FOLDER, RUN_HOLDER, RUN_STEP, RUN_TOTAL, RUN_CHECKPOINT, RUN_DONE of cluster/run_name.py.
+find_run() {
+  local found
+  found="$(python -m cluster.run_name --facts -- "$@")" || exit 2
+  eval "${found}" # quoted by shlex
+}
+
+session_there() { tmux has-session -t "=${TMUX_SESSION}" 2>/dev/null; }
+
+# pane FORMAT: something of the run's pane.
+pane() { tmux display-message -p -t "=${TMUX_SESSION}:" "$1"; }
+
+# session_mark NAME: a variable of the session's environment; empty where it is not set.
+session_mark() {
+  local line
+  line="$(tmux show-environment -t "=${TMUX_SESSION}" "$1" 2>/dev/null)" || return 0
+  printf '%s\n' "${line#*=}"
+}
+
+# session_ended: how its launcher ended; nothing while it runs.
+session_ended() {
+  local code
+  code="$(session_mark VERL_MIXED_EXIT)"
+  printf '%s' "${code:+, ended with exit ${code}}"
+}
+
+# --- on this machine ----------------------------------------------------------
+
+start_here() {
+  use_python
+  exec verl-mixed train "$@"
+}
+
+resume_here() {
+  use_python
+  find_run "$@"
+  refuse_to_resume
+  # shellcheck disable=SC2153 # find_run sets it
+  ((RUN_DONE)) || say "resuming ${RUN_FOLDER} from global_step_${RUN_CHECKPOINT}"
+  exec verl-mixed train "$@"
+}
+
+refuse_to_resume() {
+  [[ -z "${RUN_HOLDER}" ]] ||
+    die 2 "cannot resume ${RUN_FOLDER}: it is running (${RUN_HOLDER}, step ${RUN_STEP}); see '${0##*/} status'"
+  ((RUN_DONE || RUN_CHECKPOINT)) ||
+    die 2 "nothing to resume: ${RUN_FOLDER} on $(hostname) has no checkpoint; '${0##*/} start' begins it"
+}
+
+status_here() {
+  use_found_python
+  find_run "$@"
+  [[ -e "${RUN_FOLDER}/config.yaml" ]] ||
+    die 1 "no run in ${RUN_FOLDER} on $(hostname): '${0##*/} start' begins it, EXPERIMENT_NAME names another"
+  verl-mixed watch "${RUN_FOLDER}"
+  if [[ -n "${RUN_HOLDER}" ]]; then
+    printf 'running      %s\n' "${RUN_HOLDER}"
+  elif ((RUN_DONE)); then
+    printf 'complete     all %s steps\n' "${RUN_TOTAL}"
+  elif ((RUN_CHECKPOINT)); then
+    printf 'stopped      goes on from global_step_%s: %s resume\n' "${RUN_CHECKPOINT}" "${0##*/}"
+  else
+    printf 'stopped      before its first checkpoint: %s start\n' "${0##*/}"
+  fi
+  printf 'folder       %s\n' "${PWD}/${RUN_FOLDER}"
+  if session_there; then
+    printf 'tmux         %s (%s%s)\n' "${TMUX_SESSION}" "$(session_mark VERL_MIXED_RUN)" "$(session_ended)"
+  fi
+}
+
+# folder_here OVERRIDES...: the run's folder, for whoever follows its log from elsewhere.
+folder_here() {
+  use_found_python
+  find_run "$@"
+  [[ -e "${RUN_FOLDER}/train.log" ]] ||
+    die 1 "no ${RUN_FOLDER}/train.log on $(hostname): the trainer has not started yet; see '${0##*/} status' or 'attach'"
+  printf '%s\n' "${PWD}/${RUN_FOLDER}"
+}
+
+logs_here() {
+  local folder
+  folder="$(folder_here "$@")" || exit
+  show_log "${folder}"
+}
+
+# show_log FOLDER [HOST]: the end of the log; with --follow, until interrupted. A far `tail -f` needs a terminal to end
+# with this one.
+show_log() {
+  local -a show=(tail -n "${LOG_LINES:-100}" ${FOLLOW:+-f} -- "$1/train.log")
+  if (($# == 1)); then
+    "${show[@]}"
+  elif [[ -n "${FOLLOW}" && -t 0 && -t 1 ]]; then
+    remote_tty "$2" "${show[@]}"
+  else
+    remote "$2" "${show[@]}"
+  fi
+}
+
+attach_here() {
+  session_there || die 1 "no tmux session ${TMUX_SESSION} on $(hostname): no run was started in one;" \
+    "'${0##*/} logs -f' follows a run's log"
+  tmux attach -t "=${TMUX_SESSION}"
+}
+
+stop_here() {
+  use_found_python
+  find_run "$@"
+  run verl-mixed stop ${GRACE_S:+--grace "${GRACE_S}"} "${RUN_FOLDER}"
+}
+
+validate_here() {
+  local code=0 other=0
+  use_python
+  verl-mixed check "$@" || code=$?
+  verl-mixed doctor "$@" || other=$?
+  ((other <= code)) || code="${other}"
+  return "${code}"
+}
+
+# dry_run_here: the commands of a start, and the config where there is a Python to resolve it.
+dry_run_here() {
+  if ! has_python; then
+    choose_profile
+    say "not installed yet; the start would make ${REPO_ROOT}/.venv first (requirements/torch.txt, laptop.lock)"
+    show_settings
+    run verl-mixed train "$@"
+    return
+  fi
+  use_python
+  show_settings
+  run verl-mixed train "$@"
+  verl-mixed check "$@"
+}
+
+# show_settings: what is set, without secrets.
+show_settings() {
+  local name
+  for name in MASTER_IP "${RUN_SETTINGS[@]}" "${HEAD_SETTINGS[@]}"; do
+    [[ -z "${!name:-}" ]] || printf '  %s=%q\n' "${name}" "${!name}" >&2
+  done
+  for name in "${SECRETS[@]}"; do
+    [[ -z "${!name:-}" ]] || printf '  %s=(secret)\n' "${name}" >&2
+  done
+}
+
+# --- on the head: the run in tmux ---------------------------------------------
+
+# launch VERB OVERRIDES...: start or resume in tmux session verl_training here, and wait until the trainer runs or the
+# launcher has ended. Refuses a second start, or says what it goes on from.
+launch() {
+  local verb="$1" script log_before
+  shift
+  command -v tmux >/dev/null || die 1 "no tmux on $(hostname): install it; a run lives in session ${TMUX_SESSION}"
+  use_python
+  find_run "$@"
+  refuse_second "${verb}"
+  if ((RUN_DONE)); then
+    say "complete: ${RUN_FOLDER} on $(hostname) has all ${RUN_TOTAL} steps; nothing is started"
+    say "  more steps: TOTAL_TRAINING_STEPS; another run: EXPERIMENT_NAME; its report: ${PWD}/${RUN_FOLDER}/report.html"
+    return
+  elif ((RUN_CHECKPOINT)); then
+    say "resuming ${RUN_FOLDER} on $(hostname) from global_step_${RUN_CHECKPOINT} of ${RUN_TOTAL}"
+  else
+    say "starting ${RUN_FOLDER} on $(hostname)"
+  fi
+  if session_there; then
+    run tmux kill-session -t "=${TMUX_SESSION}" # ours, and its run has ended
+  fi
+  log_before="$(log_size)"
+  script="$(write_start_script start "$@")" || exit
+  start_session bash "${script}" || {
+    rm -f -- "${script}"
+    die 1 "$(hostname): tmux did not start session ${TMUX_SESSION} (see above); another start at the same time?"
+  }
+  wait_for_trainer "${log_before}"
+  rm -f -- "${script}" # it removes itself; this is for one that never ran
+  say_next
+}
+
+# start_session CMD...: in one call of tmux, so that remain-on-exit holds before the command can end. A server that is
+# started by it has no secret in its environment, and no mark that `cleanup` ends processes by: other people's sessions
+# may come to live there.
+start_session() (
+  cluster="${VERL_MIXED_CLUSTER:-}"
+  unset "${SECRETS[@]}" VERL_MIXED_CLUSTER VERL_MIXED_NODE
+  run tmux new-session -d -s "${TMUX_SESSION}" -x 160 -y 48 "$@" \; \
+    set-option -w -t "${TMUX_SESSION}" remain-on-exit on \; \
+    set-environment -t "${TMUX_SESSION}" VERL_MIXED_CLUSTER "${cluster}" \; \
+    set-environment -t "${TMUX_SESSION}" VERL_MIXED_RUN "${RUN_FOLDER}"
+)
+
+# refuse_second VERB: exit 2 when this run, or another in the session, goes on; a resume needs a checkpoint.
+refuse_second() {
+  local other place=""
+  if session_there; then
+    other="$(session_mark VERL_MIXED_RUN)"
+    [[ "${other}" != "${RUN_FOLDER}" ]] || place=" in tmux session ${TMUX_SESSION}"
+  fi
+  [[ -z "${RUN_HOLDER}" ]] ||
+    die 2 "${RUN_FOLDER} is running already${place}: ${RUN_HOLDER}, step ${RUN_STEP} of ${RUN_TOTAL}; see it with" \
+      "'${0##*/} status' or 'attach', end it with 'stop', or choose another EXPERIMENT_NAME"
+  [[ "$1" != resume ]] || refuse_to_resume
+  session_there || return 0
+  [[ -n "${other}" ]] || die 2 "tmux session ${TMUX_SESSION} on $(hostname) was not made by this script, so it is left" \
+    "alone: end it with 'tmux kill-session -t ${TMUX_SESSION}' if it is yours"
+  [[ "$(pane '#{pane_dead}')" == 1 ]] ||
+    die 2 "tmux session ${TMUX_SESSION} on $(hostname) is running ${other}: wait for it, or end it with" \
+      "'EXPERIMENT_NAME=${other##*/} ${0##*/} stop'"
+}
+
+log_size() { stat -c %s -- "${RUN_FOLDER}/train.log" 2>/dev/null || echo 0; }
+
+# write_start_script VERB OVERRIDES...: a file of mode 0600 that holds the settings and the command, and removes itself.
+# It notes the exit code in the session: tmux 3.3a loses that of one pane in five.
+write_start_script() {
+  local file
+  (umask 077 && mkdir -p -- "${HOME}/.verl_mixed") && file="$(mktemp "${HOME}/.verl_mixed/start.XXXXXX")" || return 1
+  # shellcheck disable=SC2016 # for the file's own shell
+  {
+    echo 'rm -f -- "$0"; trap : INT; (' && far_script "${REPO_ROOT}" "$@" &&
+      echo '); code=$?; echo "ended with exit ${code} at $(date)"' &&
+      echo "tmux set-environment -t ${TMUX_SESSION} VERL_MIXED_EXIT \"\${code}\"; exit \"\${code}\""
+  } >"${file}" || return 1
+  printf '%s\n' "${file}"
+}
+
+# wait_for_trainer LOG_SIZE: until train.log grows over LOG_SIZE. Leaves with the launcher's exit code when it ends first.
+wait_for_trainer() {
+  local deadline=$((SECONDS + ${START_TIMEOUT_S:-120})) dead
+  while ((SECONDS < deadline)); do
+    session_there || die 1 "tmux session ${TMUX_SESSION} on $(hostname) is gone: it was ended from elsewhere"
+    dead="$(pane '#{pane_dead}')"
+    [[ "${dead}" != 1 ]] || leave_as_launcher
+    (($(log_size) <= $1)) || return 0
+    sleep 0.3
+  done
+  say "still preparing after ${START_TIMEOUT_S:-120} s: $(last_words 1)"
+}
+
+# last_words LINES: the end of what the launcher printed.
+last_words() { tmux capture-pane -p -S -60 -t "=${TMUX_SESSION}:" | sed '/^[[:space:]]*$/d' | tail -n "$1"; }
+
+# leave_as_launcher: show what the dead pane has, and exit with its code; 1 where a signal ended even its shell.
+leave_as_launcher() {
+  local status
+  status="$(session_mark VERL_MIXED_EXIT)"
+  status="${status:-1}"
+  last_words 20 >&2
+  ((status == 0)) || say "error: ${RUN_FOLDER} ended at once with exit ${status}; its last lines are above"
+  exit "${status}"
+}
+
+# say_next: what to type now. SSH_HEAD is how the jumphost reaches this machine; empty on the head itself.
+say_next() {
+  local port="${RAY_DASHBOARD_PORT:-8265}" me="./${0##*/}"
+  say "running in tmux session ${TMUX_SESSION} on $(hostname)"
+  say "  state       ${me} status"
+  say "  log         ${me} logs -f        (${PWD}/${RUN_FOLDER}/train.log)"
+  if [[ -n "${SSH_HEAD:-}" ]]; then
+    say "  watch       ${SSH_HEAD} -t 'tmux attach -t ${TMUX_SESSION}'        (Ctrl-b d leaves it)"
+    say "  dashboard   ${SSH_HEAD} -N -L ${port}:127.0.0.1:${port}, then http://127.0.0.1:${port}"
+  else
+    say "  watch       tmux attach -t ${TMUX_SESSION}        (Ctrl-b d leaves it)"
+    say "  dashboard   http://127.0.0.1:${port}"
+  fi
+  say "  end         ${me} stop"
+}
+
+# --- from the jumphost --------------------------------------------------------
+
+# far_script REPO COMMAND WORD...: what a bash on the head reads: settings, secrets, and this script again.
+far_script() {
+  local repo="$1" name
+  shift
+  printf 'cd -- %q || { echo "no repository there: setup_cluster.sh sync brings it" >&2; exit 1; }\n' "${repo}"
+  printf 'export %s=%q\n' ON_HEAD 1 MASTER_IP "${RAY_HEAD:-${MASTER_IP}}" \
+    VERL_MIXED_CLUSTER "${CLUSTER_ID:-${VERL_MIXED_CLUSTER:-}}" SSH_HEAD "${SSH_HEAD:-}"
+  for name in "${RUN_SETTINGS[@]}" "${HEAD_SETTINGS[@]}" "${SECRETS[@]}"; do
+    [[ -z "${!name:-}" ]] || printf 'export %s=%q\n' "${name}" "${!name}"
+  done
+  printf 'exec ./run_mixed_training.sh%s </dev/null\n' "$(printf ' %q' "$@")"
+}
+
+# at_head COMMAND WORD...: this script on the head; its exit code is ours.
+at_head() {
+  local code=0
+  if ((HEAD_IS_HERE)); then
+    far_script "${HOST_REPO[${HEAD}]}" "$@" | run bash -s || code=$?
+  else
+    far_script "${HOST_REPO[${HEAD}]}" "$@" | remote_stdin "${HEAD}" bash -s || code=$?
+    check_answer "${code}"
+  fi
+  return "${code}"
+}
+
+# check_answer CODE: 255 is ssh's own failure.
+check_answer() {
+  (($1 != 255)) || die 1 "${HEAD}: no answer by ssh (see above); './setup_cluster.sh status' shows every host"
+}
+
+# enter_jumphost: the cluster's settings and hosts; where the head is.
+enter_jumphost() {
+  HOSTS_GIVEN="${FROM_ENVIRONMENT[HOSTS_FILE]:-${HOSTS_FILE}}"
+  load_cluster
+  settle "${RUN_SETTINGS[@]}"
+  HEAD="${HOST_NAMES[0]}"
+  RAY_HEAD="${HOST_IP[${HEAD}]:-${HEAD}}" # an alias of ssh has no address here
+  HEAD_IS_HERE=0
+  SSH_HEAD=""
+  if is_here "${RAY_HEAD}" || is_here "${HEAD}"; then
+    HEAD_IS_HERE=1
+  else
+    ssh_command "${HEAD}"
+    local -n words="HOST_SSH_${HOST_INDEX[${HEAD}]}"
+    SSH_HEAD="$(printf '%q ' ssh "${words[@]}" "${HOST_TARGET[${HEAD}]}")"
+    SSH_HEAD="${SSH_HEAD% }"
+  fi
+}
+
+# is_here ADDRESS: it is one of this machine's: only those can be bound to.
+is_here() {
+  "${JUMPHOST_PYTHON}" - "$1" <<'PYTHON' 2>/dev/null
+import socket, sys
+family, kind, _, _, address = socket.getaddrinfo(sys.argv[1], 0, type=socket.SOCK_DGRAM)[0]
+socket.socket(family, kind).bind(address)
+PYTHON
+}
+
+# setup_cluster WORD...: the other script, with this one's cluster and what the environment said.
+setup_cluster() {
+  local name
+  local -a environment=()
+  for name in "${SETTINGS[@]}"; do
+    [[ -z "${FROM_ENVIRONMENT["${name}"]:-}" ]] || environment+=("${name}=${FROM_ENVIRONMENT["${name}"]}")
+  done
+  run env "${environment[@]}" MASTER_IP="${MASTER_IP}" ${HOSTS_GIVEN:+HOSTS_FILE="${HOSTS_GIVEN}"} \
+    "${REPO_ROOT}/setup_cluster.sh" "$@"
+}
+
+# start_at_head VERB OVERRIDES...: check the cluster, bring the code there, start.
+start_at_head() {
+  if ((HEAD_IS_HERE)) && [[ ! -e "${CLUSTER_RECORD}/hosts" && -z "${HOSTS_GIVEN}${WORKER_NODES}" ]]; then
+    say "this is the head, and not where the cluster was set up: the code stays as it is on every host"
+    at_head launch "$@"
+    return
+  fi
+  setup_cluster status >&2 ||
+    die 1 "the cluster of MASTER_IP=${MASTER_IP} is not complete (see above): run './setup_cluster.sh setup', then" \
+      "start again"
+  setup_cluster sync ${ASSUME_YES:+--yes} >&2 ||
+    die 1 "the code could not be copied to every host of the cluster (see above); './setup_cluster.sh sync' tries again"
+  at_head launch "$@"
+}
+
+# dry_run_at_head: every command of a start from here, and what the head would do.
+dry_run_at_head() {
+  start_at_head start "$@"
+  show_settings
+  say "and there:"
+  say "+ ./run_mixed_training.sh launch start$(printf ' %q' "$@")"
+  say "+ tmux new-session -d -s ${TMUX_SESSION} bash -c 'cd ${HOST_REPO[${HEAD}]} && ON_HEAD=1 MASTER_IP=${RAY_HEAD}" \
+    "./run_mixed_training.sh start$(printf ' %q' "$@")'"
+}
+
+attach_at_head() {
+  local code=0
+  if ((HEAD_IS_HERE)); then
+    attach_here
+    return
+  fi
+  remote "${HEAD}" tmux has-session -t "=${TMUX_SESSION}" || code=$?
+  check_answer "${code}"
+  ((code == 0)) ||
+    die 1 "no tmux session ${TMUX_SESSION} on ${HEAD}: no run was started there, or its host was restarted;" \
+      "'${0##*/} logs -f' follows a run's log"
+  remote_tty "${HEAD}" tmux attach -t "${TMUX_SESSION}"
+}
+
+logs_at_head() {
+  local folder
+  folder="$(at_head folder "$@")" || exit
+  if ((HEAD_IS_HERE)); then
+    show_log "${folder}"
+  else
+    show_log "${folder}" "${HEAD}"
+  fi
+}

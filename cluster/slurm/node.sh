@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# What cluster/slurm/mixed_training.sbatch starts on a node through srun. Its settings come from there.
+#
+# Usage: node.sh address               print the address of this node for the others
+#        node.sh head | worker NAME    Ray in the foreground, until TERM; then its temporary folder goes
+#        node.sh wait SECONDS NAME...  until these nodes are alive; 1 when the time is over
+set -euo pipefail
+
+# shellcheck source=cluster/lib/common.sh
+source "${REPO_ROOT}/cluster/lib/common.sh"
+# shellcheck source=cluster/lib/bootstrap.sh
+source "${REPO_ROOT}/cluster/lib/bootstrap.sh"
+
+# own_address: what this node's name means to the others; else the address of its first interface.
+own_address() {
+  local address
+  if [[ -z "${NODE_IP:-}" ]]; then
+    address="$(getent ahostsv4 "${SLURMD_NODENAME:-$(hostname)}" | awk '$1 !~ /^127\./ { print $1; exit }')" || true
+    NODE_IP="${address:-$(hostname -I | cut -d' ' -f1)}"
+  fi
+  [[ -n "${NODE_IP}" ]] || die 1 "$(hostname): it has no address besides 127.0.0.1; set NODE_IP"
+}
+
+# hold_ray WORD...: `ray start WORD... --block` until TERM or its own end; removes RAY_TEMP_DIR, which is this job's.
+hold_ray() {
+  local code=0
+  local -a words=("$@" --node-ip-address "${NODE_IP}" --node-name "${NAME}"
+    --temp-dir "${RAY_TEMP_DIR}" --dashboard-agent-listen-port 0 --disable-usage-stats --block)
+  [[ -z "${NUM_CPUS:-}" ]] || words+=(--num-cpus "${NUM_CPUS}")
+  [[ -z "${NUM_GPUS:-}" ]] || words+=(--num-gpus "${NUM_GPUS}")
+  [[ ! -e "${RAY_TEMP_DIR}" ]] ||
+    die 1 "RAY_TEMP_DIR=${RAY_TEMP_DIR} is on $(hostname) already: another job's? choose another, or remove it"
+  (umask 077 && mkdir -p -- "${RAY_TEMP_DIR}")
+  ray start "${words[@]}" &
+  RAY_PID=$!
+  trap 'kill -TERM "${RAY_PID}" 2>/dev/null' TERM INT
+  trap 'rm -rf -- "${RAY_TEMP_DIR}"' EXIT
+  wait "${RAY_PID}" || code=$?
+  while kill -0 "${RAY_PID}" 2>/dev/null; do # a signal ended the wait, not Ray
+    wait "${RAY_PID}" || true
+  done
+  exit "${code}"
+}
+
+# wait_for SECONDS NAME...: a line per node as it joins. Ray retries for longer where a token is refused.
+wait_for() {
+  export RAY_ADDRESS="${HEAD_IP}:${RAY_PORT}"
+  exec timeout $(($1 + 20)) python -m cluster.ray_nodes wait "$@"
+}
+
+main() {
+  NAME="${2:-}"
+  cd -- "${REPO_ROOT}"
+  case "${1:-}" in
+    address)
+      own_address
+      printf '%s\n' "${NODE_IP}"
+      return
+      ;;
+  esac
+  bootstrap run
+  case "${1:-}" in
+    head)
+      own_address
+      hold_ray --head --port "${RAY_PORT}" --ray-client-server-port "${RAY_CLIENT_PORT}" --include-dashboard true \
+        --dashboard-host 127.0.0.1 --dashboard-port "${RAY_DASHBOARD_PORT}"
+      ;;
+    worker)
+      own_address
+      hold_ray --address "${HEAD_IP}:${RAY_PORT}"
+      ;;
+    wait) wait_for "${@:2}" ;;
+    *) die 2 "unknown word '${1:-}': see the head of ${BASH_SOURCE[0]}" ;;
+  esac
+}
+
+main "$@"

@@ -1,0 +1,549 @@
+#!/usr/bin/env bash
+# Start, watch and end one Ray cluster over several hosts, from the jumphost.
+#
+# Usage: setup_cluster.sh COMMAND [HOST] [--hosts FILE] [--dry-run] [--yes] [--force] [--help]
+#
+#   setup          check every host, start the head and the workers, wait until they have joined; what is up stays up
+#   status         one table of the nodes and what of them is used; the dashboard's address
+#   doctor [HOST]  the checks of `setup`, and `verl-mixed doctor` on the head; starts nothing
+#   sync           copy this checkout to the hosts and make .venv there
+#   logs [HOST]    the last lines of Ray there; -f follows
+#   attach [HOST]  the tmux session there (Ctrl-b d leaves it)
+#   restart        stop and start; refuses while a run goes on
+#   cleanup        stop what `setup` started and remove what it left, and nothing else; refuses while a run goes on
+#
+# HOST is an address of the list, or head, node0, node1, ... (default: head)
+#   --hosts FILE   the hosts and their settings, see config/cluster/hosts.example; in place of the two lists below
+#   --dry-run      print every command, run none
+#   --yes          ask nothing
+#   --force        restart, cleanup: end the run that goes on
+#
+# Settings come from the environment, then the hosts file, then the block below, then what `setup` recorded in
+# .cluster/<MASTER_IP>/. This machine needs bash, ssh and Python 3.10; the hosts need sshd, bash and tmux.
+#
+# Exit: 0 good, 1 a host failed or is not good, 2 a setting or the usage is wrong
+set -euo pipefail
+
+REPO_ROOT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+# shellcheck source=cluster/lib/common.sh
+source "${REPO_ROOT}/cluster/lib/common.sh"
+# shellcheck source=cluster/lib/remote.sh
+source "${REPO_ROOT}/cluster/lib/remote.sh"
+
+# --- settings; the environment overrides each ---------------------------------
+# shellcheck disable=SC2034 # load_cluster reads them by name
+{
+  # frequently changed
+  MASTER_IP=""    # the head node, as ssh reaches it from here
+  WORKER_NODES=() # the workers: (10.0.0.2 10.0.0.3)
+  CONDA_ENV=""    # conda environment on the hosts; empty: VENV
+  WANDB_DIR=""    # where Weights & Biases writes on the head; empty: the run's folder
+
+  # stable
+  CONDA_PATH=""         # the conda installation on the hosts; empty: ~/miniconda3
+  VENV=""               # virtual environment on the hosts; empty: REMOTE_REPO/.venv
+  REMOTE_REPO=""        # this repository on the hosts; empty: the same path as here
+  SHARED_DIRS=()        # folders that must be the same on every host, as of models and runs
+  RAY_TEMP_DIR=""       # Ray's logs and sockets on every host, short; empty: /tmp/verl_mixed_ray_<user>
+  RAY_PORT=""           # of the head; empty: 6379
+  RAY_DASHBOARD_PORT="" # of the head; empty: 8265
+  RAY_DASHBOARD_HOST="" # where the dashboard listens; empty: 127.0.0.1, reached by an ssh tunnel
+  RAY_AUTH_MODE=""      # token or disabled (a closed network only); empty: token
+  SSH_USER=""           # empty: as ssh decides
+  SSH_PORT=""
+  SSH_KEY=""
+  SSH_OPTIONS=()         # more words for ssh: (-o StrictHostKeyChecking=accept-new)
+  SSH_JUMP=""            # ProxyJump: user@bastion
+  NUM_CPUS=""            # per node; empty: Ray counts them
+  NUM_GPUS=""            # per node; empty: Ray counts them; a number is a logical resource (the laptop profile has 1)
+  OBJECT_STORE_MEMORY="" # bytes per node; empty: Ray decides
+  HOSTS_FILE=""          # the same as --hosts FILE
+}
+
+START_TIMEOUT_S="${START_TIMEOUT_S:-90}" # for Ray to start on a host, and for all to join
+STOP_GRACE_S="${STOP_GRACE_S:-20}"       # between SIGTERM and SIGKILL
+RUN_GRACE_S="${RUN_GRACE_S:-120}"        # --force: for the run to end
+
+# --- on all hosts ---------------------------------------------------------------
+
+# everywhere FUNCTION HOST...: FUNCTION HOST at once for all; leaves RC[host] and its output in WORK/<i>.out, .err.
+declare -A RC=() SILENT=()
+everywhere() {
+  local function="$1" host file
+  local -A jobs=()
+  shift
+  for host in "$@"; do
+    file="${WORK}/${HOST_INDEX[${host}]}"
+    "${function}" "${host}" >"${file}.out" 2>"${file}.err" &
+    jobs["${host}"]=$!
+  done
+  for host in "$@"; do
+    RC["${host}"]=0
+    wait "${jobs[${host}]}" || RC["${host}"]=$?
+    [[ "${DRY_RUN}" != 1 ]] || cat -- "${WORK}/${HOST_INDEX[${host}]}.err" >&2
+  done
+}
+
+# workers_first FUNCTION: everywhere, the head last: a node that drains asks the head.
+workers_first() {
+  ((${#HOST_NAMES[@]} == 1)) || everywhere "$1" "${HOST_NAMES[@]:1}"
+  everywhere "$1" "${HOST_NAMES[0]}"
+}
+
+# out HOST, err HOST: what the last `everywhere` left of it.
+out() { cat -- "${WORK}/${HOST_INDEX[$1]}.out"; }
+err() { cat -- "${WORK}/${HOST_INDEX[$1]}.err"; }
+
+# failed HOST WHAT REMEDY: name it with its last words.
+failed() {
+  local said
+  said="$(err "$1" | grep -v '^+ ' || true)"
+  if ((RC["$1"] == 255)); then
+    say "error: $1: no answer by ssh ($(tail -n 1 <<<"${said}")): $2; try '$(ssh_words "$1") true'"
+  else
+    say "error: $1: $2; $3"
+    [[ -z "${said}" ]] || say "  ${said//$'\n'/$'\n'  }"
+  fi
+}
+
+# ssh_words HOST: the ssh command that a person would type.
+ssh_words() {
+  local -n words="HOST_SSH_${HOST_INDEX[$1]}"
+  local line
+  printf -v line ' %q' "${words[@]}" "${HOST_TARGET[$1]}"
+  ((${#words[@]} > 0)) || line=" ${HOST_TARGET[$1]}"
+  printf 'ssh%s\n' "${line}"
+}
+
+# confirm QUESTION: --yes answers it; without a terminal nobody can.
+confirm() {
+  local answer
+  [[ "${YES}" != 1 && "${DRY_RUN}" != 1 ]] || return 0
+  [[ -t 0 ]] || die 2 "$1 Nobody can answer here: give --yes"
+  read -r -p "$1 [y/N] " answer
+  [[ "${answer}" == [yY]* ]] || die 1 "nothing was done"
+}
+
+# --- checks ---------------------------------------------------------------------
+
+now_ns() {
+  local now="${EPOCHREALTIME:-$(date +%s).000000}"
+  printf '%s000\n' "${now//[.,]/}"
+}
+
+# here_state: commit, dirty and content of this checkout, as `sync` writes it.
+here_state() {
+  local commit="" dirty=0 content=""
+  if commit="$(git -C "${REPO_ROOT}" rev-parse HEAD 2>/dev/null)"; then
+    if [[ -n "$(git -C "${REPO_ROOT}" status --porcelain 2>/dev/null | head -n 1)" ]]; then
+      dirty=1
+    fi
+  elif [[ -r "${REPO_ROOT}/.synced_commit" ]]; then
+    grep -E '^(commit|dirty|content)=' "${REPO_ROOT}/.synced_commit"
+    return
+  fi
+  if [[ "${dirty}" == 1 || -z "${commit}" ]]; then
+    content="$(repository_files | (cd -- "${REPO_ROOT}" && xargs -0 cksum) | cksum | cut -d' ' -f1)"
+  fi
+  printf 'commit=%s\ndirty=%s\ncontent=%s\n' "${commit}" "${dirty}" "${content}"
+}
+
+probe_host() {
+  local file="${WORK}/${HOST_INDEX[$1]}.probe"
+  printf 'before_ns=%s\nnode=%s\nssh_command=%s\n' "$(now_ns)" "${HOST_SESSION[$1]}" "$(ssh_words "$1")" >"${file}"
+  if node "$1" probe >>"${file}"; then
+    printf 'after_ns=%s\n' "$(now_ns)" >>"${file}"
+  else
+    return 1
+  fi
+}
+
+shared_write() { node "$1" shared write "${NONCE}"; }
+shared_check() { node "$1" shared check "${NONCE}"; }
+
+# check_shared HOST...: the first writes into SHARED_DIRS, the others must see it.
+check_shared() {
+  local host file first="$1"
+  NONCE="$$_${RANDOM}${RANDOM}"
+  everywhere shared_write "${first}"
+  (($# == 1)) || everywhere shared_check "${@:2}"
+  for host in "$@"; do
+    file="${WORK}/${HOST_INDEX[${host}]}.probe"
+    if ((RC["${host}"] == 0)); then
+      echo "shared=1" >>"${file}"
+    else
+      printf 'shared_error=%s\n' "$(out "${host}" | paste -sd, -)" >>"${file}"
+    fi
+  done
+  node "${first}" shared remove "${NONCE}" || true
+}
+
+# check_hosts HOST...: the table; GOOD becomes the hosts without anything bad. 1 when a host has.
+check_hosts() {
+  local host status=0
+  local -a answered=() indexed=()
+  say "checking $# hosts"
+  everywhere probe_host "$@"
+  for host in "$@"; do
+    if ((RC["${host}"] == 0)); then
+      answered+=("${host}")
+    elif [[ "${DRY_RUN}" != 1 ]]; then
+      ((RC["${host}"] != 255)) || SILENT["${host}"]=1
+      printf 'ssh_error=%s\n' "$(err "${host}" | tail -n 1)" >>"${WORK}/${HOST_INDEX[${host}]}.probe"
+    fi
+  done
+  # shellcheck disable=SC2128 # load_cluster made one string of the list
+  if [[ -n "${SHARED_DIRS}" ]] && ((${#answered[@]} > 0)); then
+    check_shared "${answered[@]}"
+  fi
+  GOOD=("$@")
+  [[ "${DRY_RUN}" != 1 ]] || return 0
+  here_state >"${WORK}/here.probe"
+  for host in "$@"; do
+    indexed+=("${HOST_INDEX[${host}]}=${host}")
+  done
+  compute cluster.host_checks "${WORK}" "${indexed[@]}" || status=$?
+  ((status <= 1)) || die 1 "the checks themselves failed (see above)"
+  mapfile -t GOOD <"${WORK}/good"
+  return "${status}"
+}
+
+# --- setup ----------------------------------------------------------------------
+
+# make_token: once per cluster; it never stands in an argument or in a log.
+make_token() {
+  local file="${CLUSTER_RECORD}/token"
+  NODE_SECRET=""
+  [[ "${RAY_AUTH_MODE}" == token ]] || return 0
+  if [[ "${DRY_RUN}" == 1 ]]; then
+    say "+ (umask 077; a random token) > ${file}"
+    return
+  fi
+  if [[ ! -s "${file}" ]]; then
+    (umask 077 && mkdir -p -- "${CLUSTER_RECORD}" &&
+      "${JUMPHOST_PYTHON}" -c 'import secrets; print(secrets.token_hex(32), end="")' >"${file}") ||
+      die 1 "cannot write ${file}: check the folder's permissions and the disk"
+  fi
+  NODE_SECRET="$(<"${file}")"
+}
+
+# record: what the other commands, and run_mixed_training.sh, read back.
+record() {
+  if [[ "${DRY_RUN}" == 1 ]]; then
+    say "+ (umask 077; hosts and settings) > ${CLUSTER_RECORD}/{hosts,settings.env}"
+    return
+  fi
+  (umask 077 && mkdir -p -- "${CLUSTER_RECORD}" && printf '%s' "${RECORD_HOSTS}" >"${CLUSTER_RECORD}/hosts" &&
+    printf '%s' "${RECORD_SETTINGS}" >"${CLUSTER_RECORD}/settings.env") ||
+    die 1 "cannot write ${CLUSTER_RECORD}: check the folder's permissions and the disk"
+}
+
+start_host() {
+  node "$1" write-env || return
+  node "$1" start "${START_TIMEOUT_S}"
+}
+
+# stop_host: a worker whose head is a new one has joined nothing.
+stop_host() { node "$1" stop "${STOP_GRACE_S}"; }
+
+start_worker() {
+  [[ "${HEAD_SAID}" == "up already" ]] || stop_host "$1" || return
+  start_host "$1"
+}
+
+wait_for_nodes() { node "$1" ray-nodes wait "${START_TIMEOUT_S}" "${WAIT_FOR[@]}"; }
+
+setup() {
+  local began="${SECONDS}" host head="${HOST_NAMES[0]}" status=0 joined=0
+  local -a workers=() started=()
+  check_hosts "${HOST_NAMES[@]}" || status=1
+  if [[ " ${GOOD[*]} " != *" ${head} "* ]]; then
+    die 1 "${head}: the head is not good (see above): nothing was started; mend it and run setup again"
+  fi
+  for host in "${HOST_NAMES[@]}"; do
+    [[ " ${GOOD[*]} " == *" ${host} "* ]] || say "error: ${host}: left out (see above); mend it and run setup again"
+  done
+  make_token
+  record
+
+  everywhere start_host "${head}"
+  ((RC["${head}"] == 0)) || {
+    failed "${head}" "the head did not start" "see './setup_cluster.sh logs head'"
+    exit 1
+  }
+  HEAD_SAID="$(out "${head}")"
+  [[ "${DRY_RUN}" == 1 ]] || say "${head}: head: ${HEAD_SAID} (session head)"
+
+  for host in "${GOOD[@]}"; do
+    [[ "${host}" == "${head}" ]] || workers+=("${host}")
+  done
+  ((${#workers[@]} == 0)) || everywhere start_worker "${workers[@]}"
+  WAIT_FOR=(head)
+  started=("${head}")
+  for host in "${workers[@]}"; do
+    if ((RC["${host}"] != 0)); then
+      failed "${host}" "the worker did not start" "see './setup_cluster.sh logs ${HOST_SESSION[${host}]}'"
+      status=1
+      continue
+    fi
+    [[ "${DRY_RUN}" == 1 ]] || say "${host}: worker: $(out "${host}") (session ${HOST_SESSION[${host}]})"
+    WAIT_FOR+=("${HOST_SESSION[${host}]}")
+    started+=("${host}")
+  done
+
+  everywhere wait_for_nodes "${head}"
+  [[ "${DRY_RUN}" != 1 ]] || return 0
+  for host in "${started[@]}"; do
+    if out "${head}" | grep -q "\"${HOST_SESSION[${host}]}\""; then
+      joined=$((joined + 1))
+    else
+      say "error: ${host}: not in the head's list of nodes after ${START_TIMEOUT_S} s:" \
+        "see './setup_cluster.sh logs ${HOST_SESSION[${host}]}', then './setup_cluster.sh restart'"
+      status=1
+    fi
+  done
+  ((joined > 0)) || failed "${head}" "the head's Ray does not answer" "see './setup_cluster.sh logs head'"
+  echo
+  show_status || status=1
+  echo "setup: ${joined} of ${#HOST_NAMES[@]} nodes joined in $((SECONDS - began)) s"
+  return "${status}"
+}
+
+# --- status, logs, attach, doctor -----------------------------------------------
+
+# status_of HOST: one that did not answer the checks of `setup` is not asked again.
+status_of() {
+  [[ -z "${SILENT["$1"]:-}" ]] || return 255
+  node "$1" status
+}
+ray_table() { node "$1" ray-nodes table; }
+
+show_status() {
+  local host head="${HOST_NAMES[0]}" status=0
+  everywhere status_of "${HOST_NAMES[@]}"
+  for host in "${HOST_NAMES[@]}"; do
+    ((RC["${host}"] == 0)) || [[ -n "${SILENT["${host}"]:-}" ]] ||
+      failed "${host}" "no status" "see './setup_cluster.sh doctor ${HOST_SESSION[${host}]}'"
+    out "${host}" >"${WORK}/${HOST_INDEX[${host}]}.status"
+  done
+  : >"${WORK}/ray.jsonl"
+  if ((RC["${head}"] == 0)); then
+    everywhere ray_table "${head}"
+    ((RC["${head}"] == 0)) || failed "${head}" "Ray does not answer" "run './setup_cluster.sh setup' (or logs head)"
+    out "${head}" >"${WORK}/ray.jsonl"
+  fi
+  [[ "${DRY_RUN}" != 1 ]] || return 0
+  compute cluster.node_table "${WORK}" "${HOST_NAMES[@]}" || status=1
+  show_dashboard
+  return "${status}"
+}
+
+show_dashboard() {
+  local head="${HOST_NAMES[0]}" port="${RAY_DASHBOARD_PORT}" command
+  command="$(ssh_words "${head}")"
+  echo "dashboard: http://127.0.0.1:${port} through: ssh -N -L ${port}:127.0.0.1:${port}${command#ssh}"
+  case "${RAY_DASHBOARD_HOST}" in
+    127.* | ::1) ;;
+    *) echo "dashboard: it listens on ${RAY_DASHBOARD_HOST}, so also at http://${HOST_IP[${head}]}:${port}" ;;
+  esac
+  [[ "${RAY_AUTH_MODE}" != token ]] || echo "dashboard: it asks for the token in ${CLUSTER_RECORD}/token"
+}
+
+status() { show_status; }
+
+logs() {
+  local host
+  host="$(host_named "${HOST:-head}")" || exit
+  node "${host}" logs "$([[ "${FOLLOW}" == 1 ]] && echo follow || echo once)" ||
+    die 1 "${host}: no logs; try '$(ssh_words "${host}") true'"
+}
+
+attach() {
+  local host
+  host="$(host_named "${HOST:-head}")" || exit
+  remote_tty "${host}" tmux attach -t "=${HOST_SESSION[${host}]}" ||
+    die 1 "${host}: cannot attach to tmux session ${HOST_SESSION[${host}]}: see './setup_cluster.sh status'"
+}
+
+doctor() {
+  local host head="${HOST_NAMES[0]}" status=0
+  local -a hosts=("${HOST_NAMES[@]}")
+  if [[ -n "${HOST}" ]]; then
+    host="$(host_named "${HOST}")" || exit
+    hosts=("${head}") # the others are compared with it
+    [[ "${host}" == "${head}" ]] || hosts+=("${host}")
+  fi
+  check_hosts "${hosts[@]}" || status=1
+  if [[ " ${GOOD[*]} " == *" ${head} "* ]]; then
+    say "verl-mixed doctor on ${head}:"
+    node "${head}" doctor || status=1
+  fi
+  return "${status}"
+}
+
+# --- restart, cleanup -----------------------------------------------------------
+
+# no_run: refuse while a run goes on, or end it with --force.
+no_run() {
+  local head="${HOST_NAMES[0]}" going=""
+  everywhere status_of "${head}"
+  if [[ "${DRY_RUN}" != 1 ]] && ((RC["${head}"] == 0)); then
+    out "${head}" | grep -qx 'run=\(ours_alive\|foreign\)' && going="tmux session verl_training is at work on ${head}"
+    if [[ -z "${going}" ]] && out "${head}" | grep -qx 'session=ours_alive'; then
+      everywhere ray_table "${head}"
+      ((RC["${head}"] != 0)) || ! out "${head}" | grep -q '^{"job"' || going="a job of Ray runs: $(out "${head}" | grep '^{"job"')"
+    fi
+  fi
+  [[ -n "${going}" || ("${DRY_RUN}" == 1 && "${FORCE}" == 1) ]] || return 0
+  [[ "${FORCE}" == 1 ]] ||
+    die 1 "a run goes on (${going}): end it with './run_mixed_training.sh stop', or give --force to end it here"
+  say "${head}: ending the run (up to ${RUN_GRACE_S} s until SIGTERM, and again until SIGKILL)"
+  node "${head}" stop-run "${RUN_GRACE_S}" || say "${head}: it is ended with its node"
+}
+
+cleanup_host() { node "$1" cleanup "${STOP_GRACE_S}"; }
+
+restart() {
+  local host status=0
+  confirm "Stop Ray on ${#HOST_NAMES[@]} hosts (${HOST_NAMES[*]}) and start it again?"
+  no_run
+  workers_first stop_host
+  for host in "${HOST_NAMES[@]}"; do
+    ((RC["${host}"] == 0)) || [[ "${DRY_RUN}" == 1 ]] || failed "${host}" "did not stop" "see the words below" || true
+  done
+  setup || status=$?
+  return "${status}"
+}
+
+cleanup() {
+  local host status=0
+  confirm "Stop the cluster on ${#HOST_NAMES[@]} hosts (${HOST_NAMES[*]}) and remove what it left there?"
+  no_run
+  workers_first cleanup_host
+  for host in "${HOST_NAMES[@]}"; do
+    if ((RC["${host}"] == 0)); then
+      [[ "${DRY_RUN}" == 1 ]] || say "${host}: clean"
+    else
+      failed "${host}" "not cleaned" "run cleanup again when it answers"
+      status=1
+    fi
+  done
+  if ((status == 0)); then
+    run rm -rf -- "${CLUSTER_RECORD}"
+    [[ "${DRY_RUN}" == 1 ]] || rmdir -- "${REPO_ROOT}/.cluster" 2>/dev/null || true
+  else
+    say "the record ${CLUSTER_RECORD} stays for that"
+  fi
+  return "${status}"
+}
+
+# --- sync -----------------------------------------------------------------------
+
+# repository_files: the files to copy, NUL after each: what git does not ignore, or all but results and environments.
+repository_files() {
+  local file
+  if git -C "${REPO_ROOT}" rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    git -C "${REPO_ROOT}" ls-files -co --exclude-standard -z | while IFS= read -r -d '' file; do
+      [[ ! -f "${REPO_ROOT}/${file}" ]] || printf '%s\0' "${file}"
+    done
+  else
+    (cd -- "${REPO_ROOT}" && find . \( -name .git -o -name __pycache__ -o -path ./.venv -o -path './.venv.*' \
+      -o -path ./runs -o -path ./data -o -path ./.cluster -o -path './.synced_*' \) -prune -o -type f -printf '%P\0')
+  fi | LC_ALL=C sort -z -u
+}
+
+sync_host() {
+  local wanted="wanted"
+  if [[ "${DRY_RUN}" == 1 ]]; then
+    node "$1" sync-state NONCE
+  else
+    wanted="$(node "$1" sync-state "${NONCE}")" || return
+  fi
+  if [[ "${wanted}" == wanted ]]; then
+    if [[ "${DRY_RUN}" == 1 ]]; then
+      say "+ tar of this checkout | $(ssh_words "$1") tar -xzf - -C ${HOST_REPO[$1]}"
+    else
+      tar -C "${REPO_ROOT}" --null -T "${WORK}/files" -czf - -C "${WORK}" .synced_files.new .synced_commit.new |
+        remote_stdin "$1" tar -xzf - -C "${HOST_REPO[$1]}" || return
+    fi
+    node "$1" sync-finish || return
+  fi
+  node "$1" make-venv || return
+  case "${wanted}" in
+    wanted) echo "copied to ${HOST_REPO[$1]}" ;;
+    same) echo "${HOST_REPO[$1]} is this folder" ;;
+    done) echo "${HOST_REPO[$1]} is shared with another host" ;;
+  esac
+}
+
+sync() {
+  local host status=0
+  NONCE="$$_${RANDOM}${RANDOM}"
+  if [[ "${DRY_RUN}" != 1 ]]; then
+    repository_files >"${WORK}/files"
+    cp -- "${WORK}/files" "${WORK}/.synced_files.new"
+    here_state >"${WORK}/.synced_commit.new"
+    echo "sync=${NONCE}" >>"${WORK}/.synced_commit.new"
+    mkdir -p -- "${REPO_ROOT}/.cluster"
+    echo "${NONCE}" >"${REPO_ROOT}/.cluster/sync_nonce"
+  fi
+  # the head first: hosts that share the folder with it then find it done
+  everywhere sync_host "${HOST_NAMES[0]}"
+  ((${#HOST_NAMES[@]} == 1)) || everywhere sync_host "${HOST_NAMES[@]:1}"
+  [[ "${DRY_RUN}" == 1 ]] || rm -f -- "${REPO_ROOT}/.cluster/sync_nonce"
+  [[ "${DRY_RUN}" == 1 ]] || rmdir -- "${REPO_ROOT}/.cluster" 2>/dev/null || true
+  for host in "${HOST_NAMES[@]}"; do
+    if ((RC["${host}"] != 0)); then
+      failed "${host}" "not synced" "see the words below"
+      status=1
+    elif [[ "${DRY_RUN}" != 1 ]]; then
+      say "${host}: $(out "${host}")"
+    fi
+  done
+  return "${status}"
+}
+
+# --- main -----------------------------------------------------------------------
+
+main() {
+  local command=""
+  DRY_RUN="${DRY_RUN:-0}" YES=0 FORCE=0 FOLLOW=0 HOST=""
+  while (($# > 0)); do
+    case "$1" in
+      -h | --help)
+        usage "${BASH_SOURCE[0]}"
+        return
+        ;;
+      --dry-run) DRY_RUN=1 ;;
+      --yes | -y) YES=1 ;;
+      --force) FORCE=1 ;;
+      -f | --follow) FOLLOW=1 ;;
+      --hosts)
+        (($# > 1)) || die 2 "--hosts needs a file: see --help"
+        FROM_ENVIRONMENT[HOSTS_FILE]="$2"
+        shift
+        ;;
+      --hosts=*) FROM_ENVIRONMENT[HOSTS_FILE]="${1#*=}" ;;
+      -*) die 2 "unknown option $1: see --help" ;;
+      setup | status | restart | cleanup | logs | attach | doctor | sync)
+        if [[ -z "${command}" ]]; then command="$1"; else HOST="$1"; fi
+        ;;
+      *)
+        [[ -n "${command}" ]] || die 2 "unknown command '$1': one of setup, status, doctor, sync, logs, attach, restart," \
+          "cleanup; see --help"
+        [[ -z "${HOST}" ]] || die 2 "one HOST, not '${HOST}' and '$1': see --help"
+        HOST="$1"
+        ;;
+    esac
+    shift
+  done
+  [[ -n "${command}" ]] || die 2 "no command: setup, status, doctor, sync, logs, attach, restart or cleanup; see --help"
+  case "${command}" in
+    logs | attach | doctor) ;;
+    *) [[ -z "${HOST}" ]] || die 2 "${command} takes no HOST ('${HOST}'): it is for all hosts; see --help" ;;
+  esac
+  load_cluster
+  "${command}"
+}
+
+main "$@"

@@ -1,0 +1,458 @@
+#!/usr/bin/env bats
+# setup_cluster.sh: every subcommand, option, failure and exit code, against hosts of this machine.
+bats_require_minimum_version 1.5.0
+
+setup() {
+  command -v tmux >/dev/null || skip "no tmux here"
+  load cluster_helpers
+  make_site
+}
+
+teardown() { end_site; }
+
+@test "--help prints the header and asks no host" {
+  run "${SCRIPT}" --help
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"Usage: setup_cluster.sh"* && "${output}" != *"set -euo"* ]]
+  for command in setup status doctor sync logs attach restart cleanup; do
+    [[ "${output}" == *"  ${command} "* ]]
+  done
+  [ ! -s "${CALLS}" ]
+}
+
+@test "wrong usage is exit 2, says what is wrong and asks no host" {
+  local -A said=(
+    ["explode"]="unknown command 'explode'"
+    ["setup --nonsense"]="unknown option --nonsense"
+    ["status --hosts"]="--hosts needs a file"
+    ["setup head"]="setup takes no HOST"
+    ["logs head node0"]="one HOST"
+    ["logs nobody"]="no host 'nobody'"
+    ["attach nobody"]="no host 'nobody'"
+    ["doctor nobody"]="no host 'nobody'"
+    ["status --hosts=/nonexistent"]="/nonexistent"
+  )
+  for words in "${!said[@]}"; do
+    # shellcheck disable=SC2086 # the words are several arguments
+    run "${SCRIPT}" ${words}
+    [ "${status}" -eq 2 ]
+    [[ "${output}" == *"error: "*"${said[${words}]}"* ]]
+  done
+  run "${SCRIPT}"
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"no command"* ]]
+  [ ! -s "${CALLS}" ]
+}
+
+@test "every wrong setting is named at once, with exit 2" {
+  printf '[head]\na ssh_port=0\nb\n[wrokers]\n' >"${HOSTS_FILE}"
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"hosts:2: ssh_port=0"* && "${output}" == *"hosts:3: b is a second head"* ]]
+  [[ "${output}" == *"hosts:4: unknown group [wrokers]"* ]]
+}
+
+@test "no head is exit 2 and says where to write it" {
+  unset HOSTS_FILE
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"MASTER_IP is empty"* ]]
+}
+
+@test "--dry-run of every command prints what it would do and runs no ssh" {
+  for command in setup status restart cleanup logs attach doctor sync; do
+    run --separate-stderr "${SCRIPT}" "${command}" --dry-run --force
+    [ "${status}" -eq 0 ]
+    # shellcheck disable=SC2154 # set by run
+    [[ "${stderr}" == *"+ ssh "* ]]
+  done
+  [ ! -s "${CALLS}" ]
+  [ ! -e "${CHECKOUT}/.cluster" ]
+}
+
+@test "--dry-run of setup names every host and holds no token" {
+  run "${SCRIPT}" setup --dry-run
+  # shellcheck disable=SC2153 # HEAD is cluster_helpers.bash's
+  for host in "${HEAD}" w0 w1; do
+    [[ "${output}" == *"+ ssh ${host} bash -s -- probe"* && "${output}" == *"+ ssh ${host} bash -s -- start"* ]]
+  done
+  run ! grep -E '[0-9a-f]{64}' <<<"${output}"
+}
+
+@test "setup starts the head and the workers, ends with a table, and is idempotent" {
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"${HEAD}: head: started (session head)"* && "${output}" == *"w1: worker: started (session node1)"* ]]
+  [[ "${lines[-1]}" == "setup: 3 of 3 nodes joined in "*" s" ]]
+  [[ "${output}" == *"dashboard: http://127.0.0.1:${RAY_DASHBOARD_PORT} through: ssh -N -L "*" ${HEAD}"* ]]
+  grep -q -- "ray start --head --port ${RAY_PORT} --dashboard-host 127.0.0.1" "${SITE}/ray_calls"
+  grep -q -- "ray start --address \\\\\[fd00::1\\\\\]:${RAY_PORT}" "${SITE}/ray_calls"
+  local pid
+  pid="$(pid_of node0)"
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"${HEAD}: head: up already"* && "${output}" == *"w0: worker: up already"* ]]
+  [ "$(pid_of node0)" = "${pid}" ]
+}
+
+@test "the token is made once, is private, reaches every Ray and stands in no argument" {
+  "${SCRIPT}" setup
+  local token file
+  token="$(cat "${CHECKOUT}/.cluster/${HEAD}/token")"
+  [[ "${token}" =~ ^[0-9a-f]{64}$ ]]
+  for file in "${CHECKOUT}/.cluster/${HEAD}/token" "${SITE}/${HEAD}/.verl_mixed/${HEAD}/token" \
+    "${SITE}/w0/.verl_mixed/${HEAD}.node0/token"; do
+    [ "$(cat "${file}")" = "${token}" ]
+    [ "$(stat -c %a "${file}")" = 600 ]
+    [ "$(stat -c %a "$(dirname "${file}")")" = 700 ]
+  done
+  [ "$(grep -c "mode=token token=${token}" "${SITE}/ray_calls")" -eq 3 ]
+  run ! grep -q "${token}" "${CALLS}"
+  run ! grep -qa "${token}" /proc/[0-9]*/cmdline
+}
+
+@test "RAY_AUTH_MODE=disabled is said to every Ray and makes no token" {
+  RAY_AUTH_MODE=disabled "${SCRIPT}" setup
+  [ "$(grep -c "mode=disabled token= " "${SITE}/ray_calls")" -eq 3 ]
+  [ ! -e "${CHECKOUT}/.cluster/${HEAD}/token" ]
+}
+
+@test "what setup recorded serves the next command without any setting" {
+  "${SCRIPT}" setup
+  local port="${RAY_DASHBOARD_PORT}"
+  unset HOSTS_FILE RAY_PORT RAY_DASHBOARD_PORT
+  run "${SCRIPT}" status
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"127.0.0.1:${port}"* ]]
+}
+
+@test "ssh gets user, port, key, jump and options, and the environment wins over the file" {
+  sed -i 's/^w0 /w0 ssh_user=file ssh_port=2222 ssh_jump=me@gate /' "${HOSTS_FILE}"
+  SSH_USER=environment SSH_KEY=/k/id SSH_OPTIONS='-o StrictHostKeyChecking=no' "${SCRIPT}" status || true
+  grep -q -- "BatchMode=yes.*-o StrictHostKeyChecking=no -p 2222 -i /k/id -J me@gate environment@w0" "${CALLS}"
+}
+
+@test "a worker that does not answer is left out and named; the others go on; exit 1" {
+  touch "${SITE}/w0/down"
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"bad: w0: ssh: no probe from it: ssh: connect to host w0 port 22: No route to host"* ]]
+  [[ "${output}" == *"error: w0: left out"* && "${lines[-1]}" == "setup: 2 of 3 nodes joined in "* ]]
+  is_up head && is_up node1
+}
+
+@test "a head that does not answer stops setup before anything starts; exit 1" {
+  touch "${SITE}/${HEAD}/down"
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"the head is not good"*"nothing was started"* ]]
+  [ ! -e "${SITE}/ray_calls" ]
+}
+
+@test "another version on a worker is bad and leaves it out" {
+  echo 2.0 >"${SITE}/w1/version_verl"
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"bad: w1: packages: verl 2.0 (head: 1.0)"* ]]
+  is_up node0
+  [ ! -e "${SITE}/alive_node1" ]
+}
+
+@test "a tmux session of somebody else is named, left out and not touched" {
+  on w0 tmux new-session -d -s node0 sleep 1000
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"bad: w0: session: a tmux session 'node0' that is not of this cluster"* ]]
+  "${SCRIPT}" cleanup --yes
+  on w0 tmux has-session -t =node0
+}
+
+@test "a folder of somebody else at RAY_TEMP_DIR is bad and stays" {
+  mkdir -p "/tmp/vm_${HEAD}_w0/precious"
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"bad: w0: disk: RAY_TEMP_DIR=/tmp/vm_${HEAD}_w0 exists and is not of this cluster"* ]]
+  "${SCRIPT}" cleanup --yes
+  [ -d "/tmp/vm_${HEAD}_w0/precious" ]
+}
+
+@test "a port of the head that another program holds is bad" {
+  python3 -c 'import os, socket, time
+s = socket.create_server(("127.0.0.1", int(os.environ["RAY_PORT"]))); time.sleep(60)' 3>&- &
+  local holder=$!
+  until grep -qi ":$(printf %04X "${RAY_PORT}") .* 0A " /proc/net/tcp; do :; done
+  run "${SCRIPT}" setup
+  kill "${holder}"
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"bad: ${HEAD}: ports: port ${RAY_PORT} held by another program"* ]]
+}
+
+@test "a shared folder that is not the same is bad, and no file stays in it" {
+  mkdir "${SITE}/shared"
+  SHARED_DIRS="${SITE}/shared" "${SCRIPT}" setup
+  [ -z "$(ls -A "${SITE}/shared")" ]
+  SHARED_DIRS="${SITE}/shared ${SITE}/missing" run "${SCRIPT}" doctor
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"bad: ${HEAD}: shared: ${SITE}/missing cannot be written: mount it"* ]]
+}
+
+@test "a worker's Ray that ends at once is named with its last words; exit 1" {
+  touch "${SITE}/w1/ray_fails"
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"error: w1: the worker did not start"*"ValueError: no such option"* ]]
+  [[ "${lines[-1]}" == "setup: 2 of 3 nodes joined in "* ]]
+}
+
+@test "a head's Ray that ends at once stops setup; exit 1" {
+  touch "${SITE}/${HEAD}/ray_fails"
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"error: ${HEAD}: the head did not start"*"ValueError: no such option"* ]]
+}
+
+@test "a worker that never joins is given up at the deadline and told what to look at" {
+  touch "${SITE}/w0/ray_hangs"
+  START_TIMEOUT_S=2 run "${SCRIPT}" setup
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"error: w0: the worker did not start"*"Ray did not start within 2 s"*"does not answer from here"* ]]
+}
+
+@test "setup starts a worker again whose Ray died, and leaves the others alone" {
+  "${SCRIPT}" setup
+  local others
+  others="$(pid_of head) $(pid_of node1)"
+  kill -9 "$(pid_of node0)"
+  run "${SCRIPT}" status
+  [ "${status}" -eq 1 ]
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"w0: worker: started again (session node0)"* ]]
+  [ "$(pid_of head) $(pid_of node1)" = "${others}" ]
+}
+
+@test "workers join anew when the head is a new one" {
+  "${SCRIPT}" setup
+  local pid
+  pid="$(pid_of node0)"
+  kill -9 "$(pid_of head)"
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 0 ]
+  [ "$(pid_of node0)" != "${pid}" ]
+}
+
+@test "status is exit 0 with every node there, and 1 with one missing or silent" {
+  "${SCRIPT}" setup
+  run "${SCRIPT}" status
+  [ "${status}" -eq 0 ]
+  touch "${SITE}/w1/down"
+  run "${SCRIPT}" status
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"error: w1: no answer by ssh (ssh: connect to host w1 port 22: No route to host)"* ]]
+  [[ "${output}" == *"w1 "*"no answer"* ]]
+}
+
+@test "status before setup is exit 1 and says what to do" {
+  run "${SCRIPT}" status
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"no cluster was set up here"* ]]
+}
+
+@test "restart stops all and starts all" {
+  "${SCRIPT}" setup
+  local head
+  head="$(pid_of head)"
+  run "${SCRIPT}" restart --yes
+  [ "${status}" -eq 0 ]
+  [[ "${lines[-1]}" == "setup: 3 of 3 nodes joined in "* ]]
+  [ "$(pid_of head)" != "${head}" ]
+  run ! kill -0 "${head}"
+}
+
+@test "restart and cleanup refuse while a run is at work on the head, and end it with --force" {
+  "${SCRIPT}" setup
+  on "${HEAD}" tmux new-session -d -s verl_training sleep 1000 \; \
+    set-environment -t =verl_training VERL_MIXED_CLUSTER "${HEAD}"
+  for command in restart cleanup; do
+    run "${SCRIPT}" "${command}" --yes
+    [ "${status}" -eq 1 ]
+    [[ "${output}" == *"a run goes on (tmux session verl_training is at work on ${HEAD})"*"--force"* ]]
+  done
+  is_up head
+  run "${SCRIPT}" cleanup --yes --force
+  [ "${status}" -eq 0 ]
+  run ! on "${HEAD}" tmux has-session -t =verl_training
+}
+
+@test "restart refuses while Ray runs a job" {
+  "${SCRIPT}" setup
+  touch "${SITE}/job"
+  run "${SCRIPT}" restart --yes
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"a job of Ray runs"* ]]
+}
+
+@test "restart and cleanup without --yes ask, and without a terminal they are exit 2" {
+  for command in restart cleanup; do
+    run "${SCRIPT}" "${command}" </dev/null
+    [ "${status}" -eq 2 ]
+    [[ "${output}" == *"give --yes"* ]]
+  done
+  [ ! -s "${CALLS}" ]
+}
+
+@test "cleanup leaves no process, session or file of ours, and everything of others" {
+  "${SCRIPT}" setup
+  on w0 tmux new-session -d -s mine sleep 1000
+  sleep 1000 3>&- &
+  local other=$! name
+  local -a pids=("$(pid_of head)" "$(pid_of node0)" "$(pid_of node1)")
+  run "${SCRIPT}" cleanup --yes
+  [ "${status}" -eq 0 ]
+  for name in "${pids[@]}"; do
+    run ! kill -0 "${name}"
+  done
+  run ! compgen -G "/tmp/vm_${HEAD}_*"
+  run ! compgen -G "${SITE}/*/.verl_mixed"
+  [ ! -e "${CHECKOUT}/.cluster" ]
+  run ! on w0 tmux has-session -t =node0
+  on w0 tmux has-session -t =mine
+  kill "${other}"
+}
+
+@test "cleanup ends what outlived its tmux session" {
+  "${SCRIPT}" setup
+  local pid
+  pid="$(pid_of node0)"
+  kill -STOP "${pid}" # the hang-up of its terminal does not end it
+  on w0 tmux kill-server
+  run "${SCRIPT}" cleanup --yes
+  [ "${status}" -eq 0 ]
+  run ! kill -0 "${pid}"
+}
+
+@test "cleanup names a host that does not answer, cleans the others, and can be run again" {
+  "${SCRIPT}" setup
+  touch "${SITE}/w0/down"
+  run "${SCRIPT}" cleanup --yes
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"error: w0: no answer by ssh"* && "${output}" == *"w1: clean"* ]]
+  [ -e "${CHECKOUT}/.cluster/${HEAD}/hosts" ]
+  rm "${SITE}/w0/down"
+  unset HOSTS_FILE
+  run "${SCRIPT}" cleanup --yes
+  [ "${status}" -eq 0 ]
+  [ ! -e "${CHECKOUT}/.cluster" ]
+}
+
+@test "cleanup of nothing is good" {
+  run "${SCRIPT}" cleanup --yes
+  [ "${status}" -eq 0 ]
+}
+
+@test "logs shows the pane and Ray's logs of the head, or of the host that is named either way" {
+  "${SCRIPT}" setup
+  run "${SCRIPT}" logs
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"tmux session head (ours_alive)"*"Ray runtime started."*"raylet of ${HEAD}"* ]]
+  run "${SCRIPT}" logs node1
+  [[ "${output}" == *"raylet of w1"* ]]
+  run "${SCRIPT}" logs w0
+  [[ "${output}" == *"raylet of w0"* ]]
+}
+
+@test "logs -f follows" {
+  "${SCRIPT}" setup
+  "${SCRIPT}" logs -f node0 >"${SITE}/followed" 3>&- &
+  until grep -q "raylet of w0" "${SITE}/followed"; do :; done
+  echo "one line more" >>"/tmp/vm_${HEAD}_w0/session_1/logs/raylet.out"
+  until grep -q "one line more" "${SITE}/followed"; do :; done
+  "${SCRIPT}" cleanup --yes # it also ends the far tail, which has a log of ours open
+  wait
+}
+
+@test "logs of a host that does not answer is exit 1" {
+  touch "${SITE}/w0/down"
+  run "${SCRIPT}" logs w0
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"error: w0: no logs"* ]]
+}
+
+@test "attach opens the node's session in a terminal" {
+  mkdir "${SITE}/w1/bin"
+  printf '#!/bin/sh\necho "tmux $*"\n' >"${SITE}/w1/bin/tmux"
+  chmod +x "${SITE}/w1/bin/tmux"
+  run --separate-stderr "${SCRIPT}" attach w1
+  [ "${status}" -eq 0 ]
+  [ "${output}" = "tmux attach -t =node1" ]
+  grep -q "^ssh -t " "${CALLS}"
+}
+
+@test "attach to a session that is not there is exit 1" {
+  run "${SCRIPT}" attach node0
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"error: w0: cannot attach to tmux session node0"* ]]
+}
+
+@test "doctor checks as setup does, runs the project's own on the head, and starts nothing" {
+  run "${SCRIPT}" doctor
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"doctor in ${SITE}/${HEAD}/repo with RAY_AUTH_MODE=unset: doctor"* ]]
+  [ ! -e "${SITE}/ray_calls" ]
+  [ ! -e "${SITE}/${HEAD}/.verl_mixed" ]
+  touch "${SITE}/w1/down"
+  run "${SCRIPT}" doctor w1
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"bad: w1: ssh"* ]]
+  run "${SCRIPT}" doctor w0
+  [ "${status}" -eq 0 ]
+}
+
+@test "sync copies the checkout, removes what is gone, and keeps results and what it did not bring" {
+  git -C "${CHECKOUT}" init -q
+  printf '.cluster/\nignored\n' >"${CHECKOUT}/.gitignore"
+  touch "${CHECKOUT}/ignored" "${CHECKOUT}/old file"
+  mkdir -p "${SITE}/w0/repo/runs" "${SITE}/w0/repo/.venv"
+  touch "${SITE}/w0/repo/"{runs/result,.venv/kept,theirs}
+  run "${SCRIPT}" sync
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"w0: copied to ${SITE}/w0/repo"* ]]
+  [ -x "${SITE}/w0/repo/setup_cluster.sh" ]
+  [ -e "${SITE}/w0/repo/old file" ]
+  [ ! -e "${SITE}/w0/repo/ignored" ]
+  grep -q "^content=" "${SITE}/w0/repo/.synced_commit"
+  rm "${CHECKOUT}/old file"
+  "${SCRIPT}" sync
+  [ ! -e "${SITE}/w0/repo/old file" ]
+  [ -e "${SITE}/w0/repo/runs/result" ]
+  [ -e "${SITE}/w0/repo/.venv/kept" ]
+  [ -e "${SITE}/w0/repo/theirs" ]
+  [ ! -e "${CHECKOUT}/.cluster" ]
+}
+
+@test "sync writes into no git checkout, not into itself, and once into a shared folder" {
+  git -C "${SITE}/w0/repo" init -q
+  sed -i "s|^w1 \(.*\)repo=[^ ]*|w1 \1repo=${SITE}/${HEAD}/repo|" "${HOSTS_FILE}"
+  run "${SCRIPT}" sync
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"error: w0: not synced"*"is a git checkout of its own"* ]]
+  [[ "${output}" == *"w1: ${SITE}/${HEAD}/repo is shared with another host"* ]]
+  sed -i "s|repo=[^ ]*|repo=${CHECKOUT}|" "${HOSTS_FILE}"
+  run "${SCRIPT}" sync
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"w0: ${CHECKOUT} is this folder"* ]]
+  [ ! -e "${CHECKOUT}/.synced_commit" ]
+}
+
+@test "sync without an environment makes .venv, and says what helps where that fails" {
+  sed -i 's/^venv=.*//; s/^\[all:vars\]//' "${HOSTS_FILE}"
+  mkdir -p "${CHECKOUT}/requirements"
+  cat >"${CHECKOUT}/cluster/lib/bootstrap.sh" <<'FAKE'
+bootstrap() { [[ ! -e "${HOME}/offline" ]] && mkdir -p "${REPO_ROOT}/.venv/made_for_$1"; }
+FAKE
+  touch "${SITE}/w1/offline"
+  run "${SCRIPT}" sync
+  [ "${status}" -eq 1 ]
+  [ -d "${SITE}/w0/repo/.venv/made_for_run" ]
+  [[ "${output}" == *"error: w1: not synced"*"when this host reaches no package index"* ]]
+}
