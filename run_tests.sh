@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Every check there is: format, lint, types, import arrows, shell, tests. CI runs exactly this.
 #
-# Usage: run_tests.sh [--fast] [--help]
+# Usage: run_tests.sh [--fast | --cluster] [--help]
 #
-#   --fast  leave out the tests marked ray, slow or sandbox
+#   --fast     leave out the tests marked ray, slow, sandbox or nodes
+#   --cluster  only the tests marked cluster: runs over several machines in network namespaces, minutes each, as root
 #
 # The first start installs the Python environment into .venv (2 to 6 GB, some minutes). As root, missing Debian
 # packages (bubblewrap, bats, ...) are installed; otherwise what needs them is skipped, and said so.
@@ -23,12 +24,12 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # two threads on a shared core ar
 # program -> its Debian package
 declare -A PACKAGE_OF=(
   [bwrap]=bubblewrap [tmux]=tmux [sshd]=openssh-server [ip]=iproute2
-  [shellcheck]=shellcheck [shfmt]=shfmt [bats]=bats [rsync]=rsync
+  [shellcheck]=shellcheck [shfmt]=shfmt [bats]=bats
 )
-SCRIPTS=(run_mixed_training.sh run_tests.sh .ci/run cluster/lib/*.sh)
+SCRIPTS=(run_mixed_training.sh setup_cluster.sh run_tests.sh .ci/run cluster/lib/*.sh cluster/slurm/* tests/nodes/*.sh)
 SUMMARY=()
 FAILED=0
-declare -A BESIDE_LOGS=() BESIDE_PIDS=() # folder -> what its tests print, and their process
+declare -A BESIDE_LOGS=() BESIDE_PIDS=() # name -> what it prints, and its process
 
 # install_programs: as root, whatever of PACKAGE_OF is not there.
 install_programs() {
@@ -67,14 +68,15 @@ stage() {
   fi
 }
 
-# start_beside PYTEST_ARGUMENT...: some of the tests, in the background: others leave a core idle. The last argument
-# is the folder.
+# start_beside NAME COMMAND...: a check in the background: others leave a core idle.
 start_beside() {
-  local folder="${*: -1}"
-  BESIDE_LOGS["${folder}"]="$(mktemp)"
-  python -m pytest --durations=10 "$@" >"${BESIDE_LOGS["${folder}"]}" 2>&1 &
-  BESIDE_PIDS["${folder}"]=$!
-  say "pytest $* goes on beside the other checks; its output comes last, now in ${BESIDE_LOGS["${folder}"]}"
+  local name="$1"
+  shift
+  command -v "$1" >/dev/null || return 0 # `stage` says so
+  BESIDE_LOGS["${name}"]="$(mktemp)"
+  "$@" >"${BESIDE_LOGS["${name}"]}" 2>&1 &
+  BESIDE_PIDS["${name}"]=$!
+  say "${name} goes on beside the other checks; its output comes last, now in ${BESIDE_LOGS["${name}"]}"
 }
 
 # stop_beside: end those that still go on, when this script is interrupted.
@@ -85,20 +87,20 @@ stop_beside() {
   done
 }
 
-# finish_beside FOLDER: wait for its tests and show what they printed.
+# finish_beside NAME: wait for it and show what it printed.
 finish_beside() {
-  local folder="$1" status=0
-  tail -f --pid="${BESIDE_PIDS["${folder}"]}" -n +1 "${BESIDE_LOGS["${folder}"]}" &
-  wait "${BESIDE_PIDS["${folder}"]}" || status=$?
+  local name="$1" status=0
+  tail -f --pid="${BESIDE_PIDS["${name}"]}" -n +1 "${BESIDE_LOGS["${name}"]}" &
+  wait "${BESIDE_PIDS["${name}"]}" || status=$?
   wait $! || true
-  unset "BESIDE_PIDS[${folder}]"
-  rm -f -- "${BESIDE_LOGS["${folder}"]}"
+  unset "BESIDE_PIDS[${name}]"
+  rm -f -- "${BESIDE_LOGS["${name}"]}"
   return "${status}"
 }
 
 main() {
-  local folder
-  local -a selection=() beside=(tests/e2e tests/samplers)
+  local folders cluster=0
+  local -a selection=(-m "not cluster") shell=() apart=() beside=(tests/e2e "tests/samplers tests/nodes")
   while (($#)); do
     case "$1" in
       -h | --help)
@@ -106,9 +108,11 @@ main() {
         return
         ;;
       --fast)
-        selection=(-m "not ray and not slow and not sandbox")
+        selection=(-m "not ray and not slow and not sandbox and not nodes and not cluster")
+        shell=(--filter-tags '!slow')
         beside=(tests/cluster tests/rate_limit tests/samplers)
         ;;
+      --cluster) cluster=1 ;;
       *) die 2 "unknown option $1: see --help" ;;
     esac
     shift
@@ -116,20 +120,31 @@ main() {
   cd -- "${REPO_ROOT}"
   install_programs
   bootstrap dev
+  if ((cluster)); then
+    exec python -m pytest --durations=15 -m cluster tests/nodes
+  fi
   trap stop_beside EXIT
-  for folder in "${beside[@]}"; do
-    start_beside "${selection[@]}" "${folder}"
+  for folders in "${beside[@]}"; do
+    # shellcheck disable=SC2206 # several folders are several words
+    apart+=(${folders})
+    # shellcheck disable=SC2086 # the same
+    start_beside "pytest ${folders}" python -m pytest --durations=10 "${selection[@]}" ${folders}
   done
+  start_beside bats bats "${shell[@]}" tests/shell
   stage "ruff format" ruff format --check .
   stage "ruff check" ruff check .
   stage "pyright" pyright
   stage "lint-imports" lint-imports
   stage "shellcheck" shellcheck -x "${SCRIPTS[@]}"
   stage "shfmt" shfmt -i 2 -ci -d "${SCRIPTS[@]}"
-  stage "bats" bats tests/shell
-  stage "pytest" python -m pytest --durations=15 "${selection[@]}" "${beside[@]/#/--ignore=}"
-  for folder in "${beside[@]}"; do
-    stage "pytest ${folder}" finish_beside "${folder}"
+  stage "pytest" python -m pytest --durations=15 "${selection[@]}" "${apart[@]/#/--ignore=}"
+  if [[ -n "${BESIDE_PIDS[bats]:-}" ]]; then
+    stage "bats" finish_beside bats
+  else
+    stage "bats" bats
+  fi
+  for folders in "${beside[@]}"; do
+    stage "pytest ${folders}" finish_beside "pytest ${folders}"
   done
   printf '%s\n' "" "summary" "${SUMMARY[@]}"
   return "${FAILED}"

@@ -15,11 +15,12 @@ from omegaconf import DictConfig, OmegaConf
 
 HANDED_ON = re.compile(
     r"WANDB_\w+|TENSORBOARD_DIR|HF_\w+|NCCL_\w+|GLOO_\w+|VLLM_\w+|TORCH\w*|HYDRA_FULL_ERROR"
-    r"|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM|PYTHONUNBUFFERED|VERL_\w+|TOOL_SERVER_TOKEN"
+    r"|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM|PYTHONUNBUFFERED|VERL_(?!MIXED_)\w+|TOOL_SERVER_TOKEN"
     r"|SERPER_API_KEY"
 )
 """Variables of this process that workers on a cluster get: they inherit those of their node's Ray,
-which was started before the run."""
+which was started before the run. Not the run's mark, by which a launcher finds what it has to end:
+these end with their job."""
 
 
 def main(config_path: str) -> None:

@@ -524,8 +524,8 @@ def _watch(
         reason = _reason(folder.log, started_at, code)
         if cluster is not None and (lost := cluster.explain(reason)):
             reason = (
-                f"{lost}; `./setup_cluster.sh setup` brings it back, or take it out of "
-                f"WORKER_NODES\nThe trainer said: {reason}"
+                f"{lost}; `./setup_cluster.sh setup` brings it back; a run is resumed with as many "
+                f"nodes as it was started with\nThe trainer said: {reason}"
             )
         elif known := diagnose_tail(_tail(folder.log, started_at)):
             signature = known.signature

@@ -17,6 +17,8 @@ from typing import Any
 ASK_S = 20.0
 """Deadline of one question; an answer takes a second or two, most of it `import ray`."""
 
+KNOCK_S = 5.0
+
 _PORT = 6379
 
 _QUESTION = Path(__file__).with_name("ray_nodes.py")
@@ -73,6 +75,7 @@ def ask(
         ClusterUnreachable: no answer in time, or a refusal.
     """
     environ = os.environ if environ is None else environ
+    _knock(address)
     try:
         done = subprocess.run(
             [sys.executable, str(_QUESTION), "table"],
@@ -85,13 +88,10 @@ def ask(
         )
     except subprocess.TimeoutExpired as error:
         raise ClusterUnreachable(
-            f"no answer from Ray's head at {address} within {timeout_s:g} s: "
-            f"{_remedy(address, environ)}"
+            f"no answer from Ray's head at {address} within {timeout_s:g} s: {_refusal(environ)}"
         ) from error
     if done.returncode:
-        raise ClusterUnreachable(
-            f"no answer from Ray's head at {address}: {_remedy(address, environ)}"
-        )
+        raise ClusterUnreachable(f"no answer from Ray's head at {address}: {_refusal(environ)}")
     return _read(json.loads(line) for line in done.stdout.splitlines())
 
 
@@ -105,7 +105,7 @@ def _read(records: Iterable[Mapping[str, Any]]) -> RayCluster:
         nodes.append(
             RayNode(
                 name=record["node"],
-                ip=record.get("ip", record["node"]),
+                ip=record["ip"],
                 cpus=cpus,
                 cpus_used=cpus_used,
                 gpus=gpus,
@@ -115,13 +115,19 @@ def _read(records: Iterable[Mapping[str, Any]]) -> RayCluster:
     return RayCluster(nodes=tuple(sorted(nodes, key=lambda node: node.ip)), jobs=tuple(jobs))
 
 
-def _remedy(address: str, environ: Mapping[str, str]) -> str:
-    """What a head that does not answer may want; Ray says the same in all cases."""
+def _knock(address: str) -> None:
+    """Tell an address where nobody is from a head that refuses; Ray says the same, and late."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=2).close()
+        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
     except (OSError, ValueError) as error:
-        return f"nothing listens there ({error}); see `./setup_cluster.sh status`"
+        raise ClusterUnreachable(
+            f"no answer from Ray's head at {address}: nothing listens there ({error}); see "
+            "`./setup_cluster.sh status`"
+        ) from error
+
+
+def _refusal(environ: Mapping[str, str]) -> str:
     return (
         f"it listens and does not take us: RAY_AUTH_MODE={environ.get('RAY_AUTH_MODE', '')!r} or "
         "this shell's token is not the cluster's, or its Ray is another version; source "

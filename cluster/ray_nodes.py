@@ -50,7 +50,8 @@ def table(accessor: GlobalStateAccessor) -> list[dict]:
             key: used_of(total.get(key, 0.0), free.get(key, 0.0))
             for key in ("CPU", "GPU", "object_store_memory")
         }
-        records.append({"node": name, "version": ray.__version__, **used})
+        who = {"node": name, "ip": node["NodeManagerAddress"], "version": ray.__version__}
+        records.append(who | used)
     for message in accessor.get_job_table():
         job = JobTableData.FromString(message)
         if not job.is_dead and not job.config.ray_namespace.startswith("_ray_internal"):

@@ -115,8 +115,10 @@ use_venv() {
   unset PYTHONHOME
 }
 
-# check_environment NAME: the environment that is first on PATH has all that a run needs; NAME is for the message.
+# check_environment NAME: the environment that is first on PATH has all that a run needs; NAME is for the message. The
+# code is this checkout's, whatever checkout is installed there.
 check_environment() {
+  export PYTHONPATH="${REPO_ROOT}${PYTHONPATH:+:${PYTHONPATH}}"
   (cd -- "${REPO_ROOT}" && python -m cluster.environment) ||
     die 2 "$1 is not complete: install what is named above, then 'pip install --no-deps -e ${REPO_ROOT}'"
 }

@@ -30,7 +30,8 @@ hold_ray() {
   [[ -z "${NUM_GPUS:-}" ]] || words+=(--num-gpus "${NUM_GPUS}")
   [[ ! -e "${RAY_TEMP_DIR}" ]] ||
     die 1 "RAY_TEMP_DIR=${RAY_TEMP_DIR} is on $(hostname) already: another job's? choose another, or remove it"
-  (umask 077 && mkdir -p -- "${RAY_TEMP_DIR}")
+  (umask 077 && mkdir -p -- "${RAY_TEMP_DIR}/tmp")
+  export TMPDIR="${RAY_TEMP_DIR}/tmp" # what workers leave goes with it
   ray start "${words[@]}" &
   RAY_PID=$!
   trap 'kill -TERM "${RAY_PID}" 2>/dev/null' TERM INT

@@ -4,8 +4,10 @@ import socket
 
 import pytest
 
+from agent_loop.main_mixed import HANDED_ON
 from cluster import joined
 from cluster.joined import ClusterWatch, cluster_problems, own_ip
+from cluster.processes import RUN_MARK
 from cluster.ray_cluster import ClusterUnreachable, RayCluster, RayNode, address_of, ask
 
 ADDRESS = "10.0.0.1:6379"
@@ -94,3 +96,10 @@ def test_the_address_is_the_heads_and_its_port_is_rays_unless_given() -> None:
 
 def test_the_own_address_on_the_way_to_the_head_is_found() -> None:
     assert own_ip("127.0.0.1:6379") == "127.0.0.1"
+
+
+def test_workers_on_a_cluster_do_not_carry_the_mark_by_which_a_run_is_ended() -> None:
+    assert not HANDED_ON.fullmatch(RUN_MARK)
+    for name in ("WANDB_API_KEY", "TOOL_SERVER_TOKEN", "NCCL_DEBUG", "VERL_LOGGING_LEVEL"):
+        assert HANDED_ON.fullmatch(name)
+    assert not HANDED_ON.fullmatch("PATH")

@@ -50,9 +50,10 @@ MODES = {
 KILLS = {
     "sync": ("launcher", "worker", "driver"),
     "sync_filtered": ("launcher",),
-    "colocate_async": ("driver",),
+    "colocate_async": ("stop", "driver"),
 }
-"""Who is killed; each costs a start of Ray and of the trainer, so not everybody in every mode."""
+"""Who is killed, or asked to stop; each costs a start of Ray and of the trainer: not everybody in
+every mode."""
 
 SEPARATE = [
     "trainer.v1.trainer_mode=mixed_separate_async",
@@ -106,6 +107,16 @@ def job(request: pytest.FixtureRequest, demo: Path, tmp_path_factory) -> Iterato
         with launched(job, "launcher_killed.txt") as (launcher, out):
             wait_for(launcher, out, lambda: job.saved() >= 1 and job.steps() >= 2)
             os.kill(launcher.pid, signal.SIGKILL)
+
+    if "stop" in KILLS[job.mode]:
+        with launched(job, "stopped.txt") as (launcher, out):
+            wait_for(launcher, out, lambda: job.steps() >= 1)
+            asked = [sys.executable, "-m", "cluster.cli", "stop", str(job.folder)]
+            stopped = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
+            assert launcher.wait(timeout=DEADLINE_S) == 130, out.read_text(errors="replace")[-4000:]
+        steps = [line["step"] for line in metrics(job.folder)]
+        assert steps[-1] == job.saved() < STEPS
+        assert f"last step {steps[-1]}, last checkpoint global_step_{steps[-1]}" in stopped.stdout
 
     for name, is_due, victim in (
         ("worker", lambda: job.saved() >= 3, "ray::WorkerDict"),

@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # run_mixed_training.sh with MASTER_IP: from the jumphost, and on the head itself.
-bats_require_minimum_version 1.5.0
+# bats file_tags=slow
+bats_require_minimum_version 1.8.0
 
 setup() {
   load helpers

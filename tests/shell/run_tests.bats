@@ -6,7 +6,7 @@ setup() {
   load helpers
   make_checkout
   mkdir -p "${CHECKOUT}/.ci"
-  for tool in ruff pyright lint-imports shellcheck shfmt bats bwrap tmux sshd ip rsync; do
+  for tool in ruff pyright lint-imports shellcheck shfmt bats bwrap tmux sshd ip; do
     printf '#!/bin/sh\necho "%s $*" >>"${CALLS}"\n[ "%s" != "${BROKEN}" ]\n' "${tool}" "${tool}" \
       >"${BATS_TEST_TMPDIR}/bin/${tool}"
     chmod +x "${BATS_TEST_TMPDIR}/bin/${tool}"
@@ -43,16 +43,24 @@ setup() {
 @test "--fast leaves out what is slow, and the real runs" {
   run "${CHECKOUT}/run_tests.sh" --fast
   [ "${status}" -eq 0 ]
-  [ "$(grep -c -- "pytest .*-m not ray and not slow and not sandbox" "${CALLS}")" -eq 4 ]
+  [ "$(grep -c -- "pytest .*-m not ray and not slow and not sandbox and not nodes" "${CALLS}")" -eq 4 ]
+  grep -q -- "bats --filter-tags !slow" "${CALLS}"
   [ "$(grep -c -- "pytest " "${CALLS}")" -eq 4 ]
 }
 
 @test "the real runs and the samplers go beside the other checks and are summed up" {
   run "${CHECKOUT}/run_tests.sh"
   [ "${status}" -eq 0 ]
-  for folder in tests/e2e tests/samplers; do
-    [[ "${output}" == *"ok       pytest ${folder}"* ]]
-    grep -q -- "pytest .*[0-9] ${folder}" "${CALLS}"
+  for folder in tests/e2e tests/samplers tests/nodes; do
+    [[ "${output}" == *"ok       pytest "*"${folder} ("* || "${output}" == *"ok       pytest ${folder} "* ]]
+    grep -q -- "pytest .*-m not cluster .*${folder}" "${CALLS}"
     grep -q -- "pytest .*--ignore=${folder}" "${CALLS}"
   done
+}
+
+@test "--cluster runs the training over several machines, and nothing else" {
+  run "${CHECKOUT}/run_tests.sh" --cluster
+  [ "${status}" -eq 0 ]
+  grep -q -- "pytest .*-m cluster tests/nodes" "${CALLS}"
+  [ "$(grep -c -- "pytest " "${CALLS}")" -eq 1 ]
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bats
 # cluster/slurm: srun, scontrol, ray and the launcher are stand-ins; srun starts the command here, as the named node.
 # VERL_MIXED_REAL_RAY=1 adds the last test: Ray itself on two addresses of this machine (a minute, 2 GB).
-bats_require_minimum_version 1.5.0
+# bats file_tags=slow
+bats_require_minimum_version 1.8.0
 
 setup() {
   load helpers
