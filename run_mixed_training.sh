@@ -32,7 +32,7 @@
 # Exit: 0 good, or the run is complete; 1 it failed; 2 a setting or the usage is wrong; 130 it was interrupted
 set -euo pipefail
 
-REPO_ROOT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+REPO_ROOT="$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"
 # shellcheck source=cluster/lib/common.sh
 source "${REPO_ROOT}/cluster/lib/common.sh"
 # shellcheck source=cluster/lib/bootstrap.sh

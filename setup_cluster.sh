@@ -16,7 +16,7 @@
 #   --hosts FILE   the hosts and their settings, see config/cluster/hosts.example; in place of the two lists below
 #   --dry-run      print every command, run none
 #   --yes          ask nothing
-#   --force        restart, cleanup: end the run that goes on
+#   --force        restart, cleanup: end the run that goes on, after a checkpoint where it can save one
 #
 # Settings come from the environment, then the hosts file, then the block below, then what `setup` recorded in
 # .cluster/<MASTER_IP>/. This machine needs bash, ssh and Python 3.10; the hosts need sshd, bash and tmux.
@@ -24,7 +24,7 @@
 # Exit: 0 good, 1 a host failed or is not good, 2 a setting or the usage is wrong
 set -euo pipefail
 
-REPO_ROOT="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+REPO_ROOT="$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"
 # shellcheck source=cluster/lib/common.sh
 source "${REPO_ROOT}/cluster/lib/common.sh"
 # shellcheck source=cluster/lib/remote.sh
@@ -62,7 +62,7 @@ source "${REPO_ROOT}/cluster/lib/remote.sh"
 
 START_TIMEOUT_S="${START_TIMEOUT_S:-90}" # for Ray to start on a host, and for all to join
 STOP_GRACE_S="${STOP_GRACE_S:-20}"       # between SIGTERM and SIGKILL
-RUN_GRACE_S="${RUN_GRACE_S:-120}"        # --force: for the run to end
+RUN_GRACE_S="${RUN_GRACE_S:-900}"        # --force: for the run's step under way and its checkpoint
 
 # --- on all hosts ---------------------------------------------------------------
 
@@ -74,7 +74,7 @@ everywhere() {
   shift
   for host in "$@"; do
     file="${WORK}/${HOST_INDEX[${host}]}"
-    "${function}" "${host}" >"${file}.out" 2>"${file}.err" &
+    "${function}" "${host}" >"${file}.out" 2>"${file}.err" 9<&- &
     jobs["${host}"]=$!
   done
   for host in "$@"; do
@@ -210,6 +210,23 @@ check_hosts() {
 
 # --- setup ----------------------------------------------------------------------
 
+# alone: one command at a time changes hosts from this checkout; the lock goes with this script.
+alone() {
+  local wait_for='import fcntl, sys
+try:
+    fcntl.flock(9, fcntl.LOCK_EX | (fcntl.LOCK_NB if sys.argv[1] == "now" else 0))
+except BlockingIOError:
+    sys.exit(1)
+except OSError:
+    pass  # a file system without locks'
+  [[ "${DRY_RUN}" != 1 ]] || return 0
+  exec 9<"${REPO_ROOT}"
+  "${JUMPHOST_PYTHON}" -c "${wait_for}" now || {
+    say "another setup_cluster.sh of this checkout is at work: waiting for its end"
+    "${JUMPHOST_PYTHON}" -c "${wait_for}" later
+  }
+}
+
 # make_token: once per cluster; it never stands in an argument or in a log.
 make_token() {
   local file="${CLUSTER_RECORD}/token"
@@ -238,10 +255,7 @@ record() {
     die 1 "cannot write ${CLUSTER_RECORD}: check the folder's permissions and the disk"
 }
 
-start_host() {
-  node "$1" write-env || return
-  node "$1" start "${START_TIMEOUT_S}"
-}
+start_host() { node "$1" start "${START_TIMEOUT_S}"; }
 
 # stop_host: a worker whose head is a new one has joined nothing.
 stop_host() { node "$1" stop "${STOP_GRACE_S}"; }
@@ -256,6 +270,7 @@ wait_for_nodes() { node "$1" ray-nodes wait "${START_TIMEOUT_S}" "${WAIT_FOR[@]}
 setup() {
   local began="${SECONDS}" host head="${HOST_NAMES[0]}" status=0 joined=0
   local -a workers=() started=()
+  name_left_out || true
   check_hosts "${HOST_NAMES[@]}" || status=1
   if [[ " ${GOOD[*]} " != *" ${head} "* ]]; then
     die 1 "${head}: the head is not good (see above): nothing was started; mend it and run setup again"
@@ -264,13 +279,13 @@ setup() {
     [[ " ${GOOD[*]} " == *" ${host} "* ]] || say "error: ${host}: left out (see above); mend it and run setup again"
   done
   make_token
-  record
 
   everywhere start_host "${head}"
   ((RC["${head}"] == 0)) || {
     failed "${head}" "the head did not start" "see './setup_cluster.sh logs head'"
     exit 1
   }
+  record
   HEAD_SAID="$(out "${head}")"
   [[ "${DRY_RUN}" == 1 ]] || say "${head}: head: ${HEAD_SAID} (session head)"
 
@@ -397,11 +412,19 @@ no_run() {
   [[ -n "${going}" || ("${DRY_RUN}" == 1 && "${FORCE}" == 1) ]] || return 0
   [[ "${FORCE}" == 1 ]] ||
     die 1 "a run goes on (${going}): end it with './run_mixed_training.sh stop', or give --force to end it here"
-  say "${head}: ending the run (up to ${RUN_GRACE_S} s until SIGTERM, and again until SIGKILL)"
+  say "${head}: ending the run, which saves a checkpoint first (up to ${RUN_GRACE_S} s: RUN_GRACE_S)"
   node "${head}" stop-run "${RUN_GRACE_S}" || say "${head}: it is ended with its node"
 }
 
 cleanup_host() { node "$1" cleanup "${STOP_GRACE_S}"; }
+
+# name_left_out: a host that `setup` recorded and that is not in the list now. 1 when there is one.
+name_left_out() {
+  ((${#LEFT_OUT[@]} > 0)) || return 0
+  say "warning: ${LEFT_OUT[*]}: set up as worker, and no longer in the list of hosts: its Ray is left as it is;" \
+    "'WORKER_NODES=\"${RECORDED_WORKERS}\" ./setup_cluster.sh cleanup' ends it"
+  return 1
+}
 
 restart() {
   local host status=0
@@ -428,6 +451,7 @@ cleanup() {
       status=1
     fi
   done
+  name_left_out || status=1
   if ((status == 0)); then
     run rm -rf -- "${CLUSTER_RECORD}"
     [[ "${DRY_RUN}" == 1 ]] || rmdir -- "${REPO_ROOT}/.cluster" 2>/dev/null || true
@@ -464,7 +488,7 @@ sync_host() {
       say "+ tar of this checkout | $(ssh_words "$1") tar -xzf - -C ${HOST_REPO[$1]}"
     else
       tar -C "${REPO_ROOT}" --null -T "${WORK}/files" -czf - -C "${WORK}" .synced_files.new .synced_commit.new |
-        remote_stdin "$1" tar -xzf - -C "${HOST_REPO[$1]}" || return
+        remote_stdin "$1" tar -xzf - -C "${HOST_REPO[$1]}" >&2 || return # what a .bashrc there prints is no result
     fi
     node "$1" sync-finish || return
   fi
@@ -543,6 +567,9 @@ main() {
     *) [[ -z "${HOST}" ]] || die 2 "${command} takes no HOST ('${HOST}'): it is for all hosts; see --help" ;;
   esac
   load_cluster
+  case "${command}" in
+    setup | restart | cleanup | sync) alone ;;
+  esac
   "${command}"
 }
 

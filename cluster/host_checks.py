@@ -127,6 +127,12 @@ def _check_session(probe: Probe) -> Check:
             return _ok("session", "up")
         case "ours_dead":
             return _warning("session", "Ray has ended in its tmux session: setup starts it again")
+    if other := probe.get("other_role"):
+        return _bad(
+            "session",
+            f"Ray of this cluster is up here as {other}, and the list of hosts makes it "
+            f"{probe.get('node')}: give the old list, or run restart",
+        )
     return _ok("session", "-")
 
 

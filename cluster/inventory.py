@@ -100,6 +100,9 @@ class Cluster:
     hosts: tuple[Host, ...]
     settings: dict[str, str]
 
+    recorded_workers: tuple[str, ...] = ()
+    """The workers at the last `setup`."""
+
     @property
     def cluster_id(self) -> str:
         """The head's name, safe as a file's name and in a shell."""
@@ -382,7 +385,11 @@ def resolve(
             problems.append(f"{host.name} and {first} are the same host ({host.ip}): name it once")
     if problems:
         raise InventoryError("\n".join(problems))
-    return Cluster(hosts=hosts, settings=settings)
+    return Cluster(
+        hosts=hosts,
+        settings=settings,
+        recorded_workers=tuple(host.name for host in recorded_hosts[1:]),
+    )
 
 
 def _words(name: str, value: str, problems: list[str]) -> list[str]:
@@ -432,6 +439,7 @@ def _resolved(address: str) -> str:
 def shell_lines(cluster: Cluster, repo_root: str) -> str:
     """Assignments for bash, every value quoted; cluster/lib/remote.sh says what each one is."""
     head, *workers = cluster.hosts
+    names = [host.name for host in cluster.hosts]
     shared = {
         "CLUSTER_ID": cluster.cluster_id,
         "MASTER_IP": head.name,
@@ -448,6 +456,8 @@ def shell_lines(cluster: Cluster, repo_root: str) -> str:
         f"RECORD_HOSTS={shlex.quote(render_hosts(cluster.hosts))}",
         "HOSTS_FILE=''",
         f"HOST_NAMES=({shlex.join(host.name for host in cluster.hosts)})",
+        f"RECORDED_WORKERS={shlex.quote(' '.join(cluster.recorded_workers))}",
+        f"LEFT_OUT=({shlex.join(name for name in cluster.recorded_workers if name not in names)})",
     ]
     for index, host in enumerate(cluster.hosts):
         user = f"{host.ssh_user}@" if host.ssh_user else ""

@@ -91,6 +91,13 @@ def main(arguments: Sequence[str]) -> int:
     ]
     table, complete = rows(statuses, records)
     print(render_table(_COLUMNS, table))
+    listed = {session(index) for index in range(len(names))}
+    for record in records:
+        if record.get("node", "head") not in listed:
+            print(
+                f"warning: {record['node']} ({record['ip']}) is in this cluster's Ray, and not "
+                "in the list of hosts: add it to WORKER_NODES, also to end it with cleanup"
+            )
     for record in records:
         if "job" in record:
             where = f"{record['host']}, process {record['pid']}"

@@ -11,11 +11,13 @@
 set -euo pipefail
 umask 077
 
-STATE="${HOME}/.verl_mixed/${CLUSTER_ID}" # a folder per node, because a home folder can be shared by all hosts
-[[ "${NODE_NAME}" == head ]] || STATE+=".${NODE_NAME}"
+# A folder and a mark per host, by its address: a home folder can be shared by all, and node1 is node0 when the list of
+# hosts has changed.
+STATE="${HOME}/.verl_mixed/${CLUSTER_ID}"
+[[ "${NODE_NAME}" == head ]] || STATE+=".${NODE_IP}"
 : "${RAY_TEMP_DIR:=/tmp/verl_mixed_ray_$(id -un)}"
 : "${CONDA_PATH:=${HOME}/miniconda3}"
-MARK="${CLUSTER_ID}/${NODE_NAME}"
+MARK="${CLUSTER_ID}/${NODE_IP}"
 RUN_SESSION=verl_training
 
 words() { printf '%s\n' "$*" >&2; }
@@ -49,6 +51,15 @@ our_sessions() {
       ours_*) printf '%s\n' "${name}" ;;
     esac
   done < <(tmux list-sessions -F '#{session_name}' 2>/dev/null || true)
+}
+
+# other_role: under which other name Ray of this cluster is up here.
+other_role() {
+  local name
+  for name in $(our_sessions); do
+    [[ "${name}" =~ ^(head|node[0-9]+)$ && "${name}" != "${NODE_NAME}" ]] || continue
+    [[ "$(session_state "${name}")" != ours_alive ]] || printf '%s\n' "${name}"
+  done
 }
 
 # last_words NAME: what a pane shows, without empty lines.
@@ -94,7 +105,8 @@ our_processes() {
   {
     grep -lzFx -e "VERL_MIXED_NODE=${MARK}" /proc/[0-9]*/environ 2>/dev/null || true
     # the same path in another container or network namespace is another node
-    find /proc/[0-9]*/fd -maxdepth 1 -lname "${RAY_TEMP_DIR}/session_*" 2>/dev/null || true
+    find /proc/[0-9]*/fd -maxdepth 1 \( -lname "${RAY_TEMP_DIR}/session_*" -o -lname "$(started_in)/session_*" \) \
+      2>/dev/null || true
     in_sessions "${sids[@]}"
   } | sed -E 's|^/proc/([0-9]+)/.*|\1|' | sort -un | while read -r pid; do
     if [[ -O "/proc/${pid}" && "/proc/${pid}/ns/net" -ef /proc/self/ns/net ]] && not_own "${pid}"; then
@@ -181,6 +193,38 @@ dir_state() {
   fi
 }
 
+# started_with: the settings that a Ray keeps for its life, a line each.
+started_with() {
+  local name
+  local -a names=(RAY_TEMP_DIR HEAD_ADDRESS RAY_AUTH_MODE NUM_CPUS NUM_GPUS OBJECT_STORE_MEMORY)
+  [[ "${NODE_NAME}" != head ]] || names+=(RAY_DASHBOARD_PORT RAY_DASHBOARD_HOST)
+  for name in "${names[@]}"; do
+    printf '%s=%s\n' "${name}" "${!name}"
+  done
+  printf 'token=%s\n' "$(cksum <<<"${CLUSTER_TOKEN:-}")"
+}
+
+# not_in_force: the names of those that are other now; nothing where Ray was started with these.
+not_in_force() {
+  [[ -r "${STATE}/started" ]] || return 0
+  started_with | { grep -vxFf "${STATE}/started" || true; } | cut -d= -f1 | paste -sd' ' -
+}
+
+# started_in: the RAY_TEMP_DIR of the Ray that was started last; it may not be what the settings say now.
+started_in() {
+  local folder
+  folder="$(sed -n 's/^RAY_TEMP_DIR=//p' "${STATE}/started" 2>/dev/null || true)"
+  printf '%s\n' "${folder:-${RAY_TEMP_DIR}}"
+}
+
+# remove_ours FOLDER...: those with our mark.
+remove_ours() {
+  local folder
+  for folder in "$@"; do
+    [[ "$(dir_state "${folder}")" != ours ]] || rm -rf -- "${folder}"
+  done
+}
+
 # free_kb PATH: of the file system that it is on, or will be on.
 free_kb() {
   local path="$1"
@@ -228,6 +272,7 @@ probe() {
   session=none
   [[ -z "$(command -v tmux)" ]] || session="$(session_state "${NODE_NAME}")"
   printf 'session=%s\n' "${session}"
+  [[ "${session}" != none ]] || printf 'other_role=%s\n' "$(other_role | head -n 1)"
   if [[ "${session}" != ours_alive && "${NODE_NAME}" == head ]]; then
     for port in "${RAY_PORT}" "${RAY_DASHBOARD_PORT}"; do
       ! listening "${port}" || ports+=("${port}")
@@ -263,7 +308,7 @@ foreign_ray() {
   done
 }
 
-# write-env: the folder that every shell of ours here sources. The token comes in CLUSTER_TOKEN, never in an argument.
+# write_env: the folder that every shell of ours here sources. The token comes in CLUSTER_TOKEN, never in an argument.
 write_env() {
   mkdir -p -- "${STATE}"
   chmod 700 -- "${HOME}/.verl_mixed" "${STATE}"
@@ -308,6 +353,7 @@ start_ray() {
     printf ' %q' "${command[@]}"
     printf '\n'
   } >"${STATE}/start_ray.sh"
+  started_with >"${STATE}/started"
   # One tmux call, so that a Ray that dies at once still leaves its last words. Its server must not carry our mark:
   # other people's sessions may come to live in it.
   tmux new-session -d -s "${NODE_NAME}" -x 200 -y 50 -c "${HOME}" bash "${STATE}/start_ray.sh" \; \
@@ -326,7 +372,7 @@ ray_answers_or_died() {
 
 # start TIMEOUT_S: prints `up already`, `started` or `started again`; 1 with Ray's last words.
 start() {
-  local state said=started attempt began
+  local state said=started attempt began changed
   state="$(session_state "${NODE_NAME}")"
   case "${state}" in
     foreign)
@@ -335,6 +381,13 @@ start() {
       return 1
       ;;
     ours_alive)
+      changed="$(not_in_force)"
+      if [[ -n "${changed}" ]]; then
+        words "${NODE_NAME}: Ray is up with another ${changed// /, }: run './setup_cluster.sh restart', or take back" \
+          "what was changed"
+        return 1
+      fi
+      write_env
       echo "up already"
       return
       ;;
@@ -349,6 +402,8 @@ start() {
     began="${SECONDS}"
     end_processes 10
     end_sessions "${NODE_NAME}"
+    [[ "$(started_in)" == "${RAY_TEMP_DIR}" ]] || remove_ours "$(started_in)"
+    write_env
     start_role || return 1
     if ! within "$1" ray_answers_or_died; then
       words "Ray did not start within $1 s; its last words:"
@@ -449,17 +504,27 @@ end_sessions() {
 
 run_has_ended() { [[ "$(session_state "${RUN_SESSION}")" != ours_alive ]]; }
 
-# stop-run GRACE_S: end the run in tmux session verl_training: interrupt, wait, then SIGTERM.
+# save_run GRACE_S: what `run_mixed_training.sh stop` does: a checkpoint after the step under way, then the end.
+save_run() {
+  local folder
+  folder="$(tmux show-environment -t "=${RUN_SESSION}" VERL_MIXED_RUN 2>/dev/null)" || return
+  # shellcheck disable=SC1091 # written by write_env
+  (. "${STATE}/env" && cd -- "${REMOTE_REPO}" && verl-mixed stop --grace "$1" "${folder#*=}") >&2
+}
+
+# stop-run GRACE_S: end the run in tmux session verl_training; by signals, where it cannot be asked.
 stop_run() {
-  local signal pid
+  local signal pid grace_s=$(($1 < 60 ? $1 : 60))
+  if ! run_has_ended; then save_run "$1" || words "it could not be asked for a checkpoint (see above)"; fi
+  within 5 run_has_ended && return
   for signal in INT TERM; do
     run_has_ended && return
     for pid in $(tmux list-panes -s -t "=${RUN_SESSION}" -F '#{pane_pid}' 2>/dev/null); do
       kill -s "${signal}" -- "-${pid}" 2>/dev/null || kill -s "${signal}" "${pid}" 2>/dev/null || true
     done
-    within "$1" run_has_ended && return
+    within "${grace_s}" run_has_ended && return
   done
-  words "the run in tmux session ${RUN_SESSION} did not end within $1 s of SIGTERM"
+  words "the run in tmux session ${RUN_SESSION} did not end within ${grace_s} s of SIGTERM"
 }
 
 # stop GRACE_S: processes, then sessions; what they wrote stays.
@@ -471,9 +536,7 @@ stop() {
 # cleanup GRACE_S: stop, and remove what was left.
 cleanup() {
   stop "$1"
-  if [[ "$(dir_state "${RAY_TEMP_DIR}")" == ours ]]; then
-    rm -rf -- "${RAY_TEMP_DIR}"
-  fi
+  remove_ours "${RAY_TEMP_DIR}" "$(started_in)"
   rm -rf -- "${STATE}"
   rmdir -- "${HOME}/.verl_mixed" 2>/dev/null || true
 }
@@ -575,6 +638,7 @@ doctor() {
     words "no ${verl_mixed}: the environment is not complete; run setup_cluster.sh sync"
     return 1
   fi
+  export PYTHONPATH="${REMOTE_REPO}" # before `setup` there is no env
   # shellcheck disable=SC1091 # written by write_env
   [[ ! -r "${STATE}/env" ]] || . "${STATE}/env"
   cd -- "${REMOTE_REPO}" && exec "${verl_mixed}" doctor
@@ -585,7 +649,6 @@ node_main() {
   shift
   case "${subcommand}" in
     probe | start | status | stop | cleanup | logs | shared | doctor | reach) "${subcommand}" "$@" ;;
-    write-env) write_env ;;
     stop-run) stop_run "$@" ;;
     sync-state) sync_state "$@" ;;
     sync-finish) sync_finish ;;

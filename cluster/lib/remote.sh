@@ -62,6 +62,7 @@ given_settings() {
 
 # load_cluster: sets every name of SETTINGS to a string, and
 #   CLUSTER_ID, CLUSTER_RECORD (.cluster/<MASTER_IP>), HOST_NAMES (head first),
+#   RECORDED_WORKERS (at the last `setup`), LEFT_OUT (those of them that are not in the list now),
 #   HOST_SESSION[name] (head, node0, ...), HOST_IP[name], HOST_REPO[name], HOST_TARGET[name] (user@address),
 #   HOST_SETTINGS[name] (assignments for node.sh), HOST_SSH_<i> (ssh's words for the i-th host),
 #   WORK (a private folder, gone at the end of the script).
@@ -107,8 +108,15 @@ ssh_command() {
     "${words[@]}")
 }
 
-# far_command CMD...: one string that the far shell reads back as these words; ssh joins its arguments with spaces.
-far_command() { printf '%q ' "$@"; }
+# far_command CMD...: one string that the far shell reads back as these words; ssh joins its arguments with spaces. The
+# login shell there need not be bash: zsh would read a bare =head as a path.
+far_command() {
+  local word
+  for word in "$@"; do
+    [[ "${word}" =~ ^[A-Za-z0-9_./:@,+-]+$ ]] || word="${word@Q}"
+    printf '%s ' "${word}"
+  done
+}
 
 remote() {
   local host="$1"
@@ -133,11 +141,15 @@ remote_tty() {
 
 # node_script HOST: what the far bash reads: the settings, then node.sh. A secret travels here and in no argument.
 node_script() {
+  printf 'echo %s\n' "${NODE_BEGINS}"
   printf '%s\n' "${HOST_SETTINGS[$1]}"
   [[ -z "${NODE_SECRET:-}" ]] || printf 'CLUSTER_TOKEN=%q\n' "${NODE_SECRET}"
   printf 'RAY_NODES_PY=%q\n' "$(<"${REPO_ROOT}/cluster/ray_nodes.py")"
   cat -- "${REPO_ROOT}/cluster/lib/node.sh"
 }
+
+# What a .bashrc or a login shell prints comes before this line, and is no result.
+readonly NODE_BEGINS="verl_mixed: node.sh begins"
 
 node() {
   local host="$1"
@@ -147,5 +159,6 @@ node() {
     printf '+%s < %s\n' "$(printf ' %q' ssh "${HOST_TARGET[${host}]}" bash -s -- "$@")" cluster/lib/node.sh >&2
     return
   fi
-  node_script "${host}" | "${SSH_COMMAND[@]}" "${HOST_TARGET[${host}]}" "bash -s -- $(far_command "$@")"
+  node_script "${host}" | "${SSH_COMMAND[@]}" "${HOST_TARGET[${host}]}" "bash -s -- $(far_command "$@")" |
+    sed -u -e "0,/^${NODE_BEGINS}\$/d"
 }

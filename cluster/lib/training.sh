@@ -467,6 +467,7 @@ attach_at_head() {
 logs_at_head() {
   local folder
   folder="$(at_head folder "$@")" || exit
+  folder="${folder##*$'\n'}" # after what a .bashrc there prints
   if ((HEAD_IS_HERE)); then
     show_log "${folder}"
   else

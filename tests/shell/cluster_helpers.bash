@@ -66,6 +66,7 @@ fi
 export HOME="${SITE}/${host}" TMUX_TMPDIR="${SITE}/${host}/tmux" FAKE_HOST="${host}"
 PATH="${SITE}/${host}/bin:${PATH}"
 cd "${HOME}"
+[[ ! -e banner ]] || cat banner # as a .bashrc that prints
 exec bash -c "$*" <"${stdin}"
 FAKE
   cat >"${SITE}/venv/bin/ray" <<'FAKE'

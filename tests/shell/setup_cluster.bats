@@ -1,6 +1,7 @@
 #!/usr/bin/env bats
 # setup_cluster.sh: every subcommand, option, failure and exit code, against hosts of this machine.
-bats_require_minimum_version 1.5.0
+# bats file_tags=slow
+bats_require_minimum_version 1.8.0
 
 setup() {
   command -v tmux >/dev/null || skip "no tmux here"
@@ -101,7 +102,7 @@ teardown() { end_site; }
   token="$(cat "${CHECKOUT}/.cluster/${HEAD}/token")"
   [[ "${token}" =~ ^[0-9a-f]{64}$ ]]
   for file in "${CHECKOUT}/.cluster/${HEAD}/token" "${SITE}/${HEAD}/.verl_mixed/${HEAD}/token" \
-    "${SITE}/w0/.verl_mixed/${HEAD}.node0/token"; do
+    "${SITE}/w0/.verl_mixed/${HEAD}.fd00::2/token"; do
     [ "$(cat "${file}")" = "${token}" ]
     [ "$(stat -c %a "${file}")" = 600 ]
     [ "$(stat -c %a "$(dirname "${file}")")" = 700 ]
@@ -455,4 +456,85 @@ FAKE
   [ "${status}" -eq 1 ]
   [ -d "${SITE}/w0/repo/.venv/made_for_run" ]
   [[ "${output}" == *"error: w1: not synced"*"when this host reaches no package index"* ]]
+}
+
+@test "what a .bashrc of a host prints is taken for no result: sync copies, and a worker that is up stays up" {
+  printf 'Welcome\nsame\n' | tee "${SITE}/w0/banner" >"${SITE}/${HEAD}/banner"
+  run "${SCRIPT}" sync
+  [[ "${output}" == *"w0: copied to ${SITE}/w0/repo"* && -e "${SITE}/w0/repo/setup_cluster.sh" ]]
+  "${SCRIPT}" setup
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"${HEAD}: head: up already"*"w0: worker: up already"* ]]
+}
+
+@test "every far word is quoted for login shells that are not bash" {
+  "${SCRIPT}" attach || true
+  grep -qF "'=head'" <(sed 's/\\//g' "${CALLS}")
+}
+
+@test "a list of hosts that was changed is named, and restart makes it so" {
+  "${SCRIPT}" setup
+  write_hosts "${HEAD}" w1
+  sed -i 's/^w1 ip=fd00::2/w1 ip=fd00::3/' "${HOSTS_FILE}"
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"warning: w0: set up as worker, and no longer in the list of hosts"* ]]
+  [[ "${output}" == *"bad: w1: session: Ray of this cluster is up here as node1, and the list of hosts makes it node0"* ]]
+  run "${SCRIPT}" restart --yes
+  on w1 tmux has-session -t =node0
+  run ! on w1 tmux has-session -t =node1
+}
+
+@test "a Ray that is up with another token or setting is named and left as it is" {
+  "${SCRIPT}" setup
+  local token="${SITE}/${HEAD}/.verl_mixed/${HEAD}/token"
+  cp "${token}" "${SITE}/token"
+  NUM_CPUS=3 run "${SCRIPT}" setup
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"Ray is up with another NUM_CPUS: run './setup_cluster.sh restart'"* ]]
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 0 ]
+  rm -r "${CHECKOUT}/.cluster"
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"Ray is up with another token"* ]]
+  cmp "${token}" "${SITE}/token"
+}
+
+@test "cleanup removes the RAY_TEMP_DIR that was set up, also when the setting is another now" {
+  "${SCRIPT}" setup
+  RAY_TEMP_DIR=/tmp/vm_other run "${SCRIPT}" cleanup --yes
+  [ "${status}" -eq 0 ]
+  run ! compgen -G "/tmp/vm_${HEAD}_*"
+}
+
+@test "restart --force asks the run for a checkpoint before it ends it" {
+  "${SCRIPT}" setup
+  on "${HEAD}" tmux new-session -d -s verl_training sleep 1000 \; \
+    set-environment -t =verl_training VERL_MIXED_CLUSTER "${HEAD}" \; \
+    set-environment -t =verl_training VERL_MIXED_RUN runs/one
+  # shellcheck disable=SC2016 # the fake expands these
+  printf '#!/usr/bin/env bash\necho "$PWD $*" >"${SITE}/stopped"\ntmux kill-session -t =verl_training\n' \
+    >"${SITE}/venv/bin/verl-mixed"
+  run "${SCRIPT}" restart --yes --force
+  [ "${status}" -eq 0 ]
+  [ "$(cat "${SITE}/stopped")" = "${SITE}/${HEAD}/repo stop --grace 5 runs/one" ]
+}
+
+@test "a second command of the same checkout waits for the first" {
+  exec 8<"${CHECKOUT}"
+  flock 8
+  "${SCRIPT}" setup 2>"${SITE}/said" 3>&- 8<&- &
+  local setup=$!
+  until grep -q "another setup_cluster.sh of this checkout is at work" "${SITE}/said"; do :; done
+  [ ! -s "${CALLS}" ]
+  flock -u 8
+  wait "${setup}"
+}
+
+@test "the script works through a symlink and from another folder" {
+  ln -s "${SCRIPT}" "${SITE}/link"
+  cd /
+  "${SITE}/link" status --dry-run
 }
