@@ -69,28 +69,38 @@ last_words() {
 
 # --- processes ------------------------------------------------------------------
 
+# read_stat PID: STAT becomes /proc/PID/stat behind the name; 1 when it is gone. "$(<file)" would end this shell then,
+# whatever `||` stands behind it.
+read_stat() {
+  STAT=""
+  IFS= read -r -d '' STAT 2>/dev/null <"/proc/$1/stat" || true
+  STAT="${STAT##*) }"
+  [[ -n "${STAT}" ]]
+}
+
 # not_own PID: it is neither this shell nor what this shell was started by.
 not_own() {
-  local pid=$$ stat
+  local pid=$$
   while ((pid > 1)); do
     [[ "${pid}" != "$1" ]] || return 1
-    stat="$(<"/proc/${pid}/stat")" || return 0
-    stat="${stat##*) }"
-    stat="${stat#* }"
-    pid="${stat%% *}"
+    read_stat "${pid}" || return 0
+    STAT="${STAT#* }"
+    pid="${STAT%% *}"
   done
 }
 
 # in_sessions SID...: processes of these kernel sessions.
 in_sessions() {
-  local file stat sid
+  local file pid sid
   local -a parts
   (($# > 0)) || return 0
   for file in /proc/[0-9]*/stat; do
-    { stat="$(<"${file}")"; } 2>/dev/null || continue
-    read -ra parts <<<"${stat##*) }"
+    pid="${file//[^0-9]/}"
+    read_stat "${pid}" || continue
+    read -ra parts <<<"${STAT}"
+    [[ "${parts[0]}" != Z ]] || continue
     for sid in "$@"; do
-      [[ "${parts[3]:-}" != "${sid}" ]] || printf '%s\n' "${file//[^0-9]/}"
+      [[ "${parts[3]:-}" != "${sid}" ]] || printf '%s\n' "${pid}"
     done
   done
 }
@@ -115,10 +125,12 @@ our_processes() {
   done
 }
 
+# have_ended PID...: gone, or zombies: a tmux that misses a signal does not look at them.
 have_ended() {
   local pid
   for pid in "$@"; do
-    ! kill -0 "${pid}" 2>/dev/null || return 1
+    read_stat "${pid}" || continue
+    [[ "${STAT}" == Z* ]] || return 1
   done
 }
 

@@ -202,6 +202,7 @@ def stopped_with(grace: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_asked_to_stop_saves_and_ends_and_is_resumed(
     obedient_launcher: subprocess.Popen[bytes], run_environ: RunEnviron
 ) -> None:
@@ -217,6 +218,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends_and_is_resumed(
     assert code == GOOD
 
 
+@pytest.mark.slow
 def test_a_run_that_does_not_stop_is_ended_firmly(
     hanging_launcher: subprocess.Popen[bytes],
 ) -> None:
@@ -228,6 +230,7 @@ def test_a_run_that_does_not_stop_is_ended_firmly(
     assert of_run(Path("runs/trial").absolute()) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_launcher_left_is_ended_and_said(
     hanging_launcher: subprocess.Popen[bytes],
 ) -> None:

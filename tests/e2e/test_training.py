@@ -50,7 +50,7 @@ MODES = {
 KILLS = {
     "sync": ("launcher", "worker", "driver"),
     "sync_filtered": ("launcher",),
-    "colocate_async": ("stop", "driver"),
+    "colocate_async": ("stop",),
 }
 """Who is killed, or asked to stop; each costs a start of Ray and of the trainer: not everybody in
 every mode."""

@@ -121,6 +121,7 @@ def test_attach_shows_the_session(joined: Operator):
     assert raylets(joined.site.hosts[1])
 
 
+@pytest.mark.cluster
 def test_a_worker_that_dies_is_named_and_comes_back_with_setup(joined: Operator):
     site, doomed = joined.site, joined.site.hosts[2]
     others = [raylets(host) for host in site.hosts[:2]]
@@ -139,6 +140,7 @@ def test_a_worker_that_dies_is_named_and_comes_back_with_setup(joined: Operator)
     assert table(shown)[doomed.address][:3] == ["worker", "node1", "alive"]
 
 
+@pytest.mark.cluster
 def test_restart_starts_every_node_anew(joined: Operator):
     before = [raylets(host) for host in joined.site.hosts]
     joined.run("setup_cluster.sh restart --yes")
@@ -173,6 +175,7 @@ def test_without_the_gateway_no_host_is_reached(can_have_sites: None):
         assert "nothing was started" in failed.stderr
 
 
+@pytest.mark.cluster
 def test_a_hosts_file_says_the_same_as_the_settings(can_have_sites: None):
     with site_up() as site:
         head, worker, _ = site.hosts

@@ -267,7 +267,7 @@ s = socket.create_server(("127.0.0.1", int(os.environ["RAY_PORT"]))); time.sleep
   [ "${status}" -eq 0 ]
   [[ "${lines[-1]}" == "setup: 3 of 3 nodes joined in "* ]]
   [ "$(pid_of head)" != "${head}" ]
-  run ! kill -0 "${head}"
+  ended "${head}"
 }
 
 @test "restart and cleanup refuse while a run is at work on the head, and end it with --force" {
@@ -311,7 +311,7 @@ s = socket.create_server(("127.0.0.1", int(os.environ["RAY_PORT"]))); time.sleep
   run "${SCRIPT}" cleanup --yes
   [ "${status}" -eq 0 ]
   for name in "${pids[@]}"; do
-    run ! kill -0 "${name}"
+    ended "${name}"
   done
   run ! compgen -G "/tmp/vm_${HEAD}_*"
   run ! compgen -G "${SITE}/*/.verl_mixed"
@@ -329,7 +329,7 @@ s = socket.create_server(("127.0.0.1", int(os.environ["RAY_PORT"]))); time.sleep
   on w0 tmux kill-server
   run "${SCRIPT}" cleanup --yes
   [ "${status}" -eq 0 ]
-  run ! kill -0 "${pid}"
+  ended "${pid}"
 }
 
 @test "cleanup names a host that does not answer, cleans the others, and can be run again" {
