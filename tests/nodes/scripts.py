@@ -47,6 +47,7 @@ def operator_of(site: Site, hosts: int = 3) -> Operator:
         "NUM_CPUS": "8",  # logical: the laptop profile wants more than there are
         "NUM_GPUS": "1",
         "OBJECT_STORE_MEMORY": "100000000",
+        "START_TIMEOUT_S": "300",  # other tests have the processors too
     }
     return Operator(site=site, settings=settings)
 
