@@ -68,18 +68,13 @@ stage() {
   fi
 }
 
-# start_beside NAME COMMAND...: a check in the background: others leave a core idle. The real runs take longest, so the
-# others give way to them.
+# start_beside NAME COMMAND...: a check in the background: others leave a core idle.
 start_beside() {
   local name="$1"
   shift
   command -v "$1" >/dev/null || return 0 # `stage` says so
   BESIDE_LOGS["${name}"]="$(mktemp)"
-  if [[ "${name}" == *tests/e2e ]]; then
-    "$@" >"${BESIDE_LOGS["${name}"]}" 2>&1 &
-  else
-    nice -n 5 "$@" >"${BESIDE_LOGS["${name}"]}" 2>&1 &
-  fi
+  "$@" >"${BESIDE_LOGS["${name}"]}" 2>&1 &
   BESIDE_PIDS["${name}"]=$!
   say "${name} goes on beside the other checks; its output comes last, now in ${BESIDE_LOGS["${name}"]}"
 }
@@ -105,7 +100,7 @@ finish_beside() {
 
 main() {
   local folders cluster=0
-  local -a selection=(-m "not cluster") shell=() apart=() beside=(tests/e2e "tests/samplers tests/rate_limit tests/nodes")
+  local -a selection=(-m "not cluster") shell=() apart=() beside=(tests/e2e "tests/samplers tests/nodes")
   while (($#)); do
     case "$1" in
       -h | --help)
@@ -142,7 +137,7 @@ main() {
   stage "lint-imports" lint-imports
   stage "shellcheck" shellcheck -x "${SCRIPTS[@]}"
   stage "shfmt" shfmt -i 2 -ci -d "${SCRIPTS[@]}"
-  stage "pytest" nice -n 5 python -m pytest --durations=15 "${selection[@]}" "${apart[@]/#/--ignore=}"
+  stage "pytest" python -m pytest --durations=15 "${selection[@]}" "${apart[@]/#/--ignore=}"
   if [[ -n "${BESIDE_PIDS[bats]:-}" ]]; then
     stage "bats" finish_beside bats
   else
