@@ -65,9 +65,10 @@ def join(config: DictConfig) -> None:
         os.environ["PYTHONHASHSEED"] = str(config.actor_rollout_ref.rollout.seed)
     settings: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     given: dict[str, Any] = settings.pop("runtime_env", None) or {}
-    runtime_env = {**get_ppo_ray_runtime_env(config), **given}
+    stock = get_ppo_ray_runtime_env(config)
+    runtime_env = {**stock, **given}
     runtime_env["env_vars"] = {
-        **get_ppo_ray_runtime_env(config)["env_vars"],
+        **stock["env_vars"],
         **{name: value for name, value in os.environ.items() if HANDED_ON.fullmatch(name)},
         "TRANSFER_QUEUE_ENABLE": "1",
         **given.get("env_vars", {}),

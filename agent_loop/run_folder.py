@@ -15,6 +15,16 @@ STOP_FILE = "stop"
 """In a run's folder: the trainer saves a checkpoint after the step under way, and ends."""
 
 
+def whole_checkpoint(checkpoints: Path) -> int:
+    """Step of the newest whole checkpoint where verl's tracker does not say; 0 without one.
+
+    verl opens the tracker only after a checkpoint's data.pt is written, so a folder with one is
+    whole.
+    """
+    steps = (int(path.parent.name.split("_")[-1]) for path in checkpoints.glob("*/data.pt"))
+    return max(steps, default=0)
+
+
 def plain(value: Any) -> Any:
     """The JSON form of a numpy or torch value; for `json.dumps(default=...)`.
 

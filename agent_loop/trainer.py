@@ -51,7 +51,13 @@ from agent_loop.alarms import (
     nothing_to_train,
 )
 from agent_loop.observation_style import codec_of
-from agent_loop.run_folder import STOP_FILE, MetricsFile, numbers_of, write_lines
+from agent_loop.run_folder import (
+    STOP_FILE,
+    MetricsFile,
+    numbers_of,
+    whole_checkpoint,
+    write_lines,
+)
 from agent_loop.source_metrics import (
     TrainedTrajectory,
     groups_of,
@@ -701,16 +707,11 @@ def _prompts_under_way() -> list[str]:
 
 
 def _mend_tracker(checkpoints: Path) -> None:
-    """Rewrite verl's file that names the last checkpoint when a kill left it empty.
-
-    verl opens it only after the checkpoint's data.pt is written, so the newest folder with one is
-    whole.
-    """
+    """Rewrite verl's file that names the last checkpoint when a kill left it empty."""
     tracker = checkpoints / "latest_checkpointed_iteration.txt"
     if not tracker.exists() or tracker.read_text().strip().isdigit():
         return
-    steps = [int(path.parent.name.split("_")[-1]) for path in checkpoints.glob("*/data.pt")]
-    if steps:
-        tracker.write_text(str(max(steps)))
+    if step := whole_checkpoint(checkpoints):
+        tracker.write_text(str(step))
     else:
         tracker.unlink()

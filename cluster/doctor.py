@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from cluster.health import devices, machine, packages, ray_health, services, storage
 from cluster.health.finding import Check, Finding, bad, ok
 from cluster.ray_cluster import address_of
+from cluster.run_state import RUNS
 from config.schema import ConfigError
 
 if TYPE_CHECKING:
     from cluster.launch import Plan
 
-RUNS = Path("runs")
 
 COMPOSE_S = 30.0
 

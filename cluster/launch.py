@@ -46,7 +46,7 @@ from cluster.progress import last_error, startup_phase, validation_changes
 from cluster.ray_cluster import ask
 from cluster.report import write_report
 from cluster.run_audit import audit_run, describe
-from cluster.run_state import RunFolder, RunHeld, changed_keys
+from cluster.run_state import RUNS, RunFolder, RunHeld, changed_keys
 from cluster.sections import sound_sources
 from cluster.settings import (
     ADDRESS_KEY,
@@ -56,7 +56,7 @@ from cluster.settings import (
     overrides_from,
 )
 from cluster.source_files import add_files_of_sources, sources_with_files
-from cluster.versions import note, versions_now
+from cluster.versions import REPOSITORY, note, versions_now
 from config.schema import (
     TOOL_CONFIG,
     ConfigError,
@@ -66,10 +66,6 @@ from config.schema import (
     load_section,
 )
 from samplers.sources.demo import DEMO_SOURCES
-
-REPOSITORY = Path(__file__).parents[1]
-
-RUNS = Path("runs")
 
 TRAINER = (sys.executable, "-m", "agent_loop.main_mixed")
 

@@ -11,18 +11,15 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from omegaconf import OmegaConf
 
 from cluster.compose import compose_config
 from cluster.exit_codes import GOOD, USAGE
 from cluster.preflight import name_problems
-from cluster.run_state import RunFolder, RunHeld
+from cluster.run_state import RUNS, RunFolder, RunHeld
 from cluster.settings import SETTINGS, overrides_from
 from config.schema import ConfigError
-
-RUNS = Path("runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from agent_loop.run_folder import STOP_FILE, read_lines
+from agent_loop.run_folder import STOP_FILE, read_lines, whole_checkpoint
 from cluster.compose import flatten
 
 HARMLESS = (
@@ -48,6 +48,10 @@ _of_the_mixture = re.compile("|".join(f"(?:{pattern})" for pattern in OF_THE_MIX
 
 class RunHeld(RuntimeError):
     """Another launcher is running this run."""
+
+
+RUNS = Path("runs")
+"""Folder of all runs, from the repository's root."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,10 +164,8 @@ class RunFolder:
         checkpoints = self.path / "checkpoints"
         tracker = checkpoints / "latest_checkpointed_iteration.txt"
         text = tracker.read_text().strip() if tracker.exists() else ""
-        if text.isdigit():
-            return int(text)
-        whole = checkpoints.glob("global_step_*/data.pt")  # a kill left the tracker empty
-        return max((int(path.parent.name.rpartition("_")[2]) for path in whole), default=0)
+        # a kill can leave the tracker empty
+        return int(text) if text.isdigit() else whole_checkpoint(checkpoints)
 
     def is_done(self, total_steps: int) -> bool:
         """Whether the trainer ended by itself after this many steps."""

@@ -14,6 +14,7 @@ from cluster.health.machine import GB, LEAST_DISK_GB
 from cluster.health.storage import MODEL_KEY
 from cluster.placement import Node, need_of, own_node, placement_problems
 from cluster.preflight import cuda_devices
+from cluster.versions import REPOSITORY
 
 PROBE_S = 30.0
 LOCKS_S = 120.0
@@ -21,7 +22,6 @@ LOCKS_S = 120.0
 
 MOST_SKEW_S = 1.0
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 _ENV = "source ~/.verl_mixed/<cluster>/env, as every shell on the nodes has it"
 
