@@ -69,7 +69,9 @@ class Stats:
     def count(self, source: str, n: int) -> None:
         """n calls passed at once."""
         counts, at = self.at_once.get(source) or self._new_block(source)
-        counts[at] += n
+        with self._mutex:
+            self._hear_reset()
+            counts[at] += n
 
     def begin_wait(self, source: str) -> None:
         """A caller has to wait."""
@@ -82,6 +84,7 @@ class Stats:
         """It waits no longer; `passed` calls, 0 where it was cancelled or refused."""
         counts, at = self._block(source)
         with self._mutex:
+            self._hear_reset()
             counts[at + _WAITING] -= counts[at + _WAITING] > 0  # a forked child begins with 0
             if passed:
                 counts[at + _AFTER_WAIT] += passed
@@ -93,12 +96,14 @@ class Stats:
         """n calls were turned away."""
         counts, at = self._block(source)
         with self._mutex:
+            self._hear_reset()
             counts[at + _REFUSED] += n
         self.write()
 
     def abandon(self, n: int) -> None:
         """n slots could be used by nobody."""
         with self._mutex:
+            self._hear_reset()
             self._counts[_ABANDONED] += n
         self.write()
 
@@ -117,12 +122,7 @@ class Stats:
     def write(self) -> None:
         """Let the others see the counters."""
         with self._mutex:
-            if self._locks is None:
-                return
-            resets = _resets_in(self._locks.handle)
-            if resets != self._resets:
-                self._resets = resets
-                _clear(self._counts)
+            self._hear_reset()
             self._try_to_write(self._counts, self._cell * _CELL_BYTES)
 
     def close(self) -> None:
@@ -135,6 +135,15 @@ class Stats:
         """The cell is the parent's."""
         self._mutex = threading.Lock()
         self._count_alone()
+
+    def _hear_reset(self) -> None:
+        """What was counted before a reset goes; call it before what comes after is counted."""
+        if self._locks is None:
+            return
+        resets = _resets_in(self._locks.handle)
+        if resets != self._resets:
+            self._resets = resets
+            _clear(self._counts)
 
     def _count_alone(self) -> None:
         self._locks: ByteLocks | None = None  # closes the file when it goes, and the cell is free

@@ -5,6 +5,7 @@ import concurrent.futures
 import logging
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -210,7 +211,12 @@ def test_the_bucket_of_an_actor_that_was_killed_is_empty(
     import ray
 
     limiter = make(per_minute=1, burst=9)
-    ray.kill(actor_of(limiter), no_restart=not restarts)
+    actor = actor_of(limiter)
+    pid: Any = ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+    process = os.pidfd_open(pid)
+    ray.kill(actor, no_restart=not restarts)
+    select.select([process], [], [])  # until then it may still answer, from its own burst
+    os.close(process)
     assert not limiter.try_acquire()
     assert limiter.snapshot().granted == 0
     assert len([record for record in caplog.records if "actor=lost" in record.message]) <= 1
