@@ -100,7 +100,7 @@ finish_beside() {
 
 main() {
   local folders cluster=0
-  local -a selection=(-m "not cluster") shell=() apart=() beside=(tests/e2e "tests/samplers tests/nodes")
+  local -a selection=(-m "not cluster") shell=() apart=() beside=(tests/e2e tests/rate_limit "tests/samplers tests/nodes")
   while (($#)); do
     case "$1" in
       -h | --help)

@@ -4,12 +4,13 @@
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from samplers.disk import flush
 
 STOP_FILE = "stop"
 """In a run's folder: the trainer saves a checkpoint after the step under way, and ends."""
@@ -52,8 +53,7 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     with temporary.open("w", encoding="utf-8") as file:
         for record in records:
             file.write(json.dumps(record, ensure_ascii=False, default=plain) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+        flush(file)
     temporary.replace(path)
 
 

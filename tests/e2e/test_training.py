@@ -48,7 +48,7 @@ MODES = {
     ],
 }
 KILLS = {
-    "sync": ("launcher", "worker", "driver"),
+    "sync": ("worker", "driver"),
     "sync_filtered": ("launcher",),
     "colocate_async": ("stop",),
 }

@@ -39,7 +39,7 @@ RATIOS = {"math": 0.45, "nq": 0.35, "taco": 0.2}
 FATES = {
     "math": Fate(filtered=0.3, failed=0.05, latency=(0, 2)),
     "nq": Fate(filtered=0.6, failed=0.1, latency=(0, 2)),
-    "taco": Fate(filtered=0.85, failed=0.1, latency=(2, 6)),
+    "taco": Fate(filtered=0.7, failed=0.1, latency=(2, 6)),
 }
 
 

@@ -48,10 +48,10 @@ setup() {
   [ "$(grep -c -- "pytest " "${CALLS}")" -eq 4 ]
 }
 
-@test "the real runs and the samplers go beside the other checks and are summed up" {
+@test "the real runs, the limiter and the samplers go beside the other checks and are summed up" {
   run "${CHECKOUT}/run_tests.sh"
   [ "${status}" -eq 0 ]
-  for folder in tests/e2e tests/samplers tests/nodes; do
+  for folder in tests/e2e tests/rate_limit tests/samplers tests/nodes; do
     grep -qE "^ok       pytest .*${folder}[ (]" <<<"${output}"
     grep -q -- "pytest .*-m not cluster .*${folder}" "${CALLS}"
     grep -q -- "pytest .*--ignore=${folder}" "${CALLS}"
