@@ -201,7 +201,7 @@ def test_garbage_in_the_file_gives_no_second_burst(path: Path, clock: FakeClock)
 
 
 async def test_coroutines_come_back_on_a_timer_while_another_holds_the_file(path: Path):
-    limiter = FileRateLimiter(path, per_minute=60, burst=3)
+    limiter = FileRateLimiter(path, per_minute=1, burst=3)
     holder = StateFile(path, limiter.rate, boottime_ns)
     assert holder.lock(blocking=False)
     waiters = [asyncio.create_task(limiter.acquire_async()) for _ in range(3)]

@@ -241,7 +241,7 @@ def test_a_full_disk_is_named_and_leaves_nothing_behind(small_disk: Path):
 
 
 def test_a_disk_that_fills_up_later_does_not_matter(small_disk: Path):
-    limiter = FileRateLimiter(small_disk / "rate", per_minute=60, burst=5)
+    limiter = FileRateLimiter(small_disk / "rate", per_minute=1, burst=5)
     with pytest.raises(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
         while True:
             filler.write(bytes(4096))
