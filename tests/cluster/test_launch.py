@@ -244,6 +244,7 @@ def test_what_a_killed_launcher_left_is_ended_and_said(
 
     assert said[0] == f"not running: {folder.path}"
     assert said[-1] == "last step 1, last checkpoint none"
+    psutil.wait_procs([trainer], timeout=DEADLINE_S)  # the kernel may still be busy with it
     assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE
 
 

@@ -10,6 +10,7 @@ Source: MaxScore, Turtle & Flood 1995, "Query evaluation: strategies and optimiz
 """
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ class Ranking:
         for each in filters:
             builder = builder.filter(each)
         self._analyzer = builder.build()
+        self._analyzing = threading.Lock()  # two threads in it at once: "Already borrowed"
 
     def best(self, text: str, k: int) -> list[Hit]:
         """Score and address of the k best passages, best first; fewer where fewer hold a word.
@@ -84,7 +86,9 @@ class Ranking:
 
     def _words(self, text: str) -> list[_Word]:
         """Those that any passage holds, rarest first."""
-        counts = Counter(self._analyzer.analyze(text))
+        with self._analyzing:
+            tokens = self._analyzer.analyze(text)
+        counts = Counter(tokens)
         words = []
         for word, count in list(counts.items())[:MOST_WORDS]:
             passages = self._searcher.doc_freq(self._field, word)
