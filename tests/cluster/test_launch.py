@@ -23,6 +23,8 @@ from cluster.stop import stop
 from cluster.versions import commit_of
 from tests.cluster.conftest import REPO_ROOT, RunEnviron
 
+pytestmark = pytest.mark.slow  # each starts a launcher, and that a trainer
+
 FAKE_TRAINER = (sys.executable, "-m", "tests.fakes.trainer")
 
 LAUNCHER = (
@@ -202,7 +204,6 @@ def stopped_with(grace: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.slow
 def test_a_run_that_is_asked_to_stop_saves_and_ends_and_is_resumed(
     obedient_launcher: subprocess.Popen[bytes], run_environ: RunEnviron
 ) -> None:
@@ -218,7 +219,6 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends_and_is_resumed(
     assert code == GOOD
 
 
-@pytest.mark.slow
 def test_a_run_that_does_not_stop_is_ended_firmly(
     hanging_launcher: subprocess.Popen[bytes],
 ) -> None:
@@ -230,7 +230,6 @@ def test_a_run_that_does_not_stop_is_ended_firmly(
     assert of_run(Path("runs/trial").absolute()) == []
 
 
-@pytest.mark.slow
 def test_what_a_killed_launcher_left_is_ended_and_said(
     hanging_launcher: subprocess.Popen[bytes],
 ) -> None:

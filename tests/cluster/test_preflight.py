@@ -107,6 +107,7 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
     assert f"{odd}: 3 rows of source='math' have agent_name='stranger'" in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "word"),
     [
@@ -539,6 +540,7 @@ INFO = {"split": "train", "index": 0, "row_id": "math:x", "extras": "{}"}
         ({"prompt": None, "reward_model": None}, ["no messages", "is not JSON"]),
     ],
 )
+@pytest.mark.slow
 @pytest.mark.parametrize("with_model", [False, True])
 def test_cells_that_no_run_can_use_are_named_and_stop_no_check(
     run_environ: RunEnviron, tmp_path: Path, cells: Any, words: list[str], with_model: bool

@@ -224,6 +224,7 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> list[str | Path]:
     return words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sent", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, -15), (signal.SIGINT, 130)]
 )
