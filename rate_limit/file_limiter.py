@@ -330,9 +330,7 @@ class FileRateLimiter:
             start_ns, after = reserve(state, now_ns, total, rate, pace_at(file.terms, now_ns))
             if start_ns <= now_ns:
                 file.write(after)
-                for source, n in by_source.items():
-                    self._stats.count(source, n)
-                self._stats.write()
+                self._stats.count(by_source)
                 return
         for place in places:
             want = batch.wants[place]
@@ -434,8 +432,7 @@ class FileRateLimiter:
 
     def _count_at_once(self, slot: _Slot) -> None:
         if slot.passes_at_once:
-            self._stats.count(slot.want.source, slot.want.n)
-            self._stats.write()
+            self._stats.count({slot.want.source: slot.want.n})
 
     def _next(self, state: State, now_ns: int, want: _Want) -> tuple[_Slot, State]:
         """The next slot, and the state after it."""

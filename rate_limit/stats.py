@@ -22,8 +22,8 @@ import time
 import weakref
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rate_limit.gcra import FULL_PACE, SECOND_NS, pace_at
@@ -66,46 +66,41 @@ class Stats:
         self._count_alone()
         _all_stats.add(self)
 
-    def count(self, source: str, n: int) -> None:
-        """n calls passed at once."""
-        counts, at = self.at_once.get(source) or self._new_block(source)
-        with self._mutex:
-            self._hear_reset()
-            counts[at] += n
+    def count(self, calls: Mapping[str, int]) -> None:
+        """Calls of these sources passed at once."""
+        blocks = [
+            (self.at_once.get(source) or self._new_block(source), n) for source, n in calls.items()
+        ]
+        with self._changing():
+            for (counts, at), n in blocks:
+                counts[at] += n
 
     def begin_wait(self, source: str) -> None:
         """A caller has to wait."""
         counts, at = self._block(source)
-        with self._mutex:
+        with self._changing():
             counts[at + _WAITING] += 1
-        self.write()
 
     def end_wait(self, source: str, passed: int, waited_s: float) -> None:
         """It waits no longer; `passed` calls, 0 where it was cancelled or refused."""
         counts, at = self._block(source)
-        with self._mutex:
-            self._hear_reset()
+        with self._changing():
             counts[at + _WAITING] -= counts[at + _WAITING] > 0  # a forked child begins with 0
             if passed:
                 counts[at + _AFTER_WAIT] += passed
                 counts[at + _WAITED_NS] += int(waited_s * SECOND_NS) * passed
                 counts[at + _WAITS + wait_bucket(waited_s)] += passed
-        self.write()
 
     def refuse(self, source: str, n: int) -> None:
         """n calls were turned away."""
         counts, at = self._block(source)
-        with self._mutex:
-            self._hear_reset()
+        with self._changing():
             counts[at + _REFUSED] += n
-        self.write()
 
     def abandon(self, n: int) -> None:
         """n slots could be used by nobody."""
-        with self._mutex:
-            self._hear_reset()
+        with self._changing():
             self._counts[_ABANDONED] += n
-        self.write()
 
     def sample(self, now_ns: int, granted: int) -> None:
         """Note the calls granted until now, once a second."""
@@ -121,9 +116,8 @@ class Stats:
 
     def write(self) -> None:
         """Let the others see the counters."""
-        with self._mutex:
-            self._hear_reset()
-            self._try_to_write(self._counts, self._cell * _CELL_BYTES)
+        with self._changing():
+            pass  # calls that pass at once may be counted without it
 
     def close(self) -> None:
         """Leave the cell to the next process; what was counted stays."""
@@ -136,14 +130,17 @@ class Stats:
         self._mutex = threading.Lock()
         self._count_alone()
 
-    def _hear_reset(self) -> None:
-        """What was counted before a reset goes; call it before what comes after is counted."""
-        if self._locks is None:
-            return
-        resets = _resets_in(self._locks.handle)
-        if resets != self._resets:
-            self._resets = resets
-            _clear(self._counts)
+    @contextmanager
+    def _changing(self) -> Generator[None]:
+        """What was counted before a reset goes first; the others see the change at the end."""
+        with self._mutex:
+            if self._locks is not None:
+                resets = _resets_in(self._locks.handle)
+                if resets != self._resets:
+                    self._resets = resets
+                    _clear(self._counts)
+            yield
+            self._try_to_write(self._counts, self._cell * _CELL_BYTES)
 
     def _count_alone(self) -> None:
         self._locks: ByteLocks | None = None  # closes the file when it goes, and the cell is free
