@@ -20,7 +20,6 @@ from config.schema import ConfigError
 if TYPE_CHECKING:
     from cluster.launch import Plan
 
-
 COMPOSE_S = 30.0
 
 

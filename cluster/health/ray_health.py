@@ -22,7 +22,6 @@ LOCKS_S = 120.0
 
 MOST_SKEW_S = 1.0
 
-
 _ENV = "source ~/.verl_mixed/<cluster>/env, as every shell on the nodes has it"
 
 

@@ -48,7 +48,7 @@ MODES = {
     ],
 }
 KILLS = {
-    "sync": ("worker", "driver"),
+    "sync": ("launcher", "worker", "driver"),
     "sync_filtered": ("launcher",),
     "colocate_async": ("stop",),
 }

@@ -132,11 +132,7 @@ on() {
 pid_of() { cat "${SITE}/alive_$1"; }
 
 # ended PID: it is gone, or a zombie that tmux has not looked at.
-ended() {
-  local state
-  state="$(sed -n 's/^State:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null || true)"
-  [[ -z "${state}" || "${state}" == Z* ]]
-}
+ended() { ! grep -qs '^State:[[:space:]]*[^Z[:space:]]' "/proc/$1/status"; }
 
 is_up() { kill -0 "$(pid_of "$1")" 2>/dev/null; }
 
