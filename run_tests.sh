@@ -20,11 +20,14 @@ source "${REPO_ROOT}/cluster/lib/bootstrap.sh"
 
 # --- settings; the environment overrides each ---------------------------------
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # two threads on a shared core are slower than one
+SUITE_LIMIT_S="${SUITE_LIMIT_S:-2700}"         # a suite that hangs where no test's limit reaches is ended, with its traces
+export PYTHONFAULTHANDLER=1
+BOUNDED=(--signal=ABRT --kill-after=60 "${SUITE_LIMIT_S}")
 
 # program -> its Debian package
 declare -A PACKAGE_OF=(
   [bwrap]=bubblewrap [tmux]=tmux [sshd]=openssh-server [ip]=iproute2
-  [shellcheck]=shellcheck [shfmt]=shfmt [bats]=bats
+  [shellcheck]=shellcheck [shfmt]=shfmt [bats]=bats [chromium]=chromium
 )
 SCRIPTS=(run_mixed_training.sh setup_cluster.sh run_tests.sh .ci/run cluster/lib/*.sh cluster/slurm/* tests/nodes/*.sh)
 SUMMARY=()
@@ -74,7 +77,7 @@ start_beside() {
   shift
   command -v "$1" >/dev/null || return 0 # `stage` says so
   BESIDE_LOGS["${name}"]="$(mktemp)"
-  "$@" >"${BESIDE_LOGS["${name}"]}" 2>&1 &
+  timeout "${BOUNDED[@]}" "$@" >"${BESIDE_LOGS["${name}"]}" 2>&1 &
   BESIDE_PIDS["${name}"]=$!
   say "${name} goes on beside the other checks; its output comes last, now in ${BESIDE_LOGS["${name}"]}"
 }
@@ -87,15 +90,25 @@ stop_beside() {
   done
 }
 
-# finish_beside NAME: wait for it and show what it printed.
+# finish_beside NAME: show what it printed, and wait for its end. Its number alone does not say whether it has ended:
+# another process may have it by now; the shell knows its own.
 finish_beside() {
-  local name="$1" status=0
-  tail -f --pid="${BESIDE_PIDS["${name}"]}" -n +1 "${BESIDE_LOGS["${name}"]}" &
-  wait "${BESIDE_PIDS["${name}"]}" || status=$?
-  wait $! || true
+  local name="$1" status=0 shown=0 log="${BESIDE_LOGS["$1"]}" pid="${BESIDE_PIDS["$1"]}"
+  while [[ $'\n'"$(jobs -pr)"$'\n' == *$'\n'"${pid}"$'\n'* ]]; do
+    show_from "${shown}" "${log}"
+    sleep 1
+  done
+  wait "${pid}" || status=$?
+  show_from "${shown}" "${log}"
   unset "BESIDE_PIDS[${name}]"
-  rm -f -- "${BESIDE_LOGS["${name}"]}"
+  rm -f -- "${log}"
   return "${status}"
+}
+
+# show_from BYTE FILE: the rest of it; `shown` of the caller is then its size.
+show_from() {
+  shown="$(stat -c %s -- "$2")"
+  tail -c "+$(($1 + 1))" -- "$2" | head -c "$((shown - $1))"
 }
 
 main() {
@@ -137,7 +150,7 @@ main() {
   stage "lint-imports" lint-imports
   stage "shellcheck" shellcheck -x "${SCRIPTS[@]}"
   stage "shfmt" shfmt -i 2 -ci -d "${SCRIPTS[@]}"
-  stage "pytest" python -m pytest --durations=15 "${selection[@]}" "${apart[@]/#/--ignore=}"
+  stage "pytest" timeout --foreground "${BOUNDED[@]}" python -m pytest --durations=15 "${selection[@]}" "${apart[@]/#/--ignore=}"
   if [[ -n "${BESIDE_PIDS[bats]:-}" ]]; then
     stage "bats" finish_beside bats
   else

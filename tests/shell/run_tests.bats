@@ -6,7 +6,7 @@ setup() {
   load helpers
   make_checkout
   mkdir -p "${CHECKOUT}/.ci"
-  for tool in ruff pyright lint-imports shellcheck shfmt bats bwrap tmux sshd ip; do
+  for tool in ruff pyright lint-imports shellcheck shfmt bats bwrap tmux sshd ip chromium; do
     printf '#!/bin/sh\necho "%s $*" >>"${CALLS}"\n[ "%s" != "${BROKEN}" ]\n' "${tool}" "${tool}" \
       >"${BATS_TEST_TMPDIR}/bin/${tool}"
     chmod +x "${BATS_TEST_TMPDIR}/bin/${tool}"
@@ -37,6 +37,15 @@ setup() {
   BROKEN=pyright run "${CHECKOUT}/run_tests.sh"
   [ "${status}" -eq 1 ]
   [[ "${output}" == *"FAILED   pyright"* ]]
+  [[ "${output}" == *"ok       pytest"* ]]
+}
+
+@test "a suite that hangs is ended and fails, and what it had printed is shown" {
+  printf '#!/bin/sh\necho "1 test so far"\nexec sleep 1000\n' >"${BATS_TEST_TMPDIR}/bin/bats"
+  SUITE_LIMIT_S=1 run "${CHECKOUT}/run_tests.sh"
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"1 test so far"* ]]
+  [[ "${output}" == *"FAILED   bats ("*", exit 124)"* ]]
   [[ "${output}" == *"ok       pytest"* ]]
 }
 
