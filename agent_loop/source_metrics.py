@@ -3,6 +3,7 @@
 A mixed mean hides which source got better: every number here is of one source.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from typing import Any
 import numpy as np
 
 from agent_loop.trajectory import StopReason
+
+NORMAL_95 = 1.96
+"""Standard errors on either side of a mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +76,16 @@ def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float
     groups, over their valid trajectories (`is_valid`): the latter two train nothing; `pass_rate`,
     `infra_error_rate`, `loop_error_rate`, `truncated_rate` and `deadline_rate` are shares of
     trajectories; `tool_error_rate` is the share of tool calls that were refused as the model's
-    mistake; `infra_errors/<tool>` counts trajectories; lengths are tokens, times seconds. Rewards
+    mistake; `infra_errors/<tool>` counts trajectories; lengths are tokens, times seconds, of which
+    `generate_s/mean` and `tools_s/mean` are what a trajectory spent in each. Rewards
     and pass rate are those of valid trajectories, and so is the mean of each part that a reward
     gives of itself, `reward_parts/<part>`; a source without one has neither them nor `solved_*`, so
-    that no curve falls to 0 when the tools do.
+    that no curve falls to 0 when the tools do. `reward/ci95` is half the width of the interval that
+    holds the mean over groups with 95 %; a single group has none.
+
+    `mixed/<source>/tools/<tool>/{calls, error_rate, latency_s/p50, latency_s/p95}`, and
+    `mixed/tools/<tool>/...` over all sources: `error_rate` is the share of the calls of this tool
+    that had no result, whosever fault that was.
     """
     by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
     for trajectory in trajectories:
@@ -84,7 +94,8 @@ def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float
     for source, own in sorted(by_source.items()):
         values = _of_groups(own) | _of_trajectories(own) | _of_calls(own)
         metrics.update({f"mixed/{source}/{name}": value for name, value in values.items()})
-    return metrics
+        metrics.update(_of_tools(f"mixed/{source}/tools", own))
+    return metrics | _of_tools("mixed/tools", trajectories)
 
 
 def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
@@ -94,13 +105,25 @@ def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
         "solved_all": _mean(all(t.acc >= 1 for t in group) for group in judged),
         "solved_none": _mean(not any(t.acc >= 1 for t in group) for group in judged),
     }
-    return (solved if judged else {}) | {
-        "count": float(len(groups)),
-        "zero_variance": _mean(
-            len(group) > 1 and len({t.reward for t in group}) == 1 for group in groups
-        ),
-        "too_small": _mean(len(group) < 2 for group in groups),
-    }
+    return (
+        _interval(judged)
+        | (solved if judged else {})
+        | {
+            "count": float(len(groups)),
+            "zero_variance": _mean(
+                len(group) > 1 and len({t.reward for t in group}) == 1 for group in groups
+            ),
+            "too_small": _mean(len(group) < 2 for group in groups),
+        }
+    )
+
+
+def _interval(judged: Sequence[Sequence[TrainedTrajectory]]) -> dict[str, float]:
+    """Trajectories of a group share a prompt, so that the groups are the independent samples."""
+    means = [_mean(t.reward for t in group) for group in judged]
+    if len(means) < 2:
+        return {}
+    return {"reward/ci95": NORMAL_95 * float(np.std(means, ddof=1)) / math.sqrt(len(means))}
 
 
 def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
@@ -110,7 +133,11 @@ def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
     lost_to = Counter(t.record["fault_tool"] for t in own if t.is_lost)
     return _of_verdicts([t for t in own if t.is_valid]) | {
         "turns/mean": _mean(len(t.record["turns"]) for t in own),
+        "generate_s/mean": _mean(sum(x["generate_s"] for x in t.record["turns"]) for t in own),
+        "tools_s/mean": _mean(sum(x["tools_s"] for x in t.record["turns"]) for t in own),
+        "prompt_length/mean": _mean(len(t.prompt_ids) for t in own),
         "response_length/mean": tokens / len(own),
+        "response_length/max": float(max(len(t.response_mask) for t in own)),
         "masked_fraction": 1 - sum(sum(t.response_mask) for t in own) / max(1, tokens),
         "infra_error_rate": (reasons[StopReason.INFRA_ERROR] - raised) / len(own),
         "loop_error_rate": raised / len(own),
@@ -155,6 +182,36 @@ def _of_calls(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
             call.get("attempts") == 0 for call in calls if call["status"] == "ok"
         ),
         "limiter_wait_s/mean": _mean(call["limiter_wait_s"] for call in calls),
+    }
+
+
+def _of_tools(prefix: str, own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    """Per tool; latencies are those of results that came from a server."""
+    by_tool: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for call in (call for t in own for call in t.record["calls"]):
+        if call["tool"]:
+            by_tool[call["tool"]].append(call)
+    metrics: dict[str, float] = {}
+    for tool, calls in sorted(by_tool.items()):
+        latencies = [call["latency_s"] for call in calls if call["attempts"]]
+        metrics[f"{prefix}/{tool}/calls"] = float(len(calls))
+        metrics[f"{prefix}/{tool}/error_rate"] = _mean(call["status"] != "ok" for call in calls)
+        if latencies:
+            metrics[f"{prefix}/{tool}/latency_s/p50"] = _percentile(latencies, 50)
+            metrics[f"{prefix}/{tool}/latency_s/p95"] = _percentile(latencies, 95)
+    return metrics
+
+
+def eviction_metrics(prompts: Iterable[tuple[str, str]]) -> dict[str, float]:
+    """`mixed/<source>/evicted/<outcome>`: prompts that were replaced; what is not there is 0.
+
+    Args:
+        prompts: (source, outcome) of the step's prompts, outcomes as in the ledger.
+    """
+    counts = Counter(pair for pair in prompts if pair[1] not in ("trained", "unfinished"))
+    return {
+        f"mixed/{source}/evicted/{outcome}": float(count)
+        for (source, outcome), count in sorted(counts.items())
     }
 
 

@@ -20,6 +20,7 @@ from verl.utils.seqlen_balancing import (
 )
 
 from agent_loop.source_metrics import TrainedTrajectory
+from agent_loop.token_metrics import TrainedTokens
 from samplers.balance import deal_groups, imbalance, rows_per_update, spread_rows
 from samplers.replay_buffer import prompt_of
 
@@ -173,4 +174,29 @@ def read_trajectories(batch: KVBatchMeta) -> list[TrainedTrajectory]:
             record=column["extra_fields"][i]["mixed"],
         )
         for i, key in enumerate(keys)
+    ]
+
+
+def read_tokens(batch: KVBatchMeta) -> list[TrainedTokens]:
+    """What the optimizer was given for each row after its update, padding left out."""
+    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
+    optional = ["entropy", "old_log_probs", "ref_log_prob"]
+    data = fetch(batch, keys, ["response_mask", "advantages", *optional])  # those there are
+    column = {
+        name: [row.numpy() for row in data[name].float().unbind(0)]
+        for name in ["advantages", *optional]
+        if name in data
+    }
+    absent = [None] * len(keys)
+    return [
+        TrainedTokens(
+            key=key,
+            source=prompt_of(group_of(key))[0],
+            mask=mask.bool().numpy(),
+            advantages=column["advantages"][i],
+            entropy=column.get("entropy", absent)[i],
+            old_log_probs=column.get("old_log_probs", absent)[i],
+            ref_log_probs=column.get("ref_log_prob", absent)[i],
+        )
+        for i, (key, mask) in enumerate(zip(keys, data["response_mask"].unbind(0), strict=True))
     ]

@@ -18,12 +18,14 @@ on resume (`_load_checkpoint`), because those steps are trained again.
 import json
 import logging
 import math
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,6 +52,7 @@ from agent_loop.alarms import (
     loop_error,
     nothing_to_train,
 )
+from agent_loop.exposition import Exposition
 from agent_loop.observation_style import codec_of
 from agent_loop.run_folder import (
     STOP_FILE,
@@ -60,12 +63,14 @@ from agent_loop.run_folder import (
 )
 from agent_loop.source_metrics import (
     TrainedTrajectory,
+    eviction_metrics,
     groups_of,
     prompts_per_source,
     ratio_error,
     source_metrics,
     validation_metrics,
 )
+from agent_loop.token_metrics import token_metrics
 from agent_loop.tools.limiter import Limiter, make_limiter, metrics_now, settled
 from agent_loop.trained_batch import (
     RowTemperatures,
@@ -74,10 +79,12 @@ from agent_loop.trained_batch import (
     group_of,
     is_padding,
     lay_out,
+    read_tokens,
     read_trajectories,
     values,
     write_temperatures,
 )
+from agent_loop.wandb_run import end_service, log_table, trajectory_rows
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 from samplers.ledger import Ledger, LedgerEntry, Outcome
 from samplers.mixed_sampler import PlanStream, rows_by_source
@@ -138,6 +145,7 @@ class _MixedTrainer:
         self._trajectories: list[TrainedTrajectory] = []  # of this step so far
         self._miscounted: Counter[str] = Counter()  # source -> trained more than planned so far
         self._step_metrics: dict[str, Any] = {}
+        self._exposition = Exposition(self.mixed.experiment, self.mixed.ratios)
         self._stop_file = run_dir / STOP_FILE
         self._saved_step = 0
         self._stopping = False  # somebody asked for the end, and this step is the last
@@ -232,6 +240,15 @@ class _MixedTrainer:
         else:
             first += update * groups
         return self.plan.counts_between(first, first + groups)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        try:
+            super().fit(agent_loop_manager)
+        finally:
+            if logger := getattr(self, "logger", None):  # a start that failed has none
+                logger.finish(exit_code=int(sys.exc_info()[0] is not None))
+            end_service()
+            self._exposition.close()
 
     def on_step_begin(self) -> None:
         self.local_trigger_step = 0  # verl leaves the last step's here until it samples
@@ -419,15 +436,23 @@ class _MixedTrainer:
 
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> KVBatchMeta:
         batch = super().step(metrics, timing_raw)
-        trajectories = self._trajectories
-        self._write_trajectories(trajectories)
-        self._write_ledger(trajectories)
-        metrics.update(source_metrics(trajectories))
+        with marked_timer("accounts", timing_raw):
+            self._keep_accounts(batch, metrics)
+        return batch
+
+    def _keep_accounts(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """The step's trajectories, ledger lines and metrics."""
+        trajectories, tokens = self._trajectories, read_tokens(batch)
+        advantages = {row.key: row.advantage for row in tokens}
+        self._write_trajectories(trajectories, advantages)
+        self._show_trajectories(trajectories, advantages)
+        entries = self._write_ledger(trajectories)
+        metrics.update(source_metrics(trajectories) | token_metrics(tokens))
+        metrics.update(eviction_metrics((e.source, e.outcome) for e in entries))
         metrics.update(self._ratio_errors(prompts_per_source(trajectories)))
         metrics.update(self._drift(trajectories))
         metrics["mixed/state_masking"] = float(self._state_masking)
         self._step_metrics = metrics
-        return batch
 
     def _ratio_errors(self, trained: Mapping[str, int]) -> dict[str, float]:
         """How far the batch is from its quotas, and the run so far from what is due, in prompts."""
@@ -496,7 +521,11 @@ class _MixedTrainer:
 
     # --- the run's files ----------------------------------------------------------------------
 
-    def _write_trajectories(self, trajectories: list[TrainedTrajectory]) -> None:
+    def _write_trajectories(
+        self,
+        trajectories: list[TrainedTrajectory],
+        advantages: Mapping[str, float | None] = MappingProxyType({}),
+    ) -> None:
         write_lines(
             self.trajectory_dir / f"{self.global_steps}.jsonl",
             (
@@ -508,6 +537,7 @@ class _MixedTrainer:
                     "draw": t.draw,
                     "reward": t.reward,
                     "acc": t.acc,
+                    "advantage": advantages.get(t.key),
                     "prompt_ids": t.prompt_ids,
                     "response_ids": t.response_ids,
                     "response_mask": t.response_mask,
@@ -530,7 +560,17 @@ class _MixedTrainer:
                 draws[t.source].add(t.draw)
         return [t for t in ordered if t.draw in draws[t.source]]
 
-    def _write_ledger(self, trajectories: list[TrainedTrajectory]) -> None:
+    def _show_trajectories(
+        self, trajectories: list[TrainedTrajectory], advantages: Mapping[str, float | None]
+    ) -> None:
+        """Send some to Weights & Biases, where that is used: now and then, for they are long."""
+        trainer, step = self.config.trainer, self.global_steps
+        is_due = trainer.test_freq > 0 and step % trainer.test_freq == 0
+        if "wandb" in trainer.logger and (is_due or step in (1, self.total_training_steps)):
+            decode = self.tokenizer.decode
+            log_table(trajectory_rows(trajectories, advantages, decode, step=step), step)
+
+    def _write_ledger(self, trajectories: list[TrainedTrajectory]) -> list[LedgerEntry]:
         groups = groups_of(trajectories)
         given_up = dict(self.replay_buffer.take_given_up())
         if self.global_steps >= self.total_training_steps:
@@ -539,6 +579,7 @@ class _MixedTrainer:
         entries += [self._entry(uid, why, []) for uid, why in given_up.items()]
         entries.sort(key=lambda entry: (entry.source, entry.draw))
         self.ledger.append_step(self.global_steps, entries, self.plan.drawn)
+        return entries
 
     def _entry(self, uid: str, outcome: Outcome, group: list[TrainedTrajectory]) -> LedgerEntry:
         source, draw = prompt_of(uid)
@@ -565,7 +606,9 @@ class _MixedTrainer:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         if self._limiter is not None:
             metrics.update(metrics_now(self._limiter))
-        self.metrics_file.append(self._line(metrics))
+        line = self._line(metrics)
+        self.metrics_file.append(line)
+        self._exposition.show(line["metrics"])
         if self._stopping:
             self.total_training_steps = self.global_steps  # the loop of `fit` ends with this step
 
@@ -577,7 +620,9 @@ class _MixedTrainer:
     def _validate(self) -> dict[str, float]:
         metrics = super()._validate()
         if self.global_steps == 0:  # before training; later ones are in their step's line
-            self.metrics_file.append(self._line(metrics))
+            line = self._line(metrics)
+            self.metrics_file.append(line)
+            self._exposition.show(line["metrics"])
         return metrics
 
     def _val_metrics_update(

@@ -323,7 +323,7 @@ async def _call(call: Call, action: Action, environment: Environment) -> str:
     call.status = "rejected" if observation.rejected else "ok"
     if (result := observation.result) is not None:
         call.latency_s, call.limiter_wait_s = result.latency_s, result.limiter_wait_s
-        call.attempts = result.attempts
+        call.attempts, call.tool = result.attempts, result.tool
     return observation.text
 
 

@@ -46,6 +46,7 @@ from cluster.progress import last_error, startup_phase, validation_changes
 from cluster.ray_cluster import ask
 from cluster.report import write_report
 from cluster.run_audit import audit_run, describe
+from cluster.run_name import display_name
 from cluster.run_state import RUNS, RunFolder, RunHeld, changed_keys
 from cluster.sections import sound_sources
 from cluster.settings import (
@@ -175,6 +176,8 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     address = _join_cluster(config)
     demo = _use_demo(config)
     add_files_of_sources(config)
+    if config.trainer.experiment_name is None:
+        config.trainer.experiment_name = display_name(config, overrides, is_demo=demo is not None)
     return Plan(
         demo=demo,
         config=resolve(config, complete=False),
@@ -454,8 +457,6 @@ def _runs_code(config: Mapping[str, Any]) -> bool:
 
 
 def _trainer_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
-    folder = plan.folder.path
-    (folder / "wandb").mkdir(exist_ok=True)
     wanted = {
         "HYDRA_FULL_ERROR": "1",
         "OMP_NUM_THREADS": "1",  # two threads on a shared core are slower than one
@@ -464,10 +465,13 @@ def _trainer_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "TENSORBOARD_DIR": str(plan.folder.tensorboard),
         "TOKENIZERS_PARALLELISM": "false",
-        "WANDB_DIR": str(folder / "wandb"),
+        "WANDB_DIR": str(plan.folder.wandb),
+        "WANDB_CONSOLE": "off",  # train.log has it
+        "WANDB_RUN_ID": plan.folder.wandb_run_id(),
+        "WANDB_RESUME": "allow",
     }
     if not environ.get("WANDB_API_KEY"):
-        wanted["WANDB_MODE"] = "offline"
+        wanted |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     given = {name: value for name, value in environ.items() if value}
     given.pop("RAY_ADDRESS", None)  # a cluster that other work of this shell uses
     given.pop("TENSORBOARD_DIR", None)  # one folder a run

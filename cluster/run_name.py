@@ -11,8 +11,9 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from cluster.compose import compose_config
 from cluster.exit_codes import GOOD, USAGE
@@ -69,6 +70,39 @@ def facts(arguments: Sequence[str], environ: Mapping[str, str]) -> RunFacts:
         total=total,
         checkpoint=folder.saved_step(),
         done=int(bool(total) and folder.is_done(total)),
+    )
+
+
+def display_name(config: DictConfig, overrides: Sequence[str], *, is_demo: bool = False) -> str:
+    """What the run is called at Weights & Biases: the experiment's name where one was given, else
+    model, agents, algorithm, learning rate, batch and KL, as
+    `demo-taco+nq+math-state_masked_grpo-lr0.0005-bs20x8-kl0`.
+
+    Args:
+        config: the composed config.
+        overrides: what it was composed with.
+        is_demo: whether the model is the demo's.
+    """
+    if any(each.partition("=")[0].lstrip("+") == "mixed.experiment" for each in overrides):
+        return config.mixed.experiment
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    model = str(OmegaConf.select(config, "actor_rollout_ref.model.path") or "model")
+    sources = config.mixed.sources.items()
+    agents = [name for name, source in sources if OmegaConf.select(source, "ratio") != 0]
+    kl = 0.0
+    if actor.use_kl_loss:
+        kl = actor.kl_loss_coef
+    elif config.algorithm.use_kl_in_reward:
+        kl = config.algorithm.kl_ctrl.kl_coef
+    return "-".join(
+        [
+            "demo" if is_demo else Path(model).name,
+            "+".join(agents),
+            config.algorithm.adv_estimator,
+            f"lr{actor.optim.lr:g}",
+            f"bs{config.data.train_batch_size}x{rollout.n}",
+            f"kl{kl:g}",
+        ]
     )
 
 

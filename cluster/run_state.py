@@ -7,6 +7,7 @@ allows. The trainer's own files (`metrics.jsonl`, `ledger.jsonl`, checkpoints) a
 import fcntl
 import os
 import re
+import secrets
 import shlex
 import socket
 import time
@@ -89,7 +90,8 @@ class RunFolder:
         self.ledger = self.path / "ledger.jsonl"
         self.report = self.path / "report.html"
         self.tensorboard = self.path / "tensorboard"
-        self._done = self.path / "done"
+        self.wandb = self.path / "wandb"
+        self.done = self.path / "done"
         self._lock = self.path / ".lock"
 
     @contextmanager
@@ -133,6 +135,13 @@ class RunFolder:
                 ) from error
         return None
 
+    def claimed_at(self) -> float:
+        """When it was claimed last, seconds since 1970; 0 where it never was."""
+        try:
+            return self._lock.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
     def _written(self) -> Holder | None:
         """What the lock file says; true only while the lock is held."""
         words = self._lock.read_text().split()
@@ -167,13 +176,21 @@ class RunFolder:
         # a kill can leave the tracker empty
         return int(text) if text.isdigit() else whole_checkpoint(checkpoints)
 
+    def wandb_run_id(self) -> str:
+        """The run's name at Weights & Biases: made at its first start, and kept."""
+        path = self.wandb / "run_id"
+        if not path.exists():
+            self.wandb.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{secrets.token_hex(4)}\n")
+        return path.read_text().strip()
+
     def is_done(self, total_steps: int) -> bool:
         """Whether the trainer ended by itself after this many steps."""
-        return self._done.exists() and self.last_step() >= total_steps
+        return self.done.exists() and self.last_step() >= total_steps
 
     def mark_done(self) -> None:
         """Remember that the trainer ended by itself."""
-        self._done.write_text(f"{self.last_step()}\n")
+        self.done.write_text(f"{self.last_step()}\n")
 
 
 def _locked(lock: IO[str]) -> bool:

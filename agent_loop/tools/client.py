@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
@@ -290,7 +290,7 @@ class ToolClient:
             account.cached += 1
         else:
             account.latency_s.add(result.latency_s)
-        return result
+        return replace(result, tool=call.tool)
 
     async def call_many(
         self, calls: Sequence[ToolCall], at_once: int = BATCH_AT_ONCE
@@ -361,6 +361,7 @@ class ToolClient:
                 latency_s=result.latency_s,
                 limiter_wait_s=result.limiter_wait_s,
                 attempts=result.attempts,
+                tool=result.tool,
             )
             if self._cache is not None:
                 key = content_key(call)

@@ -80,6 +80,9 @@ class ToolResult:
     cached: bool = False
     """True when the result came from a cache, or from an equal call that was under way."""
 
+    tool: str = ""
+    """The tool that was called, as in `ToolCall`."""
+
 
 class ToolError(Exception):
     """A tool call that brought no result.

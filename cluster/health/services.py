@@ -112,11 +112,11 @@ def wandb(config: Mapping[str, Any]) -> list[Finding]:
         return [ok("wandb", f"WANDB_MODE={mode}, below {given}")]
     if os.environ.get("WANDB_API_KEY"):
         return [ok("wandb", f"with a key, below {given}")]
-    words = f"no WANDB_API_KEY: offline, below {given}"
+    words = f"no WANDB_API_KEY: offline, below {given}; `wandb sync` sends it later"
     if _in_netrc():
-        words += " (the key of `wandb login` is not read)"
-    remedy = "export WANDB_API_KEY, or send it later with `wandb sync`"
-    return [warning("wandb", words, remedy)]
+        remedy = "export WANDB_API_KEY: the key of `wandb login` is not read"
+        return [warning("wandb", words, remedy)]
+    return [ok("wandb", words)]
 
 
 def _in_netrc() -> bool:

@@ -1,6 +1,5 @@
 """What our trainer reads, refuses and writes of a step, inside verl's own `step`."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 
 pytest.importorskip("verl.trainer.ppo.v1")
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
@@ -17,12 +17,15 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from agent_loop import trainer as module
 from agent_loop.alarms import FaultWindow, RubbleError
+from agent_loop.run_folder import read_lines
 from agent_loop.source_metrics import TrainedTrajectory
+from agent_loop.token_metrics import TrainedTokens
 from agent_loop.trainer import MixedSeparateAsyncTrainer
 from agent_loop.trajectory import StopReason, Trajectory
 from agent_loop.turn_loop import Rollout
 from config.schema import MixedConfig
 from samplers.faults import GroupFaults
+from samplers.ledger import LedgerEntry
 from tests.fakes.engine import trained_of
 
 UPDATES, GROUPS = 2, 4
@@ -35,6 +38,14 @@ def trajectory(uid: str, fault: str | None = None) -> TrainedTrajectory:
         rollout.lose("search", fault)
         rollout.trajectory.without_gradient()
     return trained_of(rollout, "nq", uid)
+
+
+def tokens_of(trained: TrainedTrajectory) -> TrainedTokens:
+    """What the optimizer got: an advantage that tells the trajectories apart."""
+    mask = np.array(trained.response_mask, dtype=bool)
+    return TrainedTokens(
+        key=trained.key, source="nq", mask=mask, advantages=mask * float(ord(trained.uid[0]))
+    )
 
 
 class Buffer:
@@ -71,8 +82,13 @@ class Books:
         trainer: Any = object.__new__(MixedSeparateAsyncTrainer)
         actor = {"ppo_mini_batch_size": GROUPS // UPDATES}
         trainer.config = OmegaConf.create(
-            {"data": {"train_batch_size": GROUPS}, "actor_rollout_ref": {"actor": actor}}
+            {
+                "data": {"train_batch_size": GROUPS},
+                "actor_rollout_ref": {"actor": actor},
+                "trainer": {"logger": ["console"], "test_freq": -1},
+            }
         )
+        trainer.total_training_steps = 9
         trainer.mixed = MixedConfig.model_construct(
             trajectory_sample=None, fail_on_loop_error=False
         )
@@ -86,7 +102,7 @@ class Books:
         trainer._quota = lambda *_: {"nq": GROUPS // UPDATES}
         trainer._sizes = lambda: None
         trainer._ratio_errors = trainer._drift = lambda _: {}
-        trainer._write_ledger = lambda ts: self.ledger.append([t.uid for t in ts])
+        trainer._write_ledger = self.keep
         trainer.prepare_step = dict
 
         def step_once(metrics: dict[str, Any], timing_raw: object, size: int) -> KVBatchMeta:
@@ -97,10 +113,17 @@ class Books:
 
         trainer._step_once = step_once
         monkeypatch.setattr(module, "read_trajectories", lambda _: self.read)
+        monkeypatch.setattr(
+            module, "read_tokens", lambda _: [tokens_of(t) for t in trainer._trajectories]
+        )
         monkeypatch.setattr(module, "lay_out", lambda batch, *_: (batch, 2, {}))
         monkeypatch.setattr(module.PPOTrainerSeparateAsync, "on_step_begin", lambda _: None)
         assert MixedSeparateAsyncTrainer.__mro__[2].step is PPOTrainer.step
         self.trainer = trainer
+
+    def keep(self, trajectories: Sequence[TrainedTrajectory]) -> list[LedgerEntry]:
+        self.ledger.append([t.uid for t in trajectories])
+        return []
 
     def step(self) -> dict[str, Any]:
         metrics: dict[str, Any] = {}
@@ -109,9 +132,11 @@ class Books:
         self.trainer.step(metrics, {})
         return metrics
 
+    def lines(self) -> list[dict[str, Any]]:
+        return read_lines(self.path / f"{self.trainer.global_steps}.jsonl")
+
     def on_disk(self) -> list[str]:
-        lines = (self.path / f"{self.trainer.global_steps}.jsonl").read_text().splitlines()
-        return [json.loads(line)["key"].split("_")[0] for line in lines]
+        return [line["key"].split("_")[0] for line in self.lines()]
 
 
 def batch(*uids: str, fault: str | None = None) -> list[TrainedTrajectory]:
@@ -128,6 +153,8 @@ def test_every_mini_batch_of_a_step_reaches_its_accounts_and_none_of_the_next(
         assert books.ledger[-1] == list(step)
         assert books.on_disk() == list(step)
         assert metrics["mixed/nq/count"] == GROUPS
+        assert metrics["mixed/nq/advantage_share"] == 1
+        assert [line["advantage"] for line in books.lines()] == [ord(uid) for uid in step]
 
 
 def test_a_mini_batch_that_stops_the_run_leaves_the_step_so_far_on_disk(
@@ -138,6 +165,7 @@ def test_a_mini_batch_that_stops_the_run_leaves_the_step_so_far_on_disk(
     with pytest.raises(RubbleError) as raised:
         books.step()
     assert books.on_disk() == list("abcd")
+    assert books.lines()[0]["advantage"] is None
     assert books.ledger == []
     for words in ("step=1", "'infra_error': 2", "tool=search, last error: 503", "1.jsonl"):
         assert words in str(raised.value)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.run_name import facts, main
+from cluster.compose import compose_config
+from cluster.run_name import display_name, facts, main
 from cluster.run_state import RunFolder
 
 
@@ -21,6 +22,33 @@ def test_the_override_comes_before_the_setting_and_that_before_the_config() -> N
     assert facts([], {}).folder == "runs/mixed_demo"
     assert facts([], {"EXPERIMENT_NAME": "mine"}).folder == "runs/mine"
     assert facts(["mixed.experiment=other"], {"EXPERIMENT_NAME": "mine"}).folder == "runs/other"
+
+
+def test_a_run_without_a_name_is_called_by_what_makes_it() -> None:
+    def shown(*overrides: str) -> str:
+        return display_name(compose_config(overrides), overrides)
+
+    model = "actor_rollout_ref.model.path=models/tiny-7b/"
+    assert shown(model) == "tiny-7b-taco+nq+math-state_masked_grpo-lr0.0005-bs20x8-kl0"
+    assert (
+        shown(
+            model,
+            "mixed.sources.taco.ratio=0",
+            "actor_rollout_ref.actor.use_kl_loss=true",
+            "actor_rollout_ref.actor.kl_loss_coef=0.02",
+            "actor_rollout_ref.actor.optim.lr=1e-6",
+            "data.train_batch_size=8",
+        )
+        == "tiny-7b-nq+math-state_masked_grpo-lr1e-06-bs8x8-kl0.02"
+    )
+    assert shown("algorithm.use_kl_in_reward=true").endswith("-kl0.001")
+    assert shown("mixed.experiment=mine") == "mine"
+
+
+def test_a_run_keeps_its_name_at_weights_and_biases() -> None:
+    first = RunFolder(Path("runs/mixed_demo")).wandb_run_id()
+    assert RunFolder(Path("runs/mixed_demo")).wandb_run_id() == first
+    assert RunFolder(Path("runs/other")).wandb_run_id() != first
 
 
 def test_a_run_that_was_never_started_is_at_nothing() -> None:

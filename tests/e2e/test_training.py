@@ -4,6 +4,7 @@ Runs are killed with SIGKILL at three moments: the launcher in mid-step, a train
 trainer's driver in the middle of a checkpoint. After each the same command goes on.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import psutil
@@ -201,6 +203,88 @@ def test_every_tool_call_passed_the_limiter_in_the_name_of_its_source(job: Job):
     # Not in every step: a policy that only entropy moves forgets how to call, and a start counts
     # from nothing.
     assert called == set(QUOTAS)
+
+
+def test_the_numbers_of_each_source_are_those_of_its_trajectories_and_its_ledger(job: Job):
+    ledger = [line for line in job.ledger() if "outcome" in line]
+    for line in metrics(job.folder)[-STEPS:]:
+        step = line["step"]
+        written = read_lines(job.folder / "trajectories" / f"{step}.jsonl")
+        strength = sum(gradient(t) for t in written)
+        moving = sum(trained_tokens(t) for t in written if t["advantage"])
+        for source in QUOTAS:
+            own = [t for t in written if t["source"] == source]
+            calls = [call for t in own for call in t["calls"]]
+            wanted = {
+                "reward/mean": fmean(t["reward"] for t in own),
+                "pass_rate": fmean(t["acc"] >= 1 for t in own),
+                "turns/mean": fmean(len(t["turns"]) for t in own),
+                "generate_s/mean": fmean(sum(x["generate_s"] for x in t["turns"]) for t in own),
+                "tools_s/mean": fmean(sum(x["tools_s"] for x in t["turns"]) for t in own),
+                "prompt_length/mean": fmean(len(t["prompt_ids"]) for t in own),
+                "response_length/mean": fmean(len(t["response_ids"]) for t in own),
+                "response_length/max": max(len(t["response_ids"]) for t in own),
+                "masked_fraction": fmean(bit == 0 for t in own for bit in t["response_mask"]),
+                "tool_calls/mean": len(calls) / len(own),
+                "infra_error_rate": 0,
+                "truncated_rate": fmean(t["stop_reason"] == "response_budget" for t in own),
+            }
+            for part in own[0]["reward_parts"]:
+                if part not in ("infra_error", "loop_error"):
+                    wanted[f"reward_parts/{part}"] = fmean(t["reward_parts"][part] for t in own)
+            for tool, count in Counter(call["tool"] for call in calls if call["tool"]).items():
+                wanted[f"tools/{tool}/calls"] = count
+            if strength:
+                wanted["advantage_share"] = sum(gradient(t) for t in own) / strength
+                moved = sum(trained_tokens(t) for t in own if t["advantage"])
+                wanted["gradient_token_share"] = moved / moving
+            outcomes = Counter(
+                entry["outcome"]
+                for entry in ledger
+                if (entry["source"], entry["step"]) == (source, step)
+            )
+            assert outcomes["trained"] == line["metrics"][f"mixed/{source}/count"]
+            for why in ("filtered", "failed", "stale"):
+                assert line["metrics"].get(f"mixed/{source}/evicted/{why}", 0) == outcomes[why]
+            found = {name: line["metrics"][f"mixed/{source}/{name}"] for name in wanted}
+            assert found == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+
+
+def trained_tokens(trajectory: dict[str, Any]) -> int:
+    return sum(trajectory["response_mask"])
+
+
+def gradient(trajectory: dict[str, Any]) -> float:
+    """Sum of |A| over its tokens in the loss; it has one advantage for all of them."""
+    return abs(trajectory["advantage"] or 0.0) * trained_tokens(trajectory)
+
+
+def test_every_step_has_the_names_that_reports_read(job: Job):
+    names = (
+        *("count", "reward/mean", "reward/std", "reward/ci95", "pass_rate", "solved_all"),
+        *("solved_none", "turns/mean", "prompt_length/mean", "response_length/mean"),
+        *("response_length/max", "masked_fraction", "tool_calls/mean", "tool_error_rate"),
+        *("infra_error_rate", "tool_latency_s/p50", "tool_latency_s/p95", "entropy/mean"),
+        *("limiter_wait_s/mean", "truncated_rate", "reward_parts/score"),
+    )
+    of_all = ("mixed/ratio_error/max", "mixed/ratio_error/cumulative_max", "timing_s/step")
+    for line in metrics(job.folder)[-STEPS:]:
+        wanted = {f"mixed/{source}/{name}" for source in QUOTAS for name in names}
+        assert wanted | set(of_all) <= line["metrics"].keys()
+        phases = {"gen", "old_log_prob", "adv", "update_actor", "accounts"}
+        assert {f"timing_s/{phase}" for phase in phases} <= line["metrics"].keys()
+
+
+def test_all_starts_of_a_run_are_one_run_at_weights_and_biases(run: Path):
+    run_id = (run / "wandb" / "run_id").read_text().strip()
+    starts = list((run / "wandb" / "wandb").glob("offline-run-*"))
+    assert len(starts) > 1
+    assert {start.name.rsplit("-", 1)[1] for start in starts} == {run_id}
+    assert all(list(start.glob("*.wandb")) for start in starts)
+    tables = list((run / "wandb").rglob("trajectories_*.table.json"))
+    columns = json.loads(tables[-1].read_text())["columns"]
+    assert {"source", "reward", "advantage", "response"} <= set(columns)
+    assert "wandb: " not in (run / "train.log").read_text(errors="replace")
 
 
 def test_every_mask_bit_of_the_run_is_accounted_for(run: Path):
