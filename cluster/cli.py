@@ -9,10 +9,19 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from cluster.command_words import OVERVIEW, OVERVIEW_END, add_command
 from cluster.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
+
+OF_MODULES = {
+    "watch": "cluster.watch.command",
+    "report": "cluster.report.command",
+    "view": "cluster.viewer.command",
+}
+"""Commands whose module has `add_arguments(parser)` and `run(arguments)`; imported when named."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,8 +49,9 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of some words; kinds of data are imported only when `prepare` is among them."""
     parser = argparse.ArgumentParser(
         prog="verl-mixed",
-        description="Train one policy on several agentic sources at once, in exact ratios.",
-        epilog="exit codes: 0 good, 1 the thing checked is not good, 2 usage or config error",
+        description=OVERVIEW,
+        epilog=OVERVIEW_END,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     overrides = argparse.ArgumentParser(add_help=False)
@@ -55,23 +65,19 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         help="config files of your own, as mixture/mine.yaml for mixture=mine",
     )
 
-    train = commands.add_parser("train", parents=[overrides], help="start or resume a run")
+    train = add_command(commands, "train", parents=[overrides])
     train.set_defaults(run=_train)
 
-    check = commands.add_parser(
-        "check",
-        parents=[overrides],
-        help="print the resolved config, the first prompt of each source, and every problem",
-    )
+    check = add_command(commands, "check", parents=[overrides])
     check.set_defaults(run=_check)
 
-    plan = commands.add_parser(
-        "plan",
-        parents=[overrides],
-        help="print what the mixture will do: batches, passes, tool calls",
-    )
+    plan = add_command(commands, "plan", parents=[overrides])
     plan.add_argument(
-        "--batches", type=_at_least_one, default=10, help="how many to list (default 10)"
+        "--batches",
+        type=_at_least_one,
+        default=10,
+        metavar="N",
+        help="how many to list (default 10)",
     )
     plan.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
     plan.add_argument(
@@ -84,39 +90,51 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
     prepare = commands.add_parser("prepare", help="write the parquet files of a source")
     kinds = prepare.add_subparsers(required=True, metavar="KIND")
-    demo = kinds.add_parser("demo", help="data, corpus and model of the laptop demo (minutes)")
-    demo.add_argument("--seed", type=int, default=0)
-    demo.add_argument("--out", type=Path, help="folder (default data/demo/seed<N>)")
-    demo.set_defaults(run=_prepare_demo)
-    corpus = kinds.add_parser("corpus", help="the search index of a file of passages")
-    corpus.add_argument(
-        "--input", type=Path, required=True, help='JSON lines of {"id", "contents"}, plain or gzip'
+    demo = add_command(kinds, "prepare demo")
+    demo.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of data and model (default 0)"
     )
-    corpus.add_argument("--output", type=Path, help="folder of the index (default <input>.index)")
+    demo.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where to (default data/demo/seed<N>)"
+    )
+    demo.set_defaults(run=_prepare_demo)
+    corpus = add_command(kinds, "prepare corpus")
+    corpus.add_argument(
+        "--input",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='JSON lines of {"id", "contents"}, plain or gzip',
+    )
+    corpus.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="of the index (default <input>.index)"
+    )
     corpus.add_argument(
         "--skip-bad", action="store_true", help="leave out, and count, lines that are no passage"
     )
-    corpus.add_argument("--limit", type=_at_least_one, help="passages to take (default all)")
+    corpus.add_argument(
+        "--limit", type=_at_least_one, metavar="N", help="passages to take (default all)"
+    )
     corpus.set_defaults(run=_prepare_corpus)
     if words[:1] == ["prepare"]:
         _add_kinds(prepare, kinds, words[1:2])
 
-    serve = commands.add_parser("serve-tools", help="run the tool server until it is stopped")
+    serve = add_command(commands, "serve-tools")
     _add_server_options(serve)
     serve.set_defaults(run=_serve_tools)
 
-    for name, run, text in (
-        ("audit", _audit, "prove ratios, accounts and masks of a run from its files"),
-        ("report", _report, "write a run's report.html"),
-        ("watch", _watch, "print where a run is"),
-    ):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
-        command.set_defaults(run=run)
+    audit = add_command(commands, "audit")
+    audit.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
+    audit.set_defaults(run=_audit)
 
-    stop = commands.add_parser(
-        "stop", help="end a run on this machine: a checkpoint first, then firmly"
-    )
+    for name, module in OF_MODULES.items():
+        command = add_command(commands, name)
+        if words[:1] == [name]:
+            own = import_module(module)
+            own.add_arguments(command)
+            command.set_defaults(run=own.run)
+
+    stop = add_command(commands, "stop")
     stop.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
     stop.add_argument(
         "--grace",
@@ -127,7 +145,7 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     stop.set_defaults(run=_stop)
 
-    limiter = commands.add_parser("limiter", help="what a run's rate limiter does")
+    limiter = add_command(commands, "limiter")
     limiter.add_argument("path", type=Path, metavar="PATH", help="runs/<experiment> or state file")
     limiter.add_argument("--json", action="store_true", help="one JSON object, no table")
     limiter.add_argument("--watch", action="store_true", help="every second, until interrupted")
@@ -141,13 +159,7 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     limiter.set_defaults(run=_limiter)
 
-    doctor = commands.add_parser(
-        "doctor",
-        parents=[overrides],
-        help="what there is of what a run needs, here and on its cluster",
-        description="One line a finding: ok, warning or bad, what, and what to do. Takes the "
-        "settings that `train` takes.",
-    )
+    doctor = add_command(commands, "doctor", parents=[overrides])
     doctor.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     doctor.add_argument(
         "--locks",
@@ -164,11 +176,7 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     doctor.set_defaults(run=_doctor)
 
-    diagnose = commands.add_parser(
-        "diagnose",
-        help="known failures in a run's logs, their causes and remedies",
-        epilog="exit codes: 0 nothing known was found, 1 something was, 2 a log cannot be read",
-    )
+    diagnose = add_command(commands, "diagnose")
     if words[:1] == ["diagnose"]:
         from cluster.diagnose import add_options as add_diagnose_options
 
@@ -199,27 +207,38 @@ def _add_kinds(prepare: argparse.ArgumentParser, kinds: Any, named: Sequence[str
 
 def _add_server_options(serve: argparse.ArgumentParser) -> None:
     """Options named as the fields of `ServerSettings`; who is not given keeps its default there."""
-    serve.add_argument("--ready-file", type=Path, help="gets url and pid once the server listens")
+    serve.add_argument(
+        "--ready-file",
+        type=Path,
+        metavar="FILE",
+        help="gets url and pid once the server listens",
+    )
     serve.add_argument(
         "--token-file",
         type=Path,
+        metavar="FILE",
         help="holds the token that callers must send (default: $TOOL_SERVER_TOKEN, where it is "
         "set; else everybody may call)",
     )
 
     serve.add_argument(
-        "--settings", type=json.loads, default={}, metavar="JSON", help="settings by their names"
+        "--settings",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help="settings by the names they have in agent_loop/tools/server/settings.py",
     )
 
     def add(option: str, dest: str, **words: Any) -> None:
         serve.add_argument(option, dest=dest, default=argparse.SUPPRESS, **words)
 
-    add("--host", "host", help="address to listen on (default 127.0.0.1)")
-    add("--port", "port", type=int, help="0 takes a free one (default 8100)")
+    add("--host", "host", metavar="ADDRESS", help="address to listen on (default 127.0.0.1)")
+    add("--port", "port", type=int, metavar="N", help="0 takes a free one (default 8100)")
     add(
         "--corpus",
         "corpus_path",
         type=Path,
+        metavar="PATH",
         help='index of `prepare corpus`, or JSON lines of {"id", "contents"}, for search',
     )
     add(
@@ -235,13 +254,31 @@ def _add_server_options(serve: argparse.ArgumentParser) -> None:
         choices=("auto", "search_r1", "serper"),
         help="auto: a URL that ends in /search is Serper's",
     )
-    add("--search-timeout", "search_timeout_s", type=float, help="of one such search (default 30)")
-    add("--search-workers", "search_workers", type=_at_least_one, help="threads (default 2)")
-    add("--sandbox", "sandbox", choices=("auto", "bubblewrap", "landlock", "rlimits"))
+    add(
+        "--search-timeout",
+        "search_timeout_s",
+        type=float,
+        metavar="SECONDS",
+        help="of one such search (default 30)",
+    )
+    add(
+        "--search-workers",
+        "search_workers",
+        type=_at_least_one,
+        metavar="N",
+        help="threads that search an own index (default 2)",
+    )
+    add(
+        "--sandbox",
+        "sandbox",
+        choices=("auto", "bubblewrap", "landlock", "rlimits"),
+        help="auto: the strongest that works here; rlimits does not isolate",
+    )
     add(
         "--sandbox-workers",
         "sandbox_workers",
         type=_at_least_one,
+        metavar="N",
         help="programs run at once (default 2)",
     )
     add(
@@ -251,30 +288,69 @@ def _add_server_options(serve: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="installed packages that programs may import, as numpy and sympy (default none)",
     )
-    add("--max-sessions", "max_sessions", type=int, help="interpreters kept (default 64)")
-    add("--session-idle", "session_idle_s", type=float, help="seconds until one ends (default 900)")
+    add(
+        "--max-sessions",
+        "max_sessions",
+        type=int,
+        metavar="N",
+        help="persistent interpreters kept (default 64)",
+    )
+    add(
+        "--session-idle",
+        "session_idle_s",
+        type=float,
+        metavar="SECONDS",
+        help="until one that nobody uses ends (default 900)",
+    )
     add(
         "--queue-length",
         "queue_length",
         type=int,
+        metavar="N",
         help="requests of a tool that may wait; others get 429 (default 20000)",
     )
     add(
         "--algebra-workers",
         "algebra_workers",
         type=_at_least_one,
+        metavar="N",
         help="processes for algebra, of about 70 MB (default 2)",
     )
-    add("--algebra-seconds", "algebra_s", type=float, help="limit of one expression (default 5)")
-    add("--algebra-memory-mb", "algebra_memory_mb", type=int, help="(default 1024)")
+    add(
+        "--algebra-seconds",
+        "algebra_s",
+        type=float,
+        metavar="SECONDS",
+        help="limit of one expression (default 5)",
+    )
+    add(
+        "--algebra-memory-mb",
+        "algebra_memory_mb",
+        type=int,
+        metavar="MB",
+        help="limit of one expression (default 1024)",
+    )
     add(
         "--drain-seconds",
         "drain_s",
         type=float,
+        metavar="SECONDS",
         help="how long requests under way may take to end after SIGTERM (default 10)",
     )
-    add("--max-body-mb", "max_body_mb", type=_at_least_one, help="of a request (default 64)")
-    add("--limiter", "limiter_path", type=Path, help="a limiter's state file, shown at /metrics")
+    add(
+        "--max-body-mb",
+        "max_body_mb",
+        type=_at_least_one,
+        metavar="MB",
+        help="of a request (default 64)",
+    )
+    add(
+        "--limiter",
+        "limiter_path",
+        type=Path,
+        metavar="FILE",
+        help="a limiter's state file, shown at /metrics",
+    )
 
 
 def _at_least_one(text: str) -> int:
@@ -457,31 +533,6 @@ def _audit(arguments: argparse.Namespace) -> int:
     report = audit_run(folder, load_config(folder.config))
     print("\n".join(describe(report)))
     return GOOD if report.ok else NOT_GOOD
-
-
-def _report(arguments: argparse.Namespace) -> int:
-    from cluster.compose import load_config
-    from cluster.report import write_report
-    from cluster.run_state import RunFolder
-
-    folder = RunFolder(arguments.run_dir)
-    load_config(folder.config)  # a wrong folder is named here, before anything is written
-    write_report(folder)
-    print(folder.report)
-    return GOOD
-
-
-def _watch(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from cluster.compose import at, load_config
-    from cluster.live import state_table
-    from cluster.run_state import RunFolder
-
-    folder = RunFolder(arguments.run_dir)
-    total = int(at(load_config(folder.config), "trainer.total_training_steps"))
-    Console(highlight=False).print(state_table(folder.lines(), total, "no step yet"))
-    return GOOD
 
 
 def _stop(arguments: argparse.Namespace) -> int:

@@ -40,9 +40,8 @@ from cluster.compose import (
 from cluster.diagnose import diagnose_tail
 from cluster.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 from cluster.joined import ClusterWatch, cluster_problems, own_ip
-from cluster.live import PlainView, TableView, View
 from cluster.preflight import name_problems, preflight
-from cluster.progress import last_error, startup_phase, validation_changes
+from cluster.progress import last_error, validation_changes
 from cluster.ray_cluster import ask
 from cluster.report import write_report
 from cluster.run_audit import audit_run, describe
@@ -58,6 +57,8 @@ from cluster.settings import (
 )
 from cluster.source_files import add_files_of_sources, sources_with_files
 from cluster.versions import REPOSITORY, note, versions_now
+from cluster.watch.live import View, view_on
+from cluster.watch.run_reader import RunReader
 from config.schema import (
     TOOL_CONFIG,
     ConfigError,
@@ -339,7 +340,9 @@ def _train(
         )
         children.append(child)
         with _cluster_watch(plan, environ) as cluster:
-            _watch(plan, child, server, cluster, _view(plan, seen, console), started_at)
+            reader = RunReader(folder, log_from=started_at)
+            view = view_on(console, reader, seen)
+            _watch(plan, child, server, cluster, reader, view, started_at)
     finally:
         _end_all(folder.path, children)
     return _sum_up(plan, console)
@@ -402,13 +405,13 @@ def _start_tool_server(
     ready_file = folder.path / "tool_server.json"
     ready_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "cluster.cli", "serve-tools"]
-    command += ["--port", "0", "--ready-file", str(ready_file)]
+    command += ["--ready-file", str(ready_file)]
     if plan.cluster is not None:
         command += ["--host", own_ip(plan.cluster)]
     tools = load_section(ToolConfig, at(plan.config, TOOL_CONFIG), TOOL_CONFIG)
     mixed = load_section(MixedConfig, at(plan.config, "mixed"), "mixed")
     command += ["--limiter", str(state_path(tools, mixed))]
-    settings = mixed.tool_server or {}
+    settings = {"port": 0} | (mixed.tool_server or {})
     command += ["--settings", json.dumps(settings)]
     if not {"corpus_path", "search_upstream"} & settings.keys() and (corpus := _corpus(plan)):
         command += ["--corpus", str(corpus)]
@@ -485,17 +488,12 @@ def _dashboard(config: Mapping[str, Any]) -> str | None:
     return f"http://{ray_init.get('dashboard_host', '127.0.0.1')}:{ray_init['dashboard_port']}"
 
 
-def _view(plan: Plan, seen: int, console: Console) -> View:
-    if console.is_terminal:
-        return TableView(plan.total_steps, console)
-    return PlainView(plan.total_steps, seen, lambda line: console.print(line, markup=False))
-
-
 def _watch(
     plan: Plan,
     trainer: subprocess.Popen[bytes],
     server: subprocess.Popen[bytes] | None,
     cluster: ClusterWatch | None,
+    reader: RunReader,
     view: View,
     started_at: int,
 ) -> None:
@@ -508,7 +506,8 @@ def _watch(
     lost_at = math.inf
     with view:
         while (code := trainer.poll()) is None:
-            view.update(folder.lines(), startup_phase(_tail(folder.log, started_at)))
+            reader.read()
+            view.update(reader.state())
             if server is not None and server.poll() is not None:
                 raise RunFailed(
                     f"the tool server ended: {_reason(folder.server_log, 0, server.poll())}; its "
@@ -519,7 +518,8 @@ def _watch(
             if time.monotonic() > lost_at + LOST_NODE_S:
                 break
             time.sleep(POLL_S)
-        view.update(folder.lines(), "")
+        reader.read()
+        view.update(reader.state())
     if code != 0:
         reason = _reason(folder.log, started_at, code)
         if cluster is not None and (lost := cluster.explain(reason)):

@@ -294,7 +294,7 @@ class _Reader:
         if lines and self._scan.last_line is None and not lines[-1].startswith(_RECORD):
             last = tail.rfind(lines[-1])
             line -= tail.count(b"\n", last)
-            text, _, _ = _clean(lines[-1])
+            text, _, _ = clean_line(lines[-1])
             self._scan.last_line = self._place(offset + last, text, None, line)
         if self._starts:
             self._scan.starts[self._index] = self._starts
@@ -333,7 +333,7 @@ class _Reader:
         cues = [cue for cue in _CUES if cue in raw] if is_hit else []
         if not cues and not self._traces:
             return
-        text, speaker, count = _clean(raw)
+        text, speaker, count = clean_line(raw)
         if _START in cues and text.startswith("ray init kwargs:"):
             self._starts += 1
         opens = _TRACE in cues and text.endswith("Traceback (most recent call last):")
@@ -444,7 +444,7 @@ class _Reader:
 
     def _console(self, offset: int, raw: bytes) -> bool:
         """A line of verl's console logger."""
-        step = of_console(_clean(raw)[0])
+        step = of_console(clean_line(raw)[0])
         if step is None:
             return False
         self._judge(step[0], step[1], offset, _time_in(raw))
@@ -478,8 +478,15 @@ def _end_of(block: bytes, start: int) -> int:
     return end if cut < 0 else cut
 
 
-def _clean(raw: bytes) -> tuple[str, str, int]:
-    """(text, speaker, how often) of a line: without colours, Ray's prefix and its count."""
+def clean_line(raw: bytes) -> tuple[str, str, int]:
+    """Take a line of a log apart.
+
+    Args:
+        raw: the line, its newline or none.
+
+    Returns:
+        (text, speaker, how often): without colours, Ray's prefix and its count.
+    """
     text = raw.decode("utf-8", "replace")
     if "\x1b" in text:
         text = _ANSI.sub("", text)

@@ -6,6 +6,7 @@ Pure functions over lines `{"step", "time", "metrics": {name: number}}`.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -35,14 +36,19 @@ class Change:
     last: float
 
 
+@lru_cache(maxsize=1 << 14)
+def source_in(name: str) -> str | None:
+    """The source that a metric is a reward or losses of; None for every other metric."""
+    match = _OF_SOURCE.fullmatch(name)
+    return match["source"] if match else None
+
+
 def sources_of(lines: Sequence[Line]) -> list[str]:
     """Sources that any line has a reward or losses of, sorted."""
-    found = set()
+    names: set[str] = set()
     for line in lines:
-        for name in line["metrics"]:
-            if match := _OF_SOURCE.fullmatch(name):
-                found.add(match["source"])
-    return sorted(found)
+        names.update(line["metrics"])
+    return sorted({source for name in names if (source := source_in(name)) is not None})
 
 
 def series(lines: Sequence[Line], name: str) -> list[tuple[int, float]]:
@@ -83,13 +89,14 @@ def phase_times(metrics: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def seconds_left(lines: Sequence[Line], total_steps: int) -> float | None:
-    """Time to the end at the median pace of the last ten steps; None before there is a pace.
+def seconds_left(lines: Sequence[Line], total_steps: int | None) -> float | None:
+    """Time to the end at the median pace of the last ten steps; None before there is a pace, and
+    where the end is not known.
 
     The median, because a run that was stopped overnight has one very long step.
     """
     gaps_s = [after["time"] - before["time"] for before, after in pairwise(lines[-11:])]
-    if not gaps_s:
+    if not gaps_s or total_steps is None:
         return None
     return median(gaps_s) * max(0, total_steps - lines[-1]["step"])
 
@@ -128,11 +135,22 @@ def warnings_of(lines: Sequence[Line]) -> list[str]:
     return found
 
 
-def step_line(lines: Sequence[Line], total_steps: int) -> str:
+def printable(text: str, *, ascii_only: bool = False) -> str:
+    """Text that does nothing to a terminal: no control characters, no change of direction.
+
+    Args:
+        text: anything.
+        ascii_only: other characters become `?`.
+    """
+    text = "".join(c if c.isprintable() else " " for c in text)
+    return text.encode("ascii", "replace").decode("ascii") if ascii_only else text
+
+
+def step_line(lines: Sequence[Line], total_steps: int | None) -> str:
     """The newest step in one line of plain text."""
     line = lines[-1]
     metrics = line["metrics"]
-    parts = [f"step {line['step']}/{total_steps}"]
+    parts = [f"step {line['step']}/{'?' if total_steps is None else total_steps}"]
     if line["step"] > 0:
         parts.append(f"left {clock(seconds_left(lines, total_steps))}")
     trained = [
@@ -156,7 +174,7 @@ def step_line(lines: Sequence[Line], total_steps: int) -> str:
     if "mixed/ratio_error/max" in metrics:
         parts.append(f"ratio error {metrics['mixed/ratio_error/max']:.0f}")
     parts += [f"WARNING {warning}" for warning in warnings_of(lines)]
-    return "  ".join(parts)
+    return printable("  ".join(parts))
 
 
 def startup_phase(log: str) -> str:
@@ -173,9 +191,14 @@ def last_error(log: str) -> str | None:
     `(name pid=...)` in front and count where the driver says nothing.
     """
     clean = [_ANSI.sub("", line) for line in log.splitlines()]
-    driver = [line for line in clean if not _ACTOR.match(line)]
     workers = [_ACTOR.sub("", line) for line in clean if _ACTOR.match(line)]
-    return _last_exception(driver) or _last_exception(workers)
+    return driver_error(log) or _last_exception(workers)
+
+
+def driver_error(log: str) -> str | None:
+    """The last exception of the driver itself, which ended it; workers raise and go on."""
+    clean = (_ANSI.sub("", line) for line in log.splitlines())
+    return _last_exception([line for line in clean if not _ACTOR.match(line)])
 
 
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Killed|Died\w*)(?:\([\w.]*\))?:? ?.*")

@@ -1,13 +1,15 @@
 """Metrics and logs in words."""
 
-from io import StringIO
+import unicodedata
 
-from rich.console import Console
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cluster.live import PlainView, state_table
 from cluster.progress import (
     clock,
+    driver_error,
     last_error,
+    printable,
     ratio_error,
     seconds_left,
     sources_of,
@@ -16,7 +18,6 @@ from cluster.progress import (
     validation_changes,
     warnings_of,
 )
-from cluster.report import render
 
 
 def line(step: int, time: float, **metrics: float) -> dict[str, object]:
@@ -51,6 +52,7 @@ def test_the_pace_is_not_spoiled_by_a_night_between_two_starts() -> None:
 
     assert seconds_left(lines, 10) == 25.0
     assert seconds_left(lines[:1], 10) is None
+    assert seconds_left(lines, None) is None
 
 
 def test_times_read_as_people_write_them() -> None:
@@ -87,31 +89,6 @@ def test_a_step_line_names_rewards_counts_times_and_ratio_error() -> None:
     )
 
 
-def test_the_plain_view_prints_each_step_once_also_when_a_resume_takes_some_back() -> None:
-    said: list[str] = []
-    view = PlainView(5, 3, said.append, clock_s=lambda: 0.0)
-    old = [line(step, step) for step in range(4)]
-
-    view.update(old, "starting Ray")
-    view.update(old[:3], "starting Ray")  # the checkpoint was of step 2
-    view.update([*old[:3], line(3, 9.0)], "")
-    view.update([*old[:3], line(3, 9.0), line(4, 10.0)], "")
-
-    assert [words.split("  ")[0] for words in said] == ["starting Ray (0s)", "step 3/5", "step 4/5"]
-
-
-def test_the_plain_view_says_that_it_still_waits() -> None:
-    said: list[str] = []
-    now = [0.0]
-    view = PlainView(5, 0, said.append, clock_s=lambda: now[0])
-
-    for second in (0.0, 10.0, 31.0, 40.0):
-        now[0] = second
-        view.update([], "starting Ray")
-
-    assert said == ["starting Ray (0s)", "starting Ray (31s)"]
-
-
 DRIVER = """\
 (TaskRunnerV1 pid=71) Traceback (most recent call last):
 (TaskRunnerV1 pid=71)   File "x.py", line 1, in run
@@ -132,6 +109,7 @@ def test_the_last_error_is_the_cause_that_the_driver_reports() -> None:
 def test_a_workers_error_counts_when_the_driver_says_nothing() -> None:
     assert last_error("\n".join(DRIVER.splitlines()[:3])) == "KeyError: 'noise of a worker'"
     assert last_error("all is well\n") is None
+    assert driver_error("\n".join(DRIVER.splitlines()[:3])) is None
 
 
 def test_the_start_up_phase_is_the_last_known_word_of_the_log() -> None:
@@ -153,7 +131,6 @@ def test_what_makes_every_number_doubtful_stands_beside_each_of_them() -> None:
     assert [warning.split(":")[0] for warning in warned] == ["state_masking=false", "nq", "drift"]
     assert "25.0% of trajectories lost to infrastructure" in warned[1]
     assert all(warning in step_line(lines, 10) for warning in warned)
-    assert all(warning in render("run", lines, {}) for warning in warned)
     assert warnings_of([line(1, 0, mixed__nq__reward__mean=0.5)]) == []
 
 
@@ -168,7 +145,21 @@ def test_a_source_that_lost_its_whole_validation_is_warned_of_until_the_next() -
     assert warning == "nq: validation of step 2 lost 100.0% of it to faults"
     assert sources_of(lines) == ["nq"]
     assert validation_changes(lines) == []
-    assert warning in step_line(lines, 10) and warning in render("run", lines, {})
-    Console(file=(shown := StringIO()), width=200).print(state_table(lines, 10))
-    assert warning in shown.getvalue()
+    assert warning in step_line(lines, 10)
     assert warnings_of([*lines, line(4, 2.0, mixed__nq__val__infra_error_rate=0)]) == []
+
+
+@given(st.text())
+def test_printable_text_holds_nothing_that_acts_on_a_terminal(text: str) -> None:
+    shown = printable(text)
+
+    assert len(shown) == len(text)
+    assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in shown)
+    assert printable(text, ascii_only=True).isascii()
+    assert all(a == b for a, b in zip(shown, text, strict=True) if b.isprintable())
+
+
+def test_a_source_name_that_would_act_on_a_terminal_is_inert_in_a_step_line() -> None:
+    lines = [{"step": 1, "time": 0.0, "metrics": {"mixed/a\x1b[2J\u202e\nb/reward/mean": 1.0}}]
+
+    assert "a [2J  b 1.00" in step_line(lines, None)

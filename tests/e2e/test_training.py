@@ -24,6 +24,7 @@ from agent_loop.mask_audit import audit_masks
 from agent_loop.run_folder import read_lines
 from cluster.compose import load_config
 from cluster.run_audit import plan_of
+from tests.browser import open_page, viewing
 from tests.e2e.jobs import DEADLINE_S, QUOTAS, ROOT, Job, finish, job_of, start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -273,6 +274,37 @@ def test_every_step_has_the_names_that_reports_read(job: Job):
         assert wanted | set(of_all) <= line["metrics"].keys()
         phases = {"gen", "old_log_prob", "adv", "update_actor", "accounts"}
         assert {f"timing_s/{phase}" for phase in phases} <= line["metrics"].keys()
+
+
+@pytest.mark.browser
+async def test_report_and_viewer_of_a_real_run_open_in_a_browser(job: Job):
+    """Screenshots stay in `artefacts/`."""
+    artefacts = ROOT / "artefacts"
+    artefacts.mkdir(exist_ok=True)
+    async with open_page(job.folder / "report.html") as page:
+        assert page.requests == [(job.folder / "report.html").as_uri()]
+        assert page.console_errors == []
+        first_screen = await page.evaluate("document.body.innerText")
+        assert "Exact: each of 5 steps trained the planned prompts" in first_screen
+        assert all(source in first_screen for source in QUOTAS)
+        await page.screenshot(artefacts / f"report-{job.mode}.png", whole=True)
+    written = [
+        trajectory
+        for path in (job.folder / "trajectories").glob("*.jsonl")
+        for trajectory in read_lines(path)
+    ]
+    (first, *_) = read_lines(job.folder / "trajectories" / f"{STEPS}.jsonl")
+    ones, length = trained_tokens(first), len(first["response_ids"])
+    with viewing(job.folder) as url:
+        async with open_page(f"{url}#{STEPS}.1") as page:
+            await page.until("document.querySelector('.trajectory')")
+            shown = await page.evaluate("document.body.innerText")
+            assert f"{len(written)} trajectories" in shown
+            assert f"= response {length}; mask ones {ones} = trained tokens {ones}" in shown
+            tokens = await page.evaluate("document.querySelectorAll('.segment .token').length")
+            assert tokens == length
+            assert page.console_errors == []
+            await page.screenshot(artefacts / f"viewer-{job.mode}.png")
 
 
 def test_all_starts_of_a_run_are_one_run_at_weights_and_biases(run: Path):

@@ -1,0 +1,136 @@
+"""Sections on the mixture: planned against trained, prompts that were given up. Pure."""
+
+from collections.abc import Sequence
+from itertools import chain
+
+from cluster.mixture_rows import RatioRow, evictions, ratio_rows
+from cluster.progress import series
+from cluster.report.charts import Curve, Panel, number
+from cluster.report.panels import NOTHING_YET, Section, drawn
+from cluster.report.runs import Run
+from cluster.report.tables import Table
+
+
+def mixture(run: Run) -> Section:
+    """Planned against trained."""
+    rows = ratio_rows(run.lines, run.ledger)
+    names = sorted({name for row in rows for name in row.trained})
+    counts = [
+        Curve(name=name, points=[(r.step, r.trained.get(name, 0)) for r in rows], color=i)
+        for i, name in enumerate(names)
+    ]
+    errors = [
+        Curve(name="this step", points=[(row.step, row.error) for row in rows], color=4),
+        Curve(
+            name="since the start",
+            points=[(row.step, row.cumulative) for row in rows if row.cumulative is not None],
+            color=0,
+        ),
+    ]
+    return Section(
+        title="Mixture",
+        panels=drawn(
+            Panel(title="Prompts trained per step", curves=counts),
+            Panel(title="Off the plan, prompts (largest of any source)", curves=errors, ceiling=1),
+        ),
+        tables=[_totals(rows, names), _each_step(rows, names)] if rows else (),
+        notes=(mixture_verdict(run, rows),),
+        missing=NOTHING_YET,
+    )
+
+
+def mixture_verdict(run: Run, rows: Sequence[RatioRow]) -> str:
+    """Whether every batch was as planned, in one sentence."""
+    if not rows:
+        return NOTHING_YET
+    proof = "ledger against plan" if rows[0].planned is not None else "by the metrics; no ledger"
+    if run.ledger_problem:
+        proof = f"by the metrics; {run.ledger_problem}"
+    worst = max(rows, key=lambda row: row.error)
+    if worst.error:
+        off = sum(row.error > 0 for row in rows)
+        return (
+            f"NOT exact: {off} of {len(rows)} steps are off their plan, step {worst.step} by "
+            f"{worst.error} prompts ({proof})."
+        )
+    if differing := [row.step for row in rows if not row.logged]:
+        return (
+            f"NOT proven: the metrics of {len(differing)} steps differ from the ledger, first in "
+            f"step {differing[0]}."
+        )
+    farthest = max((row.cumulative or 0.0 for row in rows), default=0.0)
+    within = f"within {number(farthest)} prompts of" if farthest else "exactly"
+    return (
+        f"Exact: each of {len(rows)} steps trained the planned prompts of every source, and every "
+        f"source had {within} its due share at all times ({proof})."
+    )
+
+
+def _totals(rows: Sequence[RatioRow], names: Sequence[str]) -> Table:
+    trained = {name: sum(row.trained.get(name, 0) for row in rows) for name in names}
+    everything = sum(trained.values())
+    body: list[Sequence[object]] = []
+    if all(row.planned is not None for row in rows):
+        planned = [sum((row.planned or {}).get(name, 0) for row in rows) for name in names]
+        body.append(["prompts planned", *planned])
+    body.append(["prompts trained", *trained.values()])
+    body.append(["share", *(f"{count / max(1, everything):.2%}" for count in trained.values())])
+    return Table(head=("", *names), rows=body)
+
+
+def _each_step(rows: Sequence[RatioRow], names: Sequence[str]) -> Table:
+    def cell(row: RatioRow, name: str) -> str:
+        count = row.trained.get(name, 0)
+        return str(count) if row.planned is None else f"{count} of {row.planned.get(name, 0)}"
+
+    return Table(
+        head=("step", *names, "off", "since the start"),
+        rows=[
+            [
+                row.step,
+                *(cell(row, name) for name in names),
+                row.error,
+                "" if row.cumulative is None else row.cumulative,
+            ]
+            for row in rows
+        ],
+        folded="Trained of planned prompts in each step",
+    )
+
+
+def given_up(run: Run) -> Section:
+    """Prompts that were replaced, by reason."""
+    found = evictions(run.lines, run.ledger)
+    reasons = list(dict.fromkeys(chain.from_iterable(found.values())))
+    panels = [
+        Panel(
+            title=f"Prompts given up per step: {reason}",
+            curves=[
+                Curve(
+                    name=source,
+                    points=series(run.trained, f"mixed/{source}/evicted/{reason}"),
+                    color=run.sources.index(source),
+                    dots=True,
+                )
+                for source in found
+                if source in run.sources
+            ],
+        )
+        for reason in reasons
+    ]
+    return Section(
+        title="Prompts given up",
+        panels=drawn(*panels),
+        tables=[
+            Table(
+                head=("source", *reasons),
+                rows=[
+                    [source, *(own.get(reason, 0) for reason in reasons)]
+                    for source, own in found.items()
+                ],
+            )
+        ]
+        if found
+        else (),
+        missing="No prompt was given up." if run.trained else NOTHING_YET,
+    )

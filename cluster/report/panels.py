@@ -1,0 +1,51 @@
+"""What a section of the report is made of, and the panels that most of them draw. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.progress import series
+from cluster.report.charts import Curve, Panel
+from cluster.report.runs import Run
+from cluster.report.tables import Table
+from cluster.summary import (
+    moving_average,
+)
+
+NOTHING_YET = "No step has been trained yet."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One section of one run."""
+
+    title: str
+    panels: Sequence[Panel] = ()
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
+    missing: str = ""
+    """Said where it has neither panel nor table."""
+
+
+def drawn(*panels: Panel) -> list[Panel]:
+    return [panel for panel in panels if not panel.is_empty]
+
+
+def per_source(run: Run, title: str, metric: str) -> Panel:
+    """Each step faint, the average on top."""
+    curves: list[Curve] = []
+    for i, source in enumerate(run.sources):
+        points = series(run.trained, f"mixed/{source}/{metric}")
+        curves.append(Curve(name=source, points=points, color=i, faint=True))
+        curves.append(Curve(name=source, points=moving_average(points), color=i))
+    return Panel(title=title, curves=curves)
+
+
+def shares(run: Run, title: str, metric: str) -> Panel:
+    return Panel(
+        title=title,
+        layers=[
+            Curve(name=source, points=series(run.trained, f"mixed/{source}/{metric}"), color=i)
+            for i, source in enumerate(run.sources)
+        ],
+        ceiling=1.0,
+    )

@@ -1,0 +1,274 @@
+"""The numbers that every view of a run shows: watch, report, its CSV. Pure.
+
+Functions over lines of `metrics.jsonl`; `cluster.progress` finds the series, and knows nothing of
+this file. Where a metric was not logged there is no number, never a 0. Intervals are in
+`cluster.estimates`, the mixture in `cluster.mixture_rows`.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+
+from cluster.progress import Line, phase_times, series, sources_of
+
+AVERAGE_OVER = 10
+"""Steps of every moving average, and of "the first" and "the last" steps of a run."""
+
+Points = Sequence[tuple[int, float]]
+
+SOURCE_FACTS: Mapping[str, str] = {
+    "reward/mean": "reward",
+    "pass_rate": "solved",
+    "count": "prompts a step",
+    "solved_all": "groups all solved",
+    "solved_none": "groups none solved",
+    "zero_variance": "groups all equal",
+    "too_small": "groups too small",
+    "advantage_share": "share of |advantage|",
+    "gradient_token_share": "share of gradient tokens",
+    "turns/mean": "turns",
+    "prompt_length/mean": "prompt tokens",
+    "response_length/mean": "response tokens",
+    "response_length/max": "longest response, tokens",
+    "masked_fraction": "masked",
+    "truncated_rate": "cut off",
+    "entropy/mean": "entropy, nats",
+    "kl/mean": "KL to the reference",
+    "tool_calls/mean": "tool calls",
+    "tool_error_rate": "tool calls rejected",
+    "tool_latency_s/p50": "tool latency p50, s",
+    "tool_latency_s/p95": "tool latency p95, s",
+    "tool_cache_hit_rate": "tool cache hits",
+    "limiter_wait_s/mean": "limiter wait per call, s",
+    "infra_error_rate": "lost to infrastructure",
+    "loop_error_rate": "lost to exceptions",
+    "deadline_rate": "stopped by the deadline",
+}
+"""`mixed/<source>/<name>` -> what a table calls it, in the order of a table."""
+
+
+PHASE_WORDS: Mapping[str, str] = {
+    "gen": "generation",
+    "reward": "reward",
+    "old_log_prob": "old log-probs",
+    "ref": "reference log-probs",
+    "values": "critic values",
+    "adv": "advantages",
+    "update_critic": "critic update",
+    "update_actor": "policy update",
+    "update_weights": "weight sync",
+    "save_checkpoint": "checkpoint",
+    "testing": "validation",
+}
+"""verl's word for a phase of the step -> ours."""
+
+AFTER_STEP = "testing"
+"""The phase that `timing_s/step` does not hold."""
+
+
+# --- one series ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a series was over its last points."""
+
+    mean: float
+    min: float
+    max: float
+    latest: float
+    count: int
+    """Points it is of."""
+
+
+def moving_average(points: Points, over: int = AVERAGE_OVER) -> list[tuple[int, float]]:
+    """Mean of each point and those before it, `over` at most."""
+    return [
+        (step, fmean(value for _, value in points[max(0, i + 1 - over) : i + 1]))
+        for i, (step, _) in enumerate(points)
+    ]
+
+
+def summary(points: Points, over: int | None = None) -> Summary | None:
+    """Summary of the last `over` points, None takes all; None without a point."""
+    values = [value for _, value in (points if over is None else points[-over:])]
+    if not values:
+        return None
+    return Summary(
+        mean=fmean(values), min=min(values), max=max(values), latest=values[-1], count=len(values)
+    )
+
+
+def summaries(
+    lines: Sequence[Line], names: Iterable[str], over: int = AVERAGE_OVER
+) -> dict[str, Summary]:
+    """Metric -> summary of the last `over` steps that logged it; without those never logged."""
+    found = {name: summary(series(lines, name), over) for name in names}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def increments(points: Points) -> list[tuple[int, float]]:
+    """What a counter that runs since the start of the run gained in each step.
+
+    A counter that fell was set back by a restart: what it shows then is the gain.
+    """
+    return [
+        (step, value if value < before else value - before)
+        for (_, before), (step, value) in pairwise([(0, 0.0), *points])
+    ]
+
+
+def trained(lines: Sequence[Line]) -> list[Line]:
+    """The lines of optimizer steps, without the validation before the first."""
+    return [line for line in lines if line["step"] > 0]
+
+
+def source_table(
+    lines: Sequence[Line], over: int = AVERAGE_OVER
+) -> dict[str, dict[str, tuple[Summary, Summary]]]:
+    """Fact of `SOURCE_FACTS` -> source -> its first and its last `over` steps; what is there."""
+    table: dict[str, dict[str, tuple[Summary, Summary]]] = {}
+    for fact in SOURCE_FACTS:
+        for source in sources_of(lines):
+            points = series(trained(lines), f"mixed/{source}/{fact}")
+            first, last = summary(points[:over]), summary(points, over)
+            if first is not None and last is not None:
+                table.setdefault(fact, {})[source] = (first, last)
+    return table
+
+
+# --- tools --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRow:
+    """One tool over some steps."""
+
+    tool: str
+    calls: int
+    failed: int
+    """Those without a result, whosever fault that was."""
+    p50_s: float | None
+    """Median over the steps of their p50."""
+    p95_s: float | None
+    worst_p95_s: float | None
+
+    @property
+    def error_rate(self) -> float | None:
+        """Share of calls that failed; None without a call."""
+        return self.failed / self.calls if self.calls else None
+
+
+def tools_of(lines: Sequence[Line], source: str | None = None) -> list[str]:
+    """Tools that were called, sorted; of one source, or of any."""
+    prefix = "mixed/tools/" if source is None else f"mixed/{source}/tools/"
+    names = {name for line in lines for name in line["metrics"] if name.startswith(prefix)}
+    return sorted(
+        name.removeprefix(prefix).removesuffix("/calls")
+        for name in names
+        if name.endswith("/calls")
+    )
+
+
+def tool_rows(lines: Sequence[Line], source: str | None = None) -> list[ToolRow]:
+    """Every tool over all lines given; of one source, or of all."""
+    prefix = "mixed/tools" if source is None else f"mixed/{source}/tools"
+    rows = []
+    for tool in tools_of(lines, source):
+        calls, failed = 0.0, 0.0
+        for line in lines:
+            own = line["metrics"].get(f"{prefix}/{tool}/calls", 0.0)
+            calls += own
+            failed += own * line["metrics"].get(f"{prefix}/{tool}/error_rate", 0.0)
+        p50_s = [value for _, value in series(lines, f"{prefix}/{tool}/latency_s/p50")]
+        p95_s = [value for _, value in series(lines, f"{prefix}/{tool}/latency_s/p95")]
+        rows.append(
+            ToolRow(
+                tool=tool,
+                calls=round(calls),
+                failed=round(failed),
+                p50_s=median(p50_s) if p50_s else None,
+                p95_s=median(p95_s) if p95_s else None,
+                worst_p95_s=max(p95_s, default=None),
+            )
+        )
+    return rows
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Where the time of a step went; means where it is of several steps."""
+
+    phase: str
+    """The longest phase, in verl's word."""
+    phase_s: float
+    step_s: float
+    validation_s: float
+    """Mean seconds a step that validation took on top of the step."""
+    tool_share: float | None
+    """Of the time of trajectories, not of the clock: what their tools took, without the limiter's
+    wait; None where it is not logged."""
+    limiter_share: float | None
+
+    @property
+    def share(self) -> float:
+        """Of the step, that the longest phase took."""
+        return self.phase_s / self.step_s
+
+
+def limits_of(lines: Sequence[Line]) -> Limits | None:
+    """What limited the step time of these lines, one or more; None without times."""
+    timed = [line for line in trained(lines) if line["metrics"].get("timing_s/step", 0.0) > 0]
+    means = phase_means(timed)
+    validation_s = means.pop(AFTER_STEP, 0.0)
+    if not means:
+        return None
+    phase = next(iter(means))  # the longest
+    tool_share, limiter_share = _inside_generation(timed)
+    return Limits(
+        phase=phase,
+        phase_s=means[phase],
+        step_s=fmean(line["metrics"]["timing_s/step"] for line in timed),
+        validation_s=validation_s,
+        tool_share=tool_share,
+        limiter_share=limiter_share,
+    )
+
+
+def phase_means(lines: Sequence[Line]) -> dict[str, float]:
+    """Phase -> mean seconds a step, longest first; a step without a phase spent 0 s in it."""
+    totals: defaultdict[str, float] = defaultdict(float)
+    for line in lines:
+        for phase, seconds in phase_times(line["metrics"]).items():
+            totals[phase] += seconds
+    longest = sorted(totals.items(), key=lambda item: -item[1])
+    return {phase: total / len(lines) for phase, total in longest}
+
+
+def _inside_generation(lines: Sequence[Line]) -> tuple[float | None, float | None]:
+    """(share of tools, share of the limiter's wait) of the time of trajectories."""
+    model_s = tools_s = wait_s = 0.0
+    for line in lines:
+        metrics = line["metrics"]
+        for source in sources_of([line]):
+            prefix = f"mixed/{source}"
+            prompts = metrics.get(f"{prefix}/count", 0.0)
+            if (
+                f"{prefix}/generate_s/mean" not in metrics
+                or f"{prefix}/tools_s/mean" not in metrics
+            ):
+                continue
+            model_s += prompts * metrics[f"{prefix}/generate_s/mean"]
+            tools_s += prompts * metrics[f"{prefix}/tools_s/mean"]
+            calls = prompts * metrics.get(f"{prefix}/tool_calls/mean", 0.0)
+            wait_s += calls * metrics.get(f"{prefix}/limiter_wait_s/mean", 0.0)
+    total_s = model_s + tools_s
+    if total_s <= 0:
+        return None, None
+    wait_s = min(wait_s, tools_s)  # calls of one turn wait side by side
+    return (tools_s - wait_s) / total_s, wait_s / total_s

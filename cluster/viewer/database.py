@@ -1,0 +1,88 @@
+"""The file of the viewer's index: beside the run, or in the user's cache where it is not writable.
+
+It is only an index: a damaged one, and one of another version, is made anew.
+"""
+
+import hashlib
+import os
+import sqlite3
+from contextlib import suppress
+from pathlib import Path
+
+FILE_NAME = "viewer.sqlite"
+
+_VERSION = 1
+"""Of the tables; an index of another version is made anew."""
+
+_TABLES = """
+CREATE TABLE files (name TEXT PRIMARY KEY, mtime_ns INTEGER, size INTEGER);
+CREATE TABLE trajectories (
+  id INTEGER PRIMARY KEY, file TEXT NOT NULL, line INTEGER NOT NULL, start INTEGER NOT NULL,
+  step INTEGER, key TEXT, "group" TEXT, source TEXT, row_id TEXT, reward REAL, acc REAL,
+  advantage REAL, stop_reason TEXT, length INTEGER, model_tokens INTEGER, turns INTEGER,
+  calls INTEGER, errors INTEGER);
+CREATE INDEX by_place ON trajectories (step, file, line);
+CREATE INDEX by_file ON trajectories (file);
+CREATE INDEX by_group ON trajectories ("group");
+CREATE TABLE unreadable (file TEXT, line INTEGER, why TEXT);
+"""
+
+
+def open_database(run_dir: Path) -> tuple[Path, sqlite3.Connection]:
+    """The index of a run, beside it or in the user's cache."""
+    beside = run_dir / FILE_NAME
+    with suppress(sqlite3.OperationalError):  # not writable
+        return beside, _connect(beside)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-mixed"
+    cache.mkdir(parents=True, exist_ok=True)
+    name = hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:16]
+    path = cache / f"viewer-{name}.sqlite"
+    return path, _connect(path)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """The database with its tables; anew where the file holds something else.
+
+    Raises:
+        sqlite3.OperationalError: the file cannot be written.
+    """
+    database = sqlite3.connect(path, timeout=30.0)
+    try:
+        _make_tables(database)
+    except sqlite3.OperationalError:
+        database.close()
+        raise
+    except sqlite3.DatabaseError:  # damaged, or no database: it is only an index
+        database.close()
+        path.unlink()
+        database = sqlite3.connect(path, timeout=30.0)
+        _make_tables(database)
+    return database
+
+
+def _make_tables(database: sqlite3.Connection) -> None:
+    database.execute("PRAGMA synchronous = OFF")  # made anew when it is damaged
+    database.execute("PRAGMA cache_size = -16000")
+    database.execute("BEGIN IMMEDIATE")  # fails here where the file cannot be written
+    with database:
+        if database.execute("PRAGMA user_version").fetchone()[0] == _VERSION:
+            return
+        old = database.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN "
+            "('files', 'trajectories', 'unreadable', 'texts')"
+        ).fetchall()
+        for (name,) in old:
+            database.execute(f"DROP TABLE {name}")
+        for statement in _TABLES.split(";"):
+            database.execute(statement)
+        try:
+            database.execute("CREATE VIRTUAL TABLE texts USING fts5(text)")
+        except sqlite3.OperationalError:  # sqlite without full text search: LIKE serves
+            database.execute("CREATE TABLE texts (text TEXT)")
+        database.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+def has_words(database: sqlite3.Connection) -> bool:
+    """Whether its texts are indexed by word."""
+    made = database.execute("SELECT sql FROM sqlite_master WHERE name = 'texts'").fetchone()[0]
+    return "fts5" in made

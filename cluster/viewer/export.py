@@ -1,0 +1,100 @@
+"""The viewer as one file: the same page with its trajectories inside, and no server.
+
+Everything it may run is named by hash in its policy; the trajectories are text in a data block,
+with every `<` written as an escape, so that none of it can end the block.
+"""
+
+import base64
+import hashlib
+import json
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from cluster.viewer.index import Filter, Index
+from cluster.viewer.server import PAGE
+from cluster.viewer.tokens import Decode
+from cluster.viewer.views import row_view, run_view, trajectory_view
+
+_TAGS = (
+    '<link rel="stylesheet" href="viewer.css">',
+    '<script src="tokens.js" defer></script>',
+    '<script src="viewer.js" defer></script>',
+)
+"""In index.html, where the files' texts go."""
+
+
+def page_of(
+    name: str, index: Index, decode: Decode | None, note: str, chosen: Filter, most: int
+) -> tuple[str, int, int]:
+    """The page with the trajectories that are meant.
+
+    Args:
+        name: of the run.
+        index: its trajectories.
+        decode: its tokenizer; None shows ids.
+        note: what to say where there is none.
+        chosen: which are meant.
+        most: how many of them, the first.
+
+    Returns:
+        HTML, how many are in it, and how many were meant.
+    """
+    total = index.count(chosen)
+    rows = index.rows(chosen, limit=most)
+    shown: dict[str, Any] = {}
+    unreadable = 0
+    for row in rows:
+        try:
+            shown[row.id] = trajectory_view(row.id, index.record(row.id), decode)
+        except ValueError:
+            unreadable += 1
+    run = run_view(name, index, note)
+    run["unreadable"] += unreadable
+    run["exported"] = f"{len(shown)} of {total} trajectories" + (
+        f" ({chosen})" if f"{chosen}" else ""
+    )
+    data = {
+        "run": run,
+        "rows": [row_view(row) for row in rows if row.id in shown],
+        "trajectories": shown,
+    }
+    return _assemble(name, data), len(shown), total
+
+
+def _assemble(name: str, data: dict[str, Any]) -> str:
+    css, tokens, viewer = (
+        (PAGE / file).read_text(encoding="utf-8")
+        for file in ("viewer.css", "tokens.js", "viewer.js")
+    )
+    script = tokens + viewer
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(css)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    block = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        block = block.replace(sign, f"\\u{ord(sign):04x}")
+    page = (PAGE / "index.html").read_text(encoding="utf-8")
+    head, rest = page.split(_TAGS[0])
+    between, rest = rest.split(_TAGS[1])
+    _, tail = rest.split(_TAGS[2])
+    head = head.replace("<title>Trajectories</title>", f"<title>{escape(name)}</title>")
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    before_end, end = tail.split("</body>")
+    return (
+        f"{head}{meta}<style>{css}</style>{between}{before_end}"
+        f'<script type="application/json" id="data">{block}</script>'
+        f"<script>{script}</script></body>{end}"
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write the page; readers see the old file or the new one."""
+    draft = path.with_name(path.name + ".tmp")
+    draft.write_text(page, encoding="utf-8")
+    draft.replace(path)

@@ -1,0 +1,275 @@
+// The page: filters, list, keys. Data comes from the server, or from the file itself.
+
+(() => {
+  const PAGE_ROWS = 100;
+  const MEMBERS = 32; // most that are shown side by side
+  const at = (id) => document.getElementById(id);
+  const form = at('filter');
+  const list = at('list');
+  const detail = at('detail');
+
+  async function ask(path, query) {
+    const response = await fetch(`${path}?${new URLSearchParams(query || {})}`);
+    const answer = await response.json();
+    if (!response.ok) throw new Error(answer.error);
+    return answer;
+  }
+
+  const served = {
+    run: () => ask('/api/run'),
+    rows: (query) => ask('/api/trajectories', query),
+    trajectory: (id) => ask(`/api/trajectories/${encodeURIComponent(id)}`),
+  };
+
+  function inFile(data) {
+    function fits(row, query) {
+      const [first, last] = (query.step || '').split('-').map(Number);
+      const words = (query.text || '').toLowerCase().split(/\s+/).filter(Boolean);
+      const said = words.length
+        ? data.trajectories[row.id].segments.map((segment) => segment.text).join('\n').toLowerCase()
+        : '';
+      return (
+        (!query.source || row.source === query.source) &&
+        (!query.group || row.group === query.group) &&
+        (!query.outcome || row.outcomes.includes(query.outcome)) &&
+        (!query.step || (row.step >= first && row.step <= (last === undefined ? first : last))) &&
+        (!query.reward_min || row.reward >= Number(query.reward_min)) &&
+        (!query.reward_max || row.reward <= Number(query.reward_max)) &&
+        words.every((word) => said.includes(word))
+      );
+    }
+    return {
+      run: async () => data.run,
+      rows: async (query) => {
+        const all = data.rows.filter((row) => fits(row, query));
+        return { total: all.length, rows: all.slice(query.offset, query.offset + query.limit) };
+      },
+      trajectory: async (id) => {
+        if (!data.trajectories[id]) throw new Error(`trajectory ${id} is not in this file`);
+        return data.trajectories[id];
+      },
+    };
+  }
+
+  const block = at('data');
+  const source = block ? inFile(JSON.parse(block.textContent)) : served;
+
+  let rows = [];
+  let total = 0;
+  let offset = 0;
+  let chosen = -1; // in rows
+  let current = null; // id of the trajectory that is shown, or will be
+  let grouped = false;
+  const asked = { list: 0, detail: 0 }; // answers to older questions are dropped
+
+  function complain(error) {
+    detail.replaceChildren(make('p', { class: 'bad', role: 'alert' }, error.message));
+  }
+
+  // --- the list -----------------------------------------------------------------------------------
+
+  function rowElement(row, number, before) {
+    const solved = row.outcomes.includes('solved');
+    const element = make(
+      'div',
+      {
+        class: `row ${solved ? 'solved' : ''} ${before && before.group === row.group ? '' : 'first'}`,
+        id: `row-${row.id}`,
+        role: 'option',
+        'aria-selected': 'false',
+        title: `${row.row_id} ${row.key}`,
+      },
+      make('span', {}, String(row.step)),
+      make('span', {}, row.source),
+      make('span', { class: row.outcomes.includes('lost') ? 'bad' : '' }, row.stop_reason),
+      make('span', {}, `${solved ? '✓ ' : ''}${figure(row.reward, 2)}`),
+      make('span', {}, figure(row.advantage, 2)),
+      make('span', {}, String(row.length)),
+      make('span', { class: row.errors ? 'bad' : '' }, row.errors ? `${row.calls} (${row.errors} ✗)` : String(row.calls)),
+    );
+    element.addEventListener('click', () => choose(number));
+    return element;
+  }
+
+  function question() {
+    const filled = [...new FormData(form)].filter(([, value]) => value.trim() !== '');
+    return Object.fromEntries(filled);
+  }
+
+  /** Load a page of the list and show one of its rows; false where a newer question came between. */
+  async function load(from, which) {
+    const mine = ++asked.list;
+    list.setAttribute('aria-busy', 'true');
+    let failed = null;
+    try {
+      const answer = await source.rows({ ...question(), offset: from, limit: PAGE_ROWS });
+      if (mine !== asked.list) return false;
+      ({ rows, total } = answer);
+      offset = from;
+    } catch (error) {
+      if (mine !== asked.list) return false;
+      rows = [];
+      total = 0;
+      failed = error;
+    }
+    list.replaceChildren(...rows.map((row, number) => rowElement(row, number, rows[number - 1])));
+    at('count').textContent = total === 1 ? '1 trajectory' : `${total} trajectories`;
+    const last = offset + rows.length;
+    at('page').textContent = rows.length ? `${offset + 1} to ${last} of ${total}` : '';
+    at('previous').disabled = offset === 0;
+    at('next').disabled = last >= total;
+    list.setAttribute('aria-busy', 'false');
+    chosen = -1;
+    if (rows.length && which !== null) {
+      await choose(which === 'last' ? rows.length - 1 : which);
+    } else if (!rows.length) {
+      asked.detail++;
+      if (failed) complain(failed);
+      else detail.replaceChildren(make('p', {}, 'nothing fits the filter'));
+    }
+    return true;
+  }
+
+  function mark(number) {
+    if (list.children[chosen]) list.children[chosen].setAttribute('aria-selected', 'false');
+    chosen = number;
+    const element = list.children[number];
+    element.setAttribute('aria-selected', 'true');
+    list.setAttribute('aria-activedescendant', element.id);
+    element.scrollIntoView({ block: 'nearest' });
+  }
+
+  async function choose(number) {
+    mark(number);
+    await open(rows[number].id);
+  }
+
+  // --- what is shown ------------------------------------------------------------------------------
+
+  async function open(id) {
+    const mine = ++asked.detail;
+    current = id;
+    try {
+      const shown = await source.trajectory(id);
+      const element = grouped ? await groupOf(shown) : trajectoryElement(shown);
+      if (mine !== asked.detail) return;
+      detail.replaceChildren(element);
+      detail.scrollTop = 0;
+      history.replaceState(null, '', `#${id}`);
+    } catch (error) {
+      if (mine === asked.detail) complain(error);
+    }
+  }
+
+  async function groupOf(shown) {
+    const answer = await source.rows({ group: shown.group, offset: 0, limit: MEMBERS });
+    const members = await Promise.all(answer.rows.map((row) => source.trajectory(row.id)));
+    const openOne = (id) => {
+      grouped = false;
+      const number = rows.findIndex((row) => row.id === id);
+      if (number >= 0) mark(number);
+      open(id);
+    };
+    return groupElement(members, answer.rows[0].group_size, openOne);
+  }
+
+  function move(by) {
+    const number = chosen + by;
+    if (number >= 0 && number < rows.length) choose(number);
+    else if (by > 0) turnPage(1, 0);
+    else turnPage(-1, 'last');
+  }
+
+  async function moveGroup(by) {
+    if (chosen < 0) return;
+    const left = rows[chosen].group;
+    let number = chosen;
+    for (;;) {
+      while (rows[number] && rows[number].group === left) number += by;
+      if (rows[number]) break;
+      if (!(await turnPage(by, null))) return;
+      number = by > 0 ? 0 : rows.length - 1;
+    }
+    if (by < 0) {
+      while (number > 0 && rows[number - 1].group === rows[number].group) number--;
+    }
+    await choose(number);
+  }
+
+  /** Load the page before or after this one; false where there is none. */
+  async function turnPage(by, which) {
+    const from = Math.max(0, offset + by * PAGE_ROWS);
+    return from !== offset && from < total && load(from, which);
+  }
+
+  function toggleGroup() {
+    grouped = !grouped;
+    if (current !== null) open(current);
+  }
+
+  // --- hands --------------------------------------------------------------------------------------
+
+  const KEYS = {
+    j: () => move(1),
+    k: () => move(-1),
+    n: () => moveGroup(1),
+    p: () => moveGroup(-1),
+    g: toggleGroup,
+    '[': () => turnPage(-1, 0),
+    ']': () => turnPage(1, 0),
+    '/': () => form.elements.text.focus(),
+    '?': () => at('help').showModal(),
+  };
+
+  document.addEventListener('keydown', (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || at('help').open) return;
+    const typing = event.target.matches('input, select, textarea');
+    if (typing) {
+      if (event.key === 'Escape') event.target.blur();
+      return;
+    }
+    if (!Object.hasOwn(KEYS, event.key)) return;
+    event.preventDefault();
+    KEYS[event.key]();
+  });
+
+  let typed = 0;
+  form.addEventListener('submit', (event) => event.preventDefault());
+  form.addEventListener('reset', () => setTimeout(() => load(0, 0)));
+  form.addEventListener('input', () => {
+    clearTimeout(typed);
+    typed = setTimeout(() => load(0, 0), 150);
+  });
+  at('keys').addEventListener('click', () => at('help').showModal());
+  at('previous').addEventListener('click', () => turnPage(-1, 0));
+  at('next').addEventListener('click', () => turnPage(1, 0));
+
+  async function begin() {
+    const run = await source.run();
+    document.title = plain(run.name);
+    at('run').replaceChildren(say(document.createDocumentFragment(), run.name));
+    for (const [name, values] of [
+      ['source', Object.keys(run.sources)],
+      ['outcome', run.outcomes],
+    ]) {
+      for (const value of values) form.elements[name].append(make('option', { value }, value));
+    }
+    const notes = at('notes');
+    if (run.exported) notes.append(make('p', { class: 'note' }, `exported: ${run.exported}`));
+    if (run.note) notes.append(make('p', { class: 'note' }, run.note));
+    if (run.unreadable) {
+      notes.append(
+        make('p', { class: 'bad', role: 'alert' }, `${count(run.unreadable, 'line')} cannot be read and ${run.unreadable === 1 ? 'is' : 'are'} left out: ${run.unreadable_why.join('; ')}`),
+      );
+    }
+    const linked = decodeURIComponent(location.hash.slice(1));
+    await load(0, linked ? null : 0);
+    if (linked) {
+      const number = rows.findIndex((row) => row.id === linked);
+      if (number >= 0) await choose(number);
+      else await open(linked);
+    }
+  }
+
+  begin().catch(complain).finally(() => document.body.setAttribute('data-ready', 'yes'));
+})();

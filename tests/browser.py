@@ -1,0 +1,301 @@
+"""Headless Chromium for tests of pages, over the DevTools protocol.
+
+A page opened here has a profile of its own; what it asks for and what it complains of is kept.
+"""
+
+import asyncio
+import base64
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from async_timeout import timeout
+
+ROOT = Path(__file__).parents[1]
+START_TIMEOUT_S = 240.0
+REPLY_TIMEOUT_S = 240.0
+"""No test may fail because the machine is busy; pytest's own limit ends one that hangs."""
+
+_FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--remote-debugging-port=0",
+)
+
+_KEYS = {  # name -> (windows key code, text)
+    "Enter": (13, "\r"),
+    "Tab": (9, ""),
+    "Escape": (27, ""),
+    "Backspace": (8, ""),
+    " ": (32, " "),
+    "ArrowLeft": (37, ""),
+    "ArrowUp": (38, ""),
+    "ArrowRight": (39, ""),
+    "ArrowDown": (40, ""),
+    "Home": (36, ""),
+    "End": (35, ""),
+    "PageUp": (33, ""),
+    "PageDown": (34, ""),
+}
+
+
+def chromium() -> str:
+    """The browser's path; skips the test where there is none."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if path := shutil.which(name):
+            return path
+    pytest.skip("no Chromium here: apt-get install chromium")
+
+
+class Page:
+    """One open page.
+
+    Args:
+        socket: to the browser.
+    """
+
+    def __init__(self, socket: "aiohttp.ClientWebSocketResponse[bool]") -> None:
+        self._socket = socket
+        self._session: str | None = None
+        self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._loaded = asyncio.Event()
+        self.requests: list[str] = []
+        """Every address that was asked for; the page's own is the first."""
+
+        self.console_errors: list[str] = []
+        """Exceptions, errors and warnings of scripts, policies and the network."""
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Call one method of the DevTools protocol.
+
+        Raises:
+            RuntimeError: the browser refused it.
+        """
+        number = len(self._replies)
+        self._replies[number] = reply = asyncio.get_running_loop().create_future()
+        message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
+        if self._session is not None:
+            message["sessionId"] = self._session
+        await self._socket.send_json(message)
+        async with timeout(REPLY_TIMEOUT_S):
+            answer = await reply
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']}")
+        return answer["result"]
+
+    async def evaluate(self, js: str) -> Any:
+        """The value of an expression, awaited where it is a promise.
+
+        Raises:
+            RuntimeError: it threw.
+        """
+        answer = await self.call(
+            "Runtime.evaluate", expression=js, returnByValue=True, awaitPromise=True
+        )
+        if details := answer.get("exceptionDetails"):
+            raise RuntimeError(f"{js}: {_exception(details)}")
+        return answer["result"].get("value")
+
+    async def until(self, js: str) -> Any:
+        """Wait in the page until an expression is truthy, and return it."""
+        return await self.evaluate(
+            "new Promise((done, fail) => { const look = () => { try {"
+            f" const value = ({js}); value ? done(value) : setTimeout(look, 20);"
+            " } catch (error) { fail(error); } }; look(); })"
+        )
+
+    async def press(self, key: str) -> None:
+        """Press and release a key: a character, or a name such as `Enter` or `ArrowDown`."""
+        code, text = _KEYS.get(key, (ord(key[0].upper()), key if len(key) == 1 else ""))
+        common: dict[str, Any] = {"key": key, "windowsVirtualKeyCode": code}
+        down: dict[str, Any] = {"type": "keyDown", "text": text} if text else {"type": "rawKeyDown"}
+        await self.call("Input.dispatchKeyEvent", **down, **common)
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    async def click(self, selector: str) -> None:
+        """Click in the middle of the first element of a CSS selector, as a mouse does."""
+        box = await self.evaluate(
+            f"(() => {{ const e = document.querySelector({selector!r}); e.scrollIntoView();"
+            " const b = e.getBoundingClientRect();"
+            " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+        )
+        common = {"x": box[0], "y": box[1], "button": "left", "clickCount": 1}
+        await self.call("Input.dispatchMouseEvent", type="mousePressed", **common)
+        await self.call("Input.dispatchMouseEvent", type="mouseReleased", **common)
+
+    async def goto(self, address: str | Path) -> None:
+        """Open an address or a file, and wait until it has loaded."""
+        url = _url(address)
+        self._loaded.clear()
+        answer = await self.call("Page.navigate", url=url)
+        if error := answer.get("errorText"):
+            raise RuntimeError(f"cannot open {url}: {error}")
+        async with timeout(REPLY_TIMEOUT_S):
+            await self._loaded.wait()
+
+    async def screenshot(self, path: Path, *, whole: bool = False) -> Path:
+        """Write what the window shows as PNG.
+
+        Args:
+            path: of the file.
+            whole: the page to its end.
+        """
+        answer = await self.call(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=whole
+        )
+        return _write(path, base64.b64decode(answer["data"]))
+
+    async def _close_browser(self) -> None:
+        """It ends its own children; killed, it would leave them to the system."""
+        self._session = None
+        await self.call("Browser.close")
+
+    async def _listen(self) -> None:
+        async for message in self._socket:
+            if message.type != aiohttp.WSMsgType.TEXT:
+                continue
+            event = message.json()
+            if "id" in event:
+                reply = self._replies[event["id"]]
+                if not reply.done():
+                    reply.set_result(event)
+            else:
+                self._note(event["method"], event["params"])
+
+    def _note(self, method: str, details: dict[str, Any]) -> None:
+        if method == "Page.loadEventFired":
+            self._loaded.set()
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(details["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            self.console_errors.append(_exception(details["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and details["type"] in ("error", "warning"):
+            self.console_errors.append(str([a.get("value") for a in details["args"]]))
+        elif method == "Log.entryAdded" and details["entry"]["level"] in ("error", "warning"):
+            self.console_errors.append(details["entry"]["text"])
+
+    async def _attach(self, size: tuple[int, int], dark: bool) -> None:
+        target = await self.call("Target.createTarget", url="about:blank")
+        attached = await self.call(
+            "Target.attachToTarget", targetId=target["targetId"], flatten=True
+        )
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            await self.call(f"{domain}.enable")
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=size[0],
+            height=size[1],
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        await self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+
+@asynccontextmanager
+async def open_page(
+    address: str | Path, size: tuple[int, int] = (1280, 720), *, dark: bool = False
+) -> AsyncIterator[Page]:
+    """A page that has loaded, in a browser of its own that ends with the block.
+
+    Args:
+        address: a URL, or a file's path.
+        size: width and height of the window in pixels.
+        dark: what the page hears of the reader's preference.
+    """
+    browser = chromium()
+    profile = tempfile.mkdtemp(prefix="chromium-")
+    process = await asyncio.create_subprocess_exec(
+        browser,
+        *_FLAGS,
+        f"--user-data-dir={profile}",
+        "about:blank",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    tasks: list[asyncio.Task[None]] = []
+    try:
+        async with timeout(START_TIMEOUT_S):
+            endpoint = await _endpoint(process)
+        assert process.stderr is not None
+        tasks.append(asyncio.create_task(_drain(process.stderr)))
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(endpoint, max_msg_size=0) as socket,
+        ):
+            page = Page(socket)
+            tasks.append(asyncio.create_task(page._listen()))
+            await page._attach(size, dark)
+            await page.goto(address)
+            try:
+                yield page
+            finally:
+                await page._close_browser()
+                async with timeout(REPLY_TIMEOUT_S):
+                    await process.wait()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        shutil.rmtree(profile, ignore_errors=True)
+
+
+@contextmanager
+def viewing(run_dir: Path) -> Iterator[str]:
+    """The address of `verl-mixed view`, which a process of its own serves."""
+    command = [sys.executable, "-m", "cluster.cli", "view", str(run_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        try:
+            assert server.stdout is not None
+            yield server.stdout.readline().split()[0]
+        finally:
+            server.terminate()
+
+
+async def _endpoint(process: asyncio.subprocess.Process) -> str:
+    """Where the browser listens, as it says on its standard error."""
+    assert process.stderr is not None
+    said = []
+    async for line in process.stderr:
+        said.append(line.decode(errors="replace"))
+        if said[-1].startswith("DevTools listening on "):
+            return said[-1].split()[-1]
+    raise RuntimeError(f"Chromium ended before it listened: {''.join(said)[-2000:]}")
+
+
+async def _drain(stream: asyncio.StreamReader) -> None:
+    while await stream.read(65536):
+        pass
+
+
+def _url(address: str | Path) -> str:
+    return address.resolve().as_uri() if isinstance(address, Path) else address
+
+
+def _write(path: Path, image: bytes) -> Path:
+    path.write_bytes(image)
+    return path
+
+
+def _exception(details: dict[str, Any]) -> str:
+    return str(details.get("exception", {}).get("description") or details["text"])

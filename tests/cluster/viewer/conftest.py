@@ -1,0 +1,34 @@
+"""A real viewer server over a run of a test's own."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from cluster.compose import load_config
+from cluster.viewer.index import Index
+from cluster.viewer.server import create_app
+from cluster.viewer.tokens import tokenizer_of
+
+Serve = Callable[[Path], AbstractAsyncContextManager[str]]
+
+
+@asynccontextmanager
+async def served(run_dir: Path) -> AsyncIterator[str]:
+    """The address of a viewer of a run."""
+    decode, note = tokenizer_of(load_config(run_dir / "config.yaml"))
+    with closing(Index(run_dir)) as index:
+        runner = web.AppRunner(create_app(run_dir.name, index, decode, note), access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+
+@pytest.fixture
+def serve() -> Serve:
+    return served
