@@ -3,7 +3,6 @@
 A mixed mean hides which source got better: every number here is of one source.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from agent_loop.intervals import half_width95
 from agent_loop.trajectory import StopReason
-
-NORMAL_95 = 1.96
-"""Standard errors on either side of a mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +69,17 @@ def groups_of(trajectories: Iterable[TrainedTrajectory]) -> dict[str, list[Train
 def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float]:
     """`mixed/<source>/...` for every source of one step.
 
-    `count` is prompts; `solved_all`, `solved_none`, `zero_variance` and `too_small` are shares of
-    groups, over their valid trajectories (`is_valid`): the latter two train nothing; `pass_rate`,
-    `infra_error_rate`, `loop_error_rate`, `truncated_rate` and `deadline_rate` are shares of
-    trajectories; `tool_error_rate` is the share of tool calls that were refused as the model's
-    mistake; `infra_errors/<tool>` counts trajectories; lengths are tokens, times seconds, of which
-    `generate_s/mean` and `tools_s/mean` are what a trajectory spent in each. Rewards
-    and pass rate are those of valid trajectories, and so is the mean of each part that a reward
-    gives of itself, `reward_parts/<part>`; a source without one has neither them nor `solved_*`, so
-    that no curve falls to 0 when the tools do. `reward/ci95` is half the width of the interval that
-    holds the mean over groups with 95 %; a single group has none.
+    `count` is prompts, `judged` those with a valid trajectory, `trajectories` counts those;
+    `solved_all`, `solved_none`, `zero_variance` and `too_small` are shares of groups, over their
+    valid trajectories (`is_valid`): the latter two train nothing; `pass_rate`, `infra_error_rate`,
+    `loop_error_rate`, `truncated_rate` and `deadline_rate` are shares of trajectories;
+    `tool_error_rate` is the share of tool calls that were refused as the model's mistake;
+    `infra_errors/<tool>` counts trajectories; lengths are tokens, times seconds, of which
+    `generate_s/mean` and `tools_s/mean` are what a trajectory spent in each. Rewards and pass rate
+    are those of valid trajectories, and so is the mean of each part that a reward gives of itself,
+    `reward_parts/<part>`; a source without one has neither them nor `solved_*`, so that no curve
+    falls to 0 when the tools do. `reward/ci95` is half the width of the interval that holds the
+    mean over groups with 95 %; a single group has none.
 
     `mixed/<source>/tools/<tool>/{calls, error_rate, latency_s/p50, latency_s/p95}`, and
     `mixed/tools/<tool>/...` over all sources: `error_rate` is the share of the calls of this tool
@@ -110,6 +108,7 @@ def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
         | (solved if judged else {})
         | {
             "count": float(len(groups)),
+            "judged": float(len(judged)),
             "zero_variance": _mean(
                 len(group) > 1 and len({t.reward for t in group}) == 1 for group in groups
             ),
@@ -120,10 +119,8 @@ def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
 
 def _interval(judged: Sequence[Sequence[TrainedTrajectory]]) -> dict[str, float]:
     """Trajectories of a group share a prompt, so that the groups are the independent samples."""
-    means = [_mean(t.reward for t in group) for group in judged]
-    if len(means) < 2:
-        return {}
-    return {"reward/ci95": NORMAL_95 * float(np.std(means, ddof=1)) / math.sqrt(len(means))}
+    half = half_width95([_mean(t.reward for t in group) for group in judged])
+    return {} if half is None else {"reward/ci95": half}
 
 
 def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
@@ -132,6 +129,7 @@ def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
     raised = sum(t.record["loop_error"] is not None for t in own)
     lost_to = Counter(t.record["fault_tool"] for t in own if t.is_lost)
     return _of_verdicts([t for t in own if t.is_valid]) | {
+        "trajectories": float(len(own)),
         "turns/mean": _mean(len(t.record["turns"]) for t in own),
         "generate_s/mean": _mean(sum(x["generate_s"] for x in t.record["turns"]) for t in own),
         "tools_s/mean": _mean(sum(x["tools_s"] for x in t.record["turns"]) for t in own),

@@ -60,6 +60,9 @@ def test_each_source_has_its_own_numbers():
         ]
     )
     assert metrics["mixed/nq/count"] == 2
+    assert metrics["mixed/nq/judged"] == 2
+    assert metrics["mixed/nq/trajectories"] == 4
+    assert metrics["mixed/math/judged"] == 1
     assert metrics["mixed/nq/pass_rate"] == pytest.approx(2 / 3)
     assert metrics["mixed/nq/solved_all"] == 0.5
     assert metrics["mixed/nq/solved_none"] == 0.5
@@ -153,7 +156,7 @@ def test_each_part_of_a_reward_is_a_metric_of_its_source():
 def test_the_interval_of_a_mean_is_over_groups_and_a_single_group_has_none():
     groups = [trajectory("nq", uid, acc) for uid, acc in (("a", 1.0), ("b", 0.0), ("c", 1.0))]
     twice = source_metrics(groups + groups)  # a second trajectory of a prompt says nothing new
-    assert twice["mixed/nq/reward/ci95"] == pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5)
+    assert twice["mixed/nq/reward/ci95"] == pytest.approx(4.30 * (1 / 3) ** 0.5 / 3**0.5)
     assert "mixed/nq/reward/ci95" not in source_metrics(groups[:1])
 
 

@@ -262,7 +262,16 @@ def gradient(trajectory: dict[str, Any]) -> float:
 
 def test_every_step_has_the_names_that_reports_read(job: Job):
     names = (
-        *("count", "reward/mean", "reward/std", "reward/ci95", "pass_rate", "solved_all"),
+        *(
+            "count",
+            "judged",
+            "trajectories",
+            "reward/mean",
+            "reward/std",
+            "reward/ci95",
+            "pass_rate",
+            "solved_all",
+        ),
         *("solved_none", "turns/mean", "prompt_length/mean", "response_length/mean"),
         *("response_length/max", "masked_fraction", "tool_calls/mean", "tool_error_rate"),
         *("infra_error_rate", "tool_latency_s/p50", "tool_latency_s/p95", "entropy/mean"),
