@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_loop.tools.algebra.build import CONSTANTS, solve_text
@@ -197,6 +197,7 @@ def test_no_text_does_anything_but_parse_or_be_refused(text):
 
 @settings(max_examples=30)
 @given(st.lists(st.sampled_from(["x", "2", "(", ")", "+", "=", ",", "i", "|", "-"]), max_size=12))
+@example(["(", ")"])
 def test_no_short_expression_does_anything_but_be_answered_or_refused(tokens):
     with contextlib.suppress(CalculationError):
         assert solve_text("".join(tokens))

@@ -153,9 +153,9 @@ class _Builder:
                 ]
                 made = [bool(one) if isinstance(one, BooleanAtom) else one for one in made]
                 return made[0] if len(made) == 1 else tuple(made)
-            case ast.Tuple(elts=items):
+            case ast.Tuple(elts=items) if items:
                 return tuple(self.build(item) for item in items)
-            case ast.List(elts=items):
+            case ast.List(elts=items) if items:
                 built = [self.build(item) for item in items]
                 rows = built if any(isinstance(row, list) for row in built) else None
                 return sympy.ImmutableMatrix(rows) if rows else built
