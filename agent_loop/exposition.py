@@ -58,9 +58,11 @@ def series_of(metric: str, sources: Collection[str]) -> Series | None:
     if first != "mixed" or not rest:
         return None
     parts, labels = ["mixed"], {}
-    if rest[0] in sources and len(rest) > 1:
+    own = [name for name in sources if metric.startswith(f"mixed/{name}/")]
+    if own:
+        labels["source"] = source = max(own, key=len)
         parts.append("source")
-        labels["source"] = rest.pop(0)
+        rest = metric.removeprefix(f"mixed/{source}/").split("/")
     while rest:
         part = rest.pop(0)
         parts.append(part)

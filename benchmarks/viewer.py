@@ -30,7 +30,8 @@ from agent_loop.run_folder import write_lines
 from agent_loop.trajectory import StopReason, Trajectory
 from agent_loop.turn_loop import Call, Rollout, Turn, record_of
 from cluster.compose import load_config, save_config
-from cluster.viewer.index import Filter, Index
+from cluster.viewer.filters import Filter
+from cluster.viewer.index import Index
 from cluster.viewer.server import create_app
 from cluster.viewer.tokens import tokenizer_of
 

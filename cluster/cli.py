@@ -15,6 +15,7 @@ from typing import Any
 
 from cluster.command_words import OVERVIEW, OVERVIEW_END, add_command
 from cluster.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
+from cluster.progress import printable
 
 OF_MODULES = {
     "watch": "cluster.watch.command",
@@ -38,11 +39,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _parser(words).parse_args(words)
         return arguments.run(arguments)
     except ValueError as error:  # config.schema.ConfigError is one
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
+        _say_error(error)
         return USAGE
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _say_error(error: object) -> None:
+    """One line of its own for each of the error's; none of it acts on the terminal."""
+    for line in str(error).splitlines():
+        print(f"error: {printable(line)}", file=sys.stderr)
 
 
 def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -354,9 +360,12 @@ def _add_server_options(serve: argparse.ArgumentParser) -> None:
 
 
 def _at_least_one(text: str) -> int:
-    number = int(text)
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is below 1")
+        raise argparse.ArgumentTypeError(f"{text!r}: want a whole number, 1 at least")
     return number
 
 
@@ -399,7 +408,7 @@ def _check(arguments: argparse.Namespace) -> int:
     else:
         print(f"note: the demo is not made yet, its data was not looked at ({plan.demo})")
     for problem in problems:
-        print(f"problem: {problem}", file=sys.stderr)
+        print(f"problem: {printable(problem)}", file=sys.stderr)
     print(f"{len(problems)} problems" if problems else "no problems", file=sys.stderr)
     return USAGE if problems else GOOD
 
@@ -438,7 +447,7 @@ def _prepare_demo(arguments: argparse.Namespace) -> int:
     try:
         prepare_demo(out, arguments.seed, progress=lambda line: print(line, flush=True))
     except WarmStartError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say_error(error)
         return NOT_GOOD
     return GOOD
 
@@ -451,10 +460,10 @@ def _prepare_corpus(arguments: argparse.Namespace) -> int:
             arguments.input, arguments.output, skip_bad=arguments.skip_bad, limit=arguments.limit
         )
     except FileNotFoundError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say_error(error)
         return USAGE
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say_error(error)
         return NOT_GOOD
     return GOOD
 
@@ -485,10 +494,10 @@ def _prepare_kind(arguments: argparse.Namespace) -> int:
             skip_bad=arguments.skip_bad,
         )
     except (FileNotFoundError, IsADirectoryError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say_error(error)
         return USAGE
     except (BadData, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say_error(error)
         return NOT_GOOD
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from here", file=sys.stderr)
@@ -509,7 +518,7 @@ def _serve_tools(arguments: argparse.Namespace) -> int:
     try:
         serve(settings, ready_file=arguments.ready_file)
     except OSError as error:
-        print(f"error: cannot serve on {settings.host}:{settings.port}: {error}", file=sys.stderr)
+        _say_error(f"cannot serve on {settings.host}:{settings.port}: {error}")
         return NOT_GOOD
     return GOOD
 
@@ -542,7 +551,7 @@ def _stop(arguments: argparse.Namespace) -> int:
     try:
         ended = stop(RunFolder(arguments.run_dir), arguments.grace)
     except RunHeld as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say_error(error)
         return NOT_GOOD
     return GOOD if ended else NOT_GOOD
 
@@ -559,7 +568,7 @@ def _limiter(arguments: argparse.Namespace) -> int:
             ray_address=arguments.ray,
         )
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say_error(error)
         return USAGE
     return GOOD
 

@@ -139,7 +139,7 @@ it at its end; a run that goes on can be read half-way. Several runs are put sid
 verl-mixed report runs/mixed_demo
 verl-mixed report runs/mixed_demo --png --csv
 verl-mixed report runs/mixed_demo runs/more_code --output comparison.html""",
-        "0 it is written, 2 no such run",
+        "0 it is written, 1 a file cannot be read or written, 2 no such run or usage error",
     ),
     "view": Words(
         "read trajectories: who wrote each token, its mask, tool calls, advantages",

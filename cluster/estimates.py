@@ -3,20 +3,20 @@
 Functions over lines of `metrics.jsonl`, as in `cluster.summary`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
-from statistics import fmean, stdev
+from math import isclose, sqrt
+from statistics import fmean
 from typing import Literal
 
+from agent_loop.intervals import Z95, half_width95
 from cluster.progress import Line, series, sources_of
-from cluster.summary import AVERAGE_OVER, Points, trained
+from cluster.summary import AVERAGE_OVER, Points, first_and_last, trained
 
-Z95 = 1.959964
-"""Of a 95 % interval of the normal distribution."""
+LEAST_STEPS = 3
+"""Of a mean whose interval is told from how it differs between steps."""
 
-_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""The same of Student's t, for 1 to 9 degrees of freedom."""
+Measure = Literal["validation reward", "validation pass rate", "training reward"]
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
@@ -49,10 +49,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement:
-    """What training did to the reward of one source."""
+    """What training did to one source."""
 
     source: str
-    measure: Literal["validation reward", "training reward"]
+    measure: Measure
     first: Estimate
     last: Estimate
     low: float | None
@@ -75,11 +75,12 @@ class Improvement:
 def improvements(lines: Sequence[Line], over: int = AVERAGE_OVER) -> list[Improvement]:
     """First against last of every source: validation where there were two, else training reward.
 
-    Validation: intervals as `wilson`, the change by Newcombe's square-and-add. Both validations
-    judge the same prompts; that is not used, so the interval is too wide rather than too narrow.
-    They are there only when every reward of the run lies in [0, 1]. Training: the mean of the first
-    and the last `over` steps (fewer in a short run: no step is in both), intervals by Student's t
-    over the steps.
+    A source that has neither is not there: `not_comparable` says why. Validation: intervals as
+    `wilson`, the change by Newcombe's square-and-add. Both validations judge the same prompts; that
+    is not used, so the interval is too wide rather than too narrow. Where rewards may lie outside
+    of [0, 1] the pass rate is compared, if anything was solved. Training: the mean of the first and
+    the last `over` steps (fewer in a short run: no step is in both), intervals by Student's t over
+    the steps, or by `reward/ci95` where there are fewer than `LEAST_STEPS` or all are equal.
 
     Source: Newcombe 1998, "Interval estimation for the difference between independent proportions",
     method 10.
@@ -87,27 +88,44 @@ def improvements(lines: Sequence[Line], over: int = AVERAGE_OVER) -> list[Improv
     found = []
     for source in sources_of(lines):
         ends = _validated(lines, source) or _trained_ends(lines, source, over)
-        if ends is None:
-            continue
-        measure, first, last = ends
-        low, high = _change(first, last)
-        found.append(
-            Improvement(source=source, measure=measure, first=first, last=last, low=low, high=high)
-        )
+        if ends is not None:
+            measure, first, last = ends
+            low, high = _change(first, last)
+            found.append(
+                Improvement(
+                    source=source, measure=measure, first=first, last=last, low=low, high=high
+                )
+            )
     return found
 
 
-_Ends = tuple[Literal["validation reward", "training reward"], Estimate, Estimate]
+def not_comparable(lines: Sequence[Line], over: int = AVERAGE_OVER) -> dict[str, str]:
+    """Source that `improvements` leaves out -> why, in words."""
+    compared = {one.source for one in improvements(lines, over)}
+    found = {}
+    for source in sources_of(lines):
+        if source not in compared:
+            judged = len(validations(lines, source)) or "no"  # or one
+            steps = len(series(trained(lines), f"mixed/{source}/reward/mean")) or "no"
+            found[source] = (
+                f"nothing to compare: it has a reward in {judged} validation and {steps} training "
+                "step; it takes two of either"
+            )
+    return found
+
+
+_Ends = tuple[Measure, Estimate, Estimate]
 
 
 def validations(
     lines: Sequence[Line], source: str, metric: Literal["reward/mean", "pass_rate"] = "reward/mean"
 ) -> list[Estimate]:
-    """Every validation of a source in order, each with `wilson`'s interval where it has one."""
-    shares = metric == "pass_rate" or _rewards_are_shares(lines)
+    """Every validation of a source in order, each with `wilson`'s interval where it has one; of a
+    step that was validated again after a resume, the last."""
+    shares = metric == "pass_rate" or _rewards_are_shares(lines, source)
     counts = dict(series(lines, f"mixed/{source}/val/count"))
     found = []
-    for step, mean in series(lines, f"mixed/{source}/val/{metric}"):
+    for step, mean in dict(series(lines, f"mixed/{source}/val/{metric}")).items():
         one, count = Estimate(steps=(step, step), mean=mean), counts.get(step, 0.0)
         if shares and count > 0 and 0 <= mean <= 1:
             low, high = wilson(mean, count)
@@ -117,39 +135,61 @@ def validations(
 
 
 def _validated(lines: Sequence[Line], source: str) -> _Ends | None:
-    found = validations(lines, source)
-    return ("validation reward", found[0], found[-1]) if len(found) > 1 else None
+    rewards, solved = validations(lines, source), validations(lines, source, "pass_rate")
+    if len(rewards) < 2:
+        return None
+    is_told = rewards[0].low is not None and rewards[-1].low is not None
+    if not is_told and len(solved) > 1 and any(one.mean for one in solved):
+        return "validation pass rate", solved[0], solved[-1]
+    return "validation reward", rewards[0], rewards[-1]
 
 
-def _rewards_are_shares(lines: Sequence[Line]) -> bool:
-    """Whether no reward of the run is known to lie outside of [0, 1]."""
+def _rewards_are_shares(lines: Sequence[Line], source: str) -> bool:
+    """Whether no reward of the run is known to lie outside of [0, 1], or this source's are shares
+    of solved trajectories, whatever another's are."""
     lows = [value for _, value in series(lines, "critic/score/min")]
     highs = [value for _, value in series(lines, "critic/score/max")]
-    return min(lows, default=0.0) >= 0 and max(highs, default=1.0) <= 1
+    if min(lows, default=0.0) >= 0 and max(highs, default=1.0) <= 1:
+        return True
+    solved = dict(series(lines, f"mixed/{source}/val/pass_rate"))
+    return all(
+        isclose(mean, solved.get(step, -1.0), abs_tol=1e-9)
+        for step, mean in series(lines, f"mixed/{source}/val/reward/mean")
+    )
 
 
 def _trained_ends(lines: Sequence[Line], source: str, over: int) -> _Ends | None:
-    points = series(trained(lines), f"mixed/{source}/reward/mean")
-    over = min(over, len(points) // 2)
-    if not over:
+    ends = first_and_last(series(trained(lines), f"mixed/{source}/reward/mean"), over)
+    if ends is None:
         return None
-    return "training reward", _over_steps(points[:over]), _over_steps(points[-over:])
+    halves = dict(series(lines, f"mixed/{source}/reward/ci95"))
+    first, last = (_over_steps(points, halves) for points in ends)
+    return "training reward", first, last
 
 
-def _over_steps(points: Points) -> Estimate:
+def _over_steps(points: Points, halves: Mapping[int, float]) -> Estimate:
+    """The mean of some steps.
+
+    Args:
+        points: at least one.
+        halves: step -> half the width of its own interval, where it is known.
+    """
     values = [value for _, value in points]
     steps, mean = (points[0][0], points[-1][0]), fmean(values)
-    if len(values) < 2:
+    half = half_width95(values) if len(values) >= LEAST_STEPS else None
+    if not half:
+        half = _half_of_mean([halves.get(step) for step, _ in points])
+    if not half:  # no spread is none that was seen, not certainty
         return Estimate(steps=steps, mean=mean)
-    half = _student(len(values) - 1) * stdev(values) / sqrt(len(values))
     return Estimate(steps=steps, mean=mean, low=mean - half, high=mean + half)
 
 
-def _student(freedom: int) -> float:
-    """Of a 95 % interval of Student's t; from ten on by its expansion around the normal."""
-    if freedom <= len(_T95):
-        return _T95[freedom - 1]
-    return Z95 + (Z95**3 + Z95) / (4 * freedom) + (5 * Z95**5 + 16 * Z95**3) / (96 * freedom**2)
+def _half_of_mean(halves: Sequence[float | None]) -> float | None:
+    """Of the interval of a mean of means with these half widths; None where one is not known."""
+    known = [half for half in halves if half is not None]
+    if len(known) < len(halves):
+        return None
+    return sqrt(sum(half**2 for half in known)) / len(known)
 
 
 def _change(first: Estimate, last: Estimate) -> tuple[float | None, float | None]:
@@ -185,32 +225,40 @@ def reward_band(lines: Sequence[Line], source: str, over: int = AVERAGE_OVER) ->
     band = []
     for i, (step, _, _) in enumerate(rows):
         window = rows[max(0, i + 1 - over) : i + 1]
-        halves = [half for _, _, half in window if half is not None]
-        if len(halves) == len(window):
+        half = _half_of_mean([half for _, _, half in window])
+        if half is not None:
             mean = fmean(value for _, value, _ in window)
-            half = sqrt(sum(half**2 for half in halves)) / len(window)
             band.append(BandPoint(step=step, mean=mean, low=mean - half, high=mean + half))
     return band
 
 
 def pass_rate_band(lines: Sequence[Line], source: str, over: int = AVERAGE_OVER) -> list[BandPoint]:
-    """Moving average of a source's pass rate with `wilson`'s interval over its groups.
+    """Moving average of a source's pass rate, each step by its judged groups, with `wilson`'s
+    interval over them.
 
     Each group counts as one observation, as if its trajectories said the same: too wide rather than
     too narrow.
     """
-    names = (f"mixed/{source}/pass_rate", f"mixed/{source}/count")
     rows = [
-        (line["step"], *(line["metrics"][name] for name in names))
+        (line["step"], line["metrics"][f"mixed/{source}/pass_rate"], _judged(line, source))
         for line in trained(lines)
-        if all(name in line["metrics"] for name in names)
+        if f"mixed/{source}/pass_rate" in line["metrics"]
     ]
     band = []
     for i, (step, _, _) in enumerate(rows):
         window = rows[max(0, i + 1 - over) : i + 1]
-        groups = sum(count for _, _, count in window)
+        groups = sum(judged for _, _, judged in window)
         if groups > 0:
-            mean = fmean(share for _, share, _ in window)
+            mean = sum(share * judged for _, share, judged in window) / groups
             low, high = wilson(min(1.0, max(0.0, mean)), groups)
             band.append(BandPoint(step=step, mean=mean, low=low, high=high))
     return band
+
+
+def _judged(line: Line, source: str) -> float:
+    """Groups of a step with a trajectory that was judged; as few as may be, where that is not
+    logged."""
+    metrics, prefix = line["metrics"], f"mixed/{source}"
+    lost = sum(metrics.get(f"{prefix}/{kind}_error_rate", 0.0) for kind in ("infra", "loop"))
+    few = metrics.get(f"{prefix}/count", 0.0) * max(0.0, 1 - lost)
+    return metrics.get(f"{prefix}/judged", few)

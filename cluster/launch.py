@@ -18,11 +18,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from agent_loop.rewards import split_path
 from agent_loop.tools.limiter import state_path
@@ -38,10 +40,11 @@ from cluster.compose import (
     unset_keys,
 )
 from cluster.diagnose import diagnose_tail
+from cluster.estimates import improvements
 from cluster.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 from cluster.joined import ClusterWatch, cluster_problems, own_ip
 from cluster.preflight import name_problems, preflight
-from cluster.progress import last_error, validation_changes
+from cluster.progress import Line, last_error, printable
 from cluster.ray_cluster import ask
 from cluster.report import write_report
 from cluster.run_audit import audit_run, describe
@@ -278,16 +281,16 @@ def train(
         _say_problems(console, error.problems)
         return USAGE
     except RunHeld as error:
-        console.print(f"error: {error}", markup=False)
+        _say(console, f"error: {error}")
         return USAGE
     except RunFailed as error:
-        console.print(f"\nfailed: {error}", markup=False)
+        _say(console, f"\nfailed: {error}")
         return NOT_GOOD
     except RunStopped as stopped:
-        console.print(f"\n{stopped}", markup=False)
+        _say(console, f"\n{stopped}")
         return INTERRUPTED
     except KeyboardInterrupt:
-        console.print("\ninterrupted; the same command resumes the run", markup=False)
+        _say(console, "\ninterrupted; the same command resumes the run")
         return INTERRUPTED
 
 
@@ -300,11 +303,11 @@ def _train(
 ) -> int:
     folder = plan.folder
     if left := processes.end_run(folder.path, GRACE_S):
-        console.print(f"ended {left} processes that an earlier start left behind")
+        _say(console, f"ended {left} processes that an earlier start left behind")
     refused = _refused_changes(plan)
     if folder.is_done(plan.total_steps) and not refused:
-        console.print(f"complete: {folder.path} has all {plan.total_steps} steps", markup=False)
-        _say_where(plan, console)
+        _say(console, f"complete: {folder.path} has all {plan.total_steps} steps")
+        _write_report(folder, console)
         return GOOD
     if problems := [*refused, *plan.problems(data=plan.demo is None)]:
         raise ConfigError(problems)
@@ -321,31 +324,37 @@ def _train(
     folder.stop_request.unlink(missing_ok=True)
     seen = folder.last_step()
     state = f"resuming, {seen} of {plan.total_steps} steps seen" if seen else "new"
-    console.print(f"run          {folder.path} ({state})", markup=False)
-    console.print(f"log          {folder.log}", markup=False)
+    _say(console, f"run          {folder.path} ({state})")
+    _say(console, f"log          {folder.log}")
     if address := _dashboard(plan.config):
-        console.print(f"dashboard    {address}", markup=False)
+        _say(console, f"dashboard    {address}")
     _note_versions(plan, console)
     if plan.cluster is not None and plan.own_tool_server and not environ.get("TOOL_SERVER_TOKEN"):
         environ = {**environ, "TOOL_SERVER_TOKEN": secrets.token_hex(16)}  # others reach it too
     children: list[subprocess.Popen[bytes]] = []
+    is_started = False
     try:
-        server = _start_tool_server(plan, environ, children, console)
-        started_at = folder.log.stat().st_size if folder.log.exists() else 0
-        child = processes.start(
-            [*trainer, str(folder.config)],
-            log=folder.log,
-            environ=_trainer_environ(plan, environ),
-            run_dir=folder.path,
-        )
-        children.append(child)
-        with _cluster_watch(plan, environ) as cluster:
-            reader = RunReader(folder, log_from=started_at)
-            view = view_on(console, reader, seen)
-            _watch(plan, child, server, cluster, reader, view, started_at)
+        try:
+            server = _start_tool_server(plan, environ, children, console)
+            started_at = folder.log.stat().st_size if folder.log.exists() else 0
+            child = processes.start(
+                [*trainer, str(folder.config)],
+                log=folder.log,
+                environ=_trainer_environ(plan, environ),
+                run_dir=folder.path,
+            )
+            children.append(child)
+            is_started = True
+            with _cluster_watch(plan, environ) as cluster:
+                reader = RunReader(folder, log_from=started_at)
+                view = view_on(console, reader, seen)
+                _watch(plan, child, server, cluster, reader, view, started_at)
+        finally:
+            _end_all(folder.path, children)
+        return _sum_up(plan, console)
     finally:
-        _end_all(folder.path, children)
-    return _sum_up(plan, console)
+        if is_started:
+            _write_report(folder, console)
 
 
 def _note_versions(plan: Plan, console: Console) -> None:
@@ -353,9 +362,9 @@ def _note_versions(plan: Plan, console: Console) -> None:
     nodes = []
     if plan.cluster is not None:
         nodes = [node.ip for node in ask(plan.cluster).nodes]
-        console.print(f"cluster      {plan.cluster} ({len(nodes)} nodes)", markup=False)
+        _say(console, f"cluster      {plan.cluster} ({len(nodes)} nodes)")
     for change in note(plan.folder.versions, versions_now(nodes)):
-        console.print(f"note         not as at the last start: {change}", markup=False)
+        _say(console, f"note         not as at the last start: {change}")
 
 
 def _cluster_watch(
@@ -399,7 +408,7 @@ def _start_tool_server(
 ) -> subprocess.Popen[bytes] | None:
     """Start the run's own tool server and wait for it, unless one is given."""
     if not plan.own_tool_server:
-        console.print(f"tools        {plan.server_url} (given)", markup=False)
+        _say(console, f"tools        {plan.server_url} (given)")
         return None
     folder = plan.folder
     ready_file = folder.path / "tool_server.json"
@@ -436,9 +445,8 @@ def _start_tool_server(
         health = json.load(answer)
     if health["sandbox"] is None and _runs_code(plan.config):
         raise RunFailed(f"no isolation for programs, so none is run: {health['sandbox_why']}")
-    console.print(
-        f"tools        {url} (sandbox {health['sandbox']}, {health['passages']} passages)",
-        markup=False,
+    _say(
+        console, f"tools        {url} (sandbox {health['sandbox']}, {health['passages']} passages)"
     )
     return server
 
@@ -596,38 +604,69 @@ def _interrupt_on(numbers: Sequence[signal.Signals]) -> None:
         signal.signal(number, signal.default_int_handler)
 
 
+def _say(console: Console, text: str) -> None:
+    """Print text, some of it from logs and files: none of it is markup or acts on the terminal."""
+    for line in text.split("\n"):
+        console.print(Text(printable(line)))
+
+
 def _say_problems(console: Console, problems: Sequence[str]) -> None:
-    console.print(
-        f"cannot start, {len(problems)} problem{'s' * (len(problems) > 1)}:", markup=False
-    )
+    _say(console, f"cannot start, {len(problems)} problem{'s' * (len(problems) > 1)}:")
     for problem in problems:
-        console.print(f"  - {problem}", markup=False)
+        _say(console, f"  - {problem}")
 
 
 def _sum_up(plan: Plan, console: Console) -> int:
-    """Write the report, hold the ledger against the plan, print what came out."""
+    """Hold the ledger against the plan, print what came out."""
     folder = plan.folder
     folder.mark_done()
-    report = audit_run(folder, plan.config)
-    lines = folder.lines()
-    table = Table("source", "validation first", "last", "change", title_justify="left")
-    for change in validation_changes(lines):
-        delta = f"{change.last - change.first:+.2f}"
-        table.add_row(change.source, f"{change.first:.2f}", f"{change.last:.2f}", delta)
+    table = changes_table(folder.lines())
     if table.row_count:
         console.print(table)
+    try:
+        report = audit_run(folder, plan.config)
+    except ValueError as error:
+        _say(console, f"audit not possible: {error}")
+        return NOT_GOOD
     for line in describe(report):
-        console.print(line, markup=False)
-    _say_where(plan, console)
+        _say(console, line)
     return GOOD if report.ok else NOT_GOOD
 
 
-def _say_where(plan: Plan, console: Console) -> None:
-    folder = plan.folder
-    write_report(folder)
-    for word, place in (
-        ("report", folder.report),
-        ("curves", f"tensorboard --logdir {shlex.quote(str(folder.tensorboard))}"),
-        ("trajectories", folder.path / "trajectories"),
+def changes_table(lines: Sequence[Line]) -> Table:
+    """First against last validation of every source, and their mean where it is of the same measure
+    at the same steps; no row before two."""
+    table = Table("source", "validation first", "last", "change", title_justify="left")
+    found = [one for one in improvements(lines) if one.measure != "training reward"]
+    for one in found:
+        change = f"{one.change:+.2f}"
+        if one.low is not None and one.high is not None:
+            change += f" [{one.low:+.2f}, {one.high:+.2f}]"
+        if one.measure == "validation pass rate":
+            change += " solved"
+        table.add_row(
+            Text(printable(one.source)),
+            f"{one.first.mean:.2f}",
+            f"{one.last.mean:.2f}",
+            Text(f"{change}: {one.verdict}"),
+        )
+    if (
+        len(found) > 1
+        and len({(one.measure, one.first.steps, one.last.steps) for one in found}) == 1
     ):
-        console.print(f"{word:<12} {place}", markup=False)
+        first = fmean(one.first.mean for one in found)
+        last = fmean(one.last.mean for one in found)
+        table.add_row("mean", f"{first:.2f}", f"{last:.2f}", f"{last - first:+.2f}")
+    return table
+
+
+def _write_report(folder: RunFolder, console: Console) -> None:
+    """Write the report, of a run that failed or was stopped too, and say where things are."""
+    try:
+        write_report(folder)
+    except (OSError, ValueError) as error:
+        _say(console, f"report not written: {error}")
+    else:
+        _say(console, f"report       {folder.report}")
+    _say(console, f"curves       tensorboard --logdir {shlex.quote(str(folder.tensorboard))}")
+    _say(console, f"trajectories {folder.path / 'trajectories'}")

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 from cluster.progress import Line, series, sources_of
 from cluster.summary import trained
@@ -58,6 +59,14 @@ def ratio_rows(lines: Sequence[Line], ledger: Sequence[LedgerLine] = ()) -> list
         for step, metrics in logged.items()
         if "mixed/ratio_error/max" in metrics
     ]
+
+
+def missing_steps(lines: Sequence[Line], rows: Sequence[RatioRow]) -> list[tuple[int, int]]:
+    """First and last of every stretch of steps, from 1 to the newest, that has no row."""
+    told = {row.step for row in rows}
+    newest = max([*(line["step"] for line in lines), *told], default=0)
+    stretches = pairwise([0, *sorted(told), newest + 1])
+    return [(before + 1, after - 1) for before, after in stretches if after > before + 1]
 
 
 def _ledger_rows(

@@ -5,7 +5,6 @@ Pure functions over lines `{"step", "time", "metrics": {name: number}}`.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from statistics import median
@@ -22,18 +21,9 @@ _PHASES = (
 )
 
 # One that lost every trajectory has no reward.
-_OF_SOURCE = re.compile(r"mixed/(?P<source>[^/]+)/(?:val/)?(?:reward/mean|infra_error_rate)")
+_OF_SOURCE = re.compile(r"mixed/(?P<source>.+?)/(?:val/)?(?:reward/mean|infra_error_rate)", re.S)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _ACTOR = re.compile(r"^\((?:[^()]*pid=\d+[^()]*)\)\s?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A source's validation reward, first and last."""
-
-    source: str
-    first: float
-    last: float
 
 
 @lru_cache(maxsize=1 << 14)
@@ -54,30 +44,6 @@ def sources_of(lines: Sequence[Line]) -> list[str]:
 def series(lines: Sequence[Line], name: str) -> list[tuple[int, float]]:
     """(step, value) of one metric where it was logged."""
     return [(line["step"], line["metrics"][name]) for line in lines if name in line["metrics"]]
-
-
-def validation_changes(lines: Sequence[Line]) -> list[Change]:
-    """First and last validation of every source, then their mean as `mean`; empty before two."""
-    changes = []
-    for source in sources_of(lines):
-        values = series(lines, f"mixed/{source}/val/reward/mean")
-        if len(values) > 1:
-            changes.append(Change(source=source, first=values[0][1], last=values[-1][1]))
-    if len(changes) > 1:
-        changes.append(
-            Change(
-                source="mean",
-                first=sum(change.first for change in changes) / len(changes),
-                last=sum(change.last for change in changes) / len(changes),
-            )
-        )
-    return changes
-
-
-def ratio_error(lines: Sequence[Line]) -> float | None:
-    """Largest difference between planned and trained prompts of any step and source."""
-    values = [value for _, value in series(lines, "mixed/ratio_error/max")]
-    return max(values) if values else None
 
 
 def phase_times(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -112,8 +78,8 @@ def clock(seconds: float | None) -> str:
 
 
 def warnings_of(lines: Sequence[Line]) -> list[str]:
-    """What a reader of any number of this run must know, newest step and newest validation; empty
-    when all is well."""
+    """What a reader of any number of this run must know, newest step and the validations that are
+    compared; empty when all is well."""
     metrics = lines[-1]["metrics"] if lines else {}
     found = []
     if metrics.get("mixed/state_masking", 1.0) == 0:
@@ -125,14 +91,35 @@ def warnings_of(lines: Sequence[Line]) -> list[str]:
         ):
             if share := metrics.get(f"mixed/{source}/{kind}", 0.0):
                 found.append(f"{source}: {share:.1%} of trajectories {words}")
-        for step, share in series(lines, f"mixed/{source}/val/infra_error_rate")[-1:]:
-            if share:
-                found.append(
-                    f"{source}: validation of step {step} lost {share:.1%} of it to faults"
-                )
+        found += [
+            f"{source}: validation of step {step} lost {share:.1%} of it to faults"
+            for step, share in _compared(lines, source).items()
+            if share
+        ]
     if drifted := metrics.get("mixed/drift/found", 0.0):
         found.append(f"drift: {drifted:.0f} trajectories say other than their loops saw")
     return found
+
+
+def _compared(lines: Sequence[Line], source: str) -> dict[int, float]:
+    """Step -> share lost, of the newest validation, and of the first and last that have a reward:
+    those are what a change is told from."""
+    lost = dict(series(lines, f"mixed/{source}/val/infra_error_rate"))
+    judged = [step for step, _ in series(lines, f"mixed/{source}/val/reward/mean")]
+    shown = {*judged[:1], *judged[-1:], *list(lost)[-1:]}
+    return {step: lost.get(step, 0.0) for step in sorted(shown)}
+
+
+def passed_over_words(count: int) -> str:
+    """What a reader of a run must know of finished lines of `metrics.jsonl` that are none.
+
+    Args:
+        count: of such lines, above 0.
+    """
+    lines = (
+        "1 line cannot be read and was" if count == 1 else f"{count} lines cannot be read and were"
+    )
+    return f"metrics.jsonl: {lines} passed over"
 
 
 def printable(text: str, *, ascii_only: bool = False) -> str:

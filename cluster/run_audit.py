@@ -8,7 +8,9 @@ from typing import Any, get_args
 import pyarrow.parquet as pq
 
 from agent_loop.mask_audit import MaskReport, audit_masks
+from agent_loop.run_folder import read_metrics
 from cluster.compose import at, files_at
+from cluster.progress import passed_over_words, printable
 from cluster.run_state import RunFolder
 from config.schema import MixedConfig, load_section
 from samplers.audit import AuditReport, audit
@@ -67,11 +69,13 @@ class RunAudit:
 
     mixture: AuditReport
     masks: MaskReport
+    passed_over: int = 0
+    """Finished lines of `metrics.jsonl` that are none."""
 
     @property
     def ok(self) -> bool:
         """True when nothing is wrong."""
-        return self.mixture.ok and self.masks.ok
+        return self.mixture.ok and self.masks.ok and not self.passed_over
 
 
 def audit_run(folder: RunFolder, config: Mapping[str, Any]) -> RunAudit:
@@ -87,16 +91,17 @@ def audit_run(folder: RunFolder, config: Mapping[str, Any]) -> RunAudit:
         in_flight="async" in str(at(config, "trainer.v1.trainer_mode")) and not over,
         row_ids=row_ids_of(files_at(config, "data.train_files")),
     )
-    return RunAudit(mixture=mixture, masks=audit_masks(folder.path))
+    _, passed_over = read_metrics(folder.metrics)
+    return RunAudit(mixture=mixture, masks=audit_masks(folder.path), passed_over=passed_over)
 
 
 def describe(report: RunAudit) -> list[str]:
-    """The report in lines: verdict, table of sources, problems, worst first."""
+    """The report in lines of printable text: verdict, table of sources, problems, worst first."""
     mixture, masks = report.mixture, report.masks
     verdict = "every batch as planned, nothing skipped, nothing twice"
     if not mixture.ok:
         verdict = f"NOT as planned: {mixture.problems[0]}"
-    return [
+    lines = [
         f"ratio audit: {mixture.steps} steps, trained prompts "
         f"{', '.join(f'{name} {count}' for name, count in mixture.trained.items())}: {verdict}",
         f"  worst batch off by {mixture.worst_batch} prompts, the run so far by "
@@ -106,6 +111,9 @@ def describe(report: RunAudit) -> list[str]:
         f"mask audit: {masks}",
         *masks.problems[:SHOWN],
     ]
+    if report.passed_over:
+        lines.append(passed_over_words(report.passed_over))
+    return [printable(line) for line in lines]
 
 
 def _table(mixture: AuditReport) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from agent_loop.run_folder import STOP_FILE, read_lines, whole_checkpoint
+from agent_loop.run_folder import STOP_FILE, read_metrics, whole_checkpoint
 from cluster.compose import flatten
 
 HARMLESS = (
@@ -157,8 +157,8 @@ class RunFolder:
             file.write(line + "\n")
 
     def lines(self) -> list[dict[str, Any]]:
-        """`metrics.jsonl` so far, in order of steps."""
-        return read_lines(self.metrics)
+        """`metrics.jsonl` so far, in order of steps, without lines that are none."""
+        return read_metrics(self.metrics)[0]
 
     def last_step(self) -> int:
         """Highest step with metrics; 0 before the first."""

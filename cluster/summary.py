@@ -6,7 +6,7 @@ this file. Where a metric was not logged there is no number, never a 0. Interval
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -60,6 +60,7 @@ PHASE_WORDS: Mapping[str, str] = {
     "update_actor": "policy update",
     "update_weights": "weight sync",
     "save_checkpoint": "checkpoint",
+    "accounts": "accounts",
     "testing": "validation",
 }
 """verl's word for a phase of the step -> ours."""
@@ -109,15 +110,56 @@ def summaries(
     return {name: one for name, one in found.items() if one is not None}
 
 
-def increments(points: Points) -> list[tuple[int, float]]:
-    """What a counter that runs since the start of the run gained in each step.
+def increments(points: Points, restarts: Collection[int] = ()) -> list[tuple[int, float]]:
+    """What a counter that runs since the trainer's last start gained in each step.
 
-    A counter that fell was set back by a restart: what it shows then is the gain.
+    Where it was set back, what it shows is the gain: at a restart, and where it fell.
+
+    Args:
+        points: the counter.
+        restarts: steps with which the trainer began anew, as `restarts_of` finds them.
     """
+
+    def is_anew(after: int, until: int) -> bool:
+        return any(after < step <= until for step in restarts)
+
     return [
-        (step, value if value < before else value - before)
-        for (_, before), (step, value) in pairwise([(0, 0.0), *points])
+        (step, value if value < before or is_anew(last, step) else value - before)
+        for (last, before), (step, value) in pairwise([(0, 0.0), *points])
     ]
+
+
+def restarts_of(lines: Sequence[Line], starts: Iterable[float]) -> list[int]:
+    """The steps that followed on the newest one before each start.
+
+    Args:
+        lines: of the run.
+        starts: moments, seconds since 1970.
+    """
+    moments = [(line["time"], line["step"]) for line in trained(lines)]
+    before = ([step for moment, step in moments if moment < start] for start in starts)
+    return sorted({max(steps) + 1 for steps in before if steps})
+
+
+def in_buckets(steps: Sequence[int], most: int) -> list[list[int]]:
+    """Indices of steps, by equal parts of their range; no part is empty.
+
+    Args:
+        steps: at least one.
+        most: parts, at least 1.
+    """
+    first, last = min(steps), max(steps)
+    groups: dict[int, list[int]] = {}
+    for i, step in enumerate(steps):
+        groups.setdefault((step - first) * most // (last - first + 1), []).append(i)
+    return [own for _, own in sorted(groups.items())]
+
+
+def first_and_last(points: Points, over: int = AVERAGE_OVER) -> tuple[Points, Points] | None:
+    """The first and the last `over` points, fewer of a short series: none is in both; None where
+    there are not two."""
+    over = min(over, len(points) // 2)
+    return (points[:over], points[-over:]) if over else None
 
 
 def trained(lines: Sequence[Line]) -> list[Line]:
@@ -127,15 +169,19 @@ def trained(lines: Sequence[Line]) -> list[Line]:
 
 def source_table(
     lines: Sequence[Line], over: int = AVERAGE_OVER
-) -> dict[str, dict[str, tuple[Summary, Summary]]]:
-    """Fact of `SOURCE_FACTS` -> source -> its first and its last `over` steps; what is there."""
-    table: dict[str, dict[str, tuple[Summary, Summary]]] = {}
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Fact of `SOURCE_FACTS` -> source -> its means by `first_and_last`, or its only value; what is
+    there."""
+    table: dict[str, dict[str, tuple[float, ...]]] = {}
+    steps, sources = trained(lines), sources_of(lines)
     for fact in SOURCE_FACTS:
-        for source in sources_of(lines):
-            points = series(trained(lines), f"mixed/{source}/{fact}")
-            first, last = summary(points[:over]), summary(points, over)
-            if first is not None and last is not None:
-                table.setdefault(fact, {})[source] = (first, last)
+        for source in sources:
+            points = series(steps, f"mixed/{source}/{fact}")
+            ends = first_and_last(points, over) or ([points] if points else [])
+            if ends:
+                table.setdefault(fact, {})[source] = tuple(
+                    fmean(value for _, value in end) for end in ends
+                )
     return table
 
 
@@ -257,15 +303,15 @@ def _inside_generation(lines: Sequence[Line]) -> tuple[float | None, float | Non
         metrics = line["metrics"]
         for source in sources_of([line]):
             prefix = f"mixed/{source}"
-            prompts = metrics.get(f"{prefix}/count", 0.0)
+            weight = metrics.get(f"{prefix}/trajectories", metrics.get(f"{prefix}/count", 0.0))
             if (
                 f"{prefix}/generate_s/mean" not in metrics
                 or f"{prefix}/tools_s/mean" not in metrics
             ):
                 continue
-            model_s += prompts * metrics[f"{prefix}/generate_s/mean"]
-            tools_s += prompts * metrics[f"{prefix}/tools_s/mean"]
-            calls = prompts * metrics.get(f"{prefix}/tool_calls/mean", 0.0)
+            model_s += weight * metrics[f"{prefix}/generate_s/mean"]
+            tools_s += weight * metrics[f"{prefix}/tools_s/mean"]
+            calls = weight * metrics.get(f"{prefix}/tool_calls/mean", 0.0)
             wait_s += calls * metrics.get(f"{prefix}/limiter_wait_s/mean", 0.0)
     total_s = model_s + tools_s
     if total_s <= 0:

@@ -29,6 +29,9 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+NOT_SOURCES = ("balance", "drift", "limiter", "ratio_error", "state_masking", "tools")
+"""No names of sources: `mixed/<name>` is a metric of the whole run."""
+
 Ratio = float | dict[int, float]
 """A share, or by how many steps were trained before: `{0: 0.5, 1000: 0.2}`, linear in between."""
 
@@ -372,6 +375,18 @@ class MixedConfig(Section):
 
     rate_limit: RateLimitConfig = RateLimitConfig()
     """Who keeps the limit of tool calls, and how it is shared."""
+
+    @field_validator("sources")
+    @classmethod
+    def _names_fit_into_metrics(cls, sources: dict[str, SourceConfig]) -> dict[str, SourceConfig]:
+        if taken := [name for name in sources if not name or name in NOT_SOURCES]:
+            raise ValueError(
+                f"no names of sources: {', '.join(map(repr, taken))}; metrics are called "
+                f"mixed/<source>/..., and mixed/ has {', '.join(NOT_SOURCES)} of its own: choose "
+                "others, here and in the rows' data_source (`verl-mixed prepare KIND --source "
+                "NAME` writes it)"
+            )
+        return sources
 
     @model_validator(mode="after")
     def _some_source_has_a_share(self) -> Self:

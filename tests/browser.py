@@ -23,7 +23,9 @@ from async_timeout import timeout
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S = 240.0
 REPLY_TIMEOUT_S = 240.0
-"""No test may fail because the machine is busy; pytest's own limit ends one that hangs."""
+"""No test may fail because the machine is busy, and one that hangs says what in: the limit of a
+whole test, in tests/conftest.py, has room for two slow starts and the wait after them.
+"""
 
 _FLAGS = (
     "--headless=new",
@@ -74,6 +76,7 @@ class Page:
         self._session: str | None = None
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._loaded = asyncio.Event()
+        self._end = ""
         self.requests: list[str] = []
         """Every address that was asked for; the page's own is the first."""
 
@@ -84,15 +87,18 @@ class Page:
         """Call one method of the DevTools protocol.
 
         Raises:
-            RuntimeError: the browser refused it.
+            RuntimeError: the browser refused it, or ended.
+            asyncio.TimeoutError: it does not answer.
         """
+        if self._end:
+            raise RuntimeError(f"{method}: {self._end}")
         number = len(self._replies)
         self._replies[number] = reply = asyncio.get_running_loop().create_future()
         message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
         if self._session is not None:
             message["sessionId"] = self._session
         await self._socket.send_json(message)
-        async with timeout(REPLY_TIMEOUT_S):
+        async with _within(REPLY_TIMEOUT_S, f"no answer from Chromium to {method} {parameters}"):
             answer = await reply
         if "error" in answer:
             raise RuntimeError(f"{method}: {answer['error']}")
@@ -145,7 +151,7 @@ class Page:
         answer = await self.call("Page.navigate", url=url)
         if error := answer.get("errorText"):
             raise RuntimeError(f"cannot open {url}: {error}")
-        async with timeout(REPLY_TIMEOUT_S):
+        async with _within(REPLY_TIMEOUT_S, f"{url} has not loaded"):
             await self._loaded.wait()
 
     async def screenshot(self, path: Path, *, whole: bool = False) -> Path:
@@ -162,10 +168,27 @@ class Page:
 
     async def _close_browser(self) -> None:
         """It ends its own children; killed, it would leave them to the system."""
-        self._session = None
-        await self.call("Browser.close")
+        if self._socket.closed:
+            return
+        self._session, self._end = None, ""
+        with suppress(RuntimeError, ConnectionError):  # it may be gone before it answers
+            await self.call("Browser.close")
 
     async def _listen(self) -> None:
+        try:
+            await self._take_messages()
+        finally:
+            self._fail("Chromium closed the connection")
+
+    def _fail(self, end: str) -> None:
+        """Nothing is answered any more: who waits is told."""
+        self._end = self._end or end
+        self._loaded.set()
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(RuntimeError(self._end))
+
+    async def _take_messages(self) -> None:
         async for message in self._socket:
             if message.type != aiohttp.WSMsgType.TEXT:
                 continue
@@ -180,6 +203,8 @@ class Page:
     def _note(self, method: str, details: dict[str, Any]) -> None:
         if method == "Page.loadEventFired":
             self._loaded.set()
+        elif method == "Inspector.targetCrashed":
+            self._fail("the page crashed")
         elif method == "Network.requestWillBeSent":
             self.requests.append(details["request"]["url"])
         elif method == "Runtime.exceptionThrown":
@@ -195,7 +220,7 @@ class Page:
             "Target.attachToTarget", targetId=target["targetId"], flatten=True
         )
         self._session = attached["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
+        for domain in ("Inspector", "Page", "Runtime", "Log", "Network"):
             await self.call(f"{domain}.enable")
         await self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -232,7 +257,7 @@ async def open_page(
     )
     tasks: list[asyncio.Task[None]] = []
     try:
-        async with timeout(START_TIMEOUT_S):
+        async with _within(START_TIMEOUT_S, "Chromium has started and does not listen"):
             endpoint = await _endpoint(process)
         assert process.stderr is not None
         tasks.append(asyncio.create_task(_drain(process.stderr)))
@@ -248,7 +273,7 @@ async def open_page(
                 yield page
             finally:
                 await page._close_browser()
-                async with timeout(REPLY_TIMEOUT_S):
+                async with _within(REPLY_TIMEOUT_S, "Chromium has closed and does not end"):
                     await process.wait()
     finally:
         for task in tasks:
@@ -267,9 +292,21 @@ def viewing(run_dir: Path) -> Iterator[str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
         try:
             assert server.stdout is not None
-            yield server.stdout.readline().split()[0]
+            said = server.stdout.readline()
+            assert said.startswith("http://"), f"{command} said {said!r}"
+            yield said.split()[0]
         finally:
             server.terminate()
+
+
+@asynccontextmanager
+async def _within(seconds: float, otherwise: str) -> AsyncIterator[None]:
+    """A limit whose end says what was waited for."""
+    try:
+        async with timeout(seconds):
+            yield
+    except asyncio.TimeoutError as error:
+        raise asyncio.TimeoutError(f"{otherwise} after {seconds:.0f} s") from error
 
 
 async def _endpoint(process: asyncio.subprocess.Process) -> str:

@@ -15,6 +15,13 @@ settings.register_profile("thorough", deadline=None, max_examples=3000)  # --hyp
 settings.load_profile("no_deadline")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A browser that starts slowly is no failure; what hangs is named before this limit."""
+    for item in items:
+        if item.get_closest_marker("browser") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
+
+
 @pytest.fixture
 def mount_disk(tmp_path: Path) -> Generator[Callable[[str], Path]]:
     """Mounts a file system of the test's own, of a size like `16k`, where one may be mounted."""

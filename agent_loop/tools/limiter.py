@@ -109,7 +109,7 @@ def metrics_now(limiter: Limiter) -> dict[str, float]:
 
 
 def limiter_metrics(snapshot: Snapshot) -> dict[str, float]:
-    """`mixed/limiter/*` and `mixed/<source>/limiter/*`: sums since the run began, or now."""
+    """`mixed/limiter/*` and `mixed/<source>/limiter/*`: sums since its file was made, or now."""
     metrics: dict[str, float] = {
         "mixed/limiter/granted": snapshot.granted,
         "mixed/limiter/waiting": snapshot.waiting,

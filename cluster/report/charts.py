@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from cluster.progress import printable
-from cluster.summary import Points
+from cluster.summary import Points, in_buckets
 
 WIDTH, HEIGHT = 540, 246
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 18, 54, 22
@@ -19,6 +19,12 @@ _CHARACTER = 6.1
 
 BUCKETS = 120
 """Of the step axis in `thin`: about four pixels each."""
+
+LEAST_BUCKETS = 12
+"""Of the step axis, however many curves a page has."""
+
+MOST_POINTS = 40_000
+"""Of all curves of a page, about ten bytes each: what `buckets_for` keeps to where it can."""
 
 MOST_DOTS = 40
 """Points of a curve that are marked; of a longer one none is."""
@@ -127,7 +133,7 @@ def thin(points: Points, buckets: int = BUCKETS) -> list[tuple[int, float]]:
     if len(points) <= 2 * buckets:
         return list(points)
     kept = {0, len(points) - 1}
-    for own in _in_buckets([step for step, _ in points], buckets):
+    for own in in_buckets([step for step, _ in points], buckets):
         kept.add(min(own, key=lambda i: points[i][1]))
         kept.add(max(own, key=lambda i: points[i][1]))
     return [points[i] for i in sorted(kept)]
@@ -141,7 +147,7 @@ def thin_band(
         return list(points)
     return [
         (points[own[0]][0], min(points[i][1] for i in own), max(points[i][2] for i in own))
-        for own in _in_buckets([step for step, _, _ in points], buckets)
+        for own in in_buckets([step for step, _, _ in points], buckets)
     ]
 
 
@@ -150,17 +156,18 @@ def means(points: Points, steps: Sequence[int], buckets: int = BUCKETS) -> list[
     known = dict(points)
     groups = [[i] for i in range(len(steps))]
     if len(steps) > 2 * buckets:
-        groups = _in_buckets(steps, buckets)
+        groups = in_buckets(steps, buckets)
     return [sum(known.get(steps[i], 0.0) for i in own) / len(own) for own in groups]
 
 
-def _in_buckets(steps: Sequence[int], buckets: int) -> list[list[int]]:
-    """Indices of ascending steps, by equal parts of their range; no part is empty."""
-    width = (steps[-1] - steps[0] + 1) / buckets
-    groups: dict[int, list[int]] = {}
-    for i, step in enumerate(steps):
-        groups.setdefault(int((step - steps[0]) / width), []).append(i)
-    return list(groups.values())
+def buckets_for(panels: Iterable[Panel]) -> int:
+    """Buckets of the step axis with which a page of these panels stays small."""
+    lengths: list[int] = []
+    for panel in panels:
+        lengths += [len(curve.points) for curve in panel.curves]
+        lengths += [len(each.points) for each in (*panel.bands, *panel.layers) for _ in range(2)]
+    drawn = sum(min(length, 2 * BUCKETS) for length in lengths)
+    return max(LEAST_BUCKETS, BUCKETS * MOST_POINTS // max(drawn, MOST_POINTS))
 
 
 def axes_of(panels: Iterable[Panel]) -> Axes | None:
@@ -192,8 +199,10 @@ def _steps_of(layers: Sequence[Curve]) -> list[int]:
     return sorted({step for layer in layers for step, _ in layer.points})
 
 
-def _stack(layers: Sequence[Curve], steps: Sequence[int]) -> list[list[float]]:
-    return [means(finite(layer.points), steps) for layer in layers]
+def _stack(
+    layers: Sequence[Curve], steps: Sequence[int], buckets: int = BUCKETS
+) -> list[list[float]]:
+    return [means(finite(layer.points), steps, buckets) for layer in layers]
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -222,12 +231,13 @@ def words(text: object, longest: int = 400) -> str:
     return escape(clean if len(clean) <= longest else clean[: longest - 1] + "…")
 
 
-def draw(panel: Panel, axes: Axes | None = None) -> str:
+def draw(panel: Panel, axes: Axes | None = None, buckets: int = BUCKETS) -> str:
     """A panel as an `<svg>` of `WIDTH` by `HEIGHT`.
 
     Args:
         panel: not empty.
         axes: of several panels beside each other; None: its own.
+        buckets: of the step axis; of each two points of a curve are drawn.
     """
     axes = axes or axes_of([panel])
     if axes is None:
@@ -239,19 +249,20 @@ def draw(panel: Panel, axes: Axes | None = None) -> str:
         f"{words(panel.title)}</text>",
         _legend([*panel.layers, *panel.curves]),
         _grid(axes, place),
-        *_areas(panel.layers, place),
-        *(_band(band, place) for band in panel.bands),
-        *(_line(curve, place) for curve in panel.curves if curve.points),
+        *_areas(panel.layers, place, buckets),
+        *(_band(band, place, buckets) for band in panel.bands),
+        *(_line(curve, place, buckets) for curve in panel.curves if curve.points),
         "</svg>",
     ]
     return "".join(parts)
 
 
-def bar(parts: Sequence[tuple[str, float, int]]) -> str:
+def bar(parts: Sequence[tuple[str, float, int]], whole: float) -> str:
     """One horizontal bar whose parts are as wide as their values, as an `<svg>`.
 
     Args:
         parts: (name, value, color), at least one value above 0.
+        whole: what the parts' shares are of; less than their sum where they overlap.
     """
     total, x, drawn = sum(value for _, value, _ in parts), 0.0, []
     for name, value, color in parts:
@@ -260,7 +271,7 @@ def bar(parts: Sequence[tuple[str, float, int]]) -> str:
         drawn.append(
             f'<g class="c{color % COLORS}"><rect class="key" x="{x:.1f}" y="0" '
             f'width="{max(0.0, width - 1):.1f}" height="22"><title>{words(name)}: '
-            f"{value / total:.1%}</title></rect></g>"
+            f"{value / whole:.1%}</title></rect></g>"
             f'<text class="on" x="{x + 5:.1f}" y="15">{label}</text>'
         )
         x += width
@@ -324,8 +335,8 @@ def _grid(axes: Axes, place: _Place) -> str:
     return "".join(parts)
 
 
-def _line(curve: Curve, place: _Place) -> str:
-    points = thin(finite(curve.points))
+def _line(curve: Curve, place: _Place, buckets: int) -> str:
+    points = thin(finite(curve.points), buckets)
     if not points:
         return ""
     looks = "line" + (" faint" if curve.faint else "") + (" dashed" * (curve.color >= COLORS))
@@ -341,19 +352,20 @@ def _line(curve: Curve, place: _Place) -> str:
     return f'<g class="c{curve.color % COLORS}">{"".join(parts)}</g>'
 
 
-def _band(band: Band, place: _Place) -> str:
-    points = thin_band(band.points)
+def _band(band: Band, place: _Place, buckets: int) -> str:
+    points = thin_band(band.points, buckets)
     around = [(step, high) for step, _, high in points]
     around += [(step, low) for step, low, _ in reversed(points)]
     polygon = f'<polygon class="band" points="{place.path(around)}"/>'
     return f'<g class="c{band.color % COLORS}">{polygon}</g>'
 
 
-def _areas(layers: Sequence[Curve], place: _Place) -> list[str]:
+def _areas(layers: Sequence[Curve], place: _Place, buckets: int) -> list[str]:
     if not layers:
         return []
     steps = _steps_of(layers)
-    at, stack = means([(step, float(step)) for step in steps], steps), _stack(layers, steps)
+    at = means([(step, float(step)) for step in steps], steps, buckets)
+    stack = _stack(layers, steps, buckets)
     if len(at) == 1:  # one step: a block instead of a line
         at, stack = [at[0], at[0] + 1], [heights * 2 for heights in stack]
     bottom, parts = [0.0] * len(at), []

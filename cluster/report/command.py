@@ -1,10 +1,12 @@
 """`verl-mixed report`: words of the command line, and what they do."""
 
 import argparse
+import sys
 from collections import Counter
 from pathlib import Path
 
-from cluster.exit_codes import GOOD
+from cluster.exit_codes import GOOD, NOT_GOOD
+from cluster.progress import printable
 from cluster.report.files import write_csv, write_page, write_png
 from cluster.report.runs import load_run
 from cluster.run_state import RunFolder
@@ -34,10 +36,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the files and print their names.
 
+    Returns:
+        Exit code; 1 where a file cannot be read or written.
+
     Raises:
-        ValueError: a folder is none of a run, or the image cannot be drawn.
-        OSError: a file cannot be written.
+        ValueError: a folder is none of a run, the page would be lost to the table or the image, or
+            the image cannot be drawn.
     """
+    if args.output is not None and args.output.suffix.lower() in (".csv", ".png"):
+        raise ValueError(
+            f"cannot write the page to --output {printable(str(args.output))}: it is HTML; name it "
+            "*.html, --csv and --png write their files beside it"
+        )
+    try:
+        _write(args)
+    except OSError as error:
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        return NOT_GOOD
+    return GOOD
+
+
+def _write(args: argparse.Namespace) -> None:
     folders = [RunFolder(path) for path in args.run_dirs]
     names = Counter(folder.path.resolve().name for folder in folders)
     runs = [
@@ -53,4 +72,3 @@ def run(args: argparse.Namespace) -> int:
     if args.png:
         write_png(runs, page.with_suffix(".png"))
         print(page.with_suffix(".png"))
-    return GOOD

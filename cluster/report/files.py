@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.mixture_rows import ratio_rows
+from agent_loop.run_folder import write_text, write_whole
 from cluster.report.charts import HEIGHT, STYLE_LIGHT, WIDTH, draw, words
 from cluster.report.mixture import mixture_verdict
 from cluster.report.opening import improvement_lines, limit_sentence
@@ -23,14 +23,15 @@ def write_report(folder: RunFolder) -> None:
     """Write `report.html` of a run from what it has so far.
 
     Raises:
-        ValueError: it is no run's folder, or its metrics cannot be read.
+        ValueError: it is no run's folder.
+        OSError: a file of it cannot be read, or the page not written.
     """
     write_page([load_run(folder)], folder.report)
 
 
 def write_page(runs: Sequence[Run], path: Path) -> None:
     """Write the HTML page."""
-    _write(path, render(runs).encode())
+    write_text(path, render(runs))
 
 
 def write_csv(runs: Sequence[Run], path: Path) -> None:
@@ -43,7 +44,7 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
         for line in run.lines:
             values = [line["metrics"].get(name, "") for name in names]
             rows.writerow([run.name, line["step"], line["time"], *values])
-    _write(path, text.getvalue().encode(errors="replace"))
+    write_text(path, text.getvalue())
 
 
 def write_png(runs: Sequence[Run], path: Path) -> None:
@@ -59,7 +60,7 @@ def write_png(runs: Sequence[Run], path: Path) -> None:
             f"cannot write {path}: resvg-py is not installed; "
             "pip install 'verl-mixed-agent-loop[png]'"
         ) from error
-    _write(path, resvg_py.svg_to_bytes(svg_string=sheet(runs), background="#ffffff"))
+    write_whole(path, [resvg_py.svg_to_bytes(svg_string=sheet(runs), background="#ffffff")])
 
 
 def sheet(runs: Sequence[Run]) -> str:
@@ -68,8 +69,7 @@ def sheet(runs: Sequence[Run]) -> str:
     parts: list[str] = []
     y = _GAP
     for run in runs:
-        verdict = mixture_verdict(run, ratio_rows(run.lines, run.ledger))
-        said = [run.status, *improvement_lines(run), verdict, limit_sentence(run)]
+        said = [run.status, *improvement_lines(run), mixture_verdict(run), limit_sentence(run)]
         parts.append(f'<text class="name" x="{_GAP}" y="{y + 12}">{words(run.name)}</text>')
         y += 36
         for line in (part for text in said for part in textwrap.wrap(text, 240)):
@@ -87,9 +87,3 @@ def sheet(runs: Sequence[Run]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" '
         f'viewBox="0 0 {width} {y}"><style>{STYLE_LIGHT}{own}</style>{"".join(parts)}</svg>'
     )
-
-
-def _write(path: Path, data: bytes) -> None:
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_bytes(data)
-    draft.replace(path)

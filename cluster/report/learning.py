@@ -6,7 +6,7 @@ from typing import Literal
 from cluster.estimates import BandPoint, pass_rate_band, reward_band, validations
 from cluster.progress import Line, series
 from cluster.report.charts import Band, Curve, Panel
-from cluster.report.panels import NOTHING_YET, Section, drawn, per_source, shares
+from cluster.report.panels import MOST_FAINT, NOTHING_YET, Section, drawn, per_source, shares
 from cluster.report.runs import Run
 from cluster.report.tables import Table
 from cluster.summary import (
@@ -28,7 +28,8 @@ def rewards(run: Run) -> Section:
             _validation(run, "Solved in validation, share", "pass_rate"),
         ),
         notes=(
-            f"Thin: each step. Thick: mean of the last {AVERAGE_OVER} steps, shaded: its 95 % "
+            f"Thin: each step (of up to {MOST_FAINT} sources). Thick: mean of the last "
+            f"{AVERAGE_OVER} steps, shaded: its 95 % "
             "interval over groups (the share of solved counts a group once, so its interval is "
             "rather too wide). Validation: Wilson's 95 % interval.",
         ),
@@ -109,19 +110,17 @@ def facts(run: Run) -> Section:
     rows = [
         [
             SOURCE_FACTS[fact],
-            *(
-                (by_source[source][0].mean, by_source[source][1].mean)
-                if source in by_source
-                else ""
-                for source in run.sources
-            ),
+            *(by_source.get(source, "") for source in run.sources),
         ]
         for fact, by_source in found.items()
     ]
     return Section(
         title="All numbers per source",
         tables=[Table(head=("", *run.sources), rows=rows)] if rows else (),
-        notes=(f"Mean of the first {AVERAGE_OVER} steps → mean of the last {AVERAGE_OVER}.",),
+        notes=(
+            f"Mean of the first {AVERAGE_OVER} steps → mean of the last {AVERAGE_OVER}; of a "
+            "shorter run, its first half → its second half.",
+        ),
         missing=NOTHING_YET,
     )
 

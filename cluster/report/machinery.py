@@ -85,7 +85,9 @@ def limiter(run: Run) -> Section:
             curves=[
                 Curve(
                     name=source,
-                    points=increments(series(run.trained, f"mixed/{source}/limiter/{metric}")),
+                    points=increments(
+                        series(run.trained, f"mixed/{source}/limiter/{metric}"), run.restarts
+                    ),
                     color=i,
                 )
                 for i, source in enumerate(run.sources)

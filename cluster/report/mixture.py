@@ -3,17 +3,21 @@
 from collections.abc import Sequence
 from itertools import chain
 
-from cluster.mixture_rows import RatioRow, evictions, ratio_rows
+from cluster.mixture_rows import RatioRow, evictions, missing_steps
 from cluster.progress import series
 from cluster.report.charts import Curve, Panel, number
 from cluster.report.panels import NOTHING_YET, Section, drawn
 from cluster.report.runs import Run
 from cluster.report.tables import Table
+from cluster.summary import in_buckets
+
+MOST_ROWS = 240
+"""Steps of the table of steps."""
 
 
 def mixture(run: Run) -> Section:
     """Planned against trained."""
-    rows = ratio_rows(run.lines, run.ledger)
+    rows = run.mixture
     names = sorted({name for row in rows for name in row.trained})
     counts = [
         Curve(name=name, points=[(r.step, r.trained.get(name, 0)) for r in rows], color=i)
@@ -34,15 +38,16 @@ def mixture(run: Run) -> Section:
             Panel(title="Off the plan, prompts (largest of any source)", curves=errors, ceiling=1),
         ),
         tables=[_totals(rows, names), _each_step(rows, names)] if rows else (),
-        notes=(mixture_verdict(run, rows),),
-        missing=NOTHING_YET,
+        notes=(mixture_verdict(run),),
+        missing=mixture_verdict(run),
     )
 
 
-def mixture_verdict(run: Run, rows: Sequence[RatioRow]) -> str:
+def mixture_verdict(run: Run) -> str:
     """Whether every batch was as planned, in one sentence."""
+    rows = run.mixture
     if not rows:
-        return NOTHING_YET
+        return "NOT proven: no step says what it trained." if run.trained else NOTHING_YET
     proof = "ledger against plan" if rows[0].planned is not None else "by the metrics; no ledger"
     if run.ledger_problem:
         proof = f"by the metrics; {run.ledger_problem}"
@@ -57,6 +62,13 @@ def mixture_verdict(run: Run, rows: Sequence[RatioRow]) -> str:
         return (
             f"NOT proven: the metrics of {len(differing)} steps differ from the ledger, first in "
             f"step {differing[0]}."
+        )
+    if missing := missing_steps(run.lines, rows):
+        stretches = [f"step {a}" if a == b else f"steps {a} to {b}" for a, b in missing]
+        more = f" and {len(stretches) - 5} more stretches" if len(stretches) > 5 else ""
+        return (
+            f"NOT proven: {', '.join(stretches[:5])}{more} not in the "
+            f"{'metrics' if rows[0].planned is None else 'ledger'}."
         )
     farthest = max((row.cumulative or 0.0 for row in rows), default=0.0)
     within = f"within {number(farthest)} prompts of" if farthest else "exactly"
@@ -83,6 +95,16 @@ def _each_step(rows: Sequence[RatioRow], names: Sequence[str]) -> Table:
         count = row.trained.get(name, 0)
         return str(count) if row.planned is None else f"{count} of {row.planned.get(name, 0)}"
 
+    shown = rows
+    title = "Trained of planned prompts in each step"
+    if len(rows) > MOST_ROWS:
+        spans = in_buckets([row.step for row in rows], MOST_ROWS // 2)
+        off = [i for i, row in enumerate(rows) if row.error][: MOST_ROWS // 2]
+        shown = [rows[i] for i in sorted({*(own[0] for own in spans), *off})]
+        title = (
+            f"Trained of planned prompts in {len(shown)} of {len(rows)} steps, among them the "
+            f"first {MOST_ROWS // 2} that are off their plan; the CSV file has every step"
+        )
     return Table(
         head=("step", *names, "off", "since the start"),
         rows=[
@@ -92,9 +114,9 @@ def _each_step(rows: Sequence[RatioRow], names: Sequence[str]) -> Table:
                 row.error,
                 "" if row.cumulative is None else row.cumulative,
             ]
-            for row in rows
+            for row in shown
         ],
-        folded="Trained of planned prompts in each step",
+        folded=title,
     )
 
 

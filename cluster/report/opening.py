@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 
-from cluster.estimates import Estimate, improvements
-from cluster.mixture_rows import ratio_rows
-from cluster.progress import warnings_of
+from cluster.estimates import Estimate, improvements, not_comparable
+from cluster.progress import passed_over_words, series, warnings_of
 from cluster.report.charts import Curve, Panel, bar, draw, number, words
-from cluster.report.learning import rewards
 from cluster.report.machinery import phase_layers
 from cluster.report.mixture import mixture_verdict
-from cluster.report.panels import NOTHING_YET
+from cluster.report.panels import NOTHING_YET, Section
 from cluster.report.runs import Run
 from cluster.report.tables import Table, html
 from cluster.summary import AFTER_STEP, PHASE_WORDS, limits_of
@@ -17,15 +15,16 @@ from cluster.summary import AFTER_STEP, PHASE_WORDS, limits_of
 _CLASS = {"improved": "good", "got worse": "bad"}
 
 
-def opening(runs: Sequence[Run]) -> str:
+def opening(runs: Sequence[Run], sections: Sequence[Section]) -> str:
     """The first screen of one run or of several.
 
     Args:
         runs: at least one.
+        sections: of the first; one run has a chart of its rewards on the screen.
     """
     cards = [
         ("What improved", "".join(_improved(runs))),
-        ("", _chart(runs[0]) if len(runs) == 1 else ""),
+        ("", _chart(sections) if len(runs) == 1 else ""),
         ("Is the mixture exact?", "".join(_named(runs, run, _mixture(run)) for run in runs)),
         ("What limited the step time", "".join(_named(runs, run, _limits(run)) for run in runs)),
     ]
@@ -42,19 +41,23 @@ def opening(runs: Sequence[Run]) -> str:
 
 def head(run: Run) -> str:
     """Name, state and warnings."""
-    warnings = "".join(
-        f'<p class="bad">Warning: {words(text)}</p>' for text in warnings_of(run.lines)
-    )
+    found = warnings_of(run.lines)
+    if run.passed_over:
+        found.append(passed_over_words(run.passed_over))
+    warnings = "".join(f'<p class="bad">Warning: {words(text)}</p>' for text in found)
     return f"<h1>{words(run.name)}</h1><p>{words(run.status)}</p>{warnings}"
 
 
 def improvement_lines(run: Run) -> list[str]:
     """What improved as plain sentences, one a source."""
-    return [
+    compared = [
         f"{one.source}: {one.measure} {one.first.mean:.2f} → {one.last.mean:.2f} "
-        f"({_change(one.change, one.low, one.high)}): {one.verdict}"
+        f"(step {_steps(one.first)} → {_steps(one.last)}; "
+        f"{_change(one.change, one.low, one.high)}): {one.verdict}"
         for one in improvements(run.lines)
     ]
+    others = not_comparable(run.lines) if run.trained else {}
+    return compared + [f"{source}: {why}" for source, why in others.items()]
 
 
 def limit_sentence(run: Run) -> str:
@@ -88,7 +91,8 @@ def _improved(runs: Sequence[Run]) -> list[str]:
             measures.add(one.measure)
             names = [one.source] if len(runs) == 1 else [run.name, one.source]
             look = _CLASS.get(one.verdict, "")
-            cells = [_mean(one.first), _mean(one.last), _change(one.change, one.low, one.high)]
+            cells = [f"{_steps(one.first)} → {_steps(one.last)}"]
+            cells += [_mean(one.first), _mean(one.last), _change(one.change, one.low, one.high)]
             cells.append(f'<span class="{look}">{one.verdict}</span>')
             rows.append(
                 "<tr>"
@@ -96,23 +100,34 @@ def _improved(runs: Sequence[Run]) -> list[str]:
                 + "".join(f'<td class="whole">{text}</td>' for text in cells)
                 + "</tr>"
             )
+        for source, why in (not_comparable(run.lines) if run.trained else {}).items():
+            names = [source] if len(runs) == 1 else [run.name, source]
+            rows.append(
+                "<tr>"
+                + "".join(f"<td>{words(name)}</td>" for name in names)
+                + f'<td colspan="5">{words(why)}</td></tr>'
+            )
     if not rows:
         return ["<p>Nothing to compare yet: it takes two validations, or two steps.</p>"]
     names = ["source"] if len(runs) == 1 else ["run", "source"]
-    titles = "".join(f"<th>{t}</th>" for t in [*names, "first", "last", "change", ""])
-    return [
-        f'<div class="scroll"><table><tr>{titles}</tr>{"".join(rows)}</table></div>',
-        f"<p>{words(' and '.join(sorted(measures)).capitalize())}, mean and 95 % interval.</p>",
-    ]
+    titles = "".join(f"<th>{t}</th>" for t in [*names, "steps", "first", "last", "change", ""])
+    text = f'<div class="scroll"><table><tr>{titles}</tr>{"".join(rows)}</table></div>'
+    if not measures:
+        return [text]
+    said = " and ".join(sorted(measures)).capitalize()
+    return [text, f"<p>{words(said)}, mean and 95 % interval.</p>"]
+
+
+def _steps(estimate: Estimate) -> str:
+    first, last = estimate.steps
+    return f"{first}" if first == last else f"{first}-{last}"
 
 
 def _mean(estimate: Estimate) -> str:
-    first, last = estimate.steps
-    where = f"step {first}" if first == last else f"steps {first} to {last}"
     interval = ""
     if estimate.low is not None and estimate.high is not None:
         interval = f" [{estimate.low:.2f}, {estimate.high:.2f}]"
-    return f'<span title="{where}"><b>{estimate.mean:.2f}</b>{interval}</span>'
+    return f"<b>{estimate.mean:.2f}</b>{interval}"
 
 
 def _change(change: float, low: float | None, high: float | None) -> str:
@@ -120,9 +135,9 @@ def _change(change: float, low: float | None, high: float | None) -> str:
     return text if low is None or high is None else f"{text} [{low:+.2f}, {high:+.2f}]"
 
 
-def _chart(run: Run) -> str:
+def _chart(sections: Sequence[Section]) -> str:
     """Validation where there were two, otherwise training."""
-    panels = {panel.title: panel for panel in rewards(run).panels}
+    panels = {panel.title: panel for section in sections for panel in section.panels}
     validated: Panel | None = panels.get("Validation reward")
     if validated is not None and all(len(curve.points) < 2 for curve in validated.curves):
         validated = None
@@ -131,8 +146,7 @@ def _chart(run: Run) -> str:
 
 
 def _mixture(run: Run) -> str:
-    rows = ratio_rows(run.lines, run.ledger)
-    verdict = mixture_verdict(run, rows)
+    rows, verdict = run.mixture, mixture_verdict(run)
     look = "good" if verdict.startswith("Exact") else "" if verdict == NOTHING_YET else "bad"
     text = f'<p class="{look}">{words(verdict)}</p>'
     if rows:
@@ -150,11 +164,13 @@ def _limits(run: Run) -> str:
     text = f"<p>{words(limit_sentence(run))}</p>"
     layers = phase_layers(run)
     inside = [layer for layer in layers if layer.name != PHASE_WORDS[AFTER_STEP]]
-    total = sum(map(_sum, inside))
-    if total > 0:
-        parts = [(layer.name, _sum(layer) / total) for layer in inside]
+    whole = sum(s for _, s in series(run.trained, "timing_s/step"))
+    if whole > 0:
+        parts = [(layer.name, _sum(layer) / whole) for layer in inside]
         shares = ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= 0.005)
-        text += bar([(layer.name, _sum(layer), layer.color) for layer in inside])
+        if (together := sum(share for _, share in parts)) > 1.005:
+            shares += f"; phases overlap, together they are {together:.0%} of the step"
+        text += bar([(layer.name, _sum(layer), layer.color) for layer in inside], whole)
         text += f"<p>{words(shares)}</p>"
     return text
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cluster.report.charts import BUCKETS, STYLE_DARK, STYLE_LIGHT, axes_of, draw, words
+from cluster.report.charts import STYLE_DARK, STYLE_LIGHT, axes_of, buckets_for, draw, words
 from cluster.report.comparison import comparison, differing_keys
 from cluster.report.opening import head, opening
 from cluster.report.panels import Section
@@ -56,16 +56,18 @@ def render(runs: Sequence[Run]) -> str:
         runs: at least one.
     """
     sections = [sections_of(run) for run in runs]
+    compared = [comparison(runs)] if len(runs) > 1 else []
+    every = [section for own in (*sections, compared) for section in own]
+    buckets = buckets_for(panel for section in every for panel in section.panels)
     titles = [section.title for section in sections[0]]
-    body = [f"<header>{''.join(head(run) for run in runs)}</header>", opening(runs)]
-    if len(runs) > 1:
-        section = comparison(runs)
-        body.append(_section(section.title, [section], []))
+    body = [f"<header>{''.join(head(run) for run in runs)}</header>", opening(runs, sections[0])]
+    for section in compared:
+        body.append(_section(section.title, [section], [], buckets))
         titles.insert(0, section.title)
     body.insert(1, _contents([*titles, "Config"]))
-    body.insert(3, _thinned(runs))
+    body.insert(3, _thinned(runs, buckets))
     for own in zip(*sections, strict=True):
-        body.append(_section(own[0].title, own, [run.name for run in runs]))
+        body.append(_section(own[0].title, own, [run.name for run in runs], buckets))
     body.append(_config(runs))
     name = " and ".join(run.name for run in runs)
     return (
@@ -86,7 +88,7 @@ def _contents(titles: Sequence[str]) -> str:
     return f"<nav>{links}</nav>"
 
 
-def _section(title: str, own: Sequence[Section], names: Sequence[str]) -> str:
+def _section(title: str, own: Sequence[Section], names: Sequence[str], buckets: int) -> str:
     """One section of all runs; charts of several stand side by side with the same axes."""
     drawn = any(section.panels or section.tables for section in own)
     parts = [f'<section><h2 id="{_anchor(title)}">{title}</h2>']
@@ -94,7 +96,7 @@ def _section(title: str, own: Sequence[Section], names: Sequence[str]) -> str:
         return f"{parts[0]}<p>{words(own[0].missing)}</p></section>"
     if len(own) == 1:
         parts += [f"<p>{words(note)}</p>" for note in own[0].notes]
-        parts.append(_grid([draw(panel) for panel in own[0].panels]))
+        parts.append(_grid([draw(panel, None, buckets) for panel in own[0].panels]))
         parts += [html(table) for table in own[0].tables]
         return "".join(parts) + "</section>"
     for title_of_panel in dict.fromkeys(panel.title for s in own for panel in s.panels):
@@ -105,7 +107,7 @@ def _section(title: str, own: Sequence[Section], names: Sequence[str]) -> str:
         axes = axes_of([panel for panel in panels if panel is not None])
         figures = [
             f"<div><h3>{words(name)}</h3>"
-            f"{'<p>not logged</p>' if panel is None else draw(panel, axes)}</div>"
+            f"{'<p>not logged</p>' if panel is None else draw(panel, axes, buckets)}</div>"
             for name, panel in zip(names, panels, strict=True)
         ]
         parts.append(f'<div class="panels runs" style="--runs:{len(own)}">{"".join(figures)}</div>')
@@ -124,14 +126,14 @@ def _grid(figures: Sequence[str]) -> str:
     return f'<div class="panels">{cells}</div>' if figures else ""
 
 
-def _thinned(runs: Sequence[Run]) -> str:
+def _thinned(runs: Sequence[Run], buckets: int) -> str:
     """Said where charts do not draw every step."""
-    if all(len(run.lines) <= 2 * BUCKETS for run in runs):
+    if all(len(run.lines) <= 2 * buckets for run in runs):
         return ""
     return (
-        f"<p>Of more than {2 * BUCKETS} steps, curves are drawn through the smallest and the "
-        f"largest value of each of {BUCKETS} equal parts, so that no extreme is lost; areas are "
-        "means of the parts. Tables and the CSV file have every step.</p>"
+        f"<p>Of more than {2 * buckets} steps, curves are drawn through the smallest and the "
+        f"largest value of each of {buckets} equal parts, so that no extreme is lost; areas are "
+        "means of the parts. The CSV file has every step.</p>"
     )
 
 

@@ -11,6 +11,9 @@ from cluster.summary import (
     moving_average,
 )
 
+MOST_FAINT = 4
+"""Sources of which each step is drawn behind the averages; of more, nobody can follow one."""
+
 NOTHING_YET = "No step has been trained yet."
 
 
@@ -31,11 +34,12 @@ def drawn(*panels: Panel) -> list[Panel]:
 
 
 def per_source(run: Run, title: str, metric: str) -> Panel:
-    """Each step faint, the average on top."""
+    """The average; behind it each step, faint, where the sources are few."""
     curves: list[Curve] = []
     for i, source in enumerate(run.sources):
         points = series(run.trained, f"mixed/{source}/{metric}")
-        curves.append(Curve(name=source, points=points, color=i, faint=True))
+        if len(run.sources) <= MOST_FAINT:
+            curves.append(Curve(name=source, points=points, color=i, faint=True))
         curves.append(Curve(name=source, points=moving_average(points), color=i))
     return Panel(title=title, curves=curves)
 

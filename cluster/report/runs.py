@@ -1,19 +1,26 @@
 """A run as the report takes it, read from its folder; a torn last line is left out."""
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from agent_loop.run_folder import read_metrics
 from cluster.compose import flatten, load_config
+from cluster.mixture_rows import RatioRow, ratio_rows
 from cluster.progress import Line, sources_of
 from cluster.run_state import RunFolder
-from cluster.summary import trained
+from cluster.summary import restarts_of, trained
 from samplers.ledger import Line as LedgerLine
-from samplers.ledger import read_ledger
+from samplers.ledger import PlanStart, read_ledger
+from samplers.mixture_plan import MixturePlan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One run."""
 
@@ -25,18 +32,35 @@ class Run:
     ledger: Sequence[LedgerLine] = ()
     ledger_problem: str = ""
     """Why the ledger could not be read; the metrics speak for the mixture then."""
+    passed_over: int = 0
+    """Lines of `metrics.jsonl` that could not be read."""
+    starts: Sequence[float] = ()
+    """When it was started and resumed, seconds since 1970."""
     ended: bool = False
     """Whether the trainer ended by itself after all steps."""
 
-    @property
+    @cached_property
     def trained(self) -> list[Line]:
         """Lines of optimizer steps."""
         return trained(self.lines)
 
-    @property
+    @cached_property
     def sources(self) -> list[str]:
         """Its sources, sorted."""
         return sources_of(self.lines)
+
+    @cached_property
+    def mixture(self) -> list[RatioRow]:
+        """Planned against trained prompts, step by step."""
+        return ratio_rows(self.lines, self.ledger)
+
+    @property
+    def restarts(self) -> list[int]:
+        """Steps that began with an empty limiter; none where the limiter outlives the run."""
+        shared = any(
+            value for key, value in self.config.items() if key.endswith(".rate_limit_file")
+        )
+        return [] if shared else restarts_of(self.lines, self.starts)
 
     @property
     def status(self) -> str:
@@ -59,19 +83,37 @@ def load_run(folder: RunFolder, name: str | None = None) -> Run:
 
     Raises:
         ConfigError: it is no run's folder.
-        ValueError: a line of `metrics.jsonl` before the last is none.
+        OSError: one of its files cannot be read.
     """
     config = flatten(load_config(folder.config))
+    lines, passed_over = read_metrics(folder.metrics)  # before the ledger: that has a step first
     try:
         ledger, problem = read_ledger(folder.ledger), ""
+        for line in ledger:
+            if isinstance(line, PlanStart):
+                MixturePlan.from_description(line.plan)
     except ValueError as error:
         ledger, problem = [], str(error)
     total = config.get("trainer.total_training_steps")
     return Run(
         name=name or folder.path.resolve().name,
-        lines=folder.lines(),
+        lines=lines,
         config=config,
         ledger=ledger,
         ledger_problem=problem,
+        passed_over=passed_over,
+        starts=_starts(folder.versions),
         ended=isinstance(total, int) and folder.is_done(total),
     )
+
+
+def _starts(versions: Path) -> list[float]:
+    """Moments of `versions.jsonl`, which has a line for each start."""
+    found = []
+    for raw in versions.read_bytes().splitlines() if versions.exists() else []:
+        try:
+            when = datetime.strptime(json.loads(raw)["time"], "%Y-%m-%dT%H:%M:%S%z")
+        except (ValueError, TypeError, KeyError):
+            continue
+        found.append(when.timestamp())
+    return found

@@ -6,16 +6,21 @@ import getpass
 import socket
 import sqlite3
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from agent_loop.run_folder import write_text
+from agent_loop.trajectory import StopReason
 from cluster.compose import load_config
-from cluster.exit_codes import GOOD, NOT_GOOD
-from cluster.viewer.export import page_of, write_page
-from cluster.viewer.index import Filter, Index, parse_steps
+from cluster.exit_codes import GOOD, NOT_GOOD, USAGE
+from cluster.progress import printable
+from cluster.viewer.export import page_of
+from cluster.viewer.filters import Filter, parse_rewards, parse_steps
+from cluster.viewer.index import OUTCOMES, Index
 from cluster.viewer.server import create_app
 from cluster.viewer.tokens import tokenizer_of
 
@@ -52,16 +57,24 @@ def run(arguments: argparse.Namespace) -> int:
     """
     run_dir: Path = arguments.run_dir
     config = load_config(run_dir / "config.yaml")
-    index = Index(run_dir, _progress)
     try:
-        return _run(arguments, config, index)
-    except sqlite3.DatabaseError as error:
+        index = Index(run_dir, _progress)
+    except (OSError, sqlite3.DatabaseError) as error:
         print(
-            f"error: cannot use {index.path}: {error}; delete it, it is made again", file=sys.stderr
+            f"error: cannot make an index in {run_dir}, nor in the cache: {error}; name a folder "
+            "that can be written in $XDG_CACHE_HOME",
+            file=sys.stderr,
         )
         return NOT_GOOD
-    finally:
-        index.close()
+    with closing(index):
+        try:
+            return _run(arguments, config, index)
+        except sqlite3.DatabaseError as error:
+            print(
+                f"error: cannot use {index.path}: {error}; delete it, it is made again",
+                file=sys.stderr,
+            )
+            return NOT_GOOD
 
 
 def _run(arguments: argparse.Namespace, config: Mapping[str, Any], index: Index) -> int:
@@ -70,9 +83,15 @@ def _run(arguments: argparse.Namespace, config: Mapping[str, Any], index: Index)
     _progress("")
     if not index.count(Filter()):
         print(f"note: no trajectory in {index.folder}, yet", file=sys.stderr)
+    sources, reasons = index.sources(), [*StopReason, *index.stop_reasons()]
+    if not (
+        _is_known("--source", arguments.source, sources)
+        and _is_known("--outcome", arguments.outcome, dict.fromkeys([*OUTCOMES, *reasons]))
+    ):
+        return USAGE
     decode, note = tokenizer_of(config)
     if note:
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {printable(note)}", file=sys.stderr)
     if arguments.html is None:
         return _serve(create_app(name, index, decode, note), arguments.port)
     reward_min, reward_max = arguments.reward
@@ -86,13 +105,24 @@ def _run(arguments: argparse.Namespace, config: Mapping[str, Any], index: Index)
     )
     page, shown, total = page_of(name, index, decode, note, chosen, arguments.most)
     try:
-        write_page(arguments.html, page)
+        write_text(arguments.html, page)
     except OSError as error:
         print(f"error: cannot write {arguments.html}: {error.strerror}", file=sys.stderr)
         return NOT_GOOD
     left = f"; --most {total} takes all" if shown < total else ""
     print(f"{arguments.html}: {shown} of {total} trajectories, {len(page) / 1e6:.1f} MB{left}")
     return GOOD
+
+
+def _is_known(option: str, word: str, known: Iterable[str]) -> bool:
+    if not word or word in known:
+        return True
+    there = ", ".join(known) or "none, yet"
+    print(
+        f"error: {option} {printable(word)}: not in this run; there: {printable(there)}",
+        file=sys.stderr,
+    )
+    return False
 
 
 def _serve(app: web.Application, port: int) -> int:
@@ -145,11 +175,9 @@ def _steps(text: str) -> tuple[int, int] | None:
 def _rewards(text: str) -> tuple[float | None, float | None]:
     low, colon, high = text.partition(":")
     try:
-        if not colon:
-            return float(low), float(low)
-        return (float(low) if low else None), (float(high) if high else None)
+        return parse_rewards(low, high if colon else low)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: want MIN:MAX, as 0:0.5 or :0.5") from error
+        raise argparse.ArgumentTypeError(f"{error}; MIN:MAX, as 0:0.5 or :0.5") from error
 
 
 def _count(text: str) -> int:

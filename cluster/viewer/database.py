@@ -11,7 +11,7 @@ from pathlib import Path
 
 FILE_NAME = "viewer.sqlite"
 
-_VERSION = 1
+_VERSION = 2
 """Of the tables; an index of another version is made anew."""
 
 _TABLES = """
@@ -29,13 +29,19 @@ CREATE TABLE unreadable (file TEXT, line INTEGER, why TEXT);
 
 
 def open_database(run_dir: Path) -> tuple[Path, sqlite3.Connection]:
-    """The index of a run, beside it or in the user's cache."""
+    """The index of a run, beside it or in the user's cache.
+
+    Raises:
+        OSError: neither can be written.
+        sqlite3.DatabaseError: the same.
+    """
     beside = run_dir / FILE_NAME
-    with suppress(sqlite3.OperationalError):  # not writable
+    with suppress(OSError, sqlite3.OperationalError):  # not writable
         return beside, _connect(beside)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "verl-mixed"
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = Path(home) / "verl-mixed"
     cache.mkdir(parents=True, exist_ok=True)
-    name = hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(run_dir.absolute())).hexdigest()[:16]
     path = cache / f"viewer-{name}.sqlite"
     return path, _connect(path)
 
@@ -44,6 +50,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     """The database with its tables; anew where the file holds something else.
 
     Raises:
+        OSError: the file holds something else and cannot be removed.
         sqlite3.OperationalError: the file cannot be written.
     """
     database = sqlite3.connect(path, timeout=30.0)

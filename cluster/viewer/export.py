@@ -8,20 +8,20 @@ import base64
 import hashlib
 import json
 from html import escape
-from pathlib import Path
 from typing import Any
 
-from cluster.viewer.index import Filter, Index
+from cluster.viewer.filters import Filter
+from cluster.viewer.index import Index
 from cluster.viewer.server import PAGE
 from cluster.viewer.tokens import Decode
 from cluster.viewer.views import row_view, run_view, trajectory_view
 
-_TAGS = (
-    '<link rel="stylesheet" href="viewer.css">',
-    '<script src="tokens.js" defer></script>',
-    '<script src="viewer.js" defer></script>',
-)
-"""In index.html, where the files' texts go."""
+_STYLE = '<link rel="stylesheet" href="viewer.css">'
+_SCRIPTS = {
+    name: f'<script src="{name}" defer></script>\n'
+    for name in ("filter.js", "tokens.js", "viewer.js")
+}
+"""In index.html, by file."""
 
 
 def page_of(
@@ -47,7 +47,7 @@ def page_of(
     for row in rows:
         try:
             shown[row.id] = trajectory_view(row.id, index.record(row.id), decode)
-        except ValueError:
+        except (OSError, ValueError):
             unreadable += 1
     run = run_view(name, index, note)
     run["unreadable"] += unreadable
@@ -63,11 +63,8 @@ def page_of(
 
 
 def _assemble(name: str, data: dict[str, Any]) -> str:
-    css, tokens, viewer = (
-        (PAGE / file).read_text(encoding="utf-8")
-        for file in ("viewer.css", "tokens.js", "viewer.js")
-    )
-    script = tokens + viewer
+    css = (PAGE / "viewer.css").read_text(encoding="utf-8")
+    script = "".join((PAGE / file).read_text(encoding="utf-8") for file in _SCRIPTS)
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(css)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -76,14 +73,14 @@ def _assemble(name: str, data: dict[str, Any]) -> str:
     for sign in "<>&":
         block = block.replace(sign, f"\\u{ord(sign):04x}")
     page = (PAGE / "index.html").read_text(encoding="utf-8")
-    head, rest = page.split(_TAGS[0])
-    between, rest = rest.split(_TAGS[1])
-    _, tail = rest.split(_TAGS[2])
+    head, tail = page.split(_STYLE)
+    for tag in _SCRIPTS.values():
+        tail = tail.replace(tag, "")
     head = head.replace("<title>Trajectories</title>", f"<title>{escape(name)}</title>")
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     before_end, end = tail.split("</body>")
     return (
-        f"{head}{meta}<style>{css}</style>{between}{before_end}"
+        f"{head}{meta}<style>{css}</style>{before_end}"
         f'<script type="application/json" id="data">{block}</script>'
         f"<script>{script}</script></body>{end}"
     )
@@ -91,10 +88,3 @@ def _assemble(name: str, data: dict[str, Any]) -> str:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def write_page(path: Path, page: str) -> None:
-    """Write the page; readers see the old file or the new one."""
-    draft = path.with_name(path.name + ".tmp")
-    draft.write_text(page, encoding="utf-8")
-    draft.replace(path)

@@ -7,6 +7,7 @@ file when it is shown.
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 
 from agent_loop.trajectory import StopReason
 from cluster.viewer.database import has_words, open_database
-from cluster.viewer.records import Record, Summary, read_line
+from cluster.viewer.filters import Filter, bare, words_of
+from cluster.viewer.records import IndexEntry, Record, read_line
 
 _COLUMNS = (
     *("step", "key", "group", "source", "row_id", "reward", "acc", "advantage", "stop_reason"),
@@ -29,57 +31,15 @@ _GROUP_SIZE = (
 _LOST = f"stop_reason = '{StopReason.INFRA_ERROR}'"
 OUTCOMES = {
     "solved": f"acc >= 1 AND NOT {_LOST}",
-    "unsolved": f"NOT acc >= 1 AND NOT {_LOST}",
+    "unsolved": f"NOT ifnull(acc >= 1, 0) AND NOT {_LOST}",
     "lost": _LOST,
     "tool error": "errors > 0",
 }
 """Name -> condition. Besides them every stop reason is an outcome."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filter:
-    """Which trajectories are meant; None and empty take all."""
-
-    source: str = ""
-    steps: tuple[int, int] | None = None
-    """First and last."""
-
-    outcome: str = ""
-    """One of `OUTCOMES` or a stop reason."""
-
-    reward_min: float | None = None
-    reward_max: float | None = None
-    text: str = ""
-    """Every one of its words is in the response; the last may be the beginning of one."""
-
-    group: str = ""
-    """uid"""
-
-    def __str__(self) -> str:
-        steps = self.steps and (f"{self.steps[0]}-{self.steps[1]}")
-        named = {
-            "source": self.source,
-            "step": steps,
-            "outcome": self.outcome,
-            "reward >=": self.reward_min,
-            "reward <=": self.reward_max,
-            "text": self.text,
-        }
-        return ", ".join(f"{name} {value}" for name, value in named.items() if value or value == 0)
-
-
-def parse_steps(text: str) -> tuple[int, int] | None:
-    """`3`, `3-7`, or nothing.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if not text:
-        return None
-    first, dash, last = text.partition("-")
-    if not first.strip().isdecimal() or (dash and not last.strip().isdecimal()):
-        raise ValueError(f"cannot filter by step={text!r}: want one step, 3, or a range, 3-7")
-    return int(first), int(last if dash else first)
+_UNREAD = (-1, -1)
+"""Time and size of a file that could not be read to its end: no file has them, so it is tried
+again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,24 +79,23 @@ class Index:
         Returns:
             files that were read.
         """
-        here = {path.name: path.stat() for path in _files(self.folder)}
+        here = {path.name: _time_and_size(path) for path in _files(self.folder)}
         known = {
             name: (mtime_ns, size)
             for name, mtime_ns, size in self._database.execute(
                 "SELECT name, mtime_ns, size FROM files"
             )
         }
-        changed = [
-            name
-            for name, stat in here.items()
-            if known.get(name) != (stat.st_mtime_ns, stat.st_size)
-        ]
+        changed = [name for name, now in here.items() if now == _UNREAD or known.get(name) != now]
         gone = known.keys() - here.keys()
         for number, name in enumerate(changed, 1):
             self._progress(f"reading {name} ({number} of {len(changed)})")
             with self._database:
                 self._forget(name)
-                self._read(name)
+                try:
+                    self._read(name)
+                except OSError as error:
+                    self._leave_unread(name, error)
         with self._database:
             for name in gone:
                 self._forget(name)
@@ -173,12 +132,13 @@ class Index:
 
         Raises:
             KeyError: there is none of this name.
+            OSError: its file cannot be read.
             ValueError: its line cannot be read.
         """
         stem, _, line = identity.rpartition(".")
         found = self._database.execute(
             "SELECT file, start FROM trajectories WHERE file = ? AND line = ?",
-            [f"{stem}.jsonl", int(line) if line.isdecimal() else -1],
+            [_storable(f"{stem}.jsonl"), int(line) if re.fullmatch("[0-9]{1,18}", line) else -1],
         ).fetchone()
         if found is None:
             raise KeyError(identity)
@@ -203,12 +163,14 @@ class Index:
         return None if first is None else (first, last)
 
     def unreadable(self, limit: int = 20) -> tuple[int, list[str]]:
-        """How many whole lines are no trajectory, and what is wrong with the first."""
+        """How many files and whole lines cannot be read, and what is wrong with the first."""
         number = self._database.execute("SELECT count(*) FROM unreadable").fetchone()[0]
         shown = self._database.execute(
             "SELECT file, line, why FROM unreadable ORDER BY file, line LIMIT ?", [limit]
         )
-        return number, [f"{file} line {line}: {why}" for file, line, why in shown]
+        return number, [
+            f"{file} line {line}: {why}" if line else f"{file}: {why}" for file, line, why in shown
+        ]
 
     def _counts(self, column: str) -> dict[str, int]:
         return dict(
@@ -225,20 +187,20 @@ class Index:
             values.extend(given)
 
         if chosen.source:
-            add("source = ?", chosen.source)
+            add("source = ?", _storable(chosen.source))
         if chosen.group:
-            add('"group" = ?', chosen.group)
+            add('"group" = ?', _storable(chosen.group))
         if chosen.steps:
             add("step BETWEEN ? AND ?", *chosen.steps)
         if chosen.outcome in OUTCOMES:
             add(OUTCOMES[chosen.outcome])
         elif chosen.outcome:
-            add("stop_reason = ?", chosen.outcome)
+            add("stop_reason = ?", _storable(chosen.outcome))
         if chosen.reward_min is not None:
             add("reward >= ?", chosen.reward_min)
         if chosen.reward_max is not None:
             add("reward <= ?", chosen.reward_max)
-        words, others = _words(chosen.text)
+        words, others = words_of(_storable(chosen.text))
         if words and self._has_words:
             add("id IN (SELECT rowid FROM texts WHERE texts MATCH ?)", _match(words))
         for part in others if self._has_words else [*words, *others]:
@@ -262,47 +224,68 @@ class Index:
             )
             for number, start, line in _whole_lines(lines, stat.st_size):
                 try:
-                    summary = read_line(line, Summary)
+                    entry = read_line(line, IndexEntry)
                 except ValueError as error:
-                    self._database.execute(
-                        "INSERT INTO unreadable VALUES (?, ?, ?)",
-                        [name, number, _storable(str(error))],
-                    )
+                    self._complain(name, number, str(error))
                 else:
-                    self._add(name, number, start, summary)
+                    self._add(name, number, start, entry)
 
-    def _add(self, name: str, number: int, start: int, summary: Summary) -> None:
-        lengths = [(author, length) for author, _, length, _ in summary.segments]
+    def _leave_unread(self, name: str, error: OSError) -> None:
+        """Say what is wrong with a file, and keep what was read of it; the next time it is tried
+        again. One that is gone meanwhile is none."""
+        if os.path.lexists(self.folder / name):
+            self._database.execute(
+                "INSERT OR REPLACE INTO files VALUES (?, ?, ?)", [name, *_UNREAD]
+            )
+            self._complain(name, 0, error.strerror or str(error))
+
+    def _complain(self, name: str, number: int, why: str) -> None:
+        """Of a line, from 1, or of the whole file: 0."""
+        self._database.execute(
+            "INSERT INTO unreadable VALUES (?, ?, ?)", [name, number, _storable(why)]
+        )
+
+    def _add(self, name: str, number: int, start: int, entry: IndexEntry) -> None:
+        lengths = [(author, length) for author, _, length, _ in entry.segments]
         values = {
-            "step": summary.step,
-            "key": summary.key,
-            "group": summary.group,
-            "source": summary.source,
-            "row_id": summary.row_id,
-            "reward": summary.reward,
-            "acc": summary.acc,
-            "advantage": summary.advantage,
-            "stop_reason": summary.stop_reason,
+            "step": entry.step,
+            "key": entry.key,
+            "group": entry.group,
+            "source": entry.source,
+            "row_id": entry.row_id,
+            "reward": entry.reward,
+            "acc": entry.acc,
+            "advantage": entry.advantage,
+            "stop_reason": entry.stop_reason,
             "length": sum(length for _, length in lengths),
             "model_tokens": sum(length for author, length in lengths if author == "model"),
-            "turns": len(summary.turns),
-            "calls": len(summary.calls),
-            "errors": sum(call.status != "ok" for call in summary.calls),
+            "turns": len(entry.turns),
+            "calls": len(entry.calls),
+            "errors": sum(call.status != "ok" for call in entry.calls),
         }
         marks = ", ".join("?" * (3 + len(_COLUMNS)))
         cursor = self._database.execute(
             f"INSERT INTO trajectories (file, line, start, {_ROW}) VALUES ({marks})",
             [name, number, start, *(_storable(values[column]) for column in _COLUMNS)],
         )
-        text = "\n".join(text for _, _, _, text in summary.segments)
+        text = "\n".join(text for _, _, _, text in entry.segments)
         self._database.execute(
-            "INSERT INTO texts (rowid, text) VALUES (?, ?)", [cursor.lastrowid, _storable(text)]
+            "INSERT INTO texts (rowid, text) VALUES (?, ?)",
+            [cursor.lastrowid, _storable(bare(text))],
         )
 
 
 def _files(folder: Path) -> list[Path]:
     numbered = [path for path in folder.glob("*.jsonl") if path.stem.isdecimal()]
     return sorted(numbered, key=lambda path: int(path.stem))
+
+
+def _time_and_size(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return _UNREAD
+    return stat.st_mtime_ns, stat.st_size
 
 
 def _whole_lines(lines: Any, size: int) -> Iterator[tuple[int, int, bytes]]:
@@ -316,13 +299,6 @@ def _whole_lines(lines: Any, size: int) -> Iterator[tuple[int, int, bytes]]:
         start += len(line)
 
 
-def _words(text: str) -> tuple[list[str], list[str]]:
-    """What stands between blanks: with a letter or digit, and without."""
-    parts = _storable(text).split()
-    words = [part for part in parts if any(map(str.isalnum, part))]
-    return words, [part for part in parts if part not in words]
-
-
 def _match(words: Sequence[str]) -> str:
     """Each as a phrase, so that nothing of it is read as an operator; the last may go on."""
     quoted = ['"' + word.replace('"', '""').replace("\0", "") + '"' for word in words]
@@ -330,9 +306,10 @@ def _match(words: Sequence[str]) -> str:
 
 
 def _storable(value: Any) -> Any:
-    """What the database takes: text without half characters, words in place of NaN."""
+    """What the database takes: text without half characters, and nothing in place of NaN and
+    infinities, which are no number to compare with."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+        return None
     return value

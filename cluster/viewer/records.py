@@ -1,9 +1,12 @@
 """A line of a trajectory file as values with types. What the trainer writes, nothing added."""
 
 import json
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+"""Sums of them fit in the database, and in the page's numbers."""
 
 
 class Turn(msgspec.Struct):
@@ -28,17 +31,17 @@ class Call(msgspec.Struct):
     error: str | None = None
 
 
-class Summary(msgspec.Struct):
+class IndexEntry(msgspec.Struct):
     """What the index keeps of a trajectory; the other fields of the line are skipped unread."""
 
-    step: int
+    step: _Natural
     key: str
     source: str
     row_id: str
     reward: float
     acc: float
     stop_reason: str
-    segments: list[tuple[str, int, int, str]]
+    segments: list[tuple[str, _Natural, _Natural, str]]
     turns: list[Turn]
     calls: list[Call]
     advantage: float | None = None
@@ -49,7 +52,7 @@ class Summary(msgspec.Struct):
         return self.key.split("_", 1)[0]
 
 
-class Record(Summary):
+class Record(IndexEntry):
     """All of a line."""
 
     draw: int = 0
@@ -66,7 +69,7 @@ class Record(Summary):
     state_masking: bool = True
 
 
-_Kind = TypeVar("_Kind", bound=Summary)
+_Kind = TypeVar("_Kind", bound=IndexEntry)
 
 
 def read_line(line: bytes, kind: type[_Kind]) -> _Kind:

@@ -2,10 +2,12 @@
 
 It listens on the loopback address, answers only requests that name a loopback host (a foreign page
 whose name was rebound to 127.0.0.1 is refused), only reads, and lets its page load and run nothing
-but its own two files.
+but its own files.
 """
 
 import json
+import logging
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from cluster.viewer.index import Filter, Index, parse_steps
+from cluster.viewer.filters import Filter, parse_rewards, parse_steps
+from cluster.viewer.index import Index
 from cluster.viewer.tokens import Decode
 from cluster.viewer.views import row_view, run_view, trajectory_view
 
@@ -36,7 +39,7 @@ HEADERS = {
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 _FILES = {"/": "index.html", "/viewer.css": "viewer.css"} | {
-    f"/{name}": name for name in ("tokens.js", "viewer.js")
+    f"/{name}": name for name in ("filter.js", "tokens.js", "viewer.js")
 }
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -63,17 +66,18 @@ class _Answers:
         self._index.refresh()
         asked = request.query
         try:
+            least, most = parse_rewards(asked.get("reward_min", ""), asked.get("reward_max", ""))
             chosen = Filter(
                 source=asked.get("source", ""),
                 steps=parse_steps(asked.get("step", "")),
                 outcome=asked.get("outcome", ""),
-                reward_min=_number(asked.get("reward_min", "")),
-                reward_max=_number(asked.get("reward_max", "")),
+                reward_min=least,
+                reward_max=most,
                 text=asked.get("text", ""),
                 group=asked.get("group", ""),
             )
-            offset = max(0, int(asked.get("offset", 0)))
-            limit = min(MOST_ROWS, max(1, int(asked.get("limit", 100))))
+            offset = _natural("offset", asked.get("offset", "0"))
+            limit = min(MOST_ROWS, max(1, _natural("limit", asked.get("limit", "100"))))
         except ValueError as error:
             return _json({"error": str(error)}, status=400)
         rows = self._index.rows(chosen, offset=offset, limit=limit)
@@ -114,11 +118,17 @@ def create_app(name: str, index: Index, decode: Decode | None, note: str = "") -
 async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Refuse foreign hosts; say on every answer what the page may do."""
     if _host_name(request) not in _LOOPBACK:
-        return web.Response(status=403, text="open the viewer as http://127.0.0.1\n")
+        response = web.Response(status=403, text="open the viewer as http://127.0.0.1\n")
+        response.headers.update(HEADERS)
+        return response
     try:
         response = await handler(request)
     except web.HTTPException as error:
         response = web.Response(status=error.status, text=f"{error.reason}\n")
+    except Exception as error:  # aiohttp's own answer to it has no policy
+        logging.getLogger(__name__).exception("cannot answer %r", request.path_qs)
+        what = f"cannot answer: {type(error).__name__}: {error}"
+        response = _json({"error": what}, status=500)
     response.headers.update(HEADERS)
     return response
 
@@ -147,5 +157,7 @@ def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(text=text, status=status, content_type="application/json")
 
 
-def _number(text: str) -> float | None:
-    return float(text) if text.strip() else None
+def _natural(name: str, text: str) -> int:
+    if not re.fullmatch("[0-9]{1,15}", text):
+        raise ValueError(f"{name}={text!r}: want a number from 0")
+    return int(text)

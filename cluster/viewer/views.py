@@ -47,12 +47,20 @@ def trajectory_view(identity: str, record: Record, decode: Decode | None) -> dic
         decode: the run's tokenizer; None shows ids.
     """
     facts = msgspec.structs.asdict(record)
-    ids = record.response_ids
-    texts = None if decode is None else token_texts(ids, decode)
     counts = counts_of(record)
     problems = [*count_problems(counts), *mask_problems(facts)]
-    if decode is not None and texts is not None and "".join(texts) != decode(ids):
-        problems.append("the tokens decoded one by one are not the response decoded as a whole")
+    prompt, texts = None, None
+    if decode is not None:
+        try:
+            prompt, whole = decode(record.prompt_ids), decode(record.response_ids)
+            texts = token_texts(record.response_ids, decode)
+        except Exception as error:  # the library raises nothing narrower
+            problems.append(f"cannot decode its tokens: {error}; their ids are shown")
+        else:
+            if "".join(texts) != whole:
+                problems.append(
+                    "the tokens decoded one by one are not the response decoded as a whole"
+                )
     return {
         "id": identity,
         "group": record.group,
@@ -65,7 +73,7 @@ def trajectory_view(identity: str, record: Record, decode: Decode | None) -> dic
             )
         },
         "is_lost": record.stop_reason == StopReason.INFRA_ERROR,
-        "prompt": None if decode is None else decode(record.prompt_ids),
+        "prompt": prompt,
         "prompt_length": len(record.prompt_ids),
         "tokens": texts,
         "segments": _segments(record),

@@ -12,6 +12,7 @@ from cluster.summary import (
     Points,
     Summary,
     ToolRow,
+    in_buckets,
     limits_of,
     summary,
     tool_rows,
@@ -124,7 +125,7 @@ def _source_row(
     validations = series(lines, f"mixed/{source}/val/reward/mean")
     return SourceRow(
         source=source,
-        rewards=in_buckets(rewards, MOST_POINTS),
+        rewards=means_of(rewards, MOST_POINTS),
         recent=summary(rewards, AVERAGE_OVER),
         improvement=improvement,
         validation=validations[-1][1] if validations else None,
@@ -133,7 +134,7 @@ def _source_row(
     )
 
 
-def in_buckets(points: Points, most: int) -> list[tuple[int, float]]:
+def means_of(points: Points, most: int) -> list[tuple[int, float]]:
     """A curve of at most `most` points: means over spans of equally many steps, where they begin.
 
     Args:
@@ -142,11 +143,8 @@ def in_buckets(points: Points, most: int) -> list[tuple[int, float]]:
     """
     if len(points) <= most:
         return list(points)
-    first, last = min(step for step, _ in points), max(step for step, _ in points)
-    buckets: dict[int, list[tuple[int, float]]] = {}
-    for point in points:
-        buckets.setdefault((point[0] - first) * most // (last - first + 1), []).append(point)
-    return [(own[0][0], fmean(value for _, value in own)) for _, own in sorted(buckets.items())]
+    spans = in_buckets([step for step, _ in points], most)
+    return [(points[own[0]][0], fmean(points[i][1] for i in own)) for own in spans]
 
 
 def _limiter_in(metrics: Mapping[str, float]) -> LimiterRow | None:

@@ -1,4 +1,4 @@
-"""Tables and sections that fit a terminal: what there is no room for goes by importance. Pure."""
+"""Tables and panes that fit a terminal: what there is no room for goes by importance. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,7 +86,7 @@ def _room(columns: Sequence[Column | Filler], width: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Pane:
     """Lines that stand together."""
 
     lines: list[Text]
@@ -95,22 +95,22 @@ class Section:
     """Fewer say nothing: then it goes as a whole."""
 
 
-def fitting(sections: Sequence[Section], height: int) -> list[Text]:
-    """The lines of all sections, but for those that there is no room for.
+def fitting(panes: Sequence[Pane], height: int) -> list[Text]:
+    """The lines of all panes, but for those that there is no room for.
 
-    Every section is first cut to its least, from the least important; then they go, in that order.
+    Every pane is first cut to its least, from the least important; then they go, in that order.
     """
-    counts = [len(section.lines) for section in sections]
-    order = sorted(range(len(sections)), key=lambda number: sections[number].importance)
+    counts = [len(pane.lines) for pane in panes]
+    order = sorted(range(len(panes)), key=lambda number: panes[number].importance)
     for goes in (False, True):
         for number in order:
-            least = 0 if goes else min(sections[number].least, counts[number])
+            least = 0 if goes else min(panes[number].least, counts[number])
             excess = sum(counts) - height
             if excess > 0:
                 counts[number] = 0 if goes else max(least, counts[number] - excess)
     lines: list[Text] = []
-    for section, count in zip(sections, counts, strict=True):
-        lines += cut(section.lines, count)
+    for pane, count in zip(panes, counts, strict=True):
+        lines += cut(pane.lines, count)
     return lines
 
 

@@ -1,6 +1,7 @@
 """`verl-mixed watch`: a run's screen, from any shell that sees its folder; the run is untouched."""
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -37,9 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _interval(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
     if not LEAST_INTERVAL_S <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text}: want seconds, {LEAST_INTERVAL_S} at least")
+        raise argparse.ArgumentTypeError(f"{text!r}: want seconds, {LEAST_INTERVAL_S} at least")
     return seconds
 
 

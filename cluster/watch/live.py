@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 from typing_extensions import Self
 
-from cluster.progress import clock, printable, step_line
+from cluster.progress import clock, passed_over_words, printable, step_line
 from cluster.watch.run_reader import RunReader, State
 from cluster.watch.screen import screen
 
@@ -18,7 +18,7 @@ STILL_WAITING_S = 30.0
 """Plain view: how long it may say nothing during start-up."""
 
 _OF_A_PACE = 11
-"""Newest lines that a step's line is made of, besides the newest validation."""
+"""Newest lines that a step's line is made of, besides the first and the newest validation."""
 
 
 class View(Protocol):
@@ -79,6 +79,7 @@ class PlainView:
         self._with_state = with_state
         self._shown = set(range(seen + 1)) if seen else set[int]()
         self._newest: object = None
+        self._passed_over = 0
         self._start_up, self._state = "", ""
         self._spoke_s = clock_s()
 
@@ -94,6 +95,10 @@ class PlainView:
         if newest != self._newest:
             self._newest = newest
             self._write_steps()
+        if (passed_over := self._reader.passed_over) != self._passed_over:
+            self._passed_over = passed_over
+            if passed_over:
+                self._write(f"WARNING {passed_over_words(passed_over)}")
         now_s = self._clock_s()
         is_news = state.start_up != self._start_up or now_s - self._spoke_s >= STILL_WAITING_S
         if state.start_up and is_news:
@@ -116,7 +121,8 @@ class PlainView:
                 continue
             first = max(0, number + 1 - _OF_A_PACE)
             before = bisect_left(validated, first) - 1
-            context = [lines[validated[before]]] if before >= 0 else []
+            ends = sorted({validated[0], validated[before]}) if before >= 0 else []
+            context = [lines[end] for end in ends]
             self._write(step_line([*context, *lines[first : number + 1]], total_steps))
             self._shown.add(line["step"])
             self._spoke_s = self._clock_s()

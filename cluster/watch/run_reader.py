@@ -79,6 +79,11 @@ class RunReader:
         """`metrics.jsonl`; of old lines only what curves are drawn of."""
         return self._metrics.lines
 
+    @property
+    def passed_over(self) -> int:
+        """Finished lines of `metrics.jsonl` that are none."""
+        return self._metrics.passed_over
+
     def read(self) -> None:
         """Read what was added to the files.
 
@@ -171,7 +176,7 @@ class RunReader:
             limiter=self._limiter() if state.is_running and state.is_here else None,
             stuck=self._log.stuck() if state.is_running else (),
             warned=self._log.warnings,
-            passed_over=self._metrics.passed_over,
+            passed_over=self.passed_over,
         )
 
     def _limiter(self) -> LimiterRow | None:

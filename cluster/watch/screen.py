@@ -12,10 +12,10 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from cluster.estimates import Improvement
-from cluster.progress import clock, printable
-from cluster.summary import AVERAGE_OVER
-from cluster.watch.board import Board, LimiterRow, in_buckets
-from cluster.watch.columns import Column, Filler, Section, cut, fitting, table
+from cluster.progress import clock, passed_over_words, printable
+from cluster.summary import AFTER_STEP, AVERAGE_OVER, PHASE_WORDS
+from cluster.watch.board import Board, LimiterRow, means_of
+from cluster.watch.columns import Column, Filler, Pane, cut, fitting, table
 from cluster.watch.tails import Stuck, Warned
 from samplers.apportionment import apportion
 
@@ -78,7 +78,7 @@ def screen(sight: Sight, width: int, height: int, *, ascii_only: bool = False) -
         ascii_only: the terminal's encoding has no other characters.
     """
     width, height = max(width, LEAST_WIDTH), max(height, LEAST_HEIGHT)
-    lines = fitting(_Drawing(sight, width, ascii_only).sections(), height)
+    lines = fitting(_Drawing(sight, width, ascii_only).panes(), height)
     for line in lines:
         line.no_wrap = True
         line.truncate(width, overflow="crop" if ascii_only else "ellipsis")
@@ -93,7 +93,14 @@ def _change(improvement: Improvement | None) -> str:
     if improvement is None:
         return "-"
     words = f"{improvement.change:+.2f}"
-    return words if improvement.measure == "validation reward" else f"train {words}"
+    return _OF_MEASURE[improvement.measure] + words
+
+
+_OF_MEASURE = {
+    "validation reward": "",
+    "validation pass rate": "solved ",
+    "training reward": "train ",
+}
 
 
 class _Drawing:
@@ -103,18 +110,18 @@ class _Drawing:
         self._sight, self._width, self._ascii = sight, width, ascii_only
         self._board = sight.board
 
-    def sections(self) -> list[Section]:
+    def panes(self) -> list[Pane]:
         return [
-            Section(lines=self._title(), importance=90),
-            Section(lines=[self._progress()], importance=100),
-            Section(lines=self._sources(), importance=80, least=3),
-            Section(lines=self._ratio(), importance=60),
-            Section(lines=self._phases(), importance=40),
-            Section(lines=self._limiter(), importance=50),
-            Section(lines=self._tools(), importance=20, least=2),
-            Section(lines=self._stuck(), importance=70),
-            Section(lines=self._run_warnings(), importance=75),
-            Section(lines=self._log_warnings(), importance=30),
+            Pane(lines=self._title(), importance=90),
+            Pane(lines=[self._progress()], importance=100),
+            Pane(lines=self._sources(), importance=80, least=3),
+            Pane(lines=self._ratio(), importance=60),
+            Pane(lines=self._phases(), importance=40),
+            Pane(lines=self._limiter(), importance=50),
+            Pane(lines=self._tools(), importance=20, least=2),
+            Pane(lines=self._stuck(), importance=70),
+            Pane(lines=self._run_warnings(), importance=75),
+            Pane(lines=self._log_warnings(), importance=30),
         ]
 
     def _text(self, text: str) -> str:
@@ -154,8 +161,7 @@ class _Drawing:
         if not rows:
             return []
         is_validated = all(
-            row.improvement is None or row.improvement.measure == "validation reward"
-            for row in rows
+            row.improvement is None or row.improvement.measure != "training reward" for row in rows
         )
         columns = [
             Column(
@@ -206,7 +212,7 @@ class _Drawing:
     def _sparks(self, points: Sequence[tuple[int, float]], width: int) -> str:
         """The course of a curve: a character for so many steps, from its least to its greatest."""
         marks = _MARKS if self._ascii else _BLOCKS
-        values = [value for _, value in in_buckets(points, width)]
+        values = [value for _, value in means_of(points, width)]
         if not values:
             return ""
         low, high = min(values), max(values)
@@ -224,6 +230,8 @@ class _Drawing:
 
     def _phases(self) -> list[Text]:
         times = {name: s for name, s in self._board.phases.items() if s > 0}
+        limits = self._board.limits
+        after_s = times.pop(AFTER_STEP, 0.0) if limits else 0.0
         if not times:
             return []
         whole = sum(Fraction(seconds) for seconds in times.values())
@@ -231,23 +239,27 @@ class _Drawing:
         bar = Text()
         cells = apportion(shares, self._width)
         for number, (name, width) in enumerate(cells.items()):
-            label = f"|{self._text(name)} {times[name]:.1f}"
+            label = f"|{self._phase(name)} {times[name]:.1f}"
             bar.append(
                 set_cell_size(label, width), style=_PHASE_STYLES[number % len(_PHASE_STYLES)]
             )
         order = sorted(times.items(), key=lambda item: -item[1])
-        limits = self._board.limits
         words = []
         if limits is not None:
-            words.append(f"slowest {self._text(limits.phase)} {limits.phase_s:.1f} s")
+            words.append(f"slowest {self._phase(limits.phase)} {limits.phase_s:.1f} s")
+            if after_s:
+                words.append(f"{self._phase(AFTER_STEP)} +{after_s:.1f} s")
             if limits.tool_share is not None and limits.limiter_share is not None:
                 words.append(
                     f"rollouts: tools {limits.tool_share:.0%}, limiter {limits.limiter_share:.0%}"
                 )
             order = [(name, seconds) for name, seconds in order if name != limits.phase]
-        words.append(", ".join(f"{self._text(name)} {s:.1f}" for name, s in order if s >= 0.05))
+        words.append(", ".join(f"{self._phase(name)} {s:.1f}" for name, s in order if s >= 0.05))
         title = f"step {limits.step_s:.1f} s" if limits else "seconds"
         return [bar, self._titled(title, "; ".join(filter(None, words)))]
+
+    def _phase(self, name: str) -> str:
+        return self._text(PHASE_WORDS.get(name, name))
 
     def _limiter(self) -> list[Text]:
         row = self._sight.limiter or self._board.limiter
@@ -302,7 +314,7 @@ class _Drawing:
     def _run_warnings(self) -> list[Text]:
         warnings = list(self._board.warnings)
         if count := self._sight.passed_over:
-            warnings.append(f"{count} lines of metrics.jsonl are none, and were passed over")
+            warnings.append(passed_over_words(count))
         return [
             self._titled("" if number else "warning", self._text(warning), "yellow")
             for number, warning in enumerate(warnings)

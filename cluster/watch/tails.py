@@ -4,18 +4,15 @@ Each look reads what was added since the one before. A file that shrank or was r
 trainer takes the steps after its checkpoint back) is read anew.
 """
 
-import json
-import math
 import re
-import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
+from agent_loop.run_folder import metrics_line
 from cluster.log_scan import clean_line
 from cluster.progress import Line, clock, printable
 
@@ -121,7 +118,7 @@ class MetricsTail:
     def _take(self, raw: bytes) -> None:
         if not raw.strip():
             return
-        line = _line_of(raw)
+        line = metrics_line(raw)
         if line is None:
             self.passed_over += 1
             return
@@ -134,31 +131,14 @@ class MetricsTail:
 
 
 _OF_A_CURVE = re.compile(
-    r"mixed/[^/]+/(?:val/)?(?:reward/mean|infra_error_rate)|mixed/[^/]+/val/count"
-    r"|critic/score/(?:min|max)"
+    r"mixed/[^/]+/(?:val/)?(?:reward/mean|infra_error_rate)|mixed/[^/]+/reward/ci95"
+    r"|mixed/[^/]+/val/(?:count|pass_rate)|critic/score/(?:min|max)"
 )
 
 
 @lru_cache(maxsize=1 << 14)
 def _is_of_a_curve(name: str) -> bool:
     return _OF_A_CURVE.fullmatch(name) is not None
-
-
-def _line_of(raw: bytes) -> dict[str, Any] | None:
-    """A line of `metrics.jsonl`; None where it is none."""
-    try:
-        line = json.loads(raw)
-        step, moment, metrics = line["step"], float(line["time"]), line["metrics"]
-        if type(step) is not int or step < 0 or not math.isfinite(moment):
-            return None
-        numbers = {
-            sys.intern(name): value
-            for name, value in metrics.items()
-            if isinstance(value, int | float) and math.isfinite(value)
-        }
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        return None
-    return {"step": step, "time": moment, "metrics": numbers}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

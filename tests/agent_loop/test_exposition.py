@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent_loop.exposition import Exposition, Series, series_of
 
-SOURCES = ("taco", "nq", "tools")  # a source may be called as a part of a name is
+SOURCES = ("taco", "nq", "openai/gsm8k", "openai")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,9 @@ SOURCES = ("taco", "nq", "tools")  # a source may be called as a part of a name 
             "mixed_source_infra_errors",
             {"source": "nq", "tool": "retrieve"},
         ),
-        ("mixed/tools/count", "mixed_source_count", {"source": "tools"}),
+        ("mixed/openai/gsm8k/count", "mixed_source_count", {"source": "openai/gsm8k"}),
+        ("mixed/openai/pass_rate", "mixed_source_pass_rate", {"source": "openai"}),
+        ("mixed/tools/code/calls", "mixed_tools_calls", {"tool": "code"}),
         ("mixed/ratio_error/max", "mixed_ratio_error_max", {}),
         ("mixed/limiter/granted", "mixed_limiter_granted", {}),
         ("timing_s/gen", "mixed_timing_s", {"phase": "gen"}),

@@ -46,11 +46,13 @@ def add_line(path: Path, line: Mapping[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def run_of(path: Path, steps: int, total_steps: int = 20) -> RunFolder:
-    """A run's folder after some steps, that nobody runs."""
+def run_of(
+    path: Path, steps: int, total_steps: int = 20, config: Mapping[str, Any] | None = None
+) -> RunFolder:
+    """A run's folder after some steps, that nobody runs; None takes a small config."""
     path.mkdir(parents=True)
     folder = RunFolder(path)
-    save_config({"trainer": {"total_training_steps": total_steps}}, folder.config)
+    save_config(config or {"trainer": {"total_training_steps": total_steps}}, folder.config)
     folder.log.write_text("ray init kwargs: {}\n")
     for step in range(steps + 1):
         add_line(folder.metrics, metrics_line(step))

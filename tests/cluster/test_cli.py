@@ -78,3 +78,27 @@ def test_an_unreadable_run_is_exit_2_with_one_line(capsys: pytest.CaptureFixture
 
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: no ") and line.endswith("give runs/<experiment>")
+
+
+def test_an_error_does_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "runs/\x1b]0;title\x07\u202e"]) == 2
+
+    said = capsys.readouterr().err.removesuffix("\n")
+    assert said.isprintable() and "]0;title" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["watch", "runs/x", "--interval", "abc"], "'abc': want seconds, 0.1 at least"),
+        (["watch", "runs/x", "--interval", "nan"], "'nan': want seconds, 0.1 at least"),
+        (["plan", "--batches", "many"], "'many': want a whole number, 1 at least"),
+    ],
+)
+def test_what_is_no_number_is_told_what_is_wanted(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+
+    assert said in capsys.readouterr().err

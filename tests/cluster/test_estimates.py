@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.estimates import improvements, pass_rate_band, reward_band, validations, wilson
+from cluster.estimates import (
+    improvements,
+    not_comparable,
+    pass_rate_band,
+    reward_band,
+    validations,
+    wilson,
+)
 
 
 def validated(step: int, reward: float, count: float = 100.0, **more: float) -> dict[str, Any]:
@@ -71,6 +78,45 @@ def test_rewards_outside_of_zero_to_one_have_no_interval() -> None:
     assert all(estimate.low is None for estimate in validations(lines, "math"))
 
 
+def test_another_sources_rewards_take_no_interval_from_a_source_that_is_solved_or_not() -> None:
+    ends = [{"mixed/math/val/pass_rate": share} for share in (0.2, 0.8)]
+    lines = [validated(0, 0.2, **ends[0]), validated(9, 0.8, **ends[1])]
+    lines[1]["metrics"]["critic/score/min"] = -1.0
+
+    (one,) = improvements(lines)
+
+    assert (one.measure, one.verdict) == ("validation reward", "improved")
+    assert (one.first.low, one.first.high) == wilson(0.2, 100)
+
+
+def test_a_source_with_rewards_outside_of_zero_to_one_is_compared_by_its_pass_rate() -> None:
+    ends = [{"mixed/math/val/pass_rate": share, "critic/score/min": -1.0} for share in (0.1, 0.4)]
+    lines = [validated(0, -0.8, **ends[0]), validated(9, -0.2, **ends[1])]
+
+    (one,) = improvements(lines)
+
+    assert (one.measure, one.verdict) == ("validation pass rate", "improved")
+    assert (one.first.mean, one.last.mean) == (0.1, 0.4)
+    assert (one.last.low, one.last.high) == wilson(0.4, 100)
+    assert all(estimate.low is None for estimate in validations(lines, "math"))
+
+
+def test_a_source_that_lost_everything_is_named_with_what_it_lacks() -> None:
+    lines = [validated(0, 0.2), *trained([0.5])]
+    for line in lines:
+        line["metrics"]["mixed/nq/infra_error_rate"] = 1.0
+
+    assert improvements(lines) == []
+    assert not_comparable(lines) == {
+        "math": "nothing to compare: it has a reward in 1 validation and 1 training step; it takes "
+        "two of either",
+        "nq": "nothing to compare: it has a reward in no validation and no training step; it takes "
+        "two of either",
+    }
+    assert not_comparable([*lines, validated(0, 0.4)]).keys() == {"math", "nq"}  # the same policy
+    assert not_comparable([*lines, validated(9, 0.3)]).keys() == {"nq"}
+
+
 def test_without_two_validations_the_first_and_last_steps_of_training_are_compared() -> None:
     rewards = [0.1, 0.2] * 5 + [0.9] * 7 + [0.5, 0.7] * 5
 
@@ -105,11 +151,44 @@ def test_a_reward_band_is_the_interval_of_the_mean_of_its_window() -> None:
     assert reward_band(trained([0.2]), "math") == []
 
 
-def test_a_pass_rate_band_counts_each_group_once() -> None:
-    metrics = {"mixed/math/pass_rate": 0.25, "mixed/math/count": 8.0}
-    lines = trained([0.25, 0.25], **metrics)
+@pytest.mark.parametrize(
+    "rewards", [[0.5, 0.56], [0.5, 0.5, 0.56, 0.56], [0.5] * 3 + [0.56] * 3, [0.1, 0.2, 0.8, 0.9]]
+)
+def test_few_or_equal_steps_tell_no_interval_but_the_one_that_groups_give(
+    rewards: list[float],
+) -> None:
+    (one,) = improvements(trained(rewards))
+    (flat,) = improvements(trained(rewards, **{"mixed/math/reward/ci95": 0.0}))
+    (known,) = improvements(trained(rewards, **{"mixed/math/reward/ci95": 0.3}))
+
+    assert flat.verdict == "interval unknown"
+    assert one.verdict == "interval unknown" and one.first.low is None
+    half = 0.3 / sqrt(len(rewards) // 2)
+    assert known.first.low == pytest.approx(known.first.mean - half)
+    assert known.high is not None and known.high > known.change
+
+
+def test_a_pass_rate_band_counts_each_judged_group_once_and_weights_steps_by_them() -> None:
+    metrics = {"mixed/math/count": 100.0}
+    lines = trained([0.25, 0.75], **metrics)
+    for line, share, judged in zip(lines, (0.25, 0.75), (6.0, 2.0), strict=True):
+        line["metrics"] |= {"mixed/math/pass_rate": share, "mixed/math/judged": judged}
 
     band = pass_rate_band(lines, "math", over=5)
 
-    assert (band[0].low, band[0].high) == wilson(0.25, 8)
-    assert (band[1].low, band[1].high) == wilson(0.25, 16)
+    assert (band[0].low, band[0].high) == wilson(0.25, 6)
+    assert band[1].mean == pytest.approx(0.375)
+    assert (band[1].low, band[1].high) == wilson(0.375, 8)
+
+
+def test_where_judged_groups_are_not_logged_lost_trajectories_take_groups_away() -> None:
+    metrics = {
+        "mixed/math/pass_rate": 0.5,
+        "mixed/math/count": 100.0,
+        "mixed/math/infra_error_rate": 0.75,
+        "mixed/math/loop_error_rate": 0.125,
+    }
+
+    (point,) = pass_rate_band(trained([0.5], **metrics), "math")
+
+    assert (point.low, point.high) == wilson(0.5, 12.5)

@@ -13,10 +13,19 @@ from pathlib import Path
 import psutil
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from agent_loop.run_folder import read_lines, write_lines
 from cluster.compose import at
-from cluster.launch import GOOD, INTERRUPTED, NOT_GOOD, USAGE, make_plan, train
+from cluster.launch import (
+    GOOD,
+    INTERRUPTED,
+    NOT_GOOD,
+    USAGE,
+    changes_table,
+    make_plan,
+    train,
+)
 from cluster.processes import of_run
 from cluster.run_state import RunFolder
 from cluster.stop import stop
@@ -101,10 +110,117 @@ def test_a_failed_run_names_its_reason_and_log_and_goes_on_after(run_environ: Ru
     assert code == NOT_GOOD
     assert "failed: ValueError: broken on purpose" in screen
     assert f"The log is {Path('runs/trial/train.log').absolute()}" in screen
+    assert "1 of 3 steps, not finished" in RunFolder(Path("runs/trial")).report.read_text()
 
     code, screen = start(run_environ)
     assert code == GOOD, screen
     assert "resuming, 1 of 3 steps seen" in screen
+
+
+def test_a_report_that_cannot_be_written_fails_no_run(run_environ: RunEnviron) -> None:
+    Path("runs/trial/report.html/taken").mkdir(parents=True)
+
+    code, screen = start(run_environ)
+
+    assert code == GOOD, screen
+    assert "report not written: " in screen
+    assert RunFolder(Path("runs/trial")).is_done(3)
+
+
+def test_a_reason_does_nothing_to_the_terminal(run_environ: RunEnviron) -> None:
+    hostile = "\x1b]0;title\x07\x1b(0\u202e [red]x[/red] :warning:"
+
+    _, screen = start(run_environ | {"FAKE_TRAINER": "error", "FAKE_ERROR": hostile})
+
+    assert "failed: ValueError:  ]0;title  (0  [red]x[/red] :warning:" in screen
+    assert all(line.isprintable() for line in screen.split("\n"))
+
+
+def test_a_line_of_metrics_that_is_none_keeps_no_run_from_going_on_and_is_said(
+    run_environ: RunEnviron,
+) -> None:
+    folder = RunFolder(Path("runs/trial"))
+    start(run_environ | {"FAKE_TRAINER": "error"})
+    with folder.metrics.open("ab") as file:
+        file.write(b'{"step": 1, "ti\xff\n')
+
+    code, screen = start(run_environ)
+
+    assert "resuming, 1 of 3 steps seen" in screen and "step 3/3" in screen
+    assert "metrics.jsonl: 1 line cannot be read and was passed over" in screen
+    assert code == NOT_GOOD  # what was lost is not proven
+
+
+def test_a_complete_run_that_cannot_be_audited_says_why_and_has_its_report(
+    run_environ: RunEnviron,
+) -> None:
+    folder = RunFolder(Path("runs/trial"))
+    write_lines(folder.path / "trajectories" / "0.jsonl", [])
+    (folder.path / "trajectories" / "0.jsonl").write_text("torn\n")
+
+    code, screen = start(run_environ)
+
+    assert code == NOT_GOOD
+    assert "+0.30" in screen and "audit not possible: " in screen
+    assert folder.is_done(3) and folder.report.exists()
+
+
+def table_of(*validations: dict[str, float]) -> Table:
+    """The launcher's last table."""
+    return changes_table(
+        [
+            {"step": step, "time": 0.0, "metrics": {f"mixed/{name}": x for name, x in own.items()}}
+            for step, own in enumerate(validations)
+        ]
+    )
+
+
+def last_table(*validations: dict[str, float]) -> list[list[str]]:
+    """Its cells."""
+    table = table_of(*validations)
+    columns = [[str(cell) for cell in column.cells] for column in table.columns]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def test_the_last_table_says_how_sure_each_change_is_and_the_mean() -> None:
+    counts = {"a/val/count": 100.0, "b/val/count": 100.0}
+    before = {"a/val/reward/mean": 0.25, "b/val/reward/mean": 0.5}
+    after = {"a/val/reward/mean": 0.75, "b/val/reward/mean": 0.54}
+
+    a, b, mean = last_table(counts | before, counts | after)
+
+    assert a[:3] == ["a", "0.25", "0.75"]
+    assert a[3].startswith("+0.50 [+0.3") and a[3].endswith("]: improved")
+    assert b[3].startswith("+0.04 [-0.") and b[3].endswith("]: no clear change")
+    assert mean == ["mean", "0.38", "0.65", "+0.27"]
+
+
+def test_a_pass_rate_stands_in_for_rewards_that_are_no_shares_and_says_so() -> None:
+    own = {"a/val/reward/mean": -0.5, "a/val/count": 100.0, "b/val/reward/mean": 0.5}
+
+    a, b = last_table(own | {"a/val/pass_rate": 0.25}, own | {"a/val/pass_rate": 0.75})
+
+    assert a[:3] == ["a", "0.25", "0.75"] and a[3].endswith("] solved: improved")
+    assert b[3] == "+0.00: interval unknown"
+
+
+def test_a_source_name_in_the_last_table_is_text() -> None:
+    own = {"[red]x\x1b]0;title\x07/val/reward/mean": 0.5}
+    screen = io.StringIO()
+
+    Console(file=screen, width=100).print(table_of(own, own))
+
+    assert "[red]x ]0;title " in screen.getvalue()
+    assert all(line.isprintable() for line in screen.getvalue().split("\n"))
+
+
+def test_there_is_no_mean_of_sources_validated_at_other_steps() -> None:
+    both = {"a/val/reward/mean": 0.5, "b/val/reward/mean": 0.5}
+
+    rows = last_table({"a/val/reward/mean": 0.5}, both, both)
+
+    assert [row[0] for row in rows] == ["a", "b"]
+    assert last_table(both) == []
 
 
 def test_another_learning_rate_for_the_same_run_is_refused(run_environ: RunEnviron) -> None:
@@ -177,6 +293,7 @@ def test_an_interrupted_launcher_ends_its_trainer(
 
     assert hanging_launcher.returncode == INTERRUPTED
     assert b"the same command resumes the run" in screen
+    assert RunFolder(Path("runs/trial")).report.exists()
     assert of_run(Path("runs/trial").absolute()) == []
 
 
@@ -212,6 +329,7 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends_and_is_resumed(
     screen, _ = obedient_launcher.communicate(timeout=DEADLINE_S)
     assert obedient_launcher.returncode == INTERRUPTED
     assert b"stopped after step 1 of 3, as asked" in screen
+    assert RunFolder(Path("runs/trial")).report.exists()
     assert "asked process" in asked and "ended by itself" in ended
     assert last == "last step 1, last checkpoint global_step_1 (the same command resumes there)"
     assert not RunFolder(Path("runs/trial")).stop_request.exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.mixture_rows import evictions, ratio_rows
+from cluster.mixture_rows import evictions, missing_steps, ratio_rows
 from samplers.ledger import LedgerEntry, Line, read_ledger
 from tests.fakes.run_folder import write_run
 
@@ -79,3 +79,21 @@ def test_a_step_that_the_ledger_has_not_ended_is_no_row(tmp_path: Path, steps: i
         file.write('{"step": 4, "source": "math", "draw": 99, "ro')
 
     assert len(ratio_rows(lines, read_ledger(ledger))) == steps
+
+
+def test_steps_without_a_row_are_found_in_the_middle_and_at_the_end(tmp_path: Path) -> None:
+    lines = write_run(tmp_path / "run", 9)
+    ledger = read_ledger(tmp_path / "run/ledger.jsonl")
+
+    def without(*steps: int) -> list[Line]:
+        return [line for line in ledger if getattr(line, "step", None) not in steps]
+
+    assert missing_steps(lines, ratio_rows(lines, ledger)) == []
+    assert missing_steps(lines[:4], ratio_rows(lines[:4], ledger)) == []  # it has steps first
+    assert missing_steps(lines, ratio_rows(lines, without(1, 4, 5, 8, 9))) == [
+        (1, 1),
+        (4, 5),
+        (8, 9),
+    ]
+    assert missing_steps(lines, []) == [(1, 9)]
+    assert missing_steps([], []) == []

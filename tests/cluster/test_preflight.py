@@ -718,6 +718,7 @@ def test_a_broken_file_of_agent_loops_is_named_and_stops_no_check(
         ("math.prompt={user: x}", "mixed.sources.math.prompt: user='x' leaves the question out"),
         ("math.prompt={system: '{x_tag}'}", "mixed.sources.math.prompt: {x_tag}: no such tag"),
         ("math.prompt=nope", "mixed: sources.math.prompt='nope': no such template"),
+        ("tools={ratio: 0}", "mixed.sources: no names of sources: 'tools'"),
         ("t=5", "mixed.sources.t: Input should be a valid dictionary"),
     ],
 )

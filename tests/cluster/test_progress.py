@@ -1,6 +1,7 @@
 """Metrics and logs in words."""
 
 import unicodedata
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,13 +10,13 @@ from cluster.progress import (
     clock,
     driver_error,
     last_error,
+    passed_over_words,
     printable,
-    ratio_error,
     seconds_left,
+    source_in,
     sources_of,
     startup_phase,
     step_line,
-    validation_changes,
     warnings_of,
 )
 
@@ -31,22 +32,6 @@ def test_sources_come_from_training_and_validation_rewards() -> None:
     assert sources_of(lines) == ["a", "nq"]
 
 
-def test_changes_compare_the_first_and_last_validation_and_their_mean() -> None:
-    lines = [
-        line(0, 0, mixed__a__val__reward__mean=0.1, mixed__b__val__reward__mean=0.3),
-        line(1, 1, mixed__a__reward__mean=0.9),
-        line(2, 2, mixed__a__val__reward__mean=0.5, mixed__b__val__reward__mean=0.5),
-    ]
-
-    changes = [(c.source, round(c.first, 2), round(c.last, 2)) for c in validation_changes(lines)]
-
-    assert changes == [("a", 0.1, 0.5), ("b", 0.3, 0.5), ("mean", 0.2, 0.5)]
-
-
-def test_one_validation_is_no_change() -> None:
-    assert validation_changes([line(0, 0, mixed__a__val__reward__mean=0.1)]) == []
-
-
 def test_the_pace_is_not_spoiled_by_a_night_between_two_starts() -> None:
     lines = [line(step, 5.0 * step + (40_000 if step > 2 else 0)) for step in range(6)]
 
@@ -59,13 +44,6 @@ def test_times_read_as_people_write_them() -> None:
     words = [clock(8.4), clock(185), clock(3725), clock(None)]
 
     assert words == ["8s", "3m05s", "1h02m", "?"]
-
-
-def test_the_largest_ratio_error_of_any_step_counts() -> None:
-    lines = [line(1, 0, mixed__ratio_error__max=0), line(2, 1, mixed__ratio_error__max=2)]
-
-    assert ratio_error(lines) == 2
-    assert ratio_error([line(0, 0)]) is None
 
 
 def test_a_step_line_names_rewards_counts_times_and_ratio_error() -> None:
@@ -144,9 +122,17 @@ def test_a_source_that_lost_its_whole_validation_is_warned_of_until_the_next() -
 
     assert warning == "nq: validation of step 2 lost 100.0% of it to faults"
     assert sources_of(lines) == ["nq"]
-    assert validation_changes(lines) == []
     assert warning in step_line(lines, 10)
     assert warnings_of([*lines, line(4, 2.0, mixed__nq__val__infra_error_rate=0)]) == []
+
+
+def test_lines_that_were_passed_over_are_counted_in_words() -> None:
+    words = [passed_over_words(count) for count in (1, 2)]
+
+    assert words == [
+        "metrics.jsonl: 1 line cannot be read and was passed over",
+        "metrics.jsonl: 2 lines cannot be read and were passed over",
+    ]
 
 
 @given(st.text())
@@ -159,7 +145,29 @@ def test_printable_text_holds_nothing_that_acts_on_a_terminal(text: str) -> None
     assert all(a == b for a, b in zip(shown, text, strict=True) if b.isprintable())
 
 
+def test_a_source_may_have_a_slash_in_its_name() -> None:
+    assert source_in("mixed/openai/gsm8k/val/reward/mean") == "openai/gsm8k"
+    assert source_in("mixed/openai/gsm8k/reward/mean") == "openai/gsm8k"
+    assert source_in("mixed/openai/gsm8k/reward/std") is None
+
+
 def test_a_source_name_that_would_act_on_a_terminal_is_inert_in_a_step_line() -> None:
     lines = [{"step": 1, "time": 0.0, "metrics": {"mixed/a\x1b[2J\u202e\nb/reward/mean": 1.0}}]
 
     assert "a [2J  b 1.00" in step_line(lines, None)
+
+
+def test_losses_of_the_validations_that_are_compared_are_warned_of() -> None:
+    def validation(step: int, lost: float) -> dict[str, Any]:
+        metrics = {"mixed/nq/val/infra_error_rate": lost}
+        if lost < 1:
+            metrics["mixed/nq/val/reward/mean"] = 0.5
+        return {"step": step, "time": 0.0, "metrics": metrics}
+
+    lines = [validation(i, lost) for i, lost in enumerate((1.0, 0.9, 0.5, 0.0, 1.0))]
+
+    assert warnings_of(lines) == [
+        "nq: validation of step 1 lost 90.0% of it to faults",
+        "nq: validation of step 4 lost 100.0% of it to faults",
+    ]
+    assert warnings_of(lines[2:4]) == ["nq: validation of step 2 lost 50.0% of it to faults"]

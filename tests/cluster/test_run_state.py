@@ -74,3 +74,14 @@ def test_each_start_adds_a_line_that_can_be_pasted(tmp_path: Path) -> None:
     first, second = folder.command.read_text().splitlines()
     assert first.split(" ", 1)[1] == """EXPERIMENT_NAME='it'"'"'s' verl-mixed train 'a=[1, 2]'"""
     assert second.endswith(" verl-mixed train")
+
+
+def test_a_line_that_is_none_hides_no_other_step(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.metrics.write_bytes(
+        b'{"step": 1, "time": 0, "metrics": {}}\n\xff{\n{"metrics": {}}\n'
+        b'{"step": 2, "time": 0, "metrics": {}}\n'
+    )
+
+    assert [line["step"] for line in folder.lines()] == [1, 2]
+    assert folder.last_step() == 2

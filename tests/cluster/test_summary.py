@@ -9,10 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cluster.summary import (
+    PHASE_WORDS,
+    in_buckets,
     increments,
     limits_of,
     moving_average,
     phase_means,
+    restarts_of,
     source_table,
     summaries,
     summary,
@@ -95,9 +98,10 @@ def test_a_source_table_shows_first_and_last_steps_and_no_absent_fact() -> None:
 
     table = source_table(lines, over=10)
 
-    first, last = table["reward/mean"]["math"]
-    assert (first.mean, last.mean) == (4.5, 24.5)
-    assert table.keys() == {"reward/mean"}
+    assert table == {"reward/mean": {"math": (4.5, 24.5)}}
+    # of a run of sixteen steps no step is in both
+    assert source_table(lines[:16])["reward/mean"]["math"] == (3.5, 11.5)
+    assert source_table(lines[2:3])["reward/mean"]["math"] == (2.0,)
 
 
 def test_tools_are_summed_over_steps_by_calls_and_not_by_steps() -> None:
@@ -169,3 +173,44 @@ def test_inside_generation_the_time_of_trajectories_is_split_by_who_took_it() ->
 def test_without_times_nothing_limits_a_step(metrics: dict[str, float]) -> None:
     assert limits_of(lines_of(metrics)) is None
     assert limits_of([]) is None
+
+
+def test_a_restart_sets_a_counter_back_even_where_it_does_not_fall() -> None:
+    lines = lines_of({}, {}, {}, {})  # steps 1 to 4, at 1 to 4 s
+
+    restarts = restarts_of(lines, [0.5, 1.5, 2.5, 9.0])
+
+    assert restarts == [2, 3, 5]  # the first start has no step before it
+    points = [(1, 150.0), (2, 160.0), (4, 200.0)]
+    assert increments(points, restarts) == [(1, 150.0), (2, 160.0), (4, 200.0)]
+    assert increments(points) == [(1, 150.0), (2, 10.0), (4, 40.0)]
+
+
+@given(steps=st.lists(st.integers(0, 300), min_size=1, max_size=60), most=st.integers(1, 40))
+def test_buckets_hold_every_step_once_and_are_few(steps: list[int], most: int) -> None:
+    buckets = in_buckets(steps, most)
+
+    assert sorted(i for own in buckets for i in own) == list(range(len(steps)))
+    assert all(buckets) and len(buckets) <= most
+    tops = [max(steps[i] for i in own) for own in buckets]
+    assert tops == sorted(tops)
+
+
+def test_the_time_of_a_trajectory_is_weighted_by_trajectories_and_not_by_prompts() -> None:
+    metrics = {"timing_s/step": 10.0, "timing_s/gen": 6.0}
+    for source, trajectories, tools_s in (("math", 24.0, 0.0), ("nq", 8.0, 4.0)):
+        metrics |= {
+            f"mixed/{source}/reward/mean": 0.5,
+            f"mixed/{source}/count": 4.0,
+            f"mixed/{source}/trajectories": trajectories,
+            f"mixed/{source}/generate_s/mean": 4.0 - tools_s,
+            f"mixed/{source}/tools_s/mean": tools_s,
+        }
+
+    limits = limits_of(lines_of(metrics))
+
+    assert limits is not None and limits.tool_share == 0.25
+
+
+def test_every_phase_of_our_trainer_has_a_word() -> None:
+    assert PHASE_WORDS["accounts"] == "accounts" and PHASE_WORDS["testing"] == "validation"

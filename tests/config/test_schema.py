@@ -1,10 +1,20 @@
 """The config's own rules: all mistakes at once, each by its dotted path."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from config.schema import TAG_FIELDS, ConfigError, MixedConfig, ToolConfig, load_section
+import agent_loop
+from config.schema import (
+    NOT_SOURCES,
+    TAG_FIELDS,
+    ConfigError,
+    MixedConfig,
+    ToolConfig,
+    load_section,
+)
 
 TOOLS: dict[str, Any] = {"server_url": "http://127.0.0.1:8100"}
 
@@ -31,6 +41,23 @@ def test_sources_without_a_share_take_no_part():
 def test_ratios_that_are_no_shares_are_refused_by_name(sources, said):
     with pytest.raises(ConfigError, match=said):
         load_section(MixedConfig, sources, "mixed")
+
+
+@pytest.mark.parametrize("name", [*NOT_SOURCES, ""])
+def test_a_source_is_not_called_as_a_metric_of_the_whole_run(name):
+    with pytest.raises(ConfigError, match=f"mixed.sources: no names of sources: '{name}'"):
+        load_section(MixedConfig, mixed(**{name: 1.0, "nq": 1.0}), "mixed")
+
+
+def test_a_source_may_be_called_as_verl_s_own_datasets_are():
+    sources = mixed(**{"openai/gsm8k": 1.0, "nq": 1.0})
+    assert "openai/gsm8k" in load_section(MixedConfig, sources, "mixed").sources
+
+
+def test_all_metrics_of_the_whole_run_are_known():
+    package = Path(agent_loop.__file__).parent
+    code = "".join(path.read_text() for path in package.rglob("*.py"))
+    assert set(re.findall(r'"mixed/(\w+)[/"]', code)) == set(NOT_SOURCES)
 
 
 def test_every_mistake_is_named_in_one_go():

@@ -262,27 +262,22 @@ def gradient(trajectory: dict[str, Any]) -> float:
 
 def test_every_step_has_the_names_that_reports_read(job: Job):
     names = (
-        *(
-            "count",
-            "judged",
-            "trajectories",
-            "reward/mean",
-            "reward/std",
-            "reward/ci95",
-            "pass_rate",
-            "solved_all",
-        ),
+        *("count", "judged", "trajectories", "reward/mean", "reward/std", "reward/ci95"),
+        *("pass_rate", "solved_all", "generate_s/mean", "tools_s/mean"),
         *("solved_none", "turns/mean", "prompt_length/mean", "response_length/mean"),
         *("response_length/max", "masked_fraction", "tool_calls/mean", "tool_error_rate"),
         *("infra_error_rate", "tool_latency_s/p50", "tool_latency_s/p95", "entropy/mean"),
         *("limiter_wait_s/mean", "truncated_rate", "reward_parts/score"),
     )
-    of_all = ("mixed/ratio_error/max", "mixed/ratio_error/cumulative_max", "timing_s/step")
+    of_all = ("mixed/ratio_error/max", "mixed/ratio_error/cumulative_max")
+    # A line that a kill took comes back from its checkpoint, which was made in mid-step.
+    whole = [line for line in metrics(job.folder) if "timing_s/step" in line["metrics"]]
+    assert len(whole) >= STEPS - len(KILLS[job.mode])
+    phases = {f"timing_s/{name}" for name in ("gen", "old_log_prob", "adv", "update_actor")}
+    assert all(phases | {"timing_s/accounts"} <= line["metrics"].keys() for line in whole)
     for line in metrics(job.folder)[-STEPS:]:
         wanted = {f"mixed/{source}/{name}" for source in QUOTAS for name in names}
         assert wanted | set(of_all) <= line["metrics"].keys()
-        phases = {"gen", "old_log_prob", "adv", "update_actor", "accounts"}
-        assert {f"timing_s/{phase}" for phase in phases} <= line["metrics"].keys()
 
 
 @pytest.mark.browser

@@ -62,7 +62,7 @@ def main(config_path: str) -> None:
             line = {"step": step, "time": time.time(), "metrics": metrics}
             file.write(json.dumps(line) + "\n")
         if step == 1 and os.environ.get("FAKE_TRAINER") == "error":
-            raise ValueError("broken on purpose")
+            raise ValueError(os.environ.get("FAKE_ERROR", "broken on purpose"))
         if step == 1 and os.environ.get("FAKE_TRAINER") == "hang":
             time.sleep(600)
         if step == 1 and os.environ.get("FAKE_TRAINER") == "stop":

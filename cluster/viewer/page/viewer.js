@@ -22,26 +22,19 @@
   };
 
   function inFile(data) {
-    function fits(row, query) {
-      const [first, last] = (query.step || '').split('-').map(Number);
-      const words = (query.text || '').toLowerCase().split(/\s+/).filter(Boolean);
-      const said = words.length
-        ? data.trajectories[row.id].segments.map((segment) => segment.text).join('\n').toLowerCase()
-        : '';
-      return (
-        (!query.source || row.source === query.source) &&
-        (!query.group || row.group === query.group) &&
-        (!query.outcome || row.outcomes.includes(query.outcome)) &&
-        (!query.step || (row.step >= first && row.step <= (last === undefined ? first : last))) &&
-        (!query.reward_min || row.reward >= Number(query.reward_min)) &&
-        (!query.reward_max || row.reward <= Number(query.reward_max)) &&
-        words.every((word) => said.includes(word))
-      );
+    const known = new Map(); // id -> bare text and its words, once they were searched
+    function said(row) {
+      if (!known.has(row.id)) {
+        const text = data.trajectories[row.id].segments.map((segment) => segment.text).join('\n');
+        const bare = bareOf(text);
+        known.set(row.id, { text: bare, words: wordsOf(bare) });
+      }
+      return known.get(row.id);
     }
     return {
       run: async () => data.run,
       rows: async (query) => {
-        const all = data.rows.filter((row) => fits(row, query));
+        const all = data.rows.filter(filterOf(query, said));
         return { total: all.length, rows: all.slice(query.offset, query.offset + query.limit) };
       },
       trajectory: async (id) => {
@@ -259,7 +252,7 @@
     if (run.note) notes.append(make('p', { class: 'note' }, run.note));
     if (run.unreadable) {
       notes.append(
-        make('p', { class: 'bad', role: 'alert' }, `${count(run.unreadable, 'line')} cannot be read and ${run.unreadable === 1 ? 'is' : 'are'} left out: ${run.unreadable_why.join('; ')}`),
+        make('p', { class: 'bad', role: 'alert' }, `cannot be read and left out (${run.unreadable}): ${run.unreadable_why.join('; ')}`),
       );
     }
     const linked = decodeURIComponent(location.hash.slice(1));

@@ -65,10 +65,10 @@ def test_thinning_keeps_the_ends_and_every_extreme(
     if len(points) <= 2 * buckets:
         assert kept == points
     else:  # no part of the axis loses its own extremes
-        width = (points[-1][0] - points[0][0] + 1) / buckets
+        width = points[-1][0] - points[0][0] + 1
         for bucket in range(buckets):
-            own = [v for s, v in points if int((s - points[0][0]) / width) == bucket]
-            drawn = [v for s, v in kept if int((s - points[0][0]) / width) == bucket]
+            own = [v for s, v in points if (s - points[0][0]) * buckets // width == bucket]
+            drawn = [v for s, v in kept if (s - points[0][0]) * buckets // width == bucket]
             assert not own or (min(own), max(own)) == (min(drawn), max(drawn))
 
 
@@ -176,7 +176,7 @@ def test_hostile_names_are_text(text: str) -> None:
     points = [(1, 1.0), (2, 2.0)]
     curves = [Curve(name=text, points=points, dots=True)]
 
-    drawn = draw(Panel(title=text, curves=curves, layers=curves)) + bar([(text, 1.0, 0)])
+    drawn = draw(Panel(title=text, curves=curves, layers=curves)) + bar([(text, 1.0, 0)], 1.0)
 
     root = ElementTree.fromstring(f"<x>{drawn}</x>")
     tags = {element.tag.rpartition("}")[2] for element in root.iter()}

@@ -96,3 +96,29 @@ def test_without_its_library_the_image_says_what_to_install(
 
     assert "pip install 'verl-mixed-agent-loop[png]'" in capsys.readouterr().err
     assert (tmp_path / "run/report.html").exists()
+
+
+@pytest.mark.parametrize("place", ["missing/page.html", "folder"])
+def test_a_page_that_cannot_be_written_is_an_error_in_words_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    write_run(tmp_path / "run", 3)
+    (tmp_path / "folder").mkdir()
+
+    assert main(["report", str(tmp_path / "run"), "--output", str(tmp_path / place)]) == 1
+
+    said = capsys.readouterr()
+    assert said.err.startswith("error: [Errno") and place in said.err and said.out == ""
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("name", ["page.csv", "page.PNG"])
+def test_a_page_that_a_table_or_an_image_would_replace_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    write_run(tmp_path / "run", 3)
+
+    assert main(["report", str(tmp_path / "run"), "--output", str(tmp_path / name), "--csv"]) == 2
+
+    assert "name it *.html" in capsys.readouterr().err
+    assert not (tmp_path / name).exists()

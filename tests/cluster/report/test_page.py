@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from cluster.estimates import wilson
 from cluster.report import Run, load_run, render, write_report
 from cluster.report.charts import WIDTH
+from cluster.report.machinery import limiter
 from cluster.run_state import RunFolder
 from samplers.ledger import LedgerEntry
 from tests.cluster.report.test_charts import HOSTILE
@@ -86,10 +88,11 @@ def test_the_first_screen_says_what_improved_with_the_numbers_of_the_metrics(
         means = [metrics[f"mixed/{source}/val/reward/mean"] for metrics in (first, last)]
         row = page.split(f"<td>{source}</td>")[1].split("</tr>")[0]
         cells = [re.sub("<[^>]+>", "", cell) for cell in row.split("</td>")]
-        for cell, mean in zip(cells, means, strict=False):
+        assert cells[0] == "0 → 20"
+        for cell, mean in zip(cells[1:], means, strict=False):
             low, high = wilson(mean, 100)
             assert cell == f"{mean:.2f} [{low:.2f}, {high:.2f}]"
-        assert cells[2].startswith(f"{means[1] - means[0]:+.2f} [")
+        assert cells[3].startswith(f"{means[1] - means[0]:+.2f} [")
 
 
 def test_the_first_screen_says_whether_the_mixture_is_exact(tmp_path: Path) -> None:
@@ -112,6 +115,33 @@ def test_the_first_screen_says_whether_the_mixture_is_exact(tmp_path: Path) -> N
     assert "<td>nq</td><td>5</td>" in section(off, "Prompts given up")
 
 
+def test_a_ledger_that_lacks_steps_is_no_proof(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", 16)
+
+    def without(*steps: int) -> str:
+        ledger = [line for line in run.ledger if getattr(line, "step", None) not in steps]
+        return render([replace(run, ledger=ledger)])
+
+    assert '<p class="bad">NOT proven: steps 4 to 16 not in the ledger.' in without(*range(4, 17))
+    assert "NOT proven: step 7 not in the ledger." in without(7)
+    assert "NOT proven: step 1 not in the metrics." in render(
+        [replace(run, ledger=[], lines=[run.lines[0], *run.lines[2:]])]
+    )
+    assert "Exact: each of 16 steps" in render([replace(run, lines=run.lines[:9])])
+
+
+def test_a_plan_that_is_none_leaves_the_proof_to_the_metrics(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    write_run(folder, 3)
+    first, *rest = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
+    broken = json.dumps({**json.loads(first), "plan": {"x": 1}}) + "\n"
+    (folder / "ledger.jsonl").write_text("".join([broken, *rest]))
+
+    page = render([load_run(RunFolder(folder))])
+
+    assert "by the metrics; not the description of a mixture plan" in page
+
+
 def test_metrics_that_differ_from_the_ledger_are_no_proof(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", 3)
     run.lines[2]["metrics"]["mixed/nq/count"] = 99.0
@@ -131,6 +161,59 @@ def test_the_first_screen_says_what_limited_the_step(tmp_path: Path) -> None:
     assert "Most time went into generation: " in page
     assert f"s a step ({share:.0%})." in page
     assert "waiting for the rate limiter" in page
+
+
+def test_shares_of_phases_that_overlap_are_of_the_step_in_the_sentence_and_the_bar() -> None:
+    metrics = {"timing_s/gen": 5.0, "timing_s/update_actor": 3.0, "timing_s/step": 5.5}
+    run = Run(name="async", lines=[{"step": 1, "time": 0.0, "metrics": metrics}])
+
+    page = render([run]).split("<section>")[0]
+
+    assert "generation: 5 of 5.5 s a step (91%)" in page
+    assert "generation 91%, policy update 55%; phases overlap, together they are 145% of" in page
+    assert "<title>generation: 90.9%</title>" in page
+
+
+def test_a_source_that_lost_everything_has_a_row_on_the_first_screen(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", 10)
+    for line in run.lines:
+        for name in [name for name in line["metrics"] if name.startswith("mixed/nq/")]:
+            del line["metrics"][name]
+        line["metrics"]["mixed/nq/infra_error_rate"] = 1.0
+
+    page = render([run]).split("<section>")[0]
+
+    assert '<td>nq</td><td colspan="5">nothing to compare: it has a reward in no validation' in page
+    assert "<td>math</td>" in page and Page(page).tags
+
+
+def test_a_resume_begins_the_limiters_counters_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    lines = write_run(folder, 6)
+    when = time.gmtime(lines[3]["time"] + 1)
+    starts = [time.strftime("%Y-%m-%dT%H:%M:%S+0000", moment) for moment in (time.gmtime(0), when)]
+    versions = "".join(json.dumps({"time": text}) + "\n" for text in starts)
+    (folder / "versions.jsonl").write_text(versions + "nonsense\n[]\n")
+
+    run = load_run(RunFolder(folder))
+
+    assert run.restarts == [4]
+    granted = next(p for p in limiter(run).panels if p.title == "Granted per step")
+    curve = next(curve for curve in granted.curves if curve.name == "math")
+    assert curve.points[3] == (4, lines[4]["metrics"]["mixed/math/limiter/granted"])
+    shared = replace(run, config={"a.tool_config.rate_limit_file": "/shared/limit"})
+    assert shared.restarts == []
+
+
+def test_lines_that_were_passed_over_are_said_on_the_first_screen(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    write_run(folder, 4)
+    first, *rest = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join([first, "nonsense\n", *rest]))
+
+    page = render([load_run(RunFolder(folder))])
+
+    assert "Warning: metrics.jsonl: 1 line cannot be read and was passed over" in page
 
 
 def test_every_step_of_the_mixture_is_in_the_page(tmp_path: Path) -> None:
@@ -241,8 +324,29 @@ def test_a_long_run_stays_below_a_megabyte(tmp_path: Path) -> None:
     page = render([run])
 
     assert len(page.encode()) < 1_000_000
-    assert "smallest and the largest value of each of 120 equal parts" in page
-    assert "equal parts" not in render([replace(run, lines=run.lines[:240])])
+    assert re.search(r"smallest and the largest value of each of 1\d\d equal parts", page)
+    assert "equal parts" not in render([replace(run, lines=run.lines[:200])])
+
+
+@pytest.mark.parametrize(("runs", "sources"), [(1, 12), (2, 8)])
+def test_many_curves_are_drawn_with_fewer_points_and_stay_below_a_megabyte(
+    tmp_path: Path, runs: int, sources: int
+) -> None:
+    names = [f"source_{i}" for i in range(sources)]
+    given = [
+        run_of(tmp_path / f"{seed}", 1000, batch_size=24, seed=seed, sources=names)
+        for seed in range(runs)
+    ]
+    ledger = given[0].ledger
+    off = replace(next(line for line in ledger if isinstance(line, LedgerEntry)), step=501)
+    given[0] = replace(given[0], ledger=[*ledger, off])
+
+    page = render(given)
+
+    assert len(page.encode()) < 1_000_000
+    steps = re.findall(r"<tr><td>(\d+)</td><td>\d+ of", section(page, "Mixture"))
+    assert len(steps) <= 240 * runs and "501" in steps
+    assert "steps, among them the first" in page
 
 
 def test_several_runs_are_compared_with_one_colour_each_on_the_same_axes(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.exit_codes import GOOD, NOT_GOOD
+from cluster.exit_codes import GOOD, NOT_GOOD, USAGE
 from cluster.viewer.command import add_arguments, run
 from config.schema import ConfigError
 from tests.cluster.viewer.episodes import line, write_run
@@ -70,14 +70,52 @@ def test_html_takes_what_its_filters_say(
 @pytest.mark.parametrize(
     "words",
     [
-        *(["--step", "x"], ["--reward", "a:b"], ["--most", "0"], ["--port", "65536"]),
-        ["--port", "-1"],
+        *(["--step", text] for text in ("x", "7-3", "3-", "9" * 30, "9" * 5000)),
+        *(["--reward", text] for text in ("a:b", "nan", ":inf", "nan:1", "1:0")),
+        *(["--most", "0"], ["--port", "65536"], ["--port", "-1"]),
     ],
 )
 def test_words_that_mean_nothing_are_refused(tmp_path: Path, words: list[str]):
     with pytest.raises(SystemExit) as ended:
         view(a_run(tmp_path), *words)
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--source", "nx"], "error: --source nx: not in this run; there: math, nq\n"),
+        (["--source", "\x1b[31m"], "error: --source  [31m: not in this run; there: math, nq\n"),
+        (["--source", "\udcff"], "error: --source  : not in this run; there: math, nq\n"),
+        (["--outcome", "solvd"], "error: --outcome solvd: not in this run; there: solved, unsolv"),
+    ],
+)
+def test_names_that_the_run_has_not_are_refused_and_the_known_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+):
+    assert view(a_run(tmp_path), "--html", tmp_path / "page.html", *words) == USAGE
+    assert capsys.readouterr().err.startswith(says)
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("outcome", ["lost", "tool error", "max_turns"])
+def test_an_outcome_that_nothing_had_is_none_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], outcome: str
+):
+    page = tmp_path / "page.html"
+    assert view(a_run(tmp_path), "--html", page, "--outcome", outcome) == GOOD
+    assert capsys.readouterr().out.startswith(f"{page}: 0 of 0")
+
+
+def test_an_index_that_cannot_be_made_anywhere_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    run_dir = a_run(tmp_path)
+    (run_dir / "viewer.sqlite").mkdir()  # root may write everywhere, but not here
+    (tmp_path / "cache").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert view(run_dir, "--html", tmp_path / "page.html") == NOT_GOOD
+    assert f"error: cannot make an index in {run_dir}, nor in" in capsys.readouterr().err
 
 
 def test_folder_that_is_no_run_is_named(tmp_path: Path):
@@ -90,6 +128,17 @@ def test_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.Cap
     page = tmp_path / "nowhere" / "page.html"
     assert view(a_run(tmp_path), "--html", page) == NOT_GOOD
     assert f"cannot write {page}: No such file" in capsys.readouterr().err
+
+
+def test_a_folder_in_the_pages_place_stays_and_nothing_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "page.html").mkdir()
+    run_dir = a_run(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    assert view(run_dir, "--html", tmp_path / "page.html") == NOT_GOOD
+    assert "cannot write" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_run_without_trajectories_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

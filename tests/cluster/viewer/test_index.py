@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from agent_loop.run_folder import read_lines
 from agent_loop.trajectory import StopReason
 from agent_loop.turn_loop import Call
-from cluster.viewer.index import Filter, Index, parse_steps
+from cluster.viewer.filters import Filter, parse_steps
+from cluster.viewer.index import Index
+from cluster.viewer.views import trajectory_view
 from tests.cluster.viewer.episodes import SPOKEN, as_bytes, line, write_run
+from tests.fakes.real_tokenizers import real_tokenizer
 
 STEPS = st.integers(1, 3)
 LINES = st.builds(
@@ -209,13 +212,105 @@ def test_nan_and_half_characters_are_kept(tmp_path: Path):
     (run_dir / "trajectories" / "1.jsonl").write_text(json.dumps(odd) + "\n")
     with open_index(run_dir) as index:
         [row] = index.rows(Filter(text="half"))
-        assert row.values["reward"] == "nan"
+        assert row.values["reward"] is None
         assert index.record("1.1").answer == "\ud83d"
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_none_is_neither_solved_nor_within_bounds(tmp_path: Path, odd: float):
+    run_dir = write_run(tmp_path / "run", [])
+    (run_dir / "trajectories").mkdir()
+    lines = [line(reward=1.0), line(member=1, reward=odd, acc=odd)]
+    (run_dir / "trajectories" / "1.jsonl").write_bytes(as_bytes(lines))
+    with open_index(run_dir) as index:
+        for chosen, found in (
+            (Filter(outcome="solved"), ["1.1"]),
+            (Filter(outcome="unsolved"), ["1.2"]),
+            (Filter(reward_min=0.0), ["1.1"]),
+            (Filter(reward_max=9.0), ["1.1"]),
+        ):
+            assert [row.id for row in index.rows(chosen)] == found
+        assert [row.values["outcomes"][0] for row in index.rows(Filter())] == ["solved", "unsolved"]
+
+
+ODD = st.sampled_from(
+    [
+        *(0, -1, 2**31, 2**63, 2**64, 10**30, -(10**30), 10**400, 0.5, 1e300, float("nan")),
+        *(float("inf"), "", "text", "\ud83d", "\0", None, True, [], [1], [[]], {}, {"a": 1}),
+    ]
+)
+
+
+@given(data=st.data())
+def test_no_line_takes_the_others_away(data: st.DataObject):
+    odd = line(calls=[Call(turn=1, action="code", arguments="1")], advantage=0.0)
+    place: Any = odd
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        inside = isinstance(place[key], dict | list) and len(place[key]) > 0
+        if not inside or data.draw(st.booleans()):
+            break
+        place = place[key]
+    place[key] = data.draw(ODD)
+    with TemporaryDirectory() as name:
+        folder = Path(name) / "trajectories"
+        folder.mkdir()
+        (folder / "1.jsonl").write_bytes(as_bytes([odd, line(member=1)]))
+        with open_index(Path(name)) as index:
+            read = {row.id for row in index.rows(Filter())}
+            assert read == ({"1.2"} if index.unreadable()[0] else {"1.1", "1.2"})
+            for identity in read:
+                with suppress(ValueError):
+                    view = trajectory_view(identity, index.record(identity), decode)
+                    json.dumps(view, allow_nan=False)
+
+
+def decode(ids: Any) -> str:
+    return real_tokenizer("pieces").backend_tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("kind", ["folder", "dangling link", "loop"])
+def test_a_file_that_cannot_be_read_is_named_and_tried_again(tmp_path: Path, kind: str):
+    run_dir = write_run(tmp_path / "run", [line()])
+    odd = run_dir / "trajectories" / "99.jsonl"
+    if kind == "folder":
+        odd.mkdir()
+    else:
+        odd.symlink_to(tmp_path / "gone" if kind == "dangling link" else odd)
+    with open_index(run_dir) as index:
+        for _ in range(2):
+            assert [row.id for row in index.rows(Filter())] == ["1.1"]
+            number, [why] = index.unreadable()
+            assert number == 1 and why.startswith("99.jsonl: ")
+            index.refresh()
+        if kind == "dangling link":
+            (tmp_path / "gone").write_bytes(as_bytes([line(step=99)]))
+        elif kind == "folder":
+            odd.rmdir()
+        else:
+            odd.unlink()
+        index.refresh()
+        ids = ["1.1", "99.1"] if kind == "dangling link" else ["1.1"]
+        assert [row.id for row in index.rows(Filter())] == ids
+        assert index.unreadable() == (0, [])
+
+
+def test_a_file_that_vanishes_while_the_folder_is_read_is_none(tmp_path: Path):
+    run_dir = write_run(tmp_path / "run", [line(step=1), line(step=2)])
+
+    def resume(said: str) -> None:
+        (run_dir / "trajectories" / "2.jsonl").unlink(missing_ok=True)
+
+    with closing(Index(run_dir, resume)) as index:
+        index.refresh()
+        assert [row.id for row in index.rows(Filter())] == ["1.1"]
+        assert index.unreadable() == (0, [])
 
 
 def test_unknown_names_are_refused(tmp_path: Path):
     with open_index(write_run(tmp_path / "run", [line()])) as index:
-        for identity in ("1.2", "2.1", "1", "", "../1.1", "1.-1", "x.y"):
+        for identity in ("1.2", "2.1", "1", "", "../1.1", "1.-1", "x.y", "1." + "9" * 30):
             with pytest.raises(KeyError):
                 index.record(identity)
 
@@ -262,6 +357,6 @@ def test_steps_are_one_or_a_range():
     assert [parse_steps(text) for text in ("", "3", "3-7", " 3 - 7 ")] == [
         *(None, (3, 3), (3, 7), (3, 7))
     ]
-    for text in ("x", "-3", "3-", "3-x", "1.5"):
+    for text in ("x", "-3", "3-", "3-x", "1.5", "7-3", "9" * 30, "9" * 5000, "\u0663"):
         with pytest.raises(ValueError, match="want one step, 3, or a range, 3-7"):
             parse_steps(text)

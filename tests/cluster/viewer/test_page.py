@@ -5,12 +5,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from agent_loop.run_folder import write_text
 from agent_loop.turn_loop import Call
 from cluster.compose import load_config
-from cluster.viewer.export import page_of, write_page
-from cluster.viewer.index import Filter, Index
+from cluster.viewer.export import page_of
+from cluster.viewer.filters import Filter
+from cluster.viewer.index import Index
 from cluster.viewer.tokens import tokenizer_of
 from tests.browser import Page, open_page
 from tests.cluster.viewer.conftest import Serve
@@ -52,7 +55,7 @@ def export(run_dir: Path, target: Path, chosen: Filter | None = None, most: int 
     with closing(Index(run_dir)) as index:
         index.refresh()
         page, _, _ = page_of(run_dir.name, index, decode, note, chosen or Filter(), most)
-    write_page(target, page)
+    write_text(target, page)
     return target
 
 
@@ -145,7 +148,7 @@ async def test_a_trajectory_is_shown_token_by_token(tmp_path: Path, serve: Serve
     assert "limiter wait 0.125 s" in call
     assert "advantage-1.000" in facts
     assert errors == []
-    assert len(requests) == (7 if way == "served" else 1)
+    assert len(requests) == (8 if way == "served" else 1)
 
 
 @pytest.mark.parametrize("way", ["served", "exported"])
@@ -320,6 +323,103 @@ async def test_a_filter_that_cannot_be_read_is_said_until_it_can(tmp_path: Path,
         await page.press("Backspace")
         await press(page, "2", "document.querySelector('.trajectory')")
         assert await chosen_row(page) == "row-2.1"
+
+
+SAID = [
+    "the capital of France is Paris",
+    "print(value) # CODE_1 and code",
+    "S\u00e3o Paulo, na\u00efve caf\u00e9; A\u030angstro\u0308m",
+    'said "yes" at 100 % of 1+1, <b>3.14</b>',
+    "\u041c\u043e\u0441\u043a\u0432\u0430 \u0438 \u0439\u043e\u0434; \u039f\u0394\u039f\u03a3",
+    "\u6771\u4eac is Tokyo \U0001f600 x\u00b2 \u00bd \u0663",
+    "stra\u00dfe 12_34 don't",
+    "",
+]
+SOUGHT = [
+    *("capital france", "FRANCE", "fran", "rance", "france cap", "par paris", "is", "capital of"),
+    *(
+        "print(val",
+        "rint",
+        "code",
+        "code_1",
+        "cod",
+        "value)#",
+        "#",
+        "# _",
+        "code and",
+        "print value",
+    ),
+    *("sao", "S\u00c3O", "naive", "na\u00efve", "cafe", "caf\u00e9 sa", "angstrom", "\u00e5ngstr"),
+    *('"', '"yes', 'yes"at', "100%", "%", "1+1", "1+", "<b>", "3.14", "3.1", "4", "b>3.14</b"),
+    *("\u043c\u043e\u0441\u043a\u0432\u0430", "\u0439\u043e\u0434", "\u0438\u043e\u0434"),
+    *("\u03bf\u03b4\u03bf\u03c2", "\u03bf\u03b4\u03bf\u03c3", "\u6771", "\u4eac", "tokyo"),
+    *("\U0001f600", "x\u00b2", "\u00bd", "\u0663", "strasse", "stra\u00dfe", "STRA\u00dfE", "12"),
+    *("34", "12_3", "don", "don't", "t", "NOT france", "paris OR code", "text:france", "^", "par*"),
+]
+ASKED = [
+    *({"text": text} for text in SOUGHT),
+    *(
+        {"step": s}
+        for s in ("1", "2-3", " 1 - 2 ", "3-", "-3", "x", "3-2", "1.5", "9" * 16, "9" * 400)
+    ),
+    *(
+        {"reward_min": low, "reward_max": high}
+        for low in ("", "0", "-1e3", ".5", "0x0", "nan", "inf", "1_0", "9e999", "x")
+        for high in ("", "1", "-1", "+0.5E0")
+    ),
+    {"outcome": "unsolved"},
+    {"outcome": "solved", "source": "math", "step": "1-9", "reward_min": "0.5", "text": "is"},
+]
+IN_FILE = """(asked => {
+  const data = JSON.parse(document.getElementById('data').textContent);
+  const said = row => {
+    const text = data.trajectories[row.id].segments.map(each => each.text).join('\\n');
+    return {text: bareOf(text), words: wordsOf(bareOf(text))};
+  };
+  return asked.map(query => {
+    try { return data.rows.filter(filterOf(query, said)).map(row => row.id); }
+    catch (error) { return error.message; }
+  });
+})"""
+
+
+async def test_filters_mean_the_same_in_a_file_as_on_the_server(tmp_path: Path, serve: Serve):
+    run_dir = write_run(tmp_path / "run", [])
+    lines = [line([("model", "x")], step=1 + number % 3) for number in range(len(SAID))]
+    for each, said, reward in zip(
+        lines, SAID, [0.0, 1.0, 0.5, -1.0, float("nan"), float("inf"), 2.0, 0.0], strict=True
+    ):
+        each["segments"][0][3] = said
+        each["reward"] = each["acc"] = reward
+    (run_dir / "trajectories").mkdir()
+    for step in (1, 2, 3):
+        of_step = [each for each in lines if each["step"] == step]
+        (run_dir / "trajectories" / f"{step}.jsonl").write_bytes(as_bytes(of_step))
+    address = export(run_dir, tmp_path / "page.html")
+    on_server: list[list[str] | str] = []
+    async with serve(run_dir) as url, aiohttp.ClientSession() as session:
+        for query in ASKED:
+            async with session.get(f"{url}/api/trajectories", params=query) as response:
+                answer = await response.json()
+                found = [row["id"] for row in answer.get("rows", [])]
+                on_server.append(answer["error"] if response.status == 400 else found)
+    async with open_page(address) as page:
+        await page.until(READY)
+        in_file = await page.evaluate(f"{IN_FILE}({json.dumps(ASKED)})")
+    assert list(zip(ASKED, in_file, strict=True)) == list(zip(ASKED, on_server, strict=True))
+    assert sum(bool(found) for found in on_server) > len(SOUGHT) // 2
+
+
+async def test_what_cannot_be_read_is_named(tmp_path: Path, serve: Serve):
+    run_dir = write_run(tmp_path / "run", [line(response_ids=[-1, 2**40])])
+    (run_dir / "trajectories" / "99.jsonl").mkdir()
+    async with serve(run_dir) as url, open_page(url) as page:
+        await page.until(READY)
+        assert await texts(page, "#notes p") == [
+            "cannot be read and left out (1): 99.jsonl: Is a directory"
+        ]
+        assert any("cannot decode its tokens" in each for each in await texts(page, ".problems p"))
+        assert await texts(page, ".segment .token.id") == ["-1", str(2**40)]
 
 
 async def test_group_in_an_export_says_how_many_members_it_lacks(tmp_path: Path):

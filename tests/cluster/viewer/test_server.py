@@ -1,5 +1,7 @@
 """The viewer answers its user alone, and nobody else's page."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import aiohttp
@@ -21,6 +23,9 @@ async def test_every_answer_carries_the_policy_and_allows_no_other_origin(
             async with session.get(url + path, headers={"Origin": "http://evil.com"}) as answer:
                 assert {name: answer.headers[name] for name in HEADERS} == HEADERS
                 assert "Access-Control-Allow-Origin" not in answer.headers
+            async with session.get(url + path, headers={"Host": "evil.com"}) as answer:
+                assert answer.status == 403
+                assert {name: answer.headers[name] for name in HEADERS} == HEADERS
     policy = HEADERS["Content-Security-Policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
 
@@ -80,7 +85,14 @@ async def test_list_is_filtered_and_paged(tmp_path: Path, serve: Serve):
         assert (await ask(group=group))["total"] == 2
 
 
-@pytest.mark.parametrize("query", ["step=x", "reward_min=x", "offset=x", "limit=x"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("step=x", "step=3-", "step=7-3", "step=" + "9" * 30, "step=" + "9" * 5000),
+        *("reward_min=x", "reward_min=nan", "reward_max=inf", "reward_min=1&reward_max=0"),
+        *(f"{name}={value}" for name in ("offset", "limit") for value in ("x", "-1", "9" * 30)),
+    ],
+)
 async def test_filter_that_cannot_be_read_is_refused(tmp_path: Path, serve: Serve, query: str):
     async with (
         serve(write_run(tmp_path / "run", [line()])) as url,
@@ -89,6 +101,44 @@ async def test_filter_that_cannot_be_read_is_refused(tmp_path: Path, serve: Serv
     ):
         assert answer.status == 400
         assert (await answer.json())["error"]
+
+
+async def test_an_answer_that_fails_says_why_and_carries_the_policy(
+    tmp_path: Path, serve: Serve, caplog: pytest.LogCaptureFixture
+):
+    run_dir = write_run(tmp_path / "run", [line()])
+    async with serve(run_dir) as url, aiohttp.ClientSession() as session:
+        with closing(sqlite3.connect(run_dir / "viewer.sqlite")) as database, database:
+            database.execute("DROP TABLE unreadable")
+        async with session.get(f"{url}/api/run") as answer:
+            assert answer.status == 500
+            assert {name: answer.headers[name] for name in HEADERS} == HEADERS
+            assert "no such table: unreadable" in (await answer.json())["error"]
+    assert "cannot answer '/api/run'" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["1." + "9" * 30, "1." + "9" * 5000, "9" * 5000 + ".1", "1.²"])
+async def test_names_that_no_trajectory_has_are_not_found(tmp_path: Path, serve: Serve, name: str):
+    async with (
+        serve(write_run(tmp_path / "run", [line()])) as url,
+        aiohttp.ClientSession() as session,
+        session.get(f"{url}/api/trajectories/{name}") as answer,
+    ):
+        assert answer.status == 404
+
+
+@pytest.mark.parametrize("ids", [[-1], [2**40], [-(10**30)]])
+async def test_tokens_that_no_tokenizer_has_are_shown_as_ids(
+    tmp_path: Path, serve: Serve, ids: list[int]
+):
+    async with (
+        serve(write_run(tmp_path / "run", [line(response_ids=ids)])) as url,
+        aiohttp.ClientSession() as session,
+        session.get(f"{url}/api/trajectories/1.1") as answer,
+    ):
+        shown = await answer.json()
+        assert (answer.status, shown["tokens"], shown["response_ids"]) == (200, None, ids)
+        assert any("cannot decode its tokens" in problem for problem in shown["problems"])
 
 
 async def test_files_that_grow_are_followed(tmp_path: Path, serve: Serve):

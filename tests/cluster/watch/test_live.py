@@ -83,6 +83,37 @@ def test_the_state_is_said_when_it_is_another(tmp_path: Path) -> None:
     assert said == ["running", "finished"]
 
 
+def test_a_warning_of_the_first_validation_stays_as_changes_are_told_from_it(
+    tmp_path: Path,
+) -> None:
+    folder = run_of(tmp_path / "run", steps=-1)
+    add_line(folder.metrics, metrics_line(0, mixed__nq__val__infra_error_rate=0.2))
+    for step in range(1, 30):
+        add_line(folder.metrics, metrics_line(step))
+    reader = RunReader(folder)
+    reader.read()
+    said: list[str] = []
+
+    PlainView(reader, said.append).update(RUNNING)
+
+    warning = "WARNING nq: validation of step 0 lost 20.0% of it to faults"
+    assert [warning in line for line in said] == [True] * 30
+
+
+def test_the_plain_view_says_once_that_lines_were_passed_over(tmp_path: Path) -> None:
+    folder = run_of(tmp_path / "run", -1)
+    folder.metrics.write_bytes(b"{torn\n")
+    reader = RunReader(folder)
+    said: list[str] = []
+    view = PlainView(reader, said.append)
+
+    for _ in range(3):
+        reader.read()
+        view.update(RUNNING)
+
+    assert said == ["WARNING metrics.jsonl: 1 line cannot be read and was passed over"]
+
+
 @pytest.mark.parametrize("size", [(80, 24), (120, 50), (40, 10)])
 def test_the_launchers_screen_leaves_two_lines_and_no_title(
     tmp_path: Path, size: tuple[int, int]

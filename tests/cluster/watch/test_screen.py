@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.watch.board import LimiterRow, board_of
-from cluster.watch.columns import Column, Section, fitting, table
+from cluster.watch.columns import Column, Pane, fitting, table
 from cluster.watch.screen import Sight, screen
 from cluster.watch.tails import Stuck, Warned
 from tests.cluster.run_files import metrics_line
@@ -41,8 +41,8 @@ source  reward        last  mean of 10  since 1st val   val  prompts  solved
 math    ▁▂▂▃▄▄▅▅▆▇▇█  0.22        0.17          +0.20  0.40        8     50%
 nq      ▅▅▅▅▅▅▅▅▅▅▅▅  0.25        0.25          +0.00  0.25        4     25%
 ratio error  0 prompts this step, 0 cumulative
-|gen 6.0                                             |update_actor 3.0
-step 10.0 s  slowest gen 6.0 s; update_actor 3.0
+|generation 6.0                                      |policy update 3.0
+step 10.0 s  slowest generation 6.0 s; policy update 3.0
 limiter      ████████░░ 75% of 600/min  granted 2,345  waiting 6
 tool         calls  p50 s  p95 s  errors
 python          40   0.50   2.00   25.0%
@@ -208,9 +208,38 @@ def test_without_validation_the_change_is_that_of_training_and_says_so() -> None
 
 
 def test_the_phase_bar_is_as_wide_as_the_terminal_and_in_proportion() -> None:
-    bar = next(line for line in screen(SIGHT, 90, 24).split("\n") if line.plain.startswith("|gen"))
+    bar = next(
+        line for line in screen(SIGHT, 90, 24).split("\n") if line.plain.startswith("|generation")
+    )
 
     assert [span.end - span.start for span in bar.spans] == [60, 30]
+
+
+def test_validation_stands_apart_from_the_step_that_does_not_hold_it() -> None:
+    lines = [metrics_line(5, timing_s__testing=5.6)]
+
+    rows = shown(Sight(board=board_of(lines, 9), total_steps=9, now=0.0), 80, 24)
+
+    (bar,) = (row for row in rows if row.startswith("|"))
+    assert "validation" not in bar
+    words = "step 10.0 s  slowest generation 6.0 s; validation +5.6 s; policy update 3.0"
+    assert words in rows
+
+
+def test_before_a_step_was_timed_its_validation_is_the_whole_bar() -> None:
+    lines = [metrics_line(0, timing_s__testing=5.6)]
+
+    rows = shown(Sight(board=board_of(lines, 9), total_steps=9, now=0.0), 80, 24)
+
+    assert rows[-2:] == ["|validation 5.6", "seconds      validation 5.6"]
+
+
+def test_lines_that_were_passed_over_are_a_warning() -> None:
+    lines = shown(replace(SIGHT, passed_over=2), 80, 24)
+
+    assert any(
+        row.endswith("metrics.jsonl: 2 lines cannot be read and were passed over") for row in lines
+    )
 
 
 def test_a_limiter_that_was_slowed_down_or_paused_says_so() -> None:
@@ -261,16 +290,16 @@ def test_a_course_of_many_steps_is_drawn_as_means_of_equally_many() -> None:
     counts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 3)), max_size=6),
     height=st.integers(0, 40),
 )
-def test_sections_fill_the_height_or_are_shown_whole(
+def test_panes_fill_the_height_or_are_shown_whole(
     counts: list[tuple[int, int, int]], height: int
 ) -> None:
-    sections = [
-        Section(lines=[Text(str(n))] * count, importance=importance, least=least)
+    panes = [
+        Pane(lines=[Text(str(n))] * count, importance=importance, least=least)
         for n, (count, importance, least) in enumerate(counts)
     ]
     whole = sum(count for count, _, _ in counts)
 
-    lines = fitting(sections, height)
+    lines = fitting(panes, height)
 
     assert len(lines) <= height
     assert whole > height or len(lines) == whole

@@ -196,7 +196,14 @@ def test_a_file_that_went_or_was_emptied_leaves_no_lines(
 def test_old_lines_are_thinned_and_show_the_same(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines: list[dict[str, Any]] = [
-        metrics_line(step, critic__score__min=0.0, critic__score__max=float(step == 3) + 1)
+        metrics_line(
+            step,
+            critic__score__min=0.0,
+            critic__score__max=float(step == 3) + 1,
+            mixed__math__val__pass_rate=step / 1000,
+            mixed__same__reward__mean=0.5,
+            mixed__same__reward__ci95=0.125,
+        )
         for step in range(3 * WHOLE_LINES)
     ]
     write_lines(path, lines)

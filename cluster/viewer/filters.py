@@ -1,0 +1,90 @@
+"""Which trajectories are meant. page/filter.js has the same rules, for a page in a file."""
+
+import math
+import re
+import unicodedata
+from dataclasses import dataclass
+
+_STEPS = re.compile(r"[ ]*([0-9]{1,15})[ ]*(?:-[ ]*([0-9]{1,15})[ ]*)?")
+_NUMBER = re.compile(r"[ ]*[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)(e[+-]?[0-9]+)?[ ]*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Which trajectories are meant; None and empty take all."""
+
+    source: str = ""
+    steps: tuple[int, int] | None = None
+    """First and last."""
+
+    outcome: str = ""
+    """One of `OUTCOMES` or a stop reason."""
+
+    reward_min: float | None = None
+    reward_max: float | None = None
+    text: str = ""
+    """Every one of its words is in the response; the last may be the beginning of one."""
+
+    group: str = ""
+    """uid"""
+
+    def __str__(self) -> str:
+        steps = self.steps and (f"{self.steps[0]}-{self.steps[1]}")
+        named = {
+            "source": self.source,
+            "step": steps,
+            "outcome": self.outcome,
+            "reward >=": self.reward_min,
+            "reward <=": self.reward_max,
+            "text": self.text,
+        }
+        return ", ".join(f"{name} {value}" for name, value in named.items() if value or value == 0)
+
+
+def parse_steps(text: str) -> tuple[int, int] | None:
+    """`3`, `3-7`, or nothing.
+
+    Raises:
+        ValueError: it is neither, or the last is before the first.
+    """
+    if not text:
+        return None
+    if found := _STEPS.fullmatch(text):
+        first, last = int(found[1]), int(found[2] or found[1])
+        if first <= last:
+            return first, last
+    raise ValueError(f"cannot filter by step={text!r}: want one step, 3, or a range, 3-7")
+
+
+def parse_rewards(low: str, high: str) -> tuple[float | None, float | None]:
+    """Two numbers, either of which may miss.
+
+    Raises:
+        ValueError: one is no finite number, or they are the wrong way round.
+    """
+    least, most = _number(low), _number(high)
+    if least is not None and most is not None and least > most:
+        raise ValueError(f"cannot filter by reward from {low} to {high}: want the lower one first")
+    return least, most
+
+
+def _number(text: str) -> float | None:
+    if not text:
+        return None
+    if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
+        raise ValueError(f"cannot filter by reward={text!r}: want a number, 0.5")
+    return float(text)
+
+
+def bare(text: str) -> str:
+    """Text as it is searched: small letters, no accents, one form of each character."""
+    if not text.isascii():
+        text = re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFKD", text))
+    return text.lower().replace("\u03c2", "\u03c3")
+
+
+def words_of(text: str) -> tuple[list[str], list[str]]:
+    """What stands between blanks: with a letter or digit, and without."""
+    parts = re.findall(r"[^ \t\n\r\f\v]+", bare(text))
+    words = [part for part in parts if any(map(str.isalnum, part))]
+    return words, [part for part in parts if part not in words]
