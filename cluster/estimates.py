@@ -127,7 +127,7 @@ def validations(
     found = []
     for step, mean in dict(series(lines, f"mixed/{source}/val/{metric}")).items():
         one, count = Estimate(steps=(step, step), mean=mean), counts.get(step, 0.0)
-        if shares and count > 0 and 0 <= mean <= 1:
+        if shares and count >= 1 and 0 <= mean <= 1:
             low, high = wilson(mean, count)
             one = replace(one, low=low, high=high)
         found.append(one)
@@ -248,7 +248,7 @@ def pass_rate_band(lines: Sequence[Line], source: str, over: int = AVERAGE_OVER)
     for i, (step, _, _) in enumerate(rows):
         window = rows[max(0, i + 1 - over) : i + 1]
         groups = sum(judged for _, _, judged in window)
-        if groups > 0:
+        if groups >= 1:
             mean = sum(share * judged for _, share, judged in window) / groups
             low, high = wilson(min(1.0, max(0.0, mean)), groups)
             band.append(BandPoint(step=step, mean=mean, low=low, high=high))

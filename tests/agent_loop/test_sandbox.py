@@ -519,6 +519,18 @@ async def test_a_zygote_that_is_killed_is_replaced_and_its_run_is_no_verdict(san
     assert await holds(lambda: are_gone(before))
 
 
+async def test_a_dead_zygote_keeps_its_number_until_it_is_closed(sandbox: Sandbox):
+    """Else another process has it by then, and all of its group is killed."""
+    await sandbox.run_python("1")
+    (zygote,) = filter(None, sandbox._zygotes)
+    pid = zygote.process.pid
+    os.kill(pid, signal.SIGKILL)
+    assert await holds(lambda: not zygote.is_alive)
+    assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    zygote.close()
+    assert not psutil.pid_exists(pid)
+
+
 _SERVER = """
 import asyncio, sys
 from agent_loop.tools.sandbox import Limits, choose_sandbox

@@ -95,7 +95,7 @@ class Zygote:
 
     @property
     def is_alive(self) -> bool:
-        return self.close.alive and self.process.poll() is None
+        return self.close.alive and not _has_ended(self.process)
 
     def order(self, order: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         """Tell it something.
@@ -119,3 +119,12 @@ def _end(control: socket.socket, process: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
     process.wait()
+
+
+def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether it has, without burying it: until `_end` its number stays its own, so that no other
+    process group can be killed in its stead."""
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # somebody else has buried it
+        return True

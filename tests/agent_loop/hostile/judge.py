@@ -300,6 +300,7 @@ class Judge:
     def _strays(self) -> list[str]:
         """Counted, and ended, so that the next program is judged for itself."""
         counted = f"{len(self._processes())} processes where {len(self._zygotes)} were"
+        counted += f": {[f'{_name(child)} {_status(child)}' for child in _children()]}"
         self._sandbox.close()
         for pid in self._processes():
             with contextlib.suppress(ProcessLookupError):
