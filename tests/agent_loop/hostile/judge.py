@@ -7,6 +7,7 @@ program says itself counts only against the sandbox, never for it.
 import asyncio
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import secrets
 import signal
@@ -16,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +332,11 @@ class Judge:
 
 
 def _children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    """All below this one but its own helpers: pools of other tests, and their resource tracker."""
+    helpers = {child.pid for child in multiprocessing.active_children()}
+    helpers.add(getattr(resource_tracker._resource_tracker, "_pid", None))
+    below = psutil.Process().children(recursive=True)
+    return [child for child in below if child.pid not in helpers]
 
 
 def _name(process: psutil.Process) -> str:
