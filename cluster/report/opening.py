@@ -91,26 +91,25 @@ def _improved(runs: Sequence[Run]) -> list[str]:
             measures.add(one.measure)
             names = [one.source] if len(runs) == 1 else [run.name, one.source]
             look = _CLASS.get(one.verdict, "")
-            cells = [f"{_steps(one.first)} → {_steps(one.last)}"]
-            cells += [_mean(one.first), _mean(one.last), _change(one.change, one.low, one.high)]
-            cells.append(f'<span class="{look}">{one.verdict}</span>')
+            steps = f"<br><small>step {_steps(one.first)} → {_steps(one.last)}</small>"
+            cells = [_mean(one.first), _mean(one.last), _change(one.change, one.low, one.high)]
             rows.append(
-                "<tr>"
-                + "".join(f"<td>{words(name)}</td>" for name in names)
+                f"<tr>{''.join(f'<td>{words(name)}</td>' for name in names[:-1])}"
+                f"<td>{words(names[-1])}{steps}</td>"
                 + "".join(f'<td class="whole">{text}</td>' for text in cells)
-                + "</tr>"
+                + f'<td><span class="{look}">{one.verdict}</span></td></tr>'
             )
         for source, why in (not_comparable(run.lines) if run.trained else {}).items():
             names = [source] if len(runs) == 1 else [run.name, source]
             rows.append(
                 "<tr>"
                 + "".join(f"<td>{words(name)}</td>" for name in names)
-                + f'<td colspan="5">{words(why)}</td></tr>'
+                + f'<td colspan="4">{words(why)}</td></tr>'
             )
     if not rows:
         return ["<p>Nothing to compare yet: it takes two validations, or two steps.</p>"]
     names = ["source"] if len(runs) == 1 else ["run", "source"]
-    titles = "".join(f"<th>{t}</th>" for t in [*names, "steps", "first", "last", "change", ""])
+    titles = "".join(f"<th>{t}</th>" for t in [*names, "first", "last", "change", ""])
     text = f'<div class="scroll"><table><tr>{titles}</tr>{"".join(rows)}</table></div>'
     if not measures:
         return [text]

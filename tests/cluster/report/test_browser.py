@@ -69,6 +69,8 @@ async def test_the_first_screen_answers_the_three_questions(page_of_a_run: Path)
         assert all(bottom <= 720 for _, bottom in cards)
         width = await page.evaluate("document.documentElement.scrollWidth")
         assert width == 1280
+        tables = "[...document.querySelectorAll('.card .scroll')]"
+        assert await page.evaluate(f"{tables}.every(e => e.scrollWidth <= e.clientWidth)")
 
 
 async def test_no_text_of_a_chart_is_cut_or_covers_another(page_of_a_run: Path) -> None:
