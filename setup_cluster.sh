@@ -309,7 +309,7 @@ setup() {
   everywhere wait_for_nodes "${head}"
   [[ "${DRY_RUN}" != 1 ]] || return 0
   for host in "${started[@]}"; do
-    if out "${head}" | grep -q "\"${HOST_SESSION[${host}]}\""; then
+    if out "${head}" | grep "\"${HOST_SESSION[${host}]}\"" >/dev/null; then
       joined=$((joined + 1))
     else
       say "error: ${host}: not in the head's list of nodes after ${START_TIMEOUT_S} s:" \
@@ -403,10 +403,10 @@ no_run() {
   local head="${HOST_NAMES[0]}" going=""
   everywhere status_of "${head}"
   if [[ "${DRY_RUN}" != 1 ]] && ((RC["${head}"] == 0)); then
-    out "${head}" | grep -qx 'run=\(ours_alive\|foreign\)' && going="tmux session verl_training is at work on ${head}"
-    if [[ -z "${going}" ]] && out "${head}" | grep -qx 'session=ours_alive'; then
+    out "${head}" | grep -x 'run=\(ours_alive\|foreign\)' >/dev/null && going="tmux session verl_training is at work on ${head}"
+    if [[ -z "${going}" ]] && out "${head}" | grep -x 'session=ours_alive' >/dev/null; then
       everywhere ray_table "${head}"
-      ((RC["${head}"] != 0)) || ! out "${head}" | grep -q '^{"job"' || going="a job of Ray runs: $(out "${head}" | grep '^{"job"')"
+      ((RC["${head}"] != 0)) || ! out "${head}" | grep '^{"job"' >/dev/null || going="a job of Ray runs: $(out "${head}" | grep '^{"job"')"
     fi
   fi
   [[ -n "${going}" || ("${DRY_RUN}" == 1 && "${FORCE}" == 1) ]] || return 0

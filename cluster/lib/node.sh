@@ -378,7 +378,7 @@ ray_answers_or_died() {
   if [[ "${NODE_NAME}" == head ]]; then
     listening "${RAY_PORT}"
   else
-    last_words "${NODE_NAME}" 200 | grep -q 'Ray runtime started'
+    last_words "${NODE_NAME}" 200 | grep 'Ray runtime started' >/dev/null
   fi
 }
 

@@ -369,13 +369,14 @@ far_script() {
   printf 'exec ./run_mixed_training.sh%s </dev/null\n' "$(printf ' %q' "$@")"
 }
 
-# at_head COMMAND WORD...: this script on the head; its exit code is ours.
+# at_head COMMAND WORD...: this script on the head; its exit code is ours. No pipeline: a dry run reads nothing, and the
+# writer of a pipe that nobody reads fails by SIGPIPE.
 at_head() {
   local code=0
   if ((HEAD_IS_HERE)); then
-    far_script "${HOST_REPO[${HEAD}]}" "$@" | run bash -s || code=$?
+    run bash -s < <(far_script "${HOST_REPO[${HEAD}]}" "$@") || code=$?
   else
-    far_script "${HOST_REPO[${HEAD}]}" "$@" | remote_stdin "${HEAD}" bash -s || code=$?
+    remote_stdin "${HEAD}" bash -s < <(far_script "${HOST_REPO[${HEAD}]}" "$@") || code=$?
     check_answer "${code}"
   fi
   return "${code}"

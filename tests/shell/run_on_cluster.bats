@@ -254,6 +254,12 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
   run ! tmux has-session -t =verl_training
 }
 
+@test "dry-run does not fail by what it does not send: more than a pipe holds" {
+  long="$(printf 'x%.0s' {1..100000})"
+  script dry-run "mixed.seed=${long}"
+  [ "${status}" -eq 0 ]
+}
+
 @test "on the head itself no ssh is used" {
   export MASTER_IP=127.0.0.1
   mv "${HEAD_HOME}/.verl_mixed/192.0.2.1" "${HEAD_HOME}/.verl_mixed/127.0.0.1"
