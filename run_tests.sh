@@ -113,7 +113,7 @@ show_from() {
 
 main() {
   local folders cluster=0
-  local -a selection=(-m "not cluster") shell=() apart=() beside=(tests/e2e tests/rate_limit "tests/samplers tests/nodes")
+  local -a selection=(-m "not cluster") shell=(--print-output-on-failure) apart=() beside=(tests/e2e tests/rate_limit "tests/samplers tests/nodes")
   while (($#)); do
     case "$1" in
       -h | --help)
@@ -122,7 +122,7 @@ main() {
         ;;
       --fast)
         selection=(-m "not ray and not slow and not sandbox and not nodes and not cluster")
-        shell=(--filter-tags '!slow')
+        shell+=(--filter-tags '!slow')
         beside=(tests/cluster tests/rate_limit tests/samplers)
         ;;
       --cluster) cluster=1 ;;

@@ -69,12 +69,12 @@ def groups_of(trajectories: Iterable[TrainedTrajectory]) -> dict[str, list[Train
 def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float]:
     """`mixed/<source>/...` for every source of one step.
 
-    `count` is prompts, `judged` those with a valid trajectory, `trajectories` counts those;
-    `solved_all`, `solved_none`, `zero_variance` and `too_small` are shares of groups, over their
-    valid trajectories (`is_valid`): the latter two train nothing; `pass_rate`, `infra_error_rate`,
-    `loop_error_rate`, `truncated_rate` and `deadline_rate` are shares of trajectories;
-    `tool_error_rate` is the share of tool calls that were refused as the model's mistake;
-    `infra_errors/<tool>` counts trajectories; lengths are tokens, times seconds, of which
+    `count` is prompts, `judged` those with a valid trajectory; `trajectories` counts all, also the
+    invalid ones; `solved_all`, `solved_none`, `zero_variance` and `too_small` are shares of groups,
+    over their valid trajectories (`is_valid`): the latter two train nothing; `pass_rate`,
+    `infra_error_rate`, `loop_error_rate`, `truncated_rate` and `deadline_rate` are shares of
+    trajectories; `tool_error_rate` is the share of tool calls that were refused as the model's
+    mistake; `infra_errors/<tool>` counts trajectories; lengths are tokens, times seconds, of which
     `generate_s/mean` and `tools_s/mean` are what a trajectory spent in each. Rewards and pass rate
     are those of valid trajectories, and so is the mean of each part that a reward gives of itself,
     `reward_parts/<part>`; a source without one has neither them nor `solved_*`, so that no curve

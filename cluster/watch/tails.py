@@ -130,9 +130,11 @@ class MetricsTail:
             self._thinned += 1
 
 
+# A source may have a slash in its name.
 _OF_A_CURVE = re.compile(
-    r"mixed/[^/]+/(?:val/)?(?:reward/mean|infra_error_rate)|mixed/[^/]+/reward/ci95"
-    r"|mixed/[^/]+/val/(?:count|pass_rate)|critic/score/(?:min|max)"
+    r"mixed/.+?/(?:val/)?(?:reward/mean|infra_error_rate)|mixed/.+?/reward/ci95"
+    r"|mixed/.+?/val/(?:count|pass_rate)|critic/score/(?:min|max)",
+    re.S,
 )
 
 

@@ -53,7 +53,7 @@ setup() {
   run "${CHECKOUT}/run_tests.sh" --fast
   [ "${status}" -eq 0 ]
   [ "$(grep -c -- "pytest .*-m not ray and not slow and not sandbox and not nodes" "${CALLS}")" -eq 4 ]
-  grep -q -- "bats --filter-tags !slow" "${CALLS}"
+  grep -q -- "bats --print-output-on-failure --filter-tags !slow" "${CALLS}"
   [ "$(grep -c -- "pytest " "${CALLS}")" -eq 4 ]
 }
 

@@ -203,6 +203,7 @@ def test_old_lines_are_thinned_and_show_the_same(tmp_path: Path) -> None:
             mixed__math__val__pass_rate=step / 1000,
             mixed__same__reward__mean=0.5,
             mixed__same__reward__ci95=0.125,
+            mixed__openai__gsm8k__reward__mean=step / 1000,
         )
         for step in range(3 * WHOLE_LINES)
     ]
