@@ -11,7 +11,7 @@ from typing import Literal
 
 from agent_loop.intervals import Z95, half_width95
 from cluster.progress import Line, series, sources_of
-from cluster.summary import AVERAGE_OVER, Points, first_and_last, trained
+from cluster.summary import AVERAGE_OVER, Points, first_and_last, trained, windows
 
 LEAST_STEPS = 3
 """Of a mean whose interval is told from how it differs between steps."""
@@ -223,11 +223,10 @@ def reward_band(lines: Sequence[Line], source: str, over: int = AVERAGE_OVER) ->
         if name in line["metrics"]
     ]
     band = []
-    for i, (step, _, _) in enumerate(rows):
-        window = rows[max(0, i + 1 - over) : i + 1]
+    for window in windows(rows, over):
         half = _half_of_mean([half for _, _, half in window])
         if half is not None:
-            mean = fmean(value for _, value, _ in window)
+            step, mean = window[-1][0], fmean(value for _, value, _ in window)
             band.append(BandPoint(step=step, mean=mean, low=mean - half, high=mean + half))
     return band
 
@@ -245,13 +244,12 @@ def pass_rate_band(lines: Sequence[Line], source: str, over: int = AVERAGE_OVER)
         if f"mixed/{source}/pass_rate" in line["metrics"]
     ]
     band = []
-    for i, (step, _, _) in enumerate(rows):
-        window = rows[max(0, i + 1 - over) : i + 1]
+    for window in windows(rows, over):
         groups = sum(judged for _, _, judged in window)
         if groups >= 1:
             mean = sum(share * judged for _, share, judged in window) / groups
             low, high = wilson(min(1.0, max(0.0, mean)), groups)
-            band.append(BandPoint(step=step, mean=mean, low=low, high=high))
+            band.append(BandPoint(step=window[-1][0], mean=mean, low=low, high=high))
     return band
 
 

@@ -6,10 +6,11 @@ this file. Where a metric was not logged there is no number, never a 0. Interval
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
+from typing import TypeVar
 
 from cluster.progress import Line, phase_times, series, sources_of
 
@@ -17,6 +18,8 @@ AVERAGE_OVER = 10
 """Steps of every moving average, and of "the first" and "the last" steps of a run."""
 
 Points = Sequence[tuple[int, float]]
+
+_Point = TypeVar("_Point")
 
 SOURCE_FACTS: Mapping[str, str] = {
     "reward/mean": "reward",
@@ -84,11 +87,15 @@ class Summary:
     """Points it is of."""
 
 
+def windows(points: Sequence[_Point], over: int = AVERAGE_OVER) -> Iterator[Sequence[_Point]]:
+    """For each point, those before it and itself, the last: `over` at most."""
+    return (points[max(0, end - over) : end] for end in range(1, len(points) + 1))
+
+
 def moving_average(points: Points, over: int = AVERAGE_OVER) -> list[tuple[int, float]]:
     """Mean of each point and those before it, `over` at most."""
     return [
-        (step, fmean(value for _, value in points[max(0, i + 1 - over) : i + 1]))
-        for i, (step, _) in enumerate(points)
+        (window[-1][0], fmean(value for _, value in window)) for window in windows(points, over)
     ]
 
 

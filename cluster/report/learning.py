@@ -9,12 +9,7 @@ from cluster.report.charts import Band, Curve, Panel
 from cluster.report.panels import MOST_FAINT, NOTHING_YET, Section, drawn, per_source, shares
 from cluster.report.runs import Run
 from cluster.report.tables import Table
-from cluster.summary import (
-    AVERAGE_OVER,
-    SOURCE_FACTS,
-    moving_average,
-    source_table,
-)
+from cluster.summary import AVERAGE_OVER, SOURCE_FACTS, moving_average, source_table
 
 
 def rewards(run: Run) -> Section:

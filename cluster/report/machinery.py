@@ -110,12 +110,11 @@ def limiter(run: Run) -> Section:
 
 def times(run: Run) -> Section:
     """Phases of the step."""
-    timed = [line for line in run.trained if "timing_s/step" in line["metrics"]]
-    seconds = phase_means(timed)
+    seconds = phase_means(run.timed)
     layers = phase_layers(run)
-    step = Curve(name="step", points=series(timed, "timing_s/step"), color=7, faint=True)
-    whole = sum(value for _, value in step.points) / max(1, len(timed))
-    throughput = Curve(name="throughput", points=series(timed, "perf/throughput"))
+    step = Curve(name="step", points=series(run.timed, "timing_s/step"), color=7, faint=True)
+    whole = sum(value for _, value in step.points) / max(1, len(run.timed))
+    throughput = Curve(name="throughput", points=series(run.timed, "perf/throughput"))
     return Section(
         title="Time",
         panels=drawn(
@@ -143,7 +142,7 @@ def times(run: Run) -> Section:
 
 def phase_layers(run: Run) -> list[Curve]:
     """Seconds of each step: its longest phases, what is left of it, and validation on top."""
-    timed = [line for line in run.trained if "timing_s/step" in line["metrics"]]
+    timed = run.timed
     shown = [phase for phase in phase_means(timed) if phase != AFTER_STEP][:PHASES_SHOWN]
     layers = [_layer(timed, phase, i) for i, phase in enumerate(shown)]
     rest = [

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from cluster.estimates import Estimate, improvements, not_comparable
+from cluster.estimates import Estimate
 from cluster.progress import passed_over_words, series, warnings_of
 from cluster.report.charts import Curve, Panel, bar, draw, number, words
 from cluster.report.machinery import phase_layers
@@ -54,10 +54,9 @@ def improvement_lines(run: Run) -> list[str]:
         f"{one.source}: {one.measure} {one.first.mean:.2f} → {one.last.mean:.2f} "
         f"(step {_steps(one.first)} → {_steps(one.last)}; "
         f"{_change(one.change, one.low, one.high)}): {one.verdict}"
-        for one in improvements(run.lines)
+        for one in run.improvements
     ]
-    others = not_comparable(run.lines) if run.trained else {}
-    return compared + [f"{source}: {why}" for source, why in others.items()]
+    return compared + [f"{source}: {why}" for source, why in run.not_comparable.items()]
 
 
 def limit_sentence(run: Run) -> str:
@@ -87,7 +86,7 @@ def _named(runs: Sequence[Run], run: Run, text: str) -> str:
 def _improved(runs: Sequence[Run]) -> list[str]:
     rows, measures = [], set()
     for run in runs:
-        for one in improvements(run.lines):
+        for one in run.improvements:
             measures.add(one.measure)
             names = [one.source] if len(runs) == 1 else [run.name, one.source]
             look = _CLASS.get(one.verdict, "")
@@ -99,7 +98,7 @@ def _improved(runs: Sequence[Run]) -> list[str]:
                 + "".join(f'<td class="whole">{text}</td>' for text in cells)
                 + f'<td><span class="{look}">{one.verdict}</span></td></tr>'
             )
-        for source, why in (not_comparable(run.lines) if run.trained else {}).items():
+        for source, why in run.not_comparable.items():
             names = [source] if len(runs) == 1 else [run.name, source]
             rows.append(
                 "<tr>"

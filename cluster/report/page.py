@@ -59,17 +59,18 @@ def render(runs: Sequence[Run]) -> str:
     compared = [comparison(runs)] if len(runs) > 1 else []
     every = [section for own in (*sections, compared) for section in own]
     buckets = buckets_for(panel for section in every for panel in section.panels)
-    titles = [section.title for section in sections[0]]
-    body = [f"<header>{''.join(head(run) for run in runs)}</header>", opening(runs, sections[0])]
-    for section in compared:
-        body.append(_section(section.title, [section], [], buckets))
-        titles.insert(0, section.title)
-    body.insert(1, _contents([*titles, "Config"]))
-    body.insert(3, _thinned(runs, buckets))
-    for own in zip(*sections, strict=True):
-        body.append(_section(own[0].title, own, [run.name for run in runs], buckets))
-    body.append(_config(runs))
-    name = " and ".join(run.name for run in runs)
+    titles = [section.title for section in (*compared, *sections[0])]
+    names = [run.name for run in runs]
+    body = [
+        f"<header>{''.join(head(run) for run in runs)}</header>",
+        _contents([*titles, "Config"]),
+        opening(runs, sections[0]),
+        _thinned(runs, buckets),
+        *(_section(section.title, [section], [], buckets) for section in compared),
+        *(_section(own[0].title, own, names, buckets) for own in zip(*sections, strict=True)),
+        _config(runs),
+    ]
+    name = " and ".join(names)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'

@@ -7,9 +7,7 @@ from cluster.progress import series
 from cluster.report.charts import Curve, Panel
 from cluster.report.runs import Run
 from cluster.report.tables import Table
-from cluster.summary import (
-    moving_average,
-)
+from cluster.summary import moving_average
 
 MOST_FAINT = 4
 """Sources of which each step is drawn behind the averages; of more, nobody can follow one."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from agent_loop.run_folder import read_metrics
 from cluster.compose import flatten, load_config
+from cluster.estimates import Improvement, improvements, not_comparable
 from cluster.mixture_rows import RatioRow, ratio_rows
 from cluster.progress import Line, sources_of
 from cluster.run_state import RunFolder
@@ -43,6 +44,21 @@ class Run:
     def trained(self) -> list[Line]:
         """Lines of optimizer steps."""
         return trained(self.lines)
+
+    @cached_property
+    def timed(self) -> list[Line]:
+        """Lines of optimizer steps that say how long they took."""
+        return [line for line in self.trained if "timing_s/step" in line["metrics"]]
+
+    @cached_property
+    def improvements(self) -> list[Improvement]:
+        """What training did to each source."""
+        return improvements(self.lines)
+
+    @cached_property
+    def not_comparable(self) -> dict[str, str]:
+        """Source without an improvement -> why; empty before the first step."""
+        return not_comparable(self.lines) if self.trained else {}
 
     @cached_property
     def sources(self) -> list[str]:

@@ -51,9 +51,8 @@ def page_of(
             unreadable += 1
     run = run_view(name, index, note)
     run["unreadable"] += unreadable
-    run["exported"] = f"{len(shown)} of {total} trajectories" + (
-        f" ({chosen})" if f"{chosen}" else ""
-    )
+    which = f" ({meant})" if (meant := str(chosen)) else ""
+    run["exported"] = f"{len(shown)} of {total} trajectories{which}"
     data = {
         "run": run,
         "rows": [row_view(row) for row in rows if row.id in shown],

@@ -29,7 +29,7 @@ class Filter:
     """uid"""
 
     def __str__(self) -> str:
-        steps = self.steps and (f"{self.steps[0]}-{self.steps[1]}")
+        steps = self.steps and f"{self.steps[0]}-{self.steps[1]}"
         named = {
             "source": self.source,
             "step": steps,

@@ -5,7 +5,7 @@ import json
 import re
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from agent_loop.tools.search.upstream import Found, UpstreamFault, _pages
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.tools.server.retrieve import retrieve_answer, serper_answer
+from tests.listening import listening
 
 KEY = "0123456789abcdef-secret"
 
@@ -54,15 +55,8 @@ def corpus(tmp_path) -> Path:
     return path
 
 
-@asynccontextmanager
-async def listen(app: web.Application) -> AsyncIterator[str]:
-    runner = app_runner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+def listen(app: web.Application) -> AbstractAsyncContextManager[str]:
+    return listening(app_runner(app))
 
 
 @pytest.fixture

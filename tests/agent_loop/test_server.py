@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import aiohttp
@@ -24,6 +25,7 @@ from agent_loop.tools.server.app import ENDPOINTS
 from agent_loop.tools.server.run_code import RunCode
 from rate_limit.file_limiter import FileRateLimiter
 from rate_limit.slots import FileSlots
+from tests.listening import listening
 
 pytestmark = pytest.mark.sandbox  # the servers have one
 
@@ -46,19 +48,13 @@ def code_of(app: web.Application) -> RunCode:
     return endpoint
 
 
-async def serve(app: web.Application) -> AsyncIterator[str]:
-    runner = app_runner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+def serve(app: web.Application) -> AbstractAsyncContextManager[str]:
+    return listening(app_runner(app))
 
 
 @pytest.fixture
 async def url(app_settings) -> AsyncIterator[str]:
-    async for address in serve(create_app(app_settings)):
+    async with serve(create_app(app_settings)) as address:
         yield address
 
 
@@ -133,7 +129,7 @@ async def test_a_call_that_is_cancelled_kills_its_program_and_frees_all_places(
     before = list(filter(is_at_work, psutil.Process().children(recursive=True)))
     for_ever = run_code_call("while True: pass", "")
     for_ever.payload["run_timeout"] = 60
-    async for address in serve(app):
+    async with serve(app) as address:
         async with ToolClient(address, limiter=None, slots=slots, timeout_s=1000.0) as tools:
             call = asyncio.create_task(tools.call(for_ever))
             program: list[psutil.Process] = []
@@ -197,7 +193,7 @@ async def test_a_sandbox_that_breaks_later_is_a_fault_of_the_server(app_settings
     app = create_app(app_settings)
     code_of(app).sandbox.close()
     monkeypatch.setattr(code_of(app), "_sandbox", Broken())
-    async for address in serve(app):
+    async with serve(app) as address:
         status, body = await post(f"{address}/run_code", {"code": "1"})
         assert (status, body["status"]) == (503, "SandboxError")
         assert body["message"] == "out of namespaces"
@@ -254,7 +250,7 @@ async def test_health_says_which_sandbox_and_metrics_count_requests(url):
 
 async def test_metrics_tell_what_the_limiter_of_those_who_call_does(app_settings, tmp_path):
     path = tmp_path / "rate_limit.state"
-    async for address in serve(create_app(app_settings.model_copy(update={"limiter_path": path}))):
+    async with serve(create_app(app_settings.model_copy(update={"limiter_path": path}))) as address:
         FileRateLimiter(path, per_minute=60, burst=5).acquire(2, source="nq")
         async with aiohttp.ClientSession() as session:
             metrics = await (await session.get(f"{address}/metrics")).text()
@@ -267,7 +263,7 @@ async def test_without_isolation_no_program_runs_and_the_rest_works(app_settings
 
     monkeypatch.setattr("agent_loop.tools.server.run_code.choose_sandbox", denied)
     app = create_app(app_settings)
-    async for address in serve(app):
+    async with serve(app) as address:
         assert await post(f"{address}/run_code", {"code": "print(1)"}) == (
             503,
             {"error": "no isolation here"},
@@ -276,7 +272,7 @@ async def test_without_isolation_no_program_runs_and_the_rest_works(app_settings
 
 
 async def test_without_a_corpus_search_says_so():
-    async for address in serve(create_app(ServerSettings(port=0))):
+    async with serve(create_app(ServerSettings(port=0))) as address:
         status, body = await post(f"{address}/retrieve", {"queries": ["x"]})
         assert status == 503
         assert "--corpus" in body["error"]

@@ -17,6 +17,7 @@ from agent_loop.tools.server.app import ENDPOINTS
 from agent_loop.tools.server.calculate import Calculate
 from agent_loop.tools.server.edge import is_loopback
 from agent_loop.tools.server.http import Places
+from tests.listening import listening
 
 pytestmark = pytest.mark.sandbox  # the servers have one
 
@@ -31,23 +32,12 @@ def calculator_of(app: web.Application) -> Calculate:
 
 
 @contextlib.asynccontextmanager
-async def serving(app: web.Application) -> AsyncIterator[str]:
-    runner = app_runner(app)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
-
-
-@contextlib.asynccontextmanager
 async def server(**settings: Any) -> AsyncIterator[tuple[aiohttp.ClientSession, web.Application]]:
     """A client's session whose base is a new server, and that server."""
     app = create_app(ServerSettings(port=0, **settings))
     connector = aiohttp.TCPConnector(limit=0)
     async with (
-        serving(app) as url,
+        listening(app_runner(app)) as url,
         aiohttp.ClientSession(url, connector=connector) as session,
     ):
         yield session, app

@@ -6,7 +6,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from agent_loop.tool_actions import run_code
 from agent_loop.tools.client import ToolClient
@@ -21,6 +20,7 @@ from agent_loop.tools.sandbox import Limits, Sandbox, SandboxUnavailable, choose
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.tools.server.sessions import Sessions
 from agent_loop.tools.servers import Servers
+from tests.listening import listening
 
 pytestmark = pytest.mark.sandbox
 
@@ -35,13 +35,8 @@ def sandbox() -> Sandbox:
 
 @pytest.fixture
 async def url(sandbox) -> AsyncIterator[str]:
-    runner = app_runner(create_app(ServerSettings(port=0, max_sessions=2)))
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with listening(app_runner(create_app(ServerSettings(port=0, max_sessions=2)))) as address:
+        yield address
 
 
 async def post(url: str, path: str, **body: Any) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import aiohttp
 import numpy as np
 import pytest
 import yaml
-from aiohttp import web
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent_loop.exposition import Exposition, series_of
@@ -36,6 +35,7 @@ from rate_limit.ray_limiter import RayRateLimiter
 from rate_limit.snapshot import Snapshot, SourceSnapshot
 from tests.cluster.dashboard import FOLDER, PANELS, Use, uses, variables, variables_used
 from tests.fakes.engine import trained_of
+from tests.listening import listening
 
 PROMETHEUS = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
 SERVER, TRAINER, RAY = ("tool_", "limiter_", "process_"), ("ray_mixed_", "ray_verl_"), ("ray_",)
@@ -123,13 +123,9 @@ async def tool_server(tmp_path: Path) -> AsyncIterator[str]:
     """A server that has answered once, of a run whose limiter has granted once."""
     limited = tmp_path / "rate_limit.state"
     FileRateLimiter(limited, per_minute=60, burst=3).acquire(source="math")
-    runner = app_runner(create_app(ServerSettings(port=0, limiter_path=limited)))
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    app = create_app(ServerSettings(port=0, limiter_path=limited))
+    async with listening(app_runner(app)) as address:
+        yield address
 
 
 async def test_every_series_of_the_tool_server_is_in_its_metrics(tool_server: str):

@@ -11,6 +11,7 @@ from cluster.compose import load_config
 from cluster.viewer.index import Index
 from cluster.viewer.server import create_app
 from cluster.viewer.tokens import tokenizer_of
+from tests.listening import listening
 
 Serve = Callable[[Path], AbstractAsyncContextManager[str]]
 
@@ -20,13 +21,9 @@ async def served(run_dir: Path) -> AsyncIterator[str]:
     """The address of a viewer of a run."""
     decode, note = tokenizer_of(load_config(run_dir / "config.yaml"))
     with closing(Index(run_dir)) as index:
-        runner = web.AppRunner(create_app(run_dir.name, index, decode, note), access_log=None)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
+        app = create_app(run_dir.name, index, decode, note)
+        async with listening(web.AppRunner(app, access_log=None)) as address:
+            yield address
 
 
 @pytest.fixture
