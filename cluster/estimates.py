@@ -65,6 +65,14 @@ class Improvement:
         return self.last.mean - self.first.mean
 
     @property
+    def change_words(self) -> str:
+        """The change, and its interval where it is known."""
+        text = f"{self.change:+.2f}"
+        if self.low is None or self.high is None:
+            return text
+        return f"{text} [{self.low:+.2f}, {self.high:+.2f}]"
+
+    @property
     def verdict(self) -> str:
         """In words: a change whose interval holds 0 is none that was shown."""
         if self.low is None or self.high is None:

@@ -639,16 +639,12 @@ def changes_table(lines: Sequence[Line]) -> Table:
     table = Table("source", "validation first", "last", "change", title_justify="left")
     found = [one for one in improvements(lines) if one.measure != "training reward"]
     for one in found:
-        change = f"{one.change:+.2f}"
-        if one.low is not None and one.high is not None:
-            change += f" [{one.low:+.2f}, {one.high:+.2f}]"
-        if one.measure == "validation pass rate":
-            change += " solved"
+        solved = " solved" if one.measure == "validation pass rate" else ""
         table.add_row(
             Text(printable(one.source)),
             f"{one.first.mean:.2f}",
             f"{one.last.mean:.2f}",
-            Text(f"{change}: {one.verdict}"),
+            Text(f"{one.change_words}{solved}: {one.verdict}"),
         )
     if (
         len(found) > 1

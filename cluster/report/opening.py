@@ -52,8 +52,7 @@ def improvement_lines(run: Run) -> list[str]:
     """What improved as plain sentences, one a source."""
     compared = [
         f"{one.source}: {one.measure} {one.first.mean:.2f} → {one.last.mean:.2f} "
-        f"(step {_steps(one.first)} → {_steps(one.last)}; "
-        f"{_change(one.change, one.low, one.high)}): {one.verdict}"
+        f"(step {_steps(one.first)} → {_steps(one.last)}; {one.change_words}): {one.verdict}"
         for one in run.improvements
     ]
     return compared + [f"{source}: {why}" for source, why in run.not_comparable.items()]
@@ -91,7 +90,7 @@ def _improved(runs: Sequence[Run]) -> list[str]:
             names = [one.source] if len(runs) == 1 else [run.name, one.source]
             look = _CLASS.get(one.verdict, "")
             steps = f"<br><small>step {_steps(one.first)} → {_steps(one.last)}</small>"
-            cells = [_mean(one.first), _mean(one.last), _change(one.change, one.low, one.high)]
+            cells = [_mean(one.first), _mean(one.last), one.change_words]
             rows.append(
                 f"<tr>{''.join(f'<td>{words(name)}</td>' for name in names[:-1])}"
                 f"<td>{words(names[-1])}{steps}</td>"
@@ -126,11 +125,6 @@ def _mean(estimate: Estimate) -> str:
     if estimate.low is not None and estimate.high is not None:
         interval = f" [{estimate.low:.2f}, {estimate.high:.2f}]"
     return f"<b>{estimate.mean:.2f}</b>{interval}"
-
-
-def _change(change: float, low: float | None, high: float | None) -> str:
-    text = f"{change:+.2f}"
-    return text if low is None or high is None else f"{text} [{low:+.2f}, {high:+.2f}]"
 
 
 def _chart(sections: Sequence[Section]) -> str:
