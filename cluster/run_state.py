@@ -22,7 +22,8 @@ from cluster.compose import flatten
 
 HARMLESS = (
     r"trainer\.(total_training_steps|logger|save_freq|test_freq|max_actor_ckpt_to_keep)",
-    r"trainer\.(project_name|experiment_name|val_before_train|log_val_generations)",
+    r"trainer\.(val_before_train|log_val_generations)",
+    r"(trainer|.*\.trace)\.(project_name|experiment_name)",
     r"mixed\.(max_\w+|on_change)",
     r"ray_kwargs\..*",
     r".*\.multi_turn\.tool_config\.(server_url|max_retries|timeout|max_workers|request_interval)",
@@ -39,7 +40,7 @@ OF_THE_MIXTURE = (
     r"mixed\.(seed|apportionment)",
     r"data\.(train_files|train_batch_size)",
     r"actor_rollout_ref\.rollout\.seed",
-    r"actor_rollout_ref\.actor\.ppo_mini_batch_size",
+    r"(actor_rollout_ref\.actor|critic)\.ppo_mini_batch_size",
 )
 """Keys that may also change with `mixed.on_change=continue`."""
 

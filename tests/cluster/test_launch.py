@@ -27,7 +27,7 @@ from cluster.launch import (
     train,
 )
 from cluster.processes import of_run
-from cluster.run_state import RunFolder
+from cluster.run_state import RunFolder, changed_keys
 from cluster.stop import stop
 from cluster.versions import commit_of
 from tests.cluster.conftest import REPO_ROOT, RunEnviron
@@ -180,6 +180,18 @@ def last_table(*validations: dict[str, float]) -> list[list[str]]:
     table = table_of(*validations)
     columns = [[str(cell) for cell in column.cells] for column in table.columns]
     return [list(row) for row in zip(*columns, strict=True)]
+
+
+def test_a_mixture_that_goes_on_otherwise_may_rename_the_run(run_environ: RunEnviron) -> None:
+    unnamed = {name: value for name, value in run_environ.items() if name != "EXPERIMENT_NAME"}
+    before = make_plan([], unnamed).config
+    now = make_plan(
+        ["mixed.on_change=continue", "mixed.sources.nq.ratio=0", "data.train_batch_size=10"],
+        unnamed,
+    ).config
+
+    assert at(before, "trainer.experiment_name") != at(now, "trainer.experiment_name")
+    assert changed_keys(before, now) == []
 
 
 def test_the_last_table_says_how_sure_each_change_is_and_the_mean() -> None:
