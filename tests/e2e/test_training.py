@@ -42,6 +42,8 @@ MODES = {
     "sync_filtered": [
         "algorithm.filter_groups.enable=true",
         "algorithm.filter_groups.metric=format",
+        # entropy alone moves these weights: at the usual rate all groups of a source are soon alike
+        "actor_rollout_ref.actor.optim.lr=1.0e-5",
         "ray_kwargs.ray_init.include_dashboard=false",
     ],
     "colocate_async": [
