@@ -131,6 +131,7 @@ def test_prometheus_sees_the_limiter_as_it_is_when_it_looks(tmp_path: Path):
     limiter = make_limiter(tools_with(burst=2, rate_limit_per_minute=60_000), mixed_in(tmp_path))
     for _ in range(3):
         limiter.acquire(source="nq")
+    limiter.snapshot()  # writes the counters; else those of the last 10 ms may not be in the file
     seen = prometheus_client.generate_latest(registry).decode()
     assert "limiter_granted_total 3.0" in seen
     assert 'limiter_calls_total{source="nq"} 3.0' in seen
