@@ -77,7 +77,9 @@ start_beside() {
   shift
   command -v "$1" >/dev/null || return 0 # `stage` says so
   BESIDE_LOGS["${name}"]="$(mktemp)"
-  timeout "${BOUNDED[@]}" "$@" >"${BESIDE_LOGS["${name}"]}" 2>&1 &
+  # shellcheck disable=SC2016 # expanded by the inner shell
+  timeout "${BOUNDED[@]}" bash -c 'status=0; "${@:2}" || status=$?; echo "${status}" >"$1"' beside \
+    "${BESIDE_LOGS["${name}"]}.exit" "$@" >"${BESIDE_LOGS["${name}"]}" 2>&1 &
   BESIDE_PIDS["${name}"]=$!
   say "${name} goes on beside the other checks; its output comes last, now in ${BESIDE_LOGS["${name}"]}"
 }
@@ -90,18 +92,19 @@ stop_beside() {
   done
 }
 
-# finish_beside NAME: show what it printed, and wait for its end. Its number alone does not say whether it has ended:
-# another process may have it by now; the shell knows its own.
+# finish_beside NAME: show what it printed, wait for its end, and end as it did. Its number alone does not say whether
+# it has ended: another process may have it by now, and if that is a child of this shell, the shell forgets how the
+# first one ended. So `jobs` says whether, and a file says how; where a check was ended from outside, there is none.
 finish_beside() {
-  local name="$1" status=0 shown=0 log="${BESIDE_LOGS["$1"]}" pid="${BESIDE_PIDS["$1"]}"
+  local name="$1" status shown=0 log="${BESIDE_LOGS["$1"]}" pid="${BESIDE_PIDS["$1"]}"
   while [[ $'\n'"$(jobs -pr)"$'\n' == *$'\n'"${pid}"$'\n'* ]]; do
     show_from "${shown}" "${log}"
     sleep 1
   done
-  wait "${pid}" || status=$?
+  status="$(cat -- "${log}.exit" 2>/dev/null)" || status=124
   show_from "${shown}" "${log}"
   unset "BESIDE_PIDS[${name}]"
-  rm -f -- "${log}"
+  rm -f -- "${log}" "${log}.exit"
   return "${status}"
 }
 

@@ -49,6 +49,21 @@ setup() {
   [[ "${output}" == *"ok       pytest"* ]]
 }
 
+@test "how a suite ended is known though a later process got its number" {
+  [ -w /proc/sys/kernel/ns_last_pid ] || skip "needs root: the next process number is chosen"
+  printf '#!/bin/sh\nread -r _ _ _ parent _ </proc/$PPID/stat; echo "${parent}" >"${CALLS}.number"\n' \
+    >"${BATS_TEST_TMPDIR}/bin/bats" # its parent is a shell, whose parent is the one that the script waits for
+  cat >"${BATS_TEST_TMPDIR}/bin/shfmt" <<'END'
+#!/bin/sh
+number="$(cat "${CALLS}.number")"
+while [ -d "/proc/${number}" ]; do sleep 0.1; done
+echo "$((number - 1))" >/proc/sys/kernel/ns_last_pid
+END
+  run "${CHECKOUT}/run_tests.sh"
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"ok       bats"* ]]
+}
+
 @test "--fast leaves out what is slow, and the real runs" {
   run "${CHECKOUT}/run_tests.sh" --fast
   [ "${status}" -eq 0 ]
