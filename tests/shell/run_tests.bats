@@ -51,12 +51,16 @@ setup() {
 
 @test "how a suite ended is known though a later process got its number" {
   [ -w /proc/sys/kernel/ns_last_pid ] || skip "needs root: the next process number is chosen"
-  printf '#!/bin/sh\nread -r _ _ _ parent _ </proc/$PPID/stat; echo "${parent}" >"${CALLS}.number"\n' \
-    >"${BATS_TEST_TMPDIR}/bin/bats" # its parent is a shell, whose parent is the one that the script waits for
+  mkfifo "${CALLS}.number"
+  cat >"${BATS_TEST_TMPDIR}/bin/bats" <<'END'
+#!/bin/sh
+read -r _ _ _ waited_for _ <"/proc/${PPID}/stat" # the parent of the shell that notes how this ends
+echo "${waited_for}" >"${CALLS}.number"
+END
   cat >"${BATS_TEST_TMPDIR}/bin/shfmt" <<'END'
 #!/bin/sh
-number="$(cat "${CALLS}.number")"
-while [ -d "/proc/${number}" ]; do sleep 0.1; done
+number="$(timeout 60 cat "${CALLS}.number")"
+timeout 60 tail -f --pid="${number}" /dev/null
 echo "$((number - 1))" >/proc/sys/kernel/ns_last_pid
 END
   run "${CHECKOUT}/run_tests.sh"
