@@ -44,8 +44,8 @@ write_hosts() {
 make_programs() {
   cat >"${SITE}/bin/ssh" <<'FAKE'
 #!/usr/bin/env bash
-printf '%q ' ssh "$@" >>"${CALLS}"
-echo >>"${CALLS}"
+call="$(printf '%q ' ssh "$@")"
+echo "${call}" >>"${CALLS}" # in one piece: others write beside it
 stdin=/dev/stdin
 while (($# > 0)); do
   case "$1" in
@@ -72,8 +72,8 @@ FAKE
   cat >"${SITE}/venv/bin/ray" <<'FAKE'
 #!/usr/bin/env bash
 # ray start ...: the node is alive while this process is
-printf '%q ' ray "$@" "mode=${RAY_AUTH_MODE}" "token=$(cat "${RAY_AUTH_TOKEN_PATH:-/dev/null}")" >>"${SITE}/ray_calls"
-echo >>"${SITE}/ray_calls"
+call="$(printf '%q ' ray "$@" "mode=${RAY_AUTH_MODE}" "token=$(cat "${RAY_AUTH_TOKEN_PATH:-/dev/null}")")"
+echo "${call}" >>"${SITE}/ray_calls" # in one piece: others write beside it
 [[ ! -e "${HOME}/ray_fails" ]] || { echo "ValueError: no such option" && exit 1; }
 mkdir -p "${RAY_TEMP_DIR}/session_1/logs"
 ln -sfn "${RAY_TEMP_DIR}/session_1" "${RAY_TEMP_DIR}/session_latest"

@@ -64,7 +64,7 @@ make_cluster() {
   cat >"${BATS_TEST_TMPDIR}/bin/ssh" <<'FAKE'
 #!/usr/bin/env bash
 [[ "$*" != *"-O exit"* ]] || exit 0
-{ printf 'ssh'; printf ' <%s>' "$@"; echo; } >>"${CALLS}"
+echo "ssh$(printf ' <%s>' "$@")" >>"${CALLS}" # in one piece: others write beside it
 [[ -z "${SSH_EXIT:-}" ]] || exit "${SSH_EXIT}"
 export HOME="${HEAD_HOME}"
 [[ "$1" != -n ]] || exec bash -c "${*: -1}" </dev/null
@@ -76,7 +76,7 @@ FAKE
     'HOSTS_FILE=${HOSTS_FILE:-} CONDA_ENV=${CONDA_ENV:-}' '[[ "$1" != "${SETUP_FAILS:-}" ]]' >"${CHECKOUT}/setup_cluster.sh"
   cat >"${HEAD_HOME}/python/python" <<'FAKE'
 #!/usr/bin/env bash
-{ printf 'python'; printf ' <%s>' "$@"; echo; } >>"${CALLS}"
+echo "python$(printf ' <%s>' "$@")" >>"${CALLS}"
 cat "${FACTS}"
 FAKE
   cat >"${HEAD_HOME}/python/verl-mixed" <<'FAKE'

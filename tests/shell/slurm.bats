@@ -22,7 +22,7 @@ printf '%s\n' ${NODE_NAMES}
 FAKE
   cat >"${BATS_TEST_TMPDIR}/bin/srun" <<'FAKE'
 #!/usr/bin/env bash
-{ printf 'srun'; printf ' <%s>' "$@"; echo; } >>"${CALLS}"
+echo "srun$(printf ' <%s>' "$@")" >>"${CALLS}" # in one piece: others write beside it
 while [[ "$1" == --* ]]; do
   [[ "$1" != --nodelist=* ]] || node="${1#*=}"
   shift
@@ -51,7 +51,7 @@ esac
 FAKE
   cat >"${VENV}/bin/ray" <<'FAKE'
 #!/usr/bin/env bash
-{ printf 'ray'; printf ' <%s>' "$@"; echo " mode=${RAY_AUTH_MODE}"; } >>"${CALLS}"
+echo "ray$(printf ' <%s>' "$@") mode=${RAY_AUTH_MODE}" >>"${CALLS}"
 [[ "${SLURMD_NODENAME}" != "${NEVER_JOINS:-}" ]] || exec sleep 300
 [[ "${SLURMD_NODENAME}" != "${DIES:-}" ]] || { echo "no space left"; exit 7; }
 touch "${ALIVE}/${SLURMD_NODENAME}"
