@@ -77,8 +77,9 @@ start_beside() {
   shift
   command -v "$1" >/dev/null || return 0 # `stage` says so
   BESIDE_LOGS["${name}"]="$(mktemp)"
+  # A signal of `timeout` ends the inner shell only after the check itself, which may have traces to print.
   # shellcheck disable=SC2016 # expanded by the inner shell
-  timeout "${BOUNDED[@]}" bash -c 'status=0; "${@:2}" || status=$?; echo "${status}" >"$1"' beside \
+  timeout "${BOUNDED[@]}" bash -c 'trap exit ABRT TERM; "${@:2}"; echo "$?" >"$1"' beside \
     "${BESIDE_LOGS["${name}"]}.exit" "$@" >"${BESIDE_LOGS["${name}"]}" 2>&1 &
   BESIDE_PIDS["${name}"]=$!
   say "${name} goes on beside the other checks; its output comes last, now in ${BESIDE_LOGS["${name}"]}"

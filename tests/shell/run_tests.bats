@@ -49,6 +49,14 @@ setup() {
   [[ "${output}" == *"ok       pytest"* ]]
 }
 
+@test "a suite that hangs is waited for until it has said where" {
+  printf '#!/bin/bash\ntrap '\''sleep 2; echo "it hung here"; exit 1'\'' ABRT\nsleep 1000 &\nwait\n' \
+    >"${BATS_TEST_TMPDIR}/bin/bats"
+  SUITE_LIMIT_S=1 run "${CHECKOUT}/run_tests.sh"
+  [[ "${output}" == *"it hung here"* ]]
+  [[ "${output}" == *"FAILED   bats ("*", exit 124)"* ]]
+}
+
 @test "how a suite ended is known though a later process got its number" {
   [ -w /proc/sys/kernel/ns_last_pid ] || skip "needs root: the next process number is chosen"
   mkfifo "${CALLS}.number"
