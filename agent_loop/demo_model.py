@@ -13,10 +13,7 @@ import asyncio
 import hashlib
 import json
 import math
-import os
 import random
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -33,6 +30,7 @@ from transformers import (
 )
 
 from agent_loop.cpu.decoder import AsyncDecoder, BatchDecoder, Request, Sampling
+from agent_loop.made_folder import made_whole, read_note
 from agent_loop.observation_style import HFCodec, InlineStyle
 from agent_loop.observations import render_passages
 from agent_loop.rewards import Attempt, default_reward, reward_for
@@ -51,6 +49,9 @@ from config.schema import ToolConfig
 from samplers.rows import Row
 from samplers.sources import KINDS
 from samplers.sources.demo import DemoData, Task, make_demo, write_demo
+
+NOTE = "demo.json"
+"""Says what a folder was made from; a folder without it is no demo."""
 
 TOPK = 2
 """Passages a search shows, as config/agent_loops.yaml says."""
@@ -430,7 +431,6 @@ async def sampled_rewards(
     decoder = BatchDecoder(
         model,
         eos_token_ids=[tokenizer.eos_token_id],
-        pad_token_id=tokenizer.pad_token_id,
         seed=seed,
     )
     engine = AsyncDecoder(decoder)
@@ -488,7 +488,7 @@ def prepare_demo(
     """Make data, corpus, tokenizer and warm-started model, or find them made.
 
     Args:
-        out_dir: folder of the demo; written at once at the end, so it is whole or absent.
+        out_dir: folder of the demo, whole or absent; what is there is replaced if it is a demo.
         seed: of the data, the weights and the supervised run.
         recipe: shape and length of the run.
         threads: for torch; on a shared core two are slower than one.
@@ -496,23 +496,17 @@ def prepare_demo(
 
     Raises:
         WarmStartError: a source stayed below `recipe.floor`.
+        OSError: a file cannot be written, or something else is in the folder.
     """
     out_dir, recipe = Path(out_dir), recipe or Recipe()
     fingerprint = _fingerprint(recipe, seed)
     if _made(out_dir, fingerprint):
         progress(f"demo seed={seed} found in {out_dir}")
         return _paths(out_dir)
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}-", dir=out_dir.parent))
-    try:
+    with made_whole(out_dir, NOTE) as draft:
         probe = _make(draft, seed, recipe, threads, progress)
         made = {"fingerprint": fingerprint, "seed": seed, "probe": probe}
-        (draft / "demo.json").write_text(json.dumps(made, indent=2) + "\n")
-        if out_dir.exists():
-            shutil.rmtree(out_dir)
-        os.replace(draft, out_dir)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        (draft / NOTE).write_text(json.dumps(made, indent=2) + "\n")
     return _paths(out_dir)
 
 
@@ -604,8 +598,7 @@ def _fingerprint(recipe: Recipe, seed: int) -> str:
 
 
 def _made(folder: Path, fingerprint: str) -> bool:
-    note = folder / "demo.json"
-    return note.exists() and json.loads(note.read_text())["fingerprint"] == fingerprint
+    return read_note(folder / NOTE).get("fingerprint") == fingerprint
 
 
 def _paths(folder: Path) -> DemoPaths:
@@ -616,5 +609,5 @@ def _paths(folder: Path) -> DemoPaths:
         train_files=[folder / f"{name}_train.parquet" for name in names],
         val_files=[folder / f"{name}_val.parquet" for name in names],
         corpus=folder / "corpus.jsonl",
-        probe=json.loads((folder / "demo.json").read_text())["probe"],
+        probe=json.loads((folder / NOTE).read_text())["probe"],
     )

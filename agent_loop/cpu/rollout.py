@@ -11,7 +11,6 @@ is its answer. The decoding itself is `agent_loop.cpu.decoder`.
 
 import asyncio
 import os
-import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from agent_loop.cpu.decoder import AsyncDecoder, BatchDecoder, Request, Sampling
+from agent_loop.seeds import seed_from
 
 
 class WeightSync:
@@ -46,8 +46,9 @@ class WeightSync:
         """Copy one part.
 
         Raises:
-            RuntimeError: a name the model does not have, another shape, or names missing after the
-                last part. What was copied stays, so the server must not go on generating.
+            RuntimeError: a name the model does not have, another shape, values that are no finite
+                floats, or names missing after the last part. What was copied stays, so the server
+                must not go on generating.
         """
         for name, tensor in named_tensors:
             if name in self._aliases:
@@ -58,6 +59,13 @@ class WeightSync:
                 raise RuntimeError(
                     f"weight sync refused: name={name!r} has shape={tuple(tensor.shape)}, the "
                     f"rollout model has {ours}; trainer and rollout must load the same model"
+                )
+            # A sum with a NaN or an inf in it is none, and costs less than the copy. Another float
+            # type is fine: bfloat16 rollouts take the trainer's float32.
+            if not tensor.is_floating_point() or not tensor.sum(dtype=torch.float32).isfinite():
+                raise RuntimeError(
+                    f"weight sync refused: name={name!r} of dtype={tensor.dtype} holds something "
+                    "else than finite floats; see actor/grad_norm of the last steps"
                 )
             parameter.copy_(tensor)
             self._received.add(name)
@@ -90,15 +98,18 @@ class HFServer:
         self.decoder = BatchDecoder(
             model,
             eos_token_ids=[] if self.config.ignore_eos else self._eos_token_ids(),
-            pad_token_id=self.model_config.tokenizer.pad_token_id or 0,
-            seed=int(self.config.seed) + replica_rank,
+            seed=seed_from(self.config.seed, replica_rank),
             raw_log_probs=self.config.logprobs_mode == "raw_logprobs",
             decode=self._decode,
+            prefix_cache_bytes=int(options.get("prefix_cache_mb", 256)) << 20,
+            deterministic=self.config.full_determinism,
+            max_batched_tokens=self.config.max_num_batched_tokens,
         )
         self.global_steps: int | None = None
         self.engine = AsyncDecoder(self.decoder, self.config.max_num_seqs)
         self._open = asyncio.Event()
         self._open.set()
+        self._rejects = False
         self._fault: str | None = None
 
     async def ready(self) -> str:
@@ -114,7 +125,10 @@ class HFServer:
         """Continue `prompt_ids`; returns when the request is finished.
 
         Cancelled, the request is no longer decoded. Ray brings a cancellation here only by
-        `ray.cancel`, not when a task that awaits the answer is cancelled.
+        `ray.cancel`, not when a task that awaits the answer is cancelled. Aborted, it returns what
+        there is with `stop_reason="aborted"`; who asks again with that behind the prompt, and with
+        the same seed, gets the tokens that would have come next; a stop string is looked for in
+        those alone.
 
         Raises:
             ValueError: images, video or audio were given, or a sampling parameter is out of range.
@@ -122,18 +136,23 @@ class HFServer:
         """
         if any(ignored.get(name) for name in ("image_data", "video_data", "audio_data")):
             raise ValueError("rollout.name=hf generates from text only")
-        await self._open.wait()
-        if self._fault:
-            raise RuntimeError(f"the rollout server stopped generating: {self._fault}")
         ids = list(normalize_token_ids(prompt_ids))
         request = Request(prompt_ids=ids, sampling=self._sampling(sampling_params, len(ids)))
-        done = await self.engine.generate(request)
+        while not self._open.is_set() and not self._rejects:
+            await self._open.wait()
+        if self._fault:
+            raise RuntimeError(f"the rollout server stopped generating: {self._fault}")
+        steps = self.global_steps  # those of the first token, and so of all: an abort comes between
+        if self._open.is_set():
+            await self.engine.generate(request)
+        else:
+            request.stop_reason = "aborted"
         return TokenOutput(
-            token_ids=done.token_ids,
-            log_probs=done.log_probs if sampling_params.get("logprobs", True) else None,
-            stop_reason=done.stop_reason,
+            token_ids=request.token_ids,
+            log_probs=request.log_probs if sampling_params.get("logprobs", True) else None,
+            stop_reason=request.stop_reason,
             num_preempted=0,
-            extra_fields={"global_steps": self.global_steps},
+            extra_fields={"global_steps": steps, "num_cached_tokens": request.cached_tokens},
         )
 
     async def update_weights(
@@ -144,8 +163,13 @@ class HFServer:
         Raises:
             RuntimeError: see `WeightSync.receive`; generation is refused from then on.
         """
+
+        def receive() -> None:
+            self.decoder.weights_changed()
+            self.weights.receive(named_tensors, last=last)
+
         try:
-            await self.engine.run(lambda: self.weights.receive(named_tensors, last=last))
+            await self.engine.run(receive)
         except RuntimeError as error:
             self._fault = str(error)
             raise
@@ -155,24 +179,34 @@ class HFServer:
     async def set_global_steps(self, global_steps: int) -> None:
         """Name the version of the weights; its random numbers depend on it, so resume goes on."""
         self.global_steps = global_steps
-        seed = (self.config.seed, self.replica_rank, global_steps)
-        await self.engine.run(lambda: self.decoder.reseed(zlib.crc32(repr(seed).encode())))
+        seed = seed_from(self.config.seed, self.replica_rank, global_steps)
+        await self.engine.run(lambda: self.decoder.reseed(seed))
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        """Hold new requests until `resume_generation`; running ones finish."""
+        """End running requests as they are, and hold new ones until `resume_generation`.
+
+        Args:
+            reject_request: return new ones at once instead, aborted and without a token.
+        """
         self._open.clear()
-        return {"aborted_count": 0, "request_ids": []}
+        self._rejects = reject_request
+        aborted = await self.engine.abort_all()
+        return {"aborted_count": len(aborted), "request_ids": []}
 
     async def resume_generation(self) -> None:
+        self._rejects = False
         self._open.set()
 
     async def wake_up(self, tags: list[str] | None = None) -> None: ...
 
-    async def sleep(self) -> None: ...
+    async def sleep(self) -> None:
+        await self.release_kv_cache()
 
-    async def clear_kv_cache(self) -> None: ...
+    async def clear_kv_cache(self) -> None:
+        await self.engine.run(self.decoder.prefixes.clear)
 
-    async def release_kv_cache(self) -> None: ...
+    async def release_kv_cache(self) -> None:
+        await self.engine.run(self.decoder.free_memory)
 
     async def resume_kv_cache(self) -> None: ...
 

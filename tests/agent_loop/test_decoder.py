@@ -1,26 +1,34 @@
 """The CPU decoder against the model asked directly, one sequence at a time."""
 
 import asyncio
+import copy
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-from agent_loop.cpu.decoder import (
-    AsyncDecoder,
-    BatchDecoder,
-    Request,
-    Sampling,
-    StopStrings,
-    process_logits,
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
+
+from agent_loop.cpu.decoder import AsyncDecoder, BatchDecoder, Request, Sampling
 from agent_loop.cpu.rollout import HFServer
+from agent_loop.cpu.sampling import draw, process_logits, uniforms
+from agent_loop.cpu.stop_strings import StopStrings
+from agent_loop.seeds import seed_from
 
 EOS = 1
 
@@ -43,7 +51,7 @@ def model() -> Qwen3ForCausalLM:
 
 
 def decoder(model: Qwen3ForCausalLM, seed: int = 0) -> BatchDecoder:
-    return BatchDecoder(model, eos_token_ids=[EOS], pad_token_id=0, seed=seed)
+    return BatchDecoder(model, eos_token_ids=[EOS], seed=seed)
 
 
 def run(decoder: BatchDecoder, arrivals: list[list[Request]]) -> None:
@@ -116,14 +124,42 @@ def test_a_stop_token_ends_the_request_and_stays_in_it(model):
 
 def test_top_k_and_top_p_leave_only_the_likeliest_tokens_and_a_distribution():
     logits = torch.tensor([[0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]])
-    log_probs = process_logits(
+    kept = process_logits(
         logits,
         temperature=torch.ones(3),
         top_k=torch.tensor([2, -1, -1]),
         top_p=torch.tensor([1.0, 0.5, 1.0]),
     )
-    assert torch.isfinite(log_probs).sum(dim=1).tolist() == [2, 1, 4]
-    assert log_probs.exp().sum(dim=1).tolist() == pytest.approx([1, 1, 1])
+    assert torch.isfinite(kept).sum(dim=1).tolist() == [2, 1, 4]
+
+
+@given(
+    st.lists(
+        st.lists(st.floats(-30, 30) | st.just(-torch.inf), min_size=5, max_size=5), min_size=1
+    ),
+    st.sampled_from([0.0, 0.25, 0.5, 1 - 2**-24]),
+)
+def test_a_drawn_token_is_one_that_is_left_and_has_the_log_prob_of_the_distribution(rows, uniform):
+    logits = torch.tensor([[1.0, *row] for row in rows])
+    size = len(rows)
+    greedy = torch.arange(size) % 2 == 1
+    chosen, log_probs = draw(logits, greedy, torch.full((size,), uniform))
+    expected = logits.log_softmax(dim=1).gather(1, chosen.unsqueeze(1)).squeeze(1)
+    assert torch.isfinite(log_probs).all()
+    assert torch.allclose(log_probs, expected, atol=1e-5)
+    assert torch.equal(chosen[greedy], logits.argmax(dim=1)[greedy])
+
+
+def test_the_tokens_drawn_over_many_seeds_have_the_frequencies_of_the_distribution():
+    count = 20_000
+    seeds = np.array([seed_from(seed) for seed in range(count)], np.uint64)
+    weights = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05])
+    for place in (0, 7):
+        uniform = torch.from_numpy(uniforms(seeds, np.full(count, place)))
+        logits = weights.log().expand(count, -1)
+        chosen, _ = draw(logits, torch.zeros(count, dtype=torch.bool), uniform)
+        frequencies = chosen.bincount(minlength=5) / count
+        assert torch.allclose(frequencies, weights, atol=0.015)
 
 
 @pytest.mark.parametrize("wrong", [{"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}])
@@ -261,7 +297,7 @@ def letters(token_ids: Sequence[int]) -> str:
 
 
 def stopping(model: Qwen3ForCausalLM) -> BatchDecoder:
-    return BatchDecoder(model, eos_token_ids=[], pad_token_id=0, seed=0, decode=letters)
+    return BatchDecoder(model, eos_token_ids=[], seed=0, decode=letters)
 
 
 def test_a_stop_string_ends_its_request_and_stays_in_it_and_the_prompt_does_not_count(model):
@@ -392,3 +428,132 @@ async def test_a_cancelled_request_makes_room_and_one_that_waited_is_never_begun
     await cancelled(task)
     assert len((await after).token_ids) == 4
     assert waiting.token_ids == [] and len(running.token_ids) < 2000
+
+
+def grouped(model: Any, **options: Any) -> BatchDecoder:
+    return BatchDecoder(model, eos_token_ids=[], seed=0, **options)
+
+
+def asking(prompt_ids: list[int], max_tokens: int = 5) -> Request:
+    return Request(prompt_ids=prompt_ids, sampling=Sampling(max_tokens=max_tokens))
+
+
+PROMPT = [2 + i % 60 for i in range(40)]
+
+
+def test_a_group_computes_its_prompt_once_and_a_turn_only_what_is_new(model):
+    decoder = grouped(model)
+    group = [asking(PROMPT) for _ in range(4)]
+    late = asking(PROMPT)
+    run(decoder, [group, [], [late]])
+    assert [one.cached_tokens for one in [*group, late]] == [0, 39, 39, 39, 39]
+    first = group[2]
+    turn = asking([*first.prompt_ids, *first.token_ids, 7, 8, 9])
+    run(decoder, [[turn]])
+    assert turn.cached_tokens == len(PROMPT) + 4  # the token drawn last was not fed
+    assert turn.log_probs == pytest.approx(log_probs_of(model, turn), abs=1e-5)
+
+
+def test_new_weights_share_nothing_with_what_came_before(model):
+    decoder = grouped(model)
+    old, running = asking(PROMPT), asking(PROMPT, max_tokens=20)
+    run(decoder, [[old]])
+    decoder.admit([running])
+    decoder.step()
+    decoder.weights_changed()
+    new = asking(PROMPT)
+    run(decoder, [[], [], [new]])  # while `running` goes on with old keys and values
+    assert (running.cached_tokens, new.cached_tokens) == (39, 0)
+    decoder.admit([running := asking(PROMPT)])
+    decoder.step()
+    decoder.weights_changed()
+    run(decoder, [])
+    later = asking(PROMPT)
+    run(decoder, [[later]])
+    assert (running.cached_tokens, later.cached_tokens) == (39, 0)
+
+
+def test_the_prefix_cache_keeps_what_was_used_last_within_its_bytes(model):
+    of_one = 2 * 2 * 2 * 8 * 4 * 40  # layers, keys and values, heads, width, float32, tokens
+    decoder = grouped(model, prefix_cache_bytes=2 * of_one)
+    prompts = [[first, *PROMPT[1:]] for first in (3, 4, 5)]
+    for prompt in (prompts[0], prompts[1], prompts[0], prompts[2]):
+        run(decoder, [[asking(prompt, max_tokens=1)]])
+    assert decoder.prefixes.used_bytes == 2 * of_one
+    again = [asking(prompt, max_tokens=1) for prompt in prompts]
+    run(decoder, [again])
+    assert [one.cached_tokens for one in again] == [39, 0, 39]
+
+
+def test_a_model_that_keeps_something_else_than_keys_and_values_is_refused_by_name():
+    config = MambaConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, state_size=4)
+    with pytest.raises(ValueError, match=r"model_type='mamba'.*rollout\.name=vllm"):
+        grouped(MambaForCausalLM(config).eval())
+
+
+def test_a_model_whose_attention_does_something_that_ours_does_not_is_refused_by_name():
+    config = Gemma2Config(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        initializer_range=1.0,
+        attn_logit_softcapping=0.1,
+    )
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match=r"model_type='gemma2'"):
+        grouped(Gemma2ForCausalLM(config).eval())
+
+
+def test_a_sliding_window_hides_what_is_behind_it():
+    torch.manual_seed(0)
+    config = MistralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        initializer_range=0.5,
+        sliding_window=6,
+    )
+    mistral: Any = MistralForCausalLM(config).eval()
+    for deterministic in (False, True):
+        requests = [asking(PROMPT, 10), asking([3, 4], 12), asking([*PROMPT, 5, 6, 7], 4)]
+        run(grouped(mistral, deterministic=deterministic), [requests[:1], requests[1:]])
+        for request in requests:
+            assert request.log_probs == pytest.approx(log_probs_of(mistral, request), abs=1e-4)
+
+
+def test_a_bfloat16_model_has_the_log_probs_of_the_model_asked_alone_in_float32(model):
+    low: Any = copy.deepcopy(model).to(torch.bfloat16)
+    requests = [asking(PROMPT, 10), asking([3, 4, 5], 10)]
+    run(grouped(low), [requests])
+    for request in requests:
+        assert request.log_probs == pytest.approx(log_probs_of(low, request), abs=0.3)
+        total = [f"{log_prob:.9g}" for log_prob in request.log_probs]
+        assert any(float(text) != float(torch.tensor(float(text)).bfloat16()) for text in total)
+
+
+async def test_aborted_requests_return_what_they_have_and_go_on_with_the_tokens_due(model):
+    async def tokens(engine: AsyncDecoder, done: list[int], left: int) -> Request:
+        sampling = Sampling(max_tokens=left, seed=9)
+        return await engine.generate(Request(prompt_ids=[*PROMPT, *done], sampling=sampling))
+
+    whole = await tokens(AsyncDecoder(grouped(model)), [], 200)
+    engine = AsyncDecoder(grouped(model), max_requests=1)
+    request = Request(prompt_ids=PROMPT, sampling=Sampling(max_tokens=200, seed=9))
+    running = await decoding(engine, request)
+    waiting = asyncio.create_task(tokens(engine, [], 200))
+    await engine.run(lambda: None)
+    assert len(await engine.abort_all()) == 2
+    part, none = await running, await waiting
+    assert (part.stop_reason, none.stop_reason, none.token_ids) == ("aborted", "aborted", [])
+    assert 0 < len(part.token_ids) == len(part.log_probs) < 200
+    rest = await tokens(engine, part.token_ids, 200 - len(part.token_ids))
+    assert [*part.token_ids, *rest.token_ids] == whole.token_ids
+    assert await engine.abort_all() == []

@@ -80,6 +80,21 @@ def test_a_demo_is_made_once_and_then_found(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
+def test_a_folder_that_is_no_demo_is_left_alone(tmp_path):
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "thesis.txt").write_text("years")
+    with pytest.raises(FileExistsError, match=r"demo: it is there and holds no demo\.json"):
+        prepare_demo(tmp_path / "demo", 0, recipe=QUICK, progress=lambda line: None)
+    assert (tmp_path / "demo" / "thesis.txt").read_text() == "years"
+
+
+@pytest.mark.parametrize("note", ["{", "[]"])
+def test_a_demo_with_a_broken_note_is_made_again(note, tmp_path):
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "demo.json").write_text(note)
+    assert prepare_demo(tmp_path / "demo", 0, recipe=QUICK, progress=lambda line: None).probe
+
+
 def test_a_warm_start_below_its_floor_fails_by_name_and_leaves_nothing(tmp_path):
     hopeless = Recipe(traces=60, min_steps=2, max_steps=2, floor=0.9, probe_prompts=1)
     with pytest.raises(WarmStartError, match=r"warm start failed.*floor=0\.9"):

@@ -87,7 +87,6 @@ def of_transformers(model: Any, tokenizer: Any, folder: Path, way: str) -> Gener
     decoder = BatchDecoder(
         model,
         eos_token_ids=[tokenizer.eos_token_id],
-        pad_token_id=tokenizer.pad_token_id,
         seed=0,
         decode=codec.decode,
     )

@@ -57,3 +57,19 @@ def test_a_tied_weight_may_come_under_its_second_name():
 def test_a_strange_name_or_shape_is_refused(wrong):
     with pytest.raises(RuntimeError, match=wrong[0]):
         WeightSync(Tied()).receive([wrong], last=False)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [torch.full((2,), torch.nan), torch.tensor([torch.inf, -torch.inf]), torch.ones(2).long()],
+    ids=["nan", "inf", "integers"],
+)
+def test_values_that_are_no_finite_floats_are_refused(value):
+    with pytest.raises(RuntimeError, match=r"body\.bias.*finite"):
+        WeightSync(Tied()).receive([("body.bias", value)], last=False)
+
+
+def test_another_float_type_is_rounded_to_the_models():
+    model = Tied().to(torch.bfloat16)
+    WeightSync(model).receive([(n, p.float()) for n, p in version(model, 1.01)], last=True)
+    assert all(bool((p == torch.tensor(1.01).bfloat16()).all()) for p in model.parameters())
