@@ -11,15 +11,18 @@ its source last, after the statistics, which are of one group and so of one sour
 verl adapter: `core_algos.register_adv_est` (trainer/ppo/core_algos.py at 0.9.1).
 """
 
+from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 import torch
-from verl.trainer.ppo.core_algos import register_adv_est
+from verl.trainer.ppo.core_algos import compute_remax_outcome_advantage, register_adv_est
 
 from config.schema import StateMaskedGRPOConfig
 
 STATE_MASKED_GRPO = "state_masked_grpo"
+STATE_MASKED_REMAX = "state_masked_remax"
 
 
 @register_adv_est(STATE_MASKED_GRPO)
@@ -73,6 +76,40 @@ def compute_state_masked_grpo_advantage(
         advantages = (centred * factor[group]).where(valid, 0.0).float()
         spread = advantages.unsqueeze(-1) * response_mask
     return spread, spread
+
+
+greedy_baselines: ContextVar[Mapping[str, float | None]] = ContextVar("greedy_baselines")
+"""uid -> reward of the group's greedy trajectory, None where that was lost; set by the trainer."""
+
+
+@register_adv_est(STATE_MASKED_REMAX)
+def compute_state_masked_remax_advantage(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """ReMax: reward to go less the reward of the group's greedy trajectory; Li et al. 2023, alg. 1.
+
+    A group whose greedy trajectory was lost has no baseline, and zero advantage. A user names it
+    `remax`.
+
+    Args:
+        token_level_rewards: (B, T).
+        response_mask: (B, T), 1 = sampled by the policy.
+        index: (B,) uid of each row's group, as in `greedy_baselines`.
+
+    Returns:
+        (advantages, returns), both (B, T), 0 where the mask is 0.
+    """
+    found = greedy_baselines.get()
+    known = [found[uid] for uid in index]
+    baselines = torch.tensor([0.0 if value is None else value for value in known])
+    advantages, returns = compute_remax_outcome_advantage(
+        token_level_rewards=token_level_rewards,
+        reward_baselines=baselines.to(token_level_rewards),
+        response_mask=response_mask,
+    )
+    has_one = torch.tensor([value is not None for value in known], device=advantages.device)
+    # verl's are not 0 on a tool's tokens between the policy's (core_algos.py:764 at 0.9.1).
+    return advantages * has_one.unsqueeze(-1) * response_mask, returns * response_mask
 
 
 def _source_of(uid: str) -> str:

@@ -1,11 +1,12 @@
 """verl's client of the rollout servers, as agent loops are given it.
 
 verl adapter: `LLMServerClient` (workers/rollout/llm_server.py at 0.9.1). What the engine returned
-is kept aside for the trajectory that asked, and a request ends with its trajectory.
+is kept aside for the trajectory that asked. A request ends with its trajectory, and has a seed of
+its own, so that what is sampled does not depend on what else the engine does.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,9 @@ class EngineTurn:
 turns_of_trajectory: ContextVar[list[EngineTurn] | None] = ContextVar("engine_turns", default=None)
 """Where the answers of the current trajectory are kept."""
 
+seeds_of_trajectory: ContextVar[Iterator[int] | None] = ContextVar("engine_seeds", default=None)
+"""The seeds of its requests, one after the other; None leaves seeds to the engine."""
+
 
 class RecordingClient:
     """verl's server client; see the module.
@@ -49,6 +53,9 @@ class RecordingClient:
         """
         turns = turns_of_trajectory.get()
         waits_for("engine", turn=len(turns or []) + 1)
+        if (seeds := seeds_of_trajectory.get()) is not None:
+            own = {"seed": next(seeds), **kwargs.get("sampling_params", {})}
+            kwargs["sampling_params"] = own
         try:
             output = await self._client.generate(request_id, prompt_ids=prompt_ids, **kwargs)
         except Exception as error:

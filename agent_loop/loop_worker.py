@@ -8,8 +8,10 @@ have: a deadline, the watchdog, the source's reward over the model's own words, 
 """
 
 import asyncio
+import itertools
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import hydra
@@ -22,18 +24,29 @@ from verl.experimental.agent_loop.agent_loop import (
     ToolListWrap,
     _agent_loop_registry,
 )
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+from verl.trainer.ppo.v1.agent_loop_tq import (
+    AgentLoopManagerTQ,
+    AgentLoopWorkerTQ,
+    apply_greedy_sampling_params,
+)
 
-from agent_loop.engine_client import EngineTurn, RecordingClient, turns_of_trajectory
+from agent_loop.engine_client import (
+    EngineTurn,
+    RecordingClient,
+    seeds_of_trajectory,
+    turns_of_trajectory,
+)
 from agent_loop.foreign_loop import partial_rollout, rollout_of
 from agent_loop.loop_settings import settings_of
 from agent_loop.observation_style import codec_of
+from agent_loop.seeds import seed_from
 from agent_loop.tools.client import shared_client
 from agent_loop.tools.protocol import ToolError
 from agent_loop.trajectory import StopReason, Trajectory
 from agent_loop.turn_agent_loop import TurnAgentLoop, judged_output
 from agent_loop.turn_loop import Rollout, is_being_cancelled
 from agent_loop.watchdog import waits_for
+from samplers.replay_buffer import prompt_of
 
 _TheirWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -47,6 +60,11 @@ class MixedAgentLoopWorker(_TheirWorker):
         self.llm_client = RecordingClient(self.llm_client)
         codec_of(self.tokenizer).add_ends(_engine_ends(self.model_config))
         self._watchdog: asyncio.Task[None] | None = None
+        rollout = self.config.actor_rollout_ref.rollout
+        # vLLM samples faster without a seed for each request.
+        self._is_seeded = rollout.name == "hf" or rollout.full_determinism
+        self._needs_baseline = self.config.algorithm.adv_estimator == "remax"
+        self._baselines: dict[str, asyncio.Task[float | None]] = {}  # by uid
 
     async def generate_sequences(self, batch: Any) -> None:
         if self._watchdog is None:
@@ -57,25 +75,79 @@ class MixedAgentLoopWorker(_TheirWorker):
             batch["step_deadline"] = NonTensorData(time.monotonic() + left_s)
         await super().generate_sequences(batch)
 
+    async def _run_prompt(
+        self,
+        prompt: dict[str, Any],
+        sampling_params: dict[str, Any],
+        trajectory: dict[str, Any],
+        trace: bool = False,
+    ) -> None:
+        """verl's, with one greedy trajectory more where each group is compared with one: it is
+        judged and not trained (`remax`, Li et al. 2023)."""
+        if not self._needs_baseline or trajectory["validate"]:
+            await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, trace=trace)
+            return
+        uid, greedy = prompt["uid"], dict(sampling_params)
+        apply_greedy_sampling_params(greedy)
+        row = {name: value for name, value in prompt.items() if not name.startswith("__")}
+        self._baselines[uid] = asyncio.create_task(self._baseline(greedy, trajectory, row))
+        try:
+            await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, trace=trace)
+        finally:
+            self._baselines.pop(uid).cancel()
+
+    async def _baseline(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], row: dict[str, Any]
+    ) -> float | None:
+        """Reward of a greedy trajectory; None where infrastructure ended it."""
+        row |= {"session_id": "greedy"}
+        with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
+            output = await self._run(sampling_params, trajectory, row)
+        return output.reward_score if any(output.response_mask) else None
+
     async def _run_agent_loop(
         self,
         sampling_params: dict[str, Any],
         trajectory: dict[str, Any],
         *,
-        agent_name: str,
         trace: bool = True,
         **row: Any,
     ) -> None:
-        source, row_id = row["data_source"], row["extra_info"]["row_id"]
-        with self.settings.watchdog.watch(source, row_id):
-            turns: list[EngineTurn] = []
-            token = turns_of_trajectory.set(turns)
-            try:
-                output = await self._host(agent_name, sampling_params, row, turns)
-            finally:
-                turns_of_trajectory.reset(token)
+        with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
+            output = await self._run(sampling_params, trajectory, row)
+            if (baseline := self._baselines.get(row["uid"])) is not None:
+                waits_for("baseline")
+                output.extra_fields["reward_baseline"] = await asyncio.shield(baseline)
             waits_for("transfer queue")
+            row.pop("agent_name")
             await self._agent_loop_postprocess(output, trajectory["validate"], **row)
+
+    async def _run(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], row: dict[str, Any]
+    ) -> AgentLoopOutput:
+        """Run one trajectory of a row to an output that has its reward."""
+        agent_name = row["agent_name"]
+        row = {name: value for name, value in row.items() if name != "agent_name"}
+        turns: list[EngineTurn] = []
+        token = turns_of_trajectory.set(turns)
+        seeds_token = seeds_of_trajectory.set(self._seeds_of(trajectory, row))
+        try:
+            return await self._host(agent_name, sampling_params, row, turns)
+        finally:
+            turns_of_trajectory.reset(token)
+            seeds_of_trajectory.reset(seeds_token)
+
+    def _seeds_of(self, trajectory: dict[str, Any], row: dict[str, Any]) -> Iterator[int] | None:
+        """Seeds that the trajectory's requests have in every run with the same config."""
+        if not self._is_seeded:
+            return None
+        if trajectory["validate"]:
+            prompt = ("val", trajectory["step"], row["data_source"], row["extra_info"]["row_id"])
+        else:
+            prompt = ("train", *prompt_of(row["uid"]))
+        seed = self.config.actor_rollout_ref.rollout.seed
+        own = seed_from(seed, *prompt, row["session_id"])
+        return (seed_from(own, request) for request in itertools.count(1))
 
     async def _host(
         self,

@@ -30,6 +30,13 @@ def prompt_of(
         # Tags first: what a question has in braces is its own.
         around = fill_tags(template.user, tools).split("{question}")
         users[-1]["content"] = users[-1]["content"].join(around)
+        examples = [
+            {"role": role, "content": fill_tags(text, tools)}
+            for example in template.examples
+            for role, text in (("user", example.user), ("assistant", example.assistant))
+        ]
+        first = sum(message["role"] == "system" for message in messages)
+        messages[first:first] = examples
     has_system = any(message["role"] == "system" for message in messages)
     if template.system and not has_system:
         messages.insert(0, {"role": "system", "content": fill_tags(template.system, tools)})

@@ -4,7 +4,7 @@ verl adapter: `KVBatchMeta` and the padding of trainer/ppo/padding_utils.py at 0
 goes where is decided in `samplers.balance`; here are the rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,12 @@ class RowTemperatures(dict[str, Any]):
 def group_of(key: str) -> str:
     """uid of the group that a row belongs to; verl's keys are `<uid>_<session>_<index>`."""
     return key.split("_", 1)[0]
+
+
+def place_of(key: str) -> tuple[str, int, int, int]:
+    """Where a row stands in the plan: source, draw, session, index."""
+    uid, session, index = key.rsplit("_", 2)
+    return *prompt_of(uid), int(session), int(index)
 
 
 def is_padding(tag: Mapping[str, Any]) -> bool:
@@ -146,6 +152,38 @@ def write_temperatures(batch: KVBatchMeta, of_sources: Mapping[str, float], comm
         partition_id=str(batch.partition_id),
         fields=TensorDict({"temperature": torch.tensor(temperatures)}, batch_size=len(batch)),
     )
+
+
+def fill_with_zeros(batch: KVBatchMeta, rows: Set[str], fields: Sequence[str]) -> KVBatchMeta:
+    """Write a zero for each token of the response.
+
+    Args:
+        batch: holds the rows.
+        rows: their keys.
+        fields: what is written.
+
+    Returns:
+        The rows, with the names of all fields that they have.
+    """
+    keys = [key for key in batch.keys if key in rows]
+    masks = fetch(batch, keys, ["response_mask"])["response_mask"].unbind(0)
+    zeros = torch.nested.as_nested_tensor(
+        [torch.zeros(len(mask)) for mask in masks], layout=torch.jagged
+    )
+    return tq.kv_batch_put(
+        keys=keys,
+        partition_id=str(batch.partition_id),
+        fields=TensorDict(dict.fromkeys(fields, zeros), batch_size=len(keys)),
+    )
+
+
+def read_baselines(batch: KVBatchMeta) -> dict[str, float | None]:
+    """uid -> reward of the group's greedy trajectory, None where that was lost."""
+    extra = values(fetch(batch, batch.keys, ["extra_fields"]), "extra_fields")
+    return {
+        group_of(key): fields["reward_baseline"]
+        for key, fields in zip(batch.keys, extra, strict=True)
+    }
 
 
 def read_trajectories(batch: KVBatchMeta) -> list[TrainedTrajectory]:

@@ -43,6 +43,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl.utils.debug import marked_timer
 
+from agent_loop.advantage import STATE_MASKED_REMAX, greedy_baselines
 from agent_loop.alarms import (
     FaultWindow,
     RubbleError,
@@ -52,6 +53,7 @@ from agent_loop.alarms import (
     loop_error,
     nothing_to_train,
 )
+from agent_loop.estimators import WITHIN_GROUPS
 from agent_loop.exposition import Exposition
 from agent_loop.observation_style import codec_of
 from agent_loop.run_folder import (
@@ -60,6 +62,7 @@ from agent_loop.run_folder import (
     numbers_of,
     whole_checkpoint,
     write_lines,
+    write_text,
 )
 from agent_loop.source_metrics import (
     TrainedTrajectory,
@@ -76,9 +79,12 @@ from agent_loop.trained_batch import (
     RowTemperatures,
     Sizes,
     fetch,
+    fill_with_zeros,
     group_of,
     is_padding,
     lay_out,
+    place_of,
+    read_baselines,
     read_tokens,
     read_trajectories,
     values,
@@ -98,6 +104,12 @@ from samplers.replay_buffer import (
 )
 
 logger = logging.getLogger(__name__)
+
+TRACKER = "latest_checkpointed_iteration.txt"
+"""verl's, beside the checkpoints."""
+
+KL_FILE = "kl_coefficient.txt"
+"""In a checkpoint: where the adaptive coefficient of KL in the reward was; verl begins anew."""
 
 _LOSSES = ("infra_error", "loop_error")
 """Parts of a reward that say why there is none."""
@@ -264,6 +276,8 @@ class _MixedTrainer:
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:
         groups = self._check_composition(batch)
+        # By source and draw, whichever was finished first.
+        batch.reorder(sorted(range(len(batch)), key=lambda row: place_of(batch.keys[row])))
         trajectories = read_trajectories(batch)
         self._trajectories += trajectories  # in separate mode a step has several mini-batches
         self._check_faults(trajectories)
@@ -319,13 +333,22 @@ class _MixedTrainer:
         workers = self.actor_rollout_wg
         if "actor" not in workers._dispatch_info:
             workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
-        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        config = self.config.actor_rollout_ref
+        of_log_probs = [config.rollout]
+        if self.use_reference_policy:
+            of_log_probs.append(config.ref)
         return Sizes(
             ranks=max(workers._dispatch_info["actor"]) + 1,
-            update_micro=1 if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
-            log_prob_micro=1
-            if rollout.log_prob_use_dynamic_bsz
-            else rollout.log_prob_micro_batch_size_per_gpu,
+            update_micro=1
+            if config.actor.use_dynamic_bsz
+            else config.actor.ppo_micro_batch_size_per_gpu,
+            log_prob_micro=math.lcm(
+                *(
+                    section.log_prob_micro_batch_size_per_gpu
+                    for section in of_log_probs
+                    if not section.log_prob_use_dynamic_bsz
+                )
+            ),
         )
 
     # --- one temperature per row, one number of rows per update -------------------------------
@@ -396,6 +419,59 @@ class _MixedTrainer:
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         return super()._compute_ref_log_prob(self._with_row_temperatures(batch), metrics)
 
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's advantage of any estimator, over the rows that it can judge.
+
+        Padding, and trajectories that infrastructure ended, are in no mean, std or whitening; nor
+        is the only one left of a group, where it would be compared with its group: its advantage
+        is 0.
+        """
+        masks = fetch(batch, batch.keys, ["response_mask"])["response_mask"].unbind(0)
+        judged = [key for key, mask in zip(batch.keys, masks, strict=True) if mask.any()]
+        algorithm = self.config.algorithm
+        if algorithm.adv_estimator in WITHIN_GROUPS:
+            left = Counter(map(group_of, judged))
+            judged = [key for key in judged if left[group_of(key)] > 1]
+        fields = ["advantages", "returns"]
+        if algorithm.use_kl_in_reward:
+            fields.append("token_level_rewards")
+        if judged:
+            rows = batch.select_keys(judged)
+            with self._greedy_baselines(rows, metrics):
+                done = super()._compute_advantage(rows, metrics)
+            if len(judged) == len(batch):
+                return done
+            fields += {"rollout_is_weights"} & set(done.fields or ())
+        done = fill_with_zeros(batch, set(batch.keys) - set(judged), fields)
+        batch.fields = done.fields
+        return batch
+
+    @contextmanager
+    def _greedy_baselines(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> Iterator[None]:
+        """For `remax`: each row's baseline, where verl's trainer of V1 has none
+        (`reward_baselines`, which only trainer/ppo/ray_trainer.py:1525 fills at 0.9.1)."""
+        algorithm = self.config.algorithm
+        if algorithm.adv_estimator != "remax":
+            yield
+            return
+        baselines = read_baselines(batch)
+        known = [value for value in baselines.values() if value is not None]
+        metrics["mixed/remax/baseline"] = float(np.mean(known)) if known else 0.0
+        metrics["mixed/remax/lost_baselines"] = float(len(baselines) - len(known))
+        token = greedy_baselines.set(baselines)
+        with open_dict(self.config):
+            algorithm.adv_estimator = STATE_MASKED_REMAX
+        try:
+            yield
+        finally:
+            greedy_baselines.reset(token)
+            with open_dict(self.config):
+                algorithm.adv_estimator = "remax"
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        with self._verl_reads_rows_per_update():
+            return super()._update_critic(batch, metrics)
+
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = self._with_row_temperatures(batch)
         if self.config.actor_rollout_ref.actor.loss_agg_mode.startswith("seq-mean"):
@@ -423,14 +499,18 @@ class _MixedTrainer:
     def _verl_reads_rows_per_update(self) -> Iterator[None]:
         """verl takes `ppo_mini_batch_size * rollout.n` for the rows of one update. Where groups
         differ in size that is not their number, so the two say it while verl reads them."""
-        config = self.config.actor_rollout_ref
-        sizes = config.actor.ppo_mini_batch_size, config.rollout.n
+        config, critic = self.config.actor_rollout_ref, self.config.critic
+        sizes = config.actor.ppo_mini_batch_size, critic.ppo_mini_batch_size, config.rollout.n
+        rows = self._rows_per_update
         with open_dict(self.config):
-            config.actor.ppo_mini_batch_size, config.rollout.n = self._rows_per_update, 1
+            config.actor.ppo_mini_batch_size = critic.ppo_mini_batch_size = rows
+            config.rollout.n = 1
             try:
                 yield
             finally:
-                config.actor.ppo_mini_batch_size, config.rollout.n = sizes
+                config.actor.ppo_mini_batch_size, critic.ppo_mini_batch_size, config.rollout.n = (
+                    sizes
+                )
 
     # --- accounts -----------------------------------------------------------------------------
 
@@ -653,6 +733,8 @@ class _MixedTrainer:
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)
         write_lines(folder / "metrics.jsonl", [self._line(self._step_metrics)])
+        if self.config.algorithm.use_kl_in_reward:
+            write_text(folder / KL_FILE, repr(float(self.kl_ctrl_in_reward.value)))
         super()._save_checkpoint()
         self._saved_step = self.global_steps
 
@@ -664,14 +746,22 @@ class _MixedTrainer:
         super().on_step_end()
 
     def _load_checkpoint(self) -> None:
-        checkpoints = Path(self.config.trainer.default_local_dir)
+        trainer = self.config.trainer
+        checkpoints = Path(trainer.default_local_dir)
         _mend_tracker(checkpoints)
         super()._load_checkpoint()
         step = self.global_steps
+        is_named = trainer.resume_mode == "resume_path"
+        folder = Path(trainer.resume_from_path) if is_named else checkpoints / f"global_step_{step}"
+        coefficient = folder / KL_FILE
+        if self.config.algorithm.use_kl_in_reward and coefficient.exists():
+            self.kl_ctrl_in_reward.value = float(coefficient.read_text())
+        if trainer.resume_mode != "auto":
+            _point_tracker(checkpoints, step)
         self.ledger.rewind(step)
         self.ledger.begin(self.plan.description())
         self._drop_strangers()
-        line = checkpoints / f"global_step_{step}" / "metrics.jsonl"
+        line = folder / "metrics.jsonl"
         checkpointed = json.loads(line.read_text(encoding="utf-8")) if line.exists() else None
         self.metrics_file.rewind(step if step else -1, checkpointed)
         for path in self.trajectory_dir.glob("*.jsonl"):
@@ -698,13 +788,19 @@ class _MixedTrainer:
         super()._init_resource_pool_mgr()
         if self.config.trainer.device != "cpu":
             return
-        from agent_loop.cpu.worker import CPUActorRolloutRefWorker, CPUDetachActorWorker
+        from agent_loop.cpu.worker import (
+            CPUActorRolloutRefWorker,
+            CPUCriticWorker,
+            CPUDetachActorWorker,
+        )
 
         separate = self.trainer_mode == "separate_async"
         worker = CPUDetachActorWorker if separate else CPUActorRolloutRefWorker
         for role in (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             if role in self.role_worker_mapping:
                 self.role_worker_mapping[role] = ray.remote(worker)
+        if Role.Critic in self.role_worker_mapping:
+            self.role_worker_mapping[Role.Critic] = ray.remote(CPUCriticWorker)
 
 
 @register_trainer("mixed_sync")
@@ -751,9 +847,18 @@ def _prompts_under_way() -> list[str]:
     return [key for key, tag in items.items() if tag.get("is_prompt")]
 
 
+def _point_tracker(checkpoints: Path, step: int) -> None:
+    """Let a later start go on from where this one begins, not from a checkpoint of before."""
+    tracker = checkpoints / TRACKER
+    if (checkpoints / f"global_step_{step}" / "data.pt").exists():
+        tracker.write_text(str(step))
+    else:
+        tracker.unlink(missing_ok=True)
+
+
 def _mend_tracker(checkpoints: Path) -> None:
     """Rewrite verl's file that names the last checkpoint when a kill left it empty."""
-    tracker = checkpoints / "latest_checkpointed_iteration.txt"
+    tracker = checkpoints / TRACKER
     if not tracker.exists() or tracker.read_text().strip().isdigit():
         return
     if step := whole_checkpoint(checkpoints):

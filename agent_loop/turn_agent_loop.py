@@ -232,13 +232,28 @@ class _Engine:
         return params
 
 
+class JudgedOutput(AgentLoopOutput):
+    """verl's output, with the reward on the last token that the policy wrote.
+
+    verl lays it on the last token of all. Where that is a tool's, estimators that follow the
+    rewards back over the policy's tokens alone (gae, remax, reinforce_plus_plus) would lose it.
+    """
+
+    def as_dict(self) -> dict[str, Any]:
+        fields = super().as_dict()
+        written = fields["response_mask"].nonzero()
+        if len(written) and (scores := fields.get("rm_scores")) is not None:
+            scores[-1], scores[int(written[-1])] = 0.0, self.reward_score
+        return fields
+
+
 async def judged_output(
     rollout: Rollout,
     row: Mapping[str, Any],
     tools: ToolBackend,
     settings: LoopSettings,
     weight_versions: Sequence[int],
-) -> AgentLoopOutput:
+) -> JudgedOutput:
     """Judge a trajectory, name what its loop raised, and give verl its form of both."""
     source = row["data_source"]
     parts = await judge(rollout, row, settings, tools)
@@ -246,7 +261,7 @@ async def judged_output(
         row_id = row["extra_info"]["row_id"]
         settings.name_once(source, row_id, rollout.fault or "", rollout.loop_error)
     trajectory = rollout.trajectory
-    return AgentLoopOutput(
+    return JudgedOutput(
         prompt_ids=trajectory.prompt_ids,
         response_ids=trajectory.response_ids,
         response_mask=trajectory.loss_mask(settings.tools.state_masking),

@@ -26,9 +26,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agent_loop.pretrained_model import SMOLLM_FOLDER
 from agent_loop.rewards import split_path
 from agent_loop.tools.limiter import state_path
 from cluster import processes
+from cluster.agent_config import keep_copies
 from cluster.compose import (
     REQUIRED,
     at,
@@ -44,7 +46,8 @@ from cluster.estimates import improvements
 from cluster.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 from cluster.joined import ClusterWatch, cluster_problems, own_ip
 from cluster.preflight import name_problems, preflight
-from cluster.progress import Line, last_error, printable
+from cluster.pretrained import rows_folder
+from cluster.progress import Line, last_error, printable, series
 from cluster.ray_cluster import ask
 from cluster.report import write_report
 from cluster.run_audit import audit_run, describe
@@ -59,6 +62,7 @@ from cluster.settings import (
     overrides_from,
 )
 from cluster.source_files import add_files_of_sources, sources_with_files
+from cluster.summary import PHASE_WORDS, phase_means, trained
 from cluster.versions import REPOSITORY, note, versions_now
 from cluster.watch.live import View, view_on
 from cluster.watch.run_reader import RunReader
@@ -134,13 +138,16 @@ class Plan:
         """Where agent loops reach their tools."""
         return str(at(self.config, SERVER_URL_KEY))
 
-    def problems(self, *, data: bool = True) -> list[str]:
+    def problems(self, *, data: bool = True, machine: bool = True) -> list[str]:
         """What keeps it from starting.
 
         Args:
             data: look into data files and model; False where they are still to be made.
+            machine: ask this machine for the GPUs and nodes too; False where it is only a check.
         """
-        problems = preflight(self.config, own_tool_server=self.own_tool_server, data=data)
+        problems = preflight(
+            self.config, own_tool_server=self.own_tool_server, data=data, machine=machine
+        )
         if self.cluster is not None:
             problems += cluster_problems(self.config, self.cluster)
         if self.demo is not None:
@@ -165,7 +172,19 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         ConfigError: settings, overrides or config files are wrong.
     """
     overrides = overrides_from(environ, arguments)
-    config = compose_config(overrides)
+    return plan_of(compose_config(overrides), overrides)
+
+
+def plan_of(config: DictConfig, overrides: Sequence[str]) -> Plan:
+    """Fill in what a composed config leaves to the launcher.
+
+    Args:
+        config: as composed; it is changed.
+        overrides: what it was composed with.
+
+    Raises:
+        ConfigError: settings are wrong.
+    """
     if problems := name_problems(OmegaConf.select(config, "mixed.experiment")):
         raise ConfigError(problems)
     if not isinstance(sources := config.mixed.sources, DictConfig):
@@ -177,11 +196,13 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     _find_agent_loops(config)
     _find_limiter(config)
     _find_rewards(config)
+    _find_checkpoint(config)
     address = _join_cluster(config)
     demo = _use_demo(config)
     add_files_of_sources(config)
     if config.trainer.experiment_name is None:
-        config.trainer.experiment_name = display_name(config, overrides, is_demo=demo is not None)
+        is_demo = demo == demo_folder(config.mixed.seed).absolute()
+        config.trainer.experiment_name = display_name(config, overrides, is_demo=is_demo)
     return Plan(
         demo=demo,
         config=resolve(config, complete=False),
@@ -217,6 +238,13 @@ def _find_rewards(config: DictConfig) -> None:
             source.reward = f"{Path(parted[0]).expanduser().absolute()}:{parted[1]}"
 
 
+def _find_checkpoint(config: DictConfig) -> None:
+    """Make the path of a checkpoint absolute: the trainer looks for it from another folder."""
+    given = config.trainer.resume_from_path
+    if isinstance(given, str):
+        config.trainer.resume_from_path = str(Path(given).expanduser().absolute())
+
+
 def _join_cluster(config: DictConfig) -> str | None:
     """Leave out what only a run's own Ray is told, where it joins one that runs."""
     address = OmegaConf.select(config, ADDRESS_KEY)
@@ -230,15 +258,24 @@ def _join_cluster(config: DictConfig) -> str | None:
 
 
 def _use_demo(config: DictConfig) -> Path | None:
-    """Fill in the demo's model and data where a run on a CPU names none of its own; sources may
-    bring files besides."""
-    if config.trainer.device != "cpu" or unset_keys(config) != REQUIRED.keys():
+    """Fill in generated data, and the demo's model, where a run on a CPU names none of its own;
+    sources may bring files besides."""
+    model = config.actor_rollout_ref.model
+    if is_smollm := model.path == str(SMOLLM_FOLDER):
+        model.path = str(SMOLLM_FOLDER.absolute())  # workers look for it from another folder
+    unset = unset_keys(config)
+    if config.trainer.device != "cpu":
         return None
-    folder = demo_folder(config.mixed.seed).absolute()
+    if unset == REQUIRED.keys():
+        folder = demo_folder(config.mixed.seed).absolute()
+        model.path = str(folder / "model")
+    elif is_smollm and unset == {"data.train_files", "data.val_files"}:
+        folder = rows_folder(config.mixed.seed).absolute()
+    else:
+        return None
     names = sorted(set(config.mixed.sources) - sources_with_files(config))
     config.data.train_files = [str(folder / f"{name}_train.parquet") for name in names]
     config.data.val_files = [str(folder / f"{name}_val.parquet") for name in names]
-    config.actor_rollout_ref.model.path = str(folder / "model")
     return folder
 
 
@@ -258,6 +295,7 @@ def train(
     *,
     trainer: Sequence[str] = TRAINER,
     console: Console | None = None,
+    config_files: Sequence[Path] = (),
 ) -> int:
     """Run to the end.
 
@@ -266,6 +304,7 @@ def train(
         environ: environment with the settings; None takes this process's.
         trainer: command that gets the path of the run's config.yaml.
         console: the screen; None takes stdout.
+        config_files: files that the arguments were read from; a run that starts keeps copies.
 
     Returns:
         Exit code: 0 complete, 1 failed, 2 a setting is wrong, 130 interrupted.
@@ -276,7 +315,7 @@ def train(
     try:
         plan = make_plan(arguments, environ)
         with plan.folder.claim():
-            return _train(plan, arguments, environ, trainer, console)
+            return _train(plan, arguments, environ, trainer, console, config_files)
     except ConfigError as error:
         _say_problems(console, error.problems)
         return USAGE
@@ -300,12 +339,14 @@ def _train(
     environ: Mapping[str, str],
     trainer: Sequence[str],
     console: Console,
+    config_files: Sequence[Path],
 ) -> int:
     folder = plan.folder
     if left := processes.end_run(folder.path, GRACE_S):
         _say(console, f"ended {left} processes that an earlier start left behind")
     refused = _refused_changes(plan)
-    if folder.is_done(plan.total_steps) and not refused:
+    goes_back = at(plan.config, "trainer.resume_mode") != "auto"
+    if folder.is_done(plan.total_steps) and not refused and not goes_back:
         _say(console, f"complete: {folder.path} has all {plan.total_steps} steps")
         _write_report(folder, console)
         return GOOD
@@ -321,6 +362,7 @@ def _train(
         state.unlink()  # nobody else is left, and the rate may have been changed since
     settings = {name: environ[name] for name in SETTINGS if environ.get(name)}
     folder.note_command(["verl-mixed", "train", *arguments], settings)
+    keep_copies(config_files, folder.path / "config")
     folder.stop_request.unlink(missing_ok=True)
     seen = folder.last_step()
     state = f"resuming, {seen} of {plan.total_steps} steps seen" if seen else "new"
@@ -387,8 +429,11 @@ def _refused_changes(plan: Plan) -> list[str]:
 
 def _prepare_demo(folder: Path, seed: int) -> None:
     """Make the demo in a process of its own: it needs torch, which the launcher does not keep."""
-    command = [sys.executable, "-m", "cluster.cli", "prepare", "demo"]
-    command += ["--seed", str(seed), "--out", str(folder)]
+    command = [sys.executable, "-m", "cluster.cli", "prepare"]
+    if folder == rows_folder(seed).absolute():
+        command += ["smollm", "--seed", str(seed)]
+    else:
+        command += ["demo", "--seed", str(seed), "--out", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as child:
         try:
             code = child.wait()
@@ -397,7 +442,7 @@ def _prepare_demo(folder: Path, seed: int) -> None:
             child.wait(GRACE_S)
             raise
     if code:
-        raise RunFailed(f"the demo could not be made (exit {code}); see above")
+        raise RunFailed(f"data and model could not be made (exit {code}); see above")
 
 
 def _start_tool_server(
@@ -481,6 +526,8 @@ def _trainer_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
         "WANDB_RUN_ID": plan.folder.wandb_run_id(),
         "WANDB_RESUME": "allow",
     }
+    if at(plan.config, "trainer.device") == "cpu":
+        wanted["VERL_PLATFORM"] = "cpu"  # verl would take GPUs that are there
     if not environ.get("WANDB_API_KEY"):
         wanted |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     given = {name: value for name, value in environ.items() if value}
@@ -623,6 +670,8 @@ def _sum_up(plan: Plan, console: Console) -> int:
     table = changes_table(folder.lines())
     if table.row_count:
         console.print(table)
+    if cost := cost_words(folder.lines()):
+        _say(console, f"cost         {cost}")
     try:
         report = audit_run(folder, plan.config)
     except ValueError as error:
@@ -631,6 +680,20 @@ def _sum_up(plan: Plan, console: Console) -> int:
     for line in describe(report):
         _say(console, line)
     return GOOD if report.ok else NOT_GOOD
+
+
+def cost_words(lines: Sequence[Line]) -> str | None:
+    """Mean seconds of a step with its longest phases, and the most memory in use; None before a
+    step."""
+    steps = trained(lines)
+    seconds = [value for _, value in series(steps, "timing_s/step")]
+    if not seconds:
+        return None
+    longest = list(phase_means(steps).items())[:4]
+    phases = ", ".join(f"{PHASE_WORDS.get(phase, phase)} {mean:.1f}" for phase, mean in longest)
+    used = [value for _, value in series(steps, "actor/perf/cpu_memory_used_gb")]
+    memory = f"; at most {max(used):.1f} GB of this machine's memory in use" if used else ""
+    return f"{fmean(seconds):.1f} s a step ({phases}){memory}"
 
 
 def changes_table(lines: Sequence[Line]) -> Table:

@@ -49,7 +49,7 @@ class SourcePlan:
     """Mean over the run."""
 
     rollout_n: int
-    """Trajectories per prompt."""
+    """Trajectories per prompt; for `remax` one more than are trained."""
 
     trajectories_per_step: float
     """Mean over the run."""
@@ -203,6 +203,7 @@ def make_report(
     for name in plan.sources:
         own, size = mixed.sources[name], None if rows is None else plan.sizes[name]
         n, turns = own.rollout_n or common_n, own.max_turns or common_turns
+        n += at(config, "algorithm.adv_estimator") == "remax"
         if size is not None and drawn[name] >= size:
             ends[name] = _prompts_until(plan, name, size, length)
         per_step = float(due[name] / steps)

@@ -11,6 +11,7 @@ import socket
 import urllib.request
 from collections.abc import Mapping
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,12 @@ from agent_loop.loop_settings import STRING_STOPS
 from agent_loop.rewards import default_reward, reward_for
 from agent_loop.rewards.terms import free_length
 from agent_loop.tools.limiter import rate_of
+from cluster.algorithm_check import algorithm_problems, is_count
 from cluster.compose import at, unset_problems
 from cluster.data_check import data_problems, row_problems
 from cluster.environment import plugin_problems
+from cluster.gpu_check import gpu_problems, package_gaps
+from cluster.number_check import number_problems
 from cluster.placement import need_of, own_node, placement_problems
 from cluster.prompt_check import model_problems
 from cluster.sections import agent_loops, named_sources, section_of, sound_sources
@@ -31,7 +35,6 @@ from config.schema import (
     TOOL_CONFIG,
     MixedConfig,
     SourceConfig,
-    StateMaskedGRPOConfig,
     ToolConfig,
 )
 
@@ -39,8 +42,8 @@ HEALTH_TIMEOUT_S = 5.0
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
+_REF = "actor_rollout_ref.ref"
 _FUSED = "actor_rollout_ref.model.use_fused_kernels"
-_STATE_MASKED_GRPO = "algorithm.state_masked_grpo"
 
 _VERLS_AGENTS = {"tool_agent", "single_turn_agent"}
 """Agent loops that verl registers itself."""
@@ -51,7 +54,9 @@ _MODES = ("mixed_sync", "mixed_colocate_async", "mixed_separate_async")
 """Trainers of the mixture; see `agent_loop.trainer`."""
 
 
-def preflight(config: Mapping[str, Any], *, own_tool_server: bool, data: bool = True) -> list[str]:
+def preflight(
+    config: Mapping[str, Any], *, own_tool_server: bool, data: bool = True, machine: bool = True
+) -> list[str]:
     """Every problem that this machine can see without starting anything.
 
     Args:
@@ -59,6 +64,7 @@ def preflight(config: Mapping[str, Any], *, own_tool_server: bool, data: bool = 
         own_tool_server: the run starts its tool server on a free port; otherwise the one that is
             named must answer.
         data: look into the data files; False when they are not made yet.
+        machine: ask for the GPUs and nodes too; False where the run will start elsewhere.
 
     Returns:
         One sentence each: what, where, the rule, the remedy. Empty when the run may start.
@@ -68,7 +74,10 @@ def preflight(config: Mapping[str, Any], *, own_tool_server: bool, data: bool = 
     problems += _mode_problems(config)
     problems += _loop_problems(config)
     problems += _batch_problems(config)
+    problems += _resume_problems(config)
     problems += _device_problems(config)
+    if machine:
+        problems += machine_problems(config)
     problems += _dashboard_problems(config)
     if data:
         problems += row_problems(config)
@@ -99,8 +108,8 @@ def mixture_problems(config: Mapping[str, Any], *, data: bool = True) -> list[st
     problems += _choice_problems(config, agents)
     problems += _schedule_problems(config)
     problems += _source_problems(config)
-    problems += _advantage_problems(config)
-    problems += _number_problems(config)
+    problems += algorithm_problems(config)
+    problems += number_problems(config)
     if data:
         problems += data_problems(config, agents)
     return problems
@@ -248,65 +257,22 @@ def _length_term_problems(name: str, source: SourceConfig, longest: int) -> list
     ]
 
 
-def _advantage_problems(config: Mapping[str, Any]) -> list[str]:
-    """Settings of the advantage, and losses whose denominator would vary by chance."""
-    values = at(config, _STATE_MASKED_GRPO, {})
-    _, problems = section_of(StateMaskedGRPOConfig, values, _STATE_MASKED_GRPO)
-    settings = values if isinstance(values, Mapping) else {}
-    scale, sources = settings.get("scale"), named_sources(config)
-    unknown = {*scale} - {*sources} if isinstance(scale, Mapping) else set()
-    problems += [
-        f"{_STATE_MASKED_GRPO}.scale.{name}: no such source; name one of {sorted(sources, key=str)}"
-        for name in sorted(unknown, key=str)
-    ]
-    mode, factor = at(config, f"{_ACTOR}.loss_agg_mode"), at(config, f"{_ACTOR}.loss_scale_factor")
-    by_constant = "seq-mean-token-sum-norm"
-    if settings.get("dr_grpo") is True and mode != by_constant:
-        problems.append(
-            f"{_STATE_MASKED_GRPO}.dr_grpo=True with {_ACTOR}.loss_agg_mode={mode!r}: Dr.GRPO sums "
-            f"a response's tokens and divides by a constant; set it to {by_constant}"
-        )
-    if mode == by_constant and not _is_count(factor):
-        problems.append(
-            f"{_ACTOR}.loss_scale_factor={factor!r} with {_ACTOR}.loss_agg_mode={mode}: without a "
-            "constant verl divides by the longest response of each micro-batch, so the horizon "
-            "varies; set it to a whole number >= 1, such as data.max_response_length"
-        )
-    return problems
-
-
 # --- numbers ------------------------------------------------------------------------------------
 
-_LEAST: Mapping[str, float] = {
-    "data.train_batch_size": 1,
-    "data.max_prompt_length": 1,
-    "data.max_response_length": 1,
-    f"{_ACTOR}.ppo_mini_batch_size": 1,
-    f"{_ROLLOUT}.multi_turn.max_assistant_turns": 1,
-    "trainer.n_gpus_per_node": 1,
-    "trainer.nnodes": 1,
-    "trainer.total_training_steps": 1,
-}
 
-
-def _number_problems(config: Mapping[str, Any]) -> list[str]:
-    problems = []
-    for key, least in _LEAST.items():
-        value = at(config, key)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            problems.append(f"{key}={value!r}: want a whole number >= {least}")
-    rate = at(config, f"{_ACTOR}.optim.lr")
-    if not isinstance(rate, int | float) or not 0 <= rate < 1:
-        problems.append(
-            f"{_ACTOR}.optim.lr={rate!r}: want a number from 0 (learns nothing) to below 1"
-        )
-    n = at(config, f"{_ROLLOUT}.n")
-    if not isinstance(n, int) or n < 2:
-        problems.append(
-            f"{_ROLLOUT}.n={n!r}: advantages compare the trajectories of one prompt, so at least 2 "
-            "are needed (ROLLOUT_N)"
-        )
-    return problems
+def _resume_problems(config: Mapping[str, Any]) -> list[str]:
+    """A checkpoint to begin from that is none, or was interrupted."""
+    if at(config, "trainer.resume_mode") != "resume_path":
+        return []
+    given = at(config, "trainer.resume_from_path")
+    if isinstance(given, str):
+        folder = Path(given)
+        if re.fullmatch(r"global_step_\d+", folder.name) and (folder / "data.pt").is_file():
+            return []
+    return [
+        f"trainer.resume_from_path={given!r}: want the folder global_step_N of a checkpoint, with "
+        "the data.pt that one has which was not interrupted; correct it"
+    ]
 
 
 def _processes(config: Mapping[str, Any]) -> int:
@@ -406,7 +372,7 @@ def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> list
     problems = []
     key = "trainer.v1.separate_async.parameter_sync_step"
     updates = at(config, key)
-    if not _is_count(updates) or batch != updates * mini:
+    if not is_count(updates) or batch != updates * mini:
         problems.append(
             f"data.train_batch_size={batch} is not {key}={updates!r} times "
             f"{_ACTOR}.ppo_mini_batch_size={mini}: mixed_separate_async trains one mini-batch at a "
@@ -414,7 +380,7 @@ def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> list
         )
     for key in (f"{_ROLLOUT}.nnodes", f"{_ROLLOUT}.n_gpus_per_node"):
         value = at(config, key)
-        if not _is_count(value):
+        if not is_count(value):
             problems.append(
                 f"{key}={value!r}: mixed_separate_async generates on GPUs of its own; want a whole "
                 "number >= 1"
@@ -429,16 +395,12 @@ def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> list
     return problems
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 def _batch_problems(config: Mapping[str, Any]) -> list[str]:
     """Sizes that verl must be able to split evenly; without even splits it pads or raises."""
     batch, n = at(config, "data.train_batch_size"), at(config, f"{_ROLLOUT}.n")
     mini = at(config, f"{_ACTOR}.ppo_mini_batch_size")
     processes = _processes(config)
-    if not all(_is_count(size) for size in (batch, n, mini, processes)):
+    if not all(is_count(size) for size in (batch, n, mini, processes)):
         return []  # said by the check of numbers
     problems = []
     separate = at(config, "trainer.v1.trainer_mode") == "mixed_separate_async"
@@ -472,6 +434,12 @@ def _batch_problems(config: Mapping[str, Any]) -> list[str]:
     if not at(config, f"{_ROLLOUT}.log_prob_use_dynamic_bsz"):
         key = f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"
         problems += _micro_problems(key, at(config, key), at_once * n, processes)
+    needs_reference = at(config, "algorithm.use_kl_in_reward") or at(
+        config, f"{_ACTOR}.use_kl_loss"
+    )
+    if needs_reference and not at(config, f"{_REF}.log_prob_use_dynamic_bsz"):
+        key = f"{_REF}.log_prob_micro_batch_size_per_gpu"
+        problems += _micro_problems(key, at(config, key), at_once * n, processes)
     return problems
 
 
@@ -491,26 +459,28 @@ def _micro_problems(key: str, micro: Any, trajectories: int, processes: int) -> 
 
 
 def _device_problems(config: Mapping[str, Any]) -> list[str]:
-    nodes = at(config, "trainer.nnodes")
-    if isinstance(nodes, int) and nodes > 1 and not at(config, ADDRESS_KEY):
-        return [
-            f"trainer.nnodes={nodes}: without a cluster there is this machine alone; start one "
-            "(setup_cluster.sh) and name its head in MASTER_IP, or set it to 1"
-        ]
     if at(config, "trainer.device") == "cuda":
-        return _gpu_problems(config)
+        return gpu_problems(config)
     if at(config, "trainer.device") != "cpu":
         return []
-    rules: Mapping[str, Any] = {
+    rules: dict[str, Any] = {
         f"{_ACTOR}.strategy": "fsdp2",
-        "actor_rollout_ref.ref.strategy": "fsdp2",
+        f"{_REF}.strategy": "fsdp2",
         "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
-        f"{_ROLLOUT}.name": "hf",
         f"{_ROLLOUT}.tensor_model_parallel_size": 1,
     }
+    if at(config, f"{_ROLLOUT}.name") == "vllm_cpu":
+        rules |= {
+            f"{_ROLLOUT}.enforce_eager": True,
+            f"{_ROLLOUT}.enable_sleep_mode": False,
+            f"{_ROLLOUT}.free_cache_engine": False,
+            "actor_rollout_ref.model.lora_rank": 0,
+        }
+    else:
+        rules[f"{_ROLLOUT}.name"] = "hf"
     problems = [
         f"{key}={at(config, key)!r}: with trainer.device=cpu it must be {wanted!r}; "
-        "set it, or leave it to config/profile/laptop.yaml"
+        "set it, or leave it to config/profile/laptop.yaml (or vllm_cpu.yaml)"
         for key, wanted in rules.items()
         if at(config, key) != wanted
     ]
@@ -534,15 +504,26 @@ def _own_placement_problems(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _gpu_problems(config: Mapping[str, Any]) -> list[str]:
-    """Fewer GPUs than the run asks for; a cluster that is there already answers for its own."""
-    wanted = at(config, "trainer.n_gpus_per_node")
+def machine_problems(config: Mapping[str, Any]) -> list[str]:
+    """What this machine lacks that the run needs; a cluster that is there answers for its own."""
+    nodes, wanted = at(config, "trainer.nnodes"), at(config, "trainer.n_gpus_per_node")
+    if at(config, ADDRESS_KEY):
+        return []
+    if isinstance(nodes, int) and nodes > 1:
+        return [
+            f"trainer.nnodes={nodes}: without a cluster there is this machine alone; start one "
+            "(setup_cluster.sh) and name its head in MASTER_IP, or set it to 1"
+        ]
+    gaps = package_gaps(config)
+    if at(config, "trainer.device") != "cuda":
+        return gaps
     found = cuda_devices()
-    if at(config, ADDRESS_KEY) or not isinstance(wanted, int) or found >= wanted:
-        return _own_placement_problems(config)
+    if not isinstance(wanted, int) or found >= wanted:
+        return gaps + _own_placement_problems(config)
     return [
+        *gaps,
         f"trainer.device='cuda' with trainer.n_gpus_per_node={wanted}: this machine shows {found} "
-        "NVIDIA GPUs; install the driver or ask for fewer, or train on the CPU (PROFILE=laptop)"
+        "NVIDIA GPUs; install the driver or ask for fewer, or train on the CPU (PROFILE=laptop)",
     ]
 
 

@@ -57,7 +57,15 @@ def facts(arguments: Sequence[str], environ: Mapping[str, str]) -> RunFacts:
         ConfigError: settings, overrides or config files are wrong.
     """
     settings = {name: environ[name] for name in SETTINGS if name in environ}
-    config = compose_config(overrides_from(settings, arguments))
+    return facts_of(compose_config(overrides_from(settings, arguments)))
+
+
+def facts_of(config: DictConfig) -> RunFacts:
+    """Look at the run that a composed config names; the run need not be there.
+
+    Raises:
+        ConfigError: the name is none.
+    """
     name = OmegaConf.select(config, "mixed.experiment")
     if problems := name_problems(name):
         raise ConfigError(problems)

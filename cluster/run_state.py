@@ -21,8 +21,8 @@ from agent_loop.run_folder import STOP_FILE, read_metrics, whole_checkpoint
 from cluster.compose import flatten
 
 HARMLESS = (
-    r"trainer\.(total_training_steps|logger|save_freq|test_freq|max_actor_ckpt_to_keep)",
-    r"trainer\.(val_before_train|log_val_generations)",
+    r"trainer\.(total_training_steps|logger|save_freq|test_freq|max_\w+_ckpt_to_keep)",
+    r"trainer\.(val_before_train|log_val_generations|resume_mode|resume_from_path)",
     r"(trainer|.*\.trace)\.(project_name|experiment_name)",
     r"mixed\.(max_\w+|on_change)",
     r"ray_kwargs\..*",

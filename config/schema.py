@@ -8,7 +8,7 @@ and to the launcher's preflight. Imports no torch, no Ray, no verl.
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -26,14 +26,24 @@ from typing_extensions import Self
 class Section(BaseModel):
     """A config section: unknown keys are errors, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
 
-NOT_SOURCES = ("balance", "drift", "limiter", "ratio_error", "state_masking", "tools")
+NOT_SOURCES = ("balance", "drift", "limiter", "ratio_error", "remax", "state_masking", "tools")
 """No names of sources: `mixed/<name>` is a metric of the whole run."""
 
 Ratio = float | dict[int, float]
 """A share, or by how many steps were trained before: `{0: 0.5, 1000: 0.2}`, linear in between."""
+
+
+class ExampleConfig(Section):
+    """A worked example, shown as an earlier turn of the conversation."""
+
+    user: str
+    """The question."""
+
+    assistant: str
+    """All of the response, results of tools between their markers included."""
 
 
 class PromptConfig(Section):
@@ -46,13 +56,18 @@ class PromptConfig(Section):
     user: str = "{question}"
     """The last user message; `{question}` stands for the row's own text."""
 
+    examples: list[ExampleConfig] = []
+    """Turns before the row's own: a small model follows them better than rules."""
+
     @model_validator(mode="after")
     def _says_what_it_should(self) -> Self:
         if "{question}" not in self.user:
             raise ValueError(
                 f"user={self.user!r} leaves the question out: write {{question}} where it belongs"
             )
-        named = re.findall(r"\{(\w+_(?:tag|marker))\}", f"{self.system or ''} {self.user}")
+        shown = [text for example in self.examples for text in (example.user, example.assistant)]
+        texts = " ".join([self.system or "", self.user, *shown])
+        named = re.findall(r"\{(\w+_(?:tag|marker))\}", texts)
         if unknown := sorted({*named} - {*TAG_FIELDS}):
             raise ValueError(
                 f"{', '.join(f'{{{name}}}' for name in unknown)}: no such tag; there are "
@@ -364,8 +379,9 @@ class MixedConfig(Section):
     """The alarm for tokens and text that differ."""
 
     tool_server: dict[str, Any] | None = None
-    """Settings of the run's own tool server, named as in `ServerSettings` (agent_loop/tools/server/
-    settings.py): sandbox, sandbox_workers, sandbox_packages, search_upstream, corpus_path, ..."""
+    """Settings of the run's own tool server, as `ServerSettings` of
+    agent_loop/tools/server/settings.py names them: sandbox, sandbox_workers, sandbox_packages,
+    search_upstream, corpus_path, ..."""
 
     trajectory_sample: int | None = Field(default=None, ge=1)
     """Prompts of each source whose trajectories a step writes to `trajectories/`; None: all."""
@@ -464,6 +480,7 @@ class ToolConfig(Section):
     """False: no limiter at all, only `max_workers`."""
 
     cache: ToolCacheConfig = ToolCacheConfig()
+    """Results of tools that are kept for later equal calls."""
 
     deterministic_code: bool = True
     """Whether results of the model's own programs are kept, as those of verdicts always are: in the
@@ -475,11 +492,22 @@ class ToolConfig(Section):
     relative one is made absolute at the start: workers run elsewhere."""
 
     code_start_tag: str = "<code>"
+    """Opens a program that the model wants to be run."""
+
     code_end_tag: str = "</code>"
+    """Closes it, and ends the turn."""
+
     search_start_tag: str = "<search>"
+    """Opens a query that the model wants to be searched for."""
+
     search_end_tag: str = "</search>"
+    """Closes it, and ends the turn."""
+
     answer_start_tag: str = "<answer>"
+    """Opens the answer, which the reward judges."""
+
     answer_end_tag: str = "</answer>"
+    """Closes it, and ends the trajectory."""
 
     state_masking: bool = True
     """Tool output is kept out of the loss. False is for ablations: the loss then covers tokens that

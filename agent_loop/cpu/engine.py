@@ -46,4 +46,30 @@ class CPUFSDPEngineWithLMHead(_NoAcceleratorOffload, FSDPEngineWithLMHead):
 
 @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
 class CPUFSDPEngineWithValueHead(_NoAcceleratorOffload, FSDPEngineWithValueHead):
-    """The critic."""
+    """The critic: the model's body with one value per token, for `algorithm.adv_estimator=gae`."""
+
+    model_config: Any
+
+    def _build_module(self) -> torch.nn.Module:
+        """verl's module, with the attention that the config names.
+
+        For a value model verl calls `load_valuehead_model`, which asks for flash attention whatever
+        the config says (utils/model.py:649 and 674 at 0.9.1). For a language model it takes the
+        class that the config's architectures name and leaves attention to the config, so here they
+        name the class for one label per token while verl builds.
+        """
+        hf_config, told = self.model_config.hf_config, self.model_config.model_type
+        body = hf_config.architectures[0].split("For")[0]
+        for name, value in {
+            "architectures": [f"{body}ForTokenClassification"],
+            "num_labels": 1,
+            "classifier_dropout": 0.0,
+            "hidden_dropout": 0.0,
+            "summary_dropout_prob": 0.0,
+        }.items():
+            setattr(hf_config, name, value)
+        object.__setattr__(self.model_config, "model_type", "language_model")
+        try:
+            return super()._build_module()  # pyright: ignore[reportAttributeAccessIssue]
+        finally:
+            object.__setattr__(self.model_config, "model_type", told)

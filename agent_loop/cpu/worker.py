@@ -1,7 +1,7 @@
 """verl's training workers with a process group that a CPU accepts.
 
-verl adapter: `ActorRolloutRefWorker` (workers/engine_workers.py at 0.9.1) and, for separate_async,
-`DetachActorWorker` (experimental/separation/engine_workers.py).
+verl adapter: `ActorRolloutRefWorker` and `TrainingWorker` (workers/engine_workers.py at 0.9.1) and,
+for separate_async, `DetachActorWorker` (experimental/separation/engine_workers.py).
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from verl.experimental.separation.engine_workers import DetachActorWorker
-from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 
 class _GlooFirst:
@@ -34,6 +34,10 @@ class _GlooFirst:
 
 class CPUActorRolloutRefWorker(_GlooFirst, ActorRolloutRefWorker):
     """Training and rollout in one process."""
+
+
+class CPUCriticWorker(_GlooFirst, TrainingWorker):
+    """The critic."""
 
 
 class CPUDetachActorWorker(_GlooFirst, DetachActorWorker):

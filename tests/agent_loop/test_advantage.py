@@ -12,7 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from agent_loop.advantage import compute_state_masked_grpo_advantage
+from agent_loop.advantage import (
+    compute_state_masked_grpo_advantage,
+    compute_state_masked_remax_advantage,
+    greedy_baselines,
+)
 
 
 def algorithm(**own: object) -> DictConfig:
@@ -161,3 +165,30 @@ def test_groups_of_several_sources_are_compared_within_themselves_whatever_their
         scores, mask, index, config=algorithm(dr_grpo=True)
     )
     assert advantages[:, 0].tolist() == [0.5, 1.0, 0.0, -0.5, -1.0, 0.0]
+
+
+# --- remax --------------------------------------------------------------------------------------
+
+
+def remax(rewards, baselines, groups):
+    scores, mask, index = batch(rewards, [True] * len(rewards), groups)
+    token = greedy_baselines.set(baselines)
+    try:
+        return compute_state_masked_remax_advantage(scores, mask, index), mask
+    finally:
+        greedy_baselines.reset(token)
+
+
+@given(
+    st.lists(st.floats(-2, 2, width=32), min_size=4, max_size=4),
+    st.lists(st.floats(-2, 2, width=32), min_size=2, max_size=2),
+)
+def test_remax_is_the_reward_less_that_of_the_greedy_trajectory(rewards, baselines):
+    (advantages, _), mask = remax(rewards, {"a": baselines[0], "b": baselines[1]}, list("aabb"))
+    wanted = [r - baselines[i // 2] for i, r in enumerate(rewards)]
+    assert torch.allclose(advantages, torch.tensor(wanted).unsqueeze(1) * mask, atol=1e-5)
+
+
+def test_remax_teaches_nothing_where_the_greedy_trajectory_was_lost():
+    (advantages, _), _ = remax([1.0, 0.0, 1.0, 0.0], {"a": None, "b": 0.5}, list("aabb"))
+    assert not advantages[:2].any() and advantages[2:].any()

@@ -174,7 +174,12 @@ def make_trainer(rows: Sequence[Row], mode: str, updates: int = 1) -> Any:
         "shuffle": False,
     }
     rollout = {"n": 99, "temperature": 0.7}
-    trainer.config = OmegaConf.create({"actor_rollout_ref": {"actor": actor, "rollout": rollout}})
+    trainer.config = OmegaConf.create(
+        {
+            "actor_rollout_ref": {"actor": actor, "rollout": rollout},
+            "critic": {"ppo_mini_batch_size": 99},
+        }
+    )
     trainer._rows_per_update = len(rows) // updates
     trainer._temperatures = {}
     return trainer

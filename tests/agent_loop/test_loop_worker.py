@@ -6,14 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("verl")
 
+from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from agent_loop.engine_client import RecordingClient, turns_of_trajectory
+from agent_loop.engine_client import RecordingClient, seeds_of_trajectory, turns_of_trajectory
 from agent_loop.loop_settings import LoopSettings
 from agent_loop.loop_worker import MixedAgentLoopWorker
+from agent_loop.seeds import seed_from
 from agent_loop.turn_loop import Budget
 from agent_loop.watchdog import Watchdog
 from config.schema import MixedConfig, ToolConfig
@@ -80,6 +84,7 @@ class VerlsClient:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error
+        self.sampled: list[dict[str, Any]] = []
         self.acquired, self.answer, self.released = (asyncio.Event() for _ in range(3))
 
     async def _acquire_server(self, request_id: str, **_: Any) -> tuple[str, Any]:
@@ -91,7 +96,10 @@ class VerlsClient:
         assert (server_id, request_id) == ("server", "id")
         self.released.set()
 
-    async def generate(self, request_id: str, *, prompt_ids: list[int], **_: Any) -> Any:
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> Any:
+        self.sampled.append(sampling_params)
         if self.error is not None:
             raise self.error
         ids = TOKENIZER.encode("ab", add_special_tokens=False)
@@ -100,8 +108,8 @@ class VerlsClient:
         )
 
 
-def hosted(kind: type[Loop], error: Exception | None = None, **row: Any) -> Any:
-    """The output of one trajectory, in virtual time."""
+def worker_of(kind: type[Loop], verls_client: VerlsClient, **config: Any) -> Any:
+    """A worker without Ray, whose every agent is of one kind."""
     mixed = {"experiment": "x", "run_dir": "/x", "sources": {"nq": {"ratio": 1, "reward": "qa"}}}
     worker: Any = object.__new__(MixedAgentLoopWorker)
     worker.settings = LoopSettings(
@@ -114,8 +122,22 @@ def hosted(kind: type[Loop], error: Exception | None = None, **row: Any) -> Any:
         watchdog=Watchdog(60.0),
     )
     worker.tokenizer = TOKENIZER
-    worker.llm_client = RecordingClient(VerlsClient(error))
+    worker.llm_client = RecordingClient(verls_client)
     worker._make_loop = lambda name: kind(server_manager=worker.llm_client)
+    worker.config = OmegaConf.create(
+        {
+            "actor_rollout_ref": {"rollout": {"seed": 0, "n": 2, "val_kwargs": {"n": 1}}},
+            "algorithm": {"adv_estimator": "grpo"},
+        }
+    )
+    worker._is_seeded, worker._needs_baseline, worker._baselines = True, False, {}
+    vars(worker).update(config)
+    return worker
+
+
+def hosted(kind: type[Loop], error: Exception | None = None, **row: Any) -> Any:
+    """The output of one trajectory, in virtual time."""
+    worker = worker_of(kind, VerlsClient(error))
 
     async def run() -> Any:
         turns: list[Any] = []
@@ -182,3 +204,89 @@ async def test_a_server_that_nobody_waits_for_any_more_is_given_back():
     await asyncio.gather(waiting, return_exceptions=True)
     verls_client.answer.set()
     await verls_client.released.wait()
+
+
+# --- seeds and baselines ------------------------------------------------------------------------
+
+
+def prompted(kind: type[Loop] = Loop, monkeypatch: Any = None, **own: Any) -> tuple[Any, Any]:
+    """What a worker puts into the queue for one prompt, and what the engine was asked."""
+    client = VerlsClient()
+    worker, put = worker_of(kind, client, **own), list[tuple[dict[str, Any], Any]]()
+
+    async def postprocess(output: Any, validate: bool, **row: Any) -> None:
+        put.append((row, output))
+
+    async def kv_put(**_: Any) -> None: ...
+
+    worker._agent_loop_postprocess = postprocess
+    monkeypatch.setattr("verl.trainer.ppo.v1.agent_loop_tq.tq.async_kv_put", kv_put)
+    validate = own.get("validate", False)
+    prompt = ROW | {"uid": f"{'0' * 32}.7.nq", "agent_name": "loop"}
+    trajectory = {"validate": validate, "step": 3}
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+    run_virtual(worker._run_prompt(prompt, sampling, trajectory=trajectory))
+    return put, client.sampled
+
+
+@given(st.lists(st.tuples(st.integers(), st.text()), unique=True, min_size=2, max_size=20))
+def test_seeds_differ_where_what_they_are_made_of_does(facts):
+    seeds = [seed_from(*fact) for fact in facts]
+    assert len(set(seeds)) == len(facts) and all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_each_trajectory_has_seeds_of_its_own_and_has_them_again(monkeypatch):
+    (_, first), (_, again) = prompted(monkeypatch=monkeypatch), prompted(monkeypatch=monkeypatch)
+    seeds = [params["seed"] for params in first]
+    assert len(set(seeds)) == 2
+    assert sorted(seeds) == sorted(params["seed"] for params in again)
+
+
+class SideBySide(Loop):
+    """Asks for two answers at once, as a loop that searches a tree of them does."""
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        asked = [self.engine.generate("id", prompt_ids=[1], sampling_params={}) for _ in range(2)]
+        outputs = await asyncio.gather(*asked)
+        return self.finish(list(outputs[0].token_ids))
+
+
+def test_requests_that_a_trajectory_makes_side_by_side_have_seeds_of_their_own(monkeypatch):
+    _, sampled = prompted(SideBySide, monkeypatch)
+    assert len({params["seed"] for params in sampled}) == len(sampled) == 4
+
+
+def test_an_engine_that_is_not_to_be_seeded_gets_no_seed(monkeypatch):
+    _, sampled = prompted(monkeypatch=monkeypatch, _is_seeded=False)
+    assert len(sampled) == 2 and not any("seed" in params for params in sampled)
+    assert seeds_of_trajectory.get() is None
+
+
+class Answering(Loop):
+    """Answers "ab", which is right, where it was asked greedily."""
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        output = await self.engine.generate("id", prompt_ids=[1], sampling_params=sampling_params)
+        ids = list(output.token_ids)
+        return self.finish(ids if sampling_params["temperature"] == 0 else ids[:1])
+
+
+def test_remax_runs_one_greedy_trajectory_more_and_trains_the_others(monkeypatch):
+    put, sampled = prompted(Answering, monkeypatch, _needs_baseline=True)
+    assert sorted(params["temperature"] for params in sampled) == [0, 1.0, 1.0]
+    assert sorted(row["session_id"] for row, _ in put) == [0, 1]
+    assert [output.extra_fields["reward_baseline"] for _, output in put] == [1.0, 1.0]
+    assert [output.reward_score for _, output in put] == [0.0, 0.0]
+
+
+def test_a_greedy_trajectory_that_is_lost_is_no_baseline(monkeypatch):
+    put, _ = prompted(Raising, monkeypatch, _needs_baseline=True)
+    assert [output.extra_fields["reward_baseline"] for _, output in put] == [None, None]
+
+
+def test_the_reward_lies_on_the_last_token_that_the_policy_wrote():
+    output = hosted(Loop)
+    output.response_ids += [5, 5]
+    output.response_mask += [0, 0]
+    output.response_logprobs += [0.0, 0.0]
+    assert output.as_dict()["rm_scores"].tolist() == [0.0, 1.0, 0.0, 0.0]

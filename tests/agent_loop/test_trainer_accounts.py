@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +27,31 @@ from agent_loop.turn_loop import Rollout
 from config.schema import MixedConfig
 from samplers.faults import GroupFaults
 from samplers.ledger import LedgerEntry
+from samplers.replay_buffer import make_uid, prompt_of
 from tests.fakes.engine import trained_of
 
 UPDATES, GROUPS = 2, 4
 
 
-def trajectory(uid: str, fault: str | None = None) -> TrainedTrajectory:
+def trajectory(name: str, fault: str | None = None) -> TrainedTrajectory:
+    """One of a group whose name is a letter: its number in the plan."""
     rollout = Rollout(trajectory=Trajectory([1]), stop_reason=StopReason.ANSWERED, answer="4")
     rollout.trajectory.add_model_tokens([5, 6], [-0.5, -0.1])
     if fault is not None:
         rollout.lose("search", fault)
         rollout.trajectory.without_gradient()
-    return trained_of(rollout, "nq", uid)
+    return replace(trained_of(rollout, "nq", make_uid("nq", ord(name))), draw=ord(name))
+
+
+def name_of(uid: str) -> str:
+    return chr(prompt_of(uid)[1])
 
 
 def tokens_of(trained: TrainedTrajectory) -> TrainedTokens:
     """What the optimizer got: an advantage that tells the trajectories apart."""
     mask = np.array(trained.response_mask, dtype=bool)
     return TrainedTokens(
-        key=trained.key, source="nq", mask=mask, advantages=mask * float(ord(trained.uid[0]))
+        key=trained.key, source="nq", mask=mask, advantages=mask * float(ord(name_of(trained.uid)))
     )
 
 
@@ -122,7 +129,7 @@ class Books:
         self.trainer = trainer
 
     def keep(self, trajectories: Sequence[TrainedTrajectory]) -> list[LedgerEntry]:
-        self.ledger.append([t.uid for t in trajectories])
+        self.ledger.append([name_of(t.uid) for t in trajectories])
         return []
 
     def step(self) -> dict[str, Any]:
@@ -136,11 +143,11 @@ class Books:
         return read_lines(self.path / f"{self.trainer.global_steps}.jsonl")
 
     def on_disk(self) -> list[str]:
-        return [line["key"].split("_")[0] for line in self.lines()]
+        return [name_of(line["key"].split("_")[0]) for line in self.lines()]
 
 
-def batch(*uids: str, fault: str | None = None) -> list[TrainedTrajectory]:
-    return [trajectory(uid, fault) for uid in uids]
+def batch(*names: str, fault: str | None = None) -> list[TrainedTrajectory]:
+    return [trajectory(name, fault) for name in names]
 
 
 def test_every_mini_batch_of_a_step_reaches_its_accounts_and_none_of_the_next(
@@ -154,7 +161,7 @@ def test_every_mini_batch_of_a_step_reaches_its_accounts_and_none_of_the_next(
         assert books.on_disk() == list(step)
         assert metrics["mixed/nq/count"] == GROUPS
         assert metrics["mixed/nq/advantage_share"] == 1
-        assert [line["advantage"] for line in books.lines()] == [ord(uid) for uid in step]
+        assert [line["advantage"] for line in books.lines()] == [ord(name) for name in step]
 
 
 def test_a_mini_batch_that_stops_the_run_leaves_the_step_so_far_on_disk(

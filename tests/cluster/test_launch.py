@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -53,11 +53,16 @@ def same_signal_handlers_after() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def start(environ: RunEnviron, *overrides: str) -> tuple[int, str]:
+def start(
+    environ: RunEnviron, *overrides: str, config_files: Sequence[Path] = ()
+) -> tuple[int, str]:
     """Exit code and screen of one start."""
     screen = io.StringIO()
     console = Console(file=screen, width=200, highlight=False, soft_wrap=True)
-    return train(overrides, environ, trainer=FAKE_TRAINER, console=console), screen.getvalue()
+    code = train(
+        overrides, environ, trainer=FAKE_TRAINER, console=console, config_files=config_files
+    )
+    return code, screen.getvalue()
 
 
 def starts(folder: Path) -> int:
@@ -92,6 +97,20 @@ def test_a_complete_run_says_so_and_starts_nothing(run_environ: RunEnviron) -> N
     assert code == GOOD
     assert "complete:" in screen
     assert starts(Path("runs/trial")) == 1
+
+
+def test_each_start_keeps_the_config_files_that_it_was_given(run_environ: RunEnviron) -> None:
+    file = Path("my.yaml")
+    file.write_text("agent: {max_steps: 2}")
+
+    code, screen = start(run_environ | {"ROLLOUT_N": "0"}, config_files=[file])
+    assert code == USAGE, screen
+    assert not Path("runs/trial/config").exists()
+
+    code, screen = start(run_environ, config_files=[file])
+    assert code == GOOD, screen
+    (kept,) = Path("runs/trial/config").iterdir()
+    assert kept.name.endswith("-my.yaml") and kept.read_text() == file.read_text()
 
 
 def test_more_steps_continue_a_complete_run(run_environ: RunEnviron) -> None:

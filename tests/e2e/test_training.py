@@ -49,6 +49,8 @@ MODES = {
     "colocate_async": [
         "trainer.v1.trainer_mode=mixed_colocate_async",
         "mixed.rate_limit.backend=ray",
+        "algorithm.use_kl_in_reward=true",
+        "algorithm.kl_ctrl.type=adaptive",
         "ray_kwargs.ray_init.include_dashboard=false",
     ],
 }
@@ -323,6 +325,19 @@ def test_all_starts_of_a_run_are_one_run_at_weights_and_biases(run: Path):
     columns = json.loads(tables[-1].read_text())["columns"]
     assert {"source", "reward", "advantage", "response"} <= set(columns)
     assert "wandb: " not in (run / "train.log").read_text(errors="replace")
+
+
+def test_the_adaptive_coefficient_of_kl_goes_on_where_the_checkpoint_left_it(job: Job):
+    if job.mode != "colocate_async":
+        pytest.skip("no KL in the reward")
+    lines = [line["metrics"] for line in metrics(job.folder) if line["step"]]
+    seen = [line["actor/reward_kl_penalty_coeff"] for line in lines]
+    trajectories = sum(QUOTAS.values()) * 4
+    for line, before, after in zip(lines, seen, seen[1:], strict=False):
+        error = line["actor/reward_kl_penalty"] / 0.1 - 1  # verl's `kl_ctrl.target_kl`
+        change = max(-0.2, min(0.2, error)) * trajectories / 10_000  # `kl_ctrl.horizon`
+        assert after == pytest.approx(before * (1 + change), rel=1e-6)
+    assert len({*seen}) > 1
 
 
 def test_every_mask_bit_of_the_run_is_accounted_for(run: Path):

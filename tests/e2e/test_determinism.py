@@ -1,0 +1,76 @@
+"""Two runs with `full_determinism` on the real trainer: the same bits, whatever came when.
+
+The first goes back to a checkpoint by its path, and trains its last step again.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_loop.run_folder import read_lines
+from cluster.compose import load_config
+from cluster.run_audit import audit_run, describe
+from cluster.run_state import RunFolder
+from tests.e2e.jobs import Job, finish, job_of, start
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+
+STEPS = 2
+
+SAME = (
+    *("step", "source", "row_id", "draw", "prompt_ids", "response_ids", "response_mask"),
+    *("log_probs", "reward", "advantage", "stop_reason"),
+)
+
+
+@pytest.fixture(scope="module")
+def runs(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
+    done = []
+    for name in ("first", "second"):
+        work = tmp_path_factory.mktemp(name)
+        overrides = (
+            "actor_rollout_ref.rollout.full_determinism=true",
+            "ray_kwargs.ray_init.include_dashboard=false",
+        )
+        job = job_of("twice", demo, work, overrides, STEPS)
+        finish(start(job.command, work, work / "out.txt"), work / "out.txt")
+        done.append(job)
+    first = done[0]
+    checkpoint = first.folder / "checkpoints" / "global_step_1"
+    again = (f"trainer.resume_from_path={checkpoint}", "trainer.resume_mode=resume_path")
+    out = first.work / "again.txt"
+    finish(start([*first.command, *again], first.work, out), out)
+    return done
+
+
+def test_every_trajectory_is_the_same_to_the_last_bit(runs: list[Job]):
+    def trajectories(job: Job, step: int) -> list[dict[str, Any]]:
+        lines = read_lines(job.folder / "trajectories" / f"{step}.jsonl")
+        return [{key: line[key] for key in SAME} for line in lines]
+
+    first, second = runs
+    for step in range(1, STEPS + 1):
+        assert trajectories(first, step)
+        assert trajectories(first, step) == trajectories(second, step)
+
+
+def test_a_run_that_went_back_to_a_checkpoint_is_whole(runs: list[Job]):
+    first = runs[0]
+    audit = audit_run(RunFolder(first.folder), load_config(first.folder / "config.yaml"))
+    assert audit.ok, describe(audit)
+    assert [line["step"] for line in read_lines(first.folder / "metrics.jsonl")] == [0, 1, 2]
+    assert first.saved() == STEPS
+
+
+def test_the_weights_are_the_same_to_the_last_bit(runs: list[Job]):
+    import torch
+
+    def weights(job: Job) -> dict[str, Any]:
+        actor = job.folder / "checkpoints" / f"global_step_{STEPS}" / "actor"
+        saved = torch.load(actor / "model_world_size_1_rank_0.pt", weights_only=False)
+        return {name: weight.to_local() for name, weight in saved.items()}
+
+    first, second = (weights(job) for job in runs)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
