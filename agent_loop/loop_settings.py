@@ -20,7 +20,7 @@ from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig, lo
 
 logger = logging.getLogger(__name__)
 
-STRING_STOPS = frozenset({"hf", "vllm"})
+STRING_STOPS = frozenset({"hf", "vllm", "vllm_cpu"})
 """Backends that end a request behind a string. verl starts vLLM with its tokenizer
 (workers/rollout/vllm_rollout/vllm_async_server.py:328 at 0.9.1), which it needs for that."""
 

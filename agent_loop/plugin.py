@@ -62,6 +62,7 @@ def _register_advantage(module: ModuleType) -> None:
 
 def _register_rollout(module: ModuleType) -> None:
     module._ROLLOUT_REGISTRY[("hf", "async")] = "agent_loop.cpu.rollout.HFServerAdapter"
+    module._ROLLOUT_REGISTRY[("vllm_cpu", "async")] = "agent_loop.cpu.vllm_cpu.ServerAdapter"
 
 
 def _register_replica(module: ModuleType) -> None:
@@ -70,7 +71,13 @@ def _register_replica(module: ModuleType) -> None:
 
         return HFReplica
 
+    def load_vllm_cpu() -> type:
+        from agent_loop.cpu.vllm_cpu import VLLMCPUReplica
+
+        return VLLMCPUReplica
+
     module.RolloutReplicaRegistry.register("hf", load)
+    module.RolloutReplicaRegistry.register("vllm_cpu", load_vllm_cpu)
 
 
 def _register_engine(module: ModuleType) -> None:

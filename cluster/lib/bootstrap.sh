@@ -6,9 +6,14 @@
 # is trusted without asking pip; a venv that still says `installing` was interrupted and is made anew, from the
 # downloads that pip kept.
 
-# requirement_files KIND: what an environment is made of. KIND is run or dev.
+# requirement_files KIND: what an environment is made of, by the machine and not by PROFILE, so that a change of profile
+# installs nothing. KIND is run or dev.
 requirement_files() {
-  printf '%s\n' "${REPO_ROOT}/requirements/torch.txt" "${REPO_ROOT}/requirements/laptop.lock"
+  if nvidia-smi -L >/dev/null 2>&1; then
+    printf '%s\n' "${REPO_ROOT}/requirements/gpu.lock"
+  else
+    printf '%s\n' "${REPO_ROOT}/requirements/torch.txt" "${REPO_ROOT}/requirements/laptop.lock"
+  fi
   [[ "$1" != dev ]] || printf '%s\n' "${REPO_ROOT}/requirements/dev.lock"
 }
 
@@ -46,19 +51,25 @@ make_venv() {
   "${python}" -m venv "${venv}"
 }
 
-# install_into VENV KIND: torch alone and first, then the lock, then this checkout.
+# install_into VENV KIND: torch alone and first, where it has a file of its own, then the locks, then this checkout.
 install_into() {
-  local venv="$1" kind="$2" file
+  local venv="$1" kind="$2" file torch=""
   local -a pip=("${venv}/bin/python" -m pip --disable-pip-version-check --no-input)
   local -a locks=()
   for file in $(requirement_files "${kind}"); do
-    [[ "${file}" == */torch.txt ]] || locks+=(-r "${file}")
+    if [[ "${file}" == */torch.txt ]]; then
+      torch="${file}"
+    else
+      locks+=(-r "${file}")
+    fi
   done
-  say "installing torch (1 of 3)"
-  "${pip[@]}" install --quiet --quiet --constraint "${REPO_ROOT}/requirements/laptop.lock" \
-    ${TORCH_INDEX_URL:+--index-url "${TORCH_INDEX_URL}"} -r "${REPO_ROOT}/requirements/torch.txt" || return 1
+  if [[ -n "${torch}" ]]; then
+    say "installing torch (1 of 3)"
+    "${pip[@]}" install --quiet --quiet --constraint "${REPO_ROOT}/requirements/laptop.lock" \
+      ${TORCH_INDEX_URL:+--index-url "${TORCH_INDEX_URL}"} -r "${torch}" || return 1
+  fi
   say "installing verl, ray, transformers and the rest (2 of 3)"
-  "${pip[@]}" install --quiet --quiet --constraint "${REPO_ROOT}/requirements/torch.txt" "${locks[@]}" || return 1
+  "${pip[@]}" install --quiet --quiet ${torch:+--constraint "${torch}"} "${locks[@]}" || return 1
   say "installing this checkout (3 of 3)"
   "${pip[@]}" install --quiet --quiet --no-deps --no-build-isolation --no-index --editable "${REPO_ROOT}"
 }
@@ -82,7 +93,7 @@ bootstrap_venv() (
     flock 9 || return 1
   fi
   is_current "${kind}" && return
-  say "installing the Python environment into .venv, once: some minutes, 2 GB with a CPU build of torch, 6 GB with CUDA"
+  say "installing the Python environment into .venv, once: some minutes, 2 GB with a CPU build of torch, 6 GB with CUDA, 12 GB with vLLM"
   began="${SECONDS}"
   if [[ ! -x "${venv}/bin/python" || ! -s "${venv}/.stamp" || "$(<"${venv}/.stamp")" == installing ]]; then
     make_venv "${venv}" || return 1

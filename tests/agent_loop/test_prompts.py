@@ -65,6 +65,25 @@ def test_of_a_conversation_the_last_user_message_is_the_question():
     assert [message["content"] for message in said] == ["hi", "hello", "[2+2?]"]
 
 
+def test_examples_are_turns_between_the_system_message_and_the_rows_own():
+    example = {"user": "1+1?", "assistant": "{answer_start_tag}2{answer_end_tag}"}
+    template = load_section(
+        PromptConfig, {"system": "Be brief.", "user": "[{question}]", "examples": [example]}, "p"
+    )
+    rows_own = [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "2+2?"}]
+    said = prompt_of(rows_own, template, TOOLS)
+    assert [(message["role"], message["content"]) for message in said] == [
+        ("system", "Be brief."),
+        ("user", "1+1?"),
+        ("assistant", "<answer>2</answer>"),
+        ("assistant", "hello"),
+        ("user", "[2+2?]"),
+    ]
+    with_system = [{"role": "system", "content": "own"}, *rows_own]
+    roles = [message["role"] for message in prompt_of(with_system, template, TOOLS)]
+    assert roles == ["system", "user", "assistant", "assistant", "user"]
+
+
 def test_the_row_is_not_changed():
     prompt_of(ASKED, PromptConfig(user="[{question}]"), TOOLS)
     assert ASKED == [{"role": "user", "content": "Who wrote it?"}]
@@ -75,6 +94,10 @@ def test_the_row_is_not_changed():
     [
         ({"user": "no question"}, "leaves the question out"),
         ({"system": "{code_begin_tag}"}, "{code_begin_tag}: no such tag"),
+        (
+            {"examples": [{"user": "1+1?", "assistant": "{answer_tag}2"}]},
+            "{answer_tag}: no such tag",
+        ),
     ],
 )
 def test_a_template_that_cannot_be_meant_is_refused(values: dict[str, Any], words: str):

@@ -77,6 +77,19 @@ setup() {
   [ -e "${CHECKOUT}/.venv/kept" ]
 }
 
+@test "a machine with a GPU gets the versions of gpu.lock, whatever the profile" {
+  printf '#!/bin/sh\necho GPU 0\n' >"${BATS_TEST_TMPDIR}/bin/nvidia-smi"
+  chmod +x "${BATS_TEST_TMPDIR}/bin/nvidia-smi"
+  run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 0 ]
+  [ "$(calls 'gpu.lock')" -eq 1 ]
+  [ "$(calls 'laptop.lock')" -eq 0 ]
+  [ "$(calls 'torch.txt')" -eq 0 ]
+  : >"${CALLS}"
+  PROFILE=laptop run "${CHECKOUT}/run_mixed_training.sh"
+  [ "$(calls '-m pip')" -eq 0 ]
+}
+
 @test "a venv of somebody else is moved aside, not deleted" {
   mkdir -p "${CHECKOUT}/.venv"
   touch "${CHECKOUT}/.venv/precious"

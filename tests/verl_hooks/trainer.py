@@ -1,0 +1,242 @@
+"""The trainers of trainer/ppo/v1, their batches and their checkpoints."""
+
+from tests.verl_hooks.hook import Hook
+
+_TRAINER = "agent_loop/trainer.py"
+_BASE = "trainer.ppo.v1.trainer_base:PPOTrainer"
+
+TRAINER = (
+    Hook(
+        f"{_BASE}.__init__",
+        f"{_TRAINER}: attributes of verl's trainer, and the buffer it builds",
+        says=(
+            "self.kl_ctrl_in_reward =",
+            "self.trainer_mode = self.config.trainer.v1.trainer_mode",
+            "self.parameter_sync_step =",
+            "self.replay_buffer = self._build_replay_buffer()",
+            "self.local_trigger_step = 0",
+            "self._restored_tq_prompt_count = 0",
+        ),
+    ),
+    Hook(
+        f"{_BASE}._build_replay_buffer",
+        f"{_TRAINER} gives the buffer what verl gives its own, and a custom sampler does not get",
+        says=(
+            'self.trainer_mode == "sync"',
+            "max_off_policy_threshold=sampler_config.max_off_policy_threshold",
+            "refill_fn=self._add_prompts_to_generate",
+            "if not has_custom_sampler:",
+            "self._resolve_filter_groups_metric()",
+        ),
+    ),
+    Hook(
+        f"{_BASE}._init_dataloader",
+        f"{_TRAINER} puts the plan's stream in the dataloader's place",
+        says=(
+            "self.train_dataset = create_rl_dataset(",
+            "self.val_dataset = create_rl_dataset(",
+            "self.config.data.gen_batch_size = 1",
+            "self.train_dataloader = StatefulDataLoader(",
+            "self.steps_per_epoch =",
+            "self.total_training_steps = total_training_steps",
+        ),
+    ),
+    Hook(
+        f"{_BASE}._submit_batch_to_rollout",
+        f"{_TRAINER}: prompts under way are marked, and kept for a resume in asynchronous modes",
+        says=(
+            '{"is_prompt": True, "status": "pending", "global_steps": self.global_steps}',
+            'if self.trainer_mode != "sync":',
+            "self.agent_loop_manager.generate_sequences(batch)",
+        ),
+    ),
+    Hook(
+        f"{_BASE}._add_prompts_to_generate",
+        f"{_TRAINER}: {{source: prompts}} goes through verl's refill",
+        says=("self._next_train_batch(num_prompts)", "self._submit_batch_to_rollout(batch)"),
+        takes=("num_prompts",),
+    ),
+    Hook(
+        f"{_BASE}._step_once",
+        f"{_TRAINER}: the order of a step",
+        says=(
+            "self.replay_buffer.sample(",
+            'partition_id="train"',
+            'batch.extra_info["temperature"]',
+            "self._balance_batch(batch, metrics=metrics)",
+            "self._compute_old_log_prob(batch, metrics=metrics)",
+            "self._compute_ref_log_prob(batch, metrics=metrics)",
+            "self._compute_values(batch, metrics=metrics)",
+            "self._compute_advantage(batch, metrics=metrics)",
+            "self._update_critic(batch, metrics=metrics)",
+            "self._update_actor(batch, metrics=metrics)",
+        ),
+    ),
+    Hook(
+        f"{_BASE}.step",
+        f"{_TRAINER}: mini-batches of a step are counted by local_trigger_step",
+        says=("self.prepare_step()", "self.local_trigger_step = trigger_idx", "self._step_once("),
+    ),
+    Hook(
+        f"{_BASE}.fit",
+        f"{_TRAINER}: weights are synchronised after the checkpoint, metrics written after both",
+        says=(
+            "self.logger = Tracking(",
+            "val_metrics = self._validate()",
+            "self.on_step_begin()",
+            "self.step(metrics, self.timing_raw)",
+            "self._save_checkpoint()",
+            "self.on_step_end()",
+            "self._compute_metrics(",
+        ),
+        takes=("agent_loop_manager",),
+    ),
+    Hook(
+        f"{_BASE}._balance_batch",
+        f"{_TRAINER}: it cuts the rows by length alone, so ours lays out the mini-batches",
+        says=(
+            '"actor", self.actor_rollout_wg',
+            "worker_group._query_dispatch_info(role)",
+            "max(dp_rank_mapping) + 1",
+            "upsample_batch_to_divisible_size(batch,",
+            'tag["seq_len"] for tag in batch.tags',
+            "batch.reorder(",
+        ),
+        takes=("batch", "metrics", "logging_prefix", "keep_minibatch"),
+    ),
+    Hook(
+        f"{_BASE}._compute_old_log_prob",
+        f"{_TRAINER}: a temperature of each row, and the differences of probabilities",
+        says=(
+            "batch.extra_info.update(",
+            '"temperature": self.config.actor_rollout_ref.rollout.temperature',
+            "self.actor_rollout_wg.compute_log_prob(batch)",
+            "metrics.update(calculate_debug_metrics(data))",
+        ),
+    ),
+    Hook(
+        f"{_BASE}._compute_ref_log_prob",
+        f"{_TRAINER}: a temperature of each row",
+        says=(
+            '"temperature": self.config.actor_rollout_ref.rollout.temperature',
+            "batch.extra_info.update(",
+        ),
+    ),
+    Hook(
+        f"{_BASE}._compute_advantage",
+        f"{_TRAINER} gives it the valid rows only, and remax a baseline that verl does not read",
+        says=(
+            '"uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs"',
+            "self.config.algorithm.use_kl_in_reward",
+            "compute_advantage_for_multi_trajectories(",
+            "adv_estimator=self.config.algorithm.adv_estimator",
+            "config=self.config.algorithm",
+            'fields = ["advantages", "returns"]',
+            "batch = tq.kv_batch_put(",
+        ),
+    ),
+    Hook(
+        "trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories",
+        "agent_loop/advantage.py: any name but grpo sees every row",
+        says=(
+            "if adv_estimator != core_algos.AdvantageEstimator.GRPO:",
+            "return compute_advantage(",
+        ),
+    ),
+    Hook(
+        f"{_BASE}._update_actor",
+        f"{_TRAINER} says how many rows an update has, and how many of them count",
+        says=(
+            "self.config.actor_rollout_ref.actor.ppo_mini_batch_size",
+            "ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n",
+            '"global_batch_size": ppo_mini_batch_size',
+            '"mini_batch_size": ppo_mini_batch_size',
+            '"dataloader_kwargs": {"shuffle": self.config.actor_rollout_ref.actor.shuffle}',
+            '"temperature": self.config.actor_rollout_ref.rollout.temperature',
+            "batch.extra_info.update(extra_info)",
+        ),
+    ),
+    Hook(
+        f"{_BASE}._update_critic",
+        f"{_TRAINER} says how many rows an update has",
+        says=(
+            "ppo_mini_batch_size = self.config.critic.ppo_mini_batch_size",
+            "ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n",
+        ),
+    ),
+    Hook(
+        f"{_BASE}._save_checkpoint",
+        f"{_TRAINER} and agent_loop/run_folder.py: names in a checkpoint, written last the tracker",
+        says=(
+            'f"global_step_{self.global_steps}"',
+            '"actor"',
+            "max_ckpt_to_keep=max_actor_ckpt_to_keep",
+            '"data.pt"',
+            "torch.save(self.train_dataloader.state_dict()",
+            '"transfer_queue"',
+            "latest_checkpointed_iteration.txt",
+        ),
+    ),
+    Hook(
+        f"{_BASE}._load_checkpoint",
+        f"{_TRAINER}: the stream's state comes back, restored prompts are counted",
+        says=(
+            'resume_mode == "disable"',
+            'resume_mode == "auto"',
+            'resume_mode == "resume_path"',
+            "self.train_dataloader.load_state_dict(",
+            "self._restored_tq_prompt_count = _count_tq_prompt_groups()",
+        ),
+    ),
+    Hook(
+        f"{_BASE}._val_metrics_update",
+        f"{_TRAINER} adds validation by source",
+        takes=("data_sources", "sample_uids", "reward_extra_infos_dict", "sample_turns"),
+    ),
+    Hook(
+        f"{_BASE}._compute_metrics",
+        f"{_TRAINER} adds its own, and writes the line",
+        says=('tag.get("is_padding", False)', 'tag["min_global_steps"]', 'tag["max_global_steps"]'),
+        takes=("batch", "metrics", "timing_raw", "global_steps", "epoch"),
+    ),
+    Hook(
+        f"{_BASE}._init_resource_pool_mgr",
+        f"{_TRAINER} puts CPU workers in verl's places",
+        says=("self.role_worker_mapping",),
+    ),
+    Hook(
+        "trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync.__init__",
+        "cluster/preflight.py says these before Ray starts",
+        says=(
+            "train_batch_size == parameter_sync_step * ppo_mini_batch_size",
+            "rollout.nnodes > 0",
+            "rollout.n_gpus_per_node > 0",
+            'checkpoint_engine.backend != "naive"',
+        ),
+    ),
+    Hook(
+        "trainer.ppo.padding_utils:upsample_batch_to_divisible_size",
+        "agent_loop/trained_batch.py: padding rows",
+        takes=("batch",),
+    ),
+    Hook(
+        "trainer.ppo.padding_utils",
+        "agent_loop/trained_batch.py: padding rows have a mask of zeros, and say what they are",
+        says=(
+            "response_mask = torch.zeros_like(responses)",
+            "is_padding=True",
+            'pad_uid = f"pad{uuid.uuid4().hex}"',
+            'f"{pad_uid}_{local_idx}_0"',
+        ),
+    ),
+    Hook(
+        "trainer.ppo.core_algos:compute_remax_outcome_advantage",
+        "agent_loop/advantage.py",
+        takes=("token_level_rewards", "reward_baselines", "response_mask"),
+    ),
+    Hook(
+        "trainer.ppo.core_algos:agg_loss",
+        f"{_TRAINER}: seq-mean losses divide by global_batch_size, token-mean by kept tokens",
+        says=("batch_num_tokens", "global_batch_size", "loss_scale_factor"),
+    ),
+)
