@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Every check there is: format, lint, types, import arrows, shell, tests. CI runs exactly this.
 #
-# Usage: run_tests.sh [--fast | --cluster] [--help]
+# Usage: run_tests.sh [--fast | --cluster | --long] [--help]
 #
 #   --fast     leave out the tests marked ray, slow, sandbox or nodes
 #   --cluster  only the tests marked cluster: runs over several machines in network namespaces, minutes each, as root
+#   --long     only the tests marked algorithm, model or vllm: a run for each advantage estimator, a pretrained model, vLLM
 #
 # The first start installs the Python environment into .venv (2 to 6 GB, some minutes). As root, missing Debian
 # packages (bubblewrap, bats, ...) are installed; otherwise what needs them is skipped, and said so.
@@ -29,7 +30,11 @@ declare -A PACKAGE_OF=(
   [bwrap]=bubblewrap [tmux]=tmux [sshd]=openssh-server [ip]=iproute2
   [shellcheck]=shellcheck [shfmt]=shfmt [bats]=bats [chromium]=chromium
 )
-SCRIPTS=(run_mixed_training.sh setup_cluster.sh run_tests.sh .ci/run cluster/lib/*.sh cluster/slurm/* tests/nodes/*.sh)
+SCRIPTS=(
+  run_mixed_training.sh setup_cluster.sh run_tests.sh .ci/run requirements/renew.sh benchmarks/release_check.sh
+  cluster/lib/*.sh cluster/slurm/* tests/nodes/*.sh
+)
+LONG="cluster or algorithm or model or vllm" # marks of tests that only options run
 SUMMARY=()
 FAILED=0
 declare -A BESIDE_LOGS=() BESIDE_PIDS=() # name -> what it prints, and its process
@@ -116,8 +121,8 @@ show_from() {
 }
 
 main() {
-  local folders cluster=0
-  local -a selection=(-m "not cluster") shell=(--print-output-on-failure) apart=() beside=(tests/e2e tests/rate_limit "tests/samplers tests/nodes")
+  local folders only=""
+  local -a selection=(-m "not (${LONG})") shell=(--print-output-on-failure) apart=() beside=(tests/e2e tests/rate_limit "tests/samplers tests/nodes")
   while (($#)); do
     case "$1" in
       -h | --help)
@@ -125,11 +130,12 @@ main() {
         return
         ;;
       --fast)
-        selection=(-m "not ray and not slow and not sandbox and not nodes and not cluster")
+        selection=(-m "not ray and not slow and not sandbox and not nodes and not (${LONG})")
         shell+=(--filter-tags '!slow')
         beside=(tests/cluster tests/rate_limit tests/samplers)
         ;;
-      --cluster) cluster=1 ;;
+      --cluster) only="cluster" ;;
+      --long) only="algorithm or model or vllm" ;;
       *) die 2 "unknown option $1: see --help" ;;
     esac
     shift
@@ -137,8 +143,8 @@ main() {
   cd -- "${REPO_ROOT}"
   install_programs
   bootstrap dev
-  if ((cluster)); then
-    exec python -m pytest --durations=15 -m cluster tests/nodes
+  if [[ -n "${only}" ]]; then
+    exec python -m pytest --durations=15 -m "${only}" tests
   fi
   trap stop_beside EXIT
   for folders in "${beside[@]}"; do

@@ -50,8 +50,8 @@ source "${REPO_ROOT}/cluster/lib/remote.sh"
   RAY_DASHBOARD_HOST="" # where the dashboard listens; empty: 127.0.0.1, reached by an ssh tunnel
   RAY_AUTH_MODE=""      # token or disabled (a closed network only); empty: token
   SSH_USER=""           # empty: as ssh decides
-  SSH_PORT=""
-  SSH_KEY=""
+  SSH_PORT=""           # empty: as ssh decides
+  SSH_KEY=""            # file of the private key; empty: as ssh decides
   SSH_OPTIONS=()         # more words for ssh: (-o StrictHostKeyChecking=accept-new)
   SSH_JUMP=""            # ProxyJump: user@bastion
   NUM_CPUS=""            # per node; empty: Ray counts them

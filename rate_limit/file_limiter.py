@@ -24,6 +24,7 @@ import types
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rate_limit import shares as shared
@@ -137,7 +138,7 @@ class FileRateLimiter:
         sleep_async: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
         self.adaptive = adaptive
-        self.abandoned = 0
+        self.abandoned: int = 0
         """Slots of cancelled waiters of this process that nobody could use."""
 
         if clock_ns is None:
@@ -149,7 +150,7 @@ class FileRateLimiter:
         )
         clock_id = WALL_CLOCK if across_hosts else None
         self._file = StateFile(path, rate, clock_ns, on_config_change, clock_id)
-        self.path = self._file.path
+        self.path: Path = self._file.path
         self._stats = Stats(self.path, across_hosts)
         self._begin_anew()
         _all_limiters.add(self)

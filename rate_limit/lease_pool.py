@@ -33,9 +33,14 @@ class Caller:
         timeout_s: float | None,
         wake: Callable[[], object],
     ):
-        self.n, self.source, self.entered_ns, self.wake = n, source, entered_ns, wake
-        self.deadline_ns = None if timeout_s is None else entered_ns + int(timeout_s * SECOND_NS)
-        self.id = 0
+        self.n: int = n
+        self.source: str = source
+        self.entered_ns: int = entered_ns
+        self.deadline_ns: int | None = (
+            None if timeout_s is None else entered_ns + int(timeout_s * SECOND_NS)
+        )
+        self.wake: Callable[[], object] = wake
+        self.id: int = 0
         self.slot: Slot | None = None
         self.error: Exception | None = None
 

@@ -35,7 +35,7 @@ class ByteLocks:
     """Locked bytes of an open file; locks through one handle do not exclude each other."""
 
     def __init__(self, handle: int):
-        self.handle = handle
+        self.handle: int = handle
 
     def lock(self, byte: int) -> bool:
         """Lock a byte, unless another handle has it."""

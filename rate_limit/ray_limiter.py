@@ -93,7 +93,8 @@ class RayRateLimiter:
         return self.name, self._limits
 
     def __setstate__(self, state: tuple[str, Limits]) -> None:
-        self.name, self._limits = state
+        self.name: str = state[0]
+        self._limits: Limits = state[1]
         self._lock = threading.Lock()
         self._pool = LeasePool(self.name, self._limits.rate)
         self._agent: _Agent | None = None

@@ -36,7 +36,7 @@ class SlotFile:
         except OSError as error:
             cause = _CAUSES.get(error.errno or 0, error.strerror)
             raise OSError(error.errno, f"cannot open slots_file={path}: {cause}") from error
-        self.line = FileLine(self._locks)
+        self.line: FileLine = FileLine(self._locks)
         _all_files.add(self)
         if os.pread(self._locks.handle, 64, 0) != _content(slots):
             self._mend(path)

@@ -101,7 +101,7 @@ class FileSlots:
     ):
         if slots < 1:
             raise ValueError(f"cannot share slots={slots} at {path}: need at least 1")
-        self.path = Path(path).absolute()
+        self.path: Path = Path(path).absolute()
         self.slots = slots
         self.timeout_s = timeout_s
         self._clock, self._sleep, self._sleep_async = clock, sleep, sleep_async

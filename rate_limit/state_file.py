@@ -109,9 +109,9 @@ class StateFile:
         on_config_change: OnConfigChange = "refuse",
         clock_id: bytes | None = None,
     ):
-        self.path = Path(path).absolute()
-        self.rate = rate
-        self.terms = Terms()
+        self.path: Path = Path(path).absolute()
+        self.rate: Rate = rate
+        self.terms: Terms = Terms()
         """Of the record that was read last."""
 
         self._clock_ns = clock_ns

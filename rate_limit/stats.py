@@ -61,7 +61,7 @@ class Stats:
     """
 
     def __init__(self, path: Path, across_hosts: bool = False):
-        self.path = _stats_path(path, across_hosts)
+        self.path: Path = _stats_path(path, across_hosts)
         self._mutex = threading.Lock()
         self._count_alone()
         _all_stats.add(self)

@@ -83,8 +83,8 @@ class Ledger:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path)
-        self.last_step = 0
+        self.path: Path = Path(path)
+        self.last_step: int = 0
         """Highest step in the file; 0 for none."""
         self._plan: dict[str, Any] | None = None
         self._cut(lambda line: not isinstance(line, LedgerEntry))

@@ -106,7 +106,8 @@ class PlanStream:
         workers: int = 0,
         on_change: str = "refuse",
     ) -> None:
-        self.dataset, self.plan = dataset, plan
+        self.dataset: Rows = dataset
+        self.plan: MixturePlan = plan
         self._index, self._collate = index, collate
         self._workers, self._on_change = workers, on_change
         self._loaders: dict[str, tuple[int, Iterator[dict[str, Any]]]] = {}

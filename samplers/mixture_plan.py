@@ -96,8 +96,8 @@ class MixturePlan:
         _check(sizes, ratios, batch_size, apportionment)
         self.sources: tuple[str, ...] = tuple(sorted(ratios))  # the mapping's order must not matter
         self.sizes: dict[str, int] = {name: int(sizes.get(name, 0)) for name in self.sources}
-        self.batch_size = int(batch_size)
-        self.seed = int(seed)
+        self.batch_size: int = int(batch_size)
+        self.seed: int = int(seed)
         self.apportionment: Apportionment = apportionment
         self._steps, self._shares = _shares_at_knots(ratios)
         if apportionment == "fixed":
@@ -122,7 +122,7 @@ class MixturePlan:
         }
         self._chunk: tuple[int, Batch] | None = None
 
-        self.position = 0
+        self.position: int = 0
         """Prompts of the stream drawn so far, replacements not counted."""
         self.drawn: dict[str, int] = dict.fromkeys(self.sources, 0)
         """Source -> rows drawn so far, replacements counted: the draw that comes next."""

@@ -82,7 +82,7 @@ class RecordFile:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        self.path: Path = Path(path)
         failed = f"cannot read records from {path}"
         if self.path.is_dir():
             raise IsADirectoryError(f"{failed}: it is a folder; give its files one by one")
@@ -115,8 +115,8 @@ class RecordFile:
             raise PermissionError(f"{failed}: {error.strerror}; make it readable") from error
         self._ending = ending
         self._in_array = False
-        self.size_bytes = self.path.stat().st_size
-        self.read_bytes = 0
+        self.size_bytes: int = self.path.stat().st_size
+        self.read_bytes: int = 0
         """Of the file as it lies there, so of the packed one; near enough for a progress bar."""
 
     def records(self, start: int = 0) -> Iterator[Record]:

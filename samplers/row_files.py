@@ -96,7 +96,7 @@ class RowFile:
         self._output = output
         self._writer = pq.ParquetWriter(output.unfinished, SCHEMA)
         self._waiting: list[Any] = []
-        self.rows = 0
+        self.rows: int = 0
 
     def __enter__(self) -> Self:
         return self

@@ -64,7 +64,7 @@ class Dues:
         self._steps = [knot.step for knot in knots]
         lengths = [after - before for before, after in pairwise(self._steps)]
         finest = math.lcm(*lengths) if lengths else 1
-        self.scale = sum(knots[0].weights) * finest
+        self.scale: int = sum(knots[0].weights) * finest
         """What one turn adds to all sources together; a whole turn in the unit of the dues."""
         self._weights = [[weight * finest for weight in knot.weights] for knot in knots]
         self._slopes = [

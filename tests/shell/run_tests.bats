@@ -89,7 +89,7 @@ END
   [ "${status}" -eq 0 ]
   for folder in tests/e2e tests/rate_limit tests/samplers tests/nodes; do
     grep -qE "^ok       pytest .*${folder}[ (]" <<<"${output}"
-    grep -q -- "pytest .*-m not cluster .*${folder}" "${CALLS}"
+    grep -q -- "pytest .*-m not (cluster or algorithm or model or vllm) .*${folder}" "${CALLS}"
     grep -q -- "pytest .*--ignore=${folder}" "${CALLS}"
   done
 }
@@ -97,6 +97,13 @@ END
 @test "--cluster runs the training over several machines, and nothing else" {
   run "${CHECKOUT}/run_tests.sh" --cluster
   [ "${status}" -eq 0 ]
-  grep -q -- "pytest .*-m cluster tests/nodes" "${CALLS}"
+  grep -q -- "pytest .*-m cluster tests" "${CALLS}"
+  [ "$(grep -c -- "pytest " "${CALLS}")" -eq 1 ]
+}
+
+@test "--long runs each algorithm, the pretrained model and vLLM, and nothing else" {
+  run "${CHECKOUT}/run_tests.sh" --long
+  [ "${status}" -eq 0 ]
+  grep -q -- "pytest .*-m algorithm or model or vllm tests" "${CALLS}"
   [ "$(grep -c -- "pytest " "${CALLS}")" -eq 1 ]
 }

@@ -1,0 +1,55 @@
+"""The architecture page holds the tree as it is, and every place where verl is touched."""
+
+import ast
+import re
+
+import pytest
+
+from docs.tree import BEGIN, END, PACKAGES, PAGE, ROOT, first_sentence, with_tree
+
+
+def _imports_verl(text: str) -> bool:
+    for node in ast.walk(ast.parse(text)):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.level == 0:
+            names.append(node.module or "")
+        if any(name.split(".")[0] == "verl" for name in names):
+            return True
+    return False
+
+
+def test_the_tree_of_the_architecture_page_is_the_tree() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_tree(page), "write it anew: python -m docs.tree"
+
+
+def test_every_module_says_in_one_sentence_what_it_is() -> None:
+    modules = [path for name in PACKAGES for path in (ROOT / name).rglob("*.py")]
+    assert len(modules) > 100
+    silent = [path for path in modules if path.name != "__init__.py" and not first_sentence(path)]
+    assert silent == []
+
+
+def test_every_file_that_imports_verl_is_named_where_verl_is_touched() -> None:
+    section = (
+        PAGE.read_text(encoding="utf-8").split("## Where verl is touched")[1].split("\n## ")[0]
+    )
+    named = set(re.findall(r"`([\w/]+\.py)`", section))
+    importing = {
+        path.relative_to(ROOT).as_posix()
+        for name in PACKAGES
+        for path in (ROOT / name).rglob("*.py")
+        if _imports_verl(path.read_text(encoding="utf-8"))
+    }
+    assert importing - named == set()
+
+
+def test_a_first_sentence_ends_at_its_full_stop(tmp_path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text('"""What `a.b` is,\nin verl 0.9.1. Pure.\n\nMore.\n"""\n')
+    assert first_sentence(module) == "What `a.b` is, in verl 0.9.1"
+
+
+def test_a_page_without_its_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="marks"):
+        with_tree(f"{END} before {BEGIN}")
