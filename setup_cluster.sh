@@ -40,18 +40,18 @@ source "${REPO_ROOT}/cluster/lib/remote.sh"
   WANDB_DIR=""    # where Weights & Biases writes on the head; empty: the run's folder
 
   # stable
-  CONDA_PATH=""         # the conda installation on the hosts; empty: ~/miniconda3
-  VENV=""               # virtual environment on the hosts; empty: REMOTE_REPO/.venv
-  REMOTE_REPO=""        # this repository on the hosts; empty: the same path as here
-  SHARED_DIRS=()        # folders that must be the same on every host, as of models and runs
-  RAY_TEMP_DIR=""       # Ray's logs and sockets on every host, short; empty: /tmp/verl_mixed_ray_<user>
-  RAY_PORT=""           # of the head; empty: 6379
-  RAY_DASHBOARD_PORT="" # of the head; empty: 8265
-  RAY_DASHBOARD_HOST="" # where the dashboard listens; empty: 127.0.0.1, reached by an ssh tunnel
-  RAY_AUTH_MODE=""      # token or disabled (a closed network only); empty: token
-  SSH_USER=""           # empty: as ssh decides
-  SSH_PORT=""           # empty: as ssh decides
-  SSH_KEY=""            # file of the private key; empty: as ssh decides
+  CONDA_PATH=""          # the conda installation on the hosts; empty: ~/miniconda3
+  VENV=""                # virtual environment on the hosts; empty: REMOTE_REPO/.venv
+  REMOTE_REPO=""         # this repository on the hosts; empty: the same path as here
+  SHARED_DIRS=()         # folders that must be the same on every host, as of models and runs
+  RAY_TEMP_DIR=""        # Ray's logs and sockets on every host, short; empty: /tmp/verl_mixed_ray_<user>
+  RAY_PORT=""            # of the head; empty: 6379
+  RAY_DASHBOARD_PORT=""  # of the head; empty: 8265
+  RAY_DASHBOARD_HOST=""  # where the dashboard listens; empty: 127.0.0.1, reached by an ssh tunnel
+  RAY_AUTH_MODE=""       # token or disabled (a closed network only); empty: token
+  SSH_USER=""            # empty: as ssh decides
+  SSH_PORT=""            # empty: as ssh decides
+  SSH_KEY=""             # file of the private key; empty: as ssh decides
   SSH_OPTIONS=()         # more words for ssh: (-o StrictHostKeyChecking=accept-new)
   SSH_JUMP=""            # ProxyJump: user@bastion
   NUM_CPUS=""            # per node; empty: Ray counts them
