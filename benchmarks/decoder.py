@@ -192,7 +192,6 @@ def vllm_engine(folder: str) -> Callable[[list[Trajectory]], int]:
                 ignore_eos=True,
                 logprobs=0,
                 detokenize=False,
-                seed=number * TURNS + turn,
             )
             prompt = {"prompt_token_ids": list(ids[number])}
             engine.add_request(f"{number}/{turn}", prompt, params)

@@ -166,6 +166,7 @@ def test_what_vllm_cannot_do_on_a_cpu_is_named(
         "actor_rollout_ref.rollout.free_cache_engine=true": "it must be False",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=2": "it must be 1",
         "actor_rollout_ref.model.lora_rank=8": "it must be 0",
+        "actor_rollout_ref.rollout.full_determinism=true": "it must be False",
     }.items():
         (found,) = problems_of(run_environ, profile, override)
         assert found.startswith(override.partition("=")[0]) and wanted in found
