@@ -211,7 +211,7 @@ class Judge:
         await self._trivial()
         self._zygotes = await steady(self._processes)
         self._files = self._left()
-        self._descriptors = len(os.listdir("/proc/self/fd"))
+        self._descriptors = _descriptors()
         return self
 
     async def judge(self, hostile: Hostile) -> Verdict:
@@ -294,7 +294,9 @@ class Judge:
         findings += self._host.findings()
         if not await holds(lambda: self._left() == self._files):
             findings.append(f"left {sorted(self._left() - self._files)[:3]}")
-        if (count := len(os.listdir("/proc/self/fd"))) > self._descriptors:
+        # A thread of the watch may still be closing the last folder that it looked into.
+        if not await holds(lambda: _descriptors() <= self._descriptors):
+            count = _descriptors()
             findings.append(f"left {count - self._descriptors} descriptors of the server's")
             self._descriptors = count
         return findings
@@ -329,6 +331,10 @@ class Judge:
             for folder, folders, files in os.walk(temporary)
             for name in (*folders, *files)
         )
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def _children() -> list[psutil.Process]:
