@@ -1,6 +1,6 @@
 """What decoding costs: our transformers server, transformers' own `generate`, and vLLM on a CPU.
 
-    python -m benchmarks.decoder [--quick] [--sizes 1M 135M] [--rounds 5]
+    python -m benchmarks.decoder [--quick] [--sizes 1M 135M] [--groups 8] [--rounds 5]
 
 Random weights at about 1M and at 135M parameters (SmolLM2's shape). Groups of 8 trajectories of one
 prompt, 3 turns each, with text of a tool between them; answers of mixed lengths, fixed by their
@@ -314,6 +314,7 @@ def table(costs: dict[str, list[Cost]], missing: dict[str, str]) -> Iterator[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--groups", type=int, help="of 8 trajectories (default 8, at 135M 4)")
     parser.add_argument("--quick", action="store_true", help="a smoke: one small round at 1M")
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=5)
@@ -325,7 +326,8 @@ def main() -> None:
     if arguments.quick:
         arguments.sizes, arguments.rounds = ["1M"], 1
     for size in arguments.sizes:
-        prompts = 2 if arguments.quick else 8 if size == "1M" else 4
+        usual = 2 if arguments.quick else 8 if size == "1M" else 4
+        prompts = arguments.groups or usual
         scale = 0.25 if arguments.quick else 1.0
         trajectories = traffic(prompts, SIZES[size]["vocab_size"], scale)
         with tempfile.TemporaryDirectory() as name:
