@@ -132,7 +132,7 @@ main() {
       --fast)
         selection=(-m "not ray and not slow and not sandbox and not nodes and not (${LONG})")
         shell+=(--filter-tags '!slow')
-        beside=(tests/cluster tests/rate_limit tests/samplers)
+        beside=(tests/verl_mixed tests/rate_limit tests/samplers)
         ;;
       --cluster) only="cluster" ;;
       --long) only="algorithm or model or vllm" ;;

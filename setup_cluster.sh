@@ -202,7 +202,7 @@ check_hosts() {
   for host in "$@"; do
     indexed+=("${HOST_INDEX[${host}]}=${host}")
   done
-  compute cluster.host_checks "${WORK}" "${indexed[@]}" || status=$?
+  compute verl_mixed.checks.hosts "${WORK}" "${indexed[@]}" || status=$?
   ((status <= 1)) || die 1 "the checks themselves failed (see above)"
   mapfile -t GOOD <"${WORK}/good"
   return "${status}"

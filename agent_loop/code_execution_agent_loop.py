@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from agent_loop.tags import Action, ActionKind
 from agent_loop.turn_agent_loop import TaggedAgentLoop
-from agent_loop.turn_loop import Observation
+from agent_loop.turns.tags import Action, ActionKind
+from agent_loop.turns.turn_loop import Observation
 
 
 class CodeExecutionAgentLoop(TaggedAgentLoop):

@@ -30,21 +30,21 @@ from verl.trainer.ppo.v1.agent_loop_tq import (
     apply_greedy_sampling_params,
 )
 
-from agent_loop.engine_client import (
+from agent_loop.seeds import seed_from
+from agent_loop.tools.client import shared_client
+from agent_loop.tools.protocol import ToolError
+from agent_loop.turn_agent_loop import TurnAgentLoop, judged_output
+from agent_loop.turns.engine_client import (
     EngineTurn,
     RecordingClient,
     seeds_of_trajectory,
     turns_of_trajectory,
 )
-from agent_loop.foreign_loop import partial_rollout, rollout_of
-from agent_loop.loop_settings import settings_of
-from agent_loop.observation_style import codec_of
-from agent_loop.seeds import seed_from
-from agent_loop.tools.client import shared_client
-from agent_loop.tools.protocol import ToolError
-from agent_loop.trajectory import StopReason, Trajectory
-from agent_loop.turn_agent_loop import TurnAgentLoop, judged_output
-from agent_loop.turn_loop import Rollout, is_being_cancelled
+from agent_loop.turns.foreign_loop import partial_rollout, rollout_of
+from agent_loop.turns.loop_settings import settings_of
+from agent_loop.turns.observation_style import codec_of
+from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.turn_loop import Rollout, is_being_cancelled
 from agent_loop.watchdog import waits_for
 from samplers.replay_buffer import prompt_of
 

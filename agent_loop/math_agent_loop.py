@@ -2,10 +2,10 @@ r"""MATH: calculate when wanted, answer between tags or in a `\boxed{}`."""
 
 from typing import Any, Literal
 
-from agent_loop.tags import Action, ActionKind
 from agent_loop.tool_actions import calculate
 from agent_loop.turn_agent_loop import TaggedAgentLoop
-from agent_loop.turn_loop import Observation
+from agent_loop.turns.tags import Action, ActionKind
+from agent_loop.turns.turn_loop import Observation
 
 
 class MathAgentLoop(TaggedAgentLoop):

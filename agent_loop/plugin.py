@@ -57,7 +57,7 @@ def _after_import(name: str, hook: Callable[[ModuleType], None]) -> None:
 
 
 def _register_advantage(module: ModuleType) -> None:
-    import agent_loop.advantage  # noqa: F401
+    import agent_loop.training.advantage  # noqa: F401
 
 
 def _register_rollout(module: ModuleType) -> None:
@@ -89,7 +89,7 @@ def _register_checkpoint_engine(module: ModuleType) -> None:
 
 
 def _register_trainer(module: ModuleType) -> None:
-    import agent_loop.trainer  # noqa: F401
+    import agent_loop.training.trainer  # noqa: F401
 
 
 def is_loaded() -> bool:

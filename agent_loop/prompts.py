@@ -6,7 +6,7 @@ Pure; applied where rows are read (`agent_loop.dataset`), so that verl's own loo
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_loop.tags import fill_tags
+from agent_loop.turns.tags import fill_tags
 from config.schema import PromptConfig, ToolConfig
 
 

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_loop.observations import render_calculation, render_passages, render_run
 from agent_loop.tools.protocol import (
     ToolBackend,
     ToolCall,
@@ -13,7 +12,8 @@ from agent_loop.tools.protocol import (
     cell_call,
     run_code_call,
 )
-from agent_loop.turn_loop import Observation
+from agent_loop.turns.observations import render_calculation, render_passages, render_run
+from agent_loop.turns.turn_loop import Observation
 
 
 async def run_code(

@@ -2,7 +2,7 @@
 
 verl adapter: `AgentLoopBase` (experimental/agent_loop/agent_loop.py at 0.9.1). A loop of one's own
 is a subclass of `TaggedAgentLoop` that names its actions and runs one. verl makes an instance per
-trajectory, so all that is dear lives in the process (`agent_loop.loop_settings`).
+trajectory, so all that is dear lives in the process (`agent_loop.turns.loop_settings`).
 """
 
 import json
@@ -18,20 +18,20 @@ from verl.experimental.agent_loop.agent_loop import (
     AgentLoopOutput,
 )
 
-from agent_loop.judging import FOR_ALL, judge
-from agent_loop.loop_settings import STRING_STOPS, LoopSettings, settings_of
-from agent_loop.observation_style import (
+from agent_loop.tool_actions import run_code
+from agent_loop.tools.client import ToolClient, shared_client
+from agent_loop.tools.protocol import ToolBackend, ToolError, end_session_call
+from agent_loop.turns.judging import FOR_ALL, judge
+from agent_loop.turns.loop_settings import STRING_STOPS, LoopSettings, settings_of
+from agent_loop.turns.observation_style import (
     ChatStyle,
     HFCodec,
     InlineStyle,
     ObservationStyle,
     codec_of,
 )
-from agent_loop.tags import Action, Language, Tags, fill_tags
-from agent_loop.tool_actions import run_code
-from agent_loop.tools.client import ToolClient, shared_client
-from agent_loop.tools.protocol import ToolBackend, ToolError, end_session_call
-from agent_loop.turn_loop import Generated, Observation, Rollout, Stop, record_of, run_turns
+from agent_loop.turns.tags import Action, Language, Tags, fill_tags
+from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, record_of, run_turns
 
 
 class TurnAgentLoop(AgentLoopBase):

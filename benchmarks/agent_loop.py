@@ -35,16 +35,16 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
-from agent_loop.engine_client import RecordingClient
-from agent_loop.judging import judge
-from agent_loop.loop_settings import settings_of
 from agent_loop.loop_worker import MixedAgentLoopWorker
 from agent_loop.tools import client as tool_client
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolCall, ToolResult
-from agent_loop.trajectory import StopReason, Trajectory
-from agent_loop.turn_loop import Call, Rollout, Turn, record_of
-from cluster.compose import compose_config, resolve
+from agent_loop.turns.engine_client import RecordingClient
+from agent_loop.turns.judging import judge
+from agent_loop.turns.loop_settings import settings_of
+from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.turn_loop import Call, Rollout, Turn, record_of
+from verl_mixed.run.compose import compose_config, resolve
 
 TURNS = (1, 3, 8)
 TOKENS = 64

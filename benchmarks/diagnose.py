@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster.signatures import IN_LINES
+from verl_mixed.diagnose.signatures import IN_LINES
 
 _CUES = sorted({cue for signature in IN_LINES for cue in signature.cues})
 
@@ -30,7 +30,7 @@ with open(sys.argv[1], "rb") as file:
 
 _OURS = """
 import sys
-from cluster.diagnose import main
+from verl_mixed.diagnose.diagnose import main
 sys.exit(main([sys.argv[1]]))
 """
 

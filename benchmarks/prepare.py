@@ -126,8 +126,8 @@ def _measure(which: str, kind: str, raw: str) -> dict[str, float]:
 
 
 def _ours(kind: str, raw: Path, folder: Path) -> Callable[[], object]:
-    from samplers.prepare import prepare
-    from samplers.sources import KINDS
+    from samplers.rows.prepare import prepare
+    from samplers.rows.sources import KINDS
 
     return lambda: prepare(KINDS[kind], [raw], folder / "out.parquet")
 
@@ -135,8 +135,8 @@ def _ours(kind: str, raw: Path, folder: Path) -> Callable[[], object]:
 def _datasets(kind: str, raw: Path, folder: Path) -> Callable[[], object]:
     import datasets
 
-    from samplers.rows import SCHEMA, columns_of
-    from samplers.sources import KINDS
+    from samplers.rows.schema import SCHEMA, columns_of
+    from samplers.rows.sources import KINDS
 
     datasets.disable_progress_bars()
     features = datasets.Features.from_arrow_schema(SCHEMA)

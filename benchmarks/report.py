@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.diagnose import measure
 from tests.fakes.run_folder import write_run
 
-_COMMAND = "import sys; from cluster.cli import main; sys.exit(main(sys.argv[1:]))"
+_COMMAND = "import sys; from verl_mixed.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
 def main() -> None:

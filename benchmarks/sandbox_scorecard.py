@@ -3,7 +3,7 @@
     python -m benchmarks.sandbox_scorecard [--rung bubblewrap] [--program WORDS]
 
 Prints a Markdown table, program x rung. The programs and the judge are those of
-`tests/agent_loop/hostile/`. Exit: 0 all contained, 1 something leaked, 2 no rung stands here.
+`tests/agent_loop/tools/hostile/`. Exit: 0 all contained, 1 something leaked, 2 no rung stands here.
 """
 
 import argparse
@@ -11,9 +11,9 @@ import asyncio
 import sys
 
 from agent_loop.tools.sandbox import SandboxUnavailable, choose_sandbox
-from tests.agent_loop.hostile import PROGRAMS
-from tests.agent_loop.hostile.judge import Host, Judge, Verdict
-from tests.agent_loop.hostile.program import ALL
+from tests.agent_loop.tools.hostile import PROGRAMS
+from tests.agent_loop.tools.hostile.judge import Host, Judge, Verdict
+from tests.agent_loop.tools.hostile.program import ALL
 
 
 async def verdicts(rung: str, words: str) -> dict[str, Verdict]:

@@ -26,14 +26,14 @@ import aiohttp
 from aiohttp import web
 from tokenizers import ByteLevelBPETokenizer
 
-from agent_loop.run_folder import write_lines
-from agent_loop.trajectory import StopReason, Trajectory
-from agent_loop.turn_loop import Call, Rollout, Turn, record_of
-from cluster.compose import load_config, save_config
-from cluster.viewer.filters import Filter
-from cluster.viewer.index import Index
-from cluster.viewer.server import create_app
-from cluster.viewer.tokens import tokenizer_of
+from agent_loop.training.run_folder import write_lines
+from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.turn_loop import Call, Rollout, Turn, record_of
+from verl_mixed.run.compose import load_config, save_config
+from verl_mixed.views.viewer.filters import Filter
+from verl_mixed.views.viewer.index import Index
+from verl_mixed.views.viewer.server import create_app
+from verl_mixed.views.viewer.tokens import tokenizer_of
 
 STEPS = 20
 GROUP = 8

@@ -13,9 +13,9 @@ from typing import Any
 
 from typing_extensions import Self
 
-from cluster.compose import at
 from cluster.placement import Node, need_of, placement_problems
 from cluster.ray_cluster import ClusterUnreachable, RayNode, ask
+from config.lookup import at
 
 EVERY_S = 10.0
 """Between two questions to the head."""

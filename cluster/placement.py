@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.compose import at
+from config.lookup import at
 
 TRAINING_CPUS = 3
 """Of a process that trains, in a bundle of verl's pools."""
@@ -92,7 +92,7 @@ def need_of(config: Mapping[str, Any]) -> Need | None:
         config: the resolved run config.
 
     Returns:
-        None where a number that it depends on is none; `cluster.preflight` says which.
+        None where a number that it depends on is none; `verl_mixed.checks.preflight` says which.
     """
     pools = [_pool(config, "trainer")]
     if at(config, "trainer.v1.trainer_mode") == "mixed_separate_async":

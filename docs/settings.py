@@ -18,8 +18,8 @@ from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticUndefined
 
 from agent_loop.tools.server.settings import ServerSettings
-from cluster.settings import SETTINGS
 from config.schema import TOOL_CONFIG, MixedConfig, StateMaskedGRPOConfig, ToolConfig
+from verl_mixed.run.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "settings.md"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
-PACKAGES = ("config", "rate_limit", "samplers", "agent_loop", "cluster")
+PACKAGES = ("config", "rate_limit", "samplers", "agent_loop", "cluster", "verl_mixed")
 BEGIN, END = "<!-- from docs/tree.py -->\n", "<!-- to here -->\n"
 
 

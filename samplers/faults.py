@@ -21,5 +21,5 @@ class GroupFaults:
 
 
 def fault_of(record: Mapping[str, Any]) -> str:
-    """Tool and error of a lost trajectory, from its record (`agent_loop.turn_loop.record_of`)."""
+    """Tool and error of a lost trajectory, from its record (`turn_loop.record_of`)."""
     return f"tool={record['fault_tool']}, last error: {record['fault']}"

@@ -8,7 +8,9 @@ import pytest
 REPO_ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("name", ["agent_loop", "cluster", "config", "rate_limit", "samplers"])
+@pytest.mark.parametrize(
+    "name", ["agent_loop", "cluster", "config", "rate_limit", "samplers", "verl_mixed"]
+)
 def test_package_is_imported_from_this_checkout(name: str) -> None:
     module = importlib.import_module(name)
 

@@ -17,8 +17,9 @@ pytest.importorskip("verl")
 import verl
 from verl.trainer.ppo.v1 import get_trainer_cls
 
-from cluster.compose import REQUIRED, at, compose_config, resolve
+from config.lookup import at
 from tests.verl_hooks import HOOKS, VLLM_SERVER, Hook
+from verl_mixed.run.compose import REQUIRED, compose_config, resolve
 
 
 def test_verl_is_the_pinned_release():
@@ -108,8 +109,8 @@ def test_our_names_stand_in_verls_registries():
     from verl.workers.rollout.base import get_rollout_class
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    assert get_trainer_cls("mixed_sync").__module__ == "agent_loop.trainer"
-    assert get_adv_estimator_fn("state_masked_grpo").__module__ == "agent_loop.advantage"
+    assert get_trainer_cls("mixed_sync").__module__ == "agent_loop.training.trainer"
+    assert get_adv_estimator_fn("state_masked_grpo").__module__ == "agent_loop.training.advantage"
     assert get_rollout_class("hf").__name__ == "HFServerAdapter"
     assert RolloutReplicaRegistry.get("hf").__name__ == "HFReplica"
     assert CheckpointEngineRegistry.get("tcp_store").__name__ == "TCPStoreCheckpointEngine"
@@ -164,7 +165,7 @@ def test_the_dataset_of_the_config_is_found_by_its_package():
 def test_the_methods_of_trainers_and_buffers_that_we_extend_are_verls():
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
-    from agent_loop import trainer
+    from agent_loop.training import trainer
     from samplers import replay_buffer
 
     ours = {
@@ -254,7 +255,7 @@ def test_the_difference_of_probabilities_is_measured_where_the_mask_is_one():
 def test_every_estimator_that_the_check_knows_is_verls_or_ours():
     from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 
-    from cluster.algorithm_check import ESTIMATORS, UNTRIED
+    from verl_mixed.checks.config.algorithm import ESTIMATORS, UNTRIED
 
     for name in (*ESTIMATORS, *UNTRIED):
         assert callable(get_adv_estimator_fn(name)), name
@@ -279,7 +280,7 @@ def test_verls_own_agent_loops_are_registered_by_the_names_that_sources_may_use(
     import verl.experimental.agent_loop  # noqa: F401
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
-    from cluster.preflight import _VERLS_AGENTS
+    from verl_mixed.checks.preflight import _VERLS_AGENTS
 
     assert _agent_loop_registry.keys() >= _VERLS_AGENTS
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from samplers.sources.math import boxed_answer
+from samplers.rows.sources.math import boxed_answer
 
 MAX_LENGTH = 2000
 """Characters; a longer answer is wrong."""

@@ -130,7 +130,7 @@ use_venv() {
 # code is this checkout's, whatever checkout is installed there.
 check_environment() {
   export PYTHONPATH="${REPO_ROOT}${PYTHONPATH:+:${PYTHONPATH}}"
-  (cd -- "${REPO_ROOT}" && python -m cluster.environment) ||
+  (cd -- "${REPO_ROOT}" && python -m verl_mixed.run.environment) ||
     die 2 "$1 is not complete: install what is named above, then 'pip install --no-deps -e ${REPO_ROOT}'"
 }
 

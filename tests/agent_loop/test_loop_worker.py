@@ -14,11 +14,11 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from agent_loop.engine_client import RecordingClient, seeds_of_trajectory, turns_of_trajectory
-from agent_loop.loop_settings import LoopSettings
 from agent_loop.loop_worker import MixedAgentLoopWorker
 from agent_loop.seeds import seed_from
-from agent_loop.turn_loop import Budget
+from agent_loop.turns.engine_client import RecordingClient, seeds_of_trajectory, turns_of_trajectory
+from agent_loop.turns.loop_settings import LoopSettings
+from agent_loop.turns.turn_loop import Budget
 from agent_loop.watchdog import Watchdog
 from config.schema import MixedConfig, ToolConfig
 from tests.fakes.real_tokenizers import real_tokenizer

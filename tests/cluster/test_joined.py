@@ -4,11 +4,11 @@ import socket
 
 import pytest
 
-from agent_loop.main_mixed import HANDED_ON
+from agent_loop.training.main import HANDED_ON
 from cluster import joined
 from cluster.joined import ClusterWatch, cluster_problems, own_ip
-from cluster.processes import RUN_MARK
 from cluster.ray_cluster import ClusterUnreachable, RayCluster, RayNode, address_of, ask
+from verl_mixed.launch.processes import RUN_MARK
 
 ADDRESS = "10.0.0.1:6379"
 

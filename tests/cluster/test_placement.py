@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cluster.compose import compose_config, resolve
 from cluster.placement import Need, Node, Pool, fits, need_of, own_node, placement_problems
+from verl_mixed.run.compose import compose_config, resolve
 
 
 @cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_loop.run_folder import read_lines
+from agent_loop.training.run_folder import read_lines
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 600
@@ -61,7 +61,7 @@ def job_of(mode: str, demo: Path, work: Path, overrides: Sequence[str], steps: i
         for split in ("train", "val")
     }
     command = [
-        *(sys.executable, "-m", "cluster.cli", "train"),
+        *(sys.executable, "-m", "verl_mixed.cli", "train"),
         f"data.train_files=[{files['train']}]",
         f"data.val_files=[{files['val']}]",
         f"actor_rollout_ref.model.path={demo / 'model'}",

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from agent_loop.run_folder import read_lines
-from cluster.compose import load_config
-from cluster.run_audit import audit_run, describe
-from cluster.run_state import RunFolder
+from agent_loop.training.run_folder import read_lines
 from tests.e2e.jobs import finish, job_of, start
+from verl_mixed.run.audit import audit_run, describe
+from verl_mixed.run.compose import load_config
+from verl_mixed.run.state import RunFolder
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 

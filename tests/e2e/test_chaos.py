@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from agent_loop.mask_audit import audit_masks
-from agent_loop.run_folder import read_lines
+from agent_loop.metrics.mask_audit import audit_masks
+from agent_loop.training.run_folder import read_lines
 from tests.e2e.jobs import DEADLINE_S, QUOTAS, ROOT, Job, finish, job_of, start
 from tests.fakes.chaos_proxy import ChaosProxy
 
@@ -50,7 +50,7 @@ def tool_server(demo: Path, tmp_path_factory) -> Iterator[str]:
     ready = tmp_path_factory.mktemp("tools") / "ready.json"
     corpus = ["--corpus", str(demo / "corpus.jsonl"), "--port", "0", "--ready-file", str(ready)]
     server = subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli", "serve-tools", *corpus],
+        [sys.executable, "-m", "verl_mixed.cli", "serve-tools", *corpus],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
     )

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cluster.export import export
-from cluster.run_state import RunFolder
 from tests.e2e.jobs import finish, job_of, start
+from verl_mixed.commands.export import export
+from verl_mixed.run.state import RunFolder
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from agent_loop.run_folder import read_lines
+from agent_loop.training.run_folder import read_lines
 from tests.e2e.jobs import finish, job_of, start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 KIND = """
-from samplers.kind import Kind
-from samplers.rows import Row, row_id
+from samplers.rows.kind import Kind
+from samplers.rows.schema import Row, row_id
 
 
 def to_row(record, *, split, index, source="colours", agent="search_agent"):

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from agent_loop.mask_audit import audit_masks
-from agent_loop.pretrained_model import SMOLLM_FOLDER, PretrainedError, prepare_smollm
-from agent_loop.run_folder import read_lines
-from agent_loop.tags import Tags, cut_at_end
+from agent_loop.cpu.models.pretrained import SMOLLM_FOLDER, PretrainedError, prepare_smollm
+from agent_loop.metrics.mask_audit import audit_masks
+from agent_loop.training.run_folder import read_lines
+from agent_loop.turns.tags import Tags, cut_at_end
 from config.schema import ToolConfig
 from tests.e2e.jobs import ROOT, finish, free_port, start
 
@@ -46,7 +46,7 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (work / SMOLLM_FOLDER.parent).mkdir(parents=True)
     os.symlink(folder, work / SMOLLM_FOLDER)
     command = [
-        *(sys.executable, "-m", "cluster.cli", "train", "profile=smollm"),
+        *(sys.executable, "-m", "verl_mixed.cli", "train", "profile=smollm"),
         "data.train_batch_size=4",
         "actor_rollout_ref.rollout.n=2",
         f"trainer.total_training_steps={STEPS}",

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from agent_loop.observation_style import TokenCodec
-from agent_loop.source_metrics import TrainedTrajectory
-from agent_loop.tags import Action
+from agent_loop.metrics.source_metrics import TrainedTrajectory
 from agent_loop.tools.protocol import ToolResult, ToolUnavailable
-from agent_loop.turn_loop import Generated, Observation, Rollout, Stop, record_of
+from agent_loop.turns.observation_style import TokenCodec
+from agent_loop.turns.tags import Action
+from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, record_of
 
 END = "<|end|>"
 """Ends a message, where it is a token."""

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from hypothesis import strategies as st
 
-from agent_loop.observation_style import HFCodec, InlineStyle, codec_of
-from agent_loop.tags import Action, Language
-from agent_loop.turn_loop import Budget, Observation, Rollout, run_turns
+from agent_loop.turns.observation_style import HFCodec, InlineStyle, codec_of
+from agent_loop.turns.tags import Action, Language
+from agent_loop.turns.turn_loop import Budget, Observation, Rollout, run_turns
 from tests.fakes.engine import ScriptedGenerate
 from tests.fakes.real_tokenizers import CONTROL, KINDS, real_tokenizer
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_loop.run_folder import write_lines
-from cluster.compose import save_config
+from agent_loop.training.run_folder import write_lines
 from samplers.ledger import Ledger, LedgerEntry
 from samplers.mixture_plan import MixturePlan
+from verl_mixed.run.compose import save_config
 
 SOURCES = ("math", "nq", "taco")
 TOOLS = {"math": "code", "nq": "search", "taco": "code"}

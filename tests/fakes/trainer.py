@@ -11,10 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-from agent_loop.run_folder import STOP_FILE, write_lines
-from cluster.compose import at, load_config
-from cluster.run_audit import plan_of
+from agent_loop.training.run_folder import STOP_FILE, write_lines
+from config.lookup import at
 from samplers.ledger import Ledger, LedgerEntry
+from verl_mixed.run.audit import plan_of
+from verl_mixed.run.compose import load_config
 
 
 def main(config_path: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("agent_loop", "cluster", "config", "rate_limit", "samplers")
+PACKAGES = ("agent_loop", "cluster", "config", "rate_limit", "samplers", "verl_mixed")
 FOR_A_CHECKOUT = ("cluster/README.md", "cluster/lib/", "cluster/slurm/", "config/cluster/")
 """What the two scripts need, which are not in a wheel."""
 
@@ -143,14 +143,14 @@ def test_every_type_of_the_public_interface_is_known(
 
 
 def test_the_commands_run_outside_of_a_checkout(outside: Path, tmp_path: Path) -> None:
-    said = _run(outside, tmp_path, "-m", "cluster.cli", "--help")
+    said = _run(outside, tmp_path, "-m", "verl_mixed.cli", "--help")
     assert said.returncode == 0, said.stderr
-    where = _run(outside, tmp_path, "-c", "import cluster.cli; print(cluster.cli.__file__)")
+    where = _run(outside, tmp_path, "-c", "import verl_mixed.cli; print(verl_mixed.cli.__file__)")
     assert Path(where.stdout.strip()).is_relative_to(outside)
 
 
 def test_a_config_is_checked_outside_of_a_checkout(outside: Path, tmp_path: Path) -> None:
-    checked = _run(outside, tmp_path, "-m", "cluster.cli", "check")
+    checked = _run(outside, tmp_path, "-m", "verl_mixed.cli", "check")
     assert checked.returncode == 0, checked.stderr
     assert f"agent_loop_config_path: {outside}/config/agent_loops.yaml" in checked.stdout
     assert list(tmp_path.iterdir()) == []

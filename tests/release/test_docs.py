@@ -16,14 +16,14 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
-from cluster.agent_keys import KEYS as AGENTFLY
-from cluster.cli import main
-from cluster.command_words import WORDS
-from cluster.compose import compose_config
-from cluster.settings import SETTINGS
 from config.schema import TOOL_CONFIG
 from docs.settings import PAGE, SECTIONS, keys, page
-from samplers.sources import KINDS
+from samplers.rows.sources import KINDS
+from verl_mixed.agentfly.keys import KEYS as AGENTFLY
+from verl_mixed.cli import main
+from verl_mixed.commands.words import WORDS
+from verl_mixed.run.compose import compose_config
+from verl_mixed.run.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -171,7 +171,15 @@ def test_every_option_that_stands_by_itself_is_one_of_some_command() -> None:
 @cache
 def code() -> str:
     """Everything that runs."""
-    folders = ("agent_loop", "benchmarks", "cluster", "config", "rate_limit", "requirements")
+    folders = (
+        "agent_loop",
+        "benchmarks",
+        "cluster",
+        "config",
+        "rate_limit",
+        "requirements",
+        "verl_mixed",
+    )
     paths = [
         path for folder in (*folders, "samplers", "tests") for path in (ROOT / folder).rglob("*")
     ]

@@ -44,8 +44,8 @@ case "$1 $2" in
       echo "{\"joined\": \"${name}\"}"
     done
     ;;
-  "-m cluster.environment") ;;
-  "-m cluster.run_name") printf '%s\n' RUN_FOLDER=runs/demo "RUN_HOLDER=''" RUN_STEP=0 RUN_TOTAL=16 RUN_CHECKPOINT=0 RUN_DONE=0 ;;
+  "-m verl_mixed.run.environment") ;;
+  "-m verl_mixed.run.name") printf '%s\n' RUN_FOLDER=runs/demo "RUN_HOLDER=''" RUN_STEP=0 RUN_TOTAL=16 RUN_CHECKPOINT=0 RUN_DONE=0 ;;
   *) exec "${PYTHON3}" "$@" ;;
 esac
 FAKE

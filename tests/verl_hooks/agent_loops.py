@@ -32,7 +32,7 @@ AGENT_LOOPS = (
     ),
     Hook(
         f"{_LOOPS}._agent_loop_postprocess",
-        "agent_loop/trained_batch.py: the names of rows, and what a row carries",
+        "agent_loop/training/trained_batch.py: the names of rows, and what a row carries",
         says=(
             "self._compute_score(outputs, kwargs=kwargs)",
             'keys.append(f"{uid}_{session_id}_{i}")',
@@ -75,7 +75,7 @@ AGENT_LOOPS = (
     ),
     Hook(
         "workers.rollout.llm_server:LLMServerClient.generate",
-        "agent_loop/engine_client.py wraps the handle that it asks for",
+        "agent_loop/turns/engine_client.py wraps the handle that it asks for",
         says=(
             "server_id, server = await self._acquire_server(",
             "await server.generate.remote(",
@@ -86,7 +86,7 @@ AGENT_LOOPS = (
     ),
     Hook(
         "workers.rollout.llm_server:LLMServerClient._release_server",
-        "agent_loop/engine_client.py gives a server back",
+        "agent_loop/turns/engine_client.py gives a server back",
         takes=("server_id", "request_id"),
     ),
     Hook(

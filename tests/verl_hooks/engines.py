@@ -39,7 +39,8 @@ ENGINES = (
     ),
     Hook(
         "workers.engine.fsdp.transformer_impl",
-        "agent_loop/trainer.py: one temperature per row; an update without a gradient is skipped",
+        "agent_loop/training/trainer.py: one temperature per row; "
+        "an update without a gradient is skipped",
         says=("if not torch.isfinite(grad_norm)", "if not isinstance(temperature, torch.Tensor)"),
     ),
     Hook(
@@ -53,7 +54,7 @@ ENGINES = (
     ),
     Hook(
         "utils.seqlen_balancing:rearrange_micro_batches",
-        "cluster/gpu_check.py: a micro-batch holds the longest sequence",
+        "verl_mixed/checks/config/gpus.py: a micro-batch holds the longest sequence",
         says=("assert max_token_len >= max_seq_len",),
     ),
     Hook(
@@ -87,7 +88,7 @@ ROLLOUT = (
     ),
     Hook(
         "workers.rollout.llm_server",
-        "cluster/gpu_check.py: GPUs that make no whole engine are left over",
+        "verl_mixed/checks/config/gpus.py: GPUs that make no whole engine are left over",
         says=("num_replicas = world_size // rollout_world_size",),
     ),
     Hook(

@@ -5,7 +5,7 @@ from tests.verl_hooks.hook import Hook
 START = (
     Hook(
         "trainer.main_ppo:run_ppo",
-        "agent_loop/main_mixed.py",
+        "agent_loop/training/main.py",
         says=(
             "if not ray.is_initialized()",
             "task_runner_class.remote()",
@@ -20,15 +20,15 @@ START = (
     ),
     Hook(
         "trainer.constants_ppo:get_ppo_ray_runtime_env",
-        "agent_loop/main_mixed.py",
+        "agent_loop/training/main.py",
         takes=("config",),
     ),
     Hook(
         "utils.config:validate_config",
-        "agent_loop/main_mixed.py",
+        "agent_loop/training/main.py",
         takes=("config", "use_reference_policy", "use_critic"),
     ),
-    Hook("utils.device:auto_set_device", "agent_loop/main_mixed.py", takes=("config",)),
+    Hook("utils.device:auto_set_device", "agent_loop/training/main.py", takes=("config",)),
     Hook(
         "single_controller.ray.base:RayResourcePool",
         "cluster/placement.py: 3 CPUs and 1 GPU a process, logical GPUs on a CPU",

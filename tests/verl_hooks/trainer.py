@@ -2,7 +2,7 @@
 
 from tests.verl_hooks.hook import Hook
 
-_TRAINER = "agent_loop/trainer.py"
+_TRAINER = "agent_loop/training/trainer.py"
 _BASE = "trainer.ppo.v1.trainer_base:PPOTrainer"
 
 TRAINER = (
@@ -137,7 +137,7 @@ TRAINER = (
     ),
     Hook(
         "trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories",
-        "agent_loop/advantage.py: any name but grpo sees every row",
+        "agent_loop/training/advantage.py: any name but grpo sees every row",
         says=(
             "if adv_estimator != core_algos.AdvantageEstimator.GRPO:",
             "return compute_advantage(",
@@ -166,7 +166,8 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._save_checkpoint",
-        f"{_TRAINER} and agent_loop/run_folder.py: names in a checkpoint, written last the tracker",
+        f"{_TRAINER} and agent_loop/training/run_folder.py: "
+        "names in a checkpoint, written last the tracker",
         says=(
             'f"global_step_{self.global_steps}"',
             '"actor"',
@@ -206,7 +207,7 @@ TRAINER = (
     ),
     Hook(
         "trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync.__init__",
-        "cluster/preflight.py says these before Ray starts",
+        "verl_mixed/checks/preflight.py says these before Ray starts",
         says=(
             "train_batch_size == parameter_sync_step * ppo_mini_batch_size",
             "rollout.nnodes > 0",
@@ -216,12 +217,13 @@ TRAINER = (
     ),
     Hook(
         "trainer.ppo.padding_utils:upsample_batch_to_divisible_size",
-        "agent_loop/trained_batch.py: padding rows",
+        "agent_loop/training/trained_batch.py: padding rows",
         takes=("batch",),
     ),
     Hook(
         "trainer.ppo.padding_utils",
-        "agent_loop/trained_batch.py: padding rows have a mask of zeros, and say what they are",
+        "agent_loop/training/trained_batch.py: "
+        "padding rows have a mask of zeros, and say what they are",
         says=(
             "response_mask = torch.zeros_like(responses)",
             "is_padding=True",
@@ -231,7 +233,7 @@ TRAINER = (
     ),
     Hook(
         "trainer.ppo.core_algos:compute_remax_outcome_advantage",
-        "agent_loop/advantage.py",
+        "agent_loop/training/advantage.py",
         takes=("token_level_rewards", "reward_baselines", "response_mask"),
     ),
     Hook(

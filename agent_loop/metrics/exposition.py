@@ -1,0 +1,135 @@
+"""The step's metrics among those that each Ray node exports to Prometheus.
+
+Ray adapter: `ray.util.metrics.Gauge`; Ray puts `ray_` before each name. What a name in
+`metrics.jsonl` varies over becomes a label, so that one query shows all sources:
+
+| metrics.jsonl                             | Prometheus                                      |
+|-------------------------------------------|-------------------------------------------------|
+| `mixed/<source>/reward/mean`              | `ray_mixed_source_reward_mean{run,source}`      |
+| `mixed/<source>/tools/<tool>/calls`       | `ray_mixed_source_tools_calls{run,source,tool}` |
+| `mixed/<source>/reward_parts/<part>`      | `ray_mixed_source_reward_parts{...,part}`       |
+| `mixed/<source>/evicted/<outcome>`        | `ray_mixed_source_evicted{...,outcome}`         |
+| `mixed/<source>/infra_errors/<tool>`      | `ray_mixed_source_infra_errors{...,tool}`       |
+| `mixed/tools/<tool>/calls`                | `ray_mixed_tools_calls{run,tool}`               |
+| `mixed/ratio_error/max`                   | `ray_mixed_ratio_error_max{run}`                |
+| `timing_s/gen`                            | `ray_mixed_timing_s{run,phase}`                 |
+| `actor/grad_norm`, `perf/...`, ...        | `ray_verl_actor_grad_norm{run}`                 |
+"""
+
+import math
+import re
+import threading
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_LABELS = {"reward_parts": "part", "evicted": "outcome", "infra_errors": "tool", "tools": "tool"}
+"""What a part of a name varies over in the part after it."""
+
+_VERLS = ("actor", "critic", "perf", "prompt_length", "response_length", "rollout_corr", "training")
+"""verl's metrics of which there is one for the whole step."""
+
+_AGAIN_S = 5.0
+"""Ray forgets a gauge 20 s after it was last set, and a step may take longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One number of one step, as Prometheus names it."""
+
+    name: str
+    """Without Ray's `ray_`."""
+
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def series_of(metric: str, sources: Collection[str]) -> Series | None:
+    """The series of a metric; None for one that is not exported.
+
+    Args:
+        metric: its name in `metrics.jsonl`.
+        sources: names of the mixture.
+    """
+    first, *rest = metric.split("/")
+    if first == "timing_s" and len(rest) == 1:
+        return Series("mixed_timing_s", {"phase": rest[0]})
+    if first in _VERLS:
+        return Series(_plain("verl", first, *rest))
+    if first != "mixed" or not rest:
+        return None
+    parts, labels = ["mixed"], {}
+    own = [name for name in sources if metric.startswith(f"mixed/{name}/")]
+    if own:
+        labels["source"] = source = max(own, key=len)
+        parts.append("source")
+        rest = metric.removeprefix(f"mixed/{source}/").split("/")
+    while rest:
+        part = rest.pop(0)
+        parts.append(part)
+        if part in _LABELS and rest:
+            labels[_LABELS[part]] = rest.pop(0)
+    return Series(_plain(*parts), labels)
+
+
+def _plain(*parts: str) -> str:
+    return re.sub(r"\W", "_", "_".join(parts), flags=re.ASCII)
+
+
+class Exposition:
+    """Sets a gauge for each metric of the step; one that a later step lacks is NaN, a gap.
+
+    A thread of its own sets them again and again until the next step, or `close`.
+
+    Args:
+        run: label of all.
+        sources: names of the mixture.
+    """
+
+    def __init__(self, run: str, sources: Collection[str]) -> None:
+        self._run = run
+        self._sources = frozenset(sources)
+        self._gauges: dict[str, Any] = {}
+        self._shown: dict[str, tuple[Series, float]] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def show(self, metrics: Mapping[str, float]) -> None:
+        """Make these the step's."""
+        named = ((name, series_of(name, self._sources)) for name in metrics)
+        shown = {name: (series, metrics[name]) for name, series in named if series is not None}
+        with self._lock:
+            for name in self._shown.keys() - shown.keys():
+                self._set(self._shown[name][0], math.nan)
+            self._shown = shown
+            self._set_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep, name="exposition", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Let Ray forget them."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _keep(self) -> None:
+        while not self._closed.wait(_AGAIN_S):
+            with self._lock:
+                self._set_all()
+
+    def _set_all(self) -> None:
+        for series, value in self._shown.values():
+            self._set(series, value)
+
+    def _set(self, series: Series, value: float) -> None:
+        from ray.util.metrics import Gauge
+
+        gauge = self._gauges.get(series.name)
+        if gauge is None:
+            keys = ("run", *series.labels)
+            gauge = Gauge(
+                series.name, "of the last step, see agent_loop/metrics/exposition.py", keys
+            )
+            self._gauges[series.name] = gauge
+        gauge.set(value, tags={"run": self._run, **series.labels})

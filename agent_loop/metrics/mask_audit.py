@@ -1,0 +1,103 @@
+"""Checks every mask bit of a run's trajectories against what the engine returned.
+
+Works from the files alone: `trajectories/<step>.jsonl` holds the trained tokens and mask beside
+`engine_turns`, the engine's answers as they came, before any cut. Pure; reads no model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent_loop.training.run_folder import read_lines
+from agent_loop.turns.trajectory import StopReason
+
+
+@dataclass(slots=True, kw_only=True)
+class MaskReport:
+    """What was checked and what was wrong."""
+
+    trajectories: int = 0
+    model_tokens: int = 0
+    tool_tokens: int = 0
+    without_masking: int = 0
+    """Trajectories of a run with `state_masking=false`: their tool tokens are in the loss."""
+
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return self.trajectories > 0 and not self.problems
+
+    def __str__(self) -> str:
+        ablation = (
+            f"; state_masking=false: tool tokens of {self.without_masking} trajectories are in "
+            "the loss, counted as model tokens"
+        )
+        return (
+            f"{self.trajectories} trajectories, {self.model_tokens} model tokens with mask 1, "
+            f"{self.tool_tokens} tool tokens with mask 0, {len(self.problems)} problems"
+            f"{ablation if self.without_masking else ''}"
+        )
+
+
+def audit_masks(run_dir: Path) -> MaskReport:
+    """Audit every trajectory that a run trained."""
+    report = MaskReport()
+    paths = sorted((run_dir / "trajectories").glob("*.jsonl"), key=lambda path: int(path.stem))
+    for path in paths:
+        for record in read_lines(path):
+            _count(report, record)
+            where = f"{path.name} key={record['key']}"
+            report.problems += [f"{where}: {problem}" for problem in mask_problems(record)]
+    return report
+
+
+def mask_problems(record: Mapping[str, Any]) -> list[str]:
+    """Rules that one trajectory breaks; none when every bit is accounted for.
+
+    Args:
+        record: a line of a trajectory file.
+    """
+    ids, mask, log_probs = record["response_ids"], record["response_mask"], record["log_probs"]
+    if not len(ids) == len(mask) == len(log_probs):
+        return [f"lengths differ: ids {len(ids)}, mask {len(mask)}, log-probs {len(log_probs)}"]
+    problems = []
+    if set(mask) - {0, 1}:
+        problems.append(f"mask holds {sorted(set(mask) - {0, 1})}, only 0 and 1 mean something")
+    if any(log_prob != 0.0 for log_prob, bit in zip(log_probs, mask, strict=True) if not bit):
+        problems.append("a token with mask 0 has a log-prob")
+    if record["stop_reason"] == StopReason.INFRA_ERROR:
+        return problems + (["an infra_error trajectory has mask 1"] if any(mask) else [])
+    masked = record.get("state_masking", True)
+    if not masked and len(set(mask)) > 1:
+        problems.append("state_masking=false, but some tokens have mask 0 and some mask 1")
+
+    turns = iter(record["engine_turns"])
+    covered = 0
+    for author, start, length, _text in record["segments"]:
+        if start != covered:
+            problems.append(f"segment at {start} does not follow the one ending at {covered}")
+        covered = start + length
+        bits, tokens = mask[start:covered], ids[start:covered]
+        if author == "tool":
+            problems += [f"tool tokens at {start} have mask 1"] if masked and any(bits) else []
+            continue
+        returned = next(turns, [])
+        if not all(bits):
+            problems.append(f"model tokens at {start} have mask 0")
+        if tokens != returned[:length]:
+            problems.append(f"model tokens at {start} are not the ones the engine returned")
+    if covered != len(ids):
+        problems.append(f"segments cover {covered} of {len(ids)} tokens")
+    if next(turns, None) is not None:
+        problems.append("the engine returned a turn that is not in the response")
+    return problems
+
+
+def _count(report: MaskReport, record: Mapping[str, Any]) -> None:
+    report.trajectories += 1
+    sampled = sum(record["response_mask"])
+    report.model_tokens += sampled
+    report.tool_tokens += len(record["response_mask"]) - sampled
+    report.without_masking += not record.get("state_masking", True)

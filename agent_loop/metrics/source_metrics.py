@@ -1,0 +1,253 @@
+"""Metrics per source from a step's trajectories. Pure; the names are those of the design.
+
+A mixed mean hides which source got better: every number here is of one source.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agent_loop.metrics.intervals import half_width95
+from agent_loop.turns.trajectory import StopReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedTrajectory:
+    """One trajectory of a trained batch, as read back from where the trainer took it."""
+
+    key: str
+    """verl's key, `<uid>_<session>_<index>`."""
+
+    uid: str
+    """Its group."""
+
+    draw: int
+    """How many prompts of its source were drawn before its own."""
+
+    source: str
+    row_id: str
+    reward: float
+    acc: float
+    prompt_ids: list[int]  # (P,)
+    response_ids: list[int]  # (T,)
+    response_mask: list[int]  # (T,)
+    log_probs: list[float]  # (T,)
+    record: dict[str, Any]
+    """`turn_loop.record_of`, and `reward_parts`."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a fault ended it: it trains nothing and is in no baseline."""
+        return self.record["stop_reason"] == StopReason.INFRA_ERROR
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it is in its group's baseline: not lost, and some token of it was sampled."""
+        return not self.is_lost and any(self.response_mask)
+
+
+def _mean(values: Iterable[float]) -> float:
+    collected = list(values)
+    return float(np.mean(collected)) if collected else 0.0
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    return float(np.percentile(values, percent)) if values else 0.0
+
+
+def groups_of(trajectories: Iterable[TrainedTrajectory]) -> dict[str, list[TrainedTrajectory]]:
+    """uid -> its group, in the order of their first trajectories."""
+    groups: dict[str, list[TrainedTrajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        groups[trajectory.uid].append(trajectory)
+    return groups
+
+
+def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    """`mixed/<source>/...` for every source of one step.
+
+    `count` is prompts, `judged` those with a valid trajectory; `trajectories` counts all, also the
+    invalid ones; `solved_all`, `solved_none`, `zero_variance` and `too_small` are shares of groups,
+    over their valid trajectories (`is_valid`): the latter two train nothing; `pass_rate`,
+    `infra_error_rate`, `loop_error_rate`, `truncated_rate` and `deadline_rate` are shares of
+    trajectories; `tool_error_rate` is the share of tool calls that were refused as the model's
+    mistake; `infra_errors/<tool>` counts trajectories; lengths are tokens, times seconds, of which
+    `generate_s/mean` and `tools_s/mean` are what a trajectory spent in each. Rewards and pass rate
+    are those of valid trajectories, and so is the mean of each part that a reward gives of itself,
+    `reward_parts/<part>`; a source without one has neither them nor `solved_*`, so that no curve
+    falls to 0 when the tools do. `reward/ci95` is half the width of the interval that holds the
+    mean over groups with 95 %; a single group has none.
+
+    `mixed/<source>/tools/<tool>/{calls, error_rate, latency_s/p50, latency_s/p95}`, and
+    `mixed/tools/<tool>/...` over all sources: `error_rate` is the share of the calls of this tool
+    that had no result, whosever fault that was.
+    """
+    by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        by_source[trajectory.source].append(trajectory)
+    metrics: dict[str, float] = {}
+    for source, own in sorted(by_source.items()):
+        values = _of_groups(own) | _of_trajectories(own) | _of_calls(own)
+        metrics.update({f"mixed/{source}/{name}": value for name, value in values.items()})
+        metrics.update(_of_tools(f"mixed/{source}/tools", own))
+    return metrics | _of_tools("mixed/tools", trajectories)
+
+
+def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    groups = [[t for t in group if t.is_valid] for group in groups_of(own).values()]
+    judged = [group for group in groups if group]
+    solved = {
+        "solved_all": _mean(all(t.acc >= 1 for t in group) for group in judged),
+        "solved_none": _mean(not any(t.acc >= 1 for t in group) for group in judged),
+    }
+    return (
+        _interval(judged)
+        | (solved if judged else {})
+        | {
+            "count": float(len(groups)),
+            "judged": float(len(judged)),
+            "zero_variance": _mean(
+                len(group) > 1 and len({t.reward for t in group}) == 1 for group in groups
+            ),
+            "too_small": _mean(len(group) < 2 for group in groups),
+        }
+    )
+
+
+def _interval(judged: Sequence[Sequence[TrainedTrajectory]]) -> dict[str, float]:
+    """Trajectories of a group share a prompt, so that the groups are the independent samples."""
+    half = half_width95([_mean(t.reward for t in group) for group in judged])
+    return {} if half is None else {"reward/ci95": half}
+
+
+def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    tokens = sum(len(t.response_mask) for t in own)
+    reasons = Counter(t.record["stop_reason"] for t in own)
+    raised = sum(t.record["loop_error"] is not None for t in own)
+    lost_to = Counter(t.record["fault_tool"] for t in own if t.is_lost)
+    return _of_verdicts([t for t in own if t.is_valid]) | {
+        "trajectories": float(len(own)),
+        "turns/mean": _mean(len(t.record["turns"]) for t in own),
+        "generate_s/mean": _mean(sum(x["generate_s"] for x in t.record["turns"]) for t in own),
+        "tools_s/mean": _mean(sum(x["tools_s"] for x in t.record["turns"]) for t in own),
+        "prompt_length/mean": _mean(len(t.prompt_ids) for t in own),
+        "response_length/mean": tokens / len(own),
+        "response_length/max": float(max(len(t.response_mask) for t in own)),
+        "masked_fraction": 1 - sum(sum(t.response_mask) for t in own) / max(1, tokens),
+        "infra_error_rate": (reasons[StopReason.INFRA_ERROR] - raised) / len(own),
+        "loop_error_rate": raised / len(own),
+        "deadline_rate": reasons[StopReason.DEADLINE] / len(own),
+        "truncated_rate": (reasons[StopReason.RESPONSE_BUDGET] + reasons[StopReason.DEADLINE])
+        / len(own),
+        **{f"infra_errors/{tool}": float(count) for tool, count in lost_to.items()},
+    }
+
+
+def _of_verdicts(judged: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    if not judged:
+        return {}
+    rewards = [t.reward for t in judged]
+    return {
+        "reward/mean": _mean(rewards),
+        "reward/std": float(np.std(rewards)),
+        "pass_rate": _mean(t.acc >= 1 for t in judged),
+        **{f"reward_parts/{name}": mean for name, mean in _of_parts(judged).items()},
+    }
+
+
+def _of_parts(judged: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    """part -> its mean over the trajectories that have it."""
+    parts: dict[str, list[float]] = defaultdict(list)
+    for trajectory in judged:
+        for name, value in trajectory.record.get("reward_parts", {}).items():
+            if name not in ("infra_error", "loop_error"):  # no part of a reward
+                parts[name].append(value)
+    return {name: _mean(values) for name, values in sorted(parts.items())}
+
+
+def _of_calls(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    calls = [call for t in own for call in t.record["calls"]]
+    latencies = [call["latency_s"] for call in calls if call["tool"] or call["status"] == "ok"]
+    return {
+        "tool_calls/mean": len(calls) / len(own),
+        "tool_error_rate": sum(c["status"] == "rejected" for c in calls) / max(1, len(calls)),
+        "tool_latency_s/p50": _percentile(latencies, 50),
+        "tool_latency_s/p95": _percentile(latencies, 95),
+        "tool_cache_hit_rate": _mean(
+            call.get("attempts") == 0 for call in calls if call["status"] == "ok"
+        ),
+        "limiter_wait_s/mean": _mean(call["limiter_wait_s"] for call in calls),
+    }
+
+
+def _of_tools(prefix: str, own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    """Per tool; latencies are those of results that came from a server."""
+    by_tool: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for call in (call for t in own for call in t.record["calls"]):
+        if call["tool"]:
+            by_tool[call["tool"]].append(call)
+    metrics: dict[str, float] = {}
+    for tool, calls in sorted(by_tool.items()):
+        latencies = [call["latency_s"] for call in calls if call["attempts"]]
+        metrics[f"{prefix}/{tool}/calls"] = float(len(calls))
+        metrics[f"{prefix}/{tool}/error_rate"] = _mean(call["status"] != "ok" for call in calls)
+        if latencies:
+            metrics[f"{prefix}/{tool}/latency_s/p50"] = _percentile(latencies, 50)
+            metrics[f"{prefix}/{tool}/latency_s/p95"] = _percentile(latencies, 95)
+    return metrics
+
+
+def eviction_metrics(prompts: Iterable[tuple[str, str]]) -> dict[str, float]:
+    """`mixed/<source>/evicted/<outcome>`: prompts that were replaced; what is not there is 0.
+
+    Args:
+        prompts: (source, outcome) of the step's prompts, outcomes as in the ledger.
+    """
+    counts = Counter(pair for pair in prompts if pair[1] not in ("trained", "unfinished"))
+    return {
+        f"mixed/{source}/evicted/{outcome}": float(count)
+        for (source, outcome), count in sorted(counts.items())
+    }
+
+
+def prompts_per_source(trajectories: Iterable[TrainedTrajectory]) -> dict[str, int]:
+    """source -> groups that were trained."""
+    counts: dict[str, int] = defaultdict(int)
+    for group in groups_of(trajectories).values():
+        counts[group[0].source] += 1
+    return dict(counts)
+
+
+def ratio_error(planned: Mapping[str, int], trained: Mapping[str, int]) -> int:
+    """The largest difference between planned and trained prompts of a source."""
+    return max(abs(planned.get(s, 0) - trained.get(s, 0)) for s in planned.keys() | trained.keys())
+
+
+def validation_metrics(
+    sources: Sequence[str],
+    rewards: Sequence[float],
+    accs: Sequence[float],
+    lost: Sequence[bool],
+) -> dict[str, float]:
+    """`mixed/<source>/val/...` over one validation; a lost trajectory is no failure of the model.
+
+    Args:
+        sources: (V,) source of each validation trajectory.
+        rewards: (V,).
+        accs: (V,) 1 where the trajectory solved its prompt.
+        lost: (V,) whether a fault ended it: it counts in `infra_error_rate` and nowhere else. A
+            source that lost all has no reward and no pass rate.
+    """
+    metrics: dict[str, float] = {}
+    for source in sorted(set(sources)):
+        own = [i for i, name in enumerate(sources) if name == source]
+        judged = [i for i in own if not lost[i]]
+        if judged:
+            metrics[f"mixed/{source}/val/reward/mean"] = _mean(rewards[i] for i in judged)
+            metrics[f"mixed/{source}/val/pass_rate"] = _mean(accs[i] >= 1 for i in judged)
+        metrics[f"mixed/{source}/val/count"] = float(len(judged))
+        metrics[f"mixed/{source}/val/infra_error_rate"] = 1 - len(judged) / len(own)
+    return metrics

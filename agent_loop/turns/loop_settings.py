@@ -1,0 +1,158 @@
+"""What every trajectory of a process shares: settings, the watchdog, who was named already.
+
+Read from the run config once per process. No verl but for the shape of its config.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from agent_loop.rewards import Reward, default_reward, reward_for
+from agent_loop.rewards.terms import with_terms
+from agent_loop.turns.turn_loop import Budget
+from agent_loop.watchdog import Watchdog
+from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig, load_section
+
+logger = logging.getLogger(__name__)
+
+STRING_STOPS = frozenset({"hf", "vllm", "vllm_cpu"})
+"""Backends that end a request behind a string. verl starts vLLM with its tokenizer
+(workers/rollout/vllm_rollout/vllm_async_server.py:328 at 0.9.1), which it needs for that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopSettings:
+    """The part of the run config that agent loops read, and what they share in a process."""
+
+    mixed: MixedConfig
+    tools: ToolConfig
+    budget: Budget
+    """Of a source that names no limits of its own."""
+
+    max_actions: int
+    """Actions that one turn may ask for."""
+
+    backend: str
+    """verl's name of the rollout backend."""
+
+    sampling: Mapping[str, float]
+    """The common temperature and top_p of training."""
+
+    watchdog: Watchdog
+    named: Counter[str] = field(default_factory=Counter)
+    """Errors of loops that were logged with their trace, and how often they came."""
+
+    def source(self, name: str) -> SourceConfig | None:
+        return self.mixed.sources.get(name)
+
+    def budget_of(self, source: str, step_deadline: float | None = None) -> Budget:
+        """Limits of one trajectory of a source.
+
+        Args:
+            source: its name.
+            step_deadline: when its step gives up waiting, on `time.monotonic`; None: never.
+        """
+        budget = self.budget
+        if step_deadline is not None:
+            left_s = max(0.0, step_deadline - time.monotonic())
+            budget = replace(budget, timeout_s=min(budget.timeout_s, left_s))
+        own = self.source(source)
+        if own is None:
+            return budget
+        length = own.max_response_length or budget.response_length
+        return replace(
+            budget,
+            max_turns=own.max_turns or budget.max_turns,
+            response_length=min(length, budget.response_length),
+        )
+
+    def sampling_of(self, source: str, given: dict[str, Any]) -> dict[str, Any]:
+        """verl's sampling parameters with a source's own in place of the common ones.
+
+        A validation that samples otherwise than training keeps its own values.
+        """
+        own = self.source(source)
+        changed = {
+            name: getattr(own, name)
+            for name, common in self.sampling.items()
+            if own is not None and getattr(own, name) is not None and given.get(name) == common
+        }
+        return {**given, **changed}
+
+    def observation_style_of(self, source: str) -> str:
+        """`inline` or `chat`."""
+        own = self.source(source)
+        return (own and own.observation_style) or self.mixed.turns.observation_style
+
+    def reward_name_of(self, source: str) -> str:
+        """Name of the source's reward."""
+        own = self.source(source)
+        return (own and own.reward) or default_reward(source)
+
+    def reward_of(self, source: str) -> Reward:
+        """The source's reward, with its options and terms.
+
+        Raises:
+            ValueError: it cannot be loaded, see `agent_loop.rewards.reward_for`.
+        """
+        own, name = self.source(source), self.reward_name_of(source)
+        if own is None:
+            return reward_for(name)
+        return with_terms(reward_for(name, own.reward_options), own.reward_terms)
+
+    def name_once(self, source: str, row_id: str, error: str, trace: str) -> None:
+        """Log what a loop raised: the first of its kind with its trace, then each doubling."""
+        kind = f"{source} {error.split(':')[0]} {trace.splitlines()[-3:-2]}"
+        self.named[kind] += 1
+        count = self.named[kind]
+        if count == 1:
+            logger.error("agent loop raised source=%s row_id=%s\n%s", source, row_id, trace)
+        elif count & (count - 1) == 0:
+            logger.error(
+                "agent loop raised again source=%s row_id=%s times=%d error=%s",
+                *(source, row_id, count, error),
+            )
+
+
+# The config itself is kept, because an id comes again once its object is gone.
+_settings: dict[int, tuple[DictConfig, LoopSettings]] = {}
+
+
+def settings_of(config: DictConfig) -> LoopSettings:
+    """The settings of a run config, made when a process first asks.
+
+    Raises:
+        ConfigError: `mixed` or `tool_config` break a rule.
+    """
+    if id(config) not in _settings:
+        _settings[id(config)] = config, _read(config)
+    return _settings[id(config)][1]
+
+
+def _read(config: DictConfig) -> LoopSettings:
+    rollout = config.actor_rollout_ref.rollout
+    mixed_values = OmegaConf.to_container(config.mixed, resolve=True)
+    tool_values = OmegaConf.to_container(OmegaConf.select(config, TOOL_CONFIG), resolve=True)
+    mixed = load_section(MixedConfig, mixed_values, "mixed")
+    multi_turn, deadlines = rollout.multi_turn, mixed.deadlines
+    return LoopSettings(
+        mixed=mixed,
+        tools=load_section(ToolConfig, tool_values, TOOL_CONFIG),
+        budget=Budget(
+            max_turns=multi_turn.max_assistant_turns,
+            response_length=rollout.response_length,
+            max_turn_length=multi_turn.max_turn_length,
+            timeout_s=deadlines.trajectory_s,
+            turn_timeout_s=deadlines.turn_s,
+            answer_reserve=mixed.turns.answer_reserve,
+        ),
+        max_actions=multi_turn.max_parallel_calls,
+        backend=rollout.name,
+        sampling={"temperature": rollout.temperature, "top_p": rollout.top_p},
+        watchdog=Watchdog(deadlines.stuck_after_s),
+    )

@@ -1,0 +1,43 @@
+"""What the model reads back from a tool: one text per result. Pure; no verl, no I/O.
+
+The model's own mistakes come out as short, plain text it can learn from. Infrastructure faults
+never get here (see `agent_loop.turns.turn_loop`).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def render_run(body: Mapping[str, Any]) -> str:
+    """Text for an answer of `POST /run_code`: its output, or the last line of its error.
+
+    Args:
+        body: SandboxFusion's answer: `status`, `run_result {status, stdout, stderr, ...}`.
+    """
+    result = body.get("run_result") or {}
+    if result.get("status") == "TimeLimitExceeded":
+        return "time limit exceeded"
+    stdout = str(result.get("stdout") or "").strip()
+    if body.get("status") == "Success":
+        return stdout or "no output"
+    stderr = str(result.get("stderr") or "").strip()
+    last = stderr.splitlines()[-1] if stderr else str(body.get("message") or "failed")
+    return f"{stdout}\n{last}".strip()
+
+
+def render_calculation(body: Mapping[str, Any]) -> str:
+    """Text for an answer of `POST /calculate`: `{"result": str}` or `{"error": str}`."""
+    return str(body["result"]) if "result" in body else f"error: {body.get('error', 'failed')}"
+
+
+def render_passages(passages: Sequence[Mapping[str, Any]]) -> str:
+    """Text for one query's answer of `POST /retrieve`: a numbered line per passage.
+
+    Args:
+        passages: best first, each `{"document": {"id", "contents"}, "score"}` as Search-R1 has it.
+    """
+    lines = [
+        f"({rank}) {' '.join(str(item['document']['contents']).split())}"
+        for rank, item in enumerate(passages, start=1)
+    ]
+    return "\n".join(lines) if lines else "nothing found"

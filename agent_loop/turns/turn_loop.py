@@ -1,0 +1,364 @@
+"""Turns: generate, find the actions, run them, append the results, until an answer or a limit.
+
+Decides when a trajectory ends and what room a result may take. Knows no verl and no torch: the
+engine is a `generate` function, the tools are an `Environment`, and how a model asks (`Language`)
+and how results enter the response (`ObservationStyle`) are given. Infrastructure faults
+(`ToolUnavailable`) end the trajectory and are told apart from the model's own mistakes, which come
+back as text.
+"""
+
+import asyncio
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
+
+from agent_loop.compat import gather_all, timeout
+from agent_loop.tools.protocol import ToolError, ToolRejected, ToolResult
+from agent_loop.turns.observation_style import ObservationStyle, TokenCodec
+from agent_loop.turns.tags import Action, ActionKind, Language, cut_at_end, stop_token_ids
+from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.watchdog import waits_for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """What the engine returned for one turn."""
+
+    token_ids: list[int]  # (t,)
+    log_probs: list[float]  # (t,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Where a turn is over, besides at the end of the message.
+
+    An engine that cannot stop there goes on, and the turn is cut afterwards: the trajectory is the
+    same.
+    """
+
+    texts: tuple[str, ...]
+    """Stop after the token that completes one of these."""
+
+    token_ids: tuple[int, ...]
+    """Those of `texts` that are one token each."""
+
+
+class Generate(Protocol):
+    """The engine: token ids in, token ids out."""
+
+    async def __call__(
+        self, prompt_ids: list[int], *, max_tokens: int, stop: Stop
+    ) -> Generated: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """What an action brought: the text the model reads, and what the call cost."""
+
+    text: str
+    result: ToolResult | None = None
+    """None where no tool was called."""
+
+    rejected: bool = False
+    """True when the model's own mistake kept the tool from running: it reads why."""
+
+
+Environment = Callable[[Action], Awaitable[Observation]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Limits of one trajectory."""
+
+    max_turns: int
+    """Generations."""
+
+    response_length: int
+    """Tokens of the whole response, tool results included."""
+
+    max_turn_length: int | None = None
+    """Tokens of one generation; None leaves only the response budget."""
+
+    timeout_s: float = 300.0
+    """Seconds for the whole trajectory."""
+
+    turn_timeout_s: float | None = None
+    """Seconds for one generation and the calls that it asks for; None leaves only the others."""
+
+    answer_reserve: int = 16
+    """Tokens that a tool result never takes, so that the model can still answer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One action that was run."""
+
+    turn: int
+    """From 1."""
+
+    action: str
+    arguments: str
+    """What the model wrote."""
+
+    status: str = "cancelled"
+    """ok; rejected: the model's mistake; unavailable: the infrastructure's fault; failed: the
+    loop's; cancelled: a deadline or another call's fault ended it."""
+
+    tool: str = ""
+    latency_s: float = 0.0
+    limiter_wait_s: float = 0.0
+    attempts: int = 0
+    """HTTP requests, 0 where none was needed."""
+
+    error: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """Where the time of one turn went."""
+
+    generate_s: float = 0.0
+    tools_s: float = 0.0
+    tokens: int = 0
+    """Sampled and kept."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Rollout:
+    """A finished trajectory and what happened in it."""
+
+    trajectory: Trajectory
+    stop_reason: StopReason
+    answer: str | None
+    """The answer, None without one; the model's own words only."""
+
+    turns: list[Turn] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    fault: str | None = None
+    """The infrastructure's fault that ended the trajectory."""
+
+    fault_tool: str = ""
+    """The tool that failed, `engine`, `reward`, or `loop`."""
+
+    loop_error: str | None = None
+    """Traceback of what the loop itself raised."""
+
+    def lose(self, tool: str, fault: str) -> None:
+        """The infrastructure ended it: no gradient, no part in its group's baseline."""
+        self.stop_reason, self.answer = StopReason.INFRA_ERROR, None
+        self.fault_tool, self.fault = tool, fault
+
+    @property
+    def is_lost(self) -> bool:
+        return self.stop_reason is StopReason.INFRA_ERROR
+
+
+async def run_turns(
+    *,
+    prompt_ids: list[int],
+    generate: Generate,
+    environment: Environment,
+    language: Language,
+    style: ObservationStyle,
+    codec: TokenCodec,
+    budget: Budget,
+    filler_id: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> Rollout:
+    """Run one trajectory to its end.
+
+    Args:
+        prompt_ids: (P,) rendered prompt.
+        generate: the engine.
+        environment: runs one action that is not the answer.
+        language: how the model asks and answers.
+        style: how results enter the response.
+        codec: the tokenizer.
+        budget: limits.
+        filler_id: token that stands for the response of a trajectory that has none.
+        clock: seconds, for the time spent per phase.
+
+    Returns:
+        The trajectory with its one stop reason; nothing is raised but cancellation. A trajectory
+        that ended as `infra_error` has an all-zero mask; what the loop's own code raised is one,
+        with `loop_error` set.
+    """
+    rollout = Rollout(
+        trajectory=Trajectory(prompt_ids), stop_reason=StopReason.MAX_TURNS, answer=None
+    )
+    try:
+        if budget.timeout_s <= 0:
+            raise TimeoutError  # late before it began: the engine is not asked at all
+        async with timeout(budget.timeout_s):
+            await _run(rollout, generate, environment, language, style, codec, budget, clock)
+    except TimeoutError:
+        rollout.stop_reason = StopReason.DEADLINE
+    except ToolError as error:
+        rollout.lose(error.tool or "tool", f"{type(error).__name__}: {error}")
+    except Exception as error:
+        # The one place where a loop's own mistake is caught: it costs one trajectory, not the run.
+        rollout.lose("loop", f"{type(error).__name__}: {error}")
+        rollout.loop_error = traceback.format_exc()
+    rollout.trajectory.finish(filler_id)
+    if rollout.is_lost:
+        rollout.trajectory.without_gradient()
+    return rollout
+
+
+async def _run(
+    rollout: Rollout,
+    generate: Generate,
+    environment: Environment,
+    language: Language,
+    style: ObservationStyle,
+    codec: TokenCodec,
+    budget: Budget,
+    clock: Callable[[], float],
+) -> None:
+    trajectory = rollout.trajectory
+    texts = language.stop_texts
+    stop = Stop(texts=tuple(texts), token_ids=tuple(stop_token_ids(texts, codec.encode)))
+    for number in range(1, budget.max_turns + 1):
+        async with timeout(budget.turn_timeout_s):
+            room = budget.response_length - len(trajectory)
+            if room <= 0:
+                rollout.stop_reason = StopReason.RESPONSE_BUDGET
+                return
+            turn = Turn()
+            rollout.turns.append(turn)
+            limit = min(room, budget.max_turn_length or room)
+            started = clock()
+            waits_for("engine", turn=number)
+            generated = await generate(trajectory.ids, max_tokens=limit, stop=stop)
+            turn.generate_s = clock() - started
+            text, is_whole = _take(trajectory, generated, language, codec)
+            turn.tokens = trajectory.segments[-1].length
+
+            actions = language.actions(text)
+            if not actions:
+                rollout.stop_reason = (
+                    StopReason.RESPONSE_BUDGET if turn.tokens >= room else StopReason.NO_ACTION
+                )
+                return
+            if actions[-1].is_open and not is_whole and turn.tokens >= limit:
+                rollout.stop_reason = StopReason.RESPONSE_BUDGET
+                return
+            if actions[-1].kind == ActionKind.ANSWER:
+                rollout.stop_reason, rollout.answer = StopReason.ANSWERED, actions[-1].content
+                return
+            if number == budget.max_turns:
+                return  # nobody would read the results
+
+            started = clock()
+            calls = [Call(turn=number, action=a.kind, arguments=a.content) for a in actions]
+            rollout.calls += calls
+            try:
+                results = await gather_all(
+                    [_call(call, a, environment) for call, a in zip(calls, actions, strict=True)]
+                )
+            finally:
+                turn.tools_s = clock() - started
+            room = budget.response_length - len(trajectory) - budget.answer_reserve
+            shown = await style.show(text, results, trajectory.ids, room)
+            if shown is None:
+                rollout.stop_reason = StopReason.RESPONSE_BUDGET
+                return
+            if shown.drop:
+                keep = trajectory.segments[-1].length - shown.drop
+                kept = trajectory.engine_turns[-1][:keep]
+                trajectory.cut_turn(keep, codec.decode(kept))
+            trajectory.add_tool_tokens(shown.token_ids, shown.text)
+
+
+def _take(
+    trajectory: Trajectory, generated: Generated, language: Language, codec: TokenCodec
+) -> tuple[str, bool]:
+    """Append a turn, cut at its end.
+
+    Returns:
+        What it says, without the end of the message, and whether it came to an end of its own.
+    """
+    ids = generated.token_ids
+    trajectory.add_model_tokens(ids, generated.log_probs)
+    silent = len(ids)
+    while silent and ids[silent - 1] in codec.end_ids:
+        silent -= 1
+    said = codec.decode(ids[:silent])
+    keep = cut_at_end(ids[:silent], said, language, codec.decode)
+    if keep is None:
+        trajectory.cut_turn(len(ids), said if silent == len(ids) else codec.decode(ids))
+        return said, silent < len(ids)
+    said = said if keep == silent else codec.decode(ids[:keep])
+    trajectory.cut_turn(keep, said)
+    return said, True
+
+
+async def _call(call: Call, action: Action, environment: Environment) -> str:
+    """Run one action, note what it cost, and return what the model reads."""
+    if action.kind == ActionKind.MALFORMED:
+        call.status = "rejected"
+        return f"error: {action.content}"
+    waits_for("tool")
+    try:
+        observation = await environment(action)
+    except ToolRejected as error:
+        call.status, call.error, call.tool = "rejected", str(error), error.tool
+        return f"error: {error}"
+    except ToolError as error:
+        call.status, call.error, call.tool = "unavailable", str(error), error.tool
+        raise
+    except asyncio.CancelledError as error:
+        if is_being_cancelled():
+            raise
+        call.status, call.error = "failed", "CancelledError"
+        raise RuntimeError(f"action={call.action} was cancelled from within") from error
+    except Exception as error:
+        call.status, call.error = "failed", f"{type(error).__name__}: {error}"
+        # Not the deadline's, which comes as a cancellation; in Python 3.10 they are two classes.
+        if isinstance(error, TimeoutError | asyncio.TimeoutError):
+            raise RuntimeError(f"action={action.kind} raised {call.error}") from error
+        raise
+    call.status = "rejected" if observation.rejected else "ok"
+    if (result := observation.result) is not None:
+        call.latency_s, call.limiter_wait_s = result.latency_s, result.limiter_wait_s
+        call.attempts, call.tool = result.attempts, result.tool
+    return observation.text
+
+
+def is_being_cancelled() -> bool:
+    """Whether the current task itself was asked to stop, and not something that it awaits.
+
+    Python 3.10 cannot tell; there it is always taken to be.
+    """
+    cancelling = getattr(asyncio.current_task(), "cancelling", None)
+    return cancelling is None or cancelling() > 0
+
+
+_OF_TURN = tuple(each.name for each in fields(Turn))
+_OF_CALL = tuple(each.name for each in fields(Call))
+
+
+def _values(of: Turn | Call, names: Sequence[str]) -> dict[str, Any]:
+    """As `dataclasses.asdict`, which copies deeply and takes twenty times as long."""
+    return {name: getattr(of, name) for name in names}
+
+
+def record_of(rollout: Rollout) -> dict[str, Any]:
+    """What the trainer and the trajectory files need to know, as plain JSON values."""
+    trajectory = rollout.trajectory
+    return {
+        "stop_reason": str(rollout.stop_reason),
+        "answer": rollout.answer,
+        "turns": [_values(turn, _OF_TURN) for turn in rollout.turns],
+        "calls": [_values(call, _OF_CALL) for call in rollout.calls],
+        "fault": rollout.fault,
+        "fault_tool": rollout.fault_tool,
+        "loop_error": rollout.loop_error,
+        "engine_turns": trajectory.engine_turns,
+        "segments": [
+            [segment.author, segment.start, segment.length, segment.text]
+            for segment in trajectory.segments
+        ],
+    }

@@ -1,0 +1,387 @@
+"""The rows that every source is turned into: one Arrow schema, so that files concatenate.
+
+Decides the columns, the stable row id and what a file must hold; reading a dataset's own records is
+left to `samplers.rows.sources`. verl's columns, see DESIGN "Rows": what differs between sources
+(`ground_truth`, `extras`) travels as JSON text, because one Arrow type must hold all of them.
+"""
+
+# pyarrow has no types, and makes its compute functions at run time; what comes of it is narrowed
+# where it is used.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportAttributeAccessIssue=false
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+SCHEMA = pa.schema(
+    [
+        ("data_source", pa.string()),
+        ("agent_name", pa.string()),
+        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
+        ("ability", pa.string()),
+        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
+        (
+            "extra_info",
+            pa.struct(
+                [
+                    ("split", pa.string()),
+                    ("index", pa.int64()),
+                    ("row_id", pa.string()),
+                    ("extras", pa.string()),
+                ]
+            ),
+        ),
+    ]
+)
+
+_REMEDY = "write it with `verl-mixed prepare`"
+
+_SHOWN = 5
+"""Files and rows that a message spells out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One prompt of a source, and what its reward needs."""
+
+    data_source: str
+    agent_name: str
+    question: str
+    """The one user message; with `messages`, the last of theirs that is the user's."""
+
+    ability: str
+    ground_truth: Mapping[str, Any]
+    """What the reward compares with; JSON values, another shape for each source."""
+
+    split: str
+    index: int
+    """Position of the raw record in its file, from 0."""
+
+    row_id: str
+    """Stable name: `<source>:<16 hex digits>`, see `row_id`."""
+
+    extras: Mapping[str, Any]
+    """What the agent loop of this source needs besides the prompt; JSON values."""
+
+    messages: Sequence[Mapping[str, str]] = ()
+    """The prompt, where the data brings more than a question: `role` and `content` each. Empty:
+    `question` is all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRows:
+    """What one parquet file holds."""
+
+    path: Path
+    rows_by_source: dict[str, int]
+    """data_source -> rows, in the order in which the sources first appear."""
+
+
+def row_id(source: str, record: Mapping[str, Any]) -> str:
+    """Name a raw record by its content, so that the name outlives shuffling and file names.
+
+    Any value has a name: numpy's are taken as the lists and numbers that they hold, what JSON has
+    no form for (bytes, dates, decimals) as the text that it prints.
+
+    Args:
+        source: the source that the record belongs to.
+        record: the raw record; the order of its keys does not matter.
+    """
+    try:
+        text = _CANONICAL.encode(record)
+    except (TypeError, ValueError, RecursionError):  # keys that are no text, or nested too deeply
+        text = _flat(record)
+    digest = hashlib.sha1(text.encode("utf-8", "surrogatepass"))  # a lone surrogate is no UTF-8
+    return f"{source}:{digest.hexdigest()[:16]}"
+
+
+def _printed(value: Any) -> Any:
+    """What stands for a value that JSON has no form for."""
+    if hasattr(value, "tolist"):  # numpy; its own text is cut in the middle
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(cast(Mapping[Any, Any], value))
+    if isinstance(value, set | frozenset):  # in another order in each process
+        return sorted(map(str, cast(frozenset[Any], value)))
+    return str(value)
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, ensure_ascii=False, default=_printed)
+
+
+def _flat(record: Any) -> str:
+    """One text for each record, however deep and whatever its keys."""
+    parts: list[str] = []
+    waiting: list[Any] = [record]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            entries = cast(Mapping[Any, Any], value)
+            named = sorted(((repr(key), entries[key]) for key in entries), key=lambda pair: pair[0])
+            parts.append(f"{len(named)} entries")
+            waiting.extend(part for pair in reversed(named) for part in reversed(pair))
+        elif isinstance(value, list | tuple):
+            items = cast(Sequence[Any], value)
+            parts.append(f"{len(items)} items")
+            waiting.extend(reversed(items))
+        elif hasattr(value, "tolist"):
+            waiting.append(value.tolist())
+        else:
+            parts.append(repr(value if isinstance(value, str | float) else _printed(value)))
+    return "\0".join(parts)
+
+
+def write_rows(path: Path | str, rows: Iterable[Row]) -> int:
+    """Write one parquet file in `SCHEMA`; the file is there whole or not at all.
+
+    Returns:
+        Rows written.
+    """
+    path = Path(path)
+    table = columns_of(list(rows))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        pq.write_table(table, temporary)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return table.num_rows
+
+
+def columns_of(rows: Sequence[Row]) -> Any:
+    """A `pa.Table` of rows in `SCHEMA`.
+
+    Args:
+        rows: any number. No column of a row group may pass 2 GiB, or nobody can read it: give rows
+            with large tests in small numbers.
+
+    Raises:
+        ValueError: a text is not Unicode, or `ground_truth` or `extras` is not JSON; with the id of
+            the row.
+    """
+    try:
+        return _table(rows)
+    except UnicodeEncodeError as error:
+        broken = next((row.row_id for row in rows if not _is_unicode(row)), "unknown")
+        raise ValueError(
+            f"cannot write the row with row_id={broken!r}: its text holds half a surrogate pair, "
+            "which is not Unicode; correct the record"
+        ) from error
+
+
+def _table(rows: Sequence[Row]) -> Any:
+    """Whole columns at once: several times as fast as a dictionary for each row."""
+    messages = [row.messages or ({"role": "user", "content": row.question},) for row in rows]
+    flat = [message for each in messages for message in each]
+    ends = np.cumsum([0, *map(len, messages)], dtype=np.int32)
+    prompts = _struct(
+        SCHEMA.field("prompt").type.value_type,
+        [message["role"] for message in flat],
+        [message["content"] for message in flat],
+    )
+    return pa.table(
+        [
+            pa.array([row.data_source for row in rows], pa.string()),
+            pa.array([row.agent_name for row in rows], pa.string()),
+            pa.ListArray.from_arrays(pa.array(ends), prompts, type=SCHEMA.field("prompt").type),
+            pa.array([row.ability for row in rows], pa.string()),
+            _struct(
+                SCHEMA.field("reward_model").type,
+                ["rule"] * len(rows),
+                [_json(row, "ground_truth", row.ground_truth) for row in rows],
+            ),
+            _struct(
+                SCHEMA.field("extra_info").type,
+                [row.split for row in rows],
+                [row.index for row in rows],
+                [row.row_id for row in rows],
+                [_json(row, "extras", row.extras) for row in rows],
+            ),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def _struct(of: Any, *columns: Sequence[Any]) -> Any:
+    """One struct column from its fields' values."""
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, of, strict=True)]
+    return pa.StructArray.from_arrays(arrays, fields=list(of))
+
+
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
+def _json(row: Row, name: str, value: Any) -> str:
+    """JSON text that is Unicode whatever the value holds."""
+    try:
+        text = _JSON.encode(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"cannot write the row with row_id={row.row_id!r}: {name} is not JSON ({error}); "
+            "correct what its kind makes of the record"
+        ) from error
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair; JSON has an escape for it
+        return json.dumps(value)
+    return text
+
+
+def _is_unicode(row: Row) -> bool:
+    texts = [row.data_source, row.agent_name, row.question, row.ability, row.split, row.row_id]
+    texts += [text for message in row.messages for text in message.values()]
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read_sources(files: Sequence[Path | str]) -> list[FileRows]:
+    """Count the rows of each source in each file, and check that the columns are ours.
+
+    Args:
+        files: parquet files, in the order in which they are concatenated.
+
+    Returns:
+        One entry per file, in the same order.
+
+    Raises:
+        ValueError: a file is missing, is no parquet, is empty or lacks a column or type; all such
+            mistakes in one message, a line each.
+    """
+    found: list[FileRows] = []
+    problems = [] if files else ["no file named: a run needs at least one; set TRAIN_FILES"]
+    for path in map(Path, files):
+        problem, counts = _inspect(path)
+        problems.extend(problem)
+        found.append(FileRows(path=path, rows_by_source=counts))
+    if problems:
+        raise ValueError("\n".join(problems))
+    return found
+
+
+def row_id_problems(files: Sequence[Path | str]) -> list[str]:
+    """What keeps `extra_info.row_id` from naming one row each, over all files together.
+
+    Args:
+        files: files that `read_sources` finds nothing wrong with.
+
+    Returns:
+        A sentence for the rows without an id, and one for the ids that several rows share.
+    """
+    columns: list[Any] = [_row_ids(Path(file)) for file in files]
+    lengths = [len(column) for column in columns]
+    chunks = [chunk for column in columns for chunk in column.chunks]
+    ids: Any = pa.chunked_array(chunks, type=pa.string())  # (rows of all files,)
+
+    problems: list[str] = []
+    if ids.null_count:
+        where = _places(pc.indices_nonzero(pc.is_null(ids)), lengths)
+        problems.append(
+            f"{ids.null_count} rows have no extra_info.row_id ({_files(where, files)}), first "
+            f"{_row(where[0], files)}: the ledger names every prompt by it; {_REMEDY}"
+        )
+    counted: Any = ids.drop_null().value_counts()  # in the order in which the ids first appear
+    shared = counted.field("values").filter(pc.greater(counted.field("counts"), 1))
+    if len(shared):
+        where = _places(pc.indices_nonzero(pc.is_in(ids, value_set=shared)), lengths)
+        first = _places(pc.indices_nonzero(pc.equal(ids, shared[0])), lengths)
+        problems.append(
+            f"{len(shared)} values of extra_info.row_id are each on more than one row, on "
+            f"{len(where)} together ({_files(where, files)}), first {shared[0].as_py()!r} "
+            f"({_rows(first, files)}): the ledger names one prompt by each; leave the "
+            "copies out"
+        )
+    return problems
+
+
+def _row_ids(path: Path) -> Any:
+    """The ids of one file, a chunked column of strings; nothing else is read."""
+    with pq.ParquetFile(path) as file:
+        return pc.struct_field(file.read(columns=["extra_info.row_id"])["extra_info"], "row_id")
+
+
+def _places(positions: Any, lengths: Sequence[int]) -> NDArray[np.int64]:
+    """(N, 2) file and row in it, of N positions in all files' rows end to end."""
+    at = np.asarray(positions, dtype=np.int64)
+    ends = np.cumsum(np.array(lengths, dtype=np.int64))
+    file = np.searchsorted(ends, at, side="right")
+    return np.stack([file, at - (ends - lengths)[file]], axis=1)
+
+
+def _files(places: NDArray[np.int64], files: Sequence[Path | str]) -> str:
+    """The files of some places, the first few by name."""
+    names = [str(files[file]) for file in np.unique(places[:, 0])]
+    return _few(names[:_SHOWN], len(names))
+
+
+def _rows(places: NDArray[np.int64], files: Sequence[Path | str]) -> str:
+    """Some places, the first few by name."""
+    return _few([_row(place, files) for place in places[:_SHOWN]], len(places))
+
+
+def _row(place: NDArray[np.int64], files: Sequence[Path | str]) -> str:
+    return f"{files[place[0]]} row {place[1]}"
+
+
+def _few(names: Sequence[str], of: int) -> str:
+    return ", ".join(names) + (f" and {of - len(names)} more" if of > len(names) else "")
+
+
+def _inspect(path: Path) -> tuple[list[str], dict[str, int]]:
+    """(problems, rows by source) of one file."""
+    failed = f"cannot read rows from {path}"
+    if not path.is_file():
+        return [f"{failed}: no such file; {_REMEDY}, or correct the name"], {}
+    try:
+        schema = pq.read_schema(path)
+    except pa.ArrowInvalid as error:
+        return [f"{failed}: not a parquet file ({error}); {_REMEDY}"], {}
+    except OSError as error:
+        why = " ".join(str(error).split())  # Arrow's has lines
+        return [f"{failed}: {why}; make it readable, or {_REMEDY}"], {}
+    problems = [
+        f"{failed}: column {field.name!r} is "
+        f"{schema.field(field.name).type if field.name in schema.names else 'missing'}, "
+        f"the rule is {field.type}; {_REMEDY}"
+        for field in SCHEMA
+        if field.name not in schema.names or schema.field(field.name).type != field.type
+    ]
+    if problems:
+        return problems, {}
+    try:
+        column = pq.read_table(path, columns=["data_source"])["data_source"]
+    except (pa.ArrowInvalid, OSError) as error:
+        return [f"{failed}: damaged ({error}); {_REMEDY}"], {}
+    counts: dict[str, int] = {
+        str(entry["values"]): entry["counts"]  # in the order in which the sources first appear
+        for entry in column.drop_null().value_counts().to_pylist()
+    }
+    if not len(column):
+        return [f"{failed}: it holds 0 rows, at least 1 is needed; {_REMEDY}"], {}
+    if column.null_count:
+        return [
+            f"{failed}: {column.null_count} rows have data_source=null, every row needs its "
+            f"source; {_REMEDY}"
+        ], {}
+    return [], counts

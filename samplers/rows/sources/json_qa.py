@@ -1,0 +1,94 @@
+"""Questions with answers of any origin: AgentFly's JSON arrays, and jsonl or csv like them.
+
+A record is an object with `question` and `answer`; `messages` go before the question where there
+are any. All other entries are kept for tools and rewards, under their own names.
+
+Source: AgentFly, docs/start/data_preparation.md.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from samplers.rows.kind import Kind, Option
+from samplers.rows.schema import Row, row_id
+from samplers.rows.sources.cells import (
+    answers_of,
+    is_blank,
+    json_value,
+    last_question,
+    messages_of,
+    present,
+    question_of,
+)
+
+SOURCE = "json"
+AGENT = "react_agent"
+"""It can use every tool, as AgentFly's own default can."""
+
+
+def to_row(
+    record: Mapping[str, Any],
+    *,
+    split: str,
+    index: int,
+    source: str = SOURCE,
+    agent: str = AGENT,
+    question_field: str = "question",
+    answer_field: str = "answer",
+    messages_field: str = "messages",
+) -> Row:
+    """Turn one raw record into a row.
+
+    The ground truth has `target`, all accepted answers as texts, and `answer`, the first of them:
+    so every reward for answers can judge it.
+
+    Args:
+        record: `answer` is a text, number, truth value or list of those; `messages` a list of
+            `{role, content}`, or its JSON text.
+        split, index, source, agent: see `samplers.rows.kind.Reader`.
+        question_field, answer_field, messages_field: what the record calls them. Without an
+            `answer_field` (empty) the ground truth is empty, for a reward that reads the extras.
+
+    Raises:
+        BadRecord: no question, no answer, a cell of another type, an entry that JSON cannot hold.
+    """
+    messages: list[dict[str, str]] = []
+    if not is_blank(record.get(messages_field)):
+        messages = messages_of(messages_field, record[messages_field])
+        question = last_question(messages)
+    else:
+        question = question_of(question_field, present(record, question_field))
+    truth: dict[str, Any] = {}
+    if answer_field:
+        answers = answers_of(answer_field, present(record, answer_field))
+        truth = {"answer": answers[0], "target": answers}
+    used = {messages_field, answer_field, None if messages else question_field}
+    return Row(
+        data_source=source,
+        agent_name=agent,
+        question=question,
+        messages=messages if len(messages) > 1 else (),
+        ability="qa",
+        ground_truth=truth,
+        split=split,
+        index=index,
+        row_id=row_id(source, record),
+        extras=json_value("", {key: record[key] for key in record if key not in used}),
+    )
+
+
+def _column(name: str, default: str, what: str) -> Option:
+    return Option(name=name, type=str, default=default, help=f"column of {what}")
+
+
+KIND = Kind(
+    name=SOURCE,
+    agent=AGENT,
+    to_row=to_row,
+    help="AgentFly's {question, answer, ...}: a JSON array, jsonl or csv",
+    options=(
+        _column("question_field", "question", "the question"),
+        _column("answer_field", "answer", "the answer; empty: the records have none"),
+        _column("messages_field", "messages", "the messages, where there are any"),
+    ),
+)

@@ -1,0 +1,317 @@
+"""Mathematics: what is equal, and that no expression keeps the others from their verdict."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from fractions import Fraction
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_loop.rewards import Attempt, math_pool, reward_for
+from agent_loop.rewards.math import is_equal
+from agent_loop.rewards.math_forms import (
+    MAX_LENGTH,
+    clean,
+    compare,
+    exact,
+    is_endless,
+    normalise,
+)
+from tests.agent_loop.rewards.math_pairs import DIFFERENT, EQUAL, PAIRS
+
+TOOLS: Any = None
+OPEN = (r"\frac{\sqrt{11}}{2}", r"0.5\sqrt{11}")
+"""An equal pair that only math-verify can tell."""
+
+ENDLESS = [
+    r"9^{387420489}",
+    r"9^{9^{9^{9}}}",
+    r"((100000!)!)!",
+    r"\binom{10^{9}}{5\cdot10^8}",
+    r"(x+1)^{100000}-x^{99999}",
+    r"(x+1)^{9999}(x+2)^{9999}",
+    r"\int_0^1 \frac{\sin(x^{x^{x}})}{x^x+\ln(x)}dx",
+    r"\sum_{n=1}^{10^{12}} \frac{1}{n^7+n!}",
+    r"\begin{pmatrix}"
+    + r"\\".join("&".join(["x^{99}+1"] * 9) for _ in range(9))
+    + r"\end{pmatrix}^{9999}",
+    "\\sqrt{1+" * 200 + "x" + "}" * 200,
+    "\\frac{1}{1+" * 25 + "x" + "}" * 25,
+    r"(7^{7^{7}})^{7^{8}}",
+    r"2^{(10^{9})}",
+]
+
+
+async def all_of(*pairs: tuple[str, str]) -> list[bool]:
+    return list(await asyncio.gather(*(is_equal(*pair) for pair in pairs)))
+
+
+async def test_of_the_hard_pairs_at_most_one_is_judged_wrong():
+    found = await all_of(*((answer, target) for answer, target, _ in PAIRS))
+    wrong = [pair for pair, equal in zip(PAIRS, found, strict=True) if pair[2] != equal]
+    assert len(wrong) <= 1, wrong
+    assert len(EQUAL) >= 60 and len(DIFFERENT) >= len(EQUAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "score"),
+    [
+        ("math", "0.5", 1.0),
+        ("math_reward", "0.6", 0.0),
+        ("math_reward_format", "0.5", 1.0),
+        ("math_reward_format", "0.6", 0.1),
+        ("math_reward_string_equal", "0.5", 0.0),
+        ("math_reward_string_equal", r"\boxed{ \dfrac12 }", 1.0),
+        ("math_reward_string_equal", r"\tfrac{1}{2}\%", 1.0),
+    ],
+)
+async def test_a_right_answer_earns_what_its_reward_promises(name, answer, score):
+    parts = await reward_for(name).judge(
+        Attempt(answer=answer, ground_truth={"answer": r"\frac{1}{2}"}), TOOLS
+    )
+    assert parts["score"] == pytest.approx(score)
+    assert parts["timeout"] == 0.0
+
+
+# --- text and numbers -----------------------------------------------------------------------------
+
+INTEGERS = st.integers(-(10**6), 10**6)
+LATEX = st.text(alphabet="0123456789xyi+-*/^_{}()[]\\,.=%! <>&frasqtlepmdob", max_size=60)
+
+
+@given(LATEX)
+def test_cleaning_and_comparing_never_fail(text):
+    assert compare(text, text) is True
+    normalise(text)
+    compare(text, "1")
+    compare("(1,2)", text)
+
+
+@given(INTEGERS, st.integers(1, 10**6))
+def test_a_fraction_is_exact_however_it_is_spelled(n, d):
+    spellings = [f"{n}/{d}", rf"\frac{{{n}}}{{{d}}}", rf"-\dfrac{{{-n}}}{{{d}}}"]
+    for text in spellings:
+        assert exact(clean(text).replace(" ", "")) == Fraction(n, d)
+    assert all(compare(a, b) is True for a in spellings for b in spellings)
+    assert compare(spellings[0], rf"\frac{{{n + 1}}}{{{d}}}") is False
+
+
+@given(st.integers(1, 999), st.integers(1, 99), st.integers(2, 100))
+def test_a_mixed_number_is_a_sum(whole, part, of):
+    value = whole + Fraction(part, of)
+    improper = rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+    assert compare(rf"{whole}\frac{{{part}}}{{{of}}}", improper) is True
+    assert compare(rf"-{whole} {part}/{of}", f"-{improper}") is True
+
+
+@given(st.integers(1000, 10**12))
+def test_commas_of_thousands_do_not_count(n):
+    assert compare(f"{n:,}", str(n)) is True
+    assert compare(f"{n:,}".replace(",", ",\\!"), str(n)) is True
+    assert compare(f"{n:,}", str(n + 1)) is False
+
+
+@given(st.lists(INTEGERS, min_size=2, max_size=5), st.randoms())
+def test_order_counts_in_tuples_and_not_in_sets(items, rng):
+    shuffled = rng.sample(items, len(items))
+    text, other = (", ".join(map(str, some)) for some in (items, shuffled))
+    assert compare(f"({text})", f"({other})") is (items == shuffled)
+    assert compare(rf"\{{{text}\}}", rf"\{{{other}\}}") is True
+    assert compare(rf"\{{{text}, 7000000\}}", rf"\{{{other}\}}") is False
+
+
+@given(INTEGERS, INTEGERS, st.sampled_from(["()", "[)", "(]", "[]"]), st.sampled_from(["()", "[)"]))
+def test_brackets_of_intervals_count(a, b, ours, theirs):
+    assert compare(rf"\left{ours[0]}{a}, {b}\right{ours[1]}", f"{theirs[0]}{a},{b}{theirs[1]}") is (
+        ours == theirs
+    )
+
+
+def test_a_comma_within_an_interval_is_no_comma_of_thousands():
+    assert compare("(1,234)", "1234") is not True
+    assert compare("(1,234)", "(1, 234)") is True
+
+
+def test_what_is_too_long_is_wrong():
+    long = "1+" * MAX_LENGTH + "1"
+    assert compare(long, "2001") is False
+    assert compare("1" + " " * 100_000 + "x", "2001") is False  # minutes for a pattern
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "3" + "%" * 1999,
+        "3" + r"\%" * 900,
+        "(1," * 600,
+        r"\boxed{" * 300,
+        r"\frac" * 400,
+        "\\text{" + " " * 1900,
+        "=" * 2000,
+        r"\overline{3}" * 150,
+        "$" * 2000,
+    ],
+)
+def test_no_text_is_too_strange_to_be_compared(bomb):
+    for target in ("2001", "(1,2)", r"\{1,2\}", r"25\%", "x=4"):
+        assert compare(bomb, target) is not True
+
+
+@pytest.mark.parametrize("answer", ["", "%", "$$", r"\boxed{}"])
+async def test_a_ground_truth_without_an_answer_is_named_and_matched_by_none(answer):
+    for truth in ("$", r"\%", " . "):
+        assert reward_for("math").truth_problem({"answer": truth})
+        assert not await is_equal(answer, truth)
+
+
+def test_what_can_be_judged_here_asks_no_other_process():
+    hard = [pair for pair in PAIRS if not isinstance(compare(*pair[:2]), bool)]
+    assert len(hard) <= len(PAIRS) // 2
+
+
+@pytest.mark.parametrize("text", [r"2^{2005}", r"10^{100}", "20!", r"\binom{100}{50}", r"x^{99}"])
+def test_large_numbers_as_people_write_them_are_not_endless(text):
+    assert not is_endless(text)
+
+
+# --- the processes --------------------------------------------------------------------------------
+
+
+async def test_expressions_that_never_end_keep_no_other_from_its_verdict():
+    others = [(rf"\frac{{\sqrt{{{i}}}}}{{2}}", rf"0.5\sqrt{{{i}}}") for i in (11, 13, 17, 19, 23)]
+    pairs = [(text, r"\sqrt{2}+x" if "x" in text else r"2\sqrt{3}") for text in ENDLESS]
+    found = await all_of(*pairs, *others)
+    assert found == [False] * len(pairs) + [True] * len(others)
+    assert await is_equal(*OPEN)
+
+
+async def test_what_takes_too_long_says_so_and_its_process_goes_on():
+    assert await is_equal(*OPEN)
+    before = {each.pid for each in workers()}
+    parts = await reward_for("math").judge(
+        Attempt(answer=r"(x+1)^{9999}(x+2)^{9999}", ground_truth={"answer": "x+1"}), TOOLS
+    )
+    assert (parts["score"], parts["timeout"]) == (0.0, 1.0)
+    assert await all_of(*[OPEN] * 20) == [True] * 20
+    assert before == {each.pid for each in workers()}
+
+
+async def test_what_hangs_in_c_is_killed_by_the_kernel():
+    # straight to the processes: the text alone would have been refused
+    assert await math_pool.are_equal([("1", r"9^{9^{9}}")]) is None
+    assert await is_equal(*OPEN)
+
+
+async def test_what_fills_the_memory_is_no_verdict_and_the_machine_survives():
+    assert await math_pool.are_equal([("1", r"(10^{9999999})^{999}")]) is not True
+    assert await is_equal(*OPEN)
+
+
+def workers() -> list[psutil.Process]:
+    alive = [each for each in psutil.Process().children() if each.status() != psutil.STATUS_ZOMBIE]
+    return [each for each in alive if "spawn_main" in " ".join(each.cmdline())]
+
+
+async def test_a_process_that_is_killed_from_outside_is_replaced():
+    assert await is_equal(*OPEN)
+    killed = workers()
+    assert len(killed) == math_pool.WORKERS
+    for process in killed:
+        process.kill()
+    assert await all_of(OPEN, OPEN, OPEN) == [True] * 3
+    assert not {each.pid for each in killed} & {each.pid for each in workers()}
+
+
+async def test_a_check_that_is_cancelled_ends_and_the_next_one_is_made():
+    task = asyncio.ensure_future(math_pool.are_equal([("x+1", r"(x+1)^{9999}(x+2)^{9999}")]))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await is_equal(*OPEN)
+
+
+async def test_the_same_many_at_once():
+    assert await all_of(*[OPEN] * 500) == [True] * 500
+
+
+def judged_in_a_loop_of_its_own(number: int) -> bool:
+    target = rf"0.5\sqrt{{{number}}}"
+    right = asyncio.run(is_equal(rf"\frac{{\sqrt{{{number}}}}}{{2}}", target))
+    return right and not asyncio.run(is_equal(rf"\sqrt{{{number}}}", target))
+
+
+def test_threads_share_the_processes():
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(judged_in_a_loop_of_its_own, range(29, 61)))
+    assert len(workers()) == math_pool.WORKERS
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_have_their_own(method):
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(2, mp_context=context) as processes:
+        assert all(processes.map(judged_in_a_loop_of_its_own, [61, 62, 63]))
+
+
+FORKS = """
+import asyncio, os, sys, warnings
+from agent_loop.rewards.math import is_equal
+warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads, which is the point
+right = lambda: asyncio.run(is_equal(r"\\frac{\\sqrt{11}}{2}", r"0.5\\sqrt{11}"))
+assert right()
+pid = os.fork()
+if not pid:
+    sys.exit(0 if right() else 1)
+assert os.waitpid(pid, 0)[1] == 0
+assert right()
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("how", ["module", "file", "stdin", "text"])
+def test_a_program_without_a_guard_that_forks_is_judged_for_too(tmp_path, how):
+    """As a file it would be run again by each process, if those imported it."""
+    (tmp_path / "forks.py").write_text(FORKS)
+    words = {"module": ["-m", "forks"], "file": ["forks.py"], "stdin": ["-"], "text": ["-c", FORKS]}
+    done = subprocess.run(
+        [sys.executable, *words[how]],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), str(tmp_path)])},
+        input=FORKS if how == "stdin" else "",
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
+
+
+def test_its_processes_end_with_a_process_that_is_killed():
+    program = (
+        "import asyncio, sys, time\nfrom agent_loop.rewards.math import is_equal\n"
+        "asyncio.run(is_equal('x+x', '2x'))\nprint('ready', flush=True)\ntime.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert len(children) >= math_pool.WORKERS and not alive
+
+
+@settings(max_examples=25, deadline=None)
+@given(INTEGERS, INTEGERS)
+def test_a_square_is_what_it_multiplies_out_to(a, b):
+    text, other = f"(x+({a}))^2", f"x^2+({2 * a})x+({a * a})"
+    assert asyncio.run(is_equal(text, other))
+    assert asyncio.run(is_equal(text, other.replace(f"({a * a})", f"({b})"))) is (b == a * a)

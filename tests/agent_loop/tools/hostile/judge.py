@@ -1,0 +1,404 @@
+"""Runs hostile programs among things of the host's that they may not touch, and looks after each.
+
+What is looked at lies outside of the sandbox: processes, files, sockets, the next run. What a
+program says itself counts only against the sandbox, never for it.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+import psutil
+from typing_extensions import Self
+
+from agent_loop.compat import timeout
+from agent_loop.tools.sandbox import (
+    Limits,
+    Program,
+    RunResult,
+    RunStatus,
+    Sandbox,
+    SandboxUnavailable,
+)
+from agent_loop.tools.sandbox import program as program_module
+from agent_loop.tools.sandbox.collector import CUT_MARK
+from tests.agent_loop.tools.hostile.program import LIMITS, MARKED, SECRET_WORD, Hostile, python
+
+PATIENCE_S = 5.0
+"""How long what is left of a run may take to go away."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What came of a program."""
+
+    program: Hostile
+    rung: str
+    findings: list[str]
+    """What it reached or left; empty where it was contained."""
+
+    observed: str
+    """How it ended."""
+
+
+class Host:
+    """A file, a process, sockets and queues, of which each must be as it was; and all the children
+    of this process, of which none may be new.
+
+    While it is open, orphans become this process's children, and temporary files go to a folder of
+    its own.
+    """
+
+    def __init__(self) -> None:
+        self.secret = SECRET_WORD + secrets.token_hex(8)
+        self.mark = f"hostile-{secrets.token_hex(4)}"
+        self.key = secrets.randbelow(1 << 30) + 1
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="host-")))
+            self.folder.chmod(0o755)
+            self.temporary = self.folder / "temporary"
+            self.temporary.mkdir()
+            before = tempfile.tempdir
+            tempfile.tempdir = str(self.temporary)
+            stack.callback(setattr, tempfile, "tempdir", before)
+            os.environ["HOSTILE_SECRET"] = self.secret
+            stack.callback(os.environ.pop, "HOSTILE_SECRET", None)
+            self.file = self.folder / "secret"
+            self.file.write_text(self.secret)
+            self._file_was = self._stat_of_file()
+            self.canary = subprocess.Popen(
+                ["sleep", "600"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            stack.callback(self.canary.wait)
+            stack.callback(self.canary.kill)
+            self._canary_was = self._state_of_canary()
+            self._sockets = list(self._open_sockets(stack))
+            self._queues(stack)
+            _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            stack.callback(_libc.prctl, _PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _open_sockets(self, stack: contextlib.ExitStack) -> Iterator[tuple[str, socket.socket]]:
+        stream, datagram = socket.SOCK_STREAM, socket.SOCK_DGRAM
+        self.unix, self.unix_datagram = f"{self.folder}/stream", f"{self.folder}/datagram"
+        for what, family, kind, address in (
+            ("tcp", socket.AF_INET, stream, ("127.0.0.1", 0)),
+            ("udp", socket.AF_INET, datagram, None),
+            ("unix", socket.AF_UNIX, stream, self.unix),
+            ("unix datagram", socket.AF_UNIX, datagram, self.unix_datagram),
+            ("abstract", socket.AF_UNIX, stream, f"\0{self.mark}-stream"),
+            ("abstract datagram", socket.AF_UNIX, datagram, f"\0{self.mark}-datagram"),
+        ):
+            own = stack.enter_context(socket.socket(family, kind))
+            own.bind(address or ("127.0.0.1", self.port))
+            own.setblocking(False)
+            if what == "tcp":
+                self.port = own.getsockname()[1]
+            if kind == stream:
+                own.listen()
+            yield what, own
+        for path in (self.unix, self.unix_datagram):
+            os.chmod(path, 0o777)
+
+    def _queues(self, stack: contextlib.ExitStack) -> None:
+        """A message and a semaphore, where the kernel has them."""
+        self.queue = _libc.msgget(0, 0o1666)
+        self.semaphore = _libc.semget(0, 1, 0o1666)
+        if self.queue >= 0:
+            stack.callback(_libc.msgctl, self.queue, 0, None)
+            message = ctypes.create_string_buffer(
+                (1).to_bytes(8, "little") + self.secret.encode(), 72
+            )
+            _libc.msgsnd(self.queue, message, 64, 0o4000)
+        if self.semaphore >= 0:
+            stack.callback(_libc.semctl, self.semaphore, 0, 0, 0)
+
+    def told(self, sandbox: Sandbox) -> dict[str, Any]:
+        """What a program knows of the host: where to aim at."""
+        return {
+            "file": str(self.file),
+            "folder": str(self.folder),
+            "source": program_module.__file__,
+            "canary": self.canary.pid,
+            "server": os.getpid(),
+            "port": self.port,
+            "unix": self.unix,
+            "unix_datagram": self.unix_datagram,
+            "abstract": f"{self.mark}-stream",
+            "abstract_datagram": f"{self.mark}-datagram",
+            "message_queue": self.queue,
+            "semaphore": self.semaphore,
+            "key": self.key,
+            "mark": self.mark,
+            "has_processes": sandbox.has_processes,
+            "secret_words": [SECRET_WORD[:8], SECRET_WORD[8:]],
+        }
+
+    def findings(self) -> Iterator[str]:
+        """What is not as it was."""
+        if self._stat_of_file() != self._file_was:
+            yield "the host's file has changed"
+        if self._state_of_canary() != self._canary_was:
+            yield "the host's process has changed"
+        for what, own in self._sockets:
+            with contextlib.suppress(BlockingIOError):
+                if own.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM:
+                    own.accept()[0].close()
+                else:
+                    own.recv(4096)
+                yield f"contact over {what}"
+        for folder in ("/", "/tmp", "/var/tmp", "/dev/shm", "/dev/mqueue", self.folder):
+            with contextlib.suppress(OSError):
+                for path in Path(folder).glob(f"{self.mark}*"):
+                    yield f"left {path}"
+        if _libc.shmget(self.key, 0, 0) >= 0 or _libc.msgget(self.key, 0) >= 0:
+            yield "left memory or a queue"
+
+    def _stat_of_file(self) -> tuple[object, ...] | None:
+        try:
+            found = self.file.stat()
+            return found.st_mode, found.st_uid, found.st_mtime_ns, found.st_nlink, found.st_size
+        except OSError:
+            return None
+
+    def _state_of_canary(self) -> tuple[object, ...] | None:
+        if self.canary.poll() is not None:
+            return None
+        process = psutil.Process(self.canary.pid)
+        is_stopped = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return is_stopped, process.nice(), process.cpu_affinity(), process.rlimit(psutil.RLIMIT_CPU)
+
+
+class Judge:
+    """Judges programs in one sandbox, which it warms up first.
+
+    Args:
+        host: opened before the sandbox was.
+    """
+
+    def __init__(self, sandbox: Sandbox, host: Host) -> None:
+        self._sandbox, self._host = sandbox, host
+
+    async def begin(self) -> Self:
+        """Remember what is there when nothing runs."""
+        await self._trivial()
+        self._zygotes = await steady(self._processes)
+        self._files = self._left()
+        self._descriptors = _descriptors()
+        return self
+
+    async def judge(self, hostile: Hostile) -> Verdict:
+        """Run it, and what belongs to it, and look around."""
+        findings: list[str] = []
+        observed = "no answer"
+        try:
+            async with timeout(hostile.limits.wall_s + hostile.limits.compile_s + PATIENCE_S):
+                result, *others = await self._run_all(hostile)
+            observed = f"{result.status}, code {result.return_code}"
+            findings += _said(result, *others)
+            findings += _against(hostile, result)
+        except TimeoutError:
+            findings.append("it did not end")
+        except SandboxUnavailable as error:
+            observed = "ended with its sandbox"
+            if not hostile.closed_while_running:
+                findings.append(f"it lost its run: {error}")
+        if hostile.then:
+            findings += await self._then(hostile)
+        findings += await self._left_over()
+        return Verdict(
+            program=hostile, rung=self._sandbox.name, findings=findings, observed=observed
+        )
+
+    async def _run_all(self, hostile: Hostile) -> list[RunResult]:
+        runs: list[Coroutine[Any, Any, RunResult | None]] = [
+            self._program(hostile.code, hostile.limits, hostile)
+        ]
+        if hostile.beside:
+            runs.append(self._program(hostile.beside, LIMITS))
+        if hostile.closed_while_running:
+            runs.append(self._close())
+        done = await asyncio.gather(*runs, return_exceptions=True)
+        faults = [each for each in done if isinstance(each, BaseException)]
+        if faults:
+            raise faults[0]
+        return [each for each in done if isinstance(each, RunResult)]
+
+    async def _close(self) -> None:
+        def is_marked() -> bool:
+            return any(_name(child) == MARKED for child in _children())
+
+        await holds(is_marked)
+        self._sandbox.close()
+
+    async def _program(
+        self, code: str, limits: Limits, hostile: Hostile | None = None
+    ) -> RunResult:
+        code = code.replace("@SECRET@", self._host.secret)
+        language = hostile.language if hostile else "python"
+        if language == "python":
+            code = python(code, self._host.told(self._sandbox))
+        fetch = hostile.fetch if hostile else ()
+        return await self._sandbox.run(Program(code=code, language=language, fetch=fetch), limits)
+
+    async def _then(self, hostile: Hostile) -> list[str]:
+        try:
+            result = await self._program(hostile.then, LIMITS)
+        except SandboxUnavailable as error:
+            return [f"the next run is lost: {error}"]
+        findings = _said(result)
+        if result.status is not RunStatus.FINISHED:
+            findings.append(f"the next run fails: {result.stderr[-200:]}")
+        return findings
+
+    async def _trivial(self) -> str:
+        try:
+            result = await self._sandbox.run_python("print(6 * int(input()))", "7\n")
+        except SandboxUnavailable as error:
+            return f"the next run is lost: {error}"
+        return "" if result.stdout == "42\n" else f"the next run answers {result!r:.200}"
+
+    async def _left_over(self) -> list[str]:
+        findings = []
+        if fault := await self._trivial():
+            findings.append(fault)
+        if not await holds(lambda: len(self._processes()) == len(self._zygotes)):
+            findings += self._strays()
+        findings += self._host.findings()
+        if not await holds(lambda: self._left() == self._files):
+            findings.append(f"left {sorted(self._left() - self._files)[:3]}")
+        # A thread of the watch may still be closing the last folder that it looked into.
+        if not await holds(lambda: _descriptors() <= self._descriptors):
+            count = _descriptors()
+            findings.append(f"left {count - self._descriptors} descriptors of the server's")
+            self._descriptors = count
+        return findings
+
+    def _strays(self) -> list[str]:
+        """Counted, and ended, so that the next program is judged for itself."""
+        counted = f"{len(self._processes())} processes where {len(self._zygotes)} were"
+        counted += f": {[f'{_name(child)} {_status(child)}' for child in _children()]}"
+        self._sandbox.close()
+        for pid in self._processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return [f"stray processes: {counted}"]
+
+    def _processes(self) -> frozenset[int]:
+        """All below this one but the canary; orphans that have ended are buried."""
+        own = {
+            self._host.canary.pid,
+            *(each.process.pid for each in filter(None, self._sandbox._zygotes)),
+        }
+        for child in psutil.Process().children():
+            if child.pid not in own and _status(child) == psutil.STATUS_ZOMBIE:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(child.pid, os.WNOHANG)
+        return frozenset(each.pid for each in _children() if each.pid != self._host.canary.pid)
+
+    def _left(self) -> frozenset[str]:
+        """All that is in folders of the sandbox's."""
+        temporary = self._host.temporary
+        return frozenset(
+            f"{folder}/{name}"
+            for folder, folders, files in os.walk(temporary)
+            for name in (*folders, *files)
+        )
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _children() -> list[psutil.Process]:
+    """All below this one but its own helpers: pools of other tests, and their resource tracker."""
+    helpers = {child.pid for child in multiprocessing.active_children()}
+    helpers.add(getattr(resource_tracker._resource_tracker, "_pid", None))
+    below = psutil.Process().children(recursive=True)
+    return [child for child in below if child.pid not in helpers]
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return process.name()
+    return ""
+
+
+def _status(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return process.status()
+    return ""
+
+
+def _said(*results: RunResult) -> list[str]:
+    lines = [line for result in results for line in result.stdout.splitlines()]
+    found = [line[:160] for line in lines if line.startswith("REACHED")]
+    return found[:5] + ([f"and {len(found) - 5} more"] if len(found) > 5 else [])
+
+
+def _against(hostile: Hostile, result: RunResult) -> Iterator[str]:
+    """What the result itself shows."""
+    if result.status not in hostile.statuses:
+        yield f"its status is {result.status}: {result.stderr[-200:]}"
+    if hostile.return_codes and result.return_code not in hostile.return_codes:
+        yield f"its code is {result.return_code}: {result.stderr[-200:]}"
+    if result.files:
+        yield f"fetched {list(result.files)}"
+    for what in ("stdout", "stderr"):
+        most = hostile.limits.output_bytes + len(CUT_MARK) + 200
+        if len(getattr(result, what)) > most:
+            yield f"{len(getattr(result, what))} characters of {what}"
+    if result.execution_time_s > hostile.limits.wall_s + PATIENCE_S:
+        yield f"it took {result.execution_time_s:.1f} s"
+
+
+async def holds(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:
+    """Whether it comes true in time."""
+    ends_at = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > ends_at:
+            return False
+        await asyncio.sleep(0.005)
+    return True
+
+
+async def steady(look: Callable[[], frozenset[int]]) -> frozenset[int]:
+    """What is seen when it has not changed for a while."""
+    seen, since = look(), time.monotonic()
+
+    def is_steady() -> bool:
+        nonlocal seen, since
+        now = look()
+        if now != seen:
+            seen, since = now, time.monotonic()
+        return time.monotonic() - since > 0.3
+
+    await holds(is_steady)
+    return seen

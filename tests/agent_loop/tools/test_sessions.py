@@ -1,0 +1,176 @@
+"""Interpreters that keep their state: over HTTP, bounded, ended, and in an agent loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agent_loop.tool_actions import run_code
+from agent_loop.tools.client import ToolClient
+from agent_loop.tools.protocol import (
+    ToolCall,
+    ToolResult,
+    ToolUnavailable,
+    cell_call,
+    end_session_call,
+)
+from agent_loop.tools.sandbox import Limits, Sandbox, SandboxUnavailable, choose_sandbox
+from agent_loop.tools.server import ServerSettings, app_runner, create_app
+from agent_loop.tools.server.sessions import Sessions
+from agent_loop.tools.servers import Servers
+from tests.listening import listening
+
+pytestmark = pytest.mark.sandbox
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    try:
+        return choose_sandbox()
+    except SandboxUnavailable as error:
+        pytest.skip(f"no sandbox on this machine: {error}")
+
+
+@pytest.fixture
+async def url(sandbox) -> AsyncIterator[str]:
+    async with listening(app_runner(create_app(ServerSettings(port=0, max_sessions=2)))) as address:
+        yield address
+
+
+async def post(url: str, path: str, **body: Any) -> dict[str, Any]:
+    async with aiohttp.ClientSession() as session:
+        return await (await session.post(f"{url}{path}", json=body)).json()
+
+
+async def cell(url: str, code: str, session: str = "one", **more: Any) -> dict[str, Any]:
+    return await post(url, "/run_code", code=code, session=session, **more)
+
+
+async def test_state_is_kept_until_the_session_is_ended(url):
+    first = await cell(url, "x = 41")
+    assert first["session"] == {"id": "one", "new": True}
+    second = await cell(url, "print('sum')\nx + 1")
+    assert second["status"] == "Success" and second["session"]["new"] is False
+    assert second["run_result"]["stdout"] == "sum\n42\n"
+    assert "NameError" in (await cell(url, "x", "another"))["run_result"]["stderr"]
+    assert await post(url, "/end_session", session="one") == {"ended": True}
+    assert await post(url, "/end_session", session="one") == {"ended": False}
+    assert "NameError" in (await cell(url, "x"))["run_result"]["stderr"]
+
+
+async def test_a_late_cell_fails_and_keeps_the_state(url):
+    await cell(url, "x = 1")
+    late = await cell(url, "while True: pass", run_timeout=0.2)
+    assert late["run_result"]["status"] == "TimeLimitExceeded"
+    assert (await cell(url, "x"))["run_result"]["stdout"] == "1\n"
+
+
+async def test_a_cell_that_ends_its_interpreter_begins_the_next_one_anew(url):
+    await cell(url, "x = 1")
+    assert (await cell(url, "import os; os._exit(3)"))["run_result"]["return_code"] == 3
+    again = await cell(url, "'x' in dir()")
+    assert again["session"]["new"] and again["run_result"]["stdout"] == "False\n"
+
+
+async def test_a_session_begins_with_its_files(url):
+    given = await cell(url, "open('f').read()", files={"f": "aGk="})
+    assert given["run_result"]["stdout"] == "'hi'\n"
+
+
+async def test_what_a_session_cannot_do_is_said(url):
+    assert "a session runs python" in (await cell(url, "ls", language="bash"))["message"]
+
+
+async def test_the_one_unused_for_longest_makes_room(url):
+    for name in ("a", "b"):
+        await cell(url, "x = 1", name)
+    await cell(url, "x", "a")
+    await cell(url, "x = 1", "c")
+    assert not (await cell(url, "x", "a"))["session"]["new"]
+    assert (await cell(url, "x = 1", "b"))["session"]["new"]
+
+
+async def test_one_that_nobody_uses_is_ended_and_one_at_work_is_not(sandbox):
+    sessions = Sessions(sandbox, most=2, idle_s=0.0)
+    await sessions.run_cell("idle", "x = 1", "", {}, Limits())
+    work = asyncio.create_task(
+        sessions.run_cell("busy", "import time; time.sleep(0.3); 7", "", {}, Limits())
+    )
+    while len(sessions) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await sessions.end_idle()
+    result, is_new = await work
+    assert (result.shown, is_new, len(sessions)) == ("7", True, 1)
+    await sessions.close()
+    assert len(sessions) == 0
+
+
+async def test_cells_of_one_session_wait_for_one_another(sandbox):
+    sessions = Sessions(sandbox, most=2, idle_s=60.0)
+    await sessions.run_cell("s", "n = 0", "", {}, Limits())
+    count = "k = n\nimport time; time.sleep(0.01)\nn = k + 1\nn"
+    done = await asyncio.gather(
+        *(sessions.run_cell("s", count, "", {}, Limits()) for _ in range(5))
+    )
+    assert sorted(cell.shown for cell, _ in done if cell.shown) == ["1", "2", "3", "4", "5"]
+    await sessions.close()
+
+
+async def test_a_cell_that_nobody_waits_for_any_more_ends_its_session(sandbox):
+    sessions = Sessions(sandbox, most=2, idle_s=60.0)
+    work = asyncio.create_task(sessions.run_cell("s", "while True: pass", "", {}, Limits()))
+    while not len(sessions):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    work.cancel()
+    await asyncio.wait([work])
+    assert work.cancelled() and len(sessions) == 0
+
+
+# --- the client and the agent loops ---------------------------------------------------------------
+
+
+async def test_a_loop_that_is_told_to_keeps_one_interpreter_a_trajectory(url):
+    pytest.importorskip("verl.trainer.ppo.v1")
+    from agent_loop.code_execution_agent_loop import CodeExecutionAgentLoop
+    from agent_loop.turns.tags import Action, ActionKind
+
+    def loop(session: str | None) -> CodeExecutionAgentLoop:
+        made: Any = object.__new__(CodeExecutionAgentLoop)
+        made._session, made.client = session, tools
+        return made
+
+    async def says(own: CodeExecutionAgentLoop, code: str) -> str:
+        return (await own.act(Action(kind=ActionKind.CODE, content=code), {})).text
+
+    async with ToolClient(url, limiter=None) as tools:
+        one, other, plain = loop("t1"), loop("t2"), loop(None)
+        assert await says(one, "x = 20") == "no output"
+        assert await says(one, "x + 1") == "21"
+        assert "NameError" in await says(other, "x")
+        assert await says(plain, "print(2)\n3") == "2"
+        assert await says(one, "x = x + 1; x") == await says(one, "x")  # never answered by a cache
+        assert (await tools.call(end_session_call("t1"))).body == {"ended": True}
+
+
+async def test_a_server_without_sessions_is_found_out_at_the_first_cell():
+    class Stock:
+        async def call(self, call: ToolCall) -> ToolResult:
+            return ToolResult(body={"status": "Success", "run_result": {"stdout": ""}})
+
+    assert (await run_code(Stock(), "1", "")).text == "no output"
+    with pytest.raises(ToolUnavailable, match="the tool server keeps no sessions"):
+        await run_code(Stock(), "1", "", "t1")
+
+
+@pytest.mark.parametrize("session", ["a", "b", "c", "d"])
+def test_all_cells_of_a_session_go_to_the_same_server(session):
+    servers = Servers(["http://a", "http://b", "http://c"], 30.0, lambda: 0.0)
+    chosen = set()
+    for code in ("1", "2", "3"):
+        server = servers.choose(cell_call(code, "", session))
+        server.in_flight += 5
+        chosen.add(server.url)
+    chosen.add(servers.choose(end_session_call(session)).url)
+    assert len(chosen) == 1

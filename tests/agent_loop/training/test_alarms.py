@@ -1,0 +1,166 @@
+"""What stops a run, or is said aloud."""
+
+import pytest
+
+from agent_loop.metrics.source_metrics import TrainedTrajectory
+from agent_loop.training.alarms import (
+    LEAST_GROUPS,
+    FaultWindow,
+    RubbleError,
+    drift_problems,
+    exceeds,
+    faults_by_group,
+    loop_error,
+    nothing_to_train,
+)
+from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.turn_loop import Rollout
+from samplers.faults import GroupFaults
+from tests.fakes.engine import CharTokenizer, trained_of
+
+CODEC = CharTokenizer()
+
+
+def trajectory(fault: str | None = None, source: str = "nq", trace: str | None = None):
+    rollout = Rollout(trajectory=Trajectory([1]), stop_reason=StopReason.ANSWERED, answer="4")
+    rollout.trajectory.add_model_tokens(CODEC.encode("ab"), [-0.5, 0.0])
+    rollout.trajectory.cut_turn(2, "ab")
+    rollout.trajectory.add_tool_tokens(CODEC.encode("[c]"), "[c]")
+    if fault is not None:
+        rollout.lose("loop" if trace else "search", fault)
+        rollout.loop_error = trace
+        rollout.trajectory.without_gradient()
+    return trained_of(rollout, source)
+
+
+def step(lost: int, of: int, source: str = "nq") -> list[TrainedTrajectory]:
+    return [trajectory(f"fault {i}" if i < lost else None, source) for i in range(of)]
+
+
+def groups(lost: int, of: int, source: str = "nq") -> list[GroupFaults]:
+    """Groups of two, the first of them lost."""
+    faults = [f"tool=search, last error: fault {i}" for i in range(lost)]
+    return [
+        GroupFaults(source=source, trajectories=2, faults=tuple(faults[at : at + 2]))
+        for at in range(0, of, 2)
+    ]
+
+
+def test_too_many_faults_over_the_last_steps_stop_the_run():
+    window = FaultWindow(0.5, steps=2)
+    window.check(1, groups(4, of=8))  # a share at the limit is none beyond it
+    window.check(2, groups(4, of=8))
+    with pytest.raises(RubbleError):
+        window.check(3, groups(5, of=8))
+
+
+def test_steps_before_the_last_ones_are_forgotten():
+    window = FaultWindow(0.5, steps=2)
+    for number, lost in enumerate((0, 0, 8)):
+        window.check(number, groups(lost, of=8))
+    with pytest.raises(RubbleError, match="lost 16 of 16"):
+        window.check(3, groups(8, of=8))
+
+
+def test_the_parts_of_a_step_are_one_step_of_the_window():
+    window = FaultWindow(0.5, steps=2)
+    for number in (1, 2):
+        for lost in (0, 6, 2):
+            window.check(number, groups(lost, of=8))
+    with pytest.raises(RubbleError, match=r"lost 24 of 40 .* last 2 steps"):
+        for _ in range(2):
+            window.check(3, groups(8, of=8))
+
+
+def test_one_bad_source_is_not_hidden_by_a_good_one_and_does_not_blame_it():
+    with pytest.raises(RubbleError, match="source=math lost 6 of 6"):
+        FaultWindow(0.5, steps=2).check(1, groups(0, of=50) + groups(6, of=6, source="math"))
+
+
+def test_a_source_with_few_groups_is_not_judged_by_one_failed_request():
+    window = FaultWindow(0.5, steps=5)
+    for number in range(1, LEAST_GROUPS):
+        window.check(number, groups(2, of=2))
+    with pytest.raises(RubbleError, match="lost 6 of 6"):
+        window.check(LEAST_GROUPS, groups(2, of=2))
+
+
+def test_a_source_with_few_groups_is_judged_once_the_window_is_full():
+    window = FaultWindow(0.5, steps=2)
+    window.check(1, groups(2, of=2))
+    with pytest.raises(RubbleError, match="lost 4 of 4"):
+        window.check(2, groups(2, of=2))
+
+
+def test_a_step_without_a_fault_stops_nothing():
+    window = FaultWindow(0.5, steps=3)
+    with pytest.raises(RubbleError):
+        window.check(1, groups(8, of=8))
+    window.check(2, groups(0, of=2))
+
+
+def test_a_limit_of_one_never_stops_a_run():
+    FaultWindow(1.0, steps=2).check(1, groups(8, of=8))
+
+
+def test_the_message_names_the_tool_and_its_last_error():
+    with pytest.raises(RubbleError) as raised:
+        FaultWindow(0.1, steps=1).check(1, faults_by_group(step(3, of=8)))
+    for part in ("source=nq", "3 of 8", "0.1", "tool=search", "last error: fault 2", "doctor"):
+        assert part in str(raised.value)
+
+
+def test_a_batch_without_a_token_to_train_says_why():
+    assert nothing_to_train(step(3, of=4)) is None
+    late = trajectory()
+    late.response_mask[:] = [0] * 5
+    late.record["stop_reason"] = str(StopReason.DEADLINE)
+    assert nothing_to_train([*step(2, of=2), late]) == (
+        "stop reasons={'infra_error': 2, 'deadline': 1}, tool=search, last error: fault 1"
+    )
+    assert nothing_to_train([late]) == "stop reasons={'deadline': 1}, no fault"
+
+
+@pytest.mark.parametrize("seen", [0.2, float("inf"), float("nan")])
+def test_what_is_above_a_limit_or_no_number_exceeds_it(seen: float):
+    assert exceeds(seen, 0.1)
+    assert not exceeds(seen, None)
+    assert not exceeds(0.1, 0.1)
+
+
+def test_the_first_exception_of_a_loop_is_named_with_its_row():
+    assert loop_error(step(3, of=4)) is None
+    raised = trajectory("KeyError: 'k'", "math", trace="Traceback ...\nKeyError: 'k'")
+    assert loop_error([*step(1, of=2), raised]) == "source=math row_id=math:0: KeyError: 'k'"
+
+
+def test_a_trajectory_as_its_loop_left_it_does_not_drift():
+    for trained in (trajectory(), trajectory("dead"), trajectory("raised", trace="t")):
+        assert drift_problems(trained, CODEC.decode) == []
+
+
+def test_a_lost_trajectory_that_would_train_is_noticed():
+    lost = trajectory("dead")
+    lost.response_mask[0] = 1
+    assert drift_problems(lost, CODEC.decode) == ["a lost trajectory has mask 1"]
+
+
+def test_without_state_masking_every_token_is_in_the_loss_and_words_are_still_checked():
+    trained = trajectory()
+    trained.record["state_masking"] = False
+    trained.response_mask[:] = [1] * 5
+    assert drift_problems(trained, CODEC.decode) == []
+    trained.response_ids[0] = 99
+    assert "tokens from 0 say" in drift_problems(trained, CODEC.decode)[0]
+
+
+def test_a_tool_s_token_that_would_train_is_noticed():
+    trained = trajectory()
+    trained.response_mask[3] = 1
+    assert drift_problems(trained, CODEC.decode) == ["mask 1 is not on the 2 sampled tokens"]
+
+
+def test_columns_of_several_lengths_are_noticed():
+    trained = trajectory()
+    trained.log_probs.pop()
+    assert drift_problems(trained, CODEC.decode) == ["5 ids, 5 bits, 4 log-probs"]

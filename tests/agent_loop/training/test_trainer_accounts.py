@@ -1,0 +1,249 @@
+"""What our trainer reads, refuses and writes of a step, inside verl's own `step`."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl.trainer.ppo.v1")
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from agent_loop.metrics.source_metrics import TrainedTrajectory
+from agent_loop.metrics.token_metrics import TrainedTokens
+from agent_loop.training import trainer as module
+from agent_loop.training.alarms import FaultWindow, RubbleError
+from agent_loop.training.run_folder import read_lines
+from agent_loop.training.trainer import MixedSeparateAsyncTrainer
+from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.turn_loop import Rollout
+from config.schema import MixedConfig
+from samplers.faults import GroupFaults
+from samplers.ledger import LedgerEntry
+from samplers.replay_buffer import make_uid, prompt_of
+from tests.fakes.engine import trained_of
+
+UPDATES, GROUPS = 2, 4
+
+
+def trajectory(name: str, fault: str | None = None) -> TrainedTrajectory:
+    """One of a group whose name is a letter: its number in the plan."""
+    rollout = Rollout(trajectory=Trajectory([1]), stop_reason=StopReason.ANSWERED, answer="4")
+    rollout.trajectory.add_model_tokens([5, 6], [-0.5, -0.1])
+    if fault is not None:
+        rollout.lose("search", fault)
+        rollout.trajectory.without_gradient()
+    return replace(trained_of(rollout, "nq", make_uid("nq", ord(name))), draw=ord(name))
+
+
+def name_of(uid: str) -> str:
+    return chr(prompt_of(uid)[1])
+
+
+def tokens_of(trained: TrainedTrajectory) -> TrainedTokens:
+    """What the optimizer got: an advantage that tells the trajectories apart."""
+    mask = np.array(trained.response_mask, dtype=bool)
+    return TrainedTokens(
+        key=trained.key, source="nq", mask=mask, advantages=mask * float(ord(name_of(trained.uid)))
+    )
+
+
+class Buffer:
+    """Knows what the filter evicted."""
+
+    def __init__(self, evicted: Sequence[GroupFaults] = ()) -> None:
+        self.evicted = list(evicted)
+
+    def take_losses(self) -> list[GroupFaults]:
+        taken, self.evicted = self.evicted, []
+        return taken
+
+
+class Books:
+    """A trainer in verl's `step` whose mini-batches are given; what it writes is kept.
+
+    Args:
+        path: the run's folder.
+        batches: trajectories of one mini-batch after the other.
+        evicted: groups that the filter dropped before the first.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        batches: Sequence[Sequence[TrainedTrajectory]],
+        evicted: Sequence[GroupFaults] = (),
+    ) -> None:
+        self.ledger: list[list[str]] = []
+        self.read: list[TrainedTrajectory] = []
+        self.path = path
+        batch_of = iter(batches)
+        trainer: Any = object.__new__(MixedSeparateAsyncTrainer)
+        actor = {"ppo_mini_batch_size": GROUPS // UPDATES}
+        trainer.config = OmegaConf.create(
+            {
+                "data": {"train_batch_size": GROUPS},
+                "actor_rollout_ref": {"actor": actor},
+                "trainer": {"logger": ["console"], "test_freq": -1},
+            }
+        )
+        trainer.total_training_steps = 9
+        trainer.mixed = MixedConfig.model_construct(
+            trajectory_sample=None, fail_on_loop_error=False
+        )
+        trainer.trajectory_dir = path
+        trainer.parameter_sync_step, trainer.global_steps = UPDATES, 0
+        trainer._temperatures, trainer._state_masking, trainer._trajectories = {}, True, []
+        trainer.tokenizer = type("Tokenizer", (), {"eos_token_id": 0})
+        trainer.replay_buffer = Buffer(evicted)
+        trainer._faults = FaultWindow(0.5, steps=5)
+        trainer._check_composition = lambda batch: GROUPS // UPDATES
+        trainer._quota = lambda *_: {"nq": GROUPS // UPDATES}
+        trainer._sizes = lambda: None
+        trainer._ratio_errors = trainer._drift = lambda _: {}
+        trainer._write_ledger = self.keep
+        trainer.prepare_step = dict
+
+        def step_once(metrics: dict[str, Any], timing_raw: object, size: int) -> KVBatchMeta:
+            self.read = list(next(batch_of))
+            keys = [t.key for t in self.read]
+            batch = KVBatchMeta(partition_id="train", keys=keys, tags=[{} for _ in keys])
+            return trainer._balance_batch(batch, metrics)
+
+        trainer._step_once = step_once
+        monkeypatch.setattr(module, "read_trajectories", lambda _: self.read)
+        monkeypatch.setattr(
+            module, "read_tokens", lambda _: [tokens_of(t) for t in trainer._trajectories]
+        )
+        monkeypatch.setattr(module, "lay_out", lambda batch, *_: (batch, 2, {}))
+        monkeypatch.setattr(module.PPOTrainerSeparateAsync, "on_step_begin", lambda _: None)
+        assert MixedSeparateAsyncTrainer.__mro__[2].step is PPOTrainer.step
+        self.trainer = trainer
+
+    def keep(self, trajectories: Sequence[TrainedTrajectory]) -> list[LedgerEntry]:
+        self.ledger.append([name_of(t.uid) for t in trajectories])
+        return []
+
+    def step(self) -> dict[str, Any]:
+        metrics: dict[str, Any] = {}
+        self.trainer.global_steps += 1
+        self.trainer.on_step_begin()
+        self.trainer.step(metrics, {})
+        return metrics
+
+    def lines(self) -> list[dict[str, Any]]:
+        return read_lines(self.path / f"{self.trainer.global_steps}.jsonl")
+
+    def on_disk(self) -> list[str]:
+        return [name_of(line["key"].split("_")[0]) for line in self.lines()]
+
+
+def batch(*names: str, fault: str | None = None) -> list[TrainedTrajectory]:
+    return [trajectory(name, fault) for name in names]
+
+
+def test_every_mini_batch_of_a_step_reaches_its_accounts_and_none_of_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    parts = [batch("a", "b"), batch("c", "d"), batch("e", "f"), batch("g", "h")]
+    books = Books(tmp_path, monkeypatch, parts)
+    for step in ("abcd", "efgh"):
+        metrics = books.step()
+        assert books.ledger[-1] == list(step)
+        assert books.on_disk() == list(step)
+        assert metrics["mixed/nq/count"] == GROUPS
+        assert metrics["mixed/nq/advantage_share"] == 1
+        assert [line["advantage"] for line in books.lines()] == [ord(name) for name in step]
+
+
+def test_a_mini_batch_that_stops_the_run_leaves_the_step_so_far_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    parts = [batch("a", "b"), [*batch("c", fault="503"), trajectory("d", "503")]]
+    books = Books(tmp_path, monkeypatch, parts)
+    with pytest.raises(RubbleError) as raised:
+        books.step()
+    assert books.on_disk() == list("abcd")
+    assert books.lines()[0]["advantage"] is None
+    assert books.ledger == []
+    for words in ("step=1", "'infra_error': 2", "tool=search, last error: 503", "1.jsonl"):
+        assert words in str(raised.value)
+
+
+def test_groups_that_the_filter_dropped_count_among_the_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    dropped = [GroupFaults(source="nq", trajectories=2, faults=("tool=search, last error: 503",))]
+    books = Books(tmp_path, monkeypatch, [batch("a", "b")], dropped * 20)
+    with pytest.raises(RubbleError, match=r"lost 20 of 42 .*last error: 503") as raised:
+        books.trainer._faults = FaultWindow(0.4, steps=5)
+        books.step()
+    assert "mixed.infra_error_limit=0.4" in str(raised.value)
+
+
+# --- rollout against trainer -----------------------------------------------------------------
+
+
+def compared(
+    monkeypatch: pytest.MonkeyPatch, ours: list[float], theirs: list[float], **mixed: Any
+) -> Any:
+    """A trainer whose one trajectory has these log-probs; the third token is a tool's."""
+    trainer: Any = object.__new__(MixedSeparateAsyncTrainer)
+    gap = (torch.tensor(ours[:2]).exp() - torch.tensor(theirs[:2]).exp()).abs().max()
+    trainer.mixed = MixedConfig.model_construct(**mixed)
+    trainer._state_masking, trainer._temperatures = True, {}
+    trainer.global_steps, trainer.trainer_mode = 1, "sync"
+    columns = {
+        "rollout_log_probs": torch.tensor([ours]),
+        "old_log_probs": torch.tensor([theirs]),
+        "response_mask": torch.tensor([[1, 1, 0]]),
+    }
+    monkeypatch.setattr(module, "fetch", lambda *_: columns)
+
+    def verls(self: object, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        metrics["training/rollout_probs_diff_valid"] = 1
+        metrics["training/rollout_probs_diff_max"] = float(gap)
+        return batch
+
+    monkeypatch.setattr(module.PPOTrainerSeparateAsync, "_compute_old_log_prob", verls)
+    return trainer
+
+
+ROW = KVBatchMeta(partition_id="train", keys=["u.7.nq_0_0"], tags=[{}])
+
+
+def drift(warn: float | None) -> Any:
+    return MixedConfig.model_fields["drift"].default.model_copy(update={"warn_probs_diff": warn})
+
+
+def test_a_log_prob_that_is_no_number_is_the_largest_difference(monkeypatch, caplog):
+    trainer = compared(
+        monkeypatch,
+        [-0.1, -0.2, -0.3],
+        [-0.5, math.nan, math.nan],
+        max_probs_diff=0.9,
+        drift=drift(0.9),
+    )
+    with pytest.raises(RuntimeError, match=r"max=nan is above .*draw=7 token=1: .* nan in"):
+        trainer._compute_old_log_prob(ROW, {})
+    assert "drift" in caplog.text
+
+
+def test_a_number_under_a_mask_of_zero_is_not_compared(monkeypatch):
+    trainer = compared(
+        monkeypatch,
+        [-0.1, -0.2, 0.0],
+        [-0.1, -0.3, math.nan],
+        max_probs_diff=0.5,
+        drift=drift(None),
+    )
+    trainer._compute_old_log_prob(ROW, {})
+    assert "token=1" in trainer._worst_token(ROW)

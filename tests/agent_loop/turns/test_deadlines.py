@@ -1,0 +1,202 @@
+"""Deadlines, cancellation and faults of a trajectory, on a clock that jumps."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent_loop.metrics.mask_audit import mask_problems
+from agent_loop.tools.protocol import ToolUnavailable
+from agent_loop.turns import loop_settings
+from agent_loop.turns.loop_settings import LoopSettings
+from agent_loop.turns.observation_style import InlineStyle, Shown
+from agent_loop.turns.tags import Action, ActionKind, Tags
+from agent_loop.turns.trajectory import StopReason
+from agent_loop.turns.turn_loop import Budget, Generated, Observation, Rollout, Stop, run_turns
+from agent_loop.watchdog import Watchdog
+from config.schema import MixedConfig, ToolConfig
+from tests.fakes.engine import CharTokenizer, ScriptedGenerate, line_of
+from tests.fakes.virtual_loop import run_virtual
+
+CODEC = CharTokenizer()
+CONFIG = ToolConfig(server_url="http://127.0.0.1:1")
+TAGS = Tags.from_config(CONFIG, (ActionKind.CODE, ActionKind.ANSWER), max_actions=4)
+TURNS = ["<code>a</code><code>b</code><code>c</code>", "<answer>d</answer>"]
+Act = Callable[[Action], Awaitable[Observation]]
+
+
+async def trajectory_of(act: Act, turns: list[str] = TURNS, **changed: Any) -> Rollout:
+    limits = {"max_turns": 3, "response_length": 400, "timeout_s": 100.0}
+    given = {
+        "generate": ScriptedGenerate(CODEC, turns),
+        "language": TAGS,
+        "style": InlineStyle(CODEC, "[", "]"),
+        "budget": Budget(**{**limits, **changed.pop("limits", {})}),  # pyright: ignore
+        **changed,
+    }
+    return await run_turns(
+        prompt_ids=[1],
+        environment=act,
+        codec=CODEC,
+        filler_id=0,
+        clock=asyncio.get_running_loop().time,
+        **given,
+    )
+
+
+def after(**seconds: float) -> Act:
+    """A tool that answers an action with its own content, after a time; others never."""
+
+    async def act(action: Action) -> Observation:
+        await asyncio.sleep(seconds.get(action.content, 1e9))
+        return Observation(text=action.content)
+
+    return act
+
+
+def raising(error: BaseException) -> Act:
+    async def act(action: Action) -> Observation:
+        raise error
+
+    return act
+
+
+def test_results_come_in_the_order_of_the_actions_and_calls_run_side_by_side():
+    rollout, took_s = run_virtual(trajectory_of(after(a=30, b=20, c=10)))
+    assert rollout.stop_reason is StopReason.ANSWERED
+    assert "[a][b][c]" in CODEC.decode(rollout.trajectory.response_ids)
+    assert (took_s, rollout.turns[0].tools_s) == (30, 30)
+
+
+@pytest.mark.parametrize(
+    ("limits", "at_s"), [({"timeout_s": 50}, 50), ({"turn_timeout_s": 7}, 7), ({"timeout_s": 0}, 0)]
+)
+def test_a_deadline_ends_the_trajectory_on_time_with_what_the_model_said(limits, at_s):
+    rollout, took_s = run_virtual(trajectory_of(after(a=1, b=2), limits=limits))
+    assert (rollout.stop_reason, took_s) == (StopReason.DEADLINE, at_s)
+    assert mask_problems(line_of(rollout)) == []
+    if at_s:
+        assert CODEC.decode(rollout.trajectory.response_ids) == TURNS[0]
+        assert [call.status for call in rollout.calls] == ["ok", "ok", "cancelled"]
+
+
+def test_the_deadline_of_a_turn_begins_anew_with_each():
+    turns = ["<code>a</code>", "<code>a</code>", "<answer>d</answer>"]
+    rollout, took_s = run_virtual(trajectory_of(after(a=6), turns, limits={"turn_timeout_s": 7}))
+    assert (rollout.stop_reason, took_s) == (StopReason.ANSWERED, 12)
+
+
+def test_an_engine_that_never_answers_ends_with_one_filler_token():
+    async def silent(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
+        return await asyncio.Event().wait()  # pyright: ignore
+
+    rollout, took_s = run_virtual(trajectory_of(after(), generate=silent))
+    assert (rollout.stop_reason, took_s) == (StopReason.DEADLINE, 100)
+    assert (rollout.trajectory.response_ids, rollout.trajectory.response_mask) == ([0], [0])
+
+
+@pytest.mark.parametrize("content", ["a", "b", "c"])
+def test_a_tool_that_never_answers_costs_its_own_time_limit_and_no_more(content):
+    async def act(action: Action) -> Observation:
+        if action.content == content:
+            await asyncio.sleep(30)
+            raise ToolUnavailable("no answer within timeout_s=30", tool="run_code")
+        return await after(a=1, b=1, c=1)(action)
+
+    rollout, took_s = run_virtual(trajectory_of(act))
+    assert 30 <= took_s <= 31
+    assert (rollout.stop_reason, rollout.fault_tool) == (StopReason.INFRA_ERROR, "run_code")
+    assert not any(rollout.trajectory.response_mask + rollout.trajectory.log_probs)
+
+
+def test_the_first_fault_cancels_the_other_calls_and_waits_until_they_are_done():
+    done = []
+
+    async def act(action: Action) -> Observation:
+        if action.content == "b":
+            await asyncio.sleep(5)
+            raise ToolUnavailable("b is dead", tool="b")
+        try:
+            return await after()(action)
+        finally:
+            await asyncio.sleep(2)  # closes its connection
+            done.append(action.content)
+
+    rollout, took_s = run_virtual(trajectory_of(act))
+    assert (sorted(done), took_s) == (["a", "c"], 7)
+    assert [call.status for call in rollout.calls] == ["cancelled", "unavailable", "cancelled"]
+    assert rollout.fault_tool == "b"
+
+
+def test_a_cancelled_trajectory_leaves_nothing_running():
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(trajectory_of(after()))
+        await asyncio.sleep(3)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    assert run_virtual(cancelled()) == (None, 3)
+
+
+@pytest.mark.parametrize("turn", ["<code>a</code>", TURNS[0]])
+@pytest.mark.parametrize("error", [TimeoutError("t"), asyncio.TimeoutError("t"), KeyError("k")])
+def test_what_an_action_raises_is_the_loop_s_error_and_no_deadline(turn, error):
+    rollout, _ = run_virtual(trajectory_of(raising(error), [turn]))
+    assert_lost_to_the_loop(rollout, type(error).__name__)
+    assert "failed" in [call.status for call in rollout.calls]
+
+
+class BrokenStyle:
+    async def show(self, *args: Any) -> Shown | None:
+        raise ValueError("broken")
+
+
+class BrokenTags(Tags):
+    def actions(self, text: str) -> list[Action]:
+        raise ValueError("broken")
+
+
+@pytest.mark.parametrize(
+    "changed", [{"style": BrokenStyle()}, {"language": BrokenTags(pairs=TAGS.pairs)}]
+)
+def test_what_style_or_language_raise_is_the_loop_s_error(changed):
+    rollout, _ = run_virtual(trajectory_of(after(a=0, b=0, c=0), **changed))
+    assert_lost_to_the_loop(rollout, "ValueError")
+
+
+def assert_lost_to_the_loop(rollout: Rollout, error: str) -> None:
+    assert (rollout.stop_reason, rollout.fault_tool) == (StopReason.INFRA_ERROR, "loop")
+    assert error in (rollout.loop_error or "")
+    assert set(rollout.trajectory.response_mask) == {0}
+    assert mask_problems(line_of(rollout)) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("turn", ["<code>a</code>", TURNS[0]])
+def test_an_interrupt_passes_through(error, turn):
+    with pytest.raises(error):
+        run_virtual(trajectory_of(raising(error()), [turn]))
+
+
+@pytest.mark.parametrize(
+    ("deadline", "left_s"), [(None, 300), (1060, 60), (1900, 300), (1000, 0), (990, 0)]
+)
+def test_a_trajectory_ends_when_its_step_does(monkeypatch, deadline, left_s):
+    clock = SimpleNamespace(monotonic=lambda: 1000.0)
+    monkeypatch.setattr(loop_settings, "time", clock)
+    mixed = {"experiment": "x", "run_dir": "/x", "sources": {"nq": {"ratio": 1, "max_turns": 7}}}
+    settings = LoopSettings(
+        mixed=MixedConfig.model_validate(mixed),
+        tools=CONFIG,
+        budget=Budget(max_turns=3, response_length=160, timeout_s=300),
+        max_actions=1,
+        backend="cpu",
+        sampling={},
+        watchdog=Watchdog(60.0),
+    )
+    assert settings.budget_of("nq", deadline).timeout_s == left_s
+    assert settings.budget_of("nq", deadline).max_turns == 7
+    assert settings.budget_of("other", deadline).timeout_s == left_s

@@ -1,0 +1,806 @@
+"""What keeps a run from starting, and that it is said all at once."""
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from config.lookup import at
+from samplers.rows.schema import SCHEMA
+from tests.verl_mixed.conftest import RunEnviron, write_source
+from verl_mixed.checks.config.prompts import first_prompts
+from verl_mixed.launch.launcher import make_plan
+from verl_mixed.run.settings import TOOL_CONFIG
+
+
+def problems_of(environ: RunEnviron, *overrides: str) -> list[str]:
+    return make_plan(overrides, environ).problems()
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_a_good_run_has_no_problems(run_environ: RunEnviron) -> None:
+    assert problems_of(run_environ) == []
+
+
+def test_mistakes_of_every_kind_are_said_at_once(run_environ: RunEnviron) -> None:
+    found = problems_of(
+        run_environ | {"MATH_RATIO": "-1", "ROLLOUT_N": "1", "VAL_FILES": "gone.parquet"},
+        "ray_kwargs.ray_init.num_cpus=2",
+        "mixed.sources.math.reward=praise",
+        "mixed.sources.taco.agent=nobody",
+        "actor_rollout_ref.rollout.multi_turn.tool_config.burst=0",
+    )
+
+    text = "\n".join(found)
+    for word in (
+        "ratio=-1.0",
+        "rollout.n=1",
+        "gone.parquet: no such file",
+        "num_cpus=2",
+        "reward='praise'",
+        "agent='nobody'",
+        "tool_config.burst",
+    ):
+        assert word in text
+
+
+def test_settings_that_the_own_tool_server_would_not_take_are_named(
+    run_environ: RunEnviron,
+) -> None:
+    found = problems_of(
+        run_environ,
+        "mixed.tool_server={sandbox_workers: 0, port: 1, sandbx: auto}",
+    )
+    assert sorted(problem.split(":")[0] for problem in found) == [
+        "mixed.tool_server.port",
+        "mixed.tool_server.sandbox_workers",
+        "mixed.tool_server.sandbx",
+    ]
+    good = "mixed.tool_server={sandbox_packages: [numpy], search_upstream: 'http://x/retrieve'}"
+    assert problems_of(run_environ, good) == []
+
+
+def test_a_source_with_a_ratio_needs_rows_in_training_and_validation(
+    run_environ: RunEnviron,
+) -> None:
+    found = problems_of(run_environ | {"NQ_RATIO": "1"})
+
+    assert [problem.split(" (")[0] for problem in found] == [
+        "no rows of source='nq' in data.train_files",
+        "no rows of source='nq' in data.val_files",
+    ]
+
+
+def test_rows_of_a_source_without_a_ratio_are_named_with_their_file(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    extra = write_source(tmp_path / "poems.parquet", "poems", 3)
+
+    found = problems_of(run_environ | {"TRAIN_FILES": f"{run_environ['TRAIN_FILES']},{extra}"})
+
+    assert found == [
+        f"no ratio for source='poems' ({extra}, 3 rows): every source of data.train_files needs "
+        "one; add mixed.sources.poems.ratio (0 leaves it out)"
+    ]
+
+
+def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    odd = write_source(tmp_path / "odd.parquet", "math", 3, agent="stranger")
+    environ = run_environ | {"TRAIN_FILES": f"{odd},{tmp_path / 'taco_train.parquet'}"}
+
+    assert problems_of(environ) == []
+    (found,) = problems_of(environ, "mixed.sources.math.agent=null")
+    assert f"{odd}: 3 rows of source='math' have agent_name='stranger'" in found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=3", "is no multiple of"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7", "does not divide the 20"),
+        ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=7", "does not divide the 20"),
+        ("actor_rollout_ref.actor.optim.lr=-1", "optim.lr=-1"),
+        ("trainer.total_training_steps=null", "total_training_steps=None"),
+        ("actor_rollout_ref.actor.strategy=fsdp", "must be 'fsdp2'"),
+        ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "must be 1"),
+        ("ray_kwargs.ray_init.num_gpus=4", "num_gpus=4"),
+        ("mixed.apportionment=sometimes", "mixed.apportionment"),
+        ("actor_rollout_ref.model.path=/gone", "no config.json there"),
+        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=null", "want a whole number"),
+        ("skip.rollout_tq.enable=true", "past the replay buffer"),
+        ("trainer.v1.sampler.custom_sampler.path=own.py", "custom_sampler.path='own.py'"),
+        ("actor_rollout_ref.actor.shuffle=true", "lose their quotas"),
+        ("data.train_max_samples=100", "leave rows out"),
+        ("data.filter_overlong_prompts=true", "leave rows out"),
+        ("trainer.v1.trainer_mode=sync", "trainer_mode='sync'"),
+        ("mixed.sources.math.ratio=nan", "mixed.sources.math: ratio=nan"),
+        ("mixed.sources.math.ratio=inf", "mixed.sources.math: ratio=inf"),
+        ("mixed.sources.math.ratio={0:1,9:-1}", "mixed.sources.math: ratio=-1.0"),
+        ("mixed.sources.math.max_turns=0", "mixed.sources.math.max_turns"),
+        ("mixed.sources.math.max_response_length=161", "data.max_response_length=160"),
+        ("mixed.rate_limit.backend=redis", "mixed.rate_limit.backend"),
+        ("mixed.rate_limit.shares={taco: 0}", "mixed.rate_limit.shares.taco: Input should be"),
+        ("mixed.rate_limit.shares={taco: inf}", "mixed.rate_limit.shares.taco: Input should be"),
+        ("mixed.rate_limit.shares={tacos: 1}", "mixed.rate_limit.shares.tacos: no such source"),
+        ("mixed.rate_limit.strict_window_s=0.5", "lower the burst"),
+        ("mixed.rate_limit.strict_window_s=inf", "mixed.rate_limit.strict_window_s: Input should"),
+        (f"{TOOL_CONFIG}.timeout=inf", f"{TOOL_CONFIG}.timeout: Input should be a finite"),
+        (f"{TOOL_CONFIG}.request_interval=inf", "request_interval: Input should be a finite"),
+        (f"{TOOL_CONFIG}.rate_limit_per_minute=inf", "rate_limit_per_minute: Input should be"),
+    ],
+)
+def test_a_value_verl_cannot_run_with_is_one_problem(
+    run_environ: RunEnviron, override: str, word: str
+) -> None:
+    (found,) = problems_of(run_environ, override)
+
+    assert word in found
+
+
+@pytest.mark.slow
+def test_what_vllm_cannot_do_on_a_cpu_is_named(
+    run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = "profile=vllm_cpu"
+    monkeypatch.setattr("verl_mixed.checks.config.gpus._is_installed", lambda module: True)
+
+    assert problems_of(run_environ, profile) == []
+    for override, wanted in {
+        "actor_rollout_ref.rollout.enforce_eager=false": "it must be True",
+        "actor_rollout_ref.rollout.enable_sleep_mode=true": "it must be False",
+        "actor_rollout_ref.rollout.free_cache_engine=true": "it must be False",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2": "it must be 1",
+        "actor_rollout_ref.model.lora_rank=8": "it must be 0",
+        "actor_rollout_ref.rollout.full_determinism=true": "it must be False",
+    }.items():
+        (found,) = problems_of(run_environ, profile, override)
+        assert found.startswith(override.partition("=")[0]) and wanted in found
+
+
+def test_vllm_on_a_cpu_is_asked_for_where_it_is_not_installed(
+    run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verl_mixed.checks.config.gpus._is_installed", lambda module: False)
+
+    (found,) = problems_of(run_environ, "profile=vllm_cpu")
+
+    assert "vllm-cpu is not installed here" in found and "requirements/vllm-cpu.txt" in found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "word"),
+    [
+        (("data.train_batch_size=0",), "data.train_batch_size=0: want a whole number >= 1"),
+        (
+            ("mixed.apportionment=fixed", "mixed.sources.math.ratio={0:1,9:0.5}"),
+            "mixed.apportionment='fixed' with a schedule for source=math",
+        ),
+        (
+            ("mixed.sources.math.ratio={0:1,9:0}", "mixed.sources.taco.ratio={9:0,12:1}"),
+            "every ratio is 0 after 9 steps (taco, nq, math)",
+        ),
+        (
+            (
+                "mixed.sources.math.temperature=0.6",
+                "actor_rollout_ref.model.use_fused_kernels=true",
+            ),
+            "mixed.sources.math.temperature=0.6 with actor_rollout_ref.model.use_fused_kernels",
+        ),
+    ],
+)
+def test_settings_that_contradict_one_another_are_named(
+    run_environ: RunEnviron, overrides: tuple[str, ...], word: str
+) -> None:
+    found = problems_of(run_environ, *overrides)
+
+    assert word in "\n".join(found)
+    assert len(found) == 1 + ("ppo_mini_batch_size=0" in "\n".join(found))  # follows the batch
+
+
+def test_all_mistakes_of_the_limits_are_told_at_once(run_environ: RunEnviron) -> None:
+    found = problems_of(
+        run_environ,
+        "mixed.rate_limit.shares={tacos: 1, taco: -1, math: nan}",
+        "mixed.rate_limit.strict_window_s=1e300",
+        f"{TOOL_CONFIG}.rate_limit_per_minute=1e300",
+    )
+
+    assert [problem.split(":")[0] for problem in found] == [
+        "mixed.rate_limit.shares.taco",
+        "mixed.rate_limit.shares.math",
+        "mixed.rate_limit.strict_window_s",
+        f"{TOOL_CONFIG}.rate_limit_per_minute",
+        "mixed.rate_limit.shares.tacos",
+    ]
+
+
+def test_settings_of_a_source_that_verl_can_keep_are_no_problem(run_environ: RunEnviron) -> None:
+    own = (
+        "mixed.sources.math.temperature=1.0",  # the common one
+        "actor_rollout_ref.model.use_fused_kernels=true",
+        "mixed.sources.math.max_response_length=160",
+        "mixed.sources.math.ratio={0:1,9:0}",
+    )
+
+    assert problems_of(run_environ, *own) == []
+    assert problems_of(run_environ, "mixed.sources.taco.temperature=0.6") == []
+
+
+def test_groups_of_different_sizes_need_no_even_split(run_environ: RunEnviron) -> None:
+    uneven = ("mixed.sources.math.rollout_n=3", "data.train_batch_size=7")
+
+    assert problems_of(run_environ, *uneven) == []
+    same = [f"mixed.sources.{name}.rollout_n=3" for name in ("math", "taco")]
+    assert "21 trajectories" in problems_of(run_environ, *same, "data.train_batch_size=7")[0]
+
+
+SEPARATE = (
+    "trainer.v1.trainer_mode=mixed_separate_async",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+    "trainer.v1.separate_async.parameter_sync_step=2",
+    "actor_rollout_ref.rollout.nnodes=1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend=tcp_store",
+    "ray_kwargs.ray_init.num_gpus=2",
+)
+
+
+def test_a_separate_trainer_with_all_it_needs_is_no_problem(run_environ: RunEnviron) -> None:
+    assert problems_of(run_environ, *SEPARATE) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "word"),
+    [
+        ("trainer.v1.separate_async.parameter_sync_step=3", "is not trainer.v1.separate_async"),
+        ("actor_rollout_ref.rollout.nnodes=0", "rollout.nnodes=0"),
+        ("actor_rollout_ref.rollout.n_gpus_per_node=0", "rollout.n_gpus_per_node=0"),
+        ("actor_rollout_ref.rollout.checkpoint_engine.backend=naive", "backend='naive'"),
+    ],
+)
+def test_what_a_separate_trainer_lacks_is_named(
+    run_environ: RunEnviron, override: str, word: str
+) -> None:
+    found = problems_of(run_environ, *SEPARATE, override)
+
+    assert any(word in problem and "mixed_separate_async" in problem for problem in found)
+
+
+def test_a_row_that_is_there_twice_is_named_over_all_training_files(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    copy = write_source(tmp_path / "copy.parquet", "math", 2)
+    files = f"{run_environ['TRAIN_FILES']},{copy}"
+
+    (found,) = problems_of(run_environ | {"TRAIN_FILES": files})
+
+    assert found.startswith("data.train_files: 2 values of extra_info.row_id are each on more than")
+    assert f"({tmp_path / 'math_train.parquet'} row 0, {copy} row 0)" in found
+
+
+def test_a_file_that_is_named_twice_is_told_once(run_environ: RunEnviron) -> None:
+    first = run_environ["TRAIN_FILES"].split(",")[0]
+
+    (found,) = problems_of(run_environ | {"TRAIN_FILES": f"{run_environ['TRAIN_FILES']},{first}"})
+
+    assert f"data.train_files: {first} is named 2 times" in found
+
+
+def test_a_damaged_file_keeps_no_other_mistake_from_being_told(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "taco_train.parquet"
+    damaged.write_text("no table")
+    extra = write_source(tmp_path / "poems.parquet", "poems", 3)
+
+    found = problems_of(
+        run_environ | {"TRAIN_FILES": f"{run_environ['TRAIN_FILES']},{extra}", "MATH_RATIO": "-1"}
+    )
+
+    assert [problem.split(" (")[0] for problem in found] == [
+        "mixed.sources.math: ratio=-1.0 must be finite and >= 0; 0 leaves a source out",
+        f"data.train_files: cannot read rows from {damaged}: not a parquet file",
+        "no ratio for source='poems'",
+    ]
+
+
+def test_a_file_of_a_source_holds_its_rows_only(run_environ: RunEnviron, tmp_path: Path) -> None:
+    train = [str(tmp_path / f"{source}_train.parquet") for source in ("math", "taco")]
+
+    assert problems_of(run_environ, f"mixed.sources.math.files=[{train[0]}]") == []
+    (found,) = problems_of(run_environ, f"mixed.sources.math.files={train}")
+
+    assert found.startswith(
+        f"mixed.sources.math.files: {train[1]} holds 12 rows of source='taco': its files hold rows "
+        "of data_source='math' only"
+    )
+
+
+def test_a_busy_dashboard_port_is_a_problem(run_environ: RunEnviron, busy_port: int) -> None:
+    (found,) = problems_of(run_environ | {"RAY_DASHBOARD_PORT": str(busy_port)})
+
+    assert f"dashboard_port={busy_port}: the port is in use" in found
+
+
+def test_a_given_tool_server_must_answer(run_environ: RunEnviron) -> None:
+    (found,) = problems_of(run_environ | {"TOOL_SERVER_URL": "http://127.0.0.1:1"})
+
+    assert found.startswith("no answer from http://127.0.0.1:1/health")
+
+
+def test_a_switched_off_plugin_is_a_problem(
+    run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+
+    (found,) = problems_of(run_environ)
+
+    assert "VERL_USE_EXTERNAL_PLUGINS='none'" in found
+
+
+def word_model(folder: Path) -> Path:
+    """A model folder whose tokenizer makes one token of each word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    fast.save_pretrained(folder)
+    model: dict[str, Any] = {"model_type": "qwen3"}
+    (folder / "config.json").write_text(json.dumps(model))
+    return folder
+
+
+def test_prompts_that_do_not_fit_are_counted_per_file(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    environ = run_environ | {"MODEL_PATH": str(word_model(tmp_path / "model"))}
+
+    assert problems_of(environ, "data.max_prompt_length=3") == []  # "math question 0"
+    found = problems_of(environ, "data.max_prompt_length=2")
+    assert len(found) == 4
+    assert "12 of 12 prompts are longer than data.max_prompt_length=2" in found[0]
+
+
+def test_a_source_that_the_demo_lacks_is_told_before_the_demo_is_made() -> None:
+    plan = make_plan(["+mixed.sources.trivia.ratio=0.2"], {})
+    (problem,) = plan.problems(data=False)
+    assert "source='trivia'" in problem and "TRAIN_FILES" in problem
+
+
+def test_a_missing_file_is_told_beside_the_keys_that_have_no_value() -> None:
+    found = problems_of({"TRAIN_FILES": "/gone.parquet"})
+
+    assert [problem.split(":")[0] for problem in found] == [
+        "actor_rollout_ref.model.path",
+        "data.val_files",
+        "data.train_files",
+    ]
+    assert "/gone.parquet: no such file" in found[-1]
+
+
+def test_a_machine_with_too_few_gpus_is_told_before_anything_starts(
+    run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verl_mixed.checks.preflight.cuda_devices", lambda: 1)
+    two = ("trainer.device=cuda", "trainer.n_gpus_per_node=2")
+
+    (found,) = problems_of(run_environ, *two)
+    assert "n_gpus_per_node=2: this machine shows 1 NVIDIA GPUs" in found
+
+    (found,) = problems_of(run_environ, *two, "++ray_kwargs.ray_init.address=127.0.0.1:1")
+    assert "no answer from Ray's head at 127.0.0.1:1: nothing listens there" in found
+    assert problems_of(run_environ, "trainer.device=cuda", "trainer.n_gpus_per_node=1") == []
+    assert make_plan(two, run_environ).problems(machine=False) == []
+
+
+def test_a_shared_limiter_is_one_file_for_workers_in_any_folder(run_environ: RunEnviron) -> None:
+    key = f"{TOOL_CONFIG}.rate_limit_file"
+
+    assert at(make_plan([], run_environ).config, key) is None
+    here = str(Path("common.state").absolute())
+    assert at(make_plan([f"{key}=common.state"], run_environ).config, key) == here
+
+
+def test_dr_grpo_with_the_loss_it_needs_and_a_scale_are_no_problem(run_environ: RunEnviron) -> None:
+    dr_grpo = (
+        "algorithm.state_masked_grpo.dr_grpo=true",
+        "algorithm.state_masked_grpo.scale={math: 0.5}",
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm",
+        "actor_rollout_ref.actor.loss_scale_factor=160",
+    )
+
+    assert problems_of(run_environ, *dr_grpo) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["+algorithm.state_masked_grpo.scales=1"], ["algorithm.state_masked_grpo.scales: Extra"]),
+        (
+            ["algorithm.state_masked_grpo.scale={maths: 2, math: 0}"],
+            [
+                "state_masked_grpo.scale.math: Input should be greater",
+                "scale.maths: no such source",
+            ],
+        ),
+        (
+            ["algorithm.state_masked_grpo.dr_grpo=true"],
+            ["dr_grpo=True with actor_rollout_ref.actor.loss_agg_mode='token-mean'"],
+        ),
+        (
+            ["actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
+            ["actor_rollout_ref.actor.loss_scale_factor=None"],
+        ),
+    ],
+)
+def test_an_advantage_that_its_loss_does_not_match_is_named(
+    run_environ: RunEnviron, overrides: list[str], words: list[str]
+) -> None:
+    found = problems_of(run_environ, *overrides)
+
+    assert len(found) == len(words)
+    assert all(word in problem for word, problem in zip(words, found, strict=True)), found
+
+
+def test_the_advantage_divides_by_the_std_where_verl_says_so(run_environ: RunEnviron) -> None:
+    for value in ("true", "false"):
+        plan = make_plan([f"algorithm.norm_adv_by_std_in_grpo={value}"], run_environ)
+        assert at(plan.config, "algorithm.state_masked_grpo.norm_by_std") is (value == "true")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["mixed.sources.nq.agent=tool_agent"], []),
+        (
+            ["mixed.sources.nq.agent=single_turn_agent", "mixed.sources.nq.max_turns=2"],
+            ["mixed.sources.nq.max_turns=2 with agent='single_turn_agent'"],
+        ),
+        (
+            ["mixed.turns.stop_at_tag=strings", "actor_rollout_ref.rollout.name=sglang"],
+            ["mixed.turns.stop_at_tag='strings'"],
+        ),
+        (["mixed.deadlines.turn_s=30"], ["timeout=30 is not below mixed.deadlines.turn_s=30"]),
+        (
+            ["actor_rollout_ref.rollout.multi_turn.tool_config.state_masking=false"],
+            [],
+        ),
+        (
+            ["actor_rollout_ref.rollout.agent.agent_loop_manager_class=null"],
+            ["agent_loop_manager_class: want"],
+        ),
+    ],
+)
+def test_settings_of_agent_loops_that_contradict_are_named(
+    run_environ: RunEnviron, overrides: list[str], words: list[str]
+) -> None:
+    found = problems_of(run_environ, *overrides)
+    found = [problem for problem in found if "sglang" not in problem or "stop_at_tag" in problem]
+
+    assert len(found) == len(words), found
+    assert all(word in problem for word, problem in zip(words, found, strict=True)), found
+
+
+def test_the_agent_s_system_prompt_counts_among_the_tokens_of_a_prompt(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    environ = run_environ | {"MODEL_PATH": str(word_model(tmp_path / "model"))}
+    overrides = ["mixed.sources.math.agent=react_agent", "data.max_prompt_length=40"]
+
+    found = problems_of(environ, *overrides)
+    assert all("with the system prompt of their source or agent" in problem for problem in found)
+    assert len(found) == 2  # math's file for training and the one for validation
+    assert problems_of(environ, *overrides[:1], "data.max_prompt_length=200") == []
+
+
+def test_the_system_prompt_of_a_source_counts_among_the_tokens_too(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    environ = run_environ | {"MODEL_PATH": str(word_model(tmp_path / "model"))}
+    overrides = ["mixed.sources.math.prompt={system: one two three four}"]
+
+    assert problems_of(environ, *overrides, "data.max_prompt_length=6") == []
+    found = problems_of(environ, *overrides, "data.max_prompt_length=5")
+    assert [problem.split(":")[0] for problem in found] == [
+        str(tmp_path / f"math_{split}.parquet") for split in ("train", "val")
+    ]
+
+
+def test_a_model_folder_without_a_tokenizer_is_named(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen3"}')
+
+    (found,) = problems_of(run_environ | {"MODEL_PATH": str(tmp_path / "model")})
+
+    assert "no tokenizer with a chat template there" in found
+
+
+def test_ground_truths_that_the_reward_of_their_source_cannot_judge_by_are_counted(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    rows = pq.read_table(tmp_path / "math_train.parquet").to_pylist()
+    for number, text in ((3, '{"inputs": []}'), (5, "no JSON")):
+        rows[number]["reward_model"]["ground_truth"] = text
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "math_train.parquet")
+
+    (found,) = problems_of(run_environ)
+
+    assert found.startswith(f"{tmp_path / 'math_train.parquet'}: 2 rows of source='math' have a")
+    assert "first row 3" in found
+
+
+USER = {"role": "user", "content": "q"}
+INFO = {"split": "train", "index": 0, "row_id": "math:x", "extras": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ({"prompt": None}, ["1 rows of source='math' cannot be used, first row 3: its prompt has"]),
+        ({"prompt": []}, ["row 3: its prompt has no messages"]),
+        ({"prompt": [USER, None]}, ["row 3: its prompt has a message without a role or a content"]),
+        ({"prompt": [USER | {"content": None}]}, ["without a role or a content"]),
+        ({"prompt": [USER | {"role": "system"}]}, ["no message of the role user"]),
+        ({"reward_model": None}, ["row 3: reward_model.ground_truth is not JSON"]),
+        (
+            {"reward_model": {"style": "rule", "ground_truth": '{"answer": null}'}},
+            ["row 3: ground_truth.answer=None is no answer"],
+        ),
+        ({"extra_info": None}, ["1 rows have no extra_info.row_id"]),
+        ({"extra_info": INFO | {"extras": "{"}}, ["row 3: extra_info.extras is not JSON"]),
+        ({"extra_info": INFO | {"extras": "[1]"}}, ["extra_info.extras=[1] is no JSON object"]),
+        ({"prompt": None, "reward_model": None}, ["no messages", "is not JSON"]),
+    ],
+)
+@pytest.mark.slow
+@pytest.mark.parametrize("with_model", [False, True])
+def test_cells_that_no_run_can_use_are_named_and_stop_no_check(
+    run_environ: RunEnviron, tmp_path: Path, cells: Any, words: list[str], with_model: bool
+) -> None:
+    if with_model:
+        run_environ = run_environ | {"MODEL_PATH": str(word_model(tmp_path / "model"))}
+    rows = pq.read_table(tmp_path / "math_train.parquet").to_pylist()
+    rows[3] |= cells
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "math_train.parquet")
+
+    plan = make_plan([], run_environ)
+    found = plan.problems()
+
+    assert len(found) == len(words)
+    assert all(word in problem for word, problem in zip(words, found, strict=True)), found
+    assert first_prompts(plan.config).keys() == {"math", "taco"}
+
+
+def test_rows_of_validation_that_are_trained_are_named_with_their_twins(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    validation = write_source(tmp_path / "math_val.parquet", "math", 4, first=10)
+
+    (found,) = problems_of(run_environ)
+
+    train = tmp_path / "math_train.parquet"
+    assert found.startswith("data.val_files: 2 rows are in data.train_files too")
+    assert f"first {validation} row 0 ({train} row 10)" in found
+    assert problems_of(run_environ, "mixed.leakage=allow") == []
+
+
+def test_the_same_prompt_under_another_id_is_leakage_too(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    rows = pq.read_table(tmp_path / "math_train.parquet").slice(7, 1).to_pylist()
+    rows[0]["extra_info"]["row_id"] = "math:another"
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "math_val.parquet")
+
+    (found,) = problems_of(run_environ)
+
+    assert f"({tmp_path / 'math_train.parquet'} row 7)" in found
+
+
+def test_rows_of_a_source_without_a_share_leak_nothing(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    train = write_source(tmp_path / "nq_train.parquet", "nq", 4)
+    validation = write_source(tmp_path / "nq_val.parquet", "nq", 4)
+    files = {
+        key: f"{run_environ[key]},{file}"
+        for key, file in (("TRAIN_FILES", train), ("VAL_FILES", validation))
+    }
+
+    assert problems_of(run_environ | files) == []  # NQ_RATIO=0
+    (found,) = problems_of(run_environ | files | {"NQ_RATIO": "1"})
+    assert found.startswith("data.val_files: 4 rows are in data.train_files too")
+
+
+def test_a_row_that_validates_twice_is_named(run_environ: RunEnviron, tmp_path: Path) -> None:
+    copy = write_source(tmp_path / "copy.parquet", "math", 2, first=100)
+
+    (found,) = problems_of(run_environ | {"VAL_FILES": f"{run_environ['VAL_FILES']},{copy}"})
+
+    assert found.startswith("data.val_files: 2 values of extra_info.row_id are each on more than")
+
+
+def test_the_first_prompt_of_each_source_is_shown_as_the_model_reads_it(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    overrides = ["prompts=instructed"]
+    messages = first_prompts(make_plan(overrides, run_environ).config)
+    assert messages["math"].startswith("system: You solve mathematical problems")
+    assert messages["taco"].endswith("user: taco question 0")
+
+    environ = run_environ | {"MODEL_PATH": str(word_model(tmp_path / "model"))}
+    rendered = first_prompts(
+        make_plan(["mixed.sources.math.prompt={user: 'Q {question}'}"], environ).config
+    )
+    assert rendered == {"math": "Q math question 0", "taco": "taco question 0"}
+
+
+def test_a_chat_template_that_refuses_the_messages_of_a_loop_is_named(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    model = word_model(tmp_path / "model")
+    picky = (
+        "{% for m in messages %}{% if m['role'] not in ['user', 'assistant'] %}"
+        "{{ raise_exception('only user and assistant') }}{% endif %}{{ m['content'] }}{% endfor %}"
+    )
+    (model / "chat_template.jinja").write_text(picky)
+    environ = run_environ | {"MODEL_PATH": str(model)}
+
+    assert problems_of(environ) == []
+    found = problems_of(
+        environ,
+        "mixed.sources.nq.observation_style=chat",
+        "mixed.sources.math.agent=react_agent",
+        "data.max_prompt_length=900",
+    )
+    assert [problem.split(":")[0] for problem in found] == ["source=nq", "source=math"]
+    assert "refuses messages of the role tool (only user and assistant)" in found[0]
+    assert "refuses messages of the role system" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ messages[0]['content'] + 5 }}", 'can only concatenate str (not "int") to str'),
+        ("{% if %}", "Expected an expression, got 'end of statement block'"),
+    ],
+)
+def test_a_chat_template_that_is_broken_is_named_with_its_fault(
+    run_environ: RunEnviron, tmp_path: Path, template: str, why: str
+) -> None:
+    model = word_model(tmp_path / "model")
+    (model / "chat_template.jinja").write_text(template)
+    plan = make_plan([], run_environ | {"MODEL_PATH": str(model)})
+
+    found = plan.problems()
+    assert len(found) == 4  # files
+    assert all(f"refuses 12 of 12 prompts, first row 0 ({why})" in problem for problem in found)
+    assert first_prompts(plan.config)["math"] == "user: math question 0"
+
+
+def test_a_row_s_own_system_message_counts_where_the_chat_template_refuses_it(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    model = word_model(tmp_path / "model")
+    (model / "chat_template.jinja").write_text(
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('none') }}{% endif %}"
+        "{{ messages[-1]['content'] }}"
+    )
+    rows = pq.read_table(tmp_path / "math_train.parquet").to_pylist()
+    rows[5]["prompt"] = [{"role": "system", "content": "s"}, USER]
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "math_train.parquet")
+
+    (found,) = problems_of(run_environ | {"MODEL_PATH": str(model)})
+    assert "refuses 1 of 12 prompts, first row 5 (none)" in found
+
+
+@pytest.mark.parametrize(
+    "text", ["a: b", "- 5", ":::: {", "- {name: math_agent, system_prompt: 5}"]
+)
+def test_a_broken_file_of_agent_loops_is_named_and_stops_no_check(
+    run_environ: RunEnviron, tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "loops.yaml"
+    file.write_text(text)
+    key = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+    environ = run_environ | {"MODEL_PATH": str(word_model(tmp_path / "model"))}
+
+    found = problems_of(environ, f"{key}={file}")
+    assert found[0].startswith(f"{key}={str(file)!r}: ") and "\n" not in found[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            "math.reward_options=5",
+            "mixed.sources.math.reward_options: Input should be a valid dict",
+        ),
+        ("math.reward_options={a: 1}", "mixed.sources.math.reward_options=['a'] of reward='math'"),
+        (
+            "taco.reward_options={max_tests: 0}",
+            "mixed.sources.taco.reward_options.max_tests: Input",
+        ),
+        ("math.reward=[math]", "mixed.sources.math.reward: Input should be a valid string"),
+        (
+            "math.reward_terms={length: {free: 500}}",
+            "mixed.sources.math.reward_terms.length: its first 500 tokens are free",
+        ),
+        ("math.prompt=5", "mixed.sources.math.prompt: Input should be a valid dictionary"),
+        ("math.prompt={usr: x}", "mixed.sources.math.prompt.usr: Extra inputs are not permitted"),
+        ("math.prompt={user: x}", "mixed.sources.math.prompt: user='x' leaves the question out"),
+        ("math.prompt={system: '{x_tag}'}", "mixed.sources.math.prompt: {x_tag}: no such tag"),
+        ("math.prompt=nope", "mixed: sources.math.prompt='nope': no such template"),
+        ("tools={ratio: 0}", "mixed.sources: no names of sources: 'tools'"),
+        ("t=5", "mixed.sources.t: Input should be a valid dictionary"),
+    ],
+)
+def test_a_mistake_in_a_source_is_one_line_with_its_path(
+    run_environ: RunEnviron, setting: str, said: str
+) -> None:
+    (found,) = problems_of(run_environ, f"++mixed.sources.{setting}")
+    assert found.startswith(said)
+
+
+def test_a_reward_s_file_that_exits_is_named(run_environ: RunEnviron, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("raise SystemExit(4)")
+    (found,) = problems_of(run_environ, "mixed.sources.math.reward=own.py:f")
+    assert "own.py raised SystemExit: 4" in found
+
+
+def test_values_that_verl_would_take_and_fail_on_are_named(run_environ: RunEnviron) -> None:
+    wrong = {
+        "actor_rollout_ref.rollout.temperature": "0",
+        "actor_rollout_ref.rollout.top_p": "7",
+        "actor_rollout_ref.rollout.top_k": "-5",
+        "actor_rollout_ref.rollout.multi_turn.max_turn_length": "0",
+        "actor_rollout_ref.actor.entropy_coeff": "-3",
+        "actor_rollout_ref.actor.kl_loss_type": "zzz",
+        "algorithm.kl_ctrl.type": "sliding",
+        "algorithm.gamma": "1.5",
+        "trainer.save_freq": "often",
+        "trainer.max_actor_ckpt_to_keep": "0",
+        "trainer.resume_mode": "never",
+        "trainer.logger": "[nonsense]",
+    }
+    found = problems_of(run_environ, *(f"{key}={value}" for key, value in wrong.items()))
+    assert sorted(problem.split("=")[0] for problem in found) == sorted(wrong)
+    for good in ("trainer.logger=console", "trainer.max_actor_ckpt_to_keep=null"):
+        assert problems_of(run_environ, good) == []
+
+
+def test_the_rows_of_the_reference_are_divided_too(run_environ: RunEnviron) -> None:
+    seven = "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=7"
+    assert problems_of(run_environ, seven) == []
+    (found,) = problems_of(run_environ, seven, "actor_rollout_ref.actor.use_kl_loss=true")
+    assert "ref.log_prob_micro_batch_size_per_gpu=7 does not divide" in found
+
+
+def test_a_checkpoint_that_is_named_must_be_whole(run_environ: RunEnviron, tmp_path: Path) -> None:
+    folder = tmp_path / "global_step_3"
+    named = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}")
+    (found,) = problems_of(run_environ, "trainer.resume_mode=resume_path")
+    assert "trainer.resume_from_path=None: want the folder global_step_N" in found
+    folder.mkdir()
+    (found,) = problems_of(run_environ, *named)
+    assert str(folder) in found
+    (folder / "data.pt").touch()
+    assert problems_of(run_environ, *named) == []

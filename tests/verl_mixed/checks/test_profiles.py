@@ -1,0 +1,279 @@
+"""The profiles: each composes, verl takes every key of it, and the check of GPU runs needs none."""
+
+import json
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from cluster.placement import Node, need_of, placement_problems
+from config.lookup import at, flatten
+from tests.fakes.real_tokenizers import real_tokenizer
+from tests.verl_mixed.conftest import RunEnviron
+from verl_mixed.checks.config import gpus as gpu_check
+from verl_mixed.checks.config.algorithm import ESTIMATORS, algorithm_problems
+from verl_mixed.checks.config.gpus import gpu_problems, package_gaps
+from verl_mixed.launch.launcher import make_plan
+from verl_mixed.run.compose import CONFIG_DIR, REQUIRED, compose_config, resolve
+from verl_mixed.run.settings import SETTINGS
+
+PROFILES = sorted(path.stem for path in CONFIG_DIR.glob("profile/*.yaml"))
+GPU_PROFILES = [name for name in PROFILES if name.startswith("gpu")]
+DOCUMENT = CONFIG_DIR.parent / "docs" / "profiles.md"
+REQUIREMENTS = CONFIG_DIR.parent / "requirements"
+
+
+@cache
+def config_of(profile: str, *overrides: str, model: str = "someone/some-model") -> dict[str, Any]:
+    given = [f"{key}=[x]" for key in REQUIRED if key.startswith("data.")]
+    return resolve(
+        compose_config(
+            [
+                f"profile={profile}",
+                "mixed.run_dir=/r",
+                *given,
+                f"actor_rollout_ref.model.path={model}",
+                *overrides,
+            ]
+        )
+    )
+
+
+def gpu_config(*overrides: str) -> dict[str, Any]:
+    return config_of("gpu", *overrides)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of no weights: what verl reads of one before it loads it."""
+    folder = tmp_path_factory.mktemp("model")
+    real_tokenizer("pieces").save_pretrained(folder)
+    shape = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 512,
+    }
+    (folder / "config.json").write_text(json.dumps(shape))
+    return folder
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_verl_builds_its_own_config_of_every_profile(profile: str, model_folder: Path) -> None:
+    pytest.importorskip("verl")
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import HFModelConfig
+
+    config: Any = OmegaConf.create(config_of(profile, model=str(model_folder)))
+    parts = config.actor_rollout_ref
+    with_own_words = OmegaConf.to_container(parts.ref)
+    assert isinstance(with_own_words, dict)
+    # as workers/engine_workers.py renames the reference model's before it builds it
+    for ours, theirs in {
+        "log_prob_micro_batch_size": "ppo_micro_batch_size",
+        "log_prob_micro_batch_size_per_gpu": "ppo_micro_batch_size_per_gpu",
+        "log_prob_use_dynamic_bsz": "use_dynamic_bsz",
+        "log_prob_max_token_len_per_gpu": "ppo_max_token_len_per_gpu",
+    }.items():
+        with_own_words[theirs] = with_own_words.pop(ours)
+
+    actor, rollout, _, critic = (
+        omega_conf_to_dataclass(part)
+        for part in (parts.actor, parts.rollout, OmegaConf.create(with_own_words), config.critic)
+    )
+    model = omega_conf_to_dataclass(parts.model, dataclass_type=HFModelConfig)
+
+    assert actor.strategy == critic.strategy == "fsdp2"
+    assert actor.fsdp_config.strategy == "fsdp2"
+    assert rollout.prompt_length == config.data.max_prompt_length
+    assert model.path == str(model_folder)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_sets_only_keys_that_verl_or_this_project_has(profile: str) -> None:
+    stock = resolve(compose_config(["~profile", "mixed.run_dir=/r"]), complete=False)
+    # What verl leaves open: given on to ray.init, to transformers, to a backend, or with a default
+    # in the dataclass alone.
+    open_ended = re.compile(
+        r"ray_kwargs\.ray_init\.|actor_rollout_ref\.model\.override_config\.|critic\.model\."
+        r"override_config\.|.*\.mixed_precision\.|actor_rollout_ref\.rollout\.engine_kwargs\.\w+\.|"
+        r"actor_rollout_ref\.rollout\.(multi_turn\.max_turn_length|enable_sleep_mode)|"
+        r"(mixed|data)\.prompts\."
+    )
+
+    added = flatten(config_of(profile)).keys() - flatten(stock).keys()
+
+    assert [key for key in sorted(added) if not open_ended.match(key)] == []
+
+
+@pytest.mark.parametrize("profile", GPU_PROFILES)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_every_estimator_composes_on_gpus(profile: str, estimator: str) -> None:
+    config = config_of(profile, f"algorithm.adv_estimator={estimator}")
+
+    assert algorithm_problems(config) == []
+    assert gpu_problems(config) == []
+    assert at(config, "critic.model.path") == at(config, "actor_rollout_ref.model.path")
+
+
+def test_the_gpu_profile_is_vllm_and_fsdp2_with_our_loops_trainer_and_limiter() -> None:
+    config = gpu_config()
+    rollout = at(config, "actor_rollout_ref.rollout")
+
+    assert (rollout["name"], rollout["dtype"]) == ("vllm", "bfloat16")
+    assert rollout["agent"]["agent_loop_manager_class"].startswith("agent_loop.")
+    assert rollout["multi_turn"]["tool_config"]["enable_global_rate_limit"]
+    assert at(config, "trainer.v1.trainer_mode") == "mixed_sync"
+    assert at(config, "trainer.device") == "cuda"
+    # follows instructions: the base config's prompts are bare
+    assert "{code_start_tag}" in at(config, "mixed.prompts.code.system")
+    # what follows the actor in verl's own config
+    assert at(config, "actor_rollout_ref.ref.strategy") == "fsdp2"
+    assert rollout["log_prob_use_dynamic_bsz"] is True
+    assert rollout["log_prob_max_token_len_per_gpu"] == at(
+        config, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    )
+
+
+def test_prompts_of_the_command_line_win_over_the_profiles() -> None:
+    assert at(gpu_config("prompts=bare"), "mixed.prompts.code.system") is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "cpus", "fits"),
+    [(1, 8, 64, True), (1, 8, 32, False), (2, 8, 64, True), (4, 8, 28, True), (4, 8, 24, False)],
+)
+def test_the_gpu_profile_is_placed_on_one_node_and_on_many(
+    nodes: int, per_node: int, cpus: int, fits: bool
+) -> None:
+    need = need_of(gpu_config(f"trainer.nnodes={nodes}", f"trainer.n_gpus_per_node={per_node}"))
+    assert need is not None
+
+    problems = placement_problems(need, [Node(cpus=cpus, gpus=per_node)] * nodes)
+
+    assert (problems == []) == fits, problems
+
+
+def test_engines_apart_from_training_are_placed_on_nodes_of_their_own() -> None:
+    config = gpu_config(*documented("separate"))
+    need = need_of(config)
+    assert need is not None
+
+    assert gpu_problems(config) == []
+    assert need.gpus == 16
+    assert placement_problems(need, [Node(cpus=64, gpus=8)] * 2) == []
+    (problem,) = placement_problems(need, [Node(cpus=64, gpus=8)])
+    assert "no room" in problem or "there is room for" in problem
+
+
+@pytest.mark.parametrize(
+    ("overrides", "word"),
+    [
+        (["actor_rollout_ref.rollout.tensor_model_parallel_size=3"], "one engine takes 3 GPUs"),
+        (["actor_rollout_ref.rollout.tensor_model_parallel_size=16"], "one engine takes 16 GPUs"),
+        (["actor_rollout_ref.rollout.tensor_model_parallel_size=0"], "want whole numbers"),
+        (["actor_rollout_ref.rollout.max_model_len=8192"], "max_model_len allows 8192 tokens"),
+        (["data.max_response_length=30000"], "ppo_max_token_len_per_gpu allows 20480 tokens"),
+    ],
+)
+def test_a_size_that_gpus_cannot_take_is_named(overrides: list[str], word: str) -> None:
+    assert word in "\n".join(gpu_problems(gpu_config(*overrides)))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["actor_rollout_ref.rollout.tensor_model_parallel_size=8"],
+        ["actor_rollout_ref.rollout.tensor_model_parallel_size=16", "trainer.nnodes=2"],
+        [
+            "data.max_response_length=30000",
+            "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
+        ],
+    ],
+)
+def test_a_size_that_gpus_can_take_is_no_problem(overrides: list[str]) -> None:
+    assert gpu_problems(gpu_config(*overrides)) == []
+
+
+def test_packages_that_are_missing_here_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gaps(installed: set[str], *overrides: str) -> str:
+        monkeypatch.setattr(gpu_check, "_is_installed", lambda module: module in installed)
+        return "\n".join(package_gaps(gpu_config(*overrides)))
+
+    sdpa = "actor_rollout_ref.model.override_config.attn_implementation=sdpa"
+    assert gaps({"vllm", "flash_attn"}) == ""
+    assert "vllm is not installed" in gaps({"flash_attn"})
+    assert "set it to sdpa" in gaps({"vllm"})
+    assert gaps({"vllm"}, sdpa) == ""
+    assert "critic" in gaps({"vllm"}, sdpa, "algorithm.adv_estimator=gae")
+
+
+def test_nothing_that_only_gpus_need_is_missing_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check, "_is_installed", lambda module: False)
+
+    assert package_gaps(config_of("laptop", "algorithm.adv_estimator=gae")) == []
+
+
+def test_a_gpu_run_is_checked_on_a_machine_without_one(run_environ: RunEnviron) -> None:
+    environ = run_environ | {"PROFILE": "gpu", "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "8"}
+
+    assert make_plan([], environ).problems(machine=False) == []
+
+
+# --- docs/profiles.md -----------------------------------------------------------------------------
+
+
+def documented(name: str) -> list[str]:
+    """The overrides of one block of the document, which is a whole command."""
+    block = re.search(rf"<!-- {name} -->\n```bash\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert block is not None, f"{DOCUMENT.name} has no block {name!r}"
+    words = shlex.split(block[1].replace("\\\n", " "))
+    script = words.index("./run_mixed_training.sh")
+    variables = dict(word.split("=", 1) for word in words[:script])
+    assert variables["PROFILE"] == "gpu"
+    assert {required.variable for required in REQUIRED.values()} <= variables.keys()
+    assert variables.keys() <= SETTINGS.keys() | {"MASTER_IP"}
+    assert all("=" in word for word in words[script + 1 :])
+    return words[script + 1 :]
+
+
+@pytest.mark.parametrize("name", ["one gpu", "30b", "separate"])
+def test_overrides_in_the_document_compose_and_are_sound(name: str) -> None:
+    config = gpu_config(*documented(name))
+
+    assert gpu_problems(config) == []
+    need = need_of(config)
+    assert need is not None
+
+
+def test_the_documents_table_says_what_the_profile_has() -> None:
+    config = gpu_config()
+    rows = re.findall(r"^\| `([\w.]+)` \|[^|]*\|[^|]*\| `([^`]+)` \|", DOCUMENT.read_text(), re.M)
+    assert len(rows) >= 25
+
+    said = {key: OmegaConf.create(f"value: {value}").value for key, value in rows}
+
+    assert said == {key: at(config, key) for key in said}
+
+
+# --- docs/compatibility.md ------------------------------------------------------------------------
+
+
+def test_the_documented_versions_are_those_of_the_locks() -> None:
+    table = (DOCUMENT.parent / "compatibility.md").read_text()
+    rows = re.findall(r"^\| (\w[\w-]+) \| ([^|]+) \| ([^|]+) \|[^|]*\|$", table, re.M)
+    said = {name: (laptop, gpu) for name, laptop, gpu in rows}
+    assert {"verl", "torch", "vllm", "transformers", "ray"} <= said.keys()
+    for column, names in ((0, ("torch.txt", "laptop.lock")), (1, ("gpu.lock",))):
+        lines = [line for name in names for line in (REQUIREMENTS / name).read_text().splitlines()]
+        pins = {line.partition(" ")[0].lower() for line in lines}
+        for name in said.keys() - {"package", "Python", "cupy", "flash-attn"}:
+            version = said[name][column].split()[0].rstrip(",")
+            assert version == "-" or f"{name}=={version}".lower() in pins, (name, version)

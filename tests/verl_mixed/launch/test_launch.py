@@ -1,0 +1,449 @@
+"""Starting, resuming, refusing and ending runs, with a stand-in for the trainer."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from agent_loop.training.run_folder import read_lines, write_lines
+from config.lookup import at
+from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
+from verl_mixed.launch.launcher import (
+    GOOD,
+    INTERRUPTED,
+    NOT_GOOD,
+    USAGE,
+    changes_table,
+    make_plan,
+    train,
+)
+from verl_mixed.launch.processes import of_run
+from verl_mixed.launch.stop import stop
+from verl_mixed.run.state import RunFolder, changed_keys
+from verl_mixed.run.versions import commit_of
+
+pytestmark = pytest.mark.slow  # each starts a launcher, and that a trainer
+
+FAKE_TRAINER = (sys.executable, "-m", "tests.fakes.trainer")
+
+LAUNCHER = (
+    "import os, sys; from verl_mixed.launch.launcher import train; "
+    "sys.exit(train([], os.environ, trainer=(sys.executable, '-m', 'tests.fakes.trainer')))"
+)
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def same_signal_handlers_after() -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def start(
+    environ: RunEnviron, *overrides: str, config_files: Sequence[Path] = ()
+) -> tuple[int, str]:
+    """Exit code and screen of one start."""
+    screen = io.StringIO()
+    console = Console(file=screen, width=200, highlight=False, soft_wrap=True)
+    code = train(
+        overrides, environ, trainer=FAKE_TRAINER, console=console, config_files=config_files
+    )
+    return code, screen.getvalue()
+
+
+def starts(folder: Path) -> int:
+    file = folder / "starts"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_a_run_ends_with_its_change_its_audit_and_its_report(run_environ: RunEnviron) -> None:
+    code, screen = start(run_environ)
+
+    folder = RunFolder(Path("runs/trial"))
+    assert code == GOOD, screen
+    assert "step 3/3" in screen
+    assert "3 steps, trained prompts math 6, taco 6: every batch as planned" in screen
+    assert "+0.30" in screen
+    assert str(folder.report) in screen and folder.report.exists()
+    assert "verl-mixed train" in folder.command.read_text()
+
+
+def test_a_complete_run_says_so_and_starts_nothing(run_environ: RunEnviron) -> None:
+    start(run_environ)
+
+    code, screen = start(run_environ)
+
+    assert code == GOOD
+    assert "complete:" in screen
+    assert starts(Path("runs/trial")) == 1
+
+
+def test_each_start_keeps_the_config_files_that_it_was_given(run_environ: RunEnviron) -> None:
+    file = Path("my.yaml")
+    file.write_text("agent: {max_steps: 2}")
+
+    code, screen = start(run_environ | {"ROLLOUT_N": "0"}, config_files=[file])
+    assert code == USAGE, screen
+    assert not Path("runs/trial/config").exists()
+
+    code, screen = start(run_environ, config_files=[file])
+    assert code == GOOD, screen
+    (kept,) = Path("runs/trial/config").iterdir()
+    assert kept.name.endswith("-my.yaml") and kept.read_text() == file.read_text()
+
+
+def test_more_steps_continue_a_complete_run(run_environ: RunEnviron) -> None:
+    start(run_environ)
+
+    code, screen = start(run_environ | {"TOTAL_TRAINING_STEPS": "5"})
+
+    assert code == GOOD, screen
+    assert "resuming, 3 of 5 steps seen" in screen
+    assert "step 3/5" not in screen and "step 4/5" in screen and "step 5/5" in screen
+
+
+def test_a_failed_run_names_its_reason_and_log_and_goes_on_after(run_environ: RunEnviron) -> None:
+    code, screen = start(run_environ | {"FAKE_TRAINER": "error"})
+
+    assert code == NOT_GOOD
+    assert "failed: ValueError: broken on purpose" in screen
+    assert f"The log is {Path('runs/trial/train.log').absolute()}" in screen
+    assert "1 of 3 steps, not finished" in RunFolder(Path("runs/trial")).report.read_text()
+
+    code, screen = start(run_environ)
+    assert code == GOOD, screen
+    assert "resuming, 1 of 3 steps seen" in screen
+
+
+def test_a_report_that_cannot_be_written_fails_no_run(run_environ: RunEnviron) -> None:
+    Path("runs/trial/report.html/taken").mkdir(parents=True)
+
+    code, screen = start(run_environ)
+
+    assert code == GOOD, screen
+    assert "report not written: " in screen
+    assert RunFolder(Path("runs/trial")).is_done(3)
+
+
+def test_a_reason_does_nothing_to_the_terminal(run_environ: RunEnviron) -> None:
+    hostile = "\x1b]0;title\x07\x1b(0\u202e [red]x[/red] :warning:"
+
+    _, screen = start(run_environ | {"FAKE_TRAINER": "error", "FAKE_ERROR": hostile})
+
+    assert "failed: ValueError:  ]0;title  (0  [red]x[/red] :warning:" in screen
+    assert all(line.isprintable() for line in screen.split("\n"))
+
+
+def test_a_line_of_metrics_that_is_none_keeps_no_run_from_going_on_and_is_said(
+    run_environ: RunEnviron,
+) -> None:
+    folder = RunFolder(Path("runs/trial"))
+    start(run_environ | {"FAKE_TRAINER": "error"})
+    with folder.metrics.open("ab") as file:
+        file.write(b'{"step": 1, "ti\xff\n')
+
+    code, screen = start(run_environ)
+
+    assert "resuming, 1 of 3 steps seen" in screen and "step 3/3" in screen
+    assert "metrics.jsonl: 1 line cannot be read and was passed over" in screen
+    assert code == NOT_GOOD  # what was lost is not proven
+
+
+def test_a_complete_run_that_cannot_be_audited_says_why_and_has_its_report(
+    run_environ: RunEnviron,
+) -> None:
+    folder = RunFolder(Path("runs/trial"))
+    write_lines(folder.path / "trajectories" / "0.jsonl", [])
+    (folder.path / "trajectories" / "0.jsonl").write_text("torn\n")
+
+    code, screen = start(run_environ)
+
+    assert code == NOT_GOOD
+    assert "+0.30" in screen and "audit not possible: " in screen
+    assert folder.is_done(3) and folder.report.exists()
+
+
+def table_of(*validations: dict[str, float]) -> Table:
+    """The launcher's last table."""
+    return changes_table(
+        [
+            {"step": step, "time": 0.0, "metrics": {f"mixed/{name}": x for name, x in own.items()}}
+            for step, own in enumerate(validations)
+        ]
+    )
+
+
+def last_table(*validations: dict[str, float]) -> list[list[str]]:
+    """Its cells."""
+    table = table_of(*validations)
+    columns = [[str(cell) for cell in column.cells] for column in table.columns]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def test_a_mixture_that_goes_on_otherwise_may_rename_the_run(run_environ: RunEnviron) -> None:
+    unnamed = {name: value for name, value in run_environ.items() if name != "EXPERIMENT_NAME"}
+    before = make_plan([], unnamed).config
+    now = make_plan(
+        ["mixed.on_change=continue", "mixed.sources.nq.ratio=0", "data.train_batch_size=10"],
+        unnamed,
+    ).config
+
+    assert at(before, "trainer.experiment_name") != at(now, "trainer.experiment_name")
+    assert changed_keys(before, now) == []
+
+
+def test_the_last_table_says_how_sure_each_change_is_and_the_mean() -> None:
+    counts = {"a/val/count": 100.0, "b/val/count": 100.0}
+    before = {"a/val/reward/mean": 0.25, "b/val/reward/mean": 0.5}
+    after = {"a/val/reward/mean": 0.75, "b/val/reward/mean": 0.54}
+
+    a, b, mean = last_table(counts | before, counts | after)
+
+    assert a[:3] == ["a", "0.25", "0.75"]
+    assert a[3].startswith("+0.50 [+0.3") and a[3].endswith("]: improved")
+    assert b[3].startswith("+0.04 [-0.") and b[3].endswith("]: no clear change")
+    assert mean == ["mean", "0.38", "0.65", "+0.27"]
+
+
+def test_a_pass_rate_stands_in_for_rewards_that_are_no_shares_and_says_so() -> None:
+    own = {"a/val/reward/mean": -0.5, "a/val/count": 100.0, "b/val/reward/mean": 0.5}
+
+    a, b = last_table(own | {"a/val/pass_rate": 0.25}, own | {"a/val/pass_rate": 0.75})
+
+    assert a[:3] == ["a", "0.25", "0.75"] and a[3].endswith("] solved: improved")
+    assert b[3] == "+0.00: interval unknown"
+
+
+def test_a_source_name_in_the_last_table_is_text() -> None:
+    own = {"[red]x\x1b]0;title\x07/val/reward/mean": 0.5}
+    screen = io.StringIO()
+
+    Console(file=screen, width=100).print(table_of(own, own))
+
+    assert "[red]x ]0;title " in screen.getvalue()
+    assert all(line.isprintable() for line in screen.getvalue().split("\n"))
+
+
+def test_there_is_no_mean_of_sources_validated_at_other_steps() -> None:
+    both = {"a/val/reward/mean": 0.5, "b/val/reward/mean": 0.5}
+
+    rows = last_table({"a/val/reward/mean": 0.5}, both, both)
+
+    assert [row[0] for row in rows] == ["a", "b"]
+    assert last_table(both) == []
+
+
+def test_another_learning_rate_for_the_same_run_is_refused(run_environ: RunEnviron) -> None:
+    start(run_environ | {"FAKE_TRAINER": "error"})
+
+    code, screen = start(run_environ | {"LEARNING_RATE": "0.01"})
+
+    assert code == USAGE
+    assert "actor_rollout_ref.actor.optim.lr: 0.0005 -> 0.01" in screen
+    assert starts(Path("runs/trial")) == 1
+
+
+def test_a_wrong_setting_starts_nothing(run_environ: RunEnviron) -> None:
+    code, screen = start(run_environ | {"VAL_FILES": "gone.parquet", "LEARNING_RATE": "5"})
+
+    assert code == USAGE
+    assert "cannot start, 2 problems:" in screen
+    assert starts(Path("runs/trial")) == 0
+
+
+def test_a_name_that_leaves_the_runs_folder_is_refused(run_environ: RunEnviron) -> None:
+    code, screen = start(run_environ | {"EXPERIMENT_NAME": "../elsewhere"})
+
+    assert code == USAGE
+    assert "it names a folder" in screen
+    assert not Path("../elsewhere").exists()
+
+
+def test_a_run_that_goes_on_elsewhere_is_refused(run_environ: RunEnviron) -> None:
+    with RunFolder(Path("runs/trial")).claim():
+        code, screen = start(run_environ)
+
+    assert code == USAGE
+    assert f"is being run by process {os.getpid()}" in screen
+
+
+@pytest.fixture
+def hanging_launcher(run_environ: RunEnviron) -> Iterator[subprocess.Popen[bytes]]:
+    """A launcher in a process of its own, whose trainer hangs in its first step."""
+    yield from launcher_with(run_environ | {"FAKE_TRAINER": "hang"})
+
+
+@pytest.fixture
+def obedient_launcher(run_environ: RunEnviron) -> Iterator[subprocess.Popen[bytes]]:
+    """The same, whose trainer goes on in its first step until it is asked to stop."""
+    yield from launcher_with(run_environ | {"FAKE_TRAINER": "stop"})
+
+
+def launcher_with(environ: RunEnviron) -> Iterator[subprocess.Popen[bytes]]:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER],
+        env=environ | {"PYTHONPATH": str(REPO_ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    folder = RunFolder(Path("runs/trial"))
+    wait_until(lambda: folder.last_step() == 1 or launcher.poll() is not None)
+    yield launcher
+    for process in of_run(folder.path):
+        process.kill()
+    launcher.kill()
+    launcher.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_launcher_ends_its_trainer(
+    hanging_launcher: subprocess.Popen[bytes], number: signal.Signals
+) -> None:
+    hanging_launcher.send_signal(number)
+    screen, _ = hanging_launcher.communicate(timeout=DEADLINE_S)
+
+    assert hanging_launcher.returncode == INTERRUPTED
+    assert b"the same command resumes the run" in screen
+    assert RunFolder(Path("runs/trial")).report.exists()
+    assert of_run(Path("runs/trial").absolute()) == []
+
+
+def test_a_killed_launcher_takes_its_trainer_with_it(
+    hanging_launcher: subprocess.Popen[bytes],
+) -> None:
+    (trainer,) = of_run(Path("runs/trial").absolute())
+
+    hanging_launcher.kill()
+
+    psutil.wait_procs([trainer], timeout=DEADLINE_S)
+    assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE
+
+
+def stopped_with(grace: str) -> list[str]:
+    """What `verl-mixed stop` says; from a process of its own, as users stop runs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "verl_mixed.cli", "stop", "runs/trial", "--grace", grace],
+        env=os.environ | {"PYTHONPATH": str(REPO_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=2 * DEADLINE_S,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_ends_and_is_resumed(
+    obedient_launcher: subprocess.Popen[bytes], run_environ: RunEnviron
+) -> None:
+    asked, ended, last = stopped_with("60")
+
+    screen, _ = obedient_launcher.communicate(timeout=DEADLINE_S)
+    assert obedient_launcher.returncode == INTERRUPTED
+    assert b"stopped after step 1 of 3, as asked" in screen
+    assert RunFolder(Path("runs/trial")).report.exists()
+    assert "asked process" in asked and "ended by itself" in ended
+    assert last == "last step 1, last checkpoint global_step_1 (the same command resumes there)"
+    assert not RunFolder(Path("runs/trial")).stop_request.exists()
+    code, _ = start(run_environ)
+    assert code == GOOD
+
+
+def test_a_run_that_does_not_stop_is_ended_firmly(
+    hanging_launcher: subprocess.Popen[bytes],
+) -> None:
+    _, impatient, ended, _ = stopped_with("0.1")
+
+    hanging_launcher.communicate(timeout=DEADLINE_S)
+    assert hanging_launcher.returncode == INTERRUPTED
+    assert "ending it firmly" in impatient and "SIGTERM" in ended
+    assert of_run(Path("runs/trial").absolute()) == []
+
+
+def test_what_a_killed_launcher_left_is_ended_and_said(
+    hanging_launcher: subprocess.Popen[bytes],
+) -> None:
+    folder, said = RunFolder(Path("runs/trial")), []
+    (trainer,) = of_run(folder.path)
+    hanging_launcher.send_signal(signal.SIGSTOP)
+    hanging_launcher.kill()
+    hanging_launcher.wait(DEADLINE_S)
+
+    assert stop(folder, DEADLINE_S, said.append)
+
+    assert said[0] == f"not running: {folder.path}"
+    assert said[-1] == "last step 1, last checkpoint none"
+    psutil.wait_procs([trainer], timeout=DEADLINE_S)  # the kernel may still be busy with it
+    assert not trainer.is_running() or trainer.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_run_of_another_machine_is_not_stopped_from_here(
+    run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, said = RunFolder(Path("runs/trial")), []
+    with monkeypatch.context() as patch:
+        patch.setattr("socket.gethostname", lambda: "elsewhere")
+        claim = folder.claim()
+        claim.__enter__()
+
+    assert not stop(folder, DEADLINE_S, said.append)
+
+    assert said == [f"{folder.path} is run by process {os.getpid()} on elsewhere: stop it there"]
+    claim.__exit__(None, None, None)
+
+
+def test_there_is_nothing_to_stop_where_there_is_no_run(run_environ: RunEnviron) -> None:
+    said: list[str] = []
+    assert not stop(RunFolder(Path("runs/gone")), 0, said.append)
+    assert "no run in" in said[0]
+
+
+def test_each_start_leaves_commit_and_versions(run_environ: RunEnviron) -> None:
+    start(run_environ | {"FAKE_TRAINER": "error"})
+    folder = RunFolder(Path("runs/trial"))
+    (first,) = read_lines(folder.versions)
+    assert first["packages"]["verl"] == version("verl")
+    assert first["commit"] == commit_of()
+
+    first["packages"]["ray"] = "2.0.0"
+    write_lines(folder.versions, [first])
+    _, screen = start(run_environ)
+
+    assert f"not as at the last start: ray: 2.0.0 -> {version('ray')}" in screen
+    assert len(read_lines(folder.versions)) == 2
+
+
+def test_a_run_on_a_cluster_that_does_not_answer_starts_nothing(run_environ: RunEnviron) -> None:
+    code, screen = start(run_environ | {"MASTER_IP": "127.0.0.1", "RAY_PORT": "1"})
+
+    assert code == USAGE
+    assert "no answer from Ray's head at 127.0.0.1:1: nothing listens there" in screen
+    assert starts(Path("runs/trial")) == 0
+
+
+def test_a_run_on_a_cluster_tells_ray_nothing_of_its_own(run_environ: RunEnviron) -> None:
+    environ = run_environ | {"MASTER_IP": "10.0.0.1", "WORKER_NODES": "10.0.0.2"}
+    plan = make_plan(["ray_kwargs.ray_init.num_cpus=4"], environ)
+
+    assert plan.cluster == "10.0.0.1:6379"
+    assert at(plan.config, "ray_kwargs.ray_init").keys() == {"address", "runtime_env"}
+    assert at(plan.config, "trainer.nnodes") == 2

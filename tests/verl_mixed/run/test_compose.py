@@ -1,0 +1,82 @@
+"""The run config from `config/`, verl's defaults and overrides."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from config.lookup import at, flatten
+from config.schema import ConfigError
+from verl_mixed.run.compose import (
+    CONFIG_DIR,
+    REQUIRED,
+    compose_config,
+    load_config,
+    resolve,
+    save_config,
+    unset_keys,
+)
+from verl_mixed.run.settings import overrides_from
+
+FILES = ["data.train_files=[a]", "data.val_files=[b]", "actor_rollout_ref.model.path=c"]
+
+
+@pytest.mark.parametrize("profile", [path.stem for path in CONFIG_DIR.glob("profile/*.yaml")])
+@pytest.mark.parametrize("mixture", [path.stem for path in CONFIG_DIR.glob("mixture/*.yaml")])
+def test_every_file_of_config_composes(profile: str, mixture: str) -> None:
+    chosen = [f"profile={profile}", f"mixture={mixture}", "mixed.run_dir=/r"]
+
+    config = resolve(compose_config([*chosen, *FILES]))
+
+    assert at(config, "algorithm.adv_estimator") == "state_masked_grpo"
+    assert at(config, "trainer.default_local_dir") == "/r/checkpoints"
+
+
+def test_verls_own_model_and_data_count_as_unset() -> None:
+    config = compose_config(["mixed.run_dir=/r"])
+
+    assert unset_keys(config) == set(REQUIRED)
+    with pytest.raises(ConfigError) as error:
+        resolve(config)
+    assert [problem.split(" set ")[1] for problem in error.value.problems] == [
+        "MODEL_PATH",
+        "TRAIN_FILES",
+        "VAL_FILES",
+    ]
+
+
+def test_an_unknown_key_is_an_error_that_names_it() -> None:
+    with pytest.raises(ConfigError, match="tarin_batch_size"):
+        compose_config(["data.tarin_batch_size=4"])
+
+
+def test_text_of_a_setting_survives_hydras_quoting() -> None:
+    (override,) = overrides_from({"RAY_TEMP_DIR": "/tmp/it's, a = {place}"})
+
+    config = compose_config([override])
+
+    assert config.ray_kwargs.ray_init._temp_dir == "/tmp/it's, a = {place}"
+
+
+def test_a_saved_config_loads_as_it_was(tmp_path: Path) -> None:
+    config = {"a": {"b": [1, 2], "c": None}, "lr": 5e-4}
+
+    save_config(config, tmp_path / "config.yaml")
+
+    assert load_config(tmp_path / "config.yaml") == config
+
+
+leaves = st.one_of(st.integers(), st.text(max_size=3), st.none(), st.lists(st.integers()))
+keys = st.text("abc_", min_size=1, max_size=3)
+trees = st.recursive(
+    st.dictionaries(keys, leaves, min_size=1, max_size=3),
+    lambda inner: st.dictionaries(keys, inner, min_size=1, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(tree=trees)
+def test_every_flattened_leaf_is_found_again_at_its_path(tree: dict[str, object]) -> None:
+    for path, value in flatten(tree).items():
+        assert at(tree, path) == value

@@ -1,0 +1,106 @@
+"""`verl-mixed limiter` on state files."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from omegaconf import OmegaConf
+
+from rate_limit.file_limiter import FileRateLimiter
+from verl_mixed.cli import main
+from verl_mixed.exit_codes import GOOD, USAGE
+from verl_mixed.run.compose import save_config
+from verl_mixed.run.settings import TOOL_CONFIG
+
+
+@pytest.fixture
+def limiter(tmp_path: Path) -> FileRateLimiter:
+    limiter = FileRateLimiter(tmp_path / "rate_limit.state", per_minute=60_000, burst=2)
+    for _ in range(5):
+        limiter.acquire(source="nq")
+    limiter.snapshot()  # others see the calls of the last 10 ms too
+    return limiter
+
+
+def test_a_run_folder_or_a_state_file_is_shown(limiter, tmp_path, capsys):
+    for path in (tmp_path, limiter.path):
+        assert main(["limiter", str(path)]) == GOOD
+        shown = capsys.readouterr().out
+        assert "60000 calls a minute, 2 back to back" in shown
+        assert [word for word in shown.split() if word in ("nq", "5")] == ["nq", "5", "5"]
+
+
+def test_json_has_everything(limiter, tmp_path, capsys):
+    assert main(["limiter", "--json", str(tmp_path)]) == GOOD
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["granted"], shown["waiting"]) == (5, 0)
+    assert shown["sources"]["nq"]["granted"] == 5
+    assert len(shown["sources"]["nq"]["waits"]) == len(shown["wait_bounds_s"]) + 1
+
+
+def test_reset_begins_anew(limiter, tmp_path, capsys):
+    limiter.penalise(600)
+    assert main(["limiter", "--reset", "--json", str(tmp_path)]) == GOOD
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["granted"], shown["penalties"], shown["paused_s"]) == (0, 0, 0)
+    limiter.acquire(source="nq")
+    assert limiter.snapshot().granted == 1
+
+
+def test_no_limiter_is_a_usage_error_that_names_the_file(tmp_path, capsys):
+    assert main(["limiter", str(tmp_path)]) == USAGE
+    said = capsys.readouterr().err
+    assert str(tmp_path / "rate_limit.state") in said
+    assert "start a run" in said and "rate_limit_file" in said and "--ray" in said
+    (tmp_path / "junk").write_text("junk")
+    assert main(["limiter", str(tmp_path / "junk")]) == USAGE
+    assert "no record of a limiter" in capsys.readouterr().err
+
+
+def test_a_run_with_a_shared_limiter_is_shown_that_one(limiter, tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    config = OmegaConf.create()
+    OmegaConf.update(config, f"{TOOL_CONFIG}.rate_limit_file", str(limiter.path))
+    save_config(cast(dict[str, Any], OmegaConf.to_container(config)), run / "config.yaml")
+    assert main(["limiter", "--json", str(run)]) == GOOD
+    assert json.loads(capsys.readouterr().out)["granted"] == 5
+
+
+def test_a_source_may_have_any_name(limiter, tmp_path, capsys):
+    limiter.acquire(source="[/b]")
+    limiter.close()  # what it counted is written by then
+    assert main(["limiter", str(tmp_path)]) == GOOD
+    assert "[/b]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_watching_goes_on_while_the_file_is_gone(limiter, tmp_path, capsys, monkeypatch, words):
+    """Seconds: the file is there, gone, there again, and the user has seen enough."""
+    away = tmp_path / "away"
+    moves = iter([(limiter.path, away), (away, limiter.path)])
+
+    def sleep(_: float) -> None:
+        move = next(moves, None)
+        if move is None:
+            raise KeyboardInterrupt
+        move[0].rename(move[1])
+
+    monkeypatch.setattr("verl_mixed.views.limiter.sleep", sleep)
+    assert main(["limiter", "--watch", *words, str(tmp_path)]) == GOOD
+    screen = capsys.readouterr()
+    if words:
+        assert [json.loads(line)["granted"] for line in screen.out.splitlines()] == [5, 5]
+        assert screen.err == "no limiter there yet\n"
+    else:
+        assert "60000 calls a minute" in screen.out
+
+
+def test_watching_says_that_there_is_no_limiter_yet(tmp_path, capsys, monkeypatch):
+    def sleep(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("verl_mixed.views.limiter.sleep", sleep)
+    assert main(["limiter", "--watch", str(tmp_path)]) == GOOD
+    assert "no limiter there yet" in capsys.readouterr().out

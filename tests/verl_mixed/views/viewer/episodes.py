@@ -1,0 +1,93 @@
+"""Runs with trajectories that were written as the trainer writes them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from agent_loop.training.run_folder import write_lines
+from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.turn_loop import Call, Rollout, Turn, record_of
+from tests.fakes.real_tokenizers import real_tokenizer
+
+SPOKEN = [
+    ("model", "<code>1+1</code>"),
+    ("tool", "<information>2</information>"),
+    ("model", "<answer>2</answer>"),
+]
+
+
+def line(
+    said: Sequence[tuple[str, str]] = tuple(SPOKEN),
+    *,
+    step: int = 1,
+    draw: int = 0,
+    member: int = 0,
+    source: str = "math",
+    reward: float = 0.0,
+    stop_reason: StopReason = StopReason.ANSWERED,
+    calls: Sequence[Call] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """A line of a trajectory file, with the tokens of `pieces`.
+
+    Args:
+        said: author and text of each segment.
+        step: and the others: as in the file.
+        more: fields to add or to write over.
+    """
+    tokenizer = real_tokenizer("pieces")
+    trajectory = Trajectory(tokenizer.encode("What is it?"))
+    for author, text in said:
+        ids = tokenizer.encode(text)
+        if author == "model":
+            trajectory.add_model_tokens(ids, [-0.5] * len(ids))
+            trajectory.cut_turn(len(ids), text)
+        else:
+            trajectory.add_tool_tokens(ids, text)
+    trajectory.finish(0)
+    rollout = Rollout(trajectory=trajectory, stop_reason=stop_reason, answer="2")
+    rollout.turns = [Turn(tokens=s.length) for s in trajectory.segments if s.author == "model"]
+    rollout.calls = list(calls)
+    if rollout.is_lost:
+        trajectory.without_gradient()
+    return {
+        "step": step,
+        "key": f"{step:08x}.{draw}.{source}_{member}_0",
+        "source": source,
+        "row_id": f"{source}:{draw:016x}",
+        "draw": draw,
+        "reward": reward,
+        "acc": float(reward >= 1),
+        "prompt_ids": trajectory.prompt_ids,
+        "response_ids": trajectory.response_ids,
+        "response_mask": trajectory.response_mask,
+        "log_probs": trajectory.log_probs,
+        **record_of(rollout),
+        "reward_parts": {"score": reward},
+        "state_masking": True,
+        **more,
+    }
+
+
+def write_run(run_dir: Path, lines: Sequence[dict[str, Any]], *, tokenizer: bool = True) -> Path:
+    """A run's folder: its config, its tokenizer, and a trajectory file a step."""
+    model = run_dir.parent / "model"
+    if tokenizer:
+        real_tokenizer("pieces").save_pretrained(model)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    config = {"actor_rollout_ref": {"model": {"path": str(model)}}}
+    OmegaConf.save(OmegaConf.create(config), run_dir / "config.yaml")
+    for step in {each["step"] for each in lines}:
+        write_lines(
+            run_dir / "trajectories" / f"{step}.jsonl",
+            [each for each in lines if each["step"] == step],
+        )
+    return run_dir
+
+
+def as_bytes(lines: Sequence[dict[str, Any]]) -> bytes:
+    """What a file of these holds, every other character escaped."""
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)

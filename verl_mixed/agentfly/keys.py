@@ -1,0 +1,273 @@
+"""What each key of a config file in AgentFly's style sets in the run config: a table.
+
+Source: AgentFly at 1256586, docs/start/hydra_config.md and the training setup of its tutorials.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agent_loop.rewards import REWARDS
+from agent_loop.rewards.custom import split_path
+from config.schema import TOOL_CONFIG
+from verl_mixed.run.compose import CONFIG_DIR
+
+_TURNS = TOOL_CONFIG.rpartition(".")[0]
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+OF_SOURCES = "mixed.sources.*."
+"""Before a key that is set for every source that takes part."""
+
+AGENTS = {
+    "react": "react_agent",
+    "hf": "react_agent",
+    "code": "code_execution_agent",
+    "search": "search_agent",
+    "math": "math_agent",
+}
+"""AgentFly's `agent_type` -> ours."""
+
+TOOLS = {
+    "code_interpreter": "run_code",
+    "google_search_serper": "search",
+    "google_search": "search",
+    "dense_retrieve": "search",
+    "async_dense_retrieve": "search",
+    "async_dense_retrieve_api": "search",
+    "calculator": "calculate",
+    "answer": "",
+}
+"""AgentFly's tool -> what our agents call it; nothing for the answer, which is no tool here."""
+
+TOOLS_OF = {
+    "code_execution_agent": {"run_code"},
+    "search_agent": {"search"},
+    "math_agent": {"calculate"},
+    "react_agent": {"run_code", "search", "calculate"},
+}
+"""Agent -> the tools that it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """What a key of AgentFly's style sets."""
+
+    wants: str
+    """Its values in words, for the message."""
+
+    accepts: Callable[[Any], bool]
+    sets: tuple[str, ...] = ()
+    """Keys of the run config; none where `without` says why."""
+
+    turned: Callable[[Any], Any] = lambda value: value
+    """Its value -> ours."""
+
+    together: str = ""
+    """What it sets together with other keys, in place of `sets`."""
+
+    without: str = ""
+    """Why it sets nothing."""
+
+    @property
+    def target(self) -> str:
+        """What it sets, in words; empty where it sets nothing."""
+        return ", ".join(self.sets) or self.together
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_texts(value: Any) -> bool:
+    return _is_text(value) or (
+        isinstance(value, list) and all(map(_is_text, value)) and value != []
+    )
+
+
+def _is_ratios(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        _is_name(name) and _is_number(ratio) and ratio >= 0 for name, ratio in value.items()
+    )
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"\w+", value) is not None
+
+
+def texts(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def absolute(text: str) -> str:
+    """A local file or folder made absolute, because workers run elsewhere; else left as it is."""
+    return os.path.abspath(text) if os.path.exists(text) else text
+
+
+def files(value: str | list[str]) -> list[str]:
+    return [os.path.abspath(name) for name in texts(value)]
+
+
+def _whole(*sets: str) -> Key:
+    return Key(wants="a whole number", accepts=_is_whole, sets=sets)
+
+
+def _integer(*sets: str) -> Key:
+    return Key(wants="a whole number", accepts=lambda value: type(value) is int, sets=sets)
+
+
+def _number(*sets: str) -> Key:
+    return Key(wants="a number", accepts=_is_number, sets=sets)
+
+
+def _text(*sets: str) -> Key:
+    return Key(wants="a text", accepts=_is_text, sets=sets)
+
+
+def _truth(*sets: str) -> Key:
+    return Key(wants="true or false", accepts=lambda value: type(value) is bool, sets=sets)
+
+
+def _only(value: Any, why: str) -> Key:
+    """A key that sets nothing here, and has one value that is true here."""
+    shown = str(value).lower() if isinstance(value, bool) else value
+    return Key(wants=f"{shown}: {why}", accepts=lambda given: given == value, without=why)
+
+
+_MODEL = Key(
+    wants="a model folder or name",
+    accepts=_is_text,
+    sets=("actor_rollout_ref.model.path",),
+    turned=absolute,
+)
+_ESTIMATOR = Key(
+    wants="an estimator, as grpo",
+    accepts=_is_text,
+    sets=("algorithm.adv_estimator",),
+    turned=lambda name: {"ppo": "gae"}.get(name, name),
+)
+_EXPERIMENT = Key(wants="a name", accepts=_is_text, sets=("mixed.experiment",))
+_LOGGERS = Key(wants="names of loggers", accepts=_is_texts, sets=("trainer.logger",), turned=texts)
+_DATA = Key(
+    wants="a file or a list of files", accepts=_is_texts, together="the files of the sources"
+)
+_PROFILES = sorted(path.stem for path in (CONFIG_DIR / "profile").glob("*.yaml"))
+_RESPONSE = _whole("data.max_response_length")
+
+KEYS: Mapping[str, Key] = {
+    # agent; also as agent.init_config.*, agent.run_config.* and agent.generation_config.*
+    "agent.agent_type": Key(
+        wants=", ".join([*AGENTS, "or an agent of config/agent_loops.yaml"]),
+        accepts=_is_text,
+        together=f"{OF_SOURCES}agent",
+    ),
+    "agent.tools": Key(
+        wants=f"a list of {', '.join(TOOLS)}",
+        accepts=lambda value: (
+            value == [] or (_is_texts(value) and set(texts(value)) <= TOOLS.keys())
+        ),
+        together=f"{OF_SOURCES}agent",
+        without="agents keep the tools they have, and those named here are among them",
+    ),
+    "agent.reward_name": Key(
+        wants=f"one of {', '.join(REWARDS)}, or path/to/file.py:function",
+        accepts=lambda value: (
+            _is_text(value) and (value in REWARDS or split_path(value) is not None)
+        ),
+        sets=(f"{OF_SOURCES}reward",),
+    ),
+    "agent.system_prompt": Key(
+        wants="a text",
+        accepts=_is_text,
+        sets=(f"{OF_SOURCES}prompt",),
+        turned=lambda text: {"system": text, "user": "{question}"},
+    ),
+    "agent.model_name_or_path": _MODEL,
+    "agent.max_steps": _whole(f"{_TURNS}.max_assistant_turns"),
+    "agent.max_turns": _whole(f"{_TURNS}.max_assistant_turns"),
+    "agent.num_chains": _whole(f"{ROLLOUT}.n"),
+    "agent.max_tokens": _whole(f"{_TURNS}.max_turn_length"),
+    "agent.temperature": _number(f"{ROLLOUT}.temperature"),
+    "agent.top_p": _number(f"{ROLLOUT}.top_p"),
+    "agent.top_k": _integer(f"{ROLLOUT}.top_k"),
+    "agent.max_model_len": _whole(f"{ROLLOUT}.max_model_len"),
+    "agent.tool_parser_name": _text(f"{_TURNS}.format"),
+    "agent.template": Key(
+        wants="a text", accepts=_is_text, without="the model's own chat template is used"
+    ),
+    "agent.backend": _only("async_verl", "verl's asynchronous rollout is used"),
+    "agent.use_agent": _only(True, "every prompt has an agent loop"),
+    "agent.train_on_last_turn": _only(False, "every turn of the policy is trained"),
+    # data
+    "data.train_files": _DATA,
+    "data.val_files": _DATA,
+    "data.source": Key(
+        wants="a name of letters, digits and _",
+        accepts=_is_name,
+        together=f"{OF_SOURCES}ratio",
+    ),
+    "data.ratios": Key(
+        wants="source: a number >= 0",
+        accepts=_is_ratios,
+        together=f"{OF_SOURCES}ratio",
+    ),
+    # algorithm, training
+    "algorithm.adv_estimator": _ESTIMATOR,
+    "training.algorithm": _ESTIMATOR,
+    "training.learning_rate": _number(f"{ACTOR}.optim.lr"),
+    "training.kl_coef": _number("algorithm.kl_ctrl.kl_coef", f"{ACTOR}.kl_loss_coef"),
+    "training.use_kl_loss": _truth(f"{ACTOR}.use_kl_loss"),
+    "training.kl_loss_type": _text(f"{ACTOR}.kl_loss_type"),
+    "training.entropy_coeff": _number(f"{ACTOR}.entropy_coeff"),
+    "training.ppo_mini_batch_size": _whole(f"{ACTOR}.ppo_mini_batch_size"),
+    "training.ppo_micro_batch_size_per_gpu": _whole(f"{ACTOR}.ppo_micro_batch_size_per_gpu"),
+    "training.response_length": _RESPONSE,
+    "training.total_training_steps": _whole("trainer.total_training_steps"),
+    "training.save_freq": _integer("trainer.save_freq"),
+    "training.test_freq": _integer("trainer.test_freq"),
+    "training.val_before_train": _truth("trainer.val_before_train"),
+    "training.critic_warmup": _whole("trainer.critic_warmup"),
+    "training.seed": _whole("mixed.seed"),
+    # hardware
+    "hardware.profile": Key(
+        wants=f"one of {', '.join(_PROFILES)}", accepts=_PROFILES.__contains__, sets=("profile",)
+    ),
+    "hardware.num_gpus": _whole("trainer.n_gpus_per_node"),
+    "hardware.n_gpus_per_node": _whole("trainer.n_gpus_per_node"),
+    "hardware.num_nodes": _whole("trainer.nnodes"),
+    "hardware.nnodes": _whole("trainer.nnodes"),
+    "hardware.num_cpus": _whole("ray_kwargs.ray_init.num_cpus"),
+    "hardware.tensor_parallel_size": _whole(f"{ROLLOUT}.tensor_model_parallel_size"),
+    "hardware.gpu_memory_utilization": _number(f"{ROLLOUT}.gpu_memory_utilization"),
+    "hardware.param_offload": _truth(
+        f"{ACTOR}.fsdp_config.param_offload", "actor_rollout_ref.ref.fsdp_config.param_offload"
+    ),
+    "hardware.optimizer_offload": _truth(f"{ACTOR}.fsdp_config.optimizer_offload"),
+    "hardware.use_ray": _only(True, "a run starts Ray, or joins the cluster of MASTER_IP"),
+    "hardware.ray_port": Key(
+        wants="a port number", accepts=_is_whole, without="RAY_PORT of setup_cluster.sh has it"
+    ),
+    # monitoring
+    "monitoring.loggers": _LOGGERS,
+    "monitoring.project_name": _text("trainer.project_name"),
+    "monitoring.experiment_name": _EXPERIMENT,
+    "monitoring.save_freq": _integer("trainer.save_freq"),
+    "monitoring.test_freq": _integer("trainer.test_freq"),
+    # sections of verl, where a key means something else here
+    "trainer.experiment_name": _EXPERIMENT,
+    "actor_rollout_ref.rollout.response_length": _RESPONSE,
+    "actor_rollout_ref.rollout.prompt_length": _whole("data.max_prompt_length"),
+}
+
+SECTIONS = {"model": "actor_rollout_ref.model", "rollout": ROLLOUT}
+"""Sections of AgentFly's agent_config.yaml that stand elsewhere in the run config."""

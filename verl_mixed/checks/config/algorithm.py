@@ -1,0 +1,120 @@
+"""What of `algorithm`, of the losses and of the critic would end a run late, or silently differ."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_loop.training.estimators import ESTIMATORS, UNTRIED, WITHOUT_GROUPS
+from config.lookup import at
+from config.schema import StateMaskedGRPOConfig
+from verl_mixed.run.sections import named_sources, section_of
+
+FILTER_METRICS = ("reward", "acc", "format", "score")
+"""What groups may be filtered by: the reward, or a part that every source has."""
+
+_ACTOR = "actor_rollout_ref.actor"
+_STATE_MASKED_GRPO = "algorithm.state_masked_grpo"
+
+
+def algorithm_problems(config: Mapping[str, Any]) -> list[str]:
+    """Every problem of the algorithm, one sentence each."""
+    return [
+        *_estimator_problems(config),
+        *_critic_problems(config),
+        *_grpo_problems(config),
+        *_filter_problems(config),
+    ]
+
+
+def _estimator_problems(config: Mapping[str, Any]) -> list[str]:
+    problems = []
+    estimator = at(config, "algorithm.adv_estimator")
+    is_own = bool(at(config, "actor_rollout_ref.model.external_lib"))
+    if estimator not in ESTIMATORS + UNTRIED and not is_own:
+        problems.append(
+            f"algorithm.adv_estimator={estimator!r}: no estimator that is supported; choose "
+            f"{', '.join(ESTIMATORS)}, of verl's others {', '.join(UNTRIED)}, or register one in a "
+            "module that actor_rollout_ref.model.external_lib names"
+        )
+    n = at(config, "actor_rollout_ref.rollout.n")
+    least = 1 if estimator in WITHOUT_GROUPS else 2
+    if not is_count(n) or n < least:
+        why = "want a whole number >= 1"
+        if least == 2:
+            why = f"{estimator} compares the trajectories of one prompt, so at least 2 are needed"
+        problems.append(f"actor_rollout_ref.rollout.n={n!r}: {why} (ROLLOUT_N)")
+    return problems
+
+
+def _critic_problems(config: Mapping[str, Any]) -> list[str]:
+    """What the critic of `gae` lacks; verl says it after minutes, or in its first update."""
+    if at(config, "algorithm.adv_estimator") != "gae" and not at(config, "critic.enable"):
+        return []
+    problems = []
+    if at(config, "critic.enable") is False:
+        problems.append(
+            "critic.enable=False with algorithm.adv_estimator=gae: its advantage is made of the "
+            "critic's values; set it to null"
+        )
+    if at(config, "trainer.device") == "cpu" and at(config, "critic.strategy") != "fsdp2":
+        problems.append(
+            f"critic.strategy={at(config, 'critic.strategy')!r}: with trainer.device=cpu it must "
+            "be 'fsdp2'; set it, or leave it to config/profile/laptop.yaml"
+        )
+    mini, of_actor = (at(config, f"{key}.ppo_mini_batch_size") for key in ("critic", _ACTOR))
+    if mini != of_actor:
+        problems.append(
+            f"critic.ppo_mini_batch_size={mini!r} and {_ACTOR}.ppo_mini_batch_size={of_actor!r}: a "
+            "batch is laid out in mini-batches once, with the mixture in each; make them equal"
+        )
+    return problems
+
+
+def _grpo_problems(config: Mapping[str, Any]) -> list[str]:
+    """Settings of our own estimator, and losses whose denominator would vary by chance."""
+    values = at(config, _STATE_MASKED_GRPO, {})
+    _, problems = section_of(StateMaskedGRPOConfig, values, _STATE_MASKED_GRPO)
+    settings = values if isinstance(values, Mapping) else {}
+    scale, sources = settings.get("scale"), named_sources(config)
+    unknown = {*scale} - {*sources} if isinstance(scale, Mapping) else set()
+    problems += [
+        f"{_STATE_MASKED_GRPO}.scale.{name}: no such source; name one of {sorted(sources, key=str)}"
+        for name in sorted(unknown, key=str)
+    ]
+    mode, factor = at(config, f"{_ACTOR}.loss_agg_mode"), at(config, f"{_ACTOR}.loss_scale_factor")
+    by_constant = "seq-mean-token-sum-norm"
+    if settings.get("dr_grpo") is True and mode != by_constant:
+        problems.append(
+            f"{_STATE_MASKED_GRPO}.dr_grpo=True with {_ACTOR}.loss_agg_mode={mode!r}: Dr.GRPO sums "
+            f"a response's tokens and divides by a constant; set it to {by_constant}"
+        )
+    if mode == by_constant and not is_count(factor):
+        problems.append(
+            f"{_ACTOR}.loss_scale_factor={factor!r} with {_ACTOR}.loss_agg_mode={mode}: without a "
+            "constant verl divides by the longest response of each micro-batch, so the horizon "
+            "varies; set it to a whole number >= 1, such as data.max_response_length"
+        )
+    return problems
+
+
+def _filter_problems(config: Mapping[str, Any]) -> list[str]:
+    """A metric that no trajectory has would end the run when the first group is finished."""
+    key = "algorithm.filter_groups"
+    if not at(config, f"{key}.enable"):
+        return []
+    if at(config, "actor_rollout_ref.rollout.n") == 1:
+        return [
+            f"{key}.enable=True with actor_rollout_ref.rollout.n=1: trajectories of one prompt are "
+            "compared, so every group would be dropped; set it to false, or n to 2 or more"
+        ]
+    metric = at(config, f"{key}.metric")
+    if metric in FILTER_METRICS:
+        return []
+    return [
+        f"{key}.metric={metric!r}: want {' or '.join(FILTER_METRICS)}; the sum that other versions "
+        "of verl call seq_reward is reward"
+    ]
+
+
+def is_count(value: Any) -> bool:
+    """Whether it is a whole number of 1 at least."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

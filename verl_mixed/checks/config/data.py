@@ -1,0 +1,305 @@
+"""What is wrong with the rows of a run: files, sources, ids, agents, ground truths, leakage.
+
+Rows are read in batches, so that files may be larger than the memory. Prompts are looked at in
+`verl_mixed.checks.config.prompts`.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from agent_loop.rewards import Reward, default_reward, reward_for
+from config.lookup import at, files_at
+from samplers.rows.schema import FileRows, read_sources, row_id_problems
+from verl_mixed.run.compose import unset_keys
+from verl_mixed.run.sections import named_sources, sound_sources
+
+BATCH_ROWS = 256
+"""Rows in memory at once; one row of TACO may have a megabyte of tests."""
+
+
+def data_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[str]:
+    """What is wrong with the files as a whole: missing, damaged, of other sources, ids twice.
+
+    Args:
+        config: the resolved run config.
+        agents: names of agent loops; None where they are not known.
+    """
+    problems = []
+    for key in ("data.train_files", "data.val_files"):
+        if key in unset_keys(config):
+            continue  # said by then
+        files = files_at(config, key)
+        times = Counter(map(os.path.abspath, files))
+        problems += [
+            f"{key}: {file} is named {count} times: its rows would count as often; name it once"
+            for file, count in times.items()
+            if count > 1
+        ]
+        found, unreadable = _readable(files)
+        problems += [f"{key}: {problem}" for problem in unreadable]
+        problems += _unknown_source_problems(config, key, found)
+        if not unreadable:
+            problems += _missing_source_problems(config, key, found)
+        problems += _row_agent_problems(config, found, agents)
+        if key == "data.train_files":
+            paths = [file.path for file in found]
+            problems += [f"{key}: {problem}" for problem in row_id_problems(paths)]
+            problems += _own_file_problems(config, files, found)
+    return problems
+
+
+def _readable(files: Sequence[str]) -> tuple[list[FileRows], list[str]]:
+    """What the good files hold, each looked at once, and what is wrong with the others."""
+    found: list[FileRows] = []
+    problems: list[str] = []
+    for some in [[file] for file in dict.fromkeys(map(os.path.abspath, files))] or [[]]:
+        try:
+            found += read_sources(some)
+        except ValueError as error:
+            problems += str(error).splitlines()
+    return found, problems
+
+
+def _unknown_source_problems(
+    config: Mapping[str, Any], key: str, found: Sequence[FileRows]
+) -> list[str]:
+    return [
+        f"no ratio for source={source!r} ({file.path}, {count} rows): every source of "
+        f"{key} needs one; add mixed.sources.{source}.ratio (0 leaves it out)"
+        for file in found
+        for source, count in file.rows_by_source.items()
+        if source not in named_sources(config)
+    ]
+
+
+def _missing_source_problems(
+    config: Mapping[str, Any], key: str, found: Sequence[FileRows]
+) -> list[str]:
+    there = {source for file in found for source in file.rows_by_source}
+    return [
+        f"no rows of source={name!r} in {key} ({', '.join(str(file.path) for file in found)}): it "
+        f"has mixed.sources.{name}.ratio={source.ratio}; add a file with its rows or set its "
+        "ratio to 0"
+        for name, source in sound_sources(config).items()
+        if source.takes_part and name not in there
+    ]
+
+
+def _own_file_problems(
+    config: Mapping[str, Any], files: Sequence[str], found: Sequence[FileRows]
+) -> list[str]:
+    """Rows of other sources in a file that one source names as its own."""
+    rows_of = {str(file.path): file.rows_by_source for file in found}
+    trained = set(map(os.path.abspath, files))
+    problems = []
+    for name, source in sound_sources(config).items():
+        key = f"mixed.sources.{name}.files"
+        for path in source.files if source.takes_part else []:
+            if os.path.abspath(path) not in trained:
+                problems.append(
+                    f"{key}: {path} is not one of data.train_files, so nothing is drawn from it; "
+                    "add it there"
+                )
+            others = [
+                f"{count} rows of source={other!r}"
+                for other, count in rows_of.get(os.path.abspath(path), {}).items()
+                if other != name
+            ]
+            if others:
+                problems.append(
+                    f"{key}: {path} holds {', '.join(others)}: its files hold rows of "
+                    f"data_source={name!r} only; move those rows, or name the file in "
+                    "data.train_files (TRAIN_FILES) instead"
+                )
+    return problems
+
+
+def _row_agent_problems(
+    config: Mapping[str, Any], found: Sequence[FileRows], agents: set[str] | None
+) -> list[str]:
+    """Agents that rows name themselves, where the mixture leaves it to them."""
+    left_to_rows = {
+        name
+        for name, source in sound_sources(config).items()
+        if source.takes_part and source.agent is None
+    }
+    if agents is None or not left_to_rows:
+        return []
+    columns = ["data_source", "agent_name"]
+    problems = []
+    for path in (file.path for file in found):
+        table = pq.read_table(path, columns=columns)
+        counted = table.group_by(columns, use_threads=False).aggregate([([], "count_all")])
+        problems += [
+            f"{path}: {pair['count_all']} rows of source={pair['data_source']!r} have "
+            f"agent_name={pair['agent_name']!r}: no such agent; there are "
+            f"{', '.join(sorted(agents))}, or set mixed.sources.{pair['data_source']}.agent"
+            for pair in counted.to_pylist()
+            if pair["data_source"] in left_to_rows and pair["agent_name"] not in agents
+        ]
+    return problems
+
+
+def row_problems(config: Mapping[str, Any]) -> list[str]:
+    """What single rows have: cells that no run can read, rows of training that validate.
+
+    Files that cannot be read are left to `data_problems`.
+
+    Args:
+        config: the resolved run config.
+    """
+    named = [files_at(config, key) for key in ("data.train_files", "data.val_files")]
+    sound = set(sound_files([*named[0], *named[1]]))
+    train, validation = ([file for file in files if file in sound] for files in named)
+    rewards = rewards_of(config)
+    problems = []
+    for path in dict.fromkeys([*train, *validation]):
+        problems += _cell_problems(rewards, path)
+    once = list(dict.fromkeys(map(os.path.abspath, validation)))
+    problems += [f"data.val_files: {problem}" for problem in row_id_problems(once)]
+    if at(config, "mixed.leakage") != "allow":
+        problems += _leakage_problems(config, train, validation)
+    return problems
+
+
+def batches(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Some columns of one of the `sound_files`, as rows, with the number of the first."""
+    with pq.ParquetFile(path) as file:
+        row = 0
+        for batch in file.iter_batches(columns=list(columns), batch_size=BATCH_ROWS):
+            yield row, batch.to_pylist()
+            row += batch.num_rows
+
+
+def sound_files(files: Sequence[str]) -> list[str]:
+    """Those that can be read and have our columns; the others are said by `data_problems`."""
+    readable = {str(file.path) for file in _readable(files)[0]}
+    return [file for file in files if os.path.abspath(file) in readable]
+
+
+def _cell_problems(rewards: Mapping[str, Reward], path: str) -> list[str]:
+    """Rows that no run can use, and ground truths that the reward of their source cannot judge by;
+    a line for each of the two of a source."""
+    counts: Counter[tuple[str, str]] = Counter()
+    first: dict[tuple[str, str], str] = {}
+
+    def found(source: str, what: str, row: int, why: str) -> None:
+        counts[source, what] += 1
+        first.setdefault((source, what), f"first row {row}: {why}")
+
+    columns = ["data_source", "prompt", "reward_model.ground_truth", "extra_info.extras"]
+    for start, rows in batches(path, columns):
+        for row, values in enumerate(rows, start):
+            source = values["data_source"]
+            if why := prompt_problem(values["prompt"]) or _extras_problem(values["extra_info"]):
+                found(source, "cannot be used", row, f"{why}; prepare the data again")
+            text = (values["reward_model"] or {}).get("ground_truth")
+            if source in rewards and (why := _truth_problem(rewards[source], text)):
+                what = "have a ground truth that its reward cannot judge by"
+                remedy = f"prepare the data again, or set mixed.sources.{source}.reward"
+                found(source, what, row, f"{why}; {remedy}")
+    return [
+        f"{path}: {count} rows of source={source!r} {what}, {first[source, what]}"
+        for (source, what), count in counts.items()
+    ]
+
+
+def prompt_problem(prompt: Any) -> str | None:
+    """Why a cell of the column `prompt` is none."""
+    if not prompt:
+        return "its prompt has no messages"
+    if not all(message and message["role"] and message["content"] for message in prompt):
+        return "its prompt has a message without a role or a content"
+    if not any(message["role"] == "user" for message in prompt):
+        return "its prompt has no message of the role user"
+    return None
+
+
+def _extras_problem(extra_info: Mapping[str, Any] | None) -> str | None:
+    text = (extra_info or {}).get("extras") or "{}"
+    try:
+        is_object = isinstance(json.loads(text), dict)
+    except ValueError as error:
+        return f"extra_info.extras is not JSON ({error})"
+    return None if is_object else f"extra_info.extras={text:.60} is no JSON object"
+
+
+def _truth_problem(reward: Reward, text: str | None) -> str | None:
+    try:
+        ground_truth = json.loads(text or "")
+    except ValueError as error:
+        return f"reward_model.ground_truth is not JSON ({error})"
+    return reward.truth_problem(ground_truth)
+
+
+def rewards_of(config: Mapping[str, Any]) -> dict[str, Reward]:
+    """source -> its reward; without those that have none, which the check of the choices says."""
+    rewards: dict[str, Reward] = {}
+    for name, source in sound_sources(config).items():
+        with suppress(ValueError):
+            rewards[name] = reward_for(source.reward or default_reward(name), source.reward_options)
+    return rewards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Identity:
+    """By what a row of training is known again."""
+
+    place: str
+    row_id: str
+    prompt: int
+    """Hash of source and messages."""
+
+
+def _identities(config: Mapping[str, Any], files: Sequence[str]) -> Iterator[_Identity]:
+    """Of the rows of sources that take part."""
+    sources = sound_sources(config)
+    for path in files:
+        for first, rows in batches(path, ["data_source", "prompt", "extra_info.row_id"]):
+            for row, values in enumerate(rows, start=first):
+                source = sources.get(values["data_source"])
+                row_id = (values["extra_info"] or {}).get("row_id")
+                if source is None or not source.takes_part or not row_id:
+                    continue  # those without an id are said by `row_id_problems`
+                if prompt_problem(values["prompt"]) is None:
+                    said = [(message["role"], message["content"]) for message in values["prompt"]]
+                    yield _Identity(
+                        place=f"{path} row {row}",
+                        row_id=row_id,
+                        prompt=hash((values["data_source"], *said)),
+                    )
+
+
+def _leakage_problems(
+    config: Mapping[str, Any], train: Sequence[str], validation: Sequence[str]
+) -> list[str]:
+    """Rows of validation that are trained: by their id, or by the same prompt."""
+    ids: set[str] = set()
+    prompts: set[int] = set()
+    for row in _identities(config, train):
+        ids.add(row.row_id)
+        prompts.add(row.prompt)
+    leaked = [
+        row for row in _identities(config, validation) if row.row_id in ids or row.prompt in prompts
+    ]
+    if not leaked:
+        return []
+    first = leaked[0]
+    twin = next(
+        row.place
+        for row in _identities(config, train)
+        if row.row_id == first.row_id or row.prompt == first.prompt
+    )
+    return [
+        f"data.val_files: {len(leaked)} rows are in data.train_files too, by their row_id or "
+        f"their prompt, first {first.place} ({twin}): a curve over them shows what was "
+        "memorised; leave them out of one side (`verl-mixed prepare --validation`), or set "
+        "mixed.leakage=allow"
+    ]

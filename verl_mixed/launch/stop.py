@@ -1,0 +1,105 @@
+"""Stop a run: by asking first, so that it saves a checkpoint, then firmly.
+
+Asking is a file in the run's folder that the trainer looks for after each step. The launcher ends
+whatever it started, and this ends what a launcher that was killed left behind.
+"""
+
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+
+from verl_mixed.launch import processes
+from verl_mixed.run.state import Holder, RunFolder
+from verl_mixed.run.text import clock
+
+FIRM_S = 90.0
+"""For the launcher to end its children once it is told to end."""
+
+LEFT_S = 15.0
+"""For what a dead launcher left behind."""
+
+POLL_S = 0.2
+
+
+def stop(folder: RunFolder, grace_s: float, say: Callable[[str], object] = print) -> bool:
+    """Stop a run and say where it stopped.
+
+    Args:
+        folder: the run's.
+        grace_s: how long the step under way and its checkpoint may take; 0 does not ask.
+        say: gets each line.
+
+    Returns:
+        Whether nothing of it runs any more.
+
+    Raises:
+        RunHeld: somebody runs it, and nobody knows who.
+    """
+    if not folder.path.is_dir():
+        say(f"no run in {folder.path}: name runs/<experiment>")
+        return False
+    holder = folder.holder()
+    if holder is None:
+        say(f"not running: {folder.path}")
+    elif not holder.is_here:
+        say(f"{folder.path} is run by {holder}: stop it there")
+        return False
+    else:
+        _stop_launcher(folder, holder, grace_s, say)
+    if left := processes.end_run(folder.path, LEFT_S):
+        say(f"ended {left} processes that it left behind")
+    folder.stop_request.unlink(missing_ok=True)
+    say(f"last step {folder.last_step()}, last checkpoint {_checkpoint(folder)}")
+    return folder.holder() is None and not processes.of_run(folder.path)
+
+
+def _stop_launcher(
+    folder: RunFolder, holder: Holder, grace_s: float, say: Callable[[str], object]
+) -> None:
+    try:
+        launcher = psutil.Process(holder.pid)
+    except psutil.NoSuchProcess:
+        return
+    began = time.monotonic()
+    if grace_s > 0:
+        folder.stop_request.touch()
+        say(
+            f"asked {holder} to stop: it saves a checkpoint after step {folder.last_step() + 1}; "
+            f"waiting up to {clock(grace_s)}"
+        )
+        if _ended(launcher, grace_s):
+            say(f"ended by itself after {clock(time.monotonic() - began)}")
+            return
+        say(f"still running after {clock(grace_s)}: ending it firmly")
+    for number, patience_s in ((signal.SIGTERM, FIRM_S), (signal.SIGKILL, LEFT_S)):
+        try:
+            launcher.send_signal(number)
+        except psutil.NoSuchProcess:
+            return
+        if _ended(launcher, patience_s):
+            say(f"ended by {number.name} after {clock(time.monotonic() - began)}")
+            return
+
+
+def _ended(process: psutil.Process, timeout_s: float) -> bool:
+    """Wait for its end; one whose parent has not looked yet has ended."""
+    deadline = time.monotonic() + timeout_s
+    while not _is_over(process):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _is_over(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _checkpoint(folder: RunFolder) -> str:
+    saved = folder.saved_step()
+    return f"global_step_{saved} (the same command resumes there)" if saved else "none"

@@ -1,0 +1,128 @@
+"""What a run promises, proven from its files: the ledger against the plan, every mask bit."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import pyarrow.parquet as pq
+
+from agent_loop.metrics.mask_audit import MaskReport, audit_masks
+from agent_loop.training.run_folder import read_metrics
+from config.lookup import at, files_at
+from config.schema import MixedConfig, load_section
+from samplers.audit import AuditReport, audit
+from samplers.ledger import Outcome, read_ledger
+from samplers.mixture_plan import MixturePlan
+from samplers.rows.schema import read_sources
+from verl_mixed.run.state import RunFolder
+from verl_mixed.run.text import passed_over_words, printable
+
+SHOWN = 10
+"""Mask problems that are spelled out."""
+
+
+def plan_of(config: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> MixturePlan:
+    """The mixture plan that the trainer of this config follows.
+
+    Args:
+        config: the resolved run config.
+        sizes: source -> rows; None counts them in the training files.
+
+    Raises:
+        ValueError: the files cannot be read, or the mixture is impossible.
+    """
+    mixed = load_section(MixedConfig, at(config, "mixed", {}), "mixed")
+    if sizes is None:
+        sizes = rows_of(files_at(config, "data.train_files"))
+    return MixturePlan(
+        sizes={name: rows for name, rows in sizes.items() if name in mixed.ratios},
+        ratios=mixed.ratios,
+        batch_size=at(config, "data.train_batch_size"),
+        seed=mixed.seed,
+        apportionment=mixed.apportionment,
+    )
+
+
+def rows_of(files: Sequence[str]) -> dict[str, int]:
+    """source -> rows over all files."""
+    rows: Counter[str] = Counter()
+    for file in read_sources(files):
+        rows.update(file.rows_by_source)
+    return dict(rows)
+
+
+def row_ids_of(files: Sequence[str]) -> dict[str, list[str]]:
+    """source -> the row ids of its rows, in the order of the files."""
+    ids: defaultdict[str, list[str]] = defaultdict(list)
+    for path in files:
+        table = pq.read_table(path, columns=["data_source", "extra_info"])
+        names = table["extra_info"].combine_chunks().field("row_id").to_pylist()
+        for source, name in zip(table["data_source"].to_pylist(), names, strict=True):
+            ids[source].append(name)
+    return dict(ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAudit:
+    """Both proofs of one run."""
+
+    mixture: AuditReport
+    masks: MaskReport
+    passed_over: int = 0
+    """Finished lines of `metrics.jsonl` that are none."""
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing is wrong."""
+        return self.mixture.ok and self.masks.ok and not self.passed_over
+
+
+def audit_run(folder: RunFolder, config: Mapping[str, Any]) -> RunAudit:
+    """Hold the ledger of a run against its plan, and its masks against what the engine returned.
+
+    Raises:
+        ValueError: the ledger or the training files cannot be read.
+    """
+    over = folder.is_done(int(at(config, "trainer.total_training_steps", 0)))
+    mixture = audit(
+        read_ledger(folder.ledger),
+        plan_of(config),
+        in_flight="async" in str(at(config, "trainer.v1.trainer_mode")) and not over,
+        row_ids=row_ids_of(files_at(config, "data.train_files")),
+    )
+    _, passed_over = read_metrics(folder.metrics)
+    return RunAudit(mixture=mixture, masks=audit_masks(folder.path), passed_over=passed_over)
+
+
+def describe(report: RunAudit) -> list[str]:
+    """The report in lines of printable text: verdict, table of sources, problems, worst first."""
+    mixture, masks = report.mixture, report.masks
+    verdict = "every batch as planned, nothing skipped, nothing twice"
+    if not mixture.ok:
+        verdict = f"NOT as planned: {mixture.problems[0]}"
+    lines = [
+        f"ratio audit: {mixture.steps} steps, trained prompts "
+        f"{', '.join(f'{name} {count}' for name, count in mixture.trained.items())}: {verdict}",
+        f"  worst batch off by {mixture.worst_batch} prompts, the run so far by "
+        f"{mixture.cumulative_error:.3g}",
+        *_table(mixture),
+        *mixture.problems[1:],
+        f"mask audit: {masks}",
+        *masks.problems[:SHOWN],
+    ]
+    if report.passed_over:
+        lines.append(passed_over_words(report.passed_over))
+    return [printable(line) for line in lines]
+
+
+def _table(mixture: AuditReport) -> list[str]:
+    """A line per source: what was due and what became of its prompts."""
+    heads = ("due", *get_args(Outcome)[:-1], "open")
+    lines = ["  " + f"{'source':<12}" + "".join(f"{head:>10}" for head in heads)]
+    for name, account in mixture.sources.items():
+        unfinished = account.outcomes.get("unfinished", 0) + account.under_way
+        counts = [account.outcomes.get(outcome, 0) for outcome in get_args(Outcome)[:-1]]
+        cells = [f"{account.due:.1f}", *map(str, counts), str(unfinished)]
+        lines.append("  " + f"{name:<12}" + "".join(f"{cell:>10}" for cell in cells))
+    return lines

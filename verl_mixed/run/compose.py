@@ -1,0 +1,145 @@
+"""The run config from `config/`, verl's own defaults and overrides. Imports no verl.
+
+Decides where the files are found and says what is missing; whether the values make sense is left to
+`config.schema` and `verl_mixed.checks.preflight`.
+"""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from config.lookup import at
+from config.schema import ConfigError
+
+CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
+CONFIG_NAME = "mixed_dataset_grpo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Required:
+    """A key that every run must set."""
+
+    variable: str
+    """Environment variable that sets it."""
+
+    stock: str
+    """verl's own value. Merging `???` over it leaves it in place, so it counts as unset."""
+
+
+REQUIRED: Mapping[str, Required] = {
+    "data.train_files": Required(variable="TRAIN_FILES", stock="~/data/rlhf/gsm8k/train.parquet"),
+    "data.val_files": Required(variable="VAL_FILES", stock="~/data/rlhf/gsm8k/test.parquet"),
+    "actor_rollout_ref.model.path": Required(
+        variable="MODEL_PATH", stock="~/models/deepseek-llm-7b-chat"
+    ),
+}
+
+
+def verl_folder() -> Path:
+    """Where verl is installed, found without importing it: that takes seconds.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    spec = importlib.util.find_spec("verl")
+    if spec is None or spec.origin is None:
+        raise ConfigError(
+            [
+                "verl is not installed in this Python; in a checkout, start run_mixed_training.sh "
+                "once, else install the project with its dependencies"
+            ]
+        )
+    return Path(spec.origin).parent
+
+
+def compose_config(overrides: Sequence[str]) -> DictConfig:
+    """Compose the config; values may still be missing (`???`) and interpolations unresolved.
+
+    Args:
+        overrides: Hydra overrides; later ones win. Folders of `hydra.searchpath` come after ours
+            and before verl's, all of them.
+
+    Raises:
+        ConfigError: an override or a config file is wrong.
+    """
+    try:
+        with initialize_config_dir(str(CONFIG_DIR), version_base=None):
+            return compose(CONFIG_NAME, overrides=_with_search_path(overrides))
+    except HydraException as error:
+        # Hydra chains the reason (an unknown key, say) below a sentence that repeats the override.
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        cause = str(error.__cause__ or "").splitlines()[:1]
+        raise ConfigError(["cannot compose the config: " + "; ".join([*lines, *cause])]) from error
+
+
+def _with_search_path(overrides: Sequence[str]) -> list[str]:
+    """The overrides with one search path in place of all that they name, verl's folder last."""
+    key = "hydra.searchpath"
+    parser = OverridesParser.create()
+    folders: list[Any] = []
+    for override in overrides:
+        if override.startswith(f"{key}="):
+            folders += cast(list[Any], parser.parse_override(override).value())
+    folders.append(f"file://{verl_folder() / 'trainer' / 'config'}")
+    others = [override for override in overrides if not override.startswith(f"{key}=")]
+    return [f"{key}={[str(folder) for folder in folders]}", *others]
+
+
+def unset_keys(config: Mapping[str, Any]) -> set[str]:
+    """Those of the keys that every run must set which are not set."""
+    if isinstance(config, DictConfig):
+        config = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    return {
+        key
+        for key, required in REQUIRED.items()
+        if at(config, key) in (None, MISSING, required.stock)
+    }
+
+
+def unset_problems(config: Mapping[str, Any]) -> list[str]:
+    """A sentence for each of `unset_keys`."""
+    return [f"{key}: no value; set {REQUIRED[key].variable}" for key in sorted(unset_keys(config))]
+
+
+def resolve(config: DictConfig, *, complete: bool = True) -> dict[str, Any]:
+    """The config as plain containers, every interpolation replaced.
+
+    Args:
+        config: as composed.
+        complete: keys that every run must set may not be missing.
+
+    Raises:
+        ConfigError: values are missing, or an interpolation leads nowhere.
+    """
+    if complete and (problems := unset_problems(config)):
+        raise ConfigError(problems)
+    try:
+        return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+    except OmegaConfBaseException as error:
+        raise ConfigError([f"cannot resolve the config: {' '.join(str(error).split())}"]) from error
+
+
+def load_config(path: Path) -> dict[str, Any]:
+    """The resolved config of a run's folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not path.is_file():
+        raise ConfigError([f"no {path}: not a run's folder; give runs/<experiment>"])
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path), resolve=True))
+
+
+def save_config(config: Mapping[str, Any], path: Path) -> None:
+    """Write a resolved config; readers see the old file or the new one."""
+    draft = path.with_suffix(".tmp")
+    OmegaConf.save(OmegaConf.create(dict(config)), draft)
+    draft.replace(path)

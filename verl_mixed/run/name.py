@@ -1,0 +1,156 @@
+"""Which run is meant, and how far it is, for the scripts.
+
+`python -m verl_mixed.run.name [KEY=VALUE ...]` prints `runs/<experiment>`; with `--facts`,
+assignments that a shell reads. Settings and overrides give the run that `verl-mixed train` would
+take. Imports no verl, and takes a second.
+"""
+
+import argparse
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from config.schema import ConfigError
+from verl_mixed.exit_codes import GOOD, USAGE
+from verl_mixed.run.compose import compose_config
+from verl_mixed.run.settings import SETTINGS, overrides_from
+from verl_mixed.run.state import RUNS, RunFolder, RunHeld
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What a script asks before it starts, resumes or stops a run."""
+
+    folder: str
+    """`runs/<experiment>`, from the repository's root."""
+
+    holder: str
+    """The launcher that runs it now, as `process 123 on node7`; empty where none does."""
+
+    step: int
+    """Last step with metrics; 0 before the first."""
+
+    total: int
+    """Steps after which it is complete; 0 where the config does not say."""
+
+    checkpoint: int
+    """Step that another start goes on from; 0 where there is no checkpoint."""
+
+    done: int
+    """1 when it is complete."""
+
+
+def facts(arguments: Sequence[str], environ: Mapping[str, str]) -> RunFacts:
+    """Look at the run that these settings name; the run need not be there.
+
+    Args:
+        arguments: Hydra overrides of the command line.
+        environ: environment with the settings of the scripts.
+
+    Raises:
+        ConfigError: settings, overrides or config files are wrong.
+    """
+    settings = {name: environ[name] for name in SETTINGS if name in environ}
+    return facts_of(compose_config(overrides_from(settings, arguments)))
+
+
+def facts_of(config: DictConfig) -> RunFacts:
+    """Look at the run that a composed config names; the run need not be there.
+
+    Raises:
+        ConfigError: the name is none.
+    """
+    name = OmegaConf.select(config, "mixed.experiment")
+    if problems := name_problems(name):
+        raise ConfigError(problems)
+    folder = RunFolder(RUNS / name)
+    total = OmegaConf.select(config, "trainer.total_training_steps") or 0
+    return RunFacts(
+        folder=str(RUNS / name),
+        holder=_holder(folder),
+        step=folder.last_step(),
+        total=total,
+        checkpoint=folder.saved_step(),
+        done=int(bool(total) and folder.is_done(total)),
+    )
+
+
+def name_problems(experiment: Any) -> list[str]:
+    """Why this cannot be the name of a run."""
+    if isinstance(experiment, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", experiment):
+        return []
+    return [
+        f"mixed.experiment={experiment!r}: it names a folder; "
+        "use letters, digits, '.', '_' and '-' (EXPERIMENT_NAME)"
+    ]
+
+
+def display_name(config: DictConfig, overrides: Sequence[str], *, is_demo: bool = False) -> str:
+    """What the run is called at Weights & Biases: the experiment's name where one was given, else
+    model, agents, algorithm, learning rate, batch and KL, as
+    `demo-taco+nq+math-state_masked_grpo-lr0.0005-bs20x8-kl0`.
+
+    Args:
+        config: the composed config.
+        overrides: what it was composed with.
+        is_demo: whether the model is the demo's.
+    """
+    if any(each.partition("=")[0].lstrip("+") == "mixed.experiment" for each in overrides):
+        return config.mixed.experiment
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    model = str(OmegaConf.select(config, "actor_rollout_ref.model.path") or "model")
+    sources = config.mixed.sources.items()
+    agents = [name for name, source in sources if OmegaConf.select(source, "ratio") != 0]
+    kl = 0.0
+    if actor.use_kl_loss:
+        kl = actor.kl_loss_coef
+    elif config.algorithm.use_kl_in_reward:
+        kl = config.algorithm.kl_ctrl.kl_coef
+    return "-".join(
+        [
+            "demo" if is_demo else Path(model).name,
+            "+".join(agents),
+            config.algorithm.adv_estimator,
+            f"lr{actor.optim.lr:g}",
+            f"bs{config.data.train_batch_size}x{rollout.n}",
+            f"kl{kl:g}",
+        ]
+    )
+
+
+def _holder(folder: RunFolder) -> str:
+    try:
+        return str(folder.holder() or "")
+    except RunHeld:
+        return "a process without a name"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what is asked; exit 2 where the config is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m verl_mixed.run.name")
+    parser.add_argument("--facts", action="store_true", help="shell assignments, RUN_<FACT>")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    arguments = parser.parse_args(argv)
+    try:
+        found = facts(arguments.overrides, os.environ)
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return USAGE
+    if not arguments.facts:
+        print(found.folder)
+        return GOOD
+    for name, value in asdict(found).items():
+        print(f"RUN_{name.upper()}={shlex.quote(str(value))}")
+    return GOOD
+
+
+if __name__ == "__main__":
+    sys.exit(main())

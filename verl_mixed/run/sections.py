@@ -1,0 +1,62 @@
+"""The run config's sections, and its agent loops: a mistake in one hides none in another."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from config.lookup import at
+from config.schema import ConfigError, Section, SourceConfig, load_section
+
+S = TypeVar("S", bound=Section)
+
+
+def section_of(section: type[S], values: Any, path: str) -> tuple[S | None, list[str]]:
+    """The section, None where something is wrong with it, and what that is.
+
+    Args:
+        section: the model to build.
+        values: the subtree as plain containers.
+        path: where it stands in the run config.
+    """
+    try:
+        return load_section(section, values, path), []
+    except ConfigError as error:
+        return None, error.problems
+
+
+def named_sources(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """source -> its settings as they stand in the config, right or wrong."""
+    sources = at(config, "mixed.sources")
+    return sources if isinstance(sources, Mapping) else {}
+
+
+def sound_sources(config: Mapping[str, Any]) -> dict[str, SourceConfig]:
+    """The sources with nothing wrong in their own settings, whatever is wrong elsewhere."""
+    sources: dict[str, SourceConfig] = {}
+    for name, values in named_sources(config).items():
+        source, _ = section_of(SourceConfig, values, f"mixed.sources.{name}")
+        if source is not None:
+            sources[name] = source
+    return sources
+
+
+def agent_loops(config: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]] | None, list[str]]:
+    """Name -> entry in the file of agent loops, None where it cannot be read, and why not."""
+    key = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+    path = at(config, key)
+    file = Path(path or "")
+    if not file.is_file():
+        return None, [f"{key}={path!r}: no such file; name a YAML list of agent loops"]
+    try:
+        loops = {entry["name"]: dict(entry) for entry in yaml.safe_load(file.read_text())}
+    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError) as error:
+        why = " ".join(str(error).split())
+        return None, [f"{key}={path!r}: not a list of {{name, _target_}} ({why}); correct it"]
+    return loops, [
+        f"{key}={path!r}: system_prompt={loop['system_prompt']!r} of {name}: it is no text; put it "
+        "into quotes"
+        for name, loop in loops.items()
+        if not isinstance(loop.get("system_prompt"), str | None)
+    ]

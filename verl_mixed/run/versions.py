@@ -1,0 +1,98 @@
+"""What a run was started with: commit of the code, versions of the packages, machine.
+
+Standard library only.
+"""
+
+import json
+import platform
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from verl_mixed.run.environment import versions
+
+REPOSITORY = Path(__file__).parents[2]
+
+PROJECT = "verl-mixed-agent-loop"
+
+SYNCED = ".synced_commit"
+"""In a repository that `setup_cluster.sh sync` wrote: the commit that it came from."""
+
+
+def commit_of(repository: Path = REPOSITORY) -> str | None:
+    """The commit of a checkout or of a synced copy, with `-dirty` where files differ from it; None
+    where nobody knows."""
+    synced = repository / SYNCED
+    if synced.is_file():
+        return " ".join(synced.read_text().split()) or None
+    if not (repository / ".git").exists():  # a checkout around an installed copy is not its commit
+        return None
+    try:
+        done = subprocess.run(
+            [
+                "git",
+                "-C",
+                str(repository),
+                "describe",
+                "--always",
+                "--dirty",
+                "--abbrev=40",
+                "--exclude=*",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def versions_now(nodes: Sequence[str]) -> dict[str, Any]:
+    """One line of `versions.jsonl`.
+
+    Args:
+        nodes: addresses of the cluster's nodes; empty on one machine.
+    """
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "commit": commit_of(),
+        "host": socket.gethostname(),
+        "nodes": list(nodes),
+        "packages": {"python": platform.python_version(), PROJECT: _own_version(), **versions()},
+    }
+
+
+def _own_version() -> str | None:
+    try:
+        return version(PROJECT)
+    except PackageNotFoundError:  # a checkout that is only on the path: it has a commit
+        return None
+
+
+def note(path: Path, line: Mapping[str, Any]) -> list[str]:
+    """Add a line to `versions.jsonl`.
+
+    Returns:
+        What differs from the line before it, as `name: old -> new`.
+    """
+    before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+    if not before:
+        return []
+    old, new = _names(json.loads(before[-1])), _names(line)
+    return [
+        f"{name}: {old.get(name)} -> {new.get(name)}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _names(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {"commit": line["commit"], **line["packages"]}

@@ -1,0 +1,173 @@
+"""`verl-mixed limiter`: what a rate limiter does, as a table that may be kept up to date."""
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from time import sleep
+from typing import TYPE_CHECKING
+
+from config.schema import TOOL_CONFIG
+from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot
+from rate_limit.stats import reset, snapshot_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_EVERY_S = 1.0
+
+
+def state_file_of(path: Path) -> Path:
+    """The state file that a user means by a path: itself, or that of a run by its folder."""
+    if not path.is_dir():
+        return path
+    config = path / "config.yaml"
+    named = None
+    if config.is_file():
+        from config.lookup import at
+        from verl_mixed.run.compose import load_config
+
+        named = at(load_config(config), f"{TOOL_CONFIG}.rate_limit_file")
+    return Path(named or path / "rate_limit.state")
+
+
+def show(
+    path: Path,
+    *,
+    as_json: bool = False,
+    watch: bool = False,
+    anew: bool = False,
+    ray_address: str | None = None,
+) -> None:
+    """Print a limiter.
+
+    Args:
+        path: the state file, or a run's folder.
+        as_json: one JSON object a line in place of the table.
+        watch: go on, every second, until interrupted.
+        anew: reset the limiter before.
+        ray_address: of the cluster where an actor keeps the limit; it is named after the path.
+
+    Raises:
+        OSError: no such file or cluster, or it cannot be used.
+        ValueError: it is no state file of a limiter, or there is no such actor.
+    """
+    path = state_file_of(path)
+    if ray_address is None:
+        try:
+            if anew:
+                reset(path)
+            _print_all(lambda: snapshot_of(path), as_json, watch)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"no limiter at {path}: the first tool call of a run makes it; start a run, name "
+                f"its {TOOL_CONFIG}.rate_limit_file, or say --ray ADDRESS where an actor keeps it"
+            ) from error
+        return
+    import ray
+
+    from rate_limit import ray_limiter
+
+    name = str(path.absolute())
+    ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        if anew:
+            ray_limiter.end(name)
+            return
+        _print_all(lambda: ray_limiter.snapshot_of(name), as_json, watch)
+    finally:
+        ray.shutdown()
+
+
+def _print_all(take: Callable[[], Snapshot], as_json: bool, watch: bool) -> None:
+    if not watch:
+        _print(take(), as_json)
+    elif as_json:
+        _every_second(lambda: _print(take(), as_json), lambda words: print(words, file=sys.stderr))
+    else:
+        from rich.live import Live
+
+        with Live(refresh_per_second=4) as live:
+            _every_second(lambda: live.update(table_of(take())), live.update)
+
+
+def _every_second(act: Callable[[], object], say: Callable[[str], object]) -> None:
+    try:
+        while True:
+            try:
+                act()
+            except FileNotFoundError:
+                say("no limiter there yet")  # the next call makes it, again where it was deleted
+            sleep(_EVERY_S)
+    except KeyboardInterrupt:
+        return
+
+
+def _print(snapshot: Snapshot, as_json: bool) -> None:
+    from rich.console import Console
+
+    if as_json:
+        print(json.dumps(as_dict(snapshot)), flush=True)
+    else:
+        Console().print(table_of(snapshot))
+
+
+def as_dict(snapshot: Snapshot) -> dict[str, object]:
+    """The snapshot with its sums, for JSON."""
+    return {
+        **asdict(snapshot),
+        "waiting": snapshot.waiting,
+        "waited_s": snapshot.waited_s,
+        "wait_bounds_s": WAIT_BOUNDS_S,
+    }
+
+
+def table_of(snapshot: Snapshot) -> "Table":
+    """A line per source, and one for all."""
+    from rich.table import Table
+    from rich.text import Text
+
+    rate = f"{snapshot.per_minute:g} calls a minute, {snapshot.burst} back to back"
+    if snapshot.rate_factor < 1:
+        rate += f", slowed down to {snapshot.rate_factor:.0%}"
+    if snapshot.paused_s:
+        rate += f", paused for {snapshot.paused_s:.1f} s"
+    table = Table(
+        title=rate,
+        caption=f"last minute {snapshot.utilisation:.0%} used; {snapshot.penalties} penalties, "
+        f"{snapshot.abandoned} slots abandoned",
+    )
+    table.add_column("source")
+    for name in ("granted", "waiting", "waited s", "p50 s", "p95 s", "refused"):
+        table.add_column(name, justify="right")
+    for name, source in snapshot.sources.items():
+        at_once = source.granted - sum(source.waits)
+        table.add_row(
+            Text(name or "(none)"),  # whatever is in it, it is no markup
+            str(source.granted),
+            str(source.waiting),
+            f"{source.waited_s:.1f}",
+            _percentile(at_once, source.waits, 0.5),
+            _percentile(at_once, source.waits, 0.95),
+            str(source.refused),
+        )
+    total, waiting = str(snapshot.granted), str(snapshot.waiting)
+    table.add_row("all", total, waiting, f"{snapshot.waited_s:.1f}", "", "", "", style="bold")
+    return table
+
+
+def _percentile(at_once: int, waits: tuple[int, ...], share: float) -> str:
+    """The bound of the histogram below which so many of the waits are."""
+    callers = at_once + sum(waits)
+    if not callers:
+        return ""
+    missing = share * callers - at_once
+    if missing <= 0:
+        return "0"
+    for count, bound_s in zip(waits, WAIT_BOUNDS_S, strict=False):
+        missing -= count
+        if missing <= 0:
+            return f"<{bound_s:g}"
+    return f">{WAIT_BOUNDS_S[-1]:g}"

@@ -1,0 +1,7 @@
+"""What a run shows after, or half-way through: one HTML page, an image, a table."""
+
+from verl_mixed.views.report.files import write_report
+from verl_mixed.views.report.page import render
+from verl_mixed.views.report.runs import Run, load_run
+
+__all__ = ["Run", "load_run", "render", "write_report"]

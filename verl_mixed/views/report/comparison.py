@@ -1,0 +1,91 @@
+"""Several runs against each other: one colour a run, the same axes. Pure."""
+
+from collections.abc import Sequence
+
+from verl_mixed.views.progress import series
+from verl_mixed.views.report.charts import Curve, Panel
+from verl_mixed.views.report.panels import Section
+from verl_mixed.views.report.runs import Run
+from verl_mixed.views.report.tables import Table
+from verl_mixed.views.summary import AVERAGE_OVER, SOURCE_FACTS, moving_average, summaries
+
+_OF_ALL = {
+    "timing_s/step": "seconds a step",
+    "actor/grad_norm": "gradient norm",
+    "actor/entropy": "entropy, nats",
+    "actor/kl_loss": "KL to the reference (loss)",
+    "mixed/ratio_error/max": "prompts off the plan",
+}
+
+
+def comparison(runs: Sequence[Run]) -> Section:
+    """Curves of every run in the same charts, and where each is now."""
+    sources = sorted({source for run in runs for source in run.sources})
+    panels = []
+    for source in sources:
+        panels += [
+            _panel(runs, f"Training reward of {source}", f"mixed/{source}/reward/mean"),
+            _panel(runs, f"Validation reward of {source}", f"mixed/{source}/val/reward/mean", True),
+        ]
+    panels += [_panel(runs, text[0].upper() + text[1:], metric) for metric, text in _OF_ALL.items()]
+    return Section(
+        title="Comparison",
+        panels=[panel for panel in panels if not panel.is_empty],
+        tables=[_last_values(runs, sources)],
+        notes=(
+            f"One colour a run; training curves and the table are means of the last {AVERAGE_OVER} "
+            "steps, validation is its last one.",
+        ),
+        missing="No run has metrics yet.",
+    )
+
+
+def differing_keys(runs: Sequence[Run]) -> Table:
+    """Config keys whose values are not the same in all runs."""
+    keys = sorted({key for run in runs for key in run.config})
+    rows = [
+        [key, *values]
+        for key in keys
+        if len(set(values := [str(run.config.get(key, "absent")) for run in runs])) > 1
+    ]
+    return Table(head=("key", *(run.name for run in runs)), rows=rows)
+
+
+def _panel(runs: Sequence[Run], title: str, metric: str, validation: bool = False) -> Panel:
+    return Panel(
+        title=title,
+        curves=[
+            Curve(
+                name=run.name,
+                points=series(run.lines, metric)
+                if validation
+                else moving_average(series(run.trained, metric)),
+                color=i,
+                dots=validation,
+            )
+            for i, run in enumerate(runs)
+        ],
+    )
+
+
+def _last_values(runs: Sequence[Run], sources: Sequence[str]) -> Table:
+    validated = {
+        f"mixed/{source}/val/{name}": f"{source}: validation {text}"
+        for source in sources
+        for name, text in (("reward/mean", "reward"), ("pass_rate", "solved"))
+    }
+    averaged = {
+        f"mixed/{source}/{fact}": f"{source}: {text}"
+        for source in sources
+        for fact, text in SOURCE_FACTS.items()
+    } | _OF_ALL
+    newest = [summaries(run.lines, validated, over=1) for run in runs]
+    means = [summaries(run.trained, averaged) for run in runs]
+    rows: list[list[object]] = [
+        ["last step", *(max((line["step"] for line in run.lines), default=0) for run in runs)]
+    ]
+    for metrics, found in ((validated, newest), (averaged, means)):
+        for metric, text in metrics.items():
+            if any(metric in own for own in found):
+                rows.append([text, *(own[metric].mean if metric in own else "" for own in found)])
+    return Table(head=("", *(run.name for run in runs)), rows=rows)

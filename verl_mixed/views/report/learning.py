@@ -1,0 +1,157 @@
+"""Sections on what the policy learns: rewards, lengths, the update, all numbers. Pure."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from verl_mixed.views.estimates import BandPoint, pass_rate_band, reward_band, validations
+from verl_mixed.views.progress import Line, series
+from verl_mixed.views.report.charts import Band, Curve, Panel
+from verl_mixed.views.report.panels import (
+    MOST_FAINT,
+    NOTHING_YET,
+    Section,
+    drawn,
+    per_source,
+    shares,
+)
+from verl_mixed.views.report.runs import Run
+from verl_mixed.views.report.tables import Table
+from verl_mixed.views.summary import AVERAGE_OVER, SOURCE_FACTS, moving_average, source_table
+
+
+def rewards(run: Run) -> Section:
+    """Training and validation, with their intervals."""
+    return Section(
+        title="Reward",
+        panels=drawn(
+            with_band(run, "Training reward", "reward/mean", reward_band),
+            with_band(run, "Solved in training, share", "pass_rate", pass_rate_band),
+            _validation(run, "Validation reward", "reward/mean"),
+            _validation(run, "Solved in validation, share", "pass_rate"),
+        ),
+        notes=(
+            f"Thin: each step (of up to {MOST_FAINT} sources). Thick: mean of the last "
+            f"{AVERAGE_OVER} steps, shaded: its 95 % "
+            "interval over groups (the share of solved counts a group once, so its interval is "
+            "rather too wide). Validation: Wilson's 95 % interval.",
+        ),
+        missing="No reward has been logged yet.",
+    )
+
+
+def reward_parts(run: Run) -> Section:
+    """What each reward says of itself."""
+    panels = []
+    for source in run.sources:
+        prefix = f"mixed/{source}/reward_parts/"
+        names = sorted({n for line in run.trained for n in line["metrics"] if n.startswith(prefix)})
+        curves = [
+            Curve(
+                name=name.removeprefix(prefix),
+                points=moving_average(series(run.trained, name)),
+                color=i,
+            )
+            for i, name in enumerate(names)
+        ]
+        panels.append(Panel(title=f"Reward parts of {source}", curves=curves))
+    return Section(
+        title="Reward parts",
+        panels=drawn(*panels),
+        notes=(f"Mean over trajectories, averaged over the last {AVERAGE_OVER} steps.",),
+        missing="No reward names its parts.",
+    )
+
+
+def lengths(run: Run) -> Section:
+    """How long trajectories are."""
+    return Section(
+        title="Lengths and turns",
+        panels=drawn(
+            per_source(run, "Response tokens, mean", "response_length/mean"),
+            per_source(run, "Response tokens, longest", "response_length/max"),
+            per_source(run, "Prompt tokens, mean", "prompt_length/mean"),
+            per_source(run, "Turns, mean", "turns/mean"),
+            per_source(run, "Tokens with mask 0, share", "masked_fraction"),
+            per_source(run, "Cut off, share", "truncated_rate"),
+        ),
+        missing="No trajectory has been trained yet.",
+    )
+
+
+def optimizer(run: Run) -> Section:
+    """The health of the update, of all and of each source."""
+
+    def one(title: str, metric: str, floor: float | None = 0.0) -> Panel:
+        points = series(run.trained, metric)
+        curves = [
+            Curve(name="each step", points=points, faint=True),
+            Curve(name=metric, points=moving_average(points)),
+        ]
+        return Panel(title=title, curves=curves, floor=floor)
+
+    return Section(
+        title="Optimizer",
+        panels=drawn(
+            one("Gradient norm", "actor/grad_norm"),
+            one("Entropy, nats", "actor/entropy"),
+            one("KL to the reference (loss)", "actor/kl_loss"),
+            one("KL of the update", "actor/ppo_kl", None),
+            per_source(run, "Entropy per source, nats", "entropy/mean"),
+            per_source(run, "KL to the reference per source", "kl/mean"),
+            shares(run, "Share of the sum of |advantage|", "advantage_share"),
+            shares(run, "Share of the tokens with a gradient", "gradient_token_share"),
+            per_source(run, "Groups with equal rewards, share", "zero_variance"),
+        ),
+        missing="No update has been logged yet.",
+    )
+
+
+def facts(run: Run) -> Section:
+    """Every per-source number, first steps against last."""
+    found = source_table(run.lines)
+    rows = [
+        [
+            SOURCE_FACTS[fact],
+            *(by_source.get(source, "") for source in run.sources),
+        ]
+        for fact, by_source in found.items()
+    ]
+    return Section(
+        title="All numbers per source",
+        tables=[Table(head=("", *run.sources), rows=rows)] if rows else (),
+        notes=(
+            f"Mean of the first {AVERAGE_OVER} steps → mean of the last {AVERAGE_OVER}; of a "
+            "shorter run, its first half → its second half.",
+        ),
+        missing=NOTHING_YET,
+    )
+
+
+def with_band(
+    run: Run,
+    title: str,
+    metric: str,
+    band: Callable[[Sequence[Line], str], list[BandPoint]],
+) -> Panel:
+    bands = [
+        Band(points=[(p.step, p.low, p.high) for p in band(run.lines, source)], color=i)
+        for i, source in enumerate(run.sources)
+    ]
+    panel = per_source(run, title, metric)
+    return Panel(title=title, curves=panel.curves, bands=[b for b in bands if b.points])
+
+
+def _validation(run: Run, title: str, metric: Literal["reward/mean", "pass_rate"]) -> Panel:
+    curves, bands = [], []
+    for i, source in enumerate(run.sources):
+        found = validations(run.lines, source, metric)
+        points = [(one.steps[0], one.mean) for one in found]
+        curves.append(Curve(name=source, points=points, color=i, dots=True))
+        ends = [
+            (one.steps[0], one.low, one.high)
+            for one in found
+            if one.low is not None and one.high is not None
+        ]
+        if ends:
+            bands.append(Band(points=ends, color=i))
+    return Panel(title=title, curves=curves, bands=bands, ceiling=1.0)

@@ -1,0 +1,163 @@
+"""Sections on what a step waits for: tools, the rate limiter, phases. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from verl_mixed.views.progress import Line, phase_times, series
+from verl_mixed.views.report.charts import Curve, Panel
+from verl_mixed.views.report.panels import Section, drawn, per_source
+from verl_mixed.views.report.runs import Run
+from verl_mixed.views.report.tables import Table
+from verl_mixed.views.summary import (
+    AFTER_STEP,
+    PHASE_WORDS,
+    increments,
+    phase_means,
+    tool_rows,
+    tools_of,
+)
+
+PHASES_SHOWN = 6
+"""Phases with a colour of their own; the others are one layer."""
+
+
+def tools(run: Run) -> Section:
+    """Calls, failures, latency."""
+    names = tools_of(run.trained)
+
+    def per_tool(title: str, metric: str) -> Panel:
+        return Panel(
+            title=title,
+            curves=[
+                Curve(
+                    name=name, points=series(run.trained, f"mixed/tools/{name}/{metric}"), color=i
+                )
+                for i, name in enumerate(names)
+            ],
+        )
+
+    tables = [
+        Table(
+            head=("tool", "source", "calls", "failed", "share", "p50 s", "p95 s", "worst p95 s"),
+            rows=[
+                [
+                    row.tool,
+                    source or "all",
+                    row.calls,
+                    row.failed,
+                    "" if row.error_rate is None else f"{row.error_rate:.2%}",
+                    *("" if s is None else s for s in (row.p50_s, row.p95_s, row.worst_p95_s)),
+                ]
+                for source in (None, *run.sources)
+                for row in tool_rows(run.trained, source)
+            ],
+        )
+    ]
+    panels = drawn(
+        per_source(run, "Tool calls per trajectory", "tool_calls/mean"),
+        per_source(run, "Tool calls rejected, share", "tool_error_rate"),
+        per_tool("Calls per step", "calls"),
+        per_tool("Failed calls, share", "error_rate"),
+        per_tool("Latency p50, s", "latency_s/p50"),
+        per_tool("Latency p95, s", "latency_s/p95"),
+        per_source(run, "Latency p95 of all tools of a source, s", "tool_latency_s/p95"),
+        per_source(run, "Answered by the cache, share", "tool_cache_hit_rate"),
+        per_source(run, "Trajectories lost to infrastructure, share", "infra_error_rate"),
+    )
+    return Section(
+        title="Tools",
+        panels=panels,
+        tables=tables if names else (),
+        notes=("p50 and p95 in the table are medians over the steps.",) if names else (),
+        missing="No tool has been called.",
+    )
+
+
+def limiter(run: Run) -> Section:
+    """What the rate limiter did."""
+
+    def one(title: str, metric: str, ceiling: float | None = None) -> Panel:
+        curve = Curve(name=metric, points=series(run.trained, f"mixed/limiter/{metric}"))
+        return Panel(title=title, curves=[curve], ceiling=ceiling)
+
+    def gained(title: str, metric: str) -> Panel:
+        return Panel(
+            title=title,
+            curves=[
+                Curve(
+                    name=source,
+                    points=increments(
+                        series(run.trained, f"mixed/{source}/limiter/{metric}"), run.restarts
+                    ),
+                    color=i,
+                )
+                for i, source in enumerate(run.sources)
+            ],
+        )
+
+    return Section(
+        title="Rate limiter",
+        panels=drawn(
+            one("Utilisation of the rate", "utilisation", 1),
+            one("Waiting at the end of the step", "waiting"),
+            gained("Granted per step", "granted"),
+            gained("Seconds waited per step, all calls", "waited_s"),
+            per_source(run, "Wait per call, s", "limiter_wait_s/mean"),
+            one("Rate factor (adaptive)", "rate_factor", 1),
+        ),
+        missing="The run has no rate limiter.",
+    )
+
+
+def times(run: Run) -> Section:
+    """Phases of the step."""
+    seconds = phase_means(run.timed)
+    layers = phase_layers(run)
+    step = Curve(name="step", points=series(run.timed, "timing_s/step"), color=7, faint=True)
+    whole = sum(value for _, value in step.points) / max(1, len(run.timed))
+    throughput = Curve(name="throughput", points=series(run.timed, "perf/throughput"))
+    return Section(
+        title="Time",
+        panels=drawn(
+            Panel(title="Seconds a step, by phase", layers=layers, curves=[step]),
+            Panel(title="Tokens per second and GPU", curves=[throughput]),
+        ),
+        tables=[
+            Table(
+                head=("phase", "mean seconds a step", "share of the step"),
+                rows=[
+                    [PHASE_WORDS.get(phase, phase), s, f"{s / whole:.1%}"]
+                    for phase, s in seconds.items()
+                ],
+            )
+        ]
+        if seconds and whole
+        else (),
+        notes=(
+            "The thin line is the step; validation comes on top of it. Phases of an asynchronous "
+            "run overlap, so that their sum can exceed the step.",
+        ),
+        missing="No step has been timed yet.",
+    )
+
+
+def phase_layers(run: Run) -> list[Curve]:
+    """Seconds of each step: its longest phases, what is left of it, and validation on top."""
+    timed = run.timed
+    shown = [phase for phase in phase_means(timed) if phase != AFTER_STEP][:PHASES_SHOWN]
+    layers = [_layer(timed, phase, i) for i, phase in enumerate(shown)]
+    rest = [
+        (line["step"], max(0.0, line["metrics"]["timing_s/step"] - _known(line["metrics"], shown)))
+        for line in timed
+    ]
+    layers.append(Curve(name="other", points=rest, color=7))
+    layers.append(_layer(timed, AFTER_STEP, 6))
+    return [layer for layer in layers if any(value > 0 for _, value in layer.points)]
+
+
+def _layer(timed: Sequence[Line], phase: str, color: int) -> Curve:
+    name = PHASE_WORDS.get(phase, phase)
+    return Curve(name=name, points=series(timed, f"timing_s/{phase}"), color=color)
+
+
+def _known(metrics: Mapping[str, float], phases: Sequence[str]) -> float:
+    return sum(seconds for phase, seconds in phase_times(metrics).items() if phase in phases)

@@ -1,0 +1,53 @@
+"""What a section of the report is made of, and the panels that most of them draw. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from verl_mixed.views.progress import series
+from verl_mixed.views.report.charts import Curve, Panel
+from verl_mixed.views.report.runs import Run
+from verl_mixed.views.report.tables import Table
+from verl_mixed.views.summary import moving_average
+
+MOST_FAINT = 4
+"""Sources of which each step is drawn behind the averages; of more, nobody can follow one."""
+
+NOTHING_YET = "No step has been trained yet."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One section of one run."""
+
+    title: str
+    panels: Sequence[Panel] = ()
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
+    missing: str = ""
+    """Said where it has neither panel nor table."""
+
+
+def drawn(*panels: Panel) -> list[Panel]:
+    return [panel for panel in panels if not panel.is_empty]
+
+
+def per_source(run: Run, title: str, metric: str) -> Panel:
+    """The average; behind it each step, faint, where the sources are few."""
+    curves: list[Curve] = []
+    for i, source in enumerate(run.sources):
+        points = series(run.trained, f"mixed/{source}/{metric}")
+        if len(run.sources) <= MOST_FAINT:
+            curves.append(Curve(name=source, points=points, color=i, faint=True))
+        curves.append(Curve(name=source, points=moving_average(points), color=i))
+    return Panel(title=title, curves=curves)
+
+
+def shares(run: Run, title: str, metric: str) -> Panel:
+    return Panel(
+        title=title,
+        layers=[
+            Curve(name=source, points=series(run.trained, f"mixed/{source}/{metric}"), color=i)
+            for i, source in enumerate(run.sources)
+        ],
+        ceiling=1.0,
+    )

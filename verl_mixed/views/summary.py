@@ -1,0 +1,327 @@
+"""The numbers that every view of a run shows: watch, report, its CSV. Pure.
+
+Functions over lines of `metrics.jsonl`; `verl_mixed.views.progress` finds the series, and knows
+nothing of this file. Where a metric was not logged there is no number, never a 0. Intervals are in
+`verl_mixed.views.estimates`, the mixture in `verl_mixed.views.mixture_rows`.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
+from typing import TypeVar
+
+from verl_mixed.views.progress import Line, phase_times, series, sources_of
+
+AVERAGE_OVER = 10
+"""Steps of every moving average, and of "the first" and "the last" steps of a run."""
+
+Points = Sequence[tuple[int, float]]
+
+_Point = TypeVar("_Point")
+
+SOURCE_FACTS: Mapping[str, str] = {
+    "reward/mean": "reward",
+    "pass_rate": "solved",
+    "count": "prompts a step",
+    "solved_all": "groups all solved",
+    "solved_none": "groups none solved",
+    "zero_variance": "groups all equal",
+    "too_small": "groups too small",
+    "advantage_share": "share of |advantage|",
+    "gradient_token_share": "share of gradient tokens",
+    "turns/mean": "turns",
+    "prompt_length/mean": "prompt tokens",
+    "response_length/mean": "response tokens",
+    "response_length/max": "longest response, tokens",
+    "masked_fraction": "masked",
+    "truncated_rate": "cut off",
+    "entropy/mean": "entropy, nats",
+    "kl/mean": "KL to the reference",
+    "tool_calls/mean": "tool calls",
+    "tool_error_rate": "tool calls rejected",
+    "tool_latency_s/p50": "tool latency p50, s",
+    "tool_latency_s/p95": "tool latency p95, s",
+    "tool_cache_hit_rate": "tool cache hits",
+    "limiter_wait_s/mean": "limiter wait per call, s",
+    "infra_error_rate": "lost to infrastructure",
+    "loop_error_rate": "lost to exceptions",
+    "deadline_rate": "stopped by the deadline",
+}
+"""`mixed/<source>/<name>` -> what a table calls it, in the order of a table."""
+
+
+PHASE_WORDS: Mapping[str, str] = {
+    "gen": "generation",
+    "reward": "reward",
+    "old_log_prob": "old log-probs",
+    "ref": "reference log-probs",
+    "values": "critic values",
+    "adv": "advantages",
+    "update_critic": "critic update",
+    "update_actor": "policy update",
+    "update_weights": "weight sync",
+    "save_checkpoint": "checkpoint",
+    "accounts": "accounts",
+    "testing": "validation",
+}
+"""verl's word for a phase of the step -> ours."""
+
+AFTER_STEP = "testing"
+"""The phase that `timing_s/step` does not hold."""
+
+
+# --- one series ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a series was over its last points."""
+
+    mean: float
+    min: float
+    max: float
+    latest: float
+    count: int
+    """Points it is of."""
+
+
+def windows(points: Sequence[_Point], over: int = AVERAGE_OVER) -> Iterator[Sequence[_Point]]:
+    """For each point, those before it and itself, the last: `over` at most."""
+    return (points[max(0, end - over) : end] for end in range(1, len(points) + 1))
+
+
+def moving_average(points: Points, over: int = AVERAGE_OVER) -> list[tuple[int, float]]:
+    """Mean of each point and those before it, `over` at most."""
+    return [
+        (window[-1][0], fmean(value for _, value in window)) for window in windows(points, over)
+    ]
+
+
+def summary(points: Points, over: int | None = None) -> Summary | None:
+    """Summary of the last `over` points, None takes all; None without a point."""
+    values = [value for _, value in (points if over is None else points[-over:])]
+    if not values:
+        return None
+    return Summary(
+        mean=fmean(values), min=min(values), max=max(values), latest=values[-1], count=len(values)
+    )
+
+
+def summaries(
+    lines: Sequence[Line], names: Iterable[str], over: int = AVERAGE_OVER
+) -> dict[str, Summary]:
+    """Metric -> summary of the last `over` steps that logged it; without those never logged."""
+    found = {name: summary(series(lines, name), over) for name in names}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def increments(points: Points, restarts: Collection[int] = ()) -> list[tuple[int, float]]:
+    """What a counter that runs since the trainer's last start gained in each step.
+
+    Where it was set back, what it shows is the gain: at a restart, and where it fell.
+
+    Args:
+        points: the counter.
+        restarts: steps with which the trainer began anew, as `restarts_of` finds them.
+    """
+
+    def is_anew(after: int, until: int) -> bool:
+        return any(after < step <= until for step in restarts)
+
+    return [
+        (step, value if value < before or is_anew(last, step) else value - before)
+        for (last, before), (step, value) in pairwise([(0, 0.0), *points])
+    ]
+
+
+def restarts_of(lines: Sequence[Line], starts: Iterable[float]) -> list[int]:
+    """The steps that followed on the newest one before each start.
+
+    Args:
+        lines: of the run.
+        starts: moments, seconds since 1970.
+    """
+    moments = [(line["time"], line["step"]) for line in trained(lines)]
+    before = ([step for moment, step in moments if moment < start] for start in starts)
+    return sorted({max(steps) + 1 for steps in before if steps})
+
+
+def in_buckets(steps: Sequence[int], most: int) -> list[list[int]]:
+    """Indices of steps, by equal parts of their range; no part is empty.
+
+    Args:
+        steps: at least one.
+        most: parts, at least 1.
+    """
+    first, last = min(steps), max(steps)
+    groups: dict[int, list[int]] = {}
+    for i, step in enumerate(steps):
+        groups.setdefault((step - first) * most // (last - first + 1), []).append(i)
+    return [own for _, own in sorted(groups.items())]
+
+
+def first_and_last(points: Points, over: int = AVERAGE_OVER) -> tuple[Points, Points] | None:
+    """The first and the last `over` points, fewer of a short series: none is in both; None where
+    there are not two."""
+    over = min(over, len(points) // 2)
+    return (points[:over], points[-over:]) if over else None
+
+
+def trained(lines: Sequence[Line]) -> list[Line]:
+    """The lines of optimizer steps, without the validation before the first."""
+    return [line for line in lines if line["step"] > 0]
+
+
+def source_table(
+    lines: Sequence[Line], over: int = AVERAGE_OVER
+) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Fact of `SOURCE_FACTS` -> source -> its means by `first_and_last`, or its only value; what is
+    there."""
+    table: dict[str, dict[str, tuple[float, ...]]] = {}
+    steps, sources = trained(lines), sources_of(lines)
+    for fact in SOURCE_FACTS:
+        for source in sources:
+            points = series(steps, f"mixed/{source}/{fact}")
+            ends = first_and_last(points, over) or ([points] if points else [])
+            if ends:
+                table.setdefault(fact, {})[source] = tuple(
+                    fmean(value for _, value in end) for end in ends
+                )
+    return table
+
+
+# --- tools --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRow:
+    """One tool over some steps."""
+
+    tool: str
+    calls: int
+    failed: int
+    """Those without a result, whosever fault that was."""
+    p50_s: float | None
+    """Median over the steps of their p50."""
+    p95_s: float | None
+    worst_p95_s: float | None
+
+    @property
+    def error_rate(self) -> float | None:
+        """Share of calls that failed; None without a call."""
+        return self.failed / self.calls if self.calls else None
+
+
+def tools_of(lines: Sequence[Line], source: str | None = None) -> list[str]:
+    """Tools that were called, sorted; of one source, or of any."""
+    prefix = "mixed/tools/" if source is None else f"mixed/{source}/tools/"
+    names = {name for line in lines for name in line["metrics"] if name.startswith(prefix)}
+    return sorted(
+        name.removeprefix(prefix).removesuffix("/calls")
+        for name in names
+        if name.endswith("/calls")
+    )
+
+
+def tool_rows(lines: Sequence[Line], source: str | None = None) -> list[ToolRow]:
+    """Every tool over all lines given; of one source, or of all."""
+    prefix = "mixed/tools" if source is None else f"mixed/{source}/tools"
+    rows = []
+    for tool in tools_of(lines, source):
+        calls, failed = 0.0, 0.0
+        for line in lines:
+            own = line["metrics"].get(f"{prefix}/{tool}/calls", 0.0)
+            calls += own
+            failed += own * line["metrics"].get(f"{prefix}/{tool}/error_rate", 0.0)
+        p50_s = [value for _, value in series(lines, f"{prefix}/{tool}/latency_s/p50")]
+        p95_s = [value for _, value in series(lines, f"{prefix}/{tool}/latency_s/p95")]
+        rows.append(
+            ToolRow(
+                tool=tool,
+                calls=round(calls),
+                failed=round(failed),
+                p50_s=median(p50_s) if p50_s else None,
+                p95_s=median(p95_s) if p95_s else None,
+                worst_p95_s=max(p95_s, default=None),
+            )
+        )
+    return rows
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Where the time of a step went; means where it is of several steps."""
+
+    phase: str
+    """The longest phase, in verl's word."""
+    phase_s: float
+    step_s: float
+    validation_s: float
+    """Mean seconds a step that validation took on top of the step."""
+    tool_share: float | None
+    """Of the time of trajectories, not of the clock: what their tools took, without the limiter's
+    wait; None where it is not logged."""
+    limiter_share: float | None
+
+    @property
+    def share(self) -> float:
+        """Of the step, that the longest phase took."""
+        return self.phase_s / self.step_s
+
+
+def limits_of(lines: Sequence[Line]) -> Limits | None:
+    """What limited the step time of these lines, one or more; None without times."""
+    timed = [line for line in trained(lines) if line["metrics"].get("timing_s/step", 0.0) > 0]
+    means = phase_means(timed)
+    validation_s = means.pop(AFTER_STEP, 0.0)
+    if not means:
+        return None
+    phase = next(iter(means))  # the longest
+    tool_share, limiter_share = _inside_generation(timed)
+    return Limits(
+        phase=phase,
+        phase_s=means[phase],
+        step_s=fmean(line["metrics"]["timing_s/step"] for line in timed),
+        validation_s=validation_s,
+        tool_share=tool_share,
+        limiter_share=limiter_share,
+    )
+
+
+def phase_means(lines: Sequence[Line]) -> dict[str, float]:
+    """Phase -> mean seconds a step, longest first; a step without a phase spent 0 s in it."""
+    totals: defaultdict[str, float] = defaultdict(float)
+    for line in lines:
+        for phase, seconds in phase_times(line["metrics"]).items():
+            totals[phase] += seconds
+    longest = sorted(totals.items(), key=lambda item: -item[1])
+    return {phase: total / len(lines) for phase, total in longest}
+
+
+def _inside_generation(lines: Sequence[Line]) -> tuple[float | None, float | None]:
+    """(share of tools, share of the limiter's wait) of the time of trajectories."""
+    model_s = tools_s = wait_s = 0.0
+    for line in lines:
+        metrics = line["metrics"]
+        for source in sources_of([line]):
+            prefix = f"mixed/{source}"
+            weight = metrics.get(f"{prefix}/trajectories", metrics.get(f"{prefix}/count", 0.0))
+            if (
+                f"{prefix}/generate_s/mean" not in metrics
+                or f"{prefix}/tools_s/mean" not in metrics
+            ):
+                continue
+            model_s += weight * metrics[f"{prefix}/generate_s/mean"]
+            tools_s += weight * metrics[f"{prefix}/tools_s/mean"]
+            calls = weight * metrics.get(f"{prefix}/tool_calls/mean", 0.0)
+            wait_s += calls * metrics.get(f"{prefix}/limiter_wait_s/mean", 0.0)
+    total_s = model_s + tools_s
+    if total_s <= 0:
+        return None, None
+    wait_s = min(wait_s, tools_s)  # calls of one turn wait side by side
+    return (tools_s - wait_s) / total_s, wait_s / total_s

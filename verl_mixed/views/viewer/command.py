@@ -1,0 +1,186 @@
+"""`verl-mixed view`: a run's trajectories, on a page of this machine or in one file."""
+
+import argparse
+import asyncio
+import getpass
+import socket
+import sqlite3
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from agent_loop.training.run_folder import write_text
+from agent_loop.turns.trajectory import StopReason
+from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
+from verl_mixed.run.compose import load_config
+from verl_mixed.run.text import printable
+from verl_mixed.views.viewer.export import page_of
+from verl_mixed.views.viewer.filters import Filter, parse_rewards, parse_steps
+from verl_mixed.views.viewer.index import OUTCOMES, Index
+from verl_mixed.views.viewer.server import create_app
+from verl_mixed.views.viewer.tokens import tokenizer_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the subcommand."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
+    parser.add_argument(
+        "--port", type=_port, default=0, help="of the page (default: a free one is taken)"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write this file instead")
+    only = parser.add_argument_group("what --html takes (default: the first of all)")
+    only.add_argument("--source", default="", help="trajectories of one source")
+    only.add_argument("--step", type=_steps, metavar="STEPS", help="of a step, 3, or some, 3-7")
+    only.add_argument(
+        "--outcome",
+        default="",
+        help="solved, unsolved, lost, 'tool error', or a stop reason such as max_turns",
+    )
+    only.add_argument(
+        "--reward", type=_rewards, default=(None, None), metavar="MIN:MAX", help="either may miss"
+    )
+    only.add_argument("--text", default="", help="words that the response holds, all of them")
+    only.add_argument(
+        "--most", type=_count, default=100, metavar="N", help="at most so many (default 100)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve or write.
+
+    Raises:
+        ValueError: it is no run's folder.
+    """
+    run_dir: Path = arguments.run_dir
+    config = load_config(run_dir / "config.yaml")
+    try:
+        index = Index(run_dir, _progress)
+    except (OSError, sqlite3.DatabaseError) as error:
+        print(
+            f"error: cannot make an index in {run_dir}, nor in the cache: {error}; name a folder "
+            "that can be written in $XDG_CACHE_HOME",
+            file=sys.stderr,
+        )
+        return NOT_GOOD
+    with closing(index):
+        try:
+            return _run(arguments, config, index)
+        except sqlite3.DatabaseError as error:
+            print(
+                f"error: cannot use {index.path}: {error}; delete it, it is made again",
+                file=sys.stderr,
+            )
+            return NOT_GOOD
+
+
+def _run(arguments: argparse.Namespace, config: Mapping[str, Any], index: Index) -> int:
+    name = arguments.run_dir.absolute().name
+    index.refresh()
+    _progress("")
+    if not index.count(Filter()):
+        print(f"note: no trajectory in {index.folder}, yet", file=sys.stderr)
+    sources, reasons = index.sources(), [*StopReason, *index.stop_reasons()]
+    if not (
+        _is_known("--source", arguments.source, sources)
+        and _is_known("--outcome", arguments.outcome, dict.fromkeys([*OUTCOMES, *reasons]))
+    ):
+        return USAGE
+    decode, note = tokenizer_of(config)
+    if note:
+        print(f"note: {printable(note)}", file=sys.stderr)
+    if arguments.html is None:
+        return _serve(create_app(name, index, decode, note), arguments.port)
+    reward_min, reward_max = arguments.reward
+    chosen = Filter(
+        source=arguments.source,
+        steps=arguments.step,
+        outcome=arguments.outcome,
+        reward_min=reward_min,
+        reward_max=reward_max,
+        text=arguments.text,
+    )
+    page, shown, total = page_of(name, index, decode, note, chosen, arguments.most)
+    try:
+        write_text(arguments.html, page)
+    except OSError as error:
+        print(f"error: cannot write {arguments.html}: {error.strerror}", file=sys.stderr)
+        return NOT_GOOD
+    left = f"; --most {total} takes all" if shown < total else ""
+    print(f"{arguments.html}: {shown} of {total} trajectories, {len(page) / 1e6:.1f} MB{left}")
+    return GOOD
+
+
+def _is_known(option: str, word: str, known: Iterable[str]) -> bool:
+    if not word or word in known:
+        return True
+    there = ", ".join(known) or "none, yet"
+    print(
+        f"error: {option} {printable(word)}: not in this run; there: {printable(there)}",
+        file=sys.stderr,
+    )
+    return False
+
+
+def _serve(app: web.Application, port: int) -> int:
+    try:
+        # bound here: the port is known before the first request
+        listener = socket.create_server(("127.0.0.1", port))
+    except OSError as error:
+        print(f"error: cannot listen on 127.0.0.1:{port}: {error.strerror}", file=sys.stderr)
+        return NOT_GOOD
+    port = listener.getsockname()[1]
+    print(f"http://127.0.0.1:{port}/   (Ctrl-C ends it)")
+    print(
+        f"from elsewhere: ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@"
+        f"{socket.gethostname()}   and open the same address there",
+        flush=True,
+    )
+    asyncio.run(_until_interrupted(app, listener))
+    return GOOD
+
+
+async def _until_interrupted(app: web.Application, listener: socket.socket) -> None:
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener).start()
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+def _progress(line: str) -> None:
+    """One line that is written over, on a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}: want 0 to 65535")
+    return int(text)
+
+
+def _steps(text: str) -> tuple[int, int] | None:
+    try:
+        return parse_steps(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _rewards(text: str) -> tuple[float | None, float | None]:
+    low, colon, high = text.partition(":")
+    try:
+        return parse_rewards(low, high if colon else low)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; MIN:MAX, as 0:0.5 or :0.5") from error
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: want a number from 1")
+    return int(text)

@@ -1,0 +1,100 @@
+"""A line of a trajectory file as values with types. What the trainer writes, nothing added."""
+
+import json
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+"""Sums of them fit in the database, and in the page's numbers."""
+
+
+class Turn(msgspec.Struct):
+    """Where the time of one turn went; as in `agent_loop.turns.turn_loop`."""
+
+    generate_s: float = 0.0
+    tools_s: float = 0.0
+    tokens: int = 0
+
+
+class Call(msgspec.Struct):
+    """One action that was run; as in `agent_loop.turns.turn_loop`."""
+
+    turn: int
+    action: str
+    arguments: str
+    status: str
+    tool: str = ""
+    latency_s: float = 0.0
+    limiter_wait_s: float = 0.0
+    attempts: int = 0
+    error: str | None = None
+
+
+class IndexEntry(msgspec.Struct):
+    """What the index keeps of a trajectory; the other fields of the line are skipped unread."""
+
+    step: _Natural
+    key: str
+    source: str
+    row_id: str
+    reward: float
+    acc: float
+    stop_reason: str
+    segments: list[tuple[str, _Natural, _Natural, str]]
+    turns: list[Turn]
+    calls: list[Call]
+    advantage: float | None = None
+
+    @property
+    def group(self) -> str:
+        """uid of its group: verl's keys are `<uid>_<session>_<index>`."""
+        return self.key.split("_", 1)[0]
+
+
+class Record(IndexEntry):
+    """All of a line."""
+
+    draw: int = 0
+    prompt_ids: list[int] = []
+    response_ids: list[int] = []
+    response_mask: list[int] = []
+    log_probs: list[float] = []
+    answer: str | None = None
+    fault: str | None = None
+    fault_tool: str = ""
+    loop_error: str | None = None
+    engine_turns: list[list[int]] = []
+    reward_parts: dict[str, Any] | None = None
+    state_masking: bool = True
+
+
+_Kind = TypeVar("_Kind", bound=IndexEntry)
+
+
+def read_line(line: bytes, kind: type[_Kind]) -> _Kind:
+    """One line of a trajectory file.
+
+    Args:
+        line: with or without its end.
+        kind: how much of it is wanted; the rest is skipped.
+
+    Raises:
+        ValueError: the line is no trajectory; the message says what is wrong.
+    """
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except ValueError:
+        # Python writes NaN and half characters, which JSON has not; its own reader takes them.
+        return _convert(line, kind)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _convert(line: bytes, kind: type[_Kind]) -> _Kind:
+    try:
+        return msgspec.convert(json.loads(line), kind)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error

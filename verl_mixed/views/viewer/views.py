@@ -1,0 +1,147 @@
+"""What the page gets, as JSON values: a run, a list, a trajectory with its counts checked."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from agent_loop.metrics.mask_audit import mask_problems
+from agent_loop.turns.trajectory import StopReason
+from verl_mixed.views.viewer.index import OUTCOMES, Index, Row
+from verl_mixed.views.viewer.records import Record
+from verl_mixed.views.viewer.tokens import Decode, token_texts
+
+
+def run_view(name: str, index: Index, note: str) -> dict[str, Any]:
+    """What the filters offer, and what is wrong with the whole.
+
+    Args:
+        name: of the run.
+        index: its trajectories.
+        note: about its tokenizer; empty where there is nothing to say.
+    """
+    bad, why = index.unreadable()
+    return {
+        "name": name,
+        "sources": index.sources(),
+        "outcomes": [*OUTCOMES, *index.stop_reasons()],
+        "steps": index.steps(),
+        "note": note,
+        "unreadable": bad,
+        "unreadable_why": why,
+    }
+
+
+def row_view(row: Row) -> dict[str, Any]:
+    return {"id": row.id, **row.values}
+
+
+def trajectory_view(identity: str, record: Record, decode: Decode | None) -> dict[str, Any]:
+    """A trajectory as the page shows it.
+
+    Args:
+        identity: file and line, `7.13`.
+        record: the line.
+        decode: the run's tokenizer; None shows ids.
+    """
+    facts = msgspec.structs.asdict(record)
+    counts = counts_of(record)
+    problems = [*count_problems(counts), *mask_problems(facts)]
+    prompt, texts = None, None
+    if decode is not None:
+        try:
+            prompt, whole = decode(record.prompt_ids), decode(record.response_ids)
+            texts = token_texts(record.response_ids, decode)
+        except Exception as error:  # the library raises nothing narrower
+            problems.append(f"cannot decode its tokens: {error}; their ids are shown")
+        else:
+            if "".join(texts) != whole:
+                problems.append(
+                    "the tokens decoded one by one are not the response decoded as a whole"
+                )
+    return {
+        "id": identity,
+        "group": record.group,
+        **{
+            name: _plain(facts[name])
+            for name in (
+                *("step", "key", "source", "row_id", "draw", "reward", "acc", "advantage"),
+                *("stop_reason", "answer", "fault", "fault_tool", "loop_error", "reward_parts"),
+                *("state_masking", "response_ids", "response_mask", "log_probs"),
+            )
+        },
+        "is_lost": record.stop_reason == StopReason.INFRA_ERROR,
+        "prompt": prompt,
+        "prompt_length": len(record.prompt_ids),
+        "tokens": texts,
+        "segments": _segments(record),
+        "counts": counts,
+        "problems": problems,
+    }
+
+
+def counts_of(record: Record) -> dict[str, int]:
+    """Tokens by who wrote them, and by whether they are trained."""
+    model = sum(length for author, _, length, _ in record.segments if author == "model")
+    tool = sum(length for author, _, length, _ in record.segments if author != "model")
+    lost = record.stop_reason == StopReason.INFRA_ERROR
+    to_train = 0 if lost else model if record.state_masking else len(record.response_ids)
+    return {
+        "model": model,
+        "tool": tool,
+        "response": len(record.response_ids),
+        "mask_ones": sum(bit == 1 for bit in record.response_mask),
+        "to_train": to_train,
+    }
+
+
+def count_problems(counts: Mapping[str, int]) -> list[str]:
+    """Sums that do not add up."""
+    problems = []
+    if counts["model"] + counts["tool"] != counts["response"]:
+        problems.append(
+            f"model {counts['model']} + tool {counts['tool']} tokens are not the "
+            f"{counts['response']} of the response"
+        )
+    if counts["mask_ones"] != counts["to_train"]:
+        problems.append(
+            f"the mask has {counts['mask_ones']} ones where {counts['to_train']} tokens are trained"
+        )
+    return problems
+
+
+def _segments(record: Record) -> list[dict[str, Any]]:
+    """The segments with their turn; a turn's times and calls stand on its model segment."""
+    calls: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    for call in record.calls:
+        calls[call.turn].append(_plain(msgspec.structs.asdict(call)))
+    shown: list[dict[str, Any]] = []
+    turn = 0
+    for author, start, length, text in record.segments:
+        segment: dict[str, Any] = {"author": author, "start": start, "length": length}
+        if author == "model":
+            turn += 1
+            if turn <= len(record.turns):
+                segment["times"] = _plain(msgspec.structs.asdict(record.turns[turn - 1]))
+            segment["calls"] = calls.pop(turn, [])
+        shown.append({**segment, "turn": turn, "text": text})
+    left = [call for of_turn in calls.values() for call in of_turn]
+    if left:  # the turn left no token
+        shown.append(
+            {"author": "model", "start": len(record.response_ids), "length": 0, "turn": turn + 1}
+            | {"text": "", "calls": left}
+        )
+    return shown
+
+
+def _plain(value: Any) -> Any:
+    """The same without NaN and infinities, which JSON has not: their names."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value

@@ -1,0 +1,179 @@
+"""What a screen shows of the lines of `metrics.jsonl`: picked out once, drawn often. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from rate_limit.snapshot import Snapshot
+from verl_mixed.views.estimates import Improvement, improvements
+from verl_mixed.views.progress import (
+    Line,
+    phase_times,
+    seconds_left,
+    series,
+    sources_of,
+    warnings_of,
+)
+from verl_mixed.views.summary import (
+    AVERAGE_OVER,
+    Limits,
+    Points,
+    Summary,
+    ToolRow,
+    in_buckets,
+    limits_of,
+    summary,
+    tool_rows,
+)
+
+MOST_POINTS = 1000
+"""Of a curve; a screen has room for far fewer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRow:
+    """What is shown of one source; None where it is not known."""
+
+    source: str
+    rewards: list[tuple[int, float]]
+    """(step, mean reward) of at most `MOST_POINTS` spans of equally many steps."""
+
+    recent: Summary | None
+    """Of the last steps' mean rewards."""
+
+    improvement: Improvement | None
+    validation: float | None
+    """Mean reward, the newest."""
+
+    count: float | None
+    pass_rate: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimiterRow:
+    """What is shown of the limiter."""
+
+    utilisation: float
+    """Share of the rate that the last minute used."""
+
+    granted: float
+    waiting: float
+    per_minute: float | None
+    rate_factor: float
+    """Below 1 where it was slowed down."""
+
+    paused_s: float = 0.0
+    is_live: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """What the lines of `metrics.jsonl` show; made anew when they change."""
+
+    step: int
+    time: float | None
+    """Of the newest line."""
+
+    left_s: float | None
+    sources: list[SourceRow]
+    ratio_error: tuple[float, float] | None
+    """Prompts: of the newest step, cumulative."""
+
+    phases: dict[str, float]
+    """Phase -> seconds, of the newest step."""
+
+    limits: Limits | None
+    """What limited the newest step."""
+
+    limiter: LimiterRow | None
+    tools: list[ToolRow]
+    """Of the newest step."""
+
+    warnings: list[str]
+
+
+def board_of(lines: Sequence[Line], total_steps: int | None) -> Board:
+    """What is shown of the lines of `metrics.jsonl`.
+
+    Args:
+        lines: so far; of old ones the rewards are enough.
+        total_steps: where the run ends; None where that is not known.
+    """
+    newest: Mapping[str, float] = lines[-1]["metrics"] if lines else {}
+    trained = next((line for line in reversed(lines) if line["step"] > 0), None)
+    metrics: Mapping[str, float] = trained["metrics"] if trained else {}
+    changes = {change.source: change for change in improvements(lines)}
+    ratio = metrics.get("mixed/ratio_error/max")
+    return Board(
+        step=max((line["step"] for line in lines), default=0),
+        time=lines[-1]["time"] if lines else None,
+        left_s=seconds_left(lines, total_steps) if trained else None,
+        sources=[
+            _source_row(source, lines, metrics, changes.get(source)) for source in sources_of(lines)
+        ],
+        ratio_error=(
+            None if ratio is None else (ratio, metrics.get("mixed/ratio_error/cumulative_max", 0.0))
+        ),
+        phases=phase_times(metrics or newest),
+        limits=limits_of([trained]) if trained else None,
+        limiter=_limiter_in(metrics),
+        tools=tool_rows([trained]) if trained else [],
+        warnings=warnings_of(lines),
+    )
+
+
+def _source_row(
+    source: str,
+    lines: Sequence[Line],
+    metrics: Mapping[str, float],
+    improvement: Improvement | None,
+) -> SourceRow:
+    rewards = series(lines, f"mixed/{source}/reward/mean")
+    validations = series(lines, f"mixed/{source}/val/reward/mean")
+    return SourceRow(
+        source=source,
+        rewards=means_of(rewards, MOST_POINTS),
+        recent=summary(rewards, AVERAGE_OVER),
+        improvement=improvement,
+        validation=validations[-1][1] if validations else None,
+        count=metrics.get(f"mixed/{source}/count"),
+        pass_rate=metrics.get(f"mixed/{source}/pass_rate"),
+    )
+
+
+def means_of(points: Points, most: int) -> list[tuple[int, float]]:
+    """A curve of at most `most` points: means over spans of equally many steps, where they begin.
+
+    Args:
+        points: (step, value).
+        most: at least 1.
+    """
+    if len(points) <= most:
+        return list(points)
+    spans = in_buckets([step for step, _ in points], most)
+    return [(points[own[0]][0], fmean(points[i][1] for i in own)) for own in spans]
+
+
+def _limiter_in(metrics: Mapping[str, float]) -> LimiterRow | None:
+    if "mixed/limiter/utilisation" not in metrics:
+        return None
+    return LimiterRow(
+        utilisation=metrics["mixed/limiter/utilisation"],
+        granted=metrics.get("mixed/limiter/granted", 0.0),
+        waiting=metrics.get("mixed/limiter/waiting", 0.0),
+        per_minute=None,
+        rate_factor=metrics.get("mixed/limiter/rate_factor", 1.0),
+    )
+
+
+def limiter_row(snapshot: Snapshot) -> LimiterRow:
+    """The limiter as it is now."""
+    return LimiterRow(
+        utilisation=snapshot.utilisation,
+        granted=snapshot.granted,
+        waiting=snapshot.waiting,
+        per_minute=snapshot.per_minute,
+        rate_factor=snapshot.rate_factor,
+        paused_s=snapshot.paused_s,
+        is_live=True,
+    )

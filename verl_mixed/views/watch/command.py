@@ -1,0 +1,142 @@
+"""`verl-mixed watch`: a run's screen, from any shell that sees its folder; the run is untouched."""
+
+import argparse
+import math
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from verl_mixed.exit_codes import GOOD
+from verl_mixed.run.state import RunFolder
+from verl_mixed.run.text import printable
+from verl_mixed.views.watch.live import PlainView, TableView, drawing, is_redrawn
+from verl_mixed.views.watch.run_reader import RunReader
+
+LEAST_INTERVAL_S = 0.1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words of the subcommand."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
+    parser.add_argument("--once", action="store_true", help="show it once, also while it runs")
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="wait for a run that has not begun, and go on after it ends: it may be resumed",
+    )
+    parser.add_argument(
+        "--interval",
+        type=_interval,
+        default=1.0,
+        metavar="SECONDS",
+        help="between two looks (default 1)",
+    )
+
+
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not LEAST_INTERVAL_S <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: want seconds, {LEAST_INTERVAL_S} at least")
+    return seconds
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Watch a run.
+
+    Returns:
+        Exit code: 0, however the run or the watching ended.
+
+    Raises:
+        ValueError: there is no such run.
+    """
+    return watch(
+        arguments.run_dir,
+        once=arguments.once,
+        follow=arguments.follow,
+        interval_s=arguments.interval,
+    )
+
+
+def watch(
+    run_dir: Path,
+    *,
+    once: bool = False,
+    follow: bool = False,
+    interval_s: float = 1.0,
+    console: Console | None = None,
+) -> int:
+    """Show a run until it ends.
+
+    Args:
+        run_dir: its folder.
+        once: show it once.
+        follow: also before it begins and after it ends.
+        interval_s: between two looks.
+        console: the screen; None takes stdout.
+
+    Returns:
+        Exit code, 0.
+
+    Raises:
+        ValueError: there is no such run, and it is not to be waited for.
+        OSError: its files cannot be read.
+    """
+    folder = RunFolder(run_dir)
+    known = (folder.config, folder.metrics, folder.log)
+    if not follow and not any(path.is_file() for path in known):
+        raise ValueError(
+            f"no run in {run_dir}: it has no config.yaml, metrics.jsonl or train.log; name "
+            "runs/<experiment>, or say --follow to wait for it"
+        )
+    console = console or Console(highlight=False)
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGHUP)  # the terminal is given back then, too
+    }
+    try:
+        _watch(RunReader(folder), console, once, follow, interval_s)
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:  # nobody reads any more, as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return GOOD
+
+
+def _watch(
+    reader: RunReader, console: Console, once: bool, follow: bool, interval_s: float
+) -> None:
+    reader.read()
+    state = reader.state()
+    is_drawn = is_redrawn(console)
+    if is_drawn and (once or not (state.is_running or follow)):
+        console.print(drawing(reader, state, console))
+        return
+    ascii_only = console.options.ascii_only
+
+    def write(line: str) -> None:
+        print(printable(line, ascii_only=ascii_only), file=console.file, flush=True)
+
+    view = (
+        TableView(reader, console, whole=True)
+        if is_drawn
+        else PlainView(reader, write, with_state=True)
+    )
+    with view:
+        view.update(state)
+        while not once and (follow or state.is_running):
+            time.sleep(interval_s)
+            reader.read()
+            state = reader.state()
+            view.update(state)
+    if is_drawn:
+        console.print(drawing(reader, state, console))
