@@ -288,7 +288,7 @@ async def open_page(
 @contextmanager
 def viewing(run_dir: Path) -> Iterator[str]:
     """The address of `verl-mixed view`, which a process of its own serves."""
-    command = [sys.executable, "-m", "verl_mixed.cli", "view", str(run_dir)]
+    command = [sys.executable, "-m", "verl_mixed", "view", str(run_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
         try:
             assert server.stdout is not None

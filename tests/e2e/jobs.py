@@ -61,7 +61,7 @@ def job_of(mode: str, demo: Path, work: Path, overrides: Sequence[str], steps: i
         for split in ("train", "val")
     }
     command = [
-        *(sys.executable, "-m", "verl_mixed.cli", "train"),
+        *(sys.executable, "-m", "verl_mixed", "train"),
         f"data.train_files=[{files['train']}]",
         f"data.val_files=[{files['val']}]",
         f"actor_rollout_ref.model.path={demo / 'model'}",

@@ -46,7 +46,7 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (work / SMOLLM_FOLDER.parent).mkdir(parents=True)
     os.symlink(folder, work / SMOLLM_FOLDER)
     command = [
-        *(sys.executable, "-m", "verl_mixed.cli", "train", "profile=smollm"),
+        *(sys.executable, "-m", "verl_mixed", "train", "profile=smollm"),
         "data.train_batch_size=4",
         "actor_rollout_ref.rollout.n=2",
         f"trainer.total_training_steps={STEPS}",

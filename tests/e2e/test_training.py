@@ -118,7 +118,7 @@ def job(request: pytest.FixtureRequest, demo: Path, tmp_path_factory) -> Iterato
     if "stop" in KILLS[job.mode]:
         with launched(job, "stopped.txt") as (launcher, out):
             wait_for(launcher, out, lambda: job.steps() >= 1)
-            asked = [sys.executable, "-m", "verl_mixed.cli", "stop", str(job.folder)]
+            asked = [sys.executable, "-m", "verl_mixed", "stop", str(job.folder)]
             stopped = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
             assert launcher.wait(timeout=DEADLINE_S) == 130, out.read_text(errors="replace")[-4000:]
         steps = [line["step"] for line in metrics(job.folder)]
@@ -385,7 +385,7 @@ def test_nothing_of_the_run_is_left_running(run: Path):
 
 def test_the_audit_command_finds_nothing_wrong(run: Path):
     done = subprocess.run(
-        [sys.executable, "-m", "verl_mixed.cli", "audit", str(run)],
+        [sys.executable, "-m", "verl_mixed", "audit", str(run)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -405,6 +405,6 @@ def test_rollout_on_devices_of_its_own_trains_exact_batches_too(demo: Path, tmp_
     # two updates between weight syncs, and both are held against the weights that sampled
     assert first["metrics"]["training/rollout_probs_diff_max"] < 1e-5
     audited = subprocess.run(
-        [sys.executable, "-m", "verl_mixed.cli", "audit", str(job.folder)], cwd=ROOT, check=False
+        [sys.executable, "-m", "verl_mixed", "audit", str(job.folder)], cwd=ROOT, check=False
     )
     assert audited.returncode == 0

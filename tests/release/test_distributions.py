@@ -143,14 +143,14 @@ def test_every_type_of_the_public_interface_is_known(
 
 
 def test_the_commands_run_outside_of_a_checkout(outside: Path, tmp_path: Path) -> None:
-    said = _run(outside, tmp_path, "-m", "verl_mixed.cli", "--help")
+    said = _run(outside, tmp_path, "-m", "verl_mixed", "--help")
     assert said.returncode == 0, said.stderr
     where = _run(outside, tmp_path, "-c", "import verl_mixed.cli; print(verl_mixed.cli.__file__)")
     assert Path(where.stdout.strip()).is_relative_to(outside)
 
 
 def test_a_config_is_checked_outside_of_a_checkout(outside: Path, tmp_path: Path) -> None:
-    checked = _run(outside, tmp_path, "-m", "verl_mixed.cli", "check")
+    checked = _run(outside, tmp_path, "-m", "verl_mixed", "check")
     assert checked.returncode == 0, checked.stderr
     assert f"agent_loop_config_path: {outside}/config/agent_loops.yaml" in checked.stdout
     assert list(tmp_path.iterdir()) == []

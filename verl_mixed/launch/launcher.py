@@ -429,7 +429,7 @@ def _refused_changes(plan: Plan) -> list[str]:
 
 def _prepare_demo(folder: Path, seed: int) -> None:
     """Make the demo in a process of its own: it needs torch, which the launcher does not keep."""
-    command = [sys.executable, "-m", "verl_mixed.cli", "prepare"]
+    command = [sys.executable, "-m", "verl_mixed", "prepare"]
     if folder == rows_folder(seed).absolute():
         command += ["smollm", "--seed", str(seed)]
     else:
@@ -458,7 +458,7 @@ def _start_tool_server(
     folder = plan.folder
     ready_file = folder.path / "tool_server.json"
     ready_file.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "verl_mixed.cli", "serve-tools"]
+    command = [sys.executable, "-m", "verl_mixed", "serve-tools"]
     command += ["--ready-file", str(ready_file)]
     if plan.cluster is not None:
         command += ["--host", own_ip(plan.cluster)]

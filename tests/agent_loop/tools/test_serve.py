@@ -90,7 +90,7 @@ ENDLESS = "nextprime(10^5000)"
 def serve_tools(*options: str, **environ: str) -> Iterator["tuple[subprocess.Popen[str], str]"]:
     """`verl-mixed serve-tools` on a free port, and its URL; killed at the end if it still runs."""
     with subprocess.Popen(
-        [sys.executable, "-m", "verl_mixed.cli", "serve-tools", "--port", "0", *options],
+        [sys.executable, "-m", "verl_mixed", "serve-tools", "--port", "0", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -245,7 +245,7 @@ async def test_an_open_door_is_warned_about(options, environ, warns, status, tmp
 
 
 def test_a_token_file_that_is_not_there_is_a_usage_error():
-    command = [sys.executable, "-m", "verl_mixed.cli", "serve-tools", "--token-file", "/nowhere"]
+    command = [sys.executable, "-m", "verl_mixed", "serve-tools", "--token-file", "/nowhere"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
     assert "--token-file /nowhere" in done.stderr

@@ -285,7 +285,7 @@ def test_mistakes_of_a_config_file_are_said_at_once_and_nothing_starts(
 def test_a_refused_run_keeps_no_config_files_and_what_is_printed_is_in_a_file(
     run_environ: RunEnviron, agent_config: Path
 ) -> None:
-    command = [sys.executable, "-m", "verl_mixed.cli", "train", "--config", str(agent_config)]
+    command = [sys.executable, "-m", "verl_mixed", "train", "--config", str(agent_config)]
     command += ["--log-file", "screen.txt", "mixed.sources.math.reward=none_such"]
 
     done = subprocess.run(command, capture_output=True, text=True, env=run_environ)
@@ -298,7 +298,7 @@ def test_a_refused_run_keeps_no_config_files_and_what_is_printed_is_in_a_file(
 
 def test_a_log_file_has_the_errors_too_and_is_added_to(run_environ: RunEnviron) -> None:
     Path("screen.txt").write_text("before\n")
-    command = [sys.executable, "-m", "verl_mixed.cli", "train", "--log-file", "screen.txt"]
+    command = [sys.executable, "-m", "verl_mixed", "train", "--log-file", "screen.txt"]
 
     done = subprocess.run(
         [*command, "--config", "never.yaml"], capture_output=True, text=True, env=run_environ

@@ -188,7 +188,7 @@ def test_prompts_are_measured_with_a_models_tokenizer(
 
 def start(*words: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "verl_mixed.cli", "prepare", *map(str, words)],
+        [sys.executable, "-m", "verl_mixed", "prepare", *map(str, words)],
         env=os.environ | {"PYTHONPATH": str(REPO_ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -342,7 +342,7 @@ def test_a_killed_launcher_takes_its_trainer_with_it(
 def stopped_with(grace: str) -> list[str]:
     """What `verl-mixed stop` says; from a process of its own, as users stop runs."""
     done = subprocess.run(
-        [sys.executable, "-m", "verl_mixed.cli", "stop", "runs/trial", "--grace", grace],
+        [sys.executable, "-m", "verl_mixed", "stop", "runs/trial", "--grace", grace],
         env=os.environ | {"PYTHONPATH": str(REPO_ROOT)},
         capture_output=True,
         text=True,

@@ -71,7 +71,7 @@ def test_an_entry_in_a_file_outside_is_all_that_a_source_needs(
     run_environ: RunEnviron, outside: Path
 ) -> None:
     checked = subprocess.run(
-        [sys.executable, "-m", "verl_mixed.cli", "check", "--config-dir", outside, "mixture=mine"],
+        [sys.executable, "-m", "verl_mixed", "check", "--config-dir", outside, "mixture=mine"],
         env=run_environ,
         capture_output=True,
         text=True,

@@ -17,7 +17,7 @@ from tests.verl_mixed.run_files import add_line, metrics_line, run_of
 from verl_mixed.cli import main
 from verl_mixed.exit_codes import GOOD, USAGE
 
-WATCH = (sys.executable, "-m", "verl_mixed.cli", "watch", "--interval", "0.1")
+WATCH = (sys.executable, "-m", "verl_mixed", "watch", "--interval", "0.1")
 DEADLINE_S = 60.0
 
 
