@@ -1,35 +1,35 @@
 #!/usr/bin/env bash
-# Train one policy on several sources at once, or resume the run where it stopped: here, or on a cluster.
+# Train one policy on several sources at once, or resume a stopped run: on this machine or on a cluster.
 #
 # Usage: run_mixed_training.sh [COMMAND] [OPTION ...] [KEY=VALUE ...]
 #
-#   start     start the run, or resume it where it stopped (the default)
-#   status    where it is, and whether it runs
-#   logs      the end of its train.log; -f follows it
-#   attach    its tmux session on the head (Ctrl-b d leaves it)
-#   stop      save a checkpoint and end it; firmly, if it does not end
-#   resume    start it, but only where there is a checkpoint to go on from
-#   dry-run   print every command of a start, and the config it would have; run nothing
-#   validate  check config, data and machine; run nothing (it installs .venv where that is missing)
+#   start     start the run, or resume it if it was stopped (the default)
+#   status    show its step and whether it is running
+#   logs      show the end of its train.log; -f follows it
+#   attach    open its tmux session on the head (Ctrl-b d leaves it)
+#   stop      save a checkpoint and end the run; kill its processes if they do not end
+#   resume    resume the run; refuse if there is no checkpoint
+#   dry-run   print every command of a start, and the resolved config; run nothing
+#   validate  check config, data and machine; run nothing (.venv is installed if it is missing)
 #
 #   ./run_mixed_training.sh                                  the demo on this machine, no GPU needed
 #   TACO_RATIO=0 EXPERIMENT_NAME=no_taco ./run_mixed_training.sh
 #   ./run_mixed_training.sh trainer.total_training_steps=50 mixed.seed=1
 #   MASTER_IP=10.0.0.1 ./run_mixed_training.sh               on the cluster that setup_cluster.sh made
 #
-# With MASTER_IP empty the run is here, in this terminal. With MASTER_IP it is on that head node, in tmux session
-# verl_training; type the same commands on the jumphost or on the head. KEY=VALUE is a Hydra override of
-# config/mixed_dataset_grpo.yaml and reaches it unchanged; what names the run (EXPERIMENT_NAME, mixed.experiment=...)
-# goes with every command. Settings come from the environment, then from the block below; an empty one leaves the
-# value of config/. The first start installs the Python environment into .venv (2 to 6 GB, some minutes).
+# If MASTER_IP is empty, the run is on this machine, in this terminal. Otherwise it is on the head node MASTER_IP, in
+# tmux session verl_training; the same commands work on the jumphost and on the head. KEY=VALUE is a Hydra override of
+# config/mixed_dataset_grpo.yaml. Give the name of the run (EXPERIMENT_NAME or mixed.experiment=...) with every command.
+# Settings come from the environment, then from the block below; an empty setting keeps the value of config/. The first
+# start installs the Python environment into .venv (2 to 6 GB, some minutes).
 #
 #   -f, --follow      logs: until interrupted
-#   --grace SECONDS   stop: how long the step under way and its checkpoint may take (default 900; 0: do not ask)
+#   --grace SECONDS   stop: time for the current step and its checkpoint (default 900; 0: no checkpoint)
 #   --hosts FILE      the hosts of the cluster, see config/cluster/hosts.example
-#   --dry-run         start, resume: the same as dry-run
-#   --yes             ask nothing
+#   --dry-run         with start or resume: the same as dry-run
+#   --yes             do not ask for confirmation
 #
-# Exit: 0 good, or the run is complete; 1 it failed; 2 a setting or the usage is wrong; 130 it was interrupted
+# Exit: 0 good, or the run is complete; 1 the run failed; 2 a setting or the usage is wrong; 130 interrupted
 set -euo pipefail
 
 REPO_ROOT="$(cd -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")" && pwd)"
@@ -45,14 +45,14 @@ source "${REPO_ROOT}/cluster/lib/training.sh"
 # --- settings; the environment overrides each ---------------------------------
 # shellcheck disable=SC2034 # read by name: `settle`, load_cluster
 {
-  # what to run, and where
+  # the run
   PROFILE=""         # config/profile/*.yaml; empty: laptop where there is no GPU
   EXPERIMENT_NAME="" # name of the run and of its folder under runs/
-  MODEL_PATH=""      # model folder; empty with laptop: the demo model, made here
+  MODEL_PATH=""      # model folder; empty with laptop: the demo model, which the run makes
   TRAIN_FILES=()     # parquet files: (data/one.parquet data/two.parquet); empty with laptop: the demo data
   VAL_FILES=()       # the same, for validation
 
-  # the mixture: shares of every batch, relative to one another; 0 leaves a source out
+  # the mixture: relative shares of every batch; 0 leaves a source out
   TACO_RATIO="" # code execution
   NQ_RATIO=""   # search
   MATH_RATIO="" # maths with tools
@@ -63,13 +63,13 @@ source "${REPO_ROOT}/cluster/lib/training.sh"
   ROLLOUT_N=""            # trajectories per prompt
   TOTAL_TRAINING_STEPS="" # optimizer steps
 
-  # tools; the limits hold over all processes together
+  # tools; each limit holds for all processes together
   TOOL_SERVER_URL=""       # a running tool server; empty: one is started with the run
   TOOL_MAX_WORKERS=""      # tool calls in flight
   TOOL_REQUEST_INTERVAL="" # seconds between two calls
   RATE_LIMIT_PER_MINUTE="" # tool calls a minute
 
-  # machines; what setup_cluster.sh recorded of MASTER_IP (workers, ssh, ports) need not be said again
+  # machines; workers, ssh and ports that setup_cluster.sh recorded for MASTER_IP need not be repeated
   MASTER_IP=""          # head node of a Ray cluster; empty: this machine alone
   WORKER_NODES=()       # its workers: (10.0.0.2 10.0.0.3)
   HOSTS_FILE=""         # the same as --hosts FILE
@@ -92,7 +92,7 @@ main() {
       command="$1"
       shift
       ;;
-    folder | launch) # the script itself, on the head
+    folder | launch) # called by this script on the head
       command="$1"
       shift
       ;;
@@ -158,7 +158,7 @@ is_cluster() {
   [[ -n "${FROM_ENVIRONMENT[MASTER_IP]:-${MASTER_IP}}" || -n "${FROM_ENVIRONMENT[HOSTS_FILE]:-${HOSTS_FILE}}" ]]
 }
 
-# at_cluster COMMAND OVERRIDES...: the same from the jumphost, or on the head of MASTER_IP.
+# at_cluster COMMAND OVERRIDES...: run the command for a cluster, from the jumphost or on the head.
 at_cluster() {
   local command="$1"
   shift

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every check there is: format, lint, types, import arrows, shell, tests. CI runs exactly this.
+# Run every check: format, lint, types, import order, shell, tests. CI runs exactly this.
 #
 # Usage: run_tests.sh [--fast | --cluster | --long] [--help]
 #
@@ -8,7 +8,7 @@
 #   --long     only the tests marked algorithm, model or vllm: a run for each advantage estimator, a pretrained model, vLLM
 #
 # The first start installs the Python environment into .venv (2 to 6 GB, some minutes). As root, missing Debian
-# packages (bubblewrap, bats, ...) are installed; otherwise what needs them is skipped, and said so.
+# packages (bubblewrap, bats, ...) are installed; otherwise the checks that need them are skipped, with a message.
 #
 # Exit: 0 every check passed, 1 a check failed, 2 bad usage
 set -euo pipefail
@@ -21,11 +21,11 @@ source "${REPO_ROOT}/cluster/lib/bootstrap.sh"
 
 # --- settings; the environment overrides each ---------------------------------
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # two threads on a shared core are slower than one
-SUITE_LIMIT_S="${SUITE_LIMIT_S:-2700}"         # a suite that hangs where no test's limit reaches is ended, with its traces
+SUITE_LIMIT_S="${SUITE_LIMIT_S:-2700}"         # a suite that hangs outside of any test is ended after this time, with traces
 export PYTHONFAULTHANDLER=1
 BOUNDED=(--signal=ABRT --kill-after=60 "${SUITE_LIMIT_S}")
 
-# program -> its Debian package
+# program -> Debian package
 declare -A PACKAGE_OF=(
   [bwrap]=bubblewrap [tmux]=tmux [sshd]=openssh-server [ip]=iproute2
   [shellcheck]=shellcheck [shfmt]=shfmt [bats]=bats [chromium]=chromium
@@ -34,12 +34,12 @@ SCRIPTS=(
   run_mixed_training.sh setup_cluster.sh run_tests.sh .ci/run requirements/renew.sh benchmarks/release_check.sh
   cluster/lib/*.sh cluster/slurm/* tests/nodes/*.sh
 )
-LONG="cluster or algorithm or model or vllm" # marks of tests that only options run
+LONG="cluster or algorithm or model or vllm" # marks of tests that need an option of this script
 SUMMARY=()
 FAILED=0
 declare -A BESIDE_LOGS=() BESIDE_PIDS=() # name -> what it prints, and its process
 
-# install_programs: as root, whatever of PACKAGE_OF is not there.
+# install_programs: as root, install the missing programs of PACKAGE_OF.
 install_programs() {
   local program
   local -a missing=()
@@ -48,17 +48,17 @@ install_programs() {
   done
   ((${#missing[@]})) || return 0
   if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
-    say "not installed, so what needs them is skipped: ${missing[*]}"
+    say "not installed, so the checks that need them are skipped: ${missing[*]}"
     return
   fi
   say "installing ${missing[*]}"
   if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
     "${missing[@]}"; } >/dev/null; then
-    say "apt-get could not install all of them; what needs them is skipped"
+    say "apt-get could not install all of them; the checks that need them are skipped"
   fi
 }
 
-# stage NAME COMMAND...: run one check, time it, remember how it ended.
+# stage NAME COMMAND...: run one check, and record its time and exit code for the summary.
 stage() {
   local name="$1" status=0 began="${SECONDS}"
   shift
@@ -76,11 +76,11 @@ stage() {
   fi
 }
 
-# start_beside NAME COMMAND...: a check in the background: others leave a core idle.
+# start_beside NAME COMMAND...: start a check in the background, because the foreground checks leave a core idle.
 start_beside() {
   local name="$1"
   shift
-  command -v "$1" >/dev/null || return 0 # `stage` says so
+  command -v "$1" >/dev/null || return 0 # `stage` reports the missing program
   BESIDE_LOGS["${name}"]="$(mktemp)"
   # A signal of `timeout` ends the inner shell only after the check itself, which may have traces to print.
   # shellcheck disable=SC2016 # expanded by the inner shell
@@ -90,7 +90,7 @@ start_beside() {
   say "${name} goes on beside the other checks; its output comes last, now in ${BESIDE_LOGS["${name}"]}"
 }
 
-# stop_beside: end those that still go on, when this script is interrupted.
+# stop_beside: end the background checks when this script is interrupted.
 stop_beside() {
   local pid
   for pid in "${BESIDE_PIDS[@]}"; do
@@ -98,9 +98,9 @@ stop_beside() {
   done
 }
 
-# finish_beside NAME: show what it printed, wait for its end, and end as it did. Its number alone does not say whether
-# it has ended: another process may have it by now, and if that is a child of this shell, the shell forgets how the
-# first one ended. So `jobs` says whether, and a file says how; where a check was ended from outside, there is none.
+# finish_beside NAME: print the check's output until it ends, and return its exit code. The process id cannot show that
+# the check has ended: a later child of this shell may have the same id, and the shell then forgets the first exit code.
+# So `jobs` shows whether the check runs, and a file holds its exit code. The file is missing if the check was killed.
 finish_beside() {
   local name="$1" status shown=0 log="${BESIDE_LOGS["$1"]}" pid="${BESIDE_PIDS["$1"]}"
   while [[ $'\n'"$(jobs -pr)"$'\n' == *$'\n'"${pid}"$'\n'* ]]; do
@@ -114,7 +114,7 @@ finish_beside() {
   return "${status}"
 }
 
-# show_from BYTE FILE: the rest of it; `shown` of the caller is then its size.
+# show_from BYTE FILE: print the file from BYTE on; the caller's variable `shown` becomes the file's size.
 show_from() {
   shown="$(stat -c %s -- "$2")"
   tail -c "+$(($1 + 1))" -- "$2" | head -c "$((shown - $1))"

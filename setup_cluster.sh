@@ -3,20 +3,20 @@
 #
 # Usage: setup_cluster.sh COMMAND [HOST] [--hosts FILE] [--dry-run] [--yes] [--force] [--help]
 #
-#   setup          check every host, start the head and the workers, wait until they have joined; what is up stays up
-#   status         one table of the nodes and what of them is used; the dashboard's address
+#   setup          check every host, start the head and the workers, wait until they have joined; running nodes stay
+#   status         one table of the nodes and their used resources; the dashboard's address
 #   doctor [HOST]  the checks of `setup`, and `verl-mixed doctor` on the head; starts nothing
 #   sync           copy this checkout to the hosts and make .venv there
-#   logs [HOST]    the last lines of Ray there; -f follows
-#   attach [HOST]  the tmux session there (Ctrl-b d leaves it)
-#   restart        stop and start; refuses while a run goes on
-#   cleanup        stop what `setup` started and remove what it left, and nothing else; refuses while a run goes on
+#   logs [HOST]    the last lines of Ray's output on the host; -f follows
+#   attach [HOST]  open the host's tmux session (Ctrl-b d leaves it)
+#   restart        stop and start the cluster; refuses while a run is active
+#   cleanup        stop what `setup` started and remove its files, and nothing else; refuses while a run is active
 #
 # HOST is an address of the list, or head, node0, node1, ... (default: head)
-#   --hosts FILE   the hosts and their settings, see config/cluster/hosts.example; in place of the two lists below
+#   --hosts FILE   the hosts and their settings, see config/cluster/hosts.example; replaces the two lists below
 #   --dry-run      print every command, run none
 #   --yes          ask nothing
-#   --force        restart, cleanup: end the run that goes on, after a checkpoint where it can save one
+#   --force        restart, cleanup: end an active run first, after a checkpoint if the run can save one
 #
 # Settings come from the environment, then the hosts file, then the block below, then what `setup` recorded in
 # .cluster/<MASTER_IP>/. This machine needs bash, ssh and Python 3.10; the hosts need sshd, bash and tmux.
@@ -66,9 +66,10 @@ RUN_GRACE_S="${RUN_GRACE_S:-900}"        # --force: for the run's step under way
 
 # --- on all hosts ---------------------------------------------------------------
 
-# everywhere FUNCTION HOST...: FUNCTION HOST at once for all; leaves RC[host] and its output in WORK/<i>.out, .err.
+# on_each FUNCTION HOST...: run `FUNCTION HOST` for all hosts in parallel. Exit codes go to RC[host], output to
+# WORK/<i>.out and WORK/<i>.err.
 declare -A RC=() SILENT=()
-everywhere() {
+on_each() {
   local function="$1" host file
   local -A jobs=()
   shift
@@ -84,17 +85,17 @@ everywhere() {
   done
 }
 
-# workers_first FUNCTION: everywhere, the head last: a node that drains asks the head.
+# workers_first FUNCTION: on all workers, then on the head, because a worker that drains its node asks the head.
 workers_first() {
-  ((${#HOST_NAMES[@]} == 1)) || everywhere "$1" "${HOST_NAMES[@]:1}"
-  everywhere "$1" "${HOST_NAMES[0]}"
+  ((${#HOST_NAMES[@]} == 1)) || on_each "$1" "${HOST_NAMES[@]:1}"
+  on_each "$1" "${HOST_NAMES[0]}"
 }
 
-# out HOST, err HOST: what the last `everywhere` left of it.
+# out HOST, err HOST: the output of the last `on_each` for this host.
 out() { cat -- "${WORK}/${HOST_INDEX[$1]}.out"; }
 err() { cat -- "${WORK}/${HOST_INDEX[$1]}.err"; }
 
-# failed HOST WHAT REMEDY: name it with its last words.
+# failed HOST WHAT REMEDY: report the failure with the host's error output.
 failed() {
   local said
   said="$(err "$1" | grep -v '^+ ' || true)"
@@ -106,7 +107,7 @@ failed() {
   fi
 }
 
-# ssh_words HOST: the ssh command that a person would type.
+# ssh_words HOST: the ssh command to type by hand.
 ssh_words() {
   local -n words="HOST_SSH_${HOST_INDEX[$1]}"
   local line
@@ -115,11 +116,11 @@ ssh_words() {
   printf 'ssh%s\n' "${line}"
 }
 
-# confirm QUESTION: --yes answers it; without a terminal nobody can.
+# confirm QUESTION: ask, unless --yes was given. Without a terminal the script ends.
 confirm() {
   local answer
   [[ "${YES}" != 1 && "${DRY_RUN}" != 1 ]] || return 0
-  [[ -t 0 ]] || die 2 "$1 Nobody can answer here: give --yes"
+  [[ -t 0 ]] || die 2 "$1 There is no terminal to ask: give --yes"
   read -r -p "$1 [y/N] " answer
   [[ "${answer}" == [yY]* ]] || die 1 "nothing was done"
 }
@@ -131,7 +132,7 @@ now_ns() {
   printf '%s000\n' "${now//[.,]/}"
 }
 
-# here_state: commit, dirty and content of this checkout, as `sync` writes it.
+# here_state: commit, dirty flag and content hash of this checkout, in the format that `sync` writes.
 here_state() {
   local commit="" dirty=0 content=""
   if commit="$(git -C "${REPO_ROOT}" rev-parse HEAD 2>/dev/null)"; then
@@ -161,12 +162,12 @@ probe_host() {
 shared_write() { node "$1" shared write "${NONCE}"; }
 shared_check() { node "$1" shared check "${NONCE}"; }
 
-# check_shared HOST...: the first writes into SHARED_DIRS, the others must see it.
+# check_shared HOST...: the first host writes a file into each of SHARED_DIRS; the other hosts must see the file.
 check_shared() {
   local host file first="$1"
   NONCE="$$_${RANDOM}${RANDOM}"
-  everywhere shared_write "${first}"
-  (($# == 1)) || everywhere shared_check "${@:2}"
+  on_each shared_write "${first}"
+  (($# == 1)) || on_each shared_check "${@:2}"
   for host in "$@"; do
     file="${WORK}/${HOST_INDEX[${host}]}.probe"
     if ((RC["${host}"] == 0)); then
@@ -178,12 +179,12 @@ check_shared() {
   node "${first}" shared remove "${NONCE}" || true
 }
 
-# check_hosts HOST...: the table; GOOD becomes the hosts without anything bad. 1 when a host has.
+# check_hosts HOST...: print the table of checks. GOOD becomes the hosts without a bad finding. Returns 1 if a host has one.
 check_hosts() {
   local host status=0
   local -a answered=() indexed=()
   say "checking $# hosts"
-  everywhere probe_host "$@"
+  on_each probe_host "$@"
   for host in "$@"; do
     if ((RC["${host}"] == 0)); then
       answered+=("${host}")
@@ -210,7 +211,7 @@ check_hosts() {
 
 # --- setup ----------------------------------------------------------------------
 
-# alone: one command at a time changes hosts from this checkout; the lock goes with this script.
+# alone: take a lock, so that one command at a time changes hosts from this checkout. The lock ends with this script.
 alone() {
   local wait_for='import fcntl, sys
 try:
@@ -222,12 +223,12 @@ except OSError:
   [[ "${DRY_RUN}" != 1 ]] || return 0
   exec 9<"${REPO_ROOT}"
   "${JUMPHOST_PYTHON}" -c "${wait_for}" now || {
-    say "another setup_cluster.sh of this checkout is at work: waiting for its end"
+    say "another setup_cluster.sh of this checkout is running: waiting for its end"
     "${JUMPHOST_PYTHON}" -c "${wait_for}" later
   }
 }
 
-# make_token: once per cluster; it never stands in an argument or in a log.
+# make_token: make Ray's token once per cluster. The token is never in an argument or in a log.
 make_token() {
   local file="${CLUSTER_RECORD}/token"
   NODE_SECRET=""
@@ -244,7 +245,7 @@ make_token() {
   NODE_SECRET="$(<"${file}")"
 }
 
-# record: what the other commands, and run_mixed_training.sh, read back.
+# record: save hosts and settings for the other commands and for run_mixed_training.sh.
 record() {
   if [[ "${DRY_RUN}" == 1 ]]; then
     say "+ (umask 077; hosts and settings) > ${CLUSTER_RECORD}/{hosts,settings.env}"
@@ -257,9 +258,9 @@ record() {
 
 start_host() { node "$1" start "${START_TIMEOUT_S}"; }
 
-# stop_host: a worker whose head is a new one has joined nothing.
 stop_host() { node "$1" stop "${STOP_GRACE_S}"; }
 
+# start_worker: with a new head, a worker's old Ray belongs to no cluster, so it is stopped first.
 start_worker() {
   [[ "${HEAD_SAID}" == "up already" ]] || stop_host "$1" || return
   start_host "$1"
@@ -280,7 +281,7 @@ setup() {
   done
   make_token
 
-  everywhere start_host "${head}"
+  on_each start_host "${head}"
   ((RC["${head}"] == 0)) || {
     failed "${head}" "the head did not start" "see './setup_cluster.sh logs head'"
     exit 1
@@ -292,7 +293,7 @@ setup() {
   for host in "${GOOD[@]}"; do
     [[ "${host}" == "${head}" ]] || workers+=("${host}")
   done
-  ((${#workers[@]} == 0)) || everywhere start_worker "${workers[@]}"
+  ((${#workers[@]} == 0)) || on_each start_worker "${workers[@]}"
   WAIT_FOR=(head)
   started=("${head}")
   for host in "${workers[@]}"; do
@@ -306,7 +307,7 @@ setup() {
     started+=("${host}")
   done
 
-  everywhere wait_for_nodes "${head}"
+  on_each wait_for_nodes "${head}"
   [[ "${DRY_RUN}" != 1 ]] || return 0
   for host in "${started[@]}"; do
     if out "${head}" | grep "\"${HOST_SESSION[${host}]}\"" >/dev/null; then
@@ -326,7 +327,7 @@ setup() {
 
 # --- status, logs, attach, doctor -----------------------------------------------
 
-# status_of HOST: one that did not answer the checks of `setup` is not asked again.
+# status_of HOST: a host that did not answer the checks of `setup` is not asked again.
 status_of() {
   [[ -z "${SILENT["$1"]:-}" ]] || return 255
   node "$1" status
@@ -335,7 +336,7 @@ ray_table() { node "$1" ray-nodes table; }
 
 show_status() {
   local host head="${HOST_NAMES[0]}" status=0
-  everywhere status_of "${HOST_NAMES[@]}"
+  on_each status_of "${HOST_NAMES[@]}"
   for host in "${HOST_NAMES[@]}"; do
     ((RC["${host}"] == 0)) || [[ -n "${SILENT["${host}"]:-}" ]] ||
       failed "${host}" "no status" "see './setup_cluster.sh doctor ${HOST_SESSION[${host}]}'"
@@ -343,7 +344,7 @@ show_status() {
   done
   : >"${WORK}/ray.jsonl"
   if ((RC["${head}"] == 0)); then
-    everywhere ray_table "${head}"
+    on_each ray_table "${head}"
     ((RC["${head}"] == 0)) || failed "${head}" "Ray does not answer" "run './setup_cluster.sh setup' (or logs head)"
     out "${head}" >"${WORK}/ray.jsonl"
   fi
@@ -385,7 +386,7 @@ doctor() {
   local -a hosts=("${HOST_NAMES[@]}")
   if [[ -n "${HOST}" ]]; then
     host="$(host_named "${HOST}")" || exit
-    hosts=("${head}") # the others are compared with it
+    hosts=("${head}") # the checks compare every host with the head
     [[ "${host}" == "${head}" ]] || hosts+=("${host}")
   fi
   check_hosts "${hosts[@]}" || status=1
@@ -398,14 +399,14 @@ doctor() {
 
 # --- restart, cleanup -----------------------------------------------------------
 
-# no_run: refuse while a run goes on, or end it with --force.
+# no_run: refuse while a run is active; with --force, end the run.
 no_run() {
   local head="${HOST_NAMES[0]}" going=""
-  everywhere status_of "${head}"
+  on_each status_of "${head}"
   if [[ "${DRY_RUN}" != 1 ]] && ((RC["${head}"] == 0)); then
-    out "${head}" | grep -x 'run=\(ours_alive\|foreign\)' >/dev/null && going="tmux session verl_training is at work on ${head}"
+    out "${head}" | grep -x 'run=\(ours_alive\|foreign\)' >/dev/null && going="tmux session verl_training is running on ${head}"
     if [[ -z "${going}" ]] && out "${head}" | grep -x 'session=ours_alive' >/dev/null; then
-      everywhere ray_table "${head}"
+      on_each ray_table "${head}"
       ((RC["${head}"] != 0)) || ! out "${head}" | grep '^{"job"' >/dev/null || going="a job of Ray runs: $(out "${head}" | grep '^{"job"')"
     fi
   fi
@@ -418,7 +419,7 @@ no_run() {
 
 cleanup_host() { node "$1" cleanup "${STOP_GRACE_S}"; }
 
-# name_left_out: a host that `setup` recorded and that is not in the list now. 1 when there is one.
+# name_left_out: warn of hosts that `setup` recorded and that the list does not name now. Returns 1 if there are any.
 name_left_out() {
   ((${#LEFT_OUT[@]} > 0)) || return 0
   say "warning: ${LEFT_OUT[*]}: set up as worker, and no longer in the list of hosts: its Ray is left as it is;" \
@@ -456,7 +457,7 @@ cleanup() {
     run rm -rf -- "${CLUSTER_RECORD}"
     [[ "${DRY_RUN}" == 1 ]] || rmdir -- "${REPO_ROOT}/.cluster" 2>/dev/null || true
   else
-    say "the record ${CLUSTER_RECORD} stays for that"
+    say "the record ${CLUSTER_RECORD} is kept, so that cleanup can be run again"
   fi
   return "${status}"
 }
@@ -512,8 +513,8 @@ sync() {
     echo "${NONCE}" >"${REPO_ROOT}/.cluster/sync_nonce"
   fi
   # the head first: hosts that share the folder with it then find it done
-  everywhere sync_host "${HOST_NAMES[0]}"
-  ((${#HOST_NAMES[@]} == 1)) || everywhere sync_host "${HOST_NAMES[@]:1}"
+  on_each sync_host "${HOST_NAMES[0]}"
+  ((${#HOST_NAMES[@]} == 1)) || on_each sync_host "${HOST_NAMES[@]:1}"
   [[ "${DRY_RUN}" == 1 ]] || rm -f -- "${REPO_ROOT}/.cluster/sync_nonce"
   [[ "${DRY_RUN}" == 1 ]] || rmdir -- "${REPO_ROOT}/.cluster" 2>/dev/null || true
   for host in "${HOST_NAMES[@]}"; do

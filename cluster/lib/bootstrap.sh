@@ -1,13 +1,12 @@
 # shellcheck shell=bash
-# The Python environment of the scripts: `.venv/` in the repository root, or one that is there already and is only
-# checked: the conda environment CONDA_ENV, or the venv VENV. Sourced after common.sh; needs REPO_ROOT.
+# The Python environment of the scripts: `.venv/` in the repository root, which these functions make; or the conda
+# environment CONDA_ENV or the venv VENV, which they only check. Source this file after common.sh. It needs REPO_ROOT.
 #
-# `.venv/.stamp` holds the hash of what was installed, or the word `installing` while that goes on. A matching stamp
-# is trusted without asking pip; a venv that still says `installing` was interrupted and is made anew, from the
-# downloads that pip kept.
+# `.venv/.stamp` holds a hash of the installed requirements, or the word `installing` during an installation. If the hash
+# matches, pip is not asked. A venv with the word `installing` was interrupted; it is made again from pip's cache.
 
-# requirement_files KIND: what an environment is made of, by the machine and not by PROFILE, so that a change of profile
-# installs nothing. KIND is run or dev.
+# requirement_files KIND: the requirement files of an environment; KIND is run or dev. They depend on the machine and not
+# on PROFILE, so that another profile installs nothing.
 requirement_files() {
   if nvidia-smi -L >/dev/null 2>&1; then
     printf '%s\n' "${REPO_ROOT}/requirements/gpu.lock"
@@ -17,7 +16,7 @@ requirement_files() {
   [[ "$1" != dev ]] || printf '%s\n' "${REPO_ROOT}/requirements/dev.lock"
 }
 
-# wanted_stamp KIND: the hash of everything that decides what is installed, and of where it is installed.
+# wanted_stamp KIND: the hash of all requirement files and of the repository's path.
 wanted_stamp() {
   local -a files
   mapfile -t files < <(requirement_files "$1")
@@ -38,7 +37,7 @@ find_python() {
     "python): verl 0.9.1 stops at 3.12; install one (Debian: apt-get install python3-venv) or name it in PYTHON"
 }
 
-# make_venv: a fresh .venv. One that these scripts did not make is moved aside, never deleted.
+# make_venv: make an empty .venv. A .venv that these scripts did not make is moved aside, never deleted.
 make_venv() {
   local venv="$1" python
   python="$(find_python)" || return 1
@@ -51,7 +50,7 @@ make_venv() {
   "${python}" -m venv "${venv}"
 }
 
-# install_into VENV KIND: torch alone and first, where it has a file of its own, then the locks, then this checkout.
+# install_into VENV KIND: install torch alone and first if it has its own file, then the lock files, then this checkout.
 install_into() {
   local venv="$1" kind="$2" file torch=""
   local -a pip=("${venv}/bin/python" -m pip --disable-pip-version-check --no-input)
@@ -74,15 +73,15 @@ install_into() {
   "${pip[@]}" install --quiet --quiet --no-deps --no-build-isolation --no-index --editable "${REPO_ROOT}"
 }
 
-# is_current KIND: .venv is finished and made of exactly what is wanted. One made for dev serves runs too.
+# is_current KIND: .venv is complete and matches the requirement files. An environment for dev is also good for runs.
 is_current() {
   local venv="${REPO_ROOT}/.venv"
   [[ -x "${venv}/bin/verl-mixed" && "$(cat -- "${venv}/.stamp" 2>/dev/null)" == "$(wanted_stamp run)" ]] || return 1
   [[ "$1" == run || "$(cat -- "${venv}/.stamp-dev" 2>/dev/null)" == "$(wanted_stamp dev)" ]]
 }
 
-# bootstrap_venv KIND: make or update .venv. A subshell holds the lock, so that the run itself does not; every step
-# says `|| return`, because the caller's `||` switches errexit off in here.
+# bootstrap_venv KIND: make or update .venv. A subshell holds the lock, so that the run does not inherit it. Every step has
+# `|| return`, because the `||` of the caller switches errexit off inside this function.
 bootstrap_venv() (
   kind="$1"
   venv="${REPO_ROOT}/.venv"
@@ -105,7 +104,7 @@ bootstrap_venv() (
   say "installed in $((SECONDS - began)) s"
 )
 
-# use_conda: activate CONDA_ENV; nothing is installed there, only checked.
+# use_conda: activate CONDA_ENV and check it; nothing is installed into it.
 use_conda() {
   local conda_sh="${CONDA_PATH:=${HOME:-}/miniconda3}/etc/profile.d/conda.sh"
   [[ -r "${conda_sh}" ]] ||
@@ -126,12 +125,12 @@ use_venv() {
   unset PYTHONHOME
 }
 
-# check_environment NAME: the environment that is first on PATH has all that a run needs; NAME is for the message. The
-# code is this checkout's, whatever checkout is installed there.
+# check_environment NAME: check that the environment first on PATH has all packages of a run; NAME is for the message. The
+# run uses the code of this checkout, even if another checkout is installed in the environment.
 check_environment() {
   export PYTHONPATH="${REPO_ROOT}${PYTHONPATH:+:${PYTHONPATH}}"
   (cd -- "${REPO_ROOT}" && python -m verl_mixed.run.environment) ||
-    die 2 "$1 is not complete: install what is named above, then 'pip install --no-deps -e ${REPO_ROOT}'"
+    die 2 "$1 is not complete: install the packages named above, then 'pip install --no-deps -e ${REPO_ROOT}'"
 }
 
 # is_ours: VENV is unset or names `.venv`, which these scripts make.
@@ -139,12 +138,12 @@ is_ours() {
   [[ -z "${VENV:-}" || "$(realpath -m -- "${VENV}")" == "$(realpath -m -- "${REPO_ROOT}/.venv")" ]]
 }
 
-# has_environment: an environment is there, so that `bootstrap run` would install nothing.
+# has_environment: an environment exists, so `bootstrap run` would install nothing.
 has_environment() {
   [[ -n "${CONDA_ENV:-}" ]] || ! is_ours || is_current run
 }
 
-# bootstrap KIND: leave with `python` and `verl-mixed` of the environment first on PATH. KIND is run or dev.
+# bootstrap KIND: put `python` and `verl-mixed` of the environment first on PATH. KIND is run or dev.
 bootstrap() {
   local kind="$1"
   if [[ -n "${CONDA_ENV:-}" ]]; then

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Words and exits shared by the scripts. Sourced; results go to stdout, words to stderr.
+# Messages and exits for all scripts. This file is sourced. Results go to stdout, messages to stderr.
 
 say() { printf '%s\n' "$*" >&2; }
 
-# die CODE MESSAGE...: say why, and leave. 1: it failed here, 2: it was asked wrongly.
+# die CODE MESSAGE...: print the message and exit. CODE 1: something failed; 2: a setting or the usage is wrong.
 die() {
   local code="$1"
   shift
@@ -11,5 +11,5 @@ die() {
   exit "${code}"
 }
 
-# usage FILE: a script's header is its --help.
+# usage FILE: print the header comment of a script, which is its --help.
 usage() { sed -n '2,/^[^#]/{/^#/!d;s/^# \{0,1\}//;p}' "$1"; }

@@ -1,18 +1,21 @@
 # shellcheck shell=bash
-# What is done on one host of the cluster. cluster/lib/remote.sh sends this text to `bash -s -- SUBCOMMAND` there, after
-# assignments (CLUSTER_ID, NODE_NAME, NODE_IP, ...; cluster/inventory.py, node_settings), so that the host needs bash
-# and tmux alone. stdout: results, mostly key=value lines. stderr: words.
+# The commands that run on one host of the cluster. cluster/lib/remote.sh sends this text to `bash -s -- SUBCOMMAND` on
+# the host, preceded by assignments (CLUSTER_ID, NODE_NAME, NODE_IP, ...; cluster/inventory.py, node_settings). The host
+# therefore needs only bash and tmux. Results go to stdout, mostly as key=value lines; messages go to stderr.
 #
-# Ours are: tmux sessions with VERL_MIXED_CLUSTER in their tmux environment; processes with VERL_MIXED_NODE in their
-# environment, in the session of such a pane, or with a log of RAY_TEMP_DIR open (Ray overwrites the environment of
-# some of its processes, but each writes its log there); RAY_TEMP_DIR when it holds our mark. Nothing else is touched.
+# These things belong to us, and nothing else is touched:
+#   - tmux sessions with VERL_MIXED_CLUSTER in their tmux environment;
+#   - processes with VERL_MIXED_NODE in their environment, processes in the kernel session of such a tmux pane, and
+#     processes that have a log below RAY_TEMP_DIR open (Ray overwrites the environment of some of its processes, but each
+#     of them writes its log there);
+#   - the folder RAY_TEMP_DIR, if it holds our mark.
 # shellcheck disable=SC2154 # the assignments come before this text
-# shellcheck disable=SC2016 # the file `env` expands these, when a shell sources it
+# shellcheck disable=SC2016 # these are expanded later, when a shell sources the file `env`
 set -euo pipefail
 umask 077
 
-# A folder and a mark per host, by its address: a home folder can be shared by all, and node1 is node0 when the list of
-# hosts has changed.
+# Each host has its own folder and mark, named by its address, because all hosts may share one home folder, and because
+# node1 becomes node0 when the list of hosts changes.
 STATE="${HOME}/.verl_mixed/${CLUSTER_ID}"
 [[ "${NODE_NAME}" == head ]] || STATE+=".${NODE_IP}"
 : "${RAY_TEMP_DIR:=/tmp/verl_mixed_ray_$(id -un)}"
@@ -22,7 +25,7 @@ RUN_SESSION=verl_training
 
 words() { printf '%s\n' "$*" >&2; }
 
-# within SECONDS CONDITION...: wait until it is true; 1 when the time is over.
+# within SECONDS CONDITION...: wait until the condition is true; returns 1 after SECONDS.
 within() {
   local deadline=$((SECONDS + $1))
   shift
@@ -53,7 +56,7 @@ our_sessions() {
   done < <(tmux list-sessions -F '#{session_name}' 2>/dev/null || true)
 }
 
-# other_role: under which other name Ray of this cluster is up here.
+# other_role: the other session name under which Ray of this cluster runs on this host, if any.
 other_role() {
   local name
   for name in $(our_sessions); do
@@ -62,15 +65,15 @@ other_role() {
   done
 }
 
-# last_words NAME: what a pane shows, without empty lines.
-last_words() {
+# last_lines NAME: the text of a pane, without empty lines.
+last_lines() {
   tmux capture-pane -p -J -S -200 -t "=$1:" 2>/dev/null | sed -e '/^[[:space:]]*$/d' | tail -n "${2:-15}" || true
 }
 
 # --- processes ------------------------------------------------------------------
 
-# read_stat PID: STAT becomes /proc/PID/stat behind the name; 1 when it is gone. "$(<file)" would end this shell then,
-# whatever `||` stands behind it.
+# read_stat PID: STAT becomes the fields of /proc/PID/stat after the process name; returns 1 if the process is gone.
+# "$(<file)" is not used, because it would end this shell for a missing file even with `||` behind it.
 read_stat() {
   STAT=""
   IFS= read -r -d '' STAT 2>/dev/null <"/proc/$1/stat" || true
@@ -78,7 +81,7 @@ read_stat() {
   [[ -n "${STAT}" ]]
 }
 
-# not_own PID: it is neither this shell nor what this shell was started by.
+# not_own PID: the process is neither this shell nor one of its ancestors.
 not_own() {
   local pid=$$
   while ((pid > 1)); do
@@ -125,7 +128,8 @@ our_processes() {
   done
 }
 
-# have_ended PID...: gone, or zombies: a tmux that misses a signal does not look at them.
+# have_ended PID...: each process is gone or a zombie. Zombies count, because a tmux server that misses a signal does not
+# reap them.
 have_ended() {
   local pid
   for pid in "$@"; do
@@ -205,7 +209,7 @@ dir_state() {
   fi
 }
 
-# started_with: the settings that a Ray keeps for its life, a line each.
+# started_with: the settings that Ray cannot change while it runs, one per line.
 started_with() {
   local name
   local -a names=(RAY_TEMP_DIR HEAD_ADDRESS RAY_AUTH_MODE NUM_CPUS NUM_GPUS OBJECT_STORE_MEMORY)
@@ -216,20 +220,20 @@ started_with() {
   printf 'token=%s\n' "$(cksum <<<"${CLUSTER_TOKEN:-}")"
 }
 
-# not_in_force: the names of those that are other now; nothing where Ray was started with these.
+# not_in_force: the names of the settings that differ from those that Ray was started with.
 not_in_force() {
   [[ -r "${STATE}/started" ]] || return 0
   started_with | { grep -vxFf "${STATE}/started" || true; } | cut -d= -f1 | paste -sd' ' -
 }
 
-# started_in: the RAY_TEMP_DIR of the Ray that was started last; it may not be what the settings say now.
+# started_in: the RAY_TEMP_DIR of the last started Ray; the settings may name another folder now.
 started_in() {
   local folder
   folder="$(sed -n 's/^RAY_TEMP_DIR=//p' "${STATE}/started" 2>/dev/null || true)"
   printf '%s\n' "${folder:-${RAY_TEMP_DIR}}"
 }
 
-# remove_ours FOLDER...: those with our mark.
+# remove_ours FOLDER...: remove the folders that hold our mark.
 remove_ours() {
   local folder
   for folder in "$@"; do
@@ -237,7 +241,7 @@ remove_ours() {
   done
 }
 
-# free_kb PATH: of the file system that it is on, or will be on.
+# free_kb PATH: free space of the file system that holds PATH, or would hold it.
 free_kb() {
   local path="$1"
   until [[ -e "${path}" ]]; do path="$(dirname -- "${path}")"; done
@@ -309,7 +313,7 @@ PYTHON
   printf 'probe=complete\n'
 }
 
-# foreign_ray: raylets of this host that are not ours, whoever owns them.
+# foreign_ray: raylets of any user on this host that are not ours.
 foreign_ray() {
   local file pid ours
   ours=" $(our_processes | paste -sd' ' -) "
@@ -320,7 +324,8 @@ foreign_ray() {
   done
 }
 
-# write_env: the folder that every shell of ours here sources. The token comes in CLUSTER_TOKEN, never in an argument.
+# write_env: write the file `env`, which every shell of ours on this host sources. The token arrives in CLUSTER_TOKEN,
+# never in an argument.
 write_env() {
   mkdir -p -- "${STATE}"
   chmod 700 -- "${HOME}/.verl_mixed" "${STATE}"
@@ -334,7 +339,7 @@ write_env() {
   fi
 }
 
-# client_port: a free port for Ray's client server, outside of the workers' range: with a held one `ray start` dies.
+# client_port: a free port for Ray's client server, outside the workers' range. With a used port `ray start` fails.
 client_port() {
   local port
   for port in 10001 {20001..20099}; do
@@ -366,8 +371,8 @@ start_ray() {
     printf '\n'
   } >"${STATE}/start_ray.sh"
   started_with >"${STATE}/started"
-  # One tmux call, so that a Ray that dies at once still leaves its last words. Its server must not carry our mark:
-  # other people's sessions may come to live in it.
+  # One tmux call, so that the output of a Ray that ends at once is kept. The tmux server must not carry our mark in its
+  # environment, because sessions of other people may later run in the same server.
   tmux new-session -d -s "${NODE_NAME}" -x 200 -y 50 -c "${HOME}" bash "${STATE}/start_ray.sh" \; \
     set-environment -t "=${NODE_NAME}" VERL_MIXED_CLUSTER "${CLUSTER_ID}" \; \
     set-option -w -t "=${NODE_NAME}:" remain-on-exit on
@@ -378,11 +383,11 @@ ray_answers_or_died() {
   if [[ "${NODE_NAME}" == head ]]; then
     listening "${RAY_PORT}"
   else
-    last_words "${NODE_NAME}" 200 | grep 'Ray runtime started' >/dev/null
+    last_lines "${NODE_NAME}" 200 | grep 'Ray runtime started' >/dev/null
   fi
 }
 
-# start TIMEOUT_S: prints `up already`, `started` or `started again`; 1 with Ray's last words.
+# start TIMEOUT_S: prints `up already`, `started` or `started again`; returns 1 and prints Ray's last lines on failure.
 start() {
   local state said=started attempt began changed
   state="$(session_state "${NODE_NAME}")"
@@ -404,12 +409,12 @@ start() {
       return
       ;;
     ours_dead)
-      words "${NODE_NAME}: Ray had ended; its last words: $(last_words "${NODE_NAME}" 3 | paste -sd' ' -)"
+      words "${NODE_NAME}: Ray had ended; its last words: $(last_lines "${NODE_NAME}" 3 | paste -sd' ' -)"
       said="started again"
       ;;
   esac
-  # `ray start` gives its raylet 30 s, fixed in Ray; on a busy host that can be too little, and a second try goes well.
-  # One that ended earlier had another cause.
+  # `ray start` waits 30 s for its raylet (fixed in Ray). On a busy host that can be too short, and a second try succeeds.
+  # A Ray that ended earlier than that had another cause, so it is not tried again.
   for attempt in 1 2; do
     began="${SECONDS}"
     end_processes 10
@@ -419,7 +424,7 @@ start() {
     start_role || return 1
     if ! within "$1" ray_answers_or_died; then
       words "Ray did not start within $1 s; its last words:"
-      last_words "${NODE_NAME}" >&2
+      last_lines "${NODE_NAME}" >&2
       [[ "${NODE_NAME}" == head ]] || reach >&2
       return 1
     fi
@@ -428,7 +433,7 @@ start() {
       return
     fi
     words "Ray ended after $((SECONDS - began)) s; its last words:"
-    last_words "${NODE_NAME}" >&2
+    last_lines "${NODE_NAME}" >&2
     ((attempt == 1 && SECONDS - began >= 25)) || return 1
     said="started at the second try"
   done
@@ -465,7 +470,7 @@ ray_nodes() {
   exec python -c "${RAY_NODES_PY}" "$@"
 }
 
-# status: this host alone.
+# status: the state of this host.
 status() {
   local state pid
   state="$(session_state "${NODE_NAME}")"
@@ -485,8 +490,9 @@ signal_processes() {
   done
 }
 
-# end_processes GRACE_S: the panes' own processes first, because `ray start --block` then drains its node and ends its
-# parts in order (2 to 4 s; with all of them asked at once they wait for one another); then what is left; then firmly.
+# end_processes GRACE_S: send SIGTERM to the panes' own processes first, because `ray start --block` then drains its node
+# and ends its parts in order (2 to 4 s; if all get the signal at once they wait for one another). Then send SIGTERM to
+# the remaining processes, and SIGKILL after GRACE_S.
 end_processes() {
   local name pid
   local -a leaders=()
@@ -516,7 +522,7 @@ end_sessions() {
 
 run_has_ended() { [[ "$(session_state "${RUN_SESSION}")" != ours_alive ]]; }
 
-# save_run GRACE_S: what `run_mixed_training.sh stop` does: a checkpoint after the step under way, then the end.
+# save_run GRACE_S: the same as `run_mixed_training.sh stop`: save a checkpoint after the current step, then end the run.
 save_run() {
   local folder
   folder="$(tmux show-environment -t "=${RUN_SESSION}" VERL_MIXED_RUN 2>/dev/null)" || return
@@ -524,7 +530,7 @@ save_run() {
   (. "${STATE}/env" && cd -- "${REMOTE_REPO}" && verl-mixed stop --grace "$1" "${folder#*=}") >&2
 }
 
-# stop-run GRACE_S: end the run in tmux session verl_training; by signals, where it cannot be asked.
+# stop-run GRACE_S: end the run in tmux session verl_training; with signals if the run does not answer the request.
 stop_run() {
   local signal pid grace_s=$(($1 < 60 ? $1 : 60))
   if ! run_has_ended; then save_run "$1" || words "it could not be asked for a checkpoint (see above)"; fi
@@ -539,13 +545,13 @@ stop_run() {
   words "the run in tmux session ${RUN_SESSION} did not end within ${grace_s} s of SIGTERM"
 }
 
-# stop GRACE_S: processes, then sessions; what they wrote stays.
+# stop GRACE_S: end our processes, then our tmux sessions; their files stay.
 stop() {
   end_processes "$1"
   end_sessions
 }
 
-# cleanup GRACE_S: stop, and remove what was left.
+# cleanup GRACE_S: stop, then remove our files.
 cleanup() {
   stop "$1"
   remove_ours "${RAY_TEMP_DIR}" "$(started_in)"
@@ -553,11 +559,11 @@ cleanup() {
   rmdir -- "${HOME}/.verl_mixed" 2>/dev/null || true
 }
 
-# logs follow|once: the pane, then Ray's own logs.
+# logs follow|once: print the pane, then Ray's own logs.
 logs() {
   local folder="${RAY_TEMP_DIR}/session_latest/logs"
   echo "== tmux session ${NODE_NAME} ($(session_state "${NODE_NAME}"))"
-  last_words "${NODE_NAME}" 30
+  last_lines "${NODE_NAME}" 30
   if [[ ! -d "${folder}" ]]; then
     echo "== no logs of Ray here: ${folder} is missing"
     return
@@ -574,7 +580,7 @@ logs() {
   ((${#files[@]} == 0)) || tail -n 10 -- "${files[@]}"
 }
 
-# shared write|check|remove NONCE: a file under each of SHARED_DIRS that the other hosts must see.
+# shared write|check|remove NONCE: write, look for or remove a file in each of SHARED_DIRS.
 shared() {
   local folder file failed=0
   for folder in "${SHARED_DIRS[@]}"; do
@@ -594,8 +600,8 @@ shared() {
   return "${failed}"
 }
 
-# sync-state NONCE: what `sync` has to do here: `same` folder as the jumphost's, `done` (through a folder that hosts
-# share) or `wanted`.
+# sync-state NONCE: prints what `sync` must do on this host: `same` (the folder is the jumphost's own), `done` (another
+# host has copied into the shared folder) or `wanted` (copy).
 sync_state() {
   if [[ "$(cat -- "${REMOTE_REPO}/.cluster/sync_nonce" 2>/dev/null)" == "$1" ]]; then
     echo same
@@ -611,7 +617,7 @@ sync_state() {
   fi
 }
 
-# sync-finish: remove what an earlier sync put here and this one did not, and set the new state in force.
+# sync-finish: remove files that an earlier sync copied and this one did not; record the new state.
 sync_finish() {
   local file
   cd -- "${REMOTE_REPO}"
@@ -628,7 +634,7 @@ sync_finish() {
   mv -- .synced_commit.new .synced_commit
 }
 
-# make-venv: .venv as run_mixed_training.sh makes it.
+# make-venv: make .venv in the same way as run_mixed_training.sh.
 make_venv_here() {
   if [[ -n "${CONDA_ENV}" || "${VENV}" != "${REMOTE_REPO}/.venv" ]]; then
     [[ -x "$(env_bin)/python" ]] && return
@@ -642,7 +648,7 @@ make_venv_here() {
   return 1
 }
 
-# doctor: the project's own, in the environment of the cluster.
+# doctor: run `verl-mixed doctor` in the environment of the cluster.
 doctor() {
   local verl_mixed
   verl_mixed="$(env_bin)/verl-mixed"
@@ -670,5 +676,5 @@ node_main() {
   esac
 }
 
-# bash reads this text from its stdin: a command that read there would swallow what comes after it
+# bash reads this text from its stdin, so a command that reads stdin would take the rest of the text
 node_main "$@" </dev/null

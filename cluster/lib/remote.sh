@@ -1,19 +1,20 @@
 # shellcheck shell=bash
-# The cluster's settings and hosts, and how to run a command on one of them. Sourced after common.sh and BEFORE the
-# settings block, because it keeps what the environment said; needs REPO_ROOT. cluster/inventory.py decides the values.
+# The cluster's settings and hosts, and functions that run a command on a host. Source this file after common.sh and
+# BEFORE the settings block, because it saves the values of the environment. It needs REPO_ROOT. cluster/inventory.py
+# decides the values.
 #
 #   load_cluster            settings and hosts: environment > hosts file > block > what `setup` recorded > default
 #   host_named WORD         the host of that address, or of that session name (head, node0)
 #   run CMD...              print the command; run it unless DRY_RUN=1
-#   remote HOST CMD...      run it there, stdin closed; remote_stdin: stdin passed on; remote_tty: with a terminal
-#   node HOST SUB [ARG...]  run cluster/lib/node.sh there; the host needs nothing but bash
+#   remote HOST CMD...      run it on HOST with stdin closed; remote_stdin: with stdin; remote_tty: with a terminal
+#   node HOST SUB [ARG...]  run a subcommand of cluster/lib/node.sh on HOST; the host needs only bash
 
 # shellcheck disable=SC2034 # the scripts that source this file read them
 SETTINGS=(MASTER_IP WORKER_NODES CONDA_ENV WANDB_DIR CONDA_PATH VENV RAY_TEMP_DIR RAY_PORT RAY_DASHBOARD_PORT
   RAY_DASHBOARD_HOST RAY_AUTH_MODE SSH_USER SSH_PORT SSH_KEY SSH_OPTIONS SSH_JUMP REMOTE_REPO SHARED_DIRS NUM_CPUS
   NUM_GPUS OBJECT_STORE_MEMORY HOSTS_FILE)
 
-# What the environment said, before a block assigns: that is how a plain assignment in a block can still be overridden.
+# The values of the environment, saved before a settings block assigns its own, so that the environment overrides it.
 declare -A FROM_ENVIRONMENT=()
 for _setting in "${SETTINGS[@]}"; do
   [[ -z "${!_setting:-}" ]] || FROM_ENVIRONMENT["${_setting}"]="${!_setting}"
@@ -25,7 +26,7 @@ run() {
   [[ "${DRY_RUN:-0}" == 1 ]] || "$@"
 }
 
-# jumphost_python: any Python 3.10 or newer; it needs no package.
+# jumphost_python: the first Python 3.10 or newer; no package is needed.
 jumphost_python() {
   local candidate
   for candidate in ${PYTHON:+"${PYTHON}"} python3 python3.13 python3.12 python3.11 python3.10; do
@@ -34,7 +35,7 @@ jumphost_python() {
       return
     fi
   done
-  die 2 "no Python 3.10 or newer on this machine: setup_cluster.sh computes with it (no package is needed);" \
+  die 2 "no Python 3.10 or newer on this machine: setup_cluster.sh needs one (without any package);" \
     "install one or name it in PYTHON"
 }
 
@@ -80,7 +81,7 @@ load_cluster() {
   trap close_remotes EXIT
 }
 
-# close_remotes: end the ssh masters of this script and remove its files; also the EXIT trap. Call it before an `exec`.
+# close_remotes: end this script's ssh master connections and remove its files. It is the EXIT trap; call it before `exec`.
 close_remotes() {
   local socket
   for socket in "${WORK}"/ssh-*; do
@@ -100,7 +101,7 @@ host_named() {
   die 2 "no host '$1' in this cluster: give one of ${HOST_NAMES[*]} or a session name (head, node0, ...)"
 }
 
-# ssh_command HOST: SSH_COMMAND becomes ssh with everything up to the far command.
+# ssh_command HOST: SSH_COMMAND becomes the ssh command line up to the remote command.
 ssh_command() {
   local -n words="HOST_SSH_${HOST_INDEX[$1]}"
   SSH_COMMAND=(ssh -o BatchMode=yes -o ConnectTimeout="${SSH_TIMEOUT_S:-10}" -o ServerAliveInterval=15
@@ -108,9 +109,9 @@ ssh_command() {
     "${words[@]}")
 }
 
-# far_command CMD...: one string that the far shell reads back as these words; ssh joins its arguments with spaces. The
-# login shell there need not be bash: zsh would read a bare =head as a path.
-far_command() {
+# remote_command CMD...: one quoted string that the remote shell splits into the same words, because ssh joins its
+# arguments with spaces. The remote login shell may not be bash: zsh, for example, expands a bare =head to a path.
+remote_command() {
   local word
   for word in "$@"; do
     [[ "${word}" =~ ^[A-Za-z0-9_./:@,+-]+$ ]] || word="${word@Q}"
@@ -122,24 +123,25 @@ remote() {
   local host="$1"
   shift
   ssh_command "${host}"
-  run "${SSH_COMMAND[0]}" -n "${SSH_COMMAND[@]:1}" "${HOST_TARGET[${host}]}" "$(far_command "$@")"
+  run "${SSH_COMMAND[0]}" -n "${SSH_COMMAND[@]:1}" "${HOST_TARGET[${host}]}" "$(remote_command "$@")"
 }
 
 remote_stdin() {
   local host="$1"
   shift
   ssh_command "${host}"
-  run "${SSH_COMMAND[@]}" "${HOST_TARGET[${host}]}" "$(far_command "$@")"
+  run "${SSH_COMMAND[@]}" "${HOST_TARGET[${host}]}" "$(remote_command "$@")"
 }
 
 remote_tty() {
   local host="$1"
   shift
   ssh_command "${host}"
-  run "${SSH_COMMAND[0]}" -t "${SSH_COMMAND[@]:1}" "${HOST_TARGET[${host}]}" "$(far_command "$@")"
+  run "${SSH_COMMAND[0]}" -t "${SSH_COMMAND[@]:1}" "${HOST_TARGET[${host}]}" "$(remote_command "$@")"
 }
 
-# node_script HOST: what the far bash reads: the settings, then node.sh. A secret travels here and in no argument.
+# node_script HOST: the text that the remote bash reads: the settings, then node.sh. Secrets are sent in this text and
+# never in an argument.
 node_script() {
   printf 'echo %s\n' "${NODE_BEGINS}"
   printf '%s\n' "${HOST_SETTINGS[$1]}"
@@ -148,7 +150,7 @@ node_script() {
   cat -- "${REPO_ROOT}/cluster/lib/node.sh"
 }
 
-# What a .bashrc or a login shell prints comes before this line, and is no result.
+# Output of .bashrc or of a login shell comes before this line and is dropped.
 readonly NODE_BEGINS="verl_mixed: node.sh begins"
 
 node() {
@@ -159,6 +161,6 @@ node() {
     printf '+%s < %s\n' "$(printf ' %q' ssh "${HOST_TARGET[${host}]}" bash -s -- "$@")" cluster/lib/node.sh >&2
     return
   fi
-  node_script "${host}" | "${SSH_COMMAND[@]}" "${HOST_TARGET[${host}]}" "bash -s -- $(far_command "$@")" |
+  node_script "${host}" | "${SSH_COMMAND[@]}" "${HOST_TARGET[${host}]}" "bash -s -- $(remote_command "$@")" |
     sed -u -e "0,/^${NODE_BEGINS}\$/d"
 }

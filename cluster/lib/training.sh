@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# What run_mixed_training.sh does, apart from its settings. Sourced after common.sh, bootstrap.sh and remote.sh, and
-# before the settings block; needs REPO_ROOT.
+# The functions of run_mixed_training.sh. Source this file after common.sh, bootstrap.sh and remote.sh, and before the
+# settings block. It needs REPO_ROOT.
 #
 #   on this machine     start_here, resume_here, status_here, ...: with the Python environment, from REPO_ROOT
 #   on the head         launch: the same run inside tmux session verl_training
@@ -8,24 +8,24 @@
 
 readonly TMUX_SESSION=verl_training
 
-# What this script sets besides the cluster's SETTINGS; they go to the head with a run.
+# Settings of a run, besides the cluster's SETTINGS. They are sent to the head with the run.
 RUN_SETTINGS=(PROFILE EXPERIMENT_NAME MODEL_PATH TRAIN_FILES VAL_FILES TACO_RATIO NQ_RATIO MATH_RATIO LEARNING_RATE
   TRAIN_BATCH_SIZE ROLLOUT_N TOTAL_TRAINING_STEPS TOOL_SERVER_URL TOOL_MAX_WORKERS TOOL_REQUEST_INTERVAL
   RATE_LIMIT_PER_MINUTE)
 
-# The cluster's settings that matter to a run; those of the host itself (Python, Ray's token) are in its own file `env`.
+# Cluster settings that a run needs. Settings of the host itself (Python, Ray's token) are in the host's file `env`.
 HEAD_SETTINGS=(WORKER_NODES CONDA_ENV CONDA_PATH VENV WANDB_DIR RAY_TEMP_DIR RAY_PORT RAY_DASHBOARD_PORT RAY_AUTH_MODE)
 
-# From the environment only; they travel on stdin and in a file of mode 0600 that is removed when it is read.
+# Secrets come from the environment only. They are sent on stdin and in a file of mode 0600, which is removed once read.
 SECRETS=(WANDB_API_KEY TOOL_SERVER_TOKEN SERPER_API_KEY HF_TOKEN)
 
-# What the environment said, as remote.sh keeps it for its own.
+# The values of the environment, saved as remote.sh saves those of SETTINGS.
 for _setting in "${RUN_SETTINGS[@]}"; do
   [[ -z "${!_setting:-}" ]] || FROM_ENVIRONMENT["${_setting}"]="${!_setting}"
 done
 unset _setting
 
-# settle NAME...: what the environment said comes before the block; an array of the block becomes words.
+# settle NAME...: take the environment's value, else the block's. An array of the block becomes one string of words.
 settle() {
   local name
   for name in "$@"; do
@@ -53,7 +53,7 @@ choose_profile() {
   fi
 }
 
-# enter_cluster: on the head, what `setup` recorded there: Python's place, Ray's token and address.
+# enter_cluster: on the head, load the file `env` that `setup` wrote: path of Python, Ray's token and address.
 enter_cluster() {
   local wandb_dir="${WANDB_DIR}"
   export VERL_MIXED_CLUSTER="${VERL_MIXED_CLUSTER:-${MASTER_IP//[^A-Za-z0-9.-]/_}}" # as cluster/inventory.py has it
@@ -68,18 +68,18 @@ enter_cluster() {
   [[ -z "${wandb_dir}" ]] || export WANDB_DIR="${wandb_dir}"
 }
 
-# has_python: the start would install nothing.
+# has_python: an environment exists, so a start would install nothing.
 has_python() { has_cluster_python || has_environment; }
 
 has_cluster_python() { [[ -r "${CLUSTER_ENV:-}" ]] && command -v verl-mixed >/dev/null; }
 
-# use_python: the cluster's Python where `setup` named one; else the bootstrap's.
+# use_python: the cluster's Python if `setup` named one, else the one that bootstrap.sh makes.
 use_python() {
   has_cluster_python || bootstrap run
   choose_profile
 }
 
-# use_found_python: as use_python, for what only looks: it installs nothing.
+# use_found_python: like use_python, for commands that only read: nothing is installed.
 use_found_python() {
   has_python || die 2 "no Python environment in ${REPO_ROOT}/.venv on $(hostname), so nothing was started there:" \
     "'${0##*/} start' installs it"
@@ -105,7 +105,7 @@ session_mark() {
   printf '%s\n' "${line#*=}"
 }
 
-# session_ended: how its launcher ended; nothing while it runs.
+# session_ended: the exit code of the session's launcher; empty while it runs.
 session_ended() {
   local code
   code="$(session_mark VERL_MIXED_EXIT)"
@@ -156,7 +156,7 @@ status_here() {
   fi
 }
 
-# folder_here OVERRIDES...: the run's folder, for whoever follows its log from elsewhere.
+# folder_here OVERRIDES...: the run's folder, for a jumphost that follows the log.
 folder_here() {
   use_found_python
   find_run "$@"
@@ -171,8 +171,8 @@ logs_here() {
   show_log "${folder}"
 }
 
-# show_log FOLDER [HOST]: the end of the log; with --follow, until interrupted. A far `tail -f` needs a terminal to end
-# with this one.
+# show_log FOLDER [HOST]: the end of the log; with --follow, until interrupted. A remote `tail -f` gets a terminal,
+# because otherwise it would not end with this script.
 show_log() {
   local -a show=(tail -n "${LOG_LINES:-100}" ${FOLLOW:+-f} -- "$1/train.log")
   if (($# == 1)); then
@@ -205,7 +205,7 @@ validate_here() {
   return "${code}"
 }
 
-# dry_run_here: the commands of a start, and the config where there is a Python to resolve it.
+# dry_run_here: print the commands of a start, and the resolved config if there is a Python to resolve it.
 dry_run_here() {
   if ! has_python; then
     choose_profile
@@ -220,7 +220,7 @@ dry_run_here() {
   verl-mixed check "$@"
 }
 
-# show_settings: what is set, without secrets.
+# show_settings: print the settings that have a value, without secrets.
 show_settings() {
   local name
   for name in MASTER_IP "${RUN_SETTINGS[@]}" "${HEAD_SETTINGS[@]}"; do
@@ -277,7 +277,7 @@ start_session() (
     set-environment -t "${TMUX_SESSION}" VERL_MIXED_RUN "${RUN_FOLDER}"
 )
 
-# refuse_second VERB: exit 2 when this run, or another in the session, goes on; a resume needs a checkpoint.
+# refuse_second VERB: exit 2 if this run, or another run in the tmux session, is active; a resume needs a checkpoint.
 refuse_second() {
   local other place=""
   if session_there; then
@@ -305,7 +305,7 @@ write_start_script() {
   (umask 077 && mkdir -p -- "${HOME}/.verl_mixed") && file="$(mktemp "${HOME}/.verl_mixed/start.XXXXXX")" || return 1
   # shellcheck disable=SC2016 # for the file's own shell
   {
-    echo 'rm -f -- "$0"; trap : INT; (' && far_script "${REPO_ROOT}" "$@" &&
+    echo 'rm -f -- "$0"; trap : INT; (' && head_script "${REPO_ROOT}" "$@" &&
       echo '); code=$?; echo "ended with exit ${code} at $(date)"' &&
       echo "tmux set-environment -t ${TMUX_SESSION} VERL_MIXED_EXIT \"\${code}\"; exit \"\${code}\""
   } >"${file}" || return 1
@@ -322,23 +322,23 @@ wait_for_trainer() {
     (($(log_size) <= $1)) || return 0
     sleep 0.3
   done
-  say "still preparing after ${START_TIMEOUT_S:-120} s: $(last_words 1)"
+  say "still preparing after ${START_TIMEOUT_S:-120} s: $(last_lines 1)"
 }
 
-# last_words LINES: the end of what the launcher printed.
-last_words() { tmux capture-pane -p -S -60 -t "=${TMUX_SESSION}:" | sed '/^[[:space:]]*$/d' | tail -n "$1"; }
+# last_lines LINES: the last lines that the launcher printed.
+last_lines() { tmux capture-pane -p -S -60 -t "=${TMUX_SESSION}:" | sed '/^[[:space:]]*$/d' | tail -n "$1"; }
 
-# leave_as_launcher: show what the dead pane has, and exit with its code; 1 where a signal ended even its shell.
+# leave_as_launcher: print the text of the ended pane and exit with its code; 1 if a signal ended its shell too.
 leave_as_launcher() {
   local status
   status="$(session_mark VERL_MIXED_EXIT)"
   status="${status:-1}"
-  last_words 20 >&2
+  last_lines 20 >&2
   ((status == 0)) || say "error: ${RUN_FOLDER} ended at once with exit ${status}; its last lines are above"
   exit "${status}"
 }
 
-# say_next: what to type now. SSH_HEAD is how the jumphost reaches this machine; empty on the head itself.
+# say_next: print the commands for the running run. SSH_HEAD is the jumphost's ssh command; empty on the head itself.
 say_next() {
   local port="${RAY_DASHBOARD_PORT:-8265}" me="./${0##*/}"
   say "running in tmux session ${TMUX_SESSION} on $(hostname)"
@@ -356,8 +356,8 @@ say_next() {
 
 # --- from the jumphost --------------------------------------------------------
 
-# far_script REPO COMMAND WORD...: what a bash on the head reads: settings, secrets, and this script again.
-far_script() {
+# head_script REPO COMMAND WORD...: the text that a bash on the head reads: settings, secrets, and a call of this script.
+head_script() {
   local repo="$1" name
   shift
   printf 'cd -- %q || { echo "no repository there: setup_cluster.sh sync brings it" >&2; exit 1; }\n' "${repo}"
@@ -369,25 +369,25 @@ far_script() {
   printf 'exec ./run_mixed_training.sh%s </dev/null\n' "$(printf ' %q' "$@")"
 }
 
-# at_head COMMAND WORD...: this script on the head; its exit code is ours. No pipeline: a dry run reads nothing, and the
-# writer of a pipe that nobody reads fails by SIGPIPE.
+# at_head COMMAND WORD...: run this script on the head and return its exit code. There is no pipeline, because a dry run
+# reads nothing, and the writer of a pipe without a reader fails with SIGPIPE.
 at_head() {
   local code=0
   if ((HEAD_IS_HERE)); then
-    run bash -s < <(far_script "${HOST_REPO[${HEAD}]}" "$@") || code=$?
+    run bash -s < <(head_script "${HOST_REPO[${HEAD}]}" "$@") || code=$?
   else
-    remote_stdin "${HEAD}" bash -s < <(far_script "${HOST_REPO[${HEAD}]}" "$@") || code=$?
+    remote_stdin "${HEAD}" bash -s < <(head_script "${HOST_REPO[${HEAD}]}" "$@") || code=$?
     check_answer "${code}"
   fi
   return "${code}"
 }
 
-# check_answer CODE: 255 is ssh's own failure.
+# check_answer CODE: exit if ssh itself failed (255).
 check_answer() {
   (($1 != 255)) || die 1 "${HEAD}: no answer by ssh (see above); './setup_cluster.sh status' shows every host"
 }
 
-# enter_jumphost: the cluster's settings and hosts; where the head is.
+# enter_jumphost: load the cluster's settings and hosts, and find out whether this machine is the head.
 enter_jumphost() {
   HOSTS_GIVEN="${FROM_ENVIRONMENT[HOSTS_FILE]:-${HOSTS_FILE}}"
   load_cluster
@@ -406,7 +406,7 @@ enter_jumphost() {
   fi
 }
 
-# is_here ADDRESS: it is one of this machine's: only those can be bound to.
+# is_here ADDRESS: the address is one of this machine's; a socket can be bound to no other.
 is_here() {
   "${JUMPHOST_PYTHON}" - "$1" <<'PYTHON' 2>/dev/null
 import socket, sys
@@ -415,7 +415,7 @@ socket.socket(family, kind).bind(address)
 PYTHON
 }
 
-# setup_cluster WORD...: the other script, with this one's cluster and what the environment said.
+# setup_cluster WORD...: run setup_cluster.sh for this cluster, with the same values of the environment.
 setup_cluster() {
   local name
   local -a environment=()
@@ -426,10 +426,10 @@ setup_cluster() {
     "${REPO_ROOT}/setup_cluster.sh" "$@"
 }
 
-# start_at_head VERB OVERRIDES...: check the cluster, bring the code there, start.
+# start_at_head VERB OVERRIDES...: check the cluster, copy the code to its hosts, start the run on the head.
 start_at_head() {
   if ((HEAD_IS_HERE)) && [[ ! -e "${CLUSTER_RECORD}/hosts" && -z "${HOSTS_GIVEN}${WORKER_NODES}" ]]; then
-    say "this is the head, and not where the cluster was set up: the code stays as it is on every host"
+    say "this machine is the head, and the cluster was set up elsewhere: no code is copied to the hosts"
     at_head launch "$@"
     return
   fi
@@ -441,7 +441,7 @@ start_at_head() {
   at_head launch "$@"
 }
 
-# dry_run_at_head: every command of a start from here, and what the head would do.
+# dry_run_at_head: print every command of a start from this machine, and the commands on the head.
 dry_run_at_head() {
   start_at_head start "$@"
   show_settings

@@ -277,7 +277,7 @@ s = socket.create_server(("127.0.0.1", int(os.environ["RAY_PORT"]))); time.sleep
   for command in restart cleanup; do
     run "${SCRIPT}" "${command}" --yes
     [ "${status}" -eq 1 ]
-    [[ "${output}" == *"a run goes on (tmux session verl_training is at work on ${HEAD})"*"--force"* ]]
+    [[ "${output}" == *"a run goes on (tmux session verl_training is running on ${HEAD})"*"--force"* ]]
   done
   is_up head
   run "${SCRIPT}" cleanup --yes --force
@@ -527,7 +527,7 @@ FAKE
   flock 8
   "${SCRIPT}" setup 2>"${SITE}/said" 3>&- 8<&- &
   local setup=$!
-  until grep -q "another setup_cluster.sh of this checkout is at work" "${SITE}/said"; do :; done
+  until grep -q "another setup_cluster.sh of this checkout is running" "${SITE}/said"; do :; done
   [ ! -s "${CALLS}" ]
   flock -u 8
   wait "${setup}"
