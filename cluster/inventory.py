@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+from cluster.packages import EQUAL_ON_NODES
+
 # key in a hosts file -> the setting that gives it to every host
 HOST_KEYS = {
     "ssh_user": "SSH_USER",
@@ -490,6 +492,7 @@ def node_settings(cluster: Cluster, index: int) -> str:
         "WORKER_NODES": " ".join(other.name for other in cluster.hosts[1:]),
         "NODE_NAME": session(index),
         "NODE_IP": host.ip,
+        "PACKAGES": " ".join(EQUAL_ON_NODES),
         "HEAD_IP": head.ip,
         "HEAD_ADDRESS": (f"[{head.ip}]" if ":" in head.ip else head.ip)
         + f":{cluster.settings['RAY_PORT']}",

@@ -1,28 +1,33 @@
-"""What Ray itself says about the nodes of the cluster; run on the head, in its environment.
+"""Questions to Ray's Global Control Store (GCS): nodes, jobs, resources, versions.
+
+This is the only module that uses private interfaces of Ray (2.60). It can run on the head as a
+text, without this repository:
 
     python -c "$(cat ray_nodes.py)" table
     python -c "$(cat ray_nodes.py)" wait TIMEOUT_S NAME...
 
-Each line is one JSON object. `table`: the nodes that are alive, then the jobs that run. `wait`: a
-line per node as it joins; exit 1 when one has not joined in time.
+Each printed line is one JSON object. `table`: the nodes that are alive, then the jobs that run.
+`wait`: one line per node when it joins; exit 1 if a node has not joined in time.
 """
 
 import json
 import os
 import sys
 import time
+from typing import Any
 
 import ray
+from ray._private.services import canonicalize_bootstrap_address_or_die
 
 # compiled modules: a type checker cannot look into them
-from ray._raylet import GcsClientOptions, GlobalStateAccessor  # pyright: ignore
+from ray._raylet import GcsClient, GcsClientOptions, GlobalStateAccessor  # pyright: ignore
 from ray.core.generated.gcs_pb2 import AvailableResources, JobTableData  # pyright: ignore
 
 
-def connect() -> GlobalStateAccessor | None:
-    """The head's Global Control Store, or None while it does not answer."""
+def connect(address: str) -> GlobalStateAccessor | None:
+    """The head's GCS, or None while it does not answer."""
     options = GcsClientOptions.create(
-        os.environ["RAY_ADDRESS"], None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
+        address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
     )
     accessor = GlobalStateAccessor(options)
     return accessor if accessor.connect() else None
@@ -33,28 +38,80 @@ def alive(accessor: GlobalStateAccessor) -> dict[str, dict]:
     return {node["NodeName"]: node for node in accessor.get_node_table() if node["Alive"]}
 
 
-def used_of(total: float, available: float) -> list[float]:
-    return [total - available, total]
+def available_resources(accessor: GlobalStateAccessor) -> dict[str, dict[str, float]]:
+    """Node id -> resource -> amount that nobody uses."""
+    messages = map(AvailableResources.FromString, accessor.get_all_available_resources())
+    return {node.node_id.hex(): dict(node.resources_available) for node in messages}
+
+
+def is_running(job: Any) -> bool:
+    """The job has not ended, and is not one of Ray's own."""
+    return not job.is_dead and not job.config.ray_namespace.startswith("_ray_internal")
+
+
+def bootstrap_address() -> str:
+    """`ip:port` of the Ray that runs on this machine.
+
+    Raises:
+        ConnectionError: none runs here.
+    """
+    return canonicalize_bootstrap_address_or_die("auto")
+
+
+def ask_once(address: str, timeout_s: float) -> tuple[dict, list[dict], list[str]]:
+    """Versions, nodes and jobs of the cluster at an address, in one attempt.
+
+    `GcsClient` refuses a wrong token at once; `ray.init` and `GlobalStateAccessor` retry.
+
+    Args:
+        address: `ip:port` of the head.
+        timeout_s: longest wait for an answer.
+
+    Returns:
+        (`ray_version`, `python_version`, ...; every node, the head first; what the jobs run).
+
+    Raises:
+        ray.exceptions.AuthenticationError: the token is not the cluster's.
+        Exception: no Ray answers; Ray raises a dozen kinds.
+    """
+    client = GcsClient(address=address)
+    metadata = json.loads(
+        client.internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=timeout_s) or b"{}"
+    )
+    nodes = [_node(key.hex(), raw) for key, raw in client.get_all_node_info().items()]
+    nodes.sort(key=lambda node: (not node["is_head"], node["ip"]))
+    jobs = client.get_all_job_info().values()
+    return metadata, nodes, [job.entrypoint or job.job_id.hex() for job in jobs if is_running(job)]
+
+
+def _node(node_id: str, raw: Any) -> dict[str, Any]:
+    resources = dict(raw.resources_total)
+    return {
+        "node_id": node_id,
+        "ip": raw.node_manager_address,
+        "hostname": raw.node_manager_hostname,
+        "alive": raw.state == 0,
+        "is_head": raw.is_head_node,
+        "why_dead": raw.death_info.reason_message,
+        "cpus": resources.get("CPU", 0.0),
+        "gpus": resources.get("GPU", 0.0),
+    }
 
 
 def table(accessor: GlobalStateAccessor) -> list[dict]:
-    """A record per node that is alive, and one per job that runs."""
-    available = {}
-    for message in accessor.get_all_available_resources():
-        resources = AvailableResources.FromString(message)
-        available[resources.node_id.hex()] = dict(resources.resources_available)
-    records = []
+    """One record per node that is alive, and one per job that runs."""
+    available, records = available_resources(accessor), []
     for name, node in alive(accessor).items():
         total, free = node["Resources"], available.get(node["NodeID"], {})
         used = {
-            key: used_of(total.get(key, 0.0), free.get(key, 0.0))
+            key: [total.get(key, 0.0) - free.get(key, 0.0), total.get(key, 0.0)]
             for key in ("CPU", "GPU", "object_store_memory")
         }
-        who = {"node": name, "ip": node["NodeManagerAddress"], "version": ray.__version__}
-        records.append(who | used)
+        identity = {"node": name, "ip": node["NodeManagerAddress"], "version": ray.__version__}
+        records.append(identity | used)
     for message in accessor.get_job_table():
         job = JobTableData.FromString(message)
-        if not job.is_dead and not job.config.ray_namespace.startswith("_ray_internal"):
+        if is_running(job):
             records.append(
                 {
                     "job": job.job_id.hex(),
@@ -67,10 +124,10 @@ def table(accessor: GlobalStateAccessor) -> list[dict]:
 
 
 def wait(timeout_s: float, names: list[str]) -> int:
-    """Print each node as it joins; 1 when the time is over before all have."""
+    """Print each node when it joins; return 1 if not all have joined in time."""
     began, missing, accessor = time.monotonic(), set(names), None
     while True:
-        accessor = accessor or connect()
+        accessor = accessor or connect(os.environ["RAY_ADDRESS"])
         joined = missing & set(alive(accessor)) if accessor else set()
         for name in sorted(joined):
             print(json.dumps({"joined": name}), flush=True)
@@ -85,7 +142,7 @@ def wait(timeout_s: float, names: list[str]) -> int:
 def main() -> int:
     if sys.argv[1] == "wait":
         return wait(float(sys.argv[2]), sys.argv[3:])
-    accessor = connect()
+    accessor = connect(os.environ["RAY_ADDRESS"])
     if accessor is None:
         print(f"no answer from {os.environ['RAY_ADDRESS']}", file=sys.stderr)
         return 1

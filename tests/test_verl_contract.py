@@ -280,9 +280,9 @@ def test_verls_own_agent_loops_are_registered_by_the_names_that_sources_may_use(
     import verl.experimental.agent_loop  # noqa: F401
     from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
 
-    from verl_mixed.checks.preflight import _VERLS_AGENTS
+    from verl_mixed.checks.config.modes import VERLS_AGENTS
 
-    assert _agent_loop_registry.keys() >= _VERLS_AGENTS
+    assert _agent_loop_registry.keys() >= VERLS_AGENTS
 
 
 def test_the_continuous_token_builder_says_what_it_adds_and_takes_back():

@@ -687,7 +687,8 @@ def _limiter(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from verl_mixed.commands.doctor import as_json, examine, report
+    from verl_mixed.checks.finding import as_json, report
+    from verl_mixed.commands.doctor import examine
 
     findings = examine(_overrides(arguments), ray_address=arguments.ray, locks=arguments.locks)
     if arguments.json:

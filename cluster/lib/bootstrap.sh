@@ -129,7 +129,7 @@ use_venv() {
 # run uses the code of this checkout, even if another checkout is installed in the environment.
 check_environment() {
   export PYTHONPATH="${REPO_ROOT}${PYTHONPATH:+:${PYTHONPATH}}"
-  (cd -- "${REPO_ROOT}" && python -m verl_mixed.run.environment) ||
+  (cd -- "${REPO_ROOT}" && python -m verl_mixed.checks.packages) ||
     die 2 "$1 is not complete: install the packages named above, then 'pip install --no-deps -e ${REPO_ROOT}'"
 }
 

@@ -298,12 +298,13 @@ probe() {
   printf 'foreign_ray=%s\n' "$(foreign_ray | paste -sd' ' -)"
   printf 'python=%s\n' "${python}"
   if [[ -x "${python}" ]]; then
-    "${python}" - <<'PYTHON' || true
+    # shellcheck disable=SC2086 # a list of words
+    "${python}" - ${PACKAGES} <<'PYTHON' || true
 import importlib.metadata
 import sys
 
 print("python_version=" + ".".join(map(str, sys.version_info[:3])))
-for name in ("torch", "verl", "vllm", "ray", "transformers", "verl-mixed-agent-loop"):
+for name in sys.argv[1:]:
     try:
         print(f"version.{name}={importlib.metadata.version(name)}")
     except importlib.metadata.PackageNotFoundError:

@@ -12,8 +12,10 @@ make_site() {
   export SCRIPT="${CHECKOUT}/setup_cluster.sh"
   : >"${CALLS}"
   mkdir -p "${CHECKOUT}/cluster" "${SITE}/bin" "${SITE}/venv/bin"
-  cp -r "${REPO_ROOT}/cluster/lib" "${REPO_ROOT}/cluster/"{__init__,inventory,host_checks,node_table,ray_nodes}.py \
-    "${CHECKOUT}/cluster"
+  cp -r "${REPO_ROOT}/cluster/lib" "${REPO_ROOT}/cluster/"*.py "${CHECKOUT}/cluster"
+  mkdir -p "${CHECKOUT}/verl_mixed/checks"
+  cp "${REPO_ROOT}/verl_mixed/__init__.py" "${CHECKOUT}/verl_mixed"
+  cp "${REPO_ROOT}/verl_mixed/checks/"{__init__,finding,hosts}.py "${CHECKOUT}/verl_mixed/checks"
   cp "${REPO_ROOT}/setup_cluster.sh" "${CHECKOUT}"
   make_programs
   RAY_PORT="$(free_port)"
@@ -94,7 +96,8 @@ FAKE
 #!/usr/bin/env bash
 if [[ "$1" == - ]]; then
   echo "python_version=3.11.7"
-  for name in torch verl ray transformers verl-mixed-agent-loop; do
+  for name in "${@:2}"; do
+    [[ "${name}" != vllm ]] || continue
     echo "version.${name}=$(cat "${HOME}/version_${name}" 2>/dev/null || echo 1.0)"
   done
   exit

@@ -39,7 +39,7 @@ fake_venv() {
   cat >"${BATS_TEST_TMPDIR}/venv/bin/python" <<'FAKE'
 #!/usr/bin/env bash
 echo "python $*" >>"${CALLS}"
-[[ "$2" != verl_mixed.run.environment ]] || exit "${ENVIRONMENT_EXIT:-0}"
+[[ "$2" != verl_mixed.checks.packages ]] || exit "${ENVIRONMENT_EXIT:-0}"
 cat "${FACTS}"
 FAKE
   cat >"${BATS_TEST_TMPDIR}/venv/bin/verl-mixed" <<'FAKE'

@@ -132,7 +132,7 @@ setup() {
   CONDA_ENV=rl CONDA_PATH="${BATS_TEST_TMPDIR}/conda" run "${CHECKOUT}/run_mixed_training.sh"
   [ "${status}" -eq 0 ]
   [ "$(cat "${CALLS}")" = "conda activate rl
-python -m verl_mixed.run.environment
+python -m verl_mixed.checks.packages
 verl-mixed train" ]
   [ ! -e "${CHECKOUT}/.venv" ]
 }
@@ -147,7 +147,7 @@ verl-mixed train" ]
   fake_venv
   VENV="${BATS_TEST_TMPDIR}/venv" run "${CHECKOUT}/run_mixed_training.sh"
   [ "${status}" -eq 0 ]
-  grep -qx "python -m verl_mixed.run.environment" "${CALLS}"
+  grep -qx "python -m verl_mixed.checks.packages" "${CALLS}"
   grep -q "^verl-mixed <train>" "${CALLS}"
   [ ! -e "${CHECKOUT}/.venv" ]
 }

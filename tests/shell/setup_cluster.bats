@@ -194,7 +194,7 @@ s = socket.create_server(("127.0.0.1", int(os.environ["RAY_PORT"]))); time.sleep
   [ -z "$(ls -A "${SITE}/shared")" ]
   SHARED_DIRS="${SITE}/shared ${SITE}/missing" run "${SCRIPT}" doctor
   [ "${status}" -eq 1 ]
-  [[ "${output}" == *"bad: ${HEAD}: shared: ${SITE}/missing cannot be written: mount it"* ]]
+  [[ "${output}" == *"bad: ${HEAD}: shared: ${SITE}/missing cannot be written; mount it"* ]]
 }
 
 @test "a worker's Ray that ends at once is named with its last words; exit 1" {

@@ -54,7 +54,7 @@ ENGINES = (
     ),
     Hook(
         "utils.seqlen_balancing:rearrange_micro_batches",
-        "verl_mixed/checks/config/gpus.py: a micro-batch holds the longest sequence",
+        "verl_mixed/checks/config/devices.py: a micro-batch holds the longest sequence",
         says=("assert max_token_len >= max_seq_len",),
     ),
     Hook(
@@ -88,7 +88,7 @@ ROLLOUT = (
     ),
     Hook(
         "workers.rollout.llm_server",
-        "verl_mixed/checks/config/gpus.py: GPUs that make no whole engine are left over",
+        "verl_mixed/checks/config/devices.py: GPUs that make no whole engine are left over",
         says=("num_replicas = world_size // rollout_world_size",),
     ),
     Hook(

@@ -1,9 +1,15 @@
-"""One line of the doctor, and checks that run side by side, each with a deadline."""
+"""The framework of every check: a finding, and checks that run side by side with deadlines.
 
+Doctor, preflight, the checks of hosts and the checks of packages report findings. This module
+imports only the standard library, because the hosts are checked on a jumphost without packages.
+"""
+
+import json
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 Status = Literal["ok", "warning", "bad"]
@@ -13,35 +19,54 @@ DEADLINE_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check saw."""
+    """The result of one check."""
 
     status: Status
-    """`bad`: a run will not start, or will fail; `warning`: it may, or it costs time."""
+    """`bad`: a run will not start, or will fail. `warning`: it may fail, or it costs time."""
 
     check: str
+    """What was checked, in a word or two: `memory`, `packages`, `ray`."""
+
     words: str
+    """What was found, with its place: a config key with its value, a folder, a host."""
+
     remedy: str = ""
-    """What to do; empty where nothing is to be done."""
+    """What to do; empty if nothing is to be done."""
 
 
-def ok(check: str, words: str) -> Finding:
-    """All is well."""
+def ok(check: str, words: str = "") -> Finding:
+    """The check found no fault."""
     return Finding(status="ok", check=check, words=words)
 
 
 def warning(check: str, words: str, remedy: str) -> Finding:
-    """It works, and should be known."""
+    """The run can start, and the user should know this."""
     return Finding(status="warning", check=check, words=words, remedy=remedy)
 
 
 def bad(check: str, words: str, remedy: str) -> Finding:
-    """A run will not start, or fail."""
+    """The run will not start, or will fail."""
     return Finding(status="bad", check=check, words=words, remedy=remedy)
+
+
+def from_problem(check: str, problem: str) -> Finding:
+    """A bad finding from a sentence `<what, where>: <rule>; <remedy>` of a config check."""
+    words, separator, remedy = problem.rpartition("; ")
+    return bad(check, words if separator else problem, remedy if separator else "")
+
+
+def problems(findings: Iterable[Finding]) -> list[str]:
+    """One sentence `<what, where>: <rule>; <remedy>` for each bad finding."""
+    return [
+        f"{finding.words}; {finding.remedy}" if finding.remedy else finding.words
+        for finding in findings
+        if finding.status == "bad"
+    ]
 
 
 @dataclass(slots=True, kw_only=True)
 class Check:
-    """Something to look at, and how long it may take."""
+    """A function that returns findings, and its deadline."""
 
     name: str
     look: Callable[[], Sequence[Finding]]
@@ -51,12 +76,12 @@ class Check:
     _done: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        """Begin, in a thread that nobody waits for: a dead file server may hold it for ever."""
+        """Run the function in a daemon thread, because a dead file server may block it for ever."""
         self._started_at_s = time.monotonic()
         threading.Thread(target=self._run, name=f"check-{self.name}", daemon=True).start()
 
     def findings(self) -> list[Finding]:
-        """What it saw; waits until its deadline at most."""
+        """What the function found; waits until the deadline at most."""
         self._done.wait(max(0.0, self._started_at_s + self.deadline_s - time.monotonic()))
         if self._found is None:
             return [
@@ -71,7 +96,35 @@ class Check:
     def _run(self) -> None:
         try:
             self._found = list(self.look())
-        except Exception as error:  # a check that fails is a finding; the others go on
+        except Exception as error:  # a check that fails is a finding, and the others continue
             words = f"the check itself failed: {type(error).__name__}: {error}"
             self._found = [bad(self.name, words, "report it, with this line")]
         self._done.set()
+
+
+def run_all(checks: Sequence[Check]) -> list[Finding]:
+    """Start all checks at once; return their findings in the order of the checks."""
+    for check in checks:
+        check.start()
+    return [finding for check in checks for finding in check.findings()]
+
+
+def totals(findings: Iterable[Finding]) -> dict[str, int]:
+    """Status -> number of findings."""
+    counts = Counter(finding.status for finding in findings)
+    return {status: counts[status] for status in ("ok", "warning", "bad")}
+
+
+def as_json(findings: Sequence[Finding]) -> str:
+    """One JSON object: the findings, and the number of each status."""
+    return json.dumps({"findings": list(map(asdict, findings)), "totals": totals(findings)})
+
+
+def report(findings: Sequence[Finding], write: Callable[[str], object] = print) -> None:
+    """Write a line for each finding, and the number of each status."""
+    widest = max((len(finding.check) for finding in findings), default=0)
+    for finding in findings:
+        remedy = f"; {finding.remedy}" if finding.remedy else ""
+        write(f"{finding.status:<7}  {finding.check:<{widest}}  {finding.words}{remedy}")
+    counts = totals(findings)
+    write(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['bad']} bad")

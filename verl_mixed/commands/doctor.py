@@ -1,21 +1,19 @@
-"""What there is of what a run needs, here and on its cluster. Prints, changes nothing.
+"""`verl-mixed doctor`: checks everything that a run needs on this machine and on its cluster.
 
-Decides which checks there are and how long each may take; what each sees is in
-`verl_mixed.checks.machine`.
+It chooses the checks and their deadlines; the checks are in `verl_mixed.checks`. It changes
+nothing.
 """
 
-import json
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.ray_cluster import address_of
 from config.schema import ConfigError
-from verl_mixed.checks.finding import Check, Finding, bad, ok
-from verl_mixed.checks.machine import devices, machine, packages, ray_health, services, storage
+from verl_mixed.checks import packages
+from verl_mixed.checks.finding import Check, Finding, bad, ok, run_all
+from verl_mixed.checks.machine import devices, machine, ray_cluster, services, storage
 from verl_mixed.run.state import RUNS
 
 if TYPE_CHECKING:
@@ -31,14 +29,14 @@ def examine(
     ray_address: str | None = None,
     locks: Path | None = None,
 ) -> list[Finding]:
-    """Look at everything at once; takes some seconds, most of them `import verl`.
+    """Run all checks at once; takes some seconds, most of them for `import verl`.
 
     Args:
         overrides: Hydra overrides of the run config.
         environ: environment with the settings of the scripts; None takes this process's.
-        ray_address: cluster to look at, `ip:port` or `auto`; None takes the one that the settings
-            or RAY_ADDRESS name.
-        locks: a folder whose locks are tried between all nodes of the cluster.
+        ray_address: the cluster to check, `ip:port` or `auto`; None takes the cluster that the
+            settings or RAY_ADDRESS name.
+        locks: a folder in which file locks are tried between all nodes of the cluster.
     """
     environ = os.environ if environ is None else environ
     plans: list[Plan] = []
@@ -57,11 +55,8 @@ def examine(
     for check in (*of_machine, composed):
         check.start()
     of_config = composed.findings()
-    of_run = _checks_of_run(plans[0] if plans else None, environ, ray_address, locks)
-    for check in of_run:
-        check.start()
-    findings = [finding for check in of_machine for finding in check.findings()]
-    return [*findings, *of_config, *(found for check in of_run for found in check.findings())]
+    of_run = run_all(_checks_of_run(plans[0] if plans else None, environ, ray_address, locks))
+    return [*(found for check in of_machine for found in check.findings()), *of_config, *of_run]
 
 
 def _compose(
@@ -98,14 +93,14 @@ def _checks_of_run(
         checks.append(Check(name=name, look=look, deadline_s=deadline_s))
 
     if address is not None:
-        deadline_s = ray_health.PROBE_S + (ray_health.LOCKS_S if locks else 0.0) + 5.0
+        deadline_s = ray_cluster.PROBE_S + (ray_cluster.LOCKS_S if locks else 0.0) + 5.0
         add(
             "ray",
-            lambda: ray_health.joined(address, config, environ, data=made, locks=locks),
+            lambda: ray_cluster.joined(address, config, environ, data=made, locks=locks),
             deadline_s,
         )
     elif config is not None:
-        add("ray", lambda: ray_health.own(config))
+        add("ray", lambda: ray_cluster.own(config))
     if plan is None or config is None:
         return checks
     add("tools", lambda: services.tools(config, own_server=plan.own_tool_server))
@@ -119,24 +114,3 @@ def _checks_of_run(
     add("ports", lambda: machine.ports(config))
     add("wandb", lambda: services.wandb(config))
     return checks
-
-
-def as_json(findings: Sequence[Finding]) -> str:
-    """One object: the findings, and how many there are of each status."""
-    return json.dumps({"findings": list(map(asdict, findings)), "totals": totals(findings)})
-
-
-def totals(findings: Sequence[Finding]) -> dict[str, int]:
-    """Status -> findings."""
-    counts = Counter(finding.status for finding in findings)
-    return {status: counts[status] for status in ("ok", "warning", "bad")}
-
-
-def report(findings: Sequence[Finding], write: Callable[[str], object] = print) -> None:
-    """Print a line for each finding, and how many there are."""
-    widest = max((len(finding.check) for finding in findings), default=0)
-    for finding in findings:
-        remedy = f"; {finding.remedy}" if finding.remedy else ""
-        write(f"{finding.status:<7}  {finding.check:<{widest}}  {finding.words}{remedy}")
-    counts = totals(findings)
-    write(f"{counts['ok']} ok, {counts['warning']} warnings, {counts['bad']} bad")

@@ -29,7 +29,7 @@ from rich.text import Text
 from agent_loop.cpu.models.pretrained import SMOLLM_FOLDER
 from agent_loop.rewards import split_path
 from agent_loop.tools.limiter import state_path
-from cluster.joined import ClusterWatch, cluster_problems, own_ip
+from cluster.cluster_watch import ClusterWatch, own_ip
 from cluster.ray_cluster import ask
 from config.lookup import at, files_at
 from config.schema import (
@@ -42,6 +42,7 @@ from config.schema import (
 )
 from samplers.rows.sources.demo import DEMO_SOURCES
 from verl_mixed.agentfly.files import keep_copies
+from verl_mixed.checks.machine.ray_cluster import cluster_problems
 from verl_mixed.checks.preflight import preflight
 from verl_mixed.diagnose.diagnose import diagnose_tail
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE

@@ -1,4 +1,4 @@
-"""What a run was started with: commit of the code, versions of the packages, machine.
+"""The record of what a run was started with: commit, versions of packages, machine, nodes.
 
 Standard library only.
 """
@@ -9,27 +9,29 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from verl_mixed.run.environment import versions
+from cluster.packages import PROJECT, version_of, versions
 
 REPOSITORY = Path(__file__).parents[2]
-
-PROJECT = "verl-mixed-agent-loop"
 
 SYNCED = ".synced_commit"
 """In a repository that `setup_cluster.sh sync` wrote: the commit that it came from."""
 
 
 def commit_of(repository: Path = REPOSITORY) -> str | None:
-    """The commit of a checkout or of a synced copy, with `-dirty` where files differ from it; None
-    where nobody knows."""
+    """The commit of a checkout or of a synced copy, with `-dirty` if files differ from the commit.
+
+    Returns:
+        None if the commit is unknown.
+    """
     synced = repository / SYNCED
     if synced.is_file():
         return " ".join(synced.read_text().split()) or None
-    if not (repository / ".git").exists():  # a checkout around an installed copy is not its commit
+    if not (
+        repository / ".git"
+    ).exists():  # the checkout around an installed copy may be another project
         return None
     try:
         done = subprocess.run(
@@ -64,22 +66,19 @@ def versions_now(nodes: Sequence[str]) -> dict[str, Any]:
         "commit": commit_of(),
         "host": socket.gethostname(),
         "nodes": list(nodes),
-        "packages": {"python": platform.python_version(), PROJECT: _own_version(), **versions()},
+        "packages": {
+            "python": platform.python_version(),
+            PROJECT: version_of(PROJECT),
+            **versions(),
+        },
     }
-
-
-def _own_version() -> str | None:
-    try:
-        return version(PROJECT)
-    except PackageNotFoundError:  # a checkout that is only on the path: it has a commit
-        return None
 
 
 def note(path: Path, line: Mapping[str, Any]) -> list[str]:
     """Add a line to `versions.jsonl`.
 
     Returns:
-        What differs from the line before it, as `name: old -> new`.
+        The differences from the previous line, as `name: old -> new`.
     """
     before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     with path.open("a", encoding="utf-8") as file:

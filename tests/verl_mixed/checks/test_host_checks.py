@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_mixed.checks.hosts import PACKAGES, check_host, clock_skew_s, main, parse_probe, report
+from cluster.packages import EQUAL_ON_NODES
+from verl_mixed.checks.hosts import check_host, clock_skew_s, main, parse_probe, report
 
 GIB_KB = 1024 * 1024
 HERE = {"commit": "c" * 40, "dirty": "0", "content": ""}
@@ -37,15 +38,19 @@ def probe_of(**changed: str) -> dict[str, str]:
         "foreign_ray": "",
         "probe": "complete",
         **HERE,
-        **{f"version.{name}": "1.0" for name in PACKAGES},
+        **{f"version.{name}": "1.0" for name in EQUAL_ON_NODES},
     }
     return {**good, **{key.replace("__", "."): value for key, value in changed.items()}}
 
 
 def verdicts(probe: dict[str, str], head: dict[str, str] | None = None) -> dict[str, str]:
-    """Check -> message, of all that is not ok."""
+    """Check -> status, words and remedy of every finding that is not ok."""
     checks = check_host(probe, probe_of() if head is None else head, HERE)
-    return {check.name: f"{check.verdict}: {check.message}" for check in checks if check.message}
+    return {
+        found.check: f"{found.status}: {found.words}; {found.remedy}"
+        for found in checks
+        if found.status != "ok"
+    }
 
 
 def test_a_good_host_is_ok_throughout() -> None:
@@ -55,7 +60,7 @@ def test_a_good_host_is_ok_throughout() -> None:
 @pytest.mark.parametrize(
     ("changed", "name", "said"),
     [
-        ({"tmux": ""}, "tmux", "bad: no tmux: install it"),
+        ({"tmux": ""}, "tmux", "bad: no tmux; install it"),
         ({"session": "foreign"}, "session", "bad: a tmux session 'node0' that is not of this"),
         ({"session": "ours_dead"}, "session", "warning: Ray has ended"),
         ({"ip": ""}, "address", "bad: this machine cannot resolve its name"),
@@ -75,7 +80,7 @@ def test_a_good_host_is_ok_throughout() -> None:
         ({"memory_kb": "65536"}, "memory", "warning: 0 GiB of memory"),
         ({"epoch_ns": "7000000000"}, "clock", "warning: its clock is 5.0 s ahead of"),
         ({"before_ns": "61000000000"}, "clock", "bad: its clock is 59.5 s behind"),
-        ({"shared_error": "/mnt/runs is not"}, "shared", "bad: /mnt/runs is not: mount it"),
+        ({"shared_error": "/mnt/runs is not"}, "shared", "bad: /mnt/runs is not; mount it"),
         ({"foreign_ray": "77"}, "other ray", "warning: a Ray that is not of this cluster"),
     ],
 )

@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
-from verl_mixed.checks.finding import Check, Finding, bad, ok, warning
-from verl_mixed.checks.machine import devices, machine, packages, ray_health, services, storage
+from verl_mixed.checks import packages
+from verl_mixed.checks.finding import Check, Finding, as_json, bad, ok, report, warning
+from verl_mixed.checks.machine import devices, machine, ray_cluster, services, storage
 from verl_mixed.cli import main
-from verl_mixed.commands import doctor
 from verl_mixed.run.compose import compose_config, resolve
 
 Config = dict[str, Any]
@@ -87,7 +87,7 @@ def test_a_check_that_raises_is_a_finding():
 def test_the_report_has_a_line_for_each_finding_and_the_totals():
     lines: list[str] = []
 
-    doctor.report([ok("cpus", "2"), warning("memory", "low", "end others")], lines.append)
+    report([ok("cpus", "2"), warning("memory", "low", "end others")], lines.append)
 
     assert lines == [
         "ok       cpus    2",
@@ -97,7 +97,7 @@ def test_the_report_has_a_line_for_each_finding_and_the_totals():
 
 
 def test_json_is_one_object_of_findings_and_totals():
-    answer = json.loads(doctor.as_json([ok("cpus", "2"), bad("disk", "full", "free some")]))
+    answer = json.loads(as_json([ok("cpus", "2"), bad("disk", "full", "free some")]))
 
     assert answer == {
         "findings": [
@@ -158,7 +158,8 @@ def test_a_package_that_another_wants_and_that_is_missing_is_a_warning(
 
 
 def test_a_package_of_ours_that_is_missing_is_bad(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(packages, "package_problems", lambda: ["rich is not installed"])
+    found = {**packages.versions(), "rich": None}
+    monkeypatch.setattr(packages, "versions", lambda: found)
 
     assert "bad" in statuses(packages.packages())
 
@@ -605,10 +606,10 @@ def test_wandb_without_a_key_stays_here_and_a_key_that_is_not_read_is_a_warning(
 
 
 def test_a_run_that_does_not_fit_on_its_own_ray_is_bad(config: Config):
-    assert statuses(ray_health.own(config)) == ["ok", "ok"]
+    assert statuses(ray_cluster.own(config)) == ["ok", "ok"]
 
     config["ray_kwargs"]["ray_init"]["num_cpus"] = 4
-    placement = ray_health.own(config)[1]
+    placement = ray_cluster.own(config)[1]
 
     assert placement.status == "bad"
     assert "5 CPUs in all" in placement.words and "num_cpus" in placement.remedy
@@ -650,8 +651,8 @@ def of_cluster(
     late_s: float = 0.0,
     locks: Path | None = None,
 ) -> list[Finding]:
-    monkeypatch.setattr(ray_health, "_ask", lambda question, environ: (answers, late_s))
-    return ray_health.joined("10.0.0.1:6379", config, {}, locks=locks)
+    monkeypatch.setattr(ray_cluster, "_ask", lambda question, environ: (answers, late_s))
+    return ray_cluster.joined("10.0.0.1:6379", config, {}, locks=locks)
 
 
 def nodes_of(*nodes: dict[str, Any], jobs: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -770,7 +771,7 @@ def test_a_head_that_goes_silent_is_bad(monkeypatch: pytest.MonkeyPatch):
 def test_token_mode_without_a_token_is_said_without_asking(tmp_path: Path):
     environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}
 
-    finding = only(ray_health.joined("10.0.0.1:6379", None, environ))
+    finding = only(ray_cluster.joined("10.0.0.1:6379", None, environ))
 
     assert finding.status == "bad" and "no token in" in finding.words
 
@@ -779,7 +780,7 @@ def test_an_address_where_nothing_listens_is_bad():
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
 
-    finding = only(ray_health.joined(f"127.0.0.1:{port}", None, os.environ))
+    finding = only(ray_cluster.joined(f"127.0.0.1:{port}", None, os.environ))
 
     assert finding.status == "bad" and "refused" in finding.words
 
@@ -788,7 +789,7 @@ def test_an_address_where_nothing_listens_is_bad():
 def test_a_server_that_is_no_ray_is_told_from_one(tool_server_url: str):
     address = tool_server_url.removeprefix("http://")
 
-    finding = only(ray_health.joined(address, None, os.environ))
+    finding = only(ray_cluster.joined(address, None, os.environ))
 
     assert finding.status == "bad" and "answers, and not as Ray" in finding.words
 
@@ -855,7 +856,7 @@ def test_a_real_cluster_is_looked_at_from_its_nodes(
     config["data"]["train_files"] = config["data"]["val_files"] = [str(file)]
     config["actor_rollout_ref"]["model"]["path"] = str(tmp_path / "no-model")
 
-    findings = ray_health.joined(address, config, in_token_mode(token), locks=tmp_path)
+    findings = ray_cluster.joined(address, config, in_token_mode(token), locks=tmp_path)
 
     assert [(finding.status, finding.check) for finding in findings] == [
         ("ok", "ray"),
@@ -878,7 +879,9 @@ def test_a_wrong_token_is_named_and_not_tried_again(
     wrong = tmp_path / "token"
     wrong.write_text("b" * 64)
 
-    finding = only(ray_health.joined(address, None, in_token_mode(wrong) | {"RAY_AUTH_MODE": mode}))
+    finding = only(
+        ray_cluster.joined(address, None, in_token_mode(wrong) | {"RAY_AUTH_MODE": mode})
+    )
 
     assert finding.status == "bad"
     assert f"RAY_AUTH_MODE={mode}" in finding.words and "InvalidAuthToken" in finding.words
@@ -939,7 +942,7 @@ def test_a_cluster_that_is_named_is_the_one_that_is_looked_at(
         asked.append(address)
         return []
 
-    monkeypatch.setattr(ray_health, "joined", joined)
+    monkeypatch.setattr(ray_cluster, "joined", joined)
     monkeypatch.setattr(packages, "packages", lambda: [])
     monkeypatch.setattr(services, "tools", lambda config, own_server: [])
     main(["doctor", "--locks", "/shared"])

@@ -107,7 +107,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "agent loop raised again source=math row_id=9 times=2 error=KeyError: 'x'",
         "ERROR:2026-11-22 09:19:52,042:Error in _run_prompt for uid=3f.12",
     ),
-    # agent_loop/training/main.py main; verl_mixed/run/environment.py plugin_problems
+    # agent_loop/training/main.py main; verl_mixed/checks/packages.py plugin_problems
     "plugin-not-loaded": (
         "RuntimeError: verl did not load the entry point verl.plugins -> agent_loop.plugin: "
         "install the project (pip install --no-deps -e .) and unset VERL_USE_EXTERNAL_PLUGINS",

@@ -173,8 +173,9 @@ def ports(config: Mapping[str, Any]) -> list[Finding]:
         with socket.create_server((host, int(port)), reuse_port=False):
             return [ok("ports", f"{port} (Ray's dashboard) is free")]
     except OSError as error:
-        words = f"{port} (Ray's dashboard): {error.strerror or error}{_holder(int(port))}"
-        remedy = "set RAY_DASHBOARD_PORT to a free one; another run may be going on"
+        words = f"ray_kwargs.ray_init.dashboard_port={port}: {error.strerror or error}"
+        words += _holder(int(port))
+        remedy = "set RAY_DASHBOARD_PORT to a free port, or wait for the run that uses it"
         return [bad("ports", words, remedy)]
 
 

@@ -1,10 +1,8 @@
-"""What a Ray cluster says of itself, asked by a process that may be killed.
+"""Questions to a Ray cluster and its nodes, in a process that can be killed at its deadline.
 
-`python -m verl_mixed.checks.machine.ray_probe` takes a JSON object on stdin and prints one a stage,
-so that what was learnt before a deadline is not lost. It joins the cluster for tasks of 0 CPUs, one
-a node.
-
-Ray adapter: `GcsClient` at 2.60, which refuses a wrong token at once, where `ray.init` retries.
+`python -m verl_mixed.checks.machine.ray_probe` reads a JSON object on stdin and prints one JSON
+object per stage, so that the answers before a deadline are kept. It joins the cluster to run one
+task of 0 CPUs on each node. Private interfaces of Ray are in `cluster.ray_nodes`.
 """
 
 import json
@@ -16,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cluster.packages import EQUAL_ON_NODES
+
 CONNECT_S = 3.0
 ANSWER_S = 5.0
 NODES_S = 12.0
 """For all nodes together: a worker process has to start on each."""
-
-PACKAGES = ("torch", "verl", "ray", "transformers", "TransferQueue", "tensordict", "vllm")
 
 
 def main() -> int:
@@ -55,10 +53,10 @@ def _resolved(address: str) -> str:
     """`ip:port`; `auto` is the Ray that runs here."""
     if address != "auto":
         return address
-    from ray._private.services import canonicalize_bootstrap_address_or_die
+    from cluster.ray_nodes import bootstrap_address
 
     try:
-        return canonicalize_bootstrap_address_or_die("auto")
+        return bootstrap_address()
     except ConnectionError as error:
         raise _Refused("none", " ".join(str(error).split())) from error
 
@@ -70,46 +68,26 @@ def _reach(address: str, say: Callable[..., None]) -> None:
         socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
     except (OSError, ValueError) as error:
         raise _Refused("socket", str(error)) from error
-    from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
     from ray.exceptions import AuthenticationError
 
+    from cluster.ray_nodes import ask_once
+
     try:
-        client = GcsClient(address=address)
-        raw = client.internal_kv_get(b"CLUSTER_METADATA", b"cluster", timeout=ANSWER_S)
+        metadata, nodes, jobs = ask_once(address, ANSWER_S)
     except AuthenticationError as error:
         raise _Refused("token", str(error).partition(". ")[0]) from error
-    except Exception as error:  # Ray names a dozen kinds; the words are for the user
+    except Exception as error:  # Ray raises a dozen kinds; the message is for the user
         raise _Refused("answer", f"{type(error).__name__}: {error}") from error
-    say("metadata", **json.loads(raw or b"{}"))
-    nodes = [_node(key.hex(), raw) for key, raw in client.get_all_node_info().items()]
-    nodes.sort(key=lambda node: (not node["is_head"], node["ip"]))
-    jobs = [
-        job.entrypoint or job.job_id.hex()
-        for job in client.get_all_job_info().values()
-        if not job.is_dead and not job.config.ray_namespace.startswith("_ray_internal")
-    ]
+    say("metadata", **metadata)
     say("nodes", nodes=nodes, jobs=jobs)
-
-
-def _node(node_id: str, raw: Any) -> dict[str, Any]:
-    resources = dict(raw.resources_total)
-    return {
-        "node_id": node_id,
-        "ip": raw.node_manager_address,
-        "hostname": raw.node_manager_hostname,
-        "alive": raw.state == 0,
-        "is_head": raw.is_head_node,
-        "why_dead": raw.death_info.reason_message,
-        "cpus": resources.get("CPU", 0.0),
-        "gpus": resources.get("GPU", 0.0),
-    }
 
 
 def _ask_nodes(address: str, asked: Mapping[str, Any], say: Callable[..., None]) -> None:
     """Facts of each node, by a task there; then locks between them, where they are asked for."""
     import ray
-    from ray._private.state import available_resources_per_node
     from ray.exceptions import RayError
+
+    from cluster.ray_nodes import available_resources, connect
 
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.CRITICAL)
@@ -117,7 +95,8 @@ def _ask_nodes(address: str, asked: Mapping[str, Any], say: Callable[..., None])
         say("not joined", words=" ".join(str(error).split()))
         return
     try:
-        say("free", nodes=available_resources_per_node())
+        accessor = connect(address)
+        say("free", nodes=available_resources(accessor) if accessor else {})
         _facts_of_nodes(asked, say)
         if asked.get("locks"):
             from agent_loop.tools.lock_probe import alive_nodes, lock_problems
@@ -141,7 +120,7 @@ def _facts_of_nodes(asked: Mapping[str, Any], say: Callable[..., None]) -> None:
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     end_s = time.monotonic() + NODES_S
     asking = {
-        node: task_on(node, _facts).remote(asked["files"], asked["folders"], PACKAGES)
+        node: task_on(node, _facts).remote(asked["files"], asked["folders"], EQUAL_ON_NODES)
         for node in nodes
     }
     for node, reference in asking.items():

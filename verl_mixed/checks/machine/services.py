@@ -18,6 +18,8 @@ from verl_mixed.run.sections import section_of, sound_sources
 
 HEALTH_S = 5.0
 
+_START = "start it with `verl-mixed serve-tools`, or unset TOOL_SERVER_URL to have one started"
+
 _NO_ISOLATION = "install bubblewrap and allow user namespaces, or use a kernel with Landlock (5.13)"
 
 
@@ -47,20 +49,32 @@ def tools(config: Mapping[str, Any], *, own_server: bool) -> list[Finding]:
     return [finding for url in section.server_urls for finding in _server(url, needed)]
 
 
-def _server(url: str, needed: bool) -> list[Finding]:
+def ask_health(url: str) -> bytes | Finding:
+    """What the `/health` of a tool server answers; a bad finding if it does not answer."""
+    url = url.rstrip("/")
     token = os.environ.get("TOOL_SERVER_TOKEN", "")
     request = urllib.request.Request(
         f"{url}/health", headers={"Authorization": f"Bearer {token}"} if token else {}
     )
-    remedy = "start it with `verl-mixed serve-tools`, or unset TOOL_SERVER_URL to have one started"
     try:
         with urllib.request.urlopen(request, timeout=HEALTH_S) as answer:
-            health = json.load(answer)
+            return answer.read()
     except urllib.error.HTTPError as error:
         draining = " (it is about to end)" if error.code == 503 else ""
-        return [bad("tools", f"{url}/health answers {error.code}{draining}", remedy)]
+        words = f"{url}/health (TOOL_SERVER_URL) answers {error.code}{draining}"
     except (OSError, ValueError, HTTPException) as error:
-        return [bad("tools", f"no answer from {url}/health: {error}", remedy)]
+        words = f"no answer from {url}/health (TOOL_SERVER_URL): {error}"
+    return bad("tools", words, _START)
+
+
+def _server(url: str, needed: bool) -> list[Finding]:
+    answer = ask_health(url)
+    if isinstance(answer, Finding):
+        return [answer]
+    try:
+        health = json.loads(answer)
+    except ValueError as error:
+        return [bad("tools", f"no answer from {url}/health (TOOL_SERVER_URL): {error}", _START)]
     if not isinstance(health, Mapping) or "tools" not in health:
         remedy = "set TOOL_SERVER_TOKEN to the server's token"
         return [warning("tools", f"{url} answers, and says no more without its token", remedy)]

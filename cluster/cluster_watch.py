@@ -1,7 +1,7 @@
-"""A run's view of the Ray cluster that it joins: is it the one the config needs, and who is lost.
+"""A watch on the nodes of the Ray cluster that a run has joined.
 
-The trainer notices a lost node by itself only when something that it waits for fails; a collective
-may wait for many minutes. So the launcher asks the head now and then.
+The trainer notices a lost node only when a call to the node fails, and a collective may wait for
+many minutes. So the launcher asks the head every few seconds.
 """
 
 import re
@@ -9,19 +9,16 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from typing_extensions import Self
 
-from cluster.placement import Node, need_of, placement_problems
 from cluster.ray_cluster import ClusterUnreachable, RayNode, ask
-from config.lookup import at
 
 EVERY_S = 10.0
-"""Between two questions to the head."""
+"""Seconds between two questions to the head."""
 
 DECLARED_S = 60.0
-"""For the head to declare a node dead; Ray 2.60 asks each every 3 s and gives up after 5 times."""
+"""Time for the head to declare a node dead: Ray 2.60 asks each node every 3 s, 5 times."""
 
 _OF_A_LOST_PEER = re.compile(
     r"connection (closed|reset|refused)|actor\w* ?(died|unavailable)|node\w* ?(died|was terminated)"
@@ -30,46 +27,19 @@ _OF_A_LOST_PEER = re.compile(
 )
 
 UNANSWERED = 3
-"""Questions in a row without an answer, after which the head counts as lost."""
+"""The head counts as lost after this many questions in a row without an answer."""
 
 
 def own_ip(address: str) -> str:
     """The address of this machine on the network of a head at `ip:port`.
 
     Raises:
-        OSError: there is no way to it.
+        OSError: there is no route to it.
     """
     host, _, port = address.rpartition(":")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, int(port)))  # sends nothing
         return probe.getsockname()[0]
-
-
-def cluster_problems(config: Mapping[str, Any], address: str) -> list[str]:
-    """Why a run cannot start on the cluster at an address; asks its head."""
-    try:
-        cluster = ask(address)
-    except ClusterUnreachable as error:
-        return [str(error)]
-    nodes, wanted = cluster.nodes, at(config, "trainer.nnodes")
-    need = need_of(config)
-    problems = []
-    if isinstance(wanted, int) and len(nodes) < wanted:
-        problems.append(
-            f"trainer.nnodes={wanted!r}: the cluster at {address} has {len(nodes)} nodes "
-            f"({', '.join(node.ip for node in nodes)}); start the others with "
-            "`./setup_cluster.sh setup`, or take them out of WORKER_NODES"
-        )
-    elif need is not None:
-        problems += placement_problems(
-            need, [Node(cpus=node.cpus, gpus=node.gpus, name=node.ip) for node in nodes]
-        )
-    if cluster.jobs:
-        problems.append(
-            f"the cluster at {address} has a job already ({'; '.join(cluster.jobs)}): verl's "
-            "TransferQueue is one per cluster; stop it (`./run_mixed_training.sh stop`), or wait"
-        )
-    return problems
 
 
 class ClusterWatch:
@@ -90,14 +60,14 @@ class ClusterWatch:
 
     @property
     def lost(self) -> str:
-        """Which node was lost, and why; empty while all are there."""
+        """Which node was lost, and why; empty while all nodes are alive."""
         return self._lost
 
     def explain(self, reason: str) -> str:
-        """Which node was lost, where that may be why the trainer failed; empty where it is not.
+        """Which node was lost, if this may be why the trainer failed; otherwise empty.
 
-        A trainer that loses a peer fails at once; the head declares a node dead only when it has
-        missed some heartbeats, which is waited for.
+        A trainer that loses a peer fails at once, but the head declares a node dead only after some
+        missed heartbeats. So this method waits up to `DECLARED_S` for the head.
 
         Args:
             reason: the trainer's last error.
@@ -130,15 +100,15 @@ class ClusterWatch:
             return
         self._silent = 0
         self._known |= {node.name: node for node in nodes}
-        self._lost = lost_words(self._known, nodes)
+        self._lost = lost_nodes(self._known, nodes)
 
 
-def lost_words(known: Mapping[str, RayNode], nodes: Sequence[RayNode]) -> str:
-    """Words for the nodes that were alive and are not any more; empty without one.
+def lost_nodes(known: Mapping[str, RayNode], nodes: Sequence[RayNode]) -> str:
+    """A sentence on the nodes that were alive and are no longer alive; empty without one.
 
     Args:
-        known: name -> node, of all that were seen alive.
-        nodes: those that are alive now.
+        known: name -> node, for all nodes that were seen alive.
+        nodes: the nodes that are alive now.
     """
     alive = {node.name for node in nodes}
     gone = [node for name, node in known.items() if name not in alive]

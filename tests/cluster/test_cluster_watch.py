@@ -5,9 +5,11 @@ import socket
 import pytest
 
 from agent_loop.training.main import HANDED_ON
-from cluster import joined
-from cluster.joined import ClusterWatch, cluster_problems, own_ip
+from cluster import cluster_watch
+from cluster.cluster_watch import ClusterWatch, own_ip
 from cluster.ray_cluster import ClusterUnreachable, RayCluster, RayNode, address_of, ask
+from verl_mixed.checks.machine import ray_cluster
+from verl_mixed.checks.machine.ray_cluster import cluster_problems
 from verl_mixed.launch.processes import RUN_MARK
 
 ADDRESS = "10.0.0.1:6379"
@@ -33,8 +35,9 @@ class Head:
 @pytest.fixture
 def head(monkeypatch: pytest.MonkeyPatch) -> Head:
     answering = Head("10.0.0.1", "10.0.0.2")
-    monkeypatch.setattr(joined, "ask", answering)
-    monkeypatch.setattr(joined, "EVERY_S", 3600.0)
+    monkeypatch.setattr(cluster_watch, "ask", answering)
+    monkeypatch.setattr(ray_cluster, "ask", answering)
+    monkeypatch.setattr(cluster_watch, "EVERY_S", 3600.0)
     return answering
 
 
@@ -74,7 +77,7 @@ def test_a_head_is_lost_after_several_questions_without_an_answer(head: Head) ->
         head.ips.clear()
         words = watch.explain("ActorDiedError: the actor died")
     assert words.startswith("lost the head: no answer")
-    assert head.questions == 1 + joined.UNANSWERED
+    assert head.questions == 1 + cluster_watch.UNANSWERED
 
 
 def test_a_port_where_nothing_listens_is_told_from_one_that_refuses_us() -> None:

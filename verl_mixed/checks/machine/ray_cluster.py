@@ -1,4 +1,4 @@
-"""The Ray that a run joins or starts: reached, its nodes, and whether the run fits on them."""
+"""Checks of the Ray that a run joins or starts: its answer, its nodes, and room for the run."""
 
 import json
 import os
@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from cluster.placement import Node, need_of, own_node, placement_problems
+from cluster.ray_cluster import ClusterUnreachable, ask
 from config.lookup import at, files_at
-from verl_mixed.checks.finding import Finding, bad, ok, warning
+from verl_mixed.checks.config.devices import cuda_devices
+from verl_mixed.checks.finding import Finding, bad, from_problem, ok, warning
 from verl_mixed.checks.machine.machine import GB, LEAST_DISK_GB
 from verl_mixed.checks.machine.storage import MODEL_KEY
-from verl_mixed.checks.preflight import cuda_devices
 from verl_mixed.run.compose import unset_keys
 from verl_mixed.run.versions import REPOSITORY
 
 PROBE_S = 30.0
 LOCKS_S = 120.0
-"""More, where locks are tried: between all nodes, one pair after the other."""
+"""Added to the deadline if locks are tried, between all pairs of nodes in turn."""
 
 MOST_SKEW_S = 1.0
 
@@ -30,14 +31,14 @@ def own(config: Mapping[str, Any]) -> list[Finding]:
     """Whether the run fits on the Ray that it starts here."""
     found = [ok("ray", "no cluster is named: a run starts its own here")]
     if (need := need_of(config)) is None:
-        return found  # said by preflight
+        return found  # preflight reports why
     return found + _placed(need, [own_node(config, cuda_devices)])
 
 
 def _placed(need: Any, nodes: Sequence[Node]) -> list[Finding]:
     problems = placement_problems(need, nodes)
     if problems:
-        return [_split(problem) for problem in problems]
+        return [from_problem("placement", problem) for problem in problems]
     words = (
         f"it takes {need.gpus} logical GPUs and {need.cpus} logical CPUs of "
         f"{sum(node.gpus for node in nodes):g} and {sum(node.cpus for node in nodes):g}"
@@ -45,9 +46,31 @@ def _placed(need: Any, nodes: Sequence[Node]) -> list[Finding]:
     return [ok("placement", words)]
 
 
-def _split(problem: str) -> Finding:
-    words, _, remedy = problem.rpartition("; ")
-    return bad("placement", words, remedy)
+def cluster_problems(config: Mapping[str, Any], address: str) -> list[str]:
+    """Why a run cannot start on the cluster at an address, in one question to the head."""
+    try:
+        cluster = ask(address)
+    except ClusterUnreachable as error:
+        return [str(error)]
+    nodes, wanted = cluster.nodes, at(config, "trainer.nnodes")
+    need = need_of(config)
+    problems = []
+    if isinstance(wanted, int) and len(nodes) < wanted:
+        problems.append(
+            f"trainer.nnodes={wanted!r}: the cluster at {address} has {len(nodes)} nodes "
+            f"({', '.join(node.ip for node in nodes)}); start the others with "
+            "`./setup_cluster.sh setup`, or take them out of WORKER_NODES"
+        )
+    elif need is not None:
+        problems += placement_problems(
+            need, [Node(cpus=node.cpus, gpus=node.gpus, name=node.ip) for node in nodes]
+        )
+    if cluster.jobs:
+        problems.append(
+            f"the cluster at {address} has a job already ({'; '.join(cluster.jobs)}): verl's "
+            "TransferQueue is one per cluster; stop it (`./run_mixed_training.sh stop`), or wait"
+        )
+    return problems
 
 
 def token_of(environ: Mapping[str, str]) -> str | None:
@@ -306,8 +329,5 @@ def _unequal(facts: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 def _locks(answer: Mapping[str, Any], folder: Path | None) -> list[Finding]:
     if answer["problems"]:
-        return [
-            Finding(status="bad", check="locks", words=words, remedy=remedy)
-            for words, _, remedy in (problem.rpartition("; ") for problem in answer["problems"])
-        ]
+        return [from_problem("locks", problem) for problem in answer["problems"]]
     return [ok("locks", f"{folder}: locks, contents, clocks agree on {answer['nodes']} nodes")]

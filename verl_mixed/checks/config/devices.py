@@ -1,23 +1,58 @@
-"""What a run on NVIDIA GPUs lacks: sizes that verl's engines cannot take, packages not installed.
+"""Devices of a run: engine sizes on GPUs, rules for a CPU, packages and GPUs of this machine.
 
 Rules of verl 0.9.1, which it says after minutes, or never: `workers/rollout/llm_server.py` and
 `replica.py` (how engines share the GPUs), `utils/seqlen_balancing.py` (micro-batches by tokens),
 `workers/rollout/vllm_rollout/vllm_async_server.py` (`max_model_len`).
 """
 
+import ctypes
 import importlib.util
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from cluster.placement import need_of, own_node, placement_problems
 from config.lookup import at
 from verl_mixed.checks.config.algorithm import is_count
+from verl_mixed.run.settings import ADDRESS_KEY
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
+_REF = "actor_rollout_ref.ref"
 _ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
 _PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("tensor_model", "data", "pipeline_model"))
+
+
+def device_problems(config: Mapping[str, Any]) -> list[str]:
+    if at(config, "trainer.device") == "cuda":
+        return gpu_problems(config)
+    if at(config, "trainer.device") != "cpu":
+        return []
+    rules: dict[str, Any] = {
+        f"{_ACTOR}.strategy": "fsdp2",
+        f"{_REF}.strategy": "fsdp2",
+        "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        f"{_ROLLOUT}.tensor_model_parallel_size": 1,
+    }
+    if at(config, f"{_ROLLOUT}.name") == "vllm_cpu":
+        rules |= {
+            f"{_ROLLOUT}.enforce_eager": True,
+            f"{_ROLLOUT}.enable_sleep_mode": False,
+            f"{_ROLLOUT}.free_cache_engine": False,
+            # vLLM 0.28 moves back the seeds of prompts that it takes in parts, which a CPU refuses
+            f"{_ROLLOUT}.full_determinism": False,
+            "actor_rollout_ref.model.lora_rank": 0,
+        }
+    else:
+        rules[f"{_ROLLOUT}.name"] = "hf"
+    problems = [
+        f"{key}={at(config, key)!r}: with trainer.device=cpu it must be {wanted!r}; "
+        "set it, or leave it to config/profile/laptop.yaml (or vllm_cpu.yaml)"
+        for key, wanted in rules.items()
+        if at(config, key) != wanted
+    ]
+    return problems or _own_placement_problems(config)
 
 
 def gpu_problems(config: Mapping[str, Any]) -> list[str]:
@@ -123,3 +158,54 @@ def package_gaps(config: Mapping[str, Any]) -> list[str]:
 
 def _is_installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
+
+
+def machine_problems(config: Mapping[str, Any]) -> list[str]:
+    """What this machine lacks that the run needs; a cluster that is there answers for its own."""
+    nodes, wanted = at(config, "trainer.nnodes"), at(config, "trainer.n_gpus_per_node")
+    if at(config, ADDRESS_KEY):
+        return []
+    if isinstance(nodes, int) and nodes > 1:
+        return [
+            f"trainer.nnodes={nodes}: without a cluster there is this machine alone; start one "
+            "(setup_cluster.sh) and name its head in MASTER_IP, or set it to 1"
+        ]
+    gaps = package_gaps(config)
+    if at(config, "trainer.device") != "cuda":
+        return gaps
+    found = cuda_devices()
+    if not isinstance(wanted, int) or found >= wanted:
+        return gaps + _own_placement_problems(config)
+    return [
+        *gaps,
+        f"trainer.device='cuda' with trainer.n_gpus_per_node={wanted}: this machine shows {found} "
+        "NVIDIA GPUs; install the driver or ask for fewer, or train on the CPU (PROFILE=laptop)",
+    ]
+
+
+def _own_placement_problems(config: Mapping[str, Any]) -> list[str]:
+    """What the Ray that the run starts could never place; a cluster that is up is asked itself."""
+    need = need_of(config)
+    if need is None or at(config, ADDRESS_KEY):
+        return []
+    cpus, gpus = (at(config, f"ray_kwargs.ray_init.{key}") for key in ("num_cpus", "num_gpus"))
+    if at(config, "trainer.device") == "cpu" and gpus != need.gpus:
+        return [
+            f"ray_kwargs.ray_init.num_gpus={gpus!r}: on a CPU it is a logical resource, one per "
+            f"process that trains or, in mixed_separate_async, generates; set it to {need.gpus}"
+        ]
+    return [
+        f"ray_kwargs.ray_init.num_cpus={cpus!r}: {problem}"
+        for problem in placement_problems(need, [own_node(config, cuda_devices)])
+    ]
+
+
+def cuda_devices() -> int:
+    """NVIDIA GPUs that this process may use, told by the driver: importing torch takes seconds."""
+    count = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    return 0 if failed else count.value

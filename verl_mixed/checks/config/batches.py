@@ -1,0 +1,110 @@
+"""Sizes of batches that verl must be able to split evenly over processes and mini-batches.
+
+verl 0.9.1 (`workers/engine/utils.py`, `trainer/ppo/v1`) pads uneven sizes, or stops at the first
+step.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from config.lookup import at
+from verl_mixed.checks.config.algorithm import is_count
+from verl_mixed.run.sections import sound_sources
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+_ACTOR = "actor_rollout_ref.actor"
+_REF = "actor_rollout_ref.ref"
+
+
+def batch_problems(config: Mapping[str, Any]) -> list[str]:
+    """Sizes that verl must be able to split evenly; without even splits it pads or raises."""
+    batch, n = at(config, "data.train_batch_size"), at(config, f"{_ROLLOUT}.n")
+    mini = at(config, f"{_ACTOR}.ppo_mini_batch_size")
+    processes = _processes(config)
+    if not all(is_count(size) for size in (batch, n, mini, processes)):
+        return []  # said by the check of numbers
+    problems = []
+    separate = at(config, "trainer.v1.trainer_mode") == "mixed_separate_async"
+    if separate:
+        problems += _separate_problems(config, batch, mini)
+    elif batch % mini:
+        problems.append(
+            f"data.train_batch_size={batch} is no multiple of {_ACTOR}.ppo_mini_batch_size={mini}: "
+            "the last mini-batch would be filled with padding; choose a divisor"
+        )
+    sources = sound_sources(config).values()
+    groups = {source.rollout_n or n for source in sources if source.takes_part}
+    if len(groups) > 1:
+        return problems  # the trainer pads each optimizer update to a number that can be split
+    n = groups.pop() if groups else n
+    at_once, key = (
+        (mini, f"{_ACTOR}.ppo_mini_batch_size") if separate else (batch, "data.train_batch_size")
+    )
+    if (at_once * n) % processes:
+        problems.append(
+            f"{key}={at_once} times {n} trajectories a prompt ({_ROLLOUT}.n or a source's "
+            f"rollout_n) is no multiple of the {processes} training processes "
+            "(trainer.n_gpus_per_node * trainer.nnodes): each trains an equal part; change one "
+            "of them"
+        )
+    if problems:
+        return problems
+    if not at(config, f"{_ACTOR}.use_dynamic_bsz"):
+        key = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
+        problems += _micro_problems(key, at(config, key), mini * n, processes)
+    if not at(config, f"{_ROLLOUT}.log_prob_use_dynamic_bsz"):
+        key = f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"
+        problems += _micro_problems(key, at(config, key), at_once * n, processes)
+    needs_reference = at(config, "algorithm.use_kl_in_reward") or at(
+        config, f"{_ACTOR}.use_kl_loss"
+    )
+    if needs_reference and not at(config, f"{_REF}.log_prob_use_dynamic_bsz"):
+        key = f"{_REF}.log_prob_micro_batch_size_per_gpu"
+        problems += _micro_problems(key, at(config, key), at_once * n, processes)
+    return problems
+
+
+def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> list[str]:
+    """What verl asserts of a trainer with rollout on GPUs of its own."""
+    problems = []
+    key = "trainer.v1.separate_async.parameter_sync_step"
+    updates = at(config, key)
+    if not is_count(updates) or batch != updates * mini:
+        problems.append(
+            f"data.train_batch_size={batch} is not {key}={updates!r} times "
+            f"{_ACTOR}.ppo_mini_batch_size={mini}: mixed_separate_async trains one mini-batch at a "
+            "time and sends weights after so many; make it their product"
+        )
+    for key in (f"{_ROLLOUT}.nnodes", f"{_ROLLOUT}.n_gpus_per_node"):
+        value = at(config, key)
+        if not is_count(value):
+            problems.append(
+                f"{key}={value!r}: mixed_separate_async generates on GPUs of its own; want a whole "
+                "number >= 1"
+            )
+    backend = at(config, f"{_ROLLOUT}.checkpoint_engine.backend")
+    if backend == "naive":
+        problems.append(
+            f"{_ROLLOUT}.checkpoint_engine.backend='naive': it cannot send weights to GPUs of "
+            "another process, as mixed_separate_async must; choose nccl or another of verl's, on a "
+            "CPU tcp_store"
+        )
+    return problems
+
+
+def _processes(config: Mapping[str, Any]) -> int:
+    """Training processes over all nodes; 0 where a number is wrong."""
+    per_node, nodes = at(config, "trainer.n_gpus_per_node"), at(config, "trainer.nnodes")
+    return per_node * nodes if isinstance(per_node, int) and isinstance(nodes, int) else 0
+
+
+def _micro_problems(key: str, micro: Any, trajectories: int, processes: int) -> list[str]:
+    if not isinstance(micro, int) or micro < 1:
+        return [f"{key}={micro!r}: want a whole number >= 1"]
+    share = trajectories / processes
+    if share % micro == 0:
+        return []
+    return [
+        f"{key}={micro} does not divide the {share:g} trajectories of one process "
+        f"({trajectories} over {processes}): verl stops at the first step; choose a divisor"
+    ]

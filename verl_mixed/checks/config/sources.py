@@ -1,0 +1,140 @@
+"""Settings of sources that contradict one another, or that verl's engines could not keep."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from agent_loop.rewards import default_reward, reward_for
+from agent_loop.rewards.terms import free_length
+from agent_loop.tools.limiter import rate_of
+from config.lookup import at
+from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig
+from verl_mixed.run.sections import named_sources, section_of, sound_sources
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+_FUSED = "actor_rollout_ref.model.use_fused_kernels"
+
+
+def source_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[str]:
+    """Every fault in the settings of sources and of their rate limits.
+
+    Args:
+        config: the resolved run config.
+        agents: names of agent loops; None if their file cannot be read.
+    """
+    return [
+        *_limit_problems(config),
+        *_choice_problems(config, agents),
+        *_schedule_problems(config),
+        *_engine_problems(config),
+    ]
+
+
+def _limit_problems(config: Mapping[str, Any]) -> list[str]:
+    """Shares of no source; and limits, each right for itself, that cannot be kept together."""
+    shares, sources = at(config, "mixed.rate_limit.shares"), named_sources(config)
+    unknown = {*shares} - {"", *sources} if isinstance(shares, Mapping) else set()
+    problems = [
+        f"mixed.rate_limit.shares.{name}: no such source; name one of {sorted(sources, key=str)}"
+        for name in sorted(unknown, key=str)
+    ]
+    mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
+    tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
+    if mixed is None or tools is None:
+        return problems
+    try:
+        rate_of(tools, mixed)
+    except ValueError as error:
+        problems.append(f"{TOOL_CONFIG} and mixed.rate_limit: {error}")
+    return problems
+
+
+def _choice_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[str]:
+    """Agents and rewards that sources name and that do not exist."""
+    problems = []
+    for name, source in named_sources(config).items():
+        given = source if isinstance(source, Mapping) else {}
+        agent, reward = given.get("agent"), given.get("reward") or default_reward(name)
+        options = given.get("reward_options") or {}
+        if agent is not None and agents is not None and agent not in agents:
+            problems.append(
+                f"mixed.sources.{name}.agent={agent!r}: no such agent; there are "
+                f"{', '.join(sorted(agents))}"
+            )
+        if not isinstance(reward, str) or not isinstance(options, Mapping):
+            continue  # said by the check of the section
+        try:
+            reward_for(reward, options)
+        except ValueError as error:
+            for line in str(error).splitlines():
+                place = "" if line.startswith("reward_options") else "reward: "
+                problems.append(f"mixed.sources.{name}.{place}{line}")
+    return problems
+
+
+def _schedule_problems(config: Mapping[str, Any]) -> list[str]:
+    """Schedules that leave no source a share at some step, or that cannot be followed."""
+    sources = sound_sources(config)
+    schedules = {name: source.schedule for name, source in sources.items()}
+    moving = [name for name, schedule in schedules.items() if len(schedule) > 1]
+    problems = []
+    if moving and at(config, "mixed.apportionment") == "fixed":
+        problems.append(
+            f"mixed.apportionment='fixed' with a schedule for source={', '.join(moving)}: every "
+            "batch would hold the same counts; set it to carry, or give one ratio each"
+        )
+    if len(sources) < len(named_sources(config)) or not any(
+        own.takes_part for own in sources.values()
+    ):
+        return problems  # said by the check of the section
+    steps = sorted({0}.union(*schedules.values()))
+    empty = [step for step in steps if not any(_at_step(own, step) for own in schedules.values())]
+    problems += [
+        f"every ratio is 0 after {step} steps ({', '.join(schedules)}): a batch needs a source; "
+        "give at least one a ratio above 0 there (mixed.sources.<name>.ratio)"
+        for step in empty
+    ]
+    return problems
+
+
+def _at_step(schedule: Mapping[int, float], step: int) -> float:
+    """A schedule's ratio at one step; exactly 0 where it is."""
+    knots = sorted(schedule)
+    return float(np.interp(step, knots, [schedule[knot] for knot in knots]))
+
+
+def _engine_problems(config: Mapping[str, Any]) -> list[str]:
+    """Settings of sources that verl's engines could not keep."""
+    longest = at(config, "data.max_response_length")
+    common = at(config, f"{_ROLLOUT}.temperature")
+    fused = at(config, _FUSED)
+    problems = []
+    for name, source in sound_sources(config).items():
+        length, temperature = source.max_response_length, source.temperature
+        if length is not None and isinstance(longest, int) and length > longest:
+            problems.append(
+                f"mixed.sources.{name}.max_response_length={length}: every response is padded to "
+                f"data.max_response_length={longest}, so no source may have more; lower it, or "
+                "raise that"
+            )
+        if isinstance(longest, int):
+            problems += _length_term_problems(name, source, longest)
+        if fused and temperature is not None and temperature != common:
+            problems.append(
+                f"mixed.sources.{name}.temperature={temperature} with {_FUSED}=true: verl's fused "
+                f"kernels take one temperature for all rows ({_ROLLOUT}.temperature={common}); set "
+                f"{_FUSED}=false, or leave out the source's own"
+            )
+    return problems
+
+
+def _length_term_problems(name: str, source: SourceConfig, longest: int) -> list[str]:
+    """A punishment that no response is long enough for."""
+    term, room = source.reward_terms.length, source.max_response_length or longest
+    if term is None or (free := free_length(term, room)) < room:
+        return []
+    return [
+        f"mixed.sources.{name}.reward_terms.length: its first {free} tokens are free, and its "
+        f"responses have at most {room}: it would never count; lower free or limit"
+    ]

@@ -1,0 +1,156 @@
+"""Checks of Python, of the installed packages, and of verl's way to our plugin.
+
+`python -m verl_mixed.checks.packages` names what is missing in an environment that the scripts do
+not install into (CONDA_ENV or VENV). Such an environment may lack any package, so this module
+imports only the standard library at the top.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution, entry_points
+from typing import TYPE_CHECKING
+
+from cluster.packages import NEEDED, OPTIONAL, VERL_VERSION, versions
+from verl_mixed.checks.finding import Finding, bad, ok, problems, warning
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+PLUGIN_NAME, PLUGIN_MODULE = "mixed_agent_loop", "agent_loop.plugin"
+
+PLUGIN_S = 60.0
+
+_PLUGIN = "from agent_loop.plugin import is_loaded; import verl, sys; sys.exit(not is_loaded())"
+
+
+def python() -> list[Finding]:
+    """The version of this Python."""
+    found = f"{platform.python_version()} ({sys.executable})"
+    if (3, 10) <= sys.version_info[:2] <= (3, 12):
+        return [ok("python", found)]
+    return [bad("python", found, "use Python 3.10 to 3.12 (CONDA_ENV, or VENV)")]
+
+
+def packages() -> list[Finding]:
+    """Packages that are missing, or whose versions exclude each other."""
+    findings = missing()
+    findings += [bad("packages", text, f"pip install '{wanted}'") for text, wanted in conflicts()]
+    findings += [
+        warning("packages", f"{owner} wants {name}, which is missing", f"pip install '{name}'")
+        for owner, name in unmet()
+    ]
+    shown = ", ".join(f"{name} {number}" for name, number in versions().items() if number)
+    return findings or [ok("packages", shown)]
+
+
+def missing() -> list[Finding]:
+    """Needed packages that are not installed, and a verl of another release."""
+    remedy = "start run_mixed_training.sh once, or install it into the CONDA_ENV or VENV you use"
+    found = versions()
+    findings = [
+        bad("packages", f"{name} is not installed", remedy)
+        for name, number in found.items()
+        if number is None
+    ]
+    if found["verl"] not in (None, VERL_VERSION):
+        text = f"verl is {found['verl']}; this project is written for {VERL_VERSION}"
+        findings.append(bad("packages", text, remedy))
+    return findings
+
+
+def conflicts() -> Iterator[tuple[str, str]]:
+    """(which package excludes which, the requirement that is not met) of installed packages."""
+    for owner, wanted, found in _requirements():
+        if found is not None and not wanted.specifier.contains(found, prereleases=True):
+            yield f"{owner} wants {wanted.name}{wanted.specifier}, there is {found}", _plain(wanted)
+
+
+def unmet() -> Iterator[tuple[str, str]]:
+    """(owner, requirement) of packages that an installed package needs and that are missing."""
+    from packaging.utils import canonicalize_name
+
+    ours = {canonicalize_name(name) for name in NEEDED}
+    for owner, wanted, found in _requirements():
+        if found is None and canonicalize_name(wanted.name) not in ours:
+            yield owner, _plain(wanted)
+
+
+def _plain(wanted: "Requirement") -> str:
+    return f"{wanted.name}{wanted.specifier}"
+
+
+def _requirements() -> Iterator[tuple[str, "Requirement", str | None]]:
+    """(owner with its version, requirement that applies on this machine, installed version)."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    for name in (*NEEDED, *OPTIONAL):
+        if (owner := _installed(name)) is None:
+            continue
+        for text in owner.requires or []:
+            try:
+                wanted = Requirement(text)
+            except InvalidRequirement:
+                continue
+            if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
+                other = _installed(wanted.name)
+                found = None if other is None else other.version
+                yield f"{name} {owner.version}", wanted, found
+
+
+def _installed(name: str):
+    try:
+        return distribution(name)
+    except PackageNotFoundError:
+        return None
+
+
+def entry_point() -> list[Finding]:
+    """Why `import verl` would not load our plugin; verl itself reports nothing about it."""
+    findings = []
+    registered = {point.name: point.value for point in entry_points(group="verl.plugins")}
+    if registered.get(PLUGIN_NAME) != PLUGIN_MODULE:
+        findings.append(
+            bad(
+                "plugin",
+                f"no entry point verl.plugins {PLUGIN_NAME} -> {PLUGIN_MODULE}: verl would train "
+                "without this project",
+                "install the checkout with `pip install --no-deps -e .`",
+            )
+        )
+    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
+    if policy != "auto" and PLUGIN_NAME not in [name.strip() for name in policy.split(",")]:
+        text = f"VERL_USE_EXTERNAL_PLUGINS={policy!r} switches {PLUGIN_NAME} off"
+        findings.append(bad("plugin", text, "unset it"))
+    return findings
+
+
+def plugin() -> list[Finding]:
+    """Whether verl loads this project; tried in a process of its own, because it imports verl."""
+    if findings := entry_point():
+        return findings
+    remedy = "pip install --no-deps -e . in the checkout; see the end of the message"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PLUGIN],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PLUGIN_S,
+        )
+    except subprocess.TimeoutExpired:
+        text = f"`import verl` took more than {PLUGIN_S:g} s"
+        return [bad("plugin", text, "look at the disk that the environment is on")]
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return [bad("plugin", f"verl did not load agent_loop.plugin: {last}", remedy)]
+    return [ok("plugin", "loaded by verl")]
+
+
+if __name__ == "__main__":
+    found = problems([*missing(), *entry_point()])
+    print("\n".join(found), file=sys.stderr)
+    sys.exit(bool(found))
