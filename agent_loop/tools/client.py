@@ -40,8 +40,8 @@ from agent_loop.tools.answers import (
     whole,
 )
 from agent_loop.tools.cache import SingleFlightCache, content_key
-from agent_loop.tools.door import Door
 from agent_loop.tools.limiter import make_limiter, state_path
+from agent_loop.tools.loop_throttle import LoopThrottle
 from agent_loop.tools.protocol import (
     ToolCall,
     ToolError,
@@ -185,7 +185,7 @@ class ToolClient:
         self._timeout_s, self._max_retries = timeout_s, max_retries
         self._sleep, self._clock = sleep, clock
         self._rng = rng or random.Random()
-        self._door = Door(CALLS_PER_TURN)
+        self._throttle = LoopThrottle(CALLS_PER_TURN)
         servers = self._servers = Servers(urls, timeout_s, clock)
         self._opened = _Opened()
         self._open_store = open_store if cache_size else None
@@ -272,9 +272,9 @@ class ToolClient:
         account.calls += 1
         timeout_s = self._timeout_s
         try:
-            if not self._door.try_enter():
+            if not self._throttle.try_enter():
                 came = self._clock()
-                await self._door.enter()
+                await self._throttle.enter()
                 timeout_s -= self._clock() - came
             if self._cache is not None and self._is_pure(call):
                 result = await self._call_cached(self._cache, call, timeout_s)

@@ -1,4 +1,4 @@
-"""What the host offers: the interpreter, the paths it needs, packages, descriptors."""
+"""The interpreter of sandboxed programs: its path, readable files, packages and environment."""
 
 import fcntl
 import importlib.metadata
@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
+from packaging.requirements import Requirement
+
 from agent_loop.tools.sandbox.program import SandboxUnavailable
 
 INSIDE = Path(__file__).parent / "inside"
@@ -19,22 +21,22 @@ COMMON_MODULES = (
     "functools", "hashlib", "heapq", "io", "itertools", "json", "math", "operator", "queue",
     "random", "re", "statistics", "string", "struct", "textwrap", "time", "typing",
 )  # fmt: skip
-"""What programs import; loaded before they start."""
+"""Modules that programs import often; the zygote loads them before programs start."""
 
 ENVIRONMENT = {
     "HOME": "/box",
     "LANG": "C.UTF-8",
-    "MALLOC_ARENA_MAX": "1",  # an arena a thread would reserve more than the limit
+    "MALLOC_ARENA_MAX": "1",  # one arena per thread would reserve more address space than the limit
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "TMPDIR": "/tmp",
 }
-"""All of it that a program sees."""
+"""The whole environment of a program."""
 
 
 def interpreter() -> str:
-    """The Python that programs run on: ours, without its virtual environment."""
+    """The Python of programs: this process's Python, without its virtual environment."""
     return os.path.realpath(sys.executable)
 
 
@@ -58,7 +60,7 @@ def readable_paths(packages: Iterable[Path] = ()) -> list[str]:
 
 
 def package_paths(names: Iterable[str]) -> list[Path]:
-    """What must be readable to import these distributions and what they require.
+    """Paths that must be readable to import these distributions and their requirements.
 
     Raises:
         SandboxUnavailable: one of them is not installed.
@@ -80,18 +82,14 @@ def package_paths(names: Iterable[str]) -> list[Path]:
             if ".." not in file.parts:  # scripts lie outside
                 found[Path(str(distribution.locate_file(file.parts[0])))] = None
         for requirement in distribution.requires or ():
-            if ";" not in requirement:
-                waiting.append(_bare_name(requirement))
+            wanted = Requirement(requirement)
+            if wanted.marker is None:
+                waiting.append(wanted.name)
     return list(found)
 
 
-def _bare_name(requirement: str) -> str:
-    end = next((i for i, c in enumerate(requirement) if not (c.isalnum() or c in "-_.")), None)
-    return requirement[:end]
-
-
 def program(name: str) -> str:
-    """Where a program is, links followed.
+    """Path of a program on PATH, with links resolved.
 
     Raises:
         SandboxUnavailable: it is not on PATH.
@@ -103,8 +101,7 @@ def program(name: str) -> str:
 
 
 def memory_file(open_fds: ExitStack, content: bytes | None = None) -> int:
-    """A descriptor that holds `content` for reading only, or one to write to; closed with
-    `open_fds`."""
+    """A memory file: read-only with `content`, or empty and writable; closed with `open_fds`."""
     fd = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     open_fds.callback(os.close, fd)
     if content is not None:

@@ -17,7 +17,7 @@ from agent_loop.tools import client as client_module
 from agent_loop.tools.accounts import Histogram
 from agent_loop.tools.answers import RETRY_AFTER_CAP_S, loads, retry_after_s
 from agent_loop.tools.client import MERGED_QUERIES, shared_client, snapshot
-from agent_loop.tools.door import Door
+from agent_loop.tools.loop_throttle import LoopThrottle
 from agent_loop.tools.protocol import (
     ToolCall,
     ToolRejected,
@@ -358,11 +358,11 @@ def test_a_percentile_is_right_to_a_tenth(seconds, percent):
 
 
 async def test_a_door_lets_a_portion_in_per_turn_in_order_and_forgets_who_left():
-    door, inside = Door(3), list[int]()
+    throttle, inside = LoopThrottle(3), list[int]()
 
     async def come(number: int) -> None:
-        if not door.try_enter():
-            await door.enter()
+        if not throttle.try_enter():
+            await throttle.enter()
         inside.append(number)
 
     tasks = [asyncio.ensure_future(come(number)) for number in range(10)]
@@ -374,7 +374,7 @@ async def test_a_door_lets_a_portion_in_per_turn_in_order_and_forgets_who_left()
     assert inside == [0, 1, 2, 3, 5, 6, 7, 8, 9]
     assert max(b - a for a, b in zip([0, *sizes], sizes, strict=False)) == 3
     await asyncio.wait(tasks)
-    assert door.try_enter()
+    assert throttle.try_enter()
 
 
 # --- processes, threads, loops ----------------------------------------------------------------

@@ -21,8 +21,8 @@ import traceback
 from contextlib import suppress
 
 import confine
+from fork_server import MOST_BYTES, MOST_DESCRIPTORS
 from run import Run, say
-from seat import MOST_BYTES, MOST_DESCRIPTORS
 
 CLONE_NEWNS, CLONE_NEWIPC = 0x00020000, 0x08000000
 CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWUTS = 0x20000000, 0x40000000, 0x04000000

@@ -65,7 +65,7 @@ def _main_module(home: str, source: str) -> types.ModuleType:
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=f"{home}/{source}", __builtins__=builtins)
     sys.modules["__main__"] = module
-    for ours in ("confine", "interpreter", "run", "seat"):
+    for ours in ("confine", "interpreter", "run", "fork_server"):
         sys.modules.pop(ours, None)
     sys.argv[:] = [source]
     sys.orig_argv[:] = ["python", source]

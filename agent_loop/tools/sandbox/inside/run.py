@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 
 import confine
-from seat import PR_SET_PDEATHSIG, Seat
+from fork_server import PR_SET_PDEATHSIG, ForkServerClient
 
 MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 2, 4, 32, 4096
 PR_SET_CHILD_SUBREAPER = 36
@@ -39,7 +39,7 @@ class Run:
         else:
             confine.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             confine.prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self._seat: Seat | None = Seat(plan)
+        self._spare: ForkServerClient | None = ForkServerClient(plan)
 
     def see_through(self, order: dict, fds: list[int]) -> None:
         """Set up, run, clean up, and write what came of it to `result`.
@@ -85,20 +85,20 @@ class Run:
     def _step(self, order: dict, fds: list[int], wall_s: float) -> dict:
         """Run one program until it and all that it started are dead."""
         started, before_s = time.monotonic(), cpu_of_children_s()
-        seat, self._seat = self._seat or Seat(self._plan), None
-        seat.begin(order, fds)
+        client, self._spare = self._spare or ForkServerClient(self._plan), None
+        client.begin(order, fds)
         status, is_late = None, False
         while status is None:
             left_s = started + wall_s - time.monotonic()
             if left_s <= 0 and not is_late:
                 is_late = True
-                os.kill(seat.pid, signal.SIGKILL)
+                os.kill(client.pid, signal.SIGKILL)
             heard = signal.sigtimedwait(HEARD, max(0.0, left_s) or 60.0)
             if heard is not None and heard.si_signo == signal.SIGUSR1:
-                os.kill(seat.pid, signal.SIGKILL)
+                os.kill(client.pid, signal.SIGKILL)
             elif heard is not None and heard.si_signo == signal.SIGUSR2:
-                os.kill(seat.pid, signal.SIGINT)
-            status = self._reap(seat.pid)
+                os.kill(client.pid, signal.SIGINT)
+            status = self._reap(client.pid)
         wall_s = time.monotonic() - started
         cpu_s = cpu_of_children_s() - before_s
         self._sweep()

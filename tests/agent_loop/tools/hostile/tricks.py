@@ -305,7 +305,7 @@ for name, module in list(sys.modules.items()):
     if name == "__main__":
         continue
     path = getattr(module, "__file__", None) or ""
-    if "sandbox" in path or name.split(".")[0] in ("agent_loop", "run", "seat", "confine"):
+    if "sandbox" in path or name.split(".")[0] in ("agent_loop", "run", "fork_server", "confine"):
         reached(f"module {name}")
 words = " ".join([*sys.orig_argv, *sys.argv])
 if '"landlock"' in words or len(words) > 2000:

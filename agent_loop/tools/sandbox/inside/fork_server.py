@@ -1,7 +1,8 @@
-"""The process that becomes a program: forked early, it waits until there is one.
+"""A forked interpreter that waits for a program and becomes its process.
 
-By then it has touched the pages that every program touches, which is most of what a fork costs.
-It has no right that its program should not have.
+The zygote forks it before a program arrives. It writes to the memory pages that every program
+writes to, because copying these pages is most of the cost of a fork. It gives up every right that
+the program must not have.
 """
 
 import fcntl
@@ -18,35 +19,42 @@ import confine
 import interpreter
 
 PR_SET_PDEATHSIG = 1
-MOST_BYTES = 1 << 16  # of an order
+MOST_BYTES = 1 << 16
+"""Size of the largest order."""
+
 MOST_DESCRIPTORS = 4096
+"""Descriptors below this number are closed in a program. A zygote has no descriptor above it while
+the server's limit on open files is 4096 or less; with a higher limit it may have one."""
+
 LEAST_OWN_DESCRIPTOR = 10
+"""The channel moves to this number or above, so that 0 to 3 are free for the program's streams."""
+
 MIB = 1 << 20
 
 
-class Seat:
-    """A forked process and what it is told by.
+class ForkServerClient:
+    """One forked interpreter and the socket that sends it a program.
 
     Args:
-        plan: of the zygote.
+        plan: the zygote's settings.
     """
 
     def __init__(self, plan: dict) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = confine.fork()
         if self.pid == 0:
-            take_seat(plan, theirs)
+            serve(plan, theirs)
         theirs.close()
 
     def begin(self, order: dict, fds: list[int]) -> None:
-        """Let it become the program.
+        """Send the program; the forked interpreter becomes its process.
 
         Args:
-            order: the server's, with `home`, and the `argv` of this step.
-            fds: stdin, stdout, stderr, payload, and a session's channel.
+            order: the server's order, with `home` and the `argv` of this step.
+            fds: stdin, stdout, stderr, payload, and the channel of a session.
 
         Raises:
-            RuntimeError: it could not give its rights up, so nothing ran.
+            RuntimeError: the process could not give up its rights, so nothing ran.
         """
         with self._channel as channel:
             socket.send_fds(channel, [json.dumps(order).encode()], fds)
@@ -54,8 +62,8 @@ class Seat:
                 raise RuntimeError(fault.decode(errors="replace"))
 
 
-def take_seat(plan: dict, channel: socket.socket) -> None:
-    """Wait for an order, and become what it says. Does not return."""
+def serve(plan: dict, channel: socket.socket) -> None:
+    """Wait for an order and become its program. Does not return."""
     own = fcntl.fcntl(channel.fileno(), fcntl.F_DUPFD_CLOEXEC, LEAST_OWN_DESCRIPTOR)
     channel = socket.socket(fileno=own)
     try:
@@ -67,15 +75,17 @@ def take_seat(plan: dict, channel: socket.socket) -> None:
             confine.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
         confine.no_new_privs()
-        random.seed()  # or all runs would draw the same
-        if plan["filter"] and not plan["landlock"]:  # whose calls it refuses
+        random.seed()  # otherwise all runs would draw the same numbers
+        if (
+            plan["filter"] and not plan["landlock"]
+        ):  # Landlock's own calls would be refused by the filter
             confine.load_filter(bytes.fromhex(plan["filter"]))
         rehearse()
         data, fds, _, _ = socket.recv_fds(channel, MOST_BYTES, 5)
         if not data:
             os._exit(0)
         order = json.loads(data)
-        code = sit_down(plan, order, fds, own)
+        code = enter_sandbox(plan, order, fds, own)
     except BaseException as error:
         channel.send(f"{type(error).__name__}: {error}".encode())
         os._exit(127)
@@ -84,14 +94,14 @@ def take_seat(plan: dict, channel: socket.socket) -> None:
 
 
 def rehearse() -> None:
-    """Touch what every run touches: a page that is shared since a fork costs when it is written."""
+    """Run a small program, so that shared memory pages are copied before an order comes."""
     json.loads('{"code": "", "files": {}, "fetch": []}')
     with redirect_stdout(io.StringIO()):
         interpreter.run_main("print(1)", "/", "")
 
 
-def sit_down(plan: dict, order: dict, fds: list[int], own: int) -> str:
-    """Take the program's streams, and give up every right that it should not have; its code."""
+def enter_sandbox(plan: dict, order: dict, fds: list[int], own: int) -> str:
+    """Connect the program's streams and give up rights; returns the program's code."""
     stdin, stdout, stderr, payload, *channel = fds
     os.chdir(order["home"])
     with open(payload, closefd=False) as file:
@@ -112,7 +122,7 @@ def sit_down(plan: dict, order: dict, fds: list[int], own: int) -> str:
 
 
 def become_program(order: dict, code: str, *, has_channel: bool) -> None:
-    """Does not return."""
+    """Run the program in this process. Does not return."""
     try:
         if order["argv"]:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -128,10 +138,11 @@ def become_program(order: dict, code: str, *, has_channel: bool) -> None:
 
 
 def limit(order: dict) -> None:
-    """What the kernel limits of one process, or of one user."""
+    """Set the limits that the kernel keeps for one process or one user."""
     limits = order["limits"]
     cpu_s = limits["cpu_s"]
-    # The soft limit's signal tells us it was the time limit; the hard one cannot be caught.
+    # SIGXCPU of the soft limit tells the server that the time limit was reached. The hard limit
+    # kills with SIGKILL, which has many causes.
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     if not order["reserves_memory"]:
         resource.setrlimit(resource.RLIMIT_AS, (limits["memory_mb"] * MIB,) * 2)
