@@ -1,4 +1,7 @@
-"""How the tool server runs."""
+"""Settings of the tool server: address, tools and limits.
+
+`verl-mixed serve-tools` makes its options, defaults and help texts from these fields.
+"""
 
 import re
 from pathlib import Path
@@ -12,72 +15,74 @@ from agent_loop.tools.search.upstream import Kind
 class ServerSettings(BaseModel):
     """Address, tools and limits of one tool server."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     host: str = "127.0.0.1"
-    """Address to listen on."""
+    """address to listen on"""
 
     port: int = Field(default=8100, ge=0, le=65535)
-    """0 takes a free port."""
+    """port to listen on; 0 takes a free port"""
 
     corpus_path: Path | None = None
-    """Passages for /retrieve: an index folder of `verl-mixed prepare corpus`, or JSON lines of
-    `{"id", "contents"}`, indexed at the start unless `<file>.index` holds them. None: see below."""
+    """passages for /retrieve: an index folder of `verl-mixed prepare corpus`, or a file of JSON
+    lines {"id", "contents"}, which is indexed at the start unless `<file>.index` holds its index"""
 
     search_upstream: str | None = None
-    """URL of the search engine that answers instead: Search-R1's server, or Serper with its key in
-    SERPER_API_KEY. With neither, /retrieve is 503."""
+    """URL of a search engine that answers /retrieve: a Search-R1 server, or
+    https://google.serper.dev/search with its key in SERPER_API_KEY; without this and a corpus,
+    /retrieve answers 503"""
 
     search_upstream_kind: Kind = "auto"
-    """auto: a URL that ends in /search is Serper's."""
+    """protocol of that engine; auto takes Serper for a URL that ends in /search, else Search-R1"""
 
     search_timeout_s: float = Field(default=30.0, gt=0)
-    """For one request to that engine; longer is 504."""
+    """seconds for one request to that engine; a longer one is answered with 504"""
 
     search_connections: int = Field(default=32, ge=1)
-    """Requests passed on to it at once; further ones wait."""
+    """requests to that engine at once; further requests wait"""
 
     search_workers: int = Field(default=2, ge=1)
-    """Threads that search an own index; further requests wait."""
+    """threads that search the corpus; further requests wait"""
 
     sandbox: SandboxKind = "auto"
-    """auto: the strongest that works here."""
+    """isolation of programs; auto takes the strongest that works here, rlimits does not isolate"""
 
     sandbox_workers: int = Field(default=2, ge=1)
-    """Programs run at once; further ones wait."""
+    """programs that run at once; further programs wait"""
 
     sandbox_packages: tuple[str, ...] = ()
-    """Distributions that programs may import, as numpy and sympy; loaded before programs start."""
+    """installed packages that programs may import, for example numpy sympy; they are loaded before
+    programs start"""
 
     max_sessions: int = Field(default=64, ge=0)
-    """Persistent interpreters kept; the one unused for longest makes room for the next."""
+    """persistent interpreters that are kept; the one unused for the longest time ends first"""
 
     session_idle_s: float = Field(default=900.0, gt=0)
-    """A session that is not used for so long is ended."""
+    """seconds after which an unused persistent interpreter ends"""
 
     queue_length: int = Field(default=20_000, ge=0)
-    """Requests of one tool that may wait; who comes then gets 429 with `Retry-After`."""
+    """requests of one tool that may wait; further requests are answered with 429 and Retry-After"""
 
     algebra_workers: int = Field(default=2, ge=1)
-    """Processes for what /calculate cannot do in its own; about 70 MB each, started when needed."""
+    """processes for algebra of /calculate, about 70 MB each, started when needed"""
 
     algebra_s: float = Field(default=5.0, gt=0, le=600)
-    """Time limit of one such expression, seconds."""
+    """seconds for one algebra expression"""
 
     algebra_memory_mb: int = Field(default=1024, ge=256)
-    """Address space of such a process."""
+    """address space of one algebra process, in MB"""
 
     token: SecretStr | None = None
-    """What callers must send as `Authorization: Bearer`; None: everybody may come in."""
+    """token that callers must send as `Authorization: Bearer`; without one, all are served"""
 
     drain_s: float = Field(default=10.0, ge=0)
-    """How long requests under way may take to end after SIGTERM; then they are cancelled."""
+    """seconds that running requests may take to end after SIGTERM; then they are cancelled"""
 
     max_body_mb: int = Field(default=64, ge=1)
-    """A larger request is 413."""
+    """largest request body, in MB; a larger one is answered with 413"""
 
     limiter_path: Path | None = None
-    """State file of the rate limiter of those who call; its numbers join /metrics."""
+    """state file of the callers' rate limiter, whose numbers are added to /metrics"""
 
     @model_validator(mode="after")
     def _one_search_engine(self) -> "ServerSettings":
