@@ -1,15 +1,27 @@
-"""Who has the next turn: an order of sources in which no prefix strays by a whole prompt.
+"""The order in which sources give prompts.
 
-What a source is due is exact: integers over one common denominator (`Dues`). Its j-th turn may be
-taken no earlier than the first moment at which more than j - 1 is due, and no later than the first
-at which j is due in full; then after any i turns every source has had within one of what it is due.
-Serving the earliest deadline among the turns whose time has come meets every deadline, for any
-number of sources and any ratios, also changing ones (`Turns`). Always serving the source that is
-furthest behind looks alike, and strays by more than one from five sources on.
+After any number of prompts, each source is within one prompt of its share. A prompt's place in the
+order is called a turn. What a source is due is exact: whole numbers over one common denominator
+(`Dues`).
 
-The order is worked out in blocks. A block starts from the state at its first turn, its pin, and
-the pins are found without the turns between them (`Turns._pin_after`): among the turns that may be
-taken before a pin and need not be, those with the earliest deadlines for which a slot is left.
+Each turn of a source has a release and a deadline. The j-th turn of a source is released when the
+source is first due more than j - 1 turns, and its deadline is when the source is first due j turns.
+If every turn lies between its release and its deadline, each source is always within one turn of
+what it is due. `Turns` gives each turn to the released turn with the earliest deadline. This meets
+every deadline for any number of sources and any ratios, also if the ratios change. The simpler rule
+"always serve the source that is furthest behind" is off by more than one turn from five sources on.
+
+The order is computed in blocks. The state at the first turn of a block is its pin. A pin holds how
+many turns each source has had. It is computed without the turns before it (`Turns._pin_after`), so
+any part of the order can be computed without the rest. Two kinds of turns come before a pin: those
+whose deadline has passed, which are all taken; and those that are released but not yet due. Of the
+second kind, the free slots go to the turns with the earliest deadlines.
+
+Example: sources a, b, c with shares 1/2, 1/3, 1/6 have the order a b a b a c. At a pin after 3
+turns, a is due 1.5 turns, b 1 and c 0.5. The first turn of a and the first turn of b are due, so
+both are taken, and one of the 3 slots is free. The second turn of a is released and has its
+deadline after 4 turns; the first turn of c is released and has its deadline after 6. So a gets the
+free slot, and the pin is (2, 1, 0).
 
 Source: Tijdeman, The chairman assignment problem, Discrete Math. 32 (1980), states the problem and
 the bound; the windows are those of Steiner & Yeomans, Management Science 39 (1993).
@@ -27,10 +39,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 4096
-"""Turns worked out at a time; about 3 ms."""
+"""Turns that are computed at a time, in about 3 ms."""
 
 MAX_PERIOD = 2**20
-"""An order that repeats after at most so many turns is kept whole (2 MiB)."""
+"""An order that repeats after at most this many turns is stored completely (2 MiB)."""
 
 _KEPT_BLOCKS = MAX_PERIOD // BLOCK
 
@@ -42,7 +54,7 @@ Counts = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knot:
-    """Weights from one step on; between two knots they change linearly, after the last not."""
+    """Weights from a step on. They change linearly between two knots and stay after the last."""
 
     step: int
     """First step with these weights; the first knot is at 0."""
@@ -65,7 +77,7 @@ class Dues:
         lengths = [after - before for before, after in pairwise(self._steps)]
         finest = math.lcm(*lengths) if lengths else 1
         self.scale: int = sum(knots[0].weights) * finest
-        """What one turn adds to all sources together; a whole turn in the unit of the dues."""
+        """The unit of the dues: one whole turn is this number."""
         self._weights = [[weight * finest for weight in knot.weights] for knot in knots]
         self._slopes = [
             [(b - a) // length for a, b in zip(self._weights[i], self._weights[i + 1], strict=True)]
@@ -89,7 +101,7 @@ class Dues:
         return [weight + slope * steps for weight, slope in pairs]
 
     def after(self, turns: int) -> list[int]:
-        """(S,) what each source is due after so many turns, in units of 1 / `scale`."""
+        """(S,) what each source is due after a number of turns, in units of 1 / `scale`."""
         step, rest = divmod(turns, self.turns_per_step)
         knot = bisect_right(self._steps, step) - 1
         return self._within(knot, step - self._steps[knot], rest)
@@ -98,8 +110,9 @@ class Dues:
         """What is due after each of `first` .. `last` turns.
 
         Returns:
-            whole turns due after `first` (S,), and the dues without them, (S, last - first + 1) in
-            units of 1 / `scale`: 64-bit integers where they fit, else Python's.
+            (whole turns due after `first` (S,); the dues less these whole turns,
+            (S, last - first + 1) in units of 1 / `scale`, as 64-bit integers if they fit, else as
+            Python's integers).
         """
         start = self.after(first)
         floors = [due // self.scale for due in start]
@@ -118,11 +131,13 @@ class Dues:
         return floors, np.cumsum(curve, axis=1)
 
     def first_with(self, source: int, whole: int) -> float:
-        """Turns after which a source is first due `whole` turns; infinite if never."""
+        """The number of turns after which a source is first due `whole` turns; infinite if never."""
         target = whole * self.scale
         knot = bisect_right([dues[source] for dues in self._at_knots], target - 1) - 1
         low = self._steps[knot]
-        if knot < len(self._steps) - 1:  # the last step of this piece that ends below the target
+        if (
+            knot < len(self._steps) - 1
+        ):  # find the last step of this piece that ends below the target
             high = self._steps[knot + 1]
             while high - low > 1:
                 middle = (low + high) // 2
@@ -135,7 +150,7 @@ class Dues:
         return low * self.turns_per_step - (-missing // rate) if rate else math.inf
 
     def _within(self, knot: int, steps: int, rest: int) -> list[int]:
-        """(S,) dues after so many steps and turns past a knot."""
+        """(S,) dues after `steps` steps and `rest` turns past a knot."""
         return [
             due
             + self.turns_per_step * (steps * weight + slope * (steps * (steps - 1) // 2))
@@ -147,31 +162,31 @@ class Dues:
 
 
 class Turns:
-    """The order of turns; functions of their arguments, with what was worked out kept.
+    """The order of turns. Its methods are functions of their arguments; results are cached.
 
-    Where the order repeats after at most `MAX_PERIOD` turns, one period is kept and any turn costs
-    the same. Otherwise the pins up to a turn are found on first use, about ten million turns a
-    second, and kept: one byte per source and block.
+    If the order repeats after at most `MAX_PERIOD` turns, one period is stored and every turn costs
+    the same. Otherwise the pins up to a turn are computed on first use, about ten million turns a
+    second, and stored with one byte per source and block.
     """
 
     def __init__(self, dues: Dues) -> None:
         self._dues = dues
         self._sources = len(dues.after(0))
         self._period: int | None = None
-        self._laid = 1
-        """Short periods laid end to end to make one."""
+        self._repeats = 1
+        """A short order is repeated this many times to fill one block."""
         if dues.is_constant:
             period = dues.scale // math.gcd(*dues.weights(0))
             if period <= MAX_PERIOD:
-                self._laid = -(-BLOCK // period)
-                self._period = period * self._laid
-        self._block = BLOCK if self._period is None or self._laid == 1 else self._period
-        self._ups = bytearray(self._sources)
-        """For each pin and source: whether it had one turn more than it was due in whole turns."""
+                self._repeats = -(-BLOCK // period)
+                self._period = period * self._repeats
+        self._block = BLOCK if self._period is None or self._repeats == 1 else self._period
+        self._ahead = bytearray(self._sources)
+        """For each pin and source: 1 if the source had one turn more than its whole turns due."""
         self._blocks: dict[int, NDArray[np.int16]] = {}
 
     def had(self, turns: int) -> Counts:
-        """(S,) how many of the first `turns` turns each source has."""
+        """(S,) how many of the first `turns` turns each source had."""
         cycles, rest = (0, turns) if self._period is None else divmod(turns, self._period)
         block, rest = divmod(rest, self._block)
         had = self._pin(block)
@@ -184,7 +199,7 @@ class Turns:
         return had
 
     def between(self, first: int, last: int) -> NDArray[np.int16]:
-        """(last - first,) source of each of the turns first .. last - 1."""
+        """(last - first,) source of each of the turns `first` .. `last` - 1."""
         pieces: list[NDArray[np.int16]] = []
         while first < last:
             place = first if self._period is None else first % self._period
@@ -199,22 +214,23 @@ class Turns:
         return end if self._period is None else min(end, self._period)
 
     def _pin(self, block: int) -> Counts:
-        """(S,) turns had before a block."""
+        """(S,) the pin of a block: how many turns each source had before it."""
         sources = self._sources
-        while len(self._ups) <= block * sources:
-            done = len(self._ups) // sources - 1
+        while len(self._ahead) <= block * sources:
+            done = len(self._ahead) // sources - 1
             first, last = done * self._block, self._end_of(done)
             after = self._pin_after(first, last, self._pin(done))
-            self._ups.extend(a - b for a, b in zip(after, self._whole(last), strict=True))
-        ups = self._ups[block * sources : (block + 1) * sources]
-        return tuple(a + b for a, b in zip(self._whole(block * self._block), ups, strict=True))
+            self._ahead.extend(a - b for a, b in zip(after, self._whole(last), strict=True))
+        ahead = self._ahead[block * sources : (block + 1) * sources]
+        return tuple(a + b for a, b in zip(self._whole(block * self._block), ahead, strict=True))
 
     def _pin_after(self, first: int, last: int, had: Counts) -> list[int]:
-        """(S,) turns had after `last`, from those had after `first`.
+        """(S,) turns each source had after `last`, given those it had after `first`.
 
-        Every turn whose deadline has come was taken. Of those that may be taken and are not due
-        yet, at most one per source, the earliest deadlines go first, as far as slots are left: of
-        the turns released from some slot on, no more can be taken than there are slots from there.
+        All turns whose deadline has passed are taken. At most one further turn of each source is
+        released. The free slots go to these turns by earliest deadline. A turn can only have a slot
+        after its release, so at each slot `slack` counts the slots from there to `last` less the
+        taken turns that are released there or later; a turn is taken if all these counts stay >= 0.
         """
         scale = self._dues.scale
         floors, curve = self._dues.curve(first, last)
@@ -237,16 +253,18 @@ class Turns:
                 slack[: released + 1] -= 1
                 taken[source] += 1
                 spare -= 1
-        assert spare == 0, "every slot has a turn"
+        assert spare == 0, "every slot is taken"
         return taken
 
     def _turns_of(self, block: int) -> NDArray[np.int16]:
         """(turns of the block,) the source of each."""
         found = self._blocks.get(block)
         if found is None:
-            if self._laid > 1 and self._period is not None:
-                once = self._period // self._laid
-                found = np.tile(self._serve(0, once, self._pin(0), self._whole(once)), self._laid)
+            if self._repeats > 1 and self._period is not None:
+                once = self._period // self._repeats
+                found = np.tile(
+                    self._serve(0, once, self._pin(0), self._whole(once)), self._repeats
+                )
             else:
                 first, last = block * self._block, self._end_of(block)
                 after = self._whole(last) if last == self._period else self._pin(block + 1)
@@ -257,11 +275,11 @@ class Turns:
         return found
 
     def _whole(self, turns: int) -> Counts:
-        """(S,) whole turns due; all that is due where a period ends."""
+        """(S,) whole turns due; at the end of a period nothing is due beyond them."""
         return tuple(due // self._dues.scale for due in self._dues.after(turns))
 
     def _serve(self, first: int, last: int, had: Counts, after: Sequence[int]) -> NDArray[np.int16]:
-        """Earliest deadline first over one block, from one pin to the next."""
+        """(last - first,) sources of one block: the released turn with the earliest deadline first."""
         scale, sources = self._dues.scale, self._sources
         floors, curve = self._dues.curve(first, last)
         releases: list[NDArray[np.int64]] = []
