@@ -1,7 +1,7 @@
-"""Whole prompts per source from fractional ratios, exactly. `Fraction` arithmetic.
+"""Whole prompts per source from fractional ratios, in exact `Fraction` arithmetic.
 
-Two questions: which exact shares do these ratios mean (`exact_shares`), and how many seats of one
-batch does each source get (`apportion`). Who takes which turn is `samplers.turns`.
+`exact_shares` turns ratios into exact shares; `apportion` turns shares into whole prompts of one
+batch. `samplers.turns` decides the order of the prompts.
 """
 
 import math
@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 MAX_DENOMINATOR = 10**6
-"""Shares as close as a float can be to fractions with at most this denominator mean the fractions:
-0.3333333333333333 is 1/3."""
+"""A share that is a float's rounding of a fraction with at most this denominator means the
+fraction: 0.3333333333333333 means 1/3."""
 
 _SAME = Fraction(1, 10**14)
-"""Relative difference that the last digits of a float explain."""
+"""Largest relative difference between a float and the fraction that it means."""
 
 
 def exact_shares(ratios: Mapping[str, float | Fraction]) -> dict[str, Fraction]:
     """Shares of the stream that `ratios` ask for, as fractions that sum to exactly 1.
 
-    A ratio is read as the decimal that it prints as, so 0.1 means 1/10 and not the binary float;
-    shares that all are simple fractions up to the last digits of a float are those fractions.
+    A ratio means the decimal number that it prints as: 0.1 means 1/10 and not the binary float. If
+    all shares are simple fractions up to the last digits of a float, they mean these fractions.
 
     Args:
         ratios: source -> relative ratio; finite, >= 0, not all zero.
@@ -29,7 +29,7 @@ def exact_shares(ratios: Mapping[str, float | Fraction]) -> dict[str, Fraction]:
         source -> share; S entries in the order of `ratios`.
 
     Raises:
-        ValueError: every broken rule at once.
+        ValueError: lists every broken rule.
     """
     problems = [
         f"ratio={ratio} of source={source!r} is not a finite number >= 0"
@@ -70,7 +70,7 @@ def apportion(shares: Mapping[str, Fraction], seats: int) -> dict[str, int]:
         source -> prompts; S entries in the order of `shares`, summing to `seats`.
 
     Raises:
-        ValueError: `seats` is negative, or the shares are not shares of a whole.
+        ValueError: `seats` is negative, or the shares are negative or do not sum to 1.
 
     Source: Balinski & Young, Fair Representation (2nd ed. 2001), ch. 3, method of Hamilton.
     """

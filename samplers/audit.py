@@ -1,9 +1,8 @@
-"""Holds a run's ledger against its mixture plan.
+"""Compares a run's ledger with its mixture plan.
 
-From the file alone it is proven that every trained batch held the plan's counts, that each prompt
-is of the row that its draw stands for, and that within each source no draw was passed over or is
-there twice. Each source is looked at by itself, because a prompt that is lost is replaced by the
-next of the *same* source.
+The ledger alone proves three things: every trained batch held the plan's counts; each prompt has
+the row of its draw; and in each source no draw was skipped or used twice. Each source is checked
+separately, because a lost prompt is replaced by the next prompt of the *same* source.
 """
 
 from collections import Counter, defaultdict
@@ -16,21 +15,21 @@ from samplers.ledger import LedgerEntry, Line, PlanStart, StepEnd
 from samplers.mixture_plan import MixturePlan
 
 _SHOWN = 5
-"""Problems of one kind that a report spells out."""
+"""Problems of one kind that a report lists; further ones are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceAccount:
-    """What became of one source's prompts."""
+    """The prompts of one source, by outcome."""
 
     due: float
-    """Prompts due to it by the plan over the steps in the ledger."""
+    """Prompts that the plan gives the source over the steps in the ledger."""
 
     outcomes: dict[str, int]
     """Outcome -> prompts."""
 
     under_way: int
-    """Prompts drawn whose outcome is still open."""
+    """Prompts that were drawn and have no outcome yet."""
 
     @property
     def trained(self) -> int:
@@ -39,7 +38,7 @@ class SourceAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """What an audit found."""
+    """The result of an audit."""
 
     steps: int
     """Steps in the ledger."""
@@ -51,15 +50,15 @@ class AuditReport:
     """Largest difference between planned and trained prompts of a source in one batch."""
 
     cumulative_error: float
-    """Largest difference after any step between what a source was due and what was trained; below 1
-    where the ledger keeps a plan with apportionment=carry."""
+    """Largest difference after any step between the prompts that a source was due and the prompts
+    that were trained; below 1 if the run kept a plan with apportionment=carry."""
 
     problems: tuple[str, ...]
-    """One sentence each, worst kinds first; empty when the ledger keeps the plan."""
+    """One sentence each, worst kinds first; empty if the run kept the plan."""
 
     @property
     def ok(self) -> bool:
-        """True when nothing is wrong."""
+        """Whether the run kept the plan."""
         return not self.problems
 
     @property
@@ -70,7 +69,7 @@ class AuditReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Era:
-    """Steps under one plan."""
+    """The steps that were drawn from one plan."""
 
     from_step: int
     plan: MixturePlan
@@ -83,13 +82,13 @@ def audit(
     in_flight: bool = False,
     row_ids: Mapping[str, Sequence[str]] | None = None,
 ) -> AuditReport:
-    """Hold a ledger against the plan of its run.
+    """Compare a ledger with the plan of its run.
 
     Args:
         lines: N lines in file order.
         plan: the plan with the settings of the run.
-        in_flight: the run is asynchronous and not over: draws may be under way at its last step.
-        row_ids: source -> the row ids of its rows; None: the ledger's are not looked at.
+        in_flight: the run is asynchronous and not complete, so prompts may have no outcome yet.
+        row_ids: source -> the row ids of its rows; None to skip the check of row ids.
     """
     entries = [line for line in lines if isinstance(line, LedgerEntry)]
     ends = [line for line in lines if isinstance(line, StepEnd)]
@@ -129,7 +128,7 @@ def audit(
 
 
 def _eras(lines: Sequence[Line], plan: MixturePlan) -> tuple[list[_Era], list[str]]:
-    """The plans that the ledger names, and whether the last one is the run's."""
+    """The plans in the ledger, and whether the last one is the plan of the run."""
     eras: list[_Era] = []
     for start in lines:
         if isinstance(start, PlanStart):
@@ -146,14 +145,14 @@ def _eras(lines: Sequence[Line], plan: MixturePlan) -> tuple[list[_Era], list[st
 def _batches(
     by_step: Mapping[int, Counter[str]], eras: Sequence[_Era]
 ) -> tuple[int, Fraction, dict[str, Fraction], list[str]]:
-    """(worst batch, largest cumulative error, what was due in all, problems)"""
+    """(worst batch, largest cumulative error, source -> prompts due in total, problems)"""
     found: list[str] = []
     worst, largest = 0, Fraction(0)
     due: defaultdict[str, Fraction] = defaultdict(Fraction)
     trained: Counter[str] = Counter()
     for step in sorted(by_step):
         if step < 1:
-            continue  # said by the check of steps
+            continue  # the check of steps reports it
         plan = _plan_at(eras, step)
         planned, counts = plan.counts(step - 1), by_step[step]
         for source in sorted(planned.keys() | counts.keys()):
@@ -211,7 +210,7 @@ def _rows(
         wrong = [entry for entry in own if entry.draw < 0]
         found += [f"step {e.step} has draw={e.draw} of source={source!r}" for e in wrong]
         own = [entry for entry in own if entry.draw >= 0]
-        # A prompt under way when the plan changed is of a row that an earlier plan chose.
+        # A prompt that was drawn before the plan changed has a row of the earlier plan.
         choices = [era.plan.rows(source, [e.draw for e in own]).tolist() for era in known]
         for number, entry in enumerate(own):
             rows = {
@@ -264,7 +263,7 @@ def _miscounted(entries: Sequence[LedgerEntry], ends: Sequence[StepEnd]) -> list
 
 
 def _missing(entries: Sequence[LedgerEntry], drawn: Mapping[str, int]) -> dict[str, list[int]]:
-    """source -> draws that were made and have no line."""
+    """source -> draws that have no line in the ledger."""
     made: defaultdict[str, set[int]] = defaultdict(set)
     for entry in entries:
         made[entry.source].add(entry.draw)
@@ -274,7 +273,7 @@ def _missing(entries: Sequence[LedgerEntry], drawn: Mapping[str, int]) -> dict[s
             for draw in range(max([count, *(d + 1 for d in made[name])]))
             if draw not in made[name]
         ]
-        for name, count in drawn.items()  # the last plan's: a source that left owes nothing
+        for name, count in drawn.items()  # of the last plan; a removed source owes nothing
     }
 
 
@@ -288,6 +287,6 @@ def _skipped(missing: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def _few(found: list[str]) -> list[str]:
-    """The first problems of one kind, and how many more there are."""
+    """The first problems of one kind, and the number of the others."""
     rest = len(found) - _SHOWN
     return found if rest <= 1 else [*found[:_SHOWN], f"{rest} more like: {found[_SHOWN]}"]

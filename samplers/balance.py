@@ -1,8 +1,12 @@
-"""Which trajectories go into which optimizer update, and to which rank. Pure arithmetic.
+"""Distribution of a batch's trajectories over optimizer updates and ranks. Pure arithmetic.
 
-verl orders a batch by length alone and cuts it there, so one update may hold any mixture. Here
-whole groups are dealt to updates by the quotas of the mixture (`deal_groups`), and the rows of each
-update are spread over the ranks evenly in number and workload (`spread_rows`).
+verl sorts a batch by length and cuts it into updates, so one update may hold any mixture. Here
+whole groups are dealt to updates by the quotas of the mixture (`deal_groups`). The rows of each
+update are then spread over the ranks, with equal numbers and similar workloads (`spread_rows`).
+
+Example: six groups with workloads 9, 5, 4 of source a and 8, 3, 2 of source b, two updates. The
+quotas are (a 2, b 1) and (a 1, b 2). Each update gets exactly its quotas; heavy groups go first,
+each to the update with the least work so far that still has room for the source.
 """
 
 from bisect import bisect_left
@@ -10,13 +14,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 _SWAPS_PER_RANK = 4
-"""Rows that change places at the end, at most: more even out no further."""
+"""Most pairs of rows that are swapped at the end; further swaps hardly help."""
 
 
 def deal_groups(
     sources: Sequence[str], workloads: Sequence[float], quotas: Sequence[Mapping[str, int]]
 ) -> list[list[int]]:
-    """Deal groups to optimizer updates by quota, heavy ones first, each to the lightest update.
+    """Deal groups to optimizer updates by quota: heavy groups first, each to the lightest update.
 
     Args:
         sources: (P,) source of each group.
@@ -27,7 +31,7 @@ def deal_groups(
         M lists of group indices, which hold exactly the quotas.
 
     Raises:
-        ValueError: the quotas are not those of the groups.
+        ValueError: the quotas do not sum to the groups of each source.
     """
     have, wanted = Counter(sources), Counter[str]()
     for quota in quotas:
@@ -50,13 +54,13 @@ def deal_groups(
 def spread_rows(
     updates: Sequence[Sequence[int]], workloads: Sequence[float], ranks: int
 ) -> list[list[int]]:
-    """Spread the rows of each update over the ranks: as many to each, and as much work.
+    """Spread the rows of each update over the ranks, with equal numbers and similar workloads.
 
-    Within an update rows go out heavy ones first, in rounds of one row per rank, the heaviest of a
-    round to the rank with the least so far (LPT, Graham 1969, with equal numbers). Then the parts
-    of the update are matched to the ranks so that the totals over the updates even out too, and
-    single rows of one update change places between the busiest and the idlest rank while that
-    helps.
+    Within an update, rows are dealt in rounds of one row per rank, heavy rows first; the heaviest
+    row of a round goes to the part with the least work so far (LPT, Graham 1969, with equal
+    numbers). Then the parts of the update are assigned to the ranks so that the ranks' totals over
+    all updates are similar. Finally, single rows of one update are swapped between the busiest and
+    the least busy rank while this reduces their difference.
 
     Args:
         updates: rows of each update; each number of rows is a multiple of `ranks`.
@@ -67,7 +71,7 @@ def spread_rows(
         One list of rows per rank: its rows of the first update, then of the second, and so on.
 
     Raises:
-        ValueError: an update cannot be shared evenly.
+        ValueError: the rows of an update are no multiple of `ranks`.
     """
     shares: list[list[list[int]]] = [[] for _ in range(ranks)]  # rank, update, rows
     totals = [0.0] * ranks
@@ -94,15 +98,15 @@ def spread_rows(
 
 
 def _swap(shares: list[list[list[int]]], totals: list[float], workloads: Sequence[float]) -> bool:
-    """Change two rows of one update between the busiest and the idlest rank, if that evens them."""
+    """Swap two rows of one update between the busiest and the least busy rank, if this helps."""
     busy = max(range(len(totals)), key=totals.__getitem__)
     idle = min(range(len(totals)), key=totals.__getitem__)
     gap = totals[busy] - totals[idle]
-    best, found = gap, None  # what would be left of the gap
+    best, found = gap, None  # the gap that remains after the best swap
     for update, (own, other) in enumerate(zip(shares[busy], shares[idle], strict=True)):
         light_first = sorted((workloads[row], place) for place, row in enumerate(other))
         for place, row in enumerate(own):
-            # The row to get for it is the one that is lighter by half the gap.
+            # The best row to take in exchange is lighter by half the gap.
             at = bisect_left(light_first, (workloads[row] - gap / 2, 0))
             for weight, there in light_first[max(0, at - 1) : at + 1]:
                 rest = abs(gap - 2 * (workloads[row] - weight))
@@ -120,7 +124,7 @@ def _swap(shares: list[list[list[int]]], totals: list[float], workloads: Sequenc
 
 
 def imbalance(of_ranks: Sequence[Sequence[int]], workloads: Sequence[float]) -> float:
-    """How much more the busiest rank has to do than the mean rank: 0.0 is even, 0.1 is 10 %."""
+    """Work of the busiest rank above the mean, as a fraction: 0.0 is even, 0.1 is 10 % more."""
     loads = [sum(workloads[row] for row in rows) for rows in of_ranks]
     mean = sum(loads) / len(loads)
     return max(loads) / mean - 1 if mean else 0.0
@@ -129,16 +133,17 @@ def imbalance(of_ranks: Sequence[Sequence[int]], workloads: Sequence[float]) -> 
 def rows_per_update(
     rows: Sequence[int], ranks: int, update_unit: int = 1, batch_unit: int = 1
 ) -> int:
-    """Rows that every update is filled up to, so that all are of one legal size.
+    """The number of rows to which every update is padded, so that all have one legal size.
 
     Args:
         rows: (M,) rows of each update before it is filled up.
         ranks: data-parallel ranks.
-        update_unit: rows of one rank in one update come in multiples of this: the micro-batch.
-        batch_unit: rows of one rank over all updates do: the micro-batch of the log-prob passes.
+        update_unit: rows of one rank in one update are a multiple of this (the micro-batch).
+        batch_unit: rows of one rank in the batch are a multiple of this (the micro-batch of the
+            log-prob passes).
 
     Returns:
-        The least number that is legal and not below any of `rows`.
+        The smallest legal number that is not below any of `rows`.
     """
     unit = ranks * update_unit
     size = -(-max(rows) // unit) * unit

@@ -1,7 +1,4 @@
-"""Folders that one process holds, and files that are on the disk before anything that comes after.
-
-Standard library only.
-"""
+"""Folders that one process locks, and writes that survive a power cut. Standard library only."""
 
 import fcntl
 import os
@@ -13,12 +10,12 @@ from typing import IO, Any
 
 @contextmanager
 def claimed(folder: Path) -> Generator[bool]:
-    """Hold a folder while the block lasts; yields whether it is ours.
+    """Lock a folder for the time of the block; yields whether this process has the lock.
 
-    It is not where another process holds it, or removed or renamed it as we came.
+    It has no lock if another process holds the folder, or removed or renamed the folder meanwhile.
 
     Args:
-        folder: one that is there.
+        folder: an existing folder.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -33,7 +30,7 @@ def claimed(folder: Path) -> Generator[bool]:
 
 
 def sync(path: Path) -> None:
-    """Make a file, or a folder's new and renamed names, survive a power cut."""
+    """Write a file, or the new and renamed entries of a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -42,6 +39,6 @@ def sync(path: Path) -> None:
 
 
 def flush(file: IO[Any]) -> None:
-    """Make what was written to an open file survive a power cut."""
+    """Write the content of an open file to the disk."""
     file.flush()
     os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""What a group lost to faults of the infrastructure or of its loop. Pure; no verl."""
+"""Trajectories of a group that were lost to faults. Imports no verl."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,18 +6,20 @@ from typing import Any
 
 
 class SourceStarved(RuntimeError):
-    """A source cannot fill its quota. Defined apart from the buffer that raises it, because Ray
-    carries it to processes that cannot import verl's buffer first."""
+    """A source cannot fill its quota.
+
+    It is defined apart from the replay buffer that raises it, because Ray sends it to processes
+    that do not import verl's buffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFaults:
-    """One finished group, trained or not."""
+    """The lost trajectories of one finished group, trained or not."""
 
     source: str
     trajectories: int
     faults: tuple[str, ...] = ()
-    """What ended each trajectory that was lost."""
+    """The fault of each lost trajectory."""
 
 
 def fault_of(record: Mapping[str, Any]) -> str:

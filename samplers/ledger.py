@@ -1,11 +1,11 @@
-"""Account of every prompt that was drawn: which step trained it, or why none did.
+"""The ledger: for every prompt that was drawn, the step that trained it or the reason why none did.
 
-`ledger.jsonl` holds three kinds of lines: the plan that the following steps are drawn from, once at
-the start and again wherever it changes; one line per prompt; and after the prompts of a step one
-line that ends it. A step's lines go to disk together, before its checkpoint; a step without its
-last line was cut short and does not count. After a crash the file is at most ahead of the
-checkpoint: resume calls `Ledger.rewind`, and the steps that training repeats are in the file once.
-One writer per file. `samplers.audit` holds the file against the plan.
+`ledger.jsonl` holds three kinds of lines: the plan of the following steps, at the start and at
+every change; one line per prompt; and one line at the end of each step. The lines of a step are
+written to the disk together, before its checkpoint. A step without its last line was cut short and
+does not count. After a crash the ledger may be ahead of the checkpoint: resume calls
+`Ledger.rewind`, so a step that is trained again is in the file only once. One process writes a
+file. `samplers.audit` compares the file with the plan.
 """
 
 import json
@@ -18,9 +18,11 @@ from typing import Any, Literal, cast, get_args
 from samplers.disk import flush, sync
 
 Outcome = Literal["trained", "filtered", "failed", "stale", "unfinished"]
-"""What became of a prompt: it was trained; or replaced by the next of its source, because all its
-rewards were equal (DAPO), because trajectories were lost, or because the policy had moved on; or it
-was still under way when the run was over."""
+"""The outcome of a prompt.
+
+It was trained; or it was replaced by the next prompt of its source, because all rewards of its
+group were equal (filtered, DAPO), because trajectories were lost (failed), or because its weights
+were too old (stale); or it was not finished when the run ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +36,13 @@ class LedgerEntry:
     source: str
 
     draw: int
-    """How many prompts of its source were drawn before it."""
+    """Number of prompts of its source that were drawn before it."""
 
     row: int
     """Row within its source."""
 
     row_id: str
-    """Stable name of the row, `<source>:<sha1>`; empty where nothing but the draw is known."""
+    """Stable name of the row, `<source>:<sha1>`; empty if only the draw is known."""
 
     outcome: Outcome
 
@@ -48,7 +50,7 @@ class LedgerEntry:
     """Trajectories of its group that were trained."""
 
     reward_mean: float | None
-    """Mean reward of those; None without any."""
+    """Mean reward of these trajectories; None without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +59,15 @@ class StepEnd:
 
     step: int
     prompts: int
-    """Lines of prompts before it."""
+    """Number of prompt lines of the step."""
 
     drawn: dict[str, int]
-    """Source -> prompts drawn so far, those under way included."""
+    """Source -> prompts drawn so far, including prompts that are not finished."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanStart:
-    """From here on this plan holds."""
+    """The following steps are drawn from this plan."""
 
     from_step: int
     plan: dict[str, Any]
@@ -76,10 +78,10 @@ Line = LedgerEntry | StepEnd | PlanStart
 
 
 class Ledger:
-    """Appends a run's prompts to `ledger.jsonl`, a step at a time.
+    """Appends a run's prompts to `ledger.jsonl`, one step at a time.
 
     Args:
-        path: the file; made on the first write. What a crash cut short is removed.
+        path: the file; it is made on the first write. A step that a crash cut short is removed.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -90,7 +92,7 @@ class Ledger:
         self._cut(lambda line: not isinstance(line, LedgerEntry))
 
     def begin(self, plan: Mapping[str, Any]) -> None:
-        """Note the plan that the next steps are drawn from, where it is not the last one noted.
+        """Write the plan of the next steps, unless it is the last plan in the file.
 
         Args:
             plan: `MixturePlan.description`.
@@ -102,7 +104,7 @@ class Ledger:
     def append_step(
         self, step: int, entries: Sequence[LedgerEntry], drawn: Mapping[str, int]
     ) -> None:
-        """Write one step's prompts; they are on disk when this returns.
+        """Write one step's prompts to the disk.
 
         Args:
             step: above every step in the file.
@@ -110,7 +112,7 @@ class Ledger:
             drawn: source -> prompts drawn so far.
 
         Raises:
-            ValueError: the step is in the file already, or an entry is of another step.
+            ValueError: the file has the step already, or an entry has another step.
         """
         if step <= self.last_step:
             raise ValueError(
@@ -123,8 +125,10 @@ class Ledger:
         self.last_step = step
 
     def rewind(self, step: int) -> int:
-        """Drop the lines of all steps above `step`, those that a resumed run trains again, and the
-        prompts that were left when the run was over: they are under way again.
+        """Drop the lines of all steps above `step`, because a resumed run trains them again.
+
+        Prompts that were not finished when the run ended are dropped too, because the resumed run
+        generates them again.
 
         Returns:
             Prompts dropped.
@@ -145,19 +149,19 @@ class Ledger:
                 flush(file)
         except OSError:
             if self.path.exists():
-                os.truncate(self.path, size_bytes)  # half a step would break the next append
+                os.truncate(self.path, size_bytes)  # the next append must not follow half a step
             raise
         if size_bytes == 0:
             sync(self.path.parent)
 
     def _cut(self, is_end: Callable[[Line], bool]) -> int:
-        """Drop the lines after the last one that `is_end`; they are looked at from the back.
+        """Drop the lines after the last line for which `is_end` is true, searching from the end.
 
         Returns:
             Prompts dropped.
         """
         data = self.path.read_bytes() if self.path.exists() else b""
-        dropped, end = 0, data.rfind(b"\n") + 1  # what follows the last newline was cut short
+        dropped, end = 0, data.rfind(b"\n") + 1  # text after the last newline was cut short
         while end:
             start = data.rfind(b"\n", 0, end - 1) + 1
             try:
@@ -176,7 +180,7 @@ class Ledger:
         return dropped
 
     def _look_back(self, data: bytes) -> None:
-        """Find the last step and the last plan."""
+        """Find the last step and the last plan, searching from the end."""
         self.last_step, self._plan = 0, None
         plan = data.rfind(_PLAN_LINE)
         if plan >= 0:
@@ -187,7 +191,7 @@ class Ledger:
             self.last_step = json.loads(data[start : data.index(b"\n", start)])["step"]
 
     def _drop_unfinished(self) -> int:
-        """Drop the prompts of the last step that were under way when the run was over."""
+        """Drop the prompts that were not finished when the run ended."""
         raw = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
         end = _decode(raw[-1]) if raw else None
         if not isinstance(end, StepEnd):
@@ -205,13 +209,13 @@ class Ledger:
 
 
 def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
-    """Lines in file order; a last step that was cut short is left out.
+    """The lines in file order, without a last step that was cut short.
 
     Returns:
-        N lines; none where there is no file.
+        N lines; none if there is no file.
 
     Raises:
-        ValueError: a line before the last is none of a ledger.
+        ValueError: a line before the last one is not a ledger line.
     """
     if not os.path.exists(path):
         return []
@@ -256,7 +260,7 @@ def _decode(text: bytes) -> Line:
 
 _PLAN_LINE = b'{"from_step": '
 _END_OF_STEP = b'"drawn": {'
-"""How the lines of plans begin, and what only the end of a step holds."""
+"""The start of a plan's line, and a text that only the end line of a step holds."""
 
 _FIELDS: dict[type[Line], dict[str, Any]] = {
     LedgerEntry: {

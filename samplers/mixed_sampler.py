@@ -1,10 +1,10 @@
-"""The mixture plan as verl's dataloader: whole prompts, in plan order, from where training is.
+"""The mixture plan as verl's dataloader: prompts in the order of the plan.
 
-verl's `StatefulDataLoader` reads the dataset, one per source, each with a sampler that follows the
-plan's order of that source (`SourceSampler`); `PlanStream` takes from them what the plan says comes
-next, in any number, also out of turn when a prompt of one source is replaced. Loaders may read
-ahead with worker processes. What they read ahead is no part of the state: the plan counts what was
-taken, and loaders made after a restart begin there.
+Each source has its own `StatefulDataLoader`, with a sampler that follows the plan's order of the
+source (`SourceSampler`). `PlanStream` takes the next prompts of the plan from these loaders, and
+replacements of lost prompts out of turn. The loaders may read ahead in worker processes. Rows that
+were read ahead are not part of the state: the plan counts the prompts that were taken, and after a
+restart the loaders begin there.
 """
 
 # torch and torchdata come with partial types.
@@ -23,11 +23,11 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from samplers.mixture_plan import MixturePlan, PlannedPrompt
 
 _AHEAD = 256
-"""Draws that a sampler looks up at a time."""
+"""Draws that a sampler computes at a time."""
 
 
 class Rows(Protocol):
-    """A dataset: rows by number."""
+    """A dataset with rows by number."""
 
     def __len__(self) -> int: ...
 
@@ -35,7 +35,7 @@ class Rows(Protocol):
 
 
 def rows_by_source(data_sources: Any) -> dict[str, NDArray[np.int64]]:
-    """Dataset index of each source's rows, in the order they stand in the files.
+    """Dataset index of each source's rows, in the order of the files.
 
     Args:
         data_sources: the dataset's `data_source` column, (N,): a pyarrow column or a sequence.
@@ -61,13 +61,13 @@ def rows_by_source(data_sources: Any) -> dict[str, NDArray[np.int64]]:
 
 
 class SourceSampler(Sampler[int]):
-    """Dataset rows of one source in plan order, without end.
+    """Endless dataset rows of one source, in the order of the plan.
 
     Args:
         plan: the mixture.
         source: the source.
-        index: (rows of the source,) where each of its rows stands in the dataset.
-        first_draw: the draw to begin with.
+        index: (rows of the source,) dataset index of each of its rows.
+        first_draw: the first draw.
     """
 
     def __init__(
@@ -85,15 +85,16 @@ class SourceSampler(Sampler[int]):
 
 
 class PlanStream:
-    """Stands where verl keeps its training dataloader, and is checkpointed as one.
+    """The object that verl uses as its training dataloader, and saves in checkpoints.
 
     Args:
         dataset: all rows of all sources.
         plan: the mixture over them.
         index: `rows_by_source` of the dataset.
         collate: verl's collate function: rows -> columns.
-        workers: processes that read ahead, over all sources; 0 reads when asked.
-        on_change: what to do with a state of another mixture; see `MixturePlan.load_state_dict`.
+        workers: processes that read ahead, for all sources together; 0 reads on demand.
+        on_change: `refuse` or `continue` for a state of another mixture; see
+            `MixturePlan.load_state_dict`.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class PlanStream:
         self._index, self._collate = index, collate
         self._workers, self._on_change = workers, on_change
         self._loaders: dict[str, tuple[int, Iterator[dict[str, Any]]]] = {}
-        """source -> (draw that its loader gives next, the loader)."""
+        """source -> (the next draw of its loader, the loader)."""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -120,18 +121,18 @@ class PlanStream:
         """The next prompts of the stream.
 
         Returns:
-            (what the plan says of each, their columns), both in stream order.
+            (the planned prompts, their columns), both in stream order.
         """
         return self._read(self.plan.take(prompts))
 
     def replace(self, wanted: Mapping[str, int]) -> tuple[list[PlannedPrompt], dict[str, Any]]:
-        """The next prompts of some sources, out of turn.
+        """The next prompts of some sources, outside the order of the stream.
 
         Args:
             wanted: source -> prompts.
 
         Returns:
-            As `take`.
+            The same as `take`.
         """
         return self._read(self.plan.replace(wanted))
 
@@ -143,7 +144,7 @@ class PlanStream:
         return self.plan.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Continue where `state` was taken.
 
         Raises:
             ValueError: the plan's fingerprint differs: sources, ratios, batch size or seed changed.
@@ -155,7 +156,7 @@ class PlanStream:
 
     def _row(self, prompt: PlannedPrompt) -> dict[str, Any]:
         at, rows = self._loaders.get(prompt.source, (-1, iter(())))
-        if at != prompt.draw:  # the first time, and after draws were given back or a state loaded
+        if at != prompt.draw:  # the loader is new, or draws were given back, or a state was loaded
             rows = self._open(prompt.source, prompt.draw)
         self._loaders[prompt.source] = prompt.draw + 1, rows
         return next(rows)

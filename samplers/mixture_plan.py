@@ -1,17 +1,20 @@
-"""Which prompt comes when: the stream of (source, row) that training draws from.
+"""The mixture plan: the stream of (source, row) from which training takes its prompts.
 
-The plan is arithmetic. Prompt i is a function of (sizes, ratios, batch size, seed, i), so a resumed
-run needs a few numbers and no replay. Three laws hold:
+Prompt i is a function of (sizes, ratios, batch size, seed, i), so a resumed run needs a few numbers
+and no replay. The plan keeps three promises:
 
-1. After any i prompts, source s has been drawn within one prompt of what it is due, i * share
-   (`carry`). A batch whose quotas are whole numbers therefore holds exactly them, and remainders go
-   on to the next. Where ratios follow a schedule, what is due is the sum over the prompts so far.
-2. A source repeats no row before all its rows were drawn; each pass has an order of its own, and no
-   row is twice in one batch unless the source is smaller than its part of the batch.
-3. `prompt(i)` depends on nothing that happened before.
+1. After any i prompts, source s was drawn within one prompt of its due number, i * share (`carry`).
+   A batch whose quotas are whole numbers therefore holds exactly these numbers, and remainders are
+   carried to the next batch. With a schedule, the due number is the sum of the shares so far.
+2. A source repeats no row before all its rows were drawn. Each pass has another order. No row
+   is twice in one batch, unless the source has fewer rows than its part of the batch.
+3. `prompt(i)` does not depend on earlier calls.
 
-A prompt that is lost on its way to training is replaced by the next row of the same source
-(`replace`), so each source counts its own draws: `drawn` and `position` are all that changes.
+Example: ratios 0.5, 0.3, 0.2 and batches of 4 give counts (2, 1, 1), (2, 2, 0), (2, 1, 1), ...;
+after five batches the sources have exactly 10, 6 and 4 prompts.
+
+A prompt that is lost before training is replaced by the next row of the same source (`replace`).
+Each source counts its own draws, so the state is only `drawn` and `position`.
 """
 
 import hashlib
@@ -37,12 +40,12 @@ _log = logging.getLogger(__name__)
 Apportionment = Literal["carry", "fixed"]
 
 Ratio = float | Mapping[int, float]
-"""Relative to the other sources'; or, by the number of batches before, `{0: 0.5, 1000: 0.2}`:
-constant before the first entry and after the last. Between the entries of all sources together the
-shares are linear."""
+"""A number relative to the other sources' ratios, or a schedule `{batches before: ratio}`, such as
+`{0: 0.5, 1000: 0.2}`. A schedule is constant before its first entry and after its last. Between the
+entries of all sources together, the shares change linearly."""
 
 _CHUNK = 2**15
-"""Prompts worked out at a time; batches are looked up in the chunk that holds them."""
+"""Prompts that are computed at a time; a batch is taken from the chunk that holds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,26 +66,30 @@ class PlannedPrompt:
     source: str
 
     draw: int
-    """How many prompts of its source were drawn before it; names the prompt in all accounts."""
+    """Number of prompts of its source that were drawn before; it identifies the prompt in the
+    ledger."""
 
     row: int
     """Row within its source, in the order of the files."""
 
 
 class MixturePlan:
-    """The stream of prompts for one mixture. All methods are functions of their arguments, but
-    `take`, `replace` and `give_back`, which draw.
+    """The stream of prompts of one mixture.
+
+    All methods are functions of their arguments, except `take`, `replace` and `give_back`, which
+    change the state.
 
     Args:
         sizes: source -> rows it has.
         ratios: source -> relative ratio, finite and >= 0; 0 leaves a source out. Or a schedule.
         batch_size: prompts per batch (B), >= 1.
-        seed: seed of the orders of rows.
-        apportionment: `carry` hands remainders on, so shares are exact over time; `fixed` gives
-            every batch the same largest-remainder counts, so a small share may get no seat at all.
+        seed: seed of the order of each source's rows.
+        apportionment: `carry` carries remainders to the next batch, so shares are exact over time;
+            `fixed` gives every batch the same largest-remainder counts, so a small share may get no
+            prompt at all.
 
     Raises:
-        ValueError: all mistakes at once.
+        ValueError: lists every mistake.
     """
 
     def __init__(
@@ -105,9 +112,9 @@ class MixturePlan:
             self._say_starved(seats)
             self._shares = [{name: Fraction(seats[name], self.batch_size) for name in self.sources}]
         self.shares: dict[str, Fraction] = {name: self._shares[0][name] for name in self.sources}
-        """Source -> the exact share that the stream follows, in the first batch."""
+        """Source -> its exact share in the first batch."""
         self.ratios: dict[str, float] = {name: float(own) for name, own in self.shares.items()}
-        """Source -> the same as a number; they sum to 1."""
+        """Source -> its share in the first batch as a float; they sum to 1."""
         common = math.lcm(*(own.denominator for at in self._shares for own in at.values()))
         knots = [
             Knot(step=step, weights=tuple(int(at[name] * common) for name in self.sources))
@@ -123,9 +130,9 @@ class MixturePlan:
         self._chunk: tuple[int, Batch] | None = None
 
         self.position: int = 0
-        """Prompts of the stream drawn so far, replacements not counted."""
+        """Prompts of the stream drawn so far, without replacements."""
         self.drawn: dict[str, int] = dict.fromkeys(self.sources, 0)
-        """Source -> rows drawn so far, replacements counted: the draw that comes next."""
+        """Source -> rows drawn so far, with replacements; this is its next draw."""
 
     def counts(self, batch_index: int) -> dict[str, int]:
         """Prompts per source in one batch; S entries that sum to the batch size."""
@@ -135,7 +142,7 @@ class MixturePlan:
         return self.counts_between(first, first + self.batch_size)
 
     def counts_between(self, first: int, last: int) -> dict[str, int]:
-        """Prompts per source at the positions first .. last - 1: of a mini-batch, say."""
+        """Prompts per source at the positions first .. last - 1, for example of a mini-batch."""
         before, after = self._turns.had(first), self._turns.had(last)
         return {name: b - a for name, a, b in zip(self.sources, before, after, strict=True)}
 
@@ -160,7 +167,7 @@ class MixturePlan:
         return self.sources[int(one.source_ids[0])], int(one.rows[0])
 
     def due(self, prompts: int) -> dict[str, Fraction]:
-        """What each source is due of the first `prompts` prompts, exactly; S entries."""
+        """The exact number of the first `prompts` prompts that each source is due; S entries."""
         dues = self._dues.after(prompts)
         return {
             name: Fraction(due, self._dues.scale)
@@ -176,7 +183,7 @@ class MixturePlan:
         }
 
     def rows(self, source: str, draws: ArrayLike) -> NDArray[np.int64]:
-        """(N,) rows that some draws (N,) of one source get, in the order of `draws`.
+        """(N,) rows of the draws (N,) of one source, in the order of `draws`.
 
         Raises:
             ValueError: a draw is negative.
@@ -204,13 +211,13 @@ class MixturePlan:
         return self._draw([name for name, count in wanted.items() for _ in range(count)])
 
     def give_back(self, drawn: Mapping[str, int]) -> None:
-        """Undo the last draws of some sources: they come again.
+        """Undo the last draws of some sources, so that they are drawn again.
 
         Args:
-            drawn: source -> `drawn` as it shall be.
+            drawn: source -> the new value of `drawn`.
 
         Raises:
-            ValueError: more than what was drawn.
+            ValueError: a value is above what was drawn.
         """
         for name, count in drawn.items():
             if not 0 <= count <= self.drawn[name]:
@@ -236,20 +243,20 @@ class MixturePlan:
     # --- resume -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Position, draws and what the stream was built from, as plain JSON values."""
+        """Position, draws and the arguments of the stream, as plain JSON values."""
         return {"position": self.position, "drawn": dict(self.drawn), **self._fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
         """Continue where `state` was taken.
 
         Args:
-            on_change: `refuse` a state of another stream, or `continue`: each source that both
-                have goes on with its next draw, new ones start at their first; the position is that
-                of the same batch.
+            on_change: `refuse` a state of another stream; or `continue`: each source in both
+                streams continues with its next draw, a new source starts at its first, and the
+                position is that of the same batch.
 
         Raises:
-            ValueError: the state belongs to another stream, and the message says what differs; or
-                it is no state.
+            ValueError: the state belongs to another stream (the message names the differences), or
+                it is not a state.
         """
         position, drawn = state.get("position"), state.get("drawn")
         if not isinstance(position, int) or position < 0:
@@ -280,7 +287,7 @@ class MixturePlan:
         self.drawn.update({name: before.get(name, 0) for name in self.drawn})
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
-        """What a state's stream was built from and this plan was not, a phrase each."""
+        """The differences between a state's stream and this plan, one phrase each."""
         return [
             f"{field}={state.get(field)!r} where this plan has {own!r}"
             for field, own in self._fingerprint.items()
@@ -288,7 +295,7 @@ class MixturePlan:
         ]
 
     def description(self) -> dict[str, Any]:
-        """All that the stream is built from, as plain JSON values; `from_description` undoes it."""
+        """All arguments of the stream as plain JSON values; `from_description` reads them back."""
         return {
             "sizes": self.sizes,
             "ratios": {
@@ -305,10 +312,10 @@ class MixturePlan:
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "MixturePlan":
-        """The plan that a `description` is of.
+        """The plan with this `description`.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not a description.
         """
         try:
             ratios = {
@@ -337,7 +344,7 @@ class MixturePlan:
     # --- inside -------------------------------------------------------------------------------
 
     def _between(self, first: int, last: int) -> Batch:
-        """The prompts at the positions first .. last - 1, as they are when nothing is replaced."""
+        """The prompts at the positions first .. last - 1 if nothing is replaced."""
         source_ids = self._turns.between(first, last)
         rows = np.empty(last - first, dtype=np.int64)
         for source_id, (name, had) in enumerate(
@@ -381,7 +388,7 @@ def _shares_at_knots(ratios: Mapping[str, Ratio]) -> tuple[list[int], list[dict[
 
 
 def _at(schedule: Mapping[int, float], step: int) -> float | Fraction:
-    """A schedule's ratio at one step: exact where it is a knot or interpolated."""
+    """The exact ratio of a schedule at one step."""
     knots = sorted(schedule)
     after = bisect_right(knots, step)
     if after == 0 or knots[after - 1] == step or after == len(knots):

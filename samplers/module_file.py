@@ -1,4 +1,4 @@
-"""A user's Python file as a module. Standard library only."""
+"""Imports a user's Python file as a module. Standard library only."""
 
 import importlib.util
 import sys
@@ -8,14 +8,14 @@ from types import ModuleType
 
 
 def module_of(path: Path, prefix: str) -> ModuleType:
-    """Load a file, once a process; it can import those beside it.
+    """Import a file once per process; the file can import the files beside it.
 
     Args:
         path: a file that ends in `.py`.
-        prefix: of the module's name, which a digest of the place ends.
+        prefix: start of the module's name; a digest of the path follows.
 
     Raises:
-        ImportError: the file fails or exits; the text says with what.
+        ImportError: the file raises or exits; the message contains the error.
     """
     path = path.resolve()
     name = f"{prefix}_{path.stem}_{sha1(str(path).encode()).hexdigest()[:8]}"
@@ -23,9 +23,9 @@ def module_of(path: Path, prefix: str) -> ModuleType:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None, path
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # before it runs: dataclasses look themselves up
+        sys.modules[name] = module  # before it runs, because dataclasses look up their module
         if str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))  # last, so that it hides nothing
+            sys.path.append(str(path.parent))  # last, so that it hides no other module
         try:
             spec.loader.exec_module(module)
         except BaseException as error:

@@ -1,15 +1,16 @@
-"""The order in which a source gives its rows: a keyed permutation per pass, computed, not stored.
+"""The order of a source's rows: a keyed permutation for each pass, computed and not stored.
 
-Rows 0 .. size-1 are laid out in columns and permuted by a Feistel network whose one half is the
-column and whose other half the place in it; the few results outside the range go through again
-until they fall inside (cycle walking). Another key for each pass over the source gives another
-order. Statistical quality is what training needs; it is no cipher. Small sources are shuffled as a
-whole instead, which is as fast and fairer: on few bits a network favours some orders.
+Rows 0 .. size-1 are arranged in columns and permuted by a Feistel network. One half of the
+network's value is the column, the other half the place in the column. A result outside the range
+goes through the network again until it is inside (cycle walking). Each pass over the source has
+another key and so another order. The network has the statistical quality that training needs; it is
+not a cipher. Small sources are shuffled completely instead, which is as fast, and fairer, because a
+network with few bits prefers some orders.
 
-Where one pass meets the next, a row could come at the end of the one and at the start of the other,
-twice in one batch. So the rows that end a pass are moved out of the start of the next. Where a
-batch takes more than a quarter of the source, rows are shuffled within blocks, the same rows in
-each block in every pass, so that no row comes back before a batch's worth of others.
+A row at the end of one pass and at the start of the next could be twice in one batch. So the rows
+at the end of a pass are moved away from the start of the next pass. If a batch takes more than a
+quarter of the source, the rows are shuffled within blocks that hold the same rows in every pass, so
+that a row returns only after a batch of other rows.
 
 Source: Luby & Rackoff 1988 (Feistel); Black & Rogaway 2002, Ciphers with Arbitrary Finite Domains,
 sec. 3 and 4 (cycle walking, halves of any size).
@@ -24,32 +25,32 @@ from numpy.typing import NDArray
 
 _ROUNDS = 6
 _STORED = 2**13
-"""Rows of a source that is small enough to be shuffled as a whole."""
+"""Sources with at most this many rows are shuffled completely."""
 
 _GUARDED = 2**10
-"""Rows at the end of a pass that are kept out of the start of the next; more in larger batches, and
-a quarter of the source at most."""
+"""Rows at the end of a pass that are kept away from the start of the next pass; more for larger
+batches, and at most a quarter of the source."""
 
 _KEPT = 4
-"""Passes whose stored rows are kept."""
+"""Number of passes whose rows stay in memory."""
 
 
 def order_key(seed: int, source: str) -> int:
-    """64-bit key of the source's orders: independent of which other sources there are."""
+    """64-bit key of the source's orders; it does not depend on the other sources."""
     digest = hashlib.blake2b(f"{seed}/{source}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 class RowOrder:
-    """Which row each draw from one source gets; a function of the draw.
+    """The row of each draw from one source, as a function of the draw.
 
-    Draws k*size .. (k+1)*size - 1 are pass k: together they hold every row once, in an order of
-    their own. (Sources of two or three rows have few orders; passes may then coincide.) Any `share`
-    draws in a row are of different rows, unless the source has fewer.
+    Draws k*size .. (k+1)*size - 1 are pass k. A pass holds every row once, in its own order. (With
+    two or three rows there are few orders, so two passes may have the same.) Any `share`
+    consecutive draws have different rows, unless the source has fewer rows.
 
     Args:
         size: rows of the source, >= 1.
-        share: most draws from it in one batch.
+        share: most draws from the source in one batch.
         key: `order_key` of the source.
     """
 
@@ -84,7 +85,7 @@ class RowOrder:
         return rows
 
     def _of_pass(self, which: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows at some places of one pass."""
+        """Rows at the given places of one pass."""
         if self._in_blocks:
             return self._keep("blocks", which, self._shuffle_blocks)[places]
         rows = self._permute(which, places)
@@ -97,7 +98,7 @@ class RowOrder:
     def _keep(
         self, what: str, which: int, make: Callable[[int], NDArray[np.int64]]
     ) -> NDArray[np.int64]:
-        """A stored part of a pass; the last few are kept."""
+        """Store a part of a pass; only the last few parts are kept."""
         if (what, which) not in self._kept:
             if len(self._kept) >= 2 * _KEPT:
                 del self._kept[next(iter(self._kept))]
@@ -105,10 +106,10 @@ class RowOrder:
         return self._kept[what, which]
 
     def _guarded_start(self, which: int) -> NDArray[np.int64]:
-        """The first places of a pass, without the rows that end the pass before.
+        """The first places of a pass, without the rows at the end of the previous pass.
 
-        They change places with the rows that follow. These do not reach the end of the pass, so
-        the end of the pass before can be looked up as it is.
+        Such rows are swapped with the rows that follow. The swaps do not reach the end of the pass,
+        so the end of the previous pass needs no such step.
         """
         guarded = self._guarded
         start = self._permute(which, np.arange(3 * guarded))
@@ -120,13 +121,14 @@ class RowOrder:
         return start
 
     def _shuffle_blocks(self, which: int) -> NDArray[np.int64]:
-        """A whole pass: blocks that hold the same rows in every pass, each in a new order."""
+        """A complete pass in blocks: each block holds the same rows in every pass, in a new order.
+        A complete pass in blocks: each block holds the same rows in every pass, in a new order."""
         rows = np.argsort(_random_words(f"{self._key}", self.size), kind="stable")
         blocks = np.arange(self.size) // self._block
         return rows[np.lexsort((_random_words(f"{self._key}/{which}", self.size), blocks))]
 
     def _shuffle(self, which: int) -> NDArray[np.int64]:
-        """A whole pass of a small source."""
+        """A complete pass of a small source."""
         return np.argsort(_random_words(f"{self._key}/{which}", self.size), kind="stable")
 
     def _permute(self, which: int, places: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -144,7 +146,7 @@ class RowOrder:
         return rows.astype(np.int64)
 
     def _encipher(self, values: NDArray[Any], keys: NDArray[Any]) -> NDArray[Any]:
-        """One trip through the network: a bijection on columns * 2**low_bits values."""
+        """The network once: a bijection on columns * 2**low_bits values."""
         word = values.dtype.type
         half, low_bits = word(values.itemsize * 4), word(self._low_bits)
         columns = word(self._columns)
@@ -178,6 +180,6 @@ def _mix(values: NDArray[Any], key: Any, shift: Any) -> NDArray[Any]:
 
 
 def _random_words(text: str, count: int) -> NDArray[np.uint64]:
-    """(count,) 64-bit words that depend on the text alone."""
+    """(count,) 64-bit words that depend only on the text."""
     digest = hashlib.shake_128(text.encode()).digest(8 * count)
     return np.frombuffer(digest, dtype=np.uint64)

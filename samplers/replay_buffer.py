@@ -1,23 +1,24 @@
-"""verl's replay buffers with the mixture's quotas: which finished groups are trained.
+"""verl's replay buffers with the quotas of the mixture: they choose the groups that are trained.
 
 verl adapter: `ReplayBuffer` and `ReplayBufferAsync` (trainer/ppo/v1/replay_buffer.py at 0.9.1).
-verl waits for as many finished groups as the batch holds, of any source, takes the oldest, and
-replaces what it evicts by the next prompts of any source. Here
+verl waits until as many groups of any source are finished as the batch holds, takes the oldest, and
+replaces an evicted group by the next prompt of any source. These subclasses change four things:
 
-- the groups that may be sampled are capped at each source's quota, oldest first, so that verl's
-  "enough groups" comes to mean "every quota is full";
-- what verl evicts is remembered by source, and its request for so many new prompts is turned into
-  one for so many of each source;
-- a trajectory that was lost to infrastructure has no say in whether its group is filtered, and
-  what the finished groups lost that are not trained is kept for the trainer, who never sees them;
-- a step in which a source cannot deliver fails and names it, instead of waiting for ever.
+- verl sees at most each source's quota of finished groups, oldest first. So its condition "enough
+  groups" means "every quota is full".
+- Evicted groups are counted by source. verl's request for a number of new prompts becomes a request
+  for a number of each source.
+- A trajectory that was lost to infrastructure does not decide whether its group is filtered. The
+  lost trajectories of groups that are not trained are kept for the trainer's counts.
+- A step in which a source cannot fill its quota fails with the source's name, instead of waiting
+  for ever.
 
-In synchronous mode the trained groups of a source are the first in draw order that survive, however
-fast or slow each was: verl drains what it started too much, and the draws past the last trained one
-are given back, to be drawn again in the next step. Validation passes through untouched.
+In synchronous mode, the trained groups of a source are the first surviving groups in draw order,
+whether they were fast or slow. verl discards groups that it started in surplus; the draws after the
+last trained draw are given back and drawn again in the next step. Validation is not changed.
 """
 
-# verl comes without types; what we take from it is said where it is used.
+# verl has no type annotations.
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false
@@ -45,35 +46,35 @@ from samplers.faults import GroupFaults, SourceStarved, fault_of
 from samplers.ledger import Outcome
 
 POLL_INTERVAL_S = 0.05
-"""How often the buffer looks for finished groups; verl's 2 s would dominate a small step."""
+"""Seconds between two looks for finished groups; verl's 2 s would dominate a small step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """What the buffer asks of the trainer, and how long it has patience."""
+    """The trainer's functions that the buffer calls, and the buffer's limits."""
 
     quota: Callable[[int], Mapping[str, int]]
-    """So many groups -> source -> how many of them are its own, in the batch that comes next."""
+    """Number of groups in the next batch -> source -> its quota."""
 
     draw: Callable[[Mapping[str, int]], Any]
-    """source -> so many more prompts to start."""
+    """Starts more prompts: source -> number."""
 
     give_back: Callable[[Mapping[str, int]], None]
-    """source -> the draw it goes on from; what was drawn past it comes again."""
+    """Takes draws back: source -> its next draw; later draws are drawn again."""
 
     max_wait_s: float
     """Longest wait for a batch."""
 
     max_replacements: int
-    """Most prompts of a source that are replaced in one step, for each prompt of its quota."""
+    """Most replaced prompts of a source in one step, per prompt of its quota."""
 
     clock: Callable[[], float] = time.monotonic
 
 
 def make_uid(source: str, draw: int) -> str:
-    """A name for one prompt's group: unique, and it says the prompt.
+    """A unique name for one prompt's group that contains the prompt's source and draw.
 
-    verl carries it everywhere, also over a restart, and splits it on "_" only.
+    verl keeps the name everywhere, also over a restart, and splits it only at "_".
     """
     return f"{uuid.uuid4().hex}.{draw}.{quote(source, safe='').replace('_', '%5F')}"
 
@@ -83,14 +84,14 @@ def prompt_of(uid: str) -> tuple[str, int]:
     """(source, draw) of a group.
 
     Raises:
-        ValueError: the name is not one of `make_uid`.
+        ValueError: `make_uid` did not make the name.
     """
     _, draw, source = uid.split(".", 2)
     return unquote(source), int(draw)
 
 
 class _Finished(NamedTuple):
-    """A finished group; the oldest compares least."""
+    """A finished group; older groups compare as smaller."""
 
     step: int
     draw: int
@@ -98,11 +99,11 @@ class _Finished(NamedTuple):
 
 
 class _ExactQuotas:
-    """Mixed into both of verl's buffers; see the module.
+    """The part that both buffers share; see the module.
 
     Args:
-        mixture: the trainer's side.
-        options: verl's own arguments but `refill_fn`.
+        mixture: functions of the trainer, and limits.
+        options: verl's own arguments without `refill_fn`.
     """
 
     # verl's, in both classes
@@ -121,14 +122,14 @@ class _ExactQuotas:
     def __init__(self, mixture: Mixture, **options: Any) -> None:
         self.mixture = mixture
         self.given_up: list[tuple[str, Outcome]] = []
-        """(uid, why) of groups evicted since the trainer last took them."""
+        """(uid, reason) of the groups evicted since the trainer last asked."""
         self._losses: list[GroupFaults] = []
         self._last_fault: dict[str, str] = {}
-        """source -> what ended a trajectory of its dropped groups last, in this wait."""
+        """source -> the last fault among its dropped groups in this wait."""
         self._quota: Mapping[str, int] = {}
         self._ready: dict[str, list[str]] = {}
         self._pool: defaultdict[str, list[_Finished]] = defaultdict(list)
-        """source -> its finished groups, oldest first; kept from poll to poll."""
+        """source -> its finished groups, oldest first; kept between polls."""
         self._pooled: dict[str, _Finished] = {}
         self._owed: Counter[str] = Counter()
         self._replaced: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -138,26 +139,26 @@ class _ExactQuotas:
         super().__init__(refill_fn=self._refill, **options)  # type: ignore[call-arg]
 
     def take_given_up(self) -> list[tuple[str, Outcome]]:
-        """(uid, why) of the groups evicted since the last call."""
+        """(uid, reason) of the groups evicted since the last call."""
         taken, self.given_up = self.given_up, []
         return taken
 
     def take_losses(self) -> list[GroupFaults]:
-        """What the finished groups lost that were dropped untrained since the last call."""
+        """The lost trajectories of groups that were dropped untrained since the last call."""
         taken, self._losses = self._losses, []
         return taken
 
     # --- quotas -------------------------------------------------------------------------------
 
     def _begin(self, global_steps: int, groups: int) -> None:
-        """Start to wait for a batch of so many groups."""
+        """Begin to wait for a batch with this number of groups."""
         self._quota = self.mixture.quota(groups)
         self._since, self._step = self.mixture.clock(), global_steps
         self._ready = {}
         self._replaced.clear()
         self._last_fault.clear()
         if self.trainer_mode == "sync":
-            self._owed.clear()  # verl forgets its credit at the end of a step too
+            self._owed.clear()  # verl clears its own count at the end of a step too
 
     def _sampleable_terminal_keys(self, partition_id: str, eviction_reasons: Any) -> set[str]:
         finished = super()._sampleable_terminal_keys(partition_id, eviction_reasons)  # type: ignore[misc]
@@ -171,7 +172,7 @@ class _ExactQuotas:
         return {uid for own in self._ready.values() for uid in own}
 
     def _pool_finished(self, finished: set[str], steps: Mapping[str, int]) -> None:
-        """Bring the pool up to date: what is new is put in order, what has gone is dropped."""
+        """Update the pool: add new finished groups in order, remove groups that are gone."""
         new = finished.difference(self._pooled)
         if len(self._pooled) + len(new) > len(finished):  # some were evicted
             for uid in self._pooled.keys() - finished:
@@ -196,12 +197,14 @@ class _ExactQuotas:
             del self._pooled[uid]
         if self.trainer_mode == "sync":
             self._forget_surplus(selected)
-        # verl copies both; nothing changes them before the batch is made of them.
+        # verl copies both, and nothing changes them before the batch is built.
         return selected, self.partitions[partition_id], self.prompt_global_steps[partition_id]
 
     def _forget_surplus(self, selected: list[str]) -> None:
-        """Drop the groups past the last trained draw of each source, and give their draws back."""
-        self._note_losses("train", set(self._pooled))  # the evicted alone would look worse than all
+        """Drop the groups after the last trained draw of each source, and give their draws back."""
+        self._note_losses(
+            "train", set(self._pooled)
+        )  # all groups, because evicted groups alone would look worse
         self._clear_groups("train", set(self._pooled))
         ends: dict[str, int] = {}
         for source, draw in map(prompt_of, selected):
@@ -212,12 +215,14 @@ class _ExactQuotas:
     # --- eviction and replacement -------------------------------------------------------------
 
     def _dapo_filtered_keys(self, partition_id: str) -> Any:
-        """verl's filtered groups, and those that only a lost trajectory saved from it.
+        """verl's filtered groups, and groups without information among their valid trajectories.
 
-        verl compares all trajectories of a group, so the 0 of a lost one (its mask is all zero)
-        makes a group of solved ones look informative. What it filters stays filtered: where all
-        are equal, so are the valid ones. Of the rest, looked at once each, a group goes too when
-        fewer than two are valid or the valid ones are equal: its advantages are zero.
+        verl compares all trajectories of a group. The reward 0 of a lost trajectory (its mask is
+        all zero) then makes a group of solved ones look informative. A group that verl filters
+        stays
+        filtered: if all its rewards are equal, the rewards of its valid trajectories are equal too.
+        Each other group is checked once. It is filtered too if fewer than two trajectories are
+        valid, or if the valid ones have equal rewards, because its advantages are zero.
         """
         verdicts = self._dapo_classification_cache[partition_id]  # uid -> shared value, or None
         known = set(verdicts)
@@ -231,7 +236,8 @@ class _ExactQuotas:
         return filtered, counts
 
     def _metric_of_valid(self, partition_id: str, uids: set[str]) -> dict[str, list[float]]:
-        """uid -> the filter's metric of its valid trajectories, for groups verl has looked at."""
+        """uid -> the filter's metric of its valid trajectories, for groups that verl has
+        classified."""
         metrics: dict[str, list[float]] = {uid: [] for uid in uids}
         keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in uids]
         if not keys:
@@ -266,19 +272,21 @@ class _ExactQuotas:
         evicted, *rest = super()._evict_terminal_groups(  # type: ignore[misc]
             global_steps, partition_id, eviction_reasons
         )
-        speculative = self.trainer_mode == "sync"  # there verl starts two for a filtered one
+        speculative = (
+            self.trainer_mode == "sync"
+        )  # in sync mode verl starts two prompts for a filtered group
         for uid in sorted(evicted, key=prompt_of):
             source, _ = prompt_of(uid)
             why: Outcome = "stale" if uid in stale else "filtered" if uid in filtered else "failed"
             self.given_up.append((uid, why))
             self._replaced[source][why] += 1
             self._owed[source] += 2 if why == "filtered" and speculative else 1
-        if evicted:  # none of validation's ever is
+        if evicted:  # groups of validation are never evicted
             self._check_patience()
         return evicted, *rest
 
     def _note_losses(self, partition_id: str, dropped: set[str]) -> None:
-        """Read what groups lost, before they are cleared."""
+        """Read the lost trajectories of groups before the groups are cleared."""
         if not dropped:
             return
         keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in dropped]
@@ -298,7 +306,7 @@ class _ExactQuotas:
             )
             for key, value in zip(blank, data["extra_fields"], strict=True):
                 record = getattr(value, "data", value)["mixed"]
-                if record["fault"] is not None:  # not late before its first token
+                if record["fault"] is not None:  # its first token was not late
                     faults[key.split("_")[0]].append(fault_of(record))
         for uid, own in faults.items():
             source, _ = prompt_of(uid)
@@ -309,13 +317,13 @@ class _ExactQuotas:
                 self._last_fault[source] = own[-1]
 
     def _refill(self, prompts: int) -> None:
-        """Start so many prompts, of the sources that are owed them."""
+        """Start new prompts of the sources that need them."""
         wanted: Counter[str] = Counter()
         started = self._started()
         short = sorted(self._owed, key=lambda name: (started[name] - self._missing(name), name))
         for source in short:
             if self.trainer_mode == "sync" and not self._missing(source):
-                continue  # its quota is full: what it is owed would be thrown away
+                continue  # its quota is full, so a new group would be thrown away
             wanted[source] = min(self._owed[source], prompts - wanted.total())
         unpaid = prompts - wanted.total()
         self._owed -= wanted
@@ -330,7 +338,7 @@ class _ExactQuotas:
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         if partition_id == "train":
             self._check_patience()
-            # Prompts that were restored under another mixture need not suffice for the quotas.
+            # Prompts restored from another mixture may be too few for the quotas.
             started = self._started()
             lacking = {
                 source: self._missing(source) - started[source] - self._owed[source]
@@ -341,11 +349,11 @@ class _ExactQuotas:
         return super()._wait_for_next_poll(partition_id, last_debug_time)  # type: ignore[misc]
 
     def _missing(self, source: str) -> int:
-        """Finished groups that a source's quota still lacks."""
+        """Number of finished groups that a source's quota still lacks."""
         return self._quota.get(source, 0) - len(self._ready.get(source, ()))
 
     def _started(self) -> Counter[str]:
-        """source -> groups that are started and not finished."""
+        """source -> number of groups that are started and not finished."""
         started = self.pending_keys["train"] | self.running_keys["train"]
         return Counter(prompt_of(uid)[0] for uid in started)
 
@@ -401,6 +409,6 @@ class MixedReplayBufferAsync(_ExactQuotas, ReplayBufferAsync):
 
 
 def _is_before(uid: str, ends: Mapping[str, int]) -> bool:
-    """Whether a group's draw comes before the one that its source goes on from."""
+    """Whether a group's draw comes before the next draw of its source."""
     source, draw = prompt_of(uid)
     return draw < ends.get(source, draw + 1)

@@ -131,7 +131,7 @@ class Dues:
         return floors, np.cumsum(curve, axis=1)
 
     def first_with(self, source: int, whole: int) -> float:
-        """The number of turns after which a source is first due `whole` turns; infinite if never."""
+        """The turns after which a source is first due `whole` turns; infinite if never."""
         target = whole * self.scale
         knot = bisect_right([dues[source] for dues in self._at_knots], target - 1) - 1
         low = self._steps[knot]
@@ -182,7 +182,7 @@ class Turns:
                 self._period = period * self._repeats
         self._block = BLOCK if self._period is None or self._repeats == 1 else self._period
         self._ahead = bytearray(self._sources)
-        """For each pin and source: 1 if the source had one turn more than its whole turns due."""
+        """For each pin and source: 1 if the source had one turn more than its whole dues."""
         self._blocks: dict[int, NDArray[np.int16]] = {}
 
     def had(self, turns: int) -> Counts:
@@ -275,11 +275,11 @@ class Turns:
         return found
 
     def _whole(self, turns: int) -> Counts:
-        """(S,) whole turns due; at the end of a period nothing is due beyond them."""
+        """(S,) whole turns due."""
         return tuple(due // self._dues.scale for due in self._dues.after(turns))
 
     def _serve(self, first: int, last: int, had: Counts, after: Sequence[int]) -> NDArray[np.int16]:
-        """(last - first,) sources of one block: the released turn with the earliest deadline first."""
+        """(last - first,) sources of one block, by earliest deadline among the released turns."""
         scale, sources = self._dues.scale, self._sources
         floors, curve = self._dues.curve(first, last)
         releases: list[NDArray[np.int64]] = []
