@@ -1,11 +1,11 @@
-"""How fast `verl-mixed diagnose` reads a long log, beside grep and a Python loop over its lines.
+"""The speed of `verl-mixed diagnose` on a long log, beside grep and a Python loop over lines.
 
     python -m benchmarks.diagnose [--megabytes 1024] [--folder /tmp]
 
-Writes a log in the form of a healthy run (steps, Ray's prefixes and colours, progress bars, vLLM's
-lines) with a failure now and then, reads it once so that it is in memory, and prints rate and peak
-memory of each reader, every one a process of its own. grep and the loop look for the cues alone:
-they count lines, and name neither cause nor place.
+The benchmark writes a log in the form of a healthy run (steps, Ray's prefixes and colours, progress
+bars, vLLM's lines) with eight failures. It reads the log once, so that the log is in memory. Then
+it prints rate and peak memory of each reader; each reader is a process of its own. grep and the
+loop count the lines that hold a cue, and name no cause.
 """
 
 import argparse
@@ -44,7 +44,7 @@ allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.31 GiB is 
 
 
 def noise(rng: random.Random) -> Iterator[str]:
-    """Pieces of a healthy log, for ever."""
+    """Pieces of a healthy log, without end."""
     step = 0
     while True:
         step += 1
@@ -84,7 +84,7 @@ def noise(rng: random.Random) -> Iterator[str]:
 
 
 def write_log(path: Path, size: int) -> None:
-    """A log of about `size` bytes, with a failure at each eighth of it."""
+    """Write a log of about `size` bytes, with a failure at each eighth of the log."""
     written, failed = 0, 0
     with path.open("w", encoding="utf-8") as file:
         for piece in noise(random.Random(0)):

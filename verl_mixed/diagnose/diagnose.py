@@ -1,8 +1,7 @@
 """`verl-mixed diagnose LOG...`: known failures in a run's logs, their causes and remedies.
 
-Standard library only: on a jumphost `python3 -m verl_mixed.diagnose.diagnose LOG...` does the same.
-Finding is `verl_mixed.diagnose.log_scan`'s, what is known is in `verl_mixed.diagnose.signatures`;
-here are files, order and words.
+Standard library only: on a jumphost `python3 -m verl_mixed.diagnose LOG...` does the same. This
+module opens files and prints findings; log_scan.py finds them, signatures.ini defines them.
 """
 
 import argparse
@@ -12,7 +11,7 @@ import sys
 import textwrap
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from gzip import BadGzipFile, GzipFile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,10 +19,11 @@ from typing import Any, BinaryIO
 from verl_mixed.diagnose.log_scan import CHUNK_BYTES, Finding, Place, Scan
 from verl_mixed.diagnose.signatures import SIGNATURES
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
+from verl_mixed.run.text import printable
 
-_OF_RUN = ("train.log", "tool_server.log", "metrics.jsonl")
-_LOGS = (".log", ".out", ".err", ".log.gz", ".out.gz", ".err.gz")
-_MOST_SHOWN_OF = 5
+_RUN_FILES = ("train.log", "tool_server.log", "metrics.jsonl")
+_LOG_SUFFIXES = (".log", ".out", ".err", ".log.gz", ".out.gz", ".err.gz")
+_MOST_KINDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,11 @@ class _Log:
 
     name: str
     finite_only: bool = False
-    """Steps are told better by another file of the same run."""
+    """metrics.jsonl of the same run has the finite numbers of its steps."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The words of the command line."""
+    """Add the options of `verl-mixed diagnose`."""
     parser.add_argument(
         "logs",
         nargs="*",
@@ -47,14 +47,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="log files, plain or gzip; folders of runs or of Ray's sessions; - for stdin",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--list", action="store_true", help="print what is known, as Markdown")
+    parser.add_argument(
+        "--list", action="store_true", help="print the known failures as a Markdown table"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """`verl-mixed diagnose`.
 
     Returns:
-        0 nothing known was found, 1 something was, 2 a log is missing, empty or unreadable.
+        0 no known failure was found, 1 one was found, 2 a log is missing, empty or unreadable.
     """
     if arguments.list:
         _print(known())
@@ -72,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print(text: str) -> None:
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # the reader, as `head`, has enough
+    except BrokenPipeError:  # the reader ended, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -80,19 +82,19 @@ def diagnose_tail(text: str) -> Finding | None:
     """The failure that most probably ended a run.
 
     Args:
-        text: the end of its log, of its last start.
+        text: the end of the run's log.
 
     Returns:
-        The first fatal finding, or None when nothing known is in it.
+        The first fatal finding of the run's last start; None without one.
     """
     scan = Scan()
     scan.read([text.encode("utf-8", "replace")], "log")
-    fatal = [found for found in scan.ordered() if found.signature.severity == "fatal"]
+    fatal = [finding for finding in scan.ordered() if finding.signature.severity == "fatal"]
     return fatal[0] if fatal and not scan.is_stale(fatal[0]) else None
 
 
 def read_all(logs: Sequence[str], scan: Scan) -> list[str]:
-    """Read logs, in order, into `scan`; what could not be read is returned in words."""
+    """Read logs, in order, into `scan`; returns a message for each that cannot be read."""
     problems: list[str] = []
     files: list[_Log] = []
     for log in logs:
@@ -103,35 +105,36 @@ def read_all(logs: Sequence[str], scan: Scan) -> list[str]:
     if not logs:
         problems.append("no log is named; name runs/<experiment>, a log file, or - for stdin")
     if problems:
-        return problems  # nothing is read for minutes before a wrong name is said
+        return problems  # before any log is read, because reading may take minutes
     for log in files:
         try:
             size = scan.read(_chunks(log), log.name, finite_only=log.finite_only)
         except (OSError, EOFError, zlib.error) as error:
-            problems.append(f"cannot read {log.name}: {error}; what came before it was read")
+            problems.append(
+                f"cannot read {log.name}: {error}; the bytes before the error were read"
+            )
             continue
         if not size:
-            problems.append(f"{log.name} is empty: nothing was logged; name another log")
+            problems.append(f"{log.name} is empty; name another log")
     return problems
 
 
 def _files_of(log: str) -> list[_Log]:
-    """The files that one word names, those that most probably tell the cause first."""
+    """The files that one argument names; files that most probably show the cause come first."""
     if log == "-":
         return [_Log(path=None, name="stdin")]
     path = Path(log)
     if not path.is_dir():
-        path.stat()  # raises for what is not there
+        path.stat()  # raises where the file does not exist
         return [_Log(path=path, name=log)]
-    own = [path / name for name in _OF_RUN if _has_content(path / name)]
-    found = path.glob("*") if own else path.rglob("*")
+    own = [path / name for name in _RUN_FILES if _has_content(path / name)]
     others = [
         other
-        for other in sorted(found)
-        if other not in own and other.name.endswith(_LOGS) and _has_content(other)
+        for other in sorted(path.glob("*") if own else path.rglob("*"))
+        if other not in own and other.name.endswith(_LOG_SUFFIXES) and _has_content(other)
     ]
     if not own and not others:
-        raise FileNotFoundError(None, "a folder without a log that says anything")
+        raise FileNotFoundError(None, "the folder has no log with any text")
     has_metrics = path / "metrics.jsonl" in own
     return [
         _Log(path=file, name=str(file), finite_only=has_metrics and file.name == "train.log")
@@ -144,7 +147,7 @@ def _has_content(path: Path) -> bool:
 
 
 def _chunks(log: _Log) -> Iterator[bytes]:
-    """A file's bytes, unpacked where they are gzip."""
+    """The bytes of a file, unpacked if it is gzip."""
     if log.path is None:
         yield from _read(sys.stdin.buffer)
         return
@@ -157,10 +160,12 @@ def _chunks(log: _Log) -> Iterator[bytes]:
             return
         try:
             with GzipFile(fileobj=file) as packed:
-                while chunk := packed.read1(CHUNK_BYTES):  # gives what there is before it raises
+                while chunk := packed.read1(
+                    CHUNK_BYTES
+                ):  # gives the bytes before a damage, then raises
                     yield chunk
         except (BadGzipFile, EOFError, zlib.error) as error:
-            # a log under way, or one that was cut by a full disk
+            # the log is still written, or a full disk cut it off
             print(f"note: {log.name} ends in its middle: {error}", file=sys.stderr)
 
 
@@ -169,60 +174,56 @@ def _read(file: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
-# --- words --------------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------
 
 
 def describe(scan: Scan) -> list[str]:
-    """What was found, for people."""
+    """The findings as lines of text."""
     findings = scan.ordered()
     if not findings:
-        return _nothing_known(scan)
-    fatal = sum(found.signature.severity == "fatal" for found in findings)
+        return _describe_errors(scan)
+    fatal = sum(finding.signature.severity == "fatal" for finding in findings)
     lines = [f"{fatal} fatal, {len(findings) - fatal} warnings; the likely root cause first"]
-    for number, found in enumerate(findings, start=1):
-        lines += ["", *_describe_one(number, found, scan.is_stale(found))]
+    for number, finding in enumerate(findings, start=1):
+        lines += ["", *_describe_one(number, finding, scan.is_stale(finding))]
     return lines
 
 
-def _describe_one(number: int, found: Finding, stale: bool) -> list[str]:
-    signature, first = found.signature, found.first
+def _describe_one(number: int, finding: Finding, is_stale: bool) -> list[str]:
+    signature, first = finding.signature, finding.first
     assert first is not None, "a finding is made with its first event"
     notes = ["follows from another failure"] * signature.follows
-    notes += ["before the last start of the run"] * stale
+    notes += ["before the last start of the run"] * is_stale
     note = f" ({', '.join(notes)})" if notes else ""
-    times = "once" if found.count == 1 else f"{found.count} times, first"
+    times = "once" if finding.count == 1 else f"{finding.count} times, first"
     when = f", {first.time}" if first.time else ""
     lines = [
         f"{number}. {signature.severity.upper()} {signature.title}{note} [{signature.id}]",
         f"   {times} at {_where(first)}{when}",
     ]
-    if found.of:
-        shown = [f"{name} {count}" for name, count in found.of.most_common(_MOST_SHOWN_OF)]
-        more = len(found.of) - len(shown)
+    if finding.of:
+        shown = [f"{name} {count}" for name, count in finding.of.most_common(_MOST_KINDS)]
+        more = len(finding.of) - len(shown)
         lines.append(f"   of:     {', '.join(shown)}{f' and {more} more' if more else ''}")
-    lines.append(f"   line:   {_printable(first.text)}")
+    lines.append(f"   line:   {printable(first.text)}")
     lines += _wrapped("cause", signature.cause) + _wrapped("remedy", signature.remedy)
     return lines
 
 
-def _nothing_known(scan: Scan) -> list[str]:
-    lines = ["nothing known was found"]
+def _describe_errors(scan: Scan) -> list[str]:
+    """The last errors of logs in which no known failure was found."""
+    lines = ["no known failure was found"]
     if scan.last_errors:
-        lines.append("the last lines that tell of an error:")
-        lines += [f"   {_where(p)}: {_printable(p.text)}" for p in scan.last_errors]
+        lines.append("the last lines with an error:")
+        lines += [f"   {_where(p)}: {printable(p.text)}" for p in scan.last_errors]
     elif scan.last_line is not None:
-        lines.append("no line tells of an error; the last line is")
-        lines.append(f"   {_where(scan.last_line)}: {_printable(scan.last_line.text)}")
+        lines.append("no line has an error; the last line is")
+        lines.append(f"   {_where(scan.last_line)}: {printable(scan.last_line.text)}")
     return lines
 
 
 def _where(place: Place) -> str:
     return f"{place.file}:{place.line} (byte {place.offset})"
-
-
-def _printable(text: str) -> str:
-    """Text for a terminal: a log may hold anything."""
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _wrapped(name: str, text: str) -> list[str]:
@@ -237,43 +238,31 @@ def _wrapped(name: str, text: str) -> list[str]:
 
 
 def as_json(scan: Scan) -> dict[str, Any]:
-    """What was found, for programs."""
+    """The findings as a JSON object."""
     return {
         "bytes": scan.bytes_read,
         "findings": [
             {
-                "id": found.signature.id,
-                "title": found.signature.title,
-                "severity": found.signature.severity,
-                "follows": found.signature.follows,
-                "before_last_start": scan.is_stale(found),
-                "count": found.count,
-                "of": dict(found.of),
-                "first": _place_json(found.first),
-                "cause": found.signature.cause,
-                "remedy": found.signature.remedy,
+                "id": finding.signature.id,
+                "title": finding.signature.title,
+                "severity": finding.signature.severity,
+                "follows": finding.signature.follows,
+                "before_last_start": scan.is_stale(finding),
+                "count": finding.count,
+                "of": dict(finding.of),
+                "first": finding.first and asdict(finding.first),
+                "cause": finding.signature.cause,
+                "remedy": finding.signature.remedy,
             }
-            for found in scan.ordered()
+            for finding in scan.ordered()
         ],
-        "last_errors": [_place_json(place) for place in scan.last_errors],
-        "last_line": _place_json(scan.last_line),
-    }
-
-
-def _place_json(place: Place | None) -> dict[str, Any] | None:
-    if place is None:
-        return None
-    return {
-        "file": place.file,
-        "line": place.line,
-        "offset": place.offset,
-        "time": place.time,
-        "text": place.text,
+        "last_errors": [asdict(place) for place in scan.last_errors],
+        "last_line": scan.last_line and asdict(scan.last_line),
     }
 
 
 def known() -> str:
-    """Every signature as a Markdown table."""
+    """The known failures as a Markdown table."""
     rows = []
     for signature in SIGNATURES:
         title = signature.title + ", warning" * (signature.severity == "warning")
@@ -283,18 +272,14 @@ def known() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python3 -m verl_mixed.diagnose.diagnose`."""
+    """`python3 -m verl_mixed.diagnose`: the command alone, without any package."""
     parser = argparse.ArgumentParser(
         prog="diagnose",
         description="Known failures in a run's logs, their causes and remedies.",
-        epilog="exit codes: 0 nothing known was found, 1 something was, 2 a log cannot be read",
+        epilog="exit codes: 0 no known failure was found, 1 one was found, 2 a log cannot be read",
     )
     add_options(parser)
     try:
         return run(parser.parse_args(argv))
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,39 +1,39 @@
-"""Reads logs of any size as bytes and names the known failures in them. Standard library only.
+"""Finds the known failures in logs of any size, read as bytes. Standard library only.
 
-Most lines cost next to nothing: a block of lines is searched for the signatures' cues, and only
-lines that hold one are taken apart. A Python traceback is one event: the first cause in it counts,
-its frames and what follows from the cause do not.
+Most lines cost little: a block of lines is searched for the cues of all signatures, and only a line
+that holds a cue is taken apart. A Python traceback is one event, named after its first cause: its
+frames, and the exceptions that follow from that cause, do not count.
 """
 
-import calendar
 import re
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from verl_mixed.diagnose.log_line import as_seconds, clean_line, time_in
 from verl_mixed.diagnose.signatures import BY_ID, IN_LINES, Signature
-from verl_mixed.diagnose.step_checks import StepChecks, of_console, of_record
+from verl_mixed.diagnose.step_checks import StepChecks, step_of_console, step_of_record
 
 CHUNK_BYTES = 1 << 20
 
 LINE_BYTES = 1 << 20
-"""What is looked at of one line; the rest of a longer one is passed over."""
+"""Bytes that are read of one line; the rest of a longer line is ignored."""
 
 _TRACE = b"Traceback (most recent call last)"
 _START = b"ray init kwargs:"
 _STEP, _RECORD = b"step:", b'{"step"'
-_OTHERS = (_TRACE, _START, _STEP, _RECORD, b"Error", b"ERROR", b"Exception", b"FATAL")
+_OTHER_CUES = (_TRACE, _START, _STEP, _RECORD, b"Error", b"ERROR", b"Exception", b"FATAL")
 
-_OF_CUE: dict[bytes, list[int]] = {}
+_SIGNATURES_OF_CUE: dict[bytes, list[int]] = {}
 for _index, _signature in enumerate(IN_LINES):
     for _cue in _signature.cues:
-        _OF_CUE.setdefault(_cue.encode(), []).append(_index)
-_CUES = tuple({*_OF_CUE, *_OTHERS})
+        _SIGNATURES_OF_CUE.setdefault(_cue.encode(), []).append(_index)
+_CUES = tuple({*_SIGNATURES_OF_CUE, *_OTHER_CUES})
 
 
 def _any_of(words: Iterable[bytes]) -> re.Pattern[bytes]:
-    """One alternation, grouped by first byte: a byte that begins none is passed over fast."""
+    """One alternation, grouped by first byte: bytes that begin no word are passed over fast."""
     rests: dict[bytes, list[bytes]] = {}
     for word in words:
         rests.setdefault(word[:1], []).append(re.escape(word[1:]))
@@ -42,23 +42,14 @@ def _any_of(words: Iterable[bytes]) -> re.Pattern[bytes]:
     )
 
 
-# In logs, capitals are rare and small letters are not: an alternation is fast where few bytes begin
-# a word of it, else one search for each word is faster.
-_CAPITALS = _any_of(cue for cue in _CUES if cue[:1].isupper())
-_SMALL = tuple(cue for cue in _CUES if not cue[:1].isupper())
+# Logs have few capital letters, so one alternation is faster for cues that begin with a capital
+# letter; for the other cues one search for each cue is faster.
+_CAPITAL_CUES = _any_of(cue for cue in _CUES if cue[:1].isupper())
+_SMALL_CUES = tuple(cue for cue in _CUES if not cue[:1].isupper())
 
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_SPEAKER = re.compile(r"\((?:[^()]*\bpid=\d+[^()]*|(?:raylet|autoscaler|gcs_server)[^()]*)\) ?")
-_VLLM = re.compile(r"(?:ERROR|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]+:\d+\] ?")
-_REPEATED = re.compile(r"\s*\[repeated (\d{1,9})x across cluster\].*$", re.DOTALL)
-_TIME = re.compile(
-    r"(?P<date>\d{4}-\d\d-\d\d)[T ](?P<clock>\d\d:\d\d:\d\d)"
-    r"|(?P<web>\d\d/[A-Z][a-z]{2}/\d{4}):(?P<web_clock>\d\d:\d\d:\d\d)"
-    r"|\b[EWIF](?P<day>\d{3,4}) (?P<day_clock>\d\d:\d\d:\d\d)"
-    r"|\b(?P<month>\d\d-\d\d) (?P<month_clock>\d\d:\d\d:\d\d)"
-)
 _EXCEPTION = re.compile(
-    r"[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Killed|Died|Timeout|Unavailable|Starved|Exit)\b"
+    r"[A-Za-z_][\w.]*"
+    r"(?:Error|Exception|Interrupt|Killed|Died|Timeout|Unavailable|Starved|Faults|Exit)\b"
 )
 _CHAIN = re.compile(r"(?:During handling of the above|The above exception was the direct cause)")
 _LOG_LINE = re.compile(
@@ -68,22 +59,28 @@ _LOG_LINE = re.compile(
 _ERROR_LINE = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|^[A-Za-z_][\w.]*(?:Error|Exception)\b")
 
 _TRACE_LINES = 400
-_TRACE_SILENCE = 500
-"""A traceback that its speaker left unfinished ends after so many lines of others."""
+"""Lines that a traceback has at most, without its frames."""
 
-_OF_LIMIT = 50
+_TRACE_SILENCE = 500
+"""A traceback ends when its process has written none of so many segments."""
+
+_MOST_KINDS = 50
+"""Values of a pattern's group `of` that a finding counts separately."""
+
+_MOST_TEXT = 400
+"""Characters of a place's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a line stands."""
+    """A line's place in a file, and its text."""
 
     file: str
     line: int
-    """From 1, by newlines."""
+    """From 1; newlines end lines."""
 
     offset: int
-    """In bytes, of the text; of a compressed file, after unpacking."""
+    """Bytes from the beginning; for a compressed file, of the unpacked text."""
 
     time: str | None
     text: str
@@ -91,62 +88,82 @@ class Place:
 
 @dataclass(slots=True)
 class Finding:
-    """One signature's events."""
+    """All events of one signature."""
 
     signature: Signature
     count: int = 0
     first: Place | None = None
     of: Counter[str] = field(default_factory=Counter)
+    """Events by what the pattern's group `of` matched."""
+
     last_start: int = 0
-    """Which start of the run the last event is of."""
+    """Number, within the file, of the run's start that the last event followed."""
 
     file_index: int = 0
     recent: deque[tuple[float | None, int, int]] = field(default_factory=deque)
+    """(seconds, line, count) of the events that may be one storm."""
+
     is_storm: bool = False
 
 
-@dataclass(slots=True)
-class Match:
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line, or one traceback, that a signature matches."""
+
     signature: Signature
     of: str
     count: int
     place: Place
 
 
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """A line, or a part of a line that carriage returns divide, taken apart."""
+
+    offset: int
+    raw: bytes
+    text: str
+    speaker: str
+    count: int
+    cues: list[bytes]
+
+
 @dataclass(slots=True)
 class _Trace:
-    """A traceback under way, of one speaker."""
+    """The unfinished traceback of one speaker."""
 
-    began: int
-    spoke: int
-    """Segment number of its last line."""
+    newest: int
+    """Number of its last segment."""
 
-    after: bool = False
-    """The exception's line has been seen."""
+    is_complete: bool = False
+    """Whether the line that names the exception was read."""
 
-    chained: bool = False
+    is_chained: bool = False
     lines: int = 0
-    match: Match | None = None
-    last: Place | None = None
+    event: Event | None = None
+    exception: Place | None = None
+    """The last line that names an exception."""
 
 
 class Scan:
-    """What was found in one or more logs.
+    """The findings in one or more logs.
 
     Args:
-        line_bytes: what is looked at of one line.
+        line_bytes: bytes that are read of one line.
     """
 
     def __init__(self, line_bytes: int = LINE_BYTES) -> None:
         self.findings: dict[str, Finding] = {}
         self.last_errors: deque[Place] = deque(maxlen=3)
-        """The last lines that tell of an error nothing is known of."""
+        """The last errors that match no signature."""
 
         self.last_line: Place | None = None
         """Of the first log that has one."""
 
         self.bytes_read = 0
         self.starts: dict[int, int] = {}
+        """File index -> how often the run started in that file."""
+
         self.line_bytes = line_bytes
         self._files = 0
 
@@ -155,56 +172,57 @@ class Scan:
 
         Args:
             chunks: its bytes in order, cut anywhere.
-            name: as shown.
-            finite_only: of the steps in it, look only for numbers that are none.
+            name: the log's name in findings.
+            finite_only: of the numbers of steps, report only those that are not finite.
 
         Returns:
-            How many bytes there were.
+            How many bytes the log has.
         """
         self._files += 1
         reader = _Reader(self, name, self._files, finite_only)
         for offset, block in _blocks(chunks, self.line_bytes, reader):
-            reader.block(offset, block)
+            reader.read_block(offset, block)
         reader.end()
         self.bytes_read += reader.size
         return reader.size
 
-    def note(self, match: Match, start: int, file_index: int) -> None:
+    def note(self, event: Event, start: int, file_index: int) -> None:
         """Count one event.
 
         Args:
-            match: what was found.
-            start: of which start of the run, by its number in the file.
-            file_index: of which file, from 1.
+            event: the event.
+            start: number of the run's last start before the event, within the file.
+            file_index: number of the file, from 1.
         """
-        finding = self.findings.setdefault(match.signature.id, Finding(match.signature))
-        finding.count += match.count
+        finding = self.findings.setdefault(event.signature.id, Finding(event.signature))
+        finding.count += event.count
         finding.last_start = start
         if finding.first is None:
-            finding.first, finding.file_index = match.place, file_index
-        elif finding.file_index == file_index and match.place.offset < finding.first.offset:
-            finding.first = match.place  # a traceback is told when it ends
-        if match.of and (match.of in finding.of or len(finding.of) < _OF_LIMIT):
-            finding.of[match.of] += match.count
+            finding.first, finding.file_index = event.place, file_index
+        elif finding.file_index == file_index and event.place.offset < finding.first.offset:
+            finding.first = event.place  # a traceback is noted when it ends
+        if event.of and (event.of in finding.of or len(finding.of) < _MOST_KINDS):
+            finding.of[event.of] += event.count
         storm = finding.signature.storm
         if storm is not None and not finding.is_storm:
             recent = finding.recent
-            recent.append((_seconds(match.place.time), match.place.line, match.count))
-            while not _together(recent, storm.seconds, storm.lines):
+            recent.append((as_seconds(event.place.time), event.place.line, event.count))
+            while not _are_close(recent[0], recent[-1], storm.seconds, storm.lines):
                 recent.popleft()
             finding.is_storm = sum(count for _, _, count in recent) >= storm.events
 
     def ordered(self) -> list[Finding]:
-        """The findings, what most probably is the root cause first.
+        """The findings, the most probable root cause first.
 
-        Those of the last start, then fatal ones, then those that do not follow from others, then by
-        place.
+        Findings of the last start come first; then fatal ones; then those that do not follow from
+        another failure; then by place. Events that a signature counts only as a storm are left out
+        where there was no storm.
         """
-        told = [f for f in self.findings.values() if f.signature.storm is None or f.is_storm]
-        return sorted(told, key=self._rank)
+        shown = [f for f in self.findings.values() if f.signature.storm is None or f.is_storm]
+        return sorted(shown, key=self._rank)
 
     def is_stale(self, finding: Finding) -> bool:
-        """Whether it was last seen before the log's last start of the run."""
+        """Whether the run started again after the finding's last event."""
         return finding.last_start < self.starts.get(finding.file_index, 0)
 
     def _rank(self, finding: Finding) -> tuple[bool, bool, bool, int, int]:
@@ -221,16 +239,16 @@ class Scan:
 def _blocks(
     chunks: Iterable[bytes], line_bytes: int, reader: "_Reader"
 ) -> Iterator[tuple[int, bytes]]:
-    """(offset, whole lines); the middle of a line that is too long is left out."""
-    rest, offset, skipping = b"", 0, False
+    """(offset, whole lines); the rest of a line longer than `line_bytes` is left out."""
+    rest, offset, is_skipping = b"", 0, False
     for chunk in chunks:
         reader.size += len(chunk)
-        if skipping:
-            end = _first_separator(chunk)
-            if end < 0:
+        if is_skipping:
+            ends = [end for end in (chunk.find(b"\n"), chunk.find(b"\r")) if end >= 0]
+            if not ends:
                 offset += len(chunk)
                 continue
-            offset, chunk, skipping = offset + end, chunk[end:], False
+            offset, chunk, is_skipping = offset + min(ends), chunk[min(ends) :], False
         rest = rest + chunk if rest else chunk
         end = max(rest.rfind(b"\n"), rest.rfind(b"\r")) + 1
         if end:
@@ -238,18 +256,13 @@ def _blocks(
             offset, rest = offset + end, rest[end:]
         if len(rest) > line_bytes:
             yield offset, rest[:line_bytes]
-            offset, rest, skipping = offset + len(rest), b"", True
+            offset, rest, is_skipping = offset + len(rest), b"", True
     if rest:
         yield offset, rest
 
 
-def _first_separator(chunk: bytes) -> int:
-    ends = [end for end in (chunk.find(b"\n"), chunk.find(b"\r")) if end >= 0]
-    return min(ends, default=-1)
-
-
 class _Reader:
-    """One file's lines. A line is cut at carriage returns too: progress bars end parts by them."""
+    """Reads one file. Carriage returns divide a line too, because progress bars end with them."""
 
     def __init__(self, scan: Scan, name: str, index: int, finite_only: bool) -> None:
         self.size = 0
@@ -262,8 +275,8 @@ class _Reader:
         self._starts = 0
         self._tail: tuple[int, bytes, int] = (0, b"", 1)
 
-    def block(self, offset: int, block: bytes) -> None:
-        """Take whole lines."""
+    def read_block(self, offset: int, block: bytes) -> None:
+        """Read whole lines: those with a cue, and every line while a traceback is unfinished."""
         hits, limit = self._hits(block), self._scan.line_bytes
         position, counted = 0, 0
         for start in [*sorted(hits), None]:
@@ -271,14 +284,14 @@ class _Reader:
                 end = _end_of(block, position)
                 self._line += block.count(b"\n", counted, position)
                 counted = position
-                self._take(offset + position, block[position : min(end, position + limit)], False)
+                self._read(offset + position, block[position : min(end, position + limit)], False)
                 position = end + 1
             if start is None:
                 break
             end = hits[start]
             self._line += block.count(b"\n", counted, start)
             counted = start
-            self._take(offset + start, block[start : min(end, start + limit)], True)
+            self._read(offset + start, block[start : min(end, start + limit)], True)
             position = end + 1
         self._line += block.count(b"\n", counted)
         if block.strip():
@@ -286,27 +299,26 @@ class _Reader:
             self._tail = (offset + len(block) - len(tail), tail, self._line)
 
     def end(self) -> None:
-        """Tell what is unfinished."""
+        """Note unfinished tracebacks and the last line."""
         for speaker in list(self._traces):
             self._close(speaker)
         offset, tail, line = self._tail
         lines = [text for text in re.split(rb"[\r\n]+", tail) if text.strip()]
         if lines and self._scan.last_line is None and not lines[-1].startswith(_RECORD):
             last = tail.rfind(lines[-1])
-            line -= tail.count(b"\n", last)
-            text, _, _ = clean_line(lines[-1])
-            self._scan.last_line = self._place(offset + last, text, None, line)
+            self._line = line - tail.count(b"\n", last)
+            self._scan.last_line = self._place(offset + last, clean_line(lines[-1])[0], None)
         if self._starts:
             self._scan.starts[self._index] = self._starts
 
     def _hits(self, block: bytes) -> dict[int, int]:
-        """Start -> end of the parts that hold a cue."""
+        """Start -> end of the segments that hold a cue."""
         hits: dict[int, int] = {}
         passed = -1
-        for found in _CAPITALS.finditer(block):
-            if found.start() > passed:
-                passed = self._hit(block, found.start(), hits)
-        for cue in _SMALL:
+        for match in _CAPITAL_CUES.finditer(block):
+            if match.start() > passed:
+                passed = self._hit(block, match.start(), hits)
+        for cue in _SMALL_CUES:
             at = block.find(cue)
             while at >= 0:
                 at = block.find(cue, self._hit(block, at, hits))
@@ -314,6 +326,7 @@ class _Reader:
 
     @staticmethod
     def _hit(block: bytes, at: int, hits: dict[int, int]) -> int:
+        """Add the segment that holds `at`; returns its end."""
         start = block.rfind(b"\n", 0, at) + 1
         start = max(start, block.rfind(b"\r", start, at) + 1)
         end = hits.get(start)
@@ -321,117 +334,104 @@ class _Reader:
             end = hits[start] = _end_of(block, at)
         return end
 
-    def _take(self, offset: int, raw: bytes, is_hit: bool) -> None:
-        """One part of a line."""
+    def _read(self, offset: int, raw: bytes, is_hit: bool) -> None:
+        """Read one segment."""
         if not raw:
             return
         self._segments += 1
-        if raw.startswith(_RECORD) and self._record(offset, raw):
+        if raw.startswith(_RECORD) and self._read_record(offset, raw):
             return
-        if is_hit and _STEP in raw and self._console(offset, raw):
+        if is_hit and _STEP in raw and self._read_console(offset, raw):
             return
         cues = [cue for cue in _CUES if cue in raw] if is_hit else []
         if not cues and not self._traces:
             return
-        text, speaker, count = clean_line(raw)
+        segment = _Segment(offset, raw, *clean_line(raw), cues)
+        text, speaker = segment.text, segment.speaker
         if _START in cues and text.startswith("ray init kwargs:"):
             self._starts += 1
-        opens = _TRACE in cues and text.endswith("Traceback (most recent call last):")
-        for other in [
-            s for s, t in self._traces.items() if self._segments - t.spoke > _TRACE_SILENCE
-        ]:
-            self._close(other)
+        self._close_silent()
         trace = self._traces.get(speaker)
-        if opens:
-            if trace is None or (trace.after and not trace.chained):
+        if _TRACE in cues and text.endswith("Traceback (most recent call last):"):
+            if trace is None or (trace.is_complete and not trace.is_chained):
                 self._close(speaker)
-                trace = self._traces[speaker] = _Trace(self._segments, self._segments)
-            trace.spoke, trace.after, trace.chained = self._segments, False, False
+                trace = self._traces[speaker] = _Trace(self._segments)
+            trace.newest, trace.is_complete, trace.is_chained = self._segments, False, False
             if not text.startswith("Traceback"):
-                self._plain(offset, raw, text, count, cues)
-            return
-        if trace is None or not self._in_trace(trace, offset, raw, text, speaker, count, cues):
-            self._plain(offset, raw, text, count, cues)
+                self._read_plain(segment)
+        elif trace is None or not self._read_in_trace(trace, segment):
+            self._read_plain(segment)
 
-    def _close_silent(self) -> None:
-        for speaker, trace in list(self._traces.items()):
-            if self._segments - trace.spoke > _TRACE_SILENCE:
-                self._close(speaker)
-
-    def _in_trace(
-        self,
-        trace: _Trace,
-        offset: int,
-        raw: bytes,
-        text: str,
-        speaker: str,
-        count: int,
-        cues: list[bytes],
-    ) -> bool:
-        """Take a line as part of its speaker's traceback; False where it is none."""
+    def _read_in_trace(self, trace: _Trace, segment: _Segment) -> bool:
+        """Read a segment as part of its speaker's traceback; False if it is not part of it."""
+        text = segment.text
         is_exception = _EXCEPTION.match(text) is not None
         if not text.strip() or text[0] in " \t":
-            trace.spoke = self._segments
+            trace.newest = self._segments
             return True
         if _CHAIN.match(text):
-            trace.spoke, trace.chained = self._segments, True
+            trace.newest, trace.is_chained = self._segments, True
             return True
         if text.startswith("ray::") or "RayTaskError(" in text[:80]:
-            trace.spoke, trace.after, trace.chained = self._segments, False, False
+            trace.newest, trace.is_complete, trace.is_chained = self._segments, False, False
             return True
         if _LOG_LINE.match(text) and not is_exception:
-            if trace.after:
-                self._close(speaker)
+            if trace.is_complete:
+                self._close(segment.speaker)
             return False
         trace.lines += 1
         if trace.lines > _TRACE_LINES:
-            self._close(speaker)
+            self._close(segment.speaker)
             return False
-        trace.spoke, trace.after = self._segments, True
-        match = self._match(offset, raw, text, count, cues)
+        trace.newest, trace.is_complete = self._segments, True
+        event = self._event(segment)
         if is_exception:
-            trace.last = self._place(offset, text, _time_in(raw))
-        if match is None:
+            trace.exception = self._place_of(segment)
+        if event is None:
             return True
-        known = trace.match
-        if known is None or (known.signature.follows and not match.signature.follows):
-            trace.match = match
-        elif not is_exception and match.signature is not known.signature:
-            return False  # another's line, which has no mark of its own
+        known = trace.event
+        if known is None or (known.signature.follows and not event.signature.follows):
+            trace.event = event
+        elif not is_exception and event.signature is not known.signature:
+            return False  # another process wrote this line, without a prefix
         return True
+
+    def _close_silent(self) -> None:
+        for speaker, trace in list(self._traces.items()):
+            if self._segments - trace.newest > _TRACE_SILENCE:
+                self._close(speaker)
 
     def _close(self, speaker: str) -> None:
         trace = self._traces.pop(speaker, None)
         if trace is None:
             return
-        if trace.match is not None:
-            self._scan.note(trace.match, self._starts, self._index)
-        elif trace.last is not None:
-            self._scan.last_errors.append(trace.last)
+        if trace.event is not None:
+            self._scan.note(trace.event, self._starts, self._index)
+        elif trace.exception is not None:
+            self._scan.last_errors.append(trace.exception)
 
-    def _plain(self, offset: int, raw: bytes, text: str, count: int, cues: list[bytes]) -> None:
-        """A line that is in no traceback."""
-        match = self._match(offset, raw, text, count, cues)
-        if match is not None:
-            self._scan.note(match, self._starts, self._index)
-        elif cues and _ERROR_LINE.search(text):
-            self._scan.last_errors.append(self._place(offset, text, _time_in(raw)))
+    def _read_plain(self, segment: _Segment) -> None:
+        """Read a segment that is in no traceback."""
+        event = self._event(segment)
+        if event is not None:
+            self._scan.note(event, self._starts, self._index)
+        elif segment.cues and _ERROR_LINE.search(segment.text):
+            self._scan.last_errors.append(self._place_of(segment))
 
-    def _match(
-        self, offset: int, raw: bytes, text: str, count: int, cues: list[bytes]
-    ) -> Match | None:
-        for index in sorted({index for cue in cues for index in _OF_CUE.get(cue, ())}):
-            signature = IN_LINES[index]
-            found = signature.compiled.search(text)
-            if found is not None:
-                of = found.groupdict().get("of") or ""
-                place = self._place(offset, text, _time_in(raw), around=found.start())
-                return Match(signature, of.strip()[:80], count, place)
+    def _event(self, segment: _Segment) -> Event | None:
+        """The event of the first signature that matches."""
+        numbers = {n for cue in segment.cues for n in _SIGNATURES_OF_CUE.get(cue, ())}
+        for signature in (IN_LINES[number] for number in sorted(numbers)):
+            assert signature.pattern is not None, "IN_LINES has signatures with a pattern"
+            if match := signature.pattern.search(segment.text):
+                of = (match.groupdict().get("of") or "").strip()[:80]
+                place = self._place_of(segment, around=match.start())
+                return Event(signature, of, segment.count, place)
         return None
 
-    def _record(self, offset: int, raw: bytes) -> bool:
-        """A line of metrics.jsonl."""
-        step = of_record(raw)
+    def _read_record(self, offset: int, raw: bytes) -> bool:
+        """Check a line of metrics.jsonl; False if it is not one."""
+        step = step_of_record(raw)
         if step is None:
             return False
         number, time_s, metrics = step
@@ -439,90 +439,51 @@ class _Reader:
             moment = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(time_s)) if time_s else None
         except (ValueError, OverflowError, OSError):
             moment = None
-        self._judge(number, metrics, offset, moment)
+        self._check_step(number, metrics, offset, moment)
         return True
 
-    def _console(self, offset: int, raw: bytes) -> bool:
-        """A line of verl's console logger."""
-        step = of_console(clean_line(raw)[0])
+    def _read_console(self, offset: int, raw: bytes) -> bool:
+        """Check a line of verl's console logger; False if it is not one."""
+        step = step_of_console(clean_line(raw)[0])
         if step is None:
             return False
-        self._judge(step[0], step[1], offset, _time_in(raw))
+        self._check_step(step[0], step[1], offset, time_in(raw))
         return True
 
-    def _judge(self, step: int, metrics: dict[str, float], offset: int, moment: str | None) -> None:
-        for name, of, words in self._steps.check(metrics, finite_only=self._finite_only):
-            place = self._place(offset, f"step {step}: {words}", moment)
-            self._scan.note(Match(BY_ID[name], of, 1, place), self._starts, self._index)
+    def _check_step(
+        self, step: int, metrics: dict[str, float], offset: int, moment: str | None
+    ) -> None:
+        for identity, of, text in self._steps.check(metrics, finite_only=self._finite_only):
+            place = self._place(offset, f"step {step}: {text}", moment)
+            self._scan.note(Event(BY_ID[identity], of, 1, place), self._starts, self._index)
 
-    def _place(
-        self,
-        offset: int,
-        text: str,
-        moment: str | None,
-        line: int | None = None,
-        around: int = 0,
-    ) -> Place:
+    def _place_of(self, segment: _Segment, around: int = 0) -> Place:
+        return self._place(segment.offset, segment.text, time_in(segment.raw), around)
+
+    def _place(self, offset: int, text: str, moment: str | None, around: int = 0) -> Place:
+        """A place in the current line; a long text is cut around its character `around`."""
         text = text.strip()
-        if len(text) > 400:
+        if len(text) > _MOST_TEXT:
             start = max(0, around - 100) if around > 250 else 0
-            text = "…" * bool(start) + text[start : start + 380] + "…"
-        return Place(self._name, self._line if line is None else line, offset, moment, text)
+            text = "…" * bool(start) + text[start : start + _MOST_TEXT - 20] + "…"
+        return Place(self._name, self._line, offset, moment, text)
 
 
 def _end_of(block: bytes, start: int) -> int:
-    """Where the part of a line ends that holds `start`."""
+    """The end of the segment that holds `start`."""
     end = block.find(b"\n", start)
     end = len(block) if end < 0 else end
     cut = block.find(b"\r", start, end)
     return end if cut < 0 else cut
 
 
-def clean_line(raw: bytes) -> tuple[str, str, int]:
-    """Take a line of a log apart.
-
-    Args:
-        raw: the line, its newline or none.
-
-    Returns:
-        (text, speaker, how often): without colours, Ray's prefix and its count.
-    """
-    text = raw.decode("utf-8", "replace")
-    if "\x1b" in text:
-        text = _ANSI.sub("", text)
-    speaker = ""
-    while found := _SPEAKER.match(text):
-        speaker, text = speaker + found[0].rstrip(), text[found.end() :]
-    if found := _VLLM.match(text):
-        text = text[found.end() :]
-    count = 1
-    if "x across cluster]" in text and (found := _REPEATED.search(text)):
-        count, text = max(1, int(found[1])), text[: found.start()]
-    return text.rstrip(), speaker, count
-
-
-def _time_in(raw: bytes) -> str | None:
-    found = _TIME.search(raw[:200].decode("utf-8", "replace"))
-    return found[0].lstrip("EWIF") if found else None
-
-
-def _seconds(moment: str | None) -> float | None:
-    """A time of a line as a number; of formats without a year, of a leap year's."""
-    for layout in ("%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%d/%b/%Y:%H:%M:%S"):
-        try:
-            return float(calendar.timegm(time.strptime(moment or "", layout)))
-        except ValueError:
-            continue
-    digits = "".join(c for c in moment or "" if c.isdigit())
-    try:
-        return float(calendar.timegm(time.strptime(f"2000{digits:0>10}", "%Y%m%d%H%M%S")))
-    except ValueError:
-        return None
-
-
-def _together(recent: deque[tuple[float | None, int, int]], seconds: float, lines: int) -> bool:
-    """Whether the first and last of some events are close, by time or else by lines."""
-    first, last = recent[0], recent[-1]
+def _are_close(
+    first: tuple[float | None, int, int],
+    last: tuple[float | None, int, int],
+    seconds: float,
+    lines: int,
+) -> bool:
+    """Whether two events are close: by their times, or by their lines if one has no time."""
     if first[0] is not None and last[0] is not None:
         return abs(last[0] - first[0]) <= seconds
     return abs(last[1] - first[1]) <= lines

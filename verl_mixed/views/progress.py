@@ -1,41 +1,47 @@
-"""What a run's `metrics.jsonl` and log say, in words; live view, watch and report read it here.
+"""What `metrics.jsonl` and the log of a run say, in words: sources, pace, warnings, last error.
 
-Pure functions over lines `{"step", "time", "metrics": {name: number}}`.
+Pure functions over lines `{"step", "time", "metrics": {name: number}}`. The live screen, `watch`
+and the report use them.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from verl_mixed.run.text import ANSI, clock, printable
+from verl_mixed.diagnose.log_line import clean_line
+from verl_mixed.run.text import clock, printable
 
 Line = Mapping[str, Any]
 
 _PHASES = (
-    # a word of the log, what it means; the last one found is where the start-up is
+    # a text of the log, and the phase of the start-up that begins with it
     ("Started a local Ray instance", "Ray is up, workers are starting"),
     ("TaskRunner", "building the trainer"),
     ("FSDP", "loading the model"),
     ("Training Progress", "first validation and first rollouts"),
 )
 
-# One that lost every trajectory has no reward.
-_OF_SOURCE = re.compile(r"mixed/(?P<source>.+?)/(?:val/)?(?:reward/mean|infra_error_rate)", re.S)
-_ACTOR = re.compile(r"^\((?:[^()]*pid=\d+[^()]*)\)\s?")
+# infra_error_rate too, because a source that lost every trajectory has no reward.
+_SOURCE_METRIC = re.compile(
+    r"mixed/(?P<source>.+?)/(?:val/)?(?:reward/mean|infra_error_rate)", re.S
+)
+_EXCEPTION = re.compile(
+    r"[A-Za-z_][\w.]*(?:Error|Exception|Killed|Died\w*|Starved|Faults)(?:\([\w.]*\))?:? ?.*"
+)
 
 
 @lru_cache(maxsize=1 << 14)
 def source_in(name: str) -> str | None:
-    """The source that a metric is a reward or losses of; None for every other metric."""
-    match = _OF_SOURCE.fullmatch(name)
+    """The source whose reward or infra_error_rate a metric is; None for every other metric."""
+    match = _SOURCE_METRIC.fullmatch(name)
     return match["source"] if match else None
 
 
 def sources_of(lines: Sequence[Line]) -> list[str]:
-    """Sources that any line has a reward or losses of, sorted."""
+    """Sources for which any line has a reward or an infra_error_rate, sorted."""
     names: set[str] = set()
     for line in lines:
         names.update(line["metrics"])
@@ -43,12 +49,12 @@ def sources_of(lines: Sequence[Line]) -> list[str]:
 
 
 def series(lines: Sequence[Line], name: str) -> list[tuple[int, float]]:
-    """(step, value) of one metric where it was logged."""
+    """(step, value) of one metric in every line that has it."""
     return [(line["step"], line["metrics"][name]) for line in lines if name in line["metrics"]]
 
 
 def phase_times(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Phase -> seconds of one step, verl's `timing_s/*` but for the step itself."""
+    """Phase -> seconds of one step: verl's `timing_s/*` without `timing_s/step`."""
     return {
         name.removeprefix("timing_s/"): value
         for name, value in metrics.items()
@@ -57,10 +63,10 @@ def phase_times(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def seconds_left(lines: Sequence[Line], total_steps: int | None) -> float | None:
-    """Time to the end at the median pace of the last ten steps; None before there is a pace, and
-    where the end is not known.
+    """Seconds to the end, at the median pace of the last ten steps.
 
-    The median, because a run that was stopped overnight has one very long step.
+    The median, because a run that was stopped for a night has one very long step. None before the
+    second step, and if the last step of the run is not known.
     """
     gaps_s = [after["time"] - before["time"] for before, after in pairwise(lines[-11:])]
     if not gaps_s or total_steps is None:
@@ -69,36 +75,40 @@ def seconds_left(lines: Sequence[Line], total_steps: int | None) -> float | None
 
 
 def warnings_of(lines: Sequence[Line]) -> list[str]:
-    """What a reader of any number of this run must know, newest step and the validations that are
-    compared; empty when all is well."""
+    """Faults that make the run's numbers doubtful; empty when there are none.
+
+    The warnings are about the newest step and about the validations that `improvements` compares.
+    """
     metrics = lines[-1]["metrics"] if lines else {}
-    found = []
+    warnings = []
     if metrics.get("mixed/state_masking", 1.0) == 0:
-        found.append("state_masking=false: tool output is in the loss (an ablation)")
+        warnings.append("state_masking=false: tool output is in the loss (an ablation)")
     for source in sources_of(lines):
         for kind, words in (
             ("infra_error_rate", "lost to infrastructure"),
             ("loop_error_rate", "lost to exceptions of its agent loop"),
         ):
             if share := metrics.get(f"mixed/{source}/{kind}", 0.0):
-                found.append(f"{source}: {share:.1%} of trajectories {words}")
-        found += [
+                warnings.append(f"{source}: {share:.1%} of trajectories {words}")
+        warnings += [
             f"{source}: validation of step {step} lost {share:.1%} of it to faults"
-            for step, share in _compared(lines, source).items()
+            for step, share in _lost_in_validation(lines, source).items()
             if share
         ]
     if drifted := metrics.get("mixed/drift/found", 0.0):
-        found.append(f"drift: {drifted:.0f} trajectories say other than their loops saw")
-    return found
+        warnings.append(
+            f"drift: {drifted:.0f} trajectories have other tokens than their agent loops saw"
+        )
+    return warnings
 
 
-def _compared(lines: Sequence[Line], source: str) -> dict[int, float]:
-    """Step -> share lost, of the newest validation, and of the first and last that have a reward:
-    those are what a change is told from."""
+def _lost_in_validation(lines: Sequence[Line], source: str) -> dict[int, float]:
+    """Step -> share of trajectories lost: of the newest validation, and of the first and the last
+    validation with a reward, which a change is computed from."""
     lost = dict(series(lines, f"mixed/{source}/val/infra_error_rate"))
     judged = [step for step, _ in series(lines, f"mixed/{source}/val/reward/mean")]
-    shown = {*judged[:1], *judged[-1:], *list(lost)[-1:]}
-    return {step: lost.get(step, 0.0) for step in sorted(shown)}
+    steps = {*judged[:1], *judged[-1:], *list(lost)[-1:]}
+    return {step: lost.get(step, 0.0) for step in sorted(steps)}
 
 
 def step_line(lines: Sequence[Line], total_steps: int | None) -> str:
@@ -108,17 +118,18 @@ def step_line(lines: Sequence[Line], total_steps: int | None) -> str:
     parts = [f"step {line['step']}/{'?' if total_steps is None else total_steps}"]
     if line["step"] > 0:
         parts.append(f"left {clock(seconds_left(lines, total_steps))}")
+    sources = sources_of([line])
     trained = [
         f"{source} {metrics[f'mixed/{source}/reward/mean']:.2f} "
         f"({metrics.get(f'mixed/{source}/count', 0):.0f})"
-        for source in sources_of([line])
+        for source in sources
         if f"mixed/{source}/reward/mean" in metrics
     ]
     if trained:
         parts.append("reward (prompts): " + ", ".join(trained))
     validated = [
         f"{source} {metrics[f'mixed/{source}/val/reward/mean']:.2f}"
-        for source in sources_of([line])
+        for source in sources
         if f"mixed/{source}/val/reward/mean" in metrics
     ]
     if validated:
@@ -133,35 +144,33 @@ def step_line(lines: Sequence[Line], total_steps: int | None) -> str:
 
 
 def startup_phase(log: str) -> str:
-    """Where the start-up is, by the last known word of the log."""
-    found = [(log.rfind(word), meaning) for word, meaning in _PHASES]
-    place, meaning = max(found)
-    return meaning if place >= 0 else "starting Ray"
+    """The phase of the start-up that began last, by the texts in the log."""
+    place, phase = max((log.rfind(text), phase) for text, phase in _PHASES)
+    return phase if place >= 0 else "starting Ray"
 
 
 def last_error(log: str) -> str | None:
-    """The last exception of a log as one line; None where there is none.
+    """The last exception of a log as one line; None if there is none.
 
-    The driver's own traceback counts first: Ray puts the cause at its end. Lines of workers carry
-    `(name pid=...)` in front and count where the driver says nothing.
+    The driver's own traceback comes first, because Ray puts the cause at its end. An exception of a
+    worker (lines with `(name pid=...)` in front) is returned only if the driver has none.
     """
-    clean = [ANSI.sub("", line) for line in log.splitlines()]
-    workers = [_ACTOR.sub("", line) for line in clean if _ACTOR.match(line)]
-    return driver_error(log) or _last_exception(workers)
+    lines = [clean_line(line.encode("utf-8", "replace")) for line in log.splitlines()]
+    return driver_error(log) or _last_exception(text for text, speaker, _ in lines if speaker)
 
 
 def driver_error(log: str) -> str | None:
-    """The last exception of the driver itself, which ended it; workers raise and go on."""
-    clean = (ANSI.sub("", line) for line in log.splitlines())
-    return _last_exception([line for line in clean if not _ACTOR.match(line)])
+    """The last exception of the driver, which ended the run; a worker's exception does not."""
+    lines = [clean_line(line.encode("utf-8", "replace")) for line in log.splitlines()]
+    return _last_exception(text for text, speaker, _ in lines if not speaker)
 
 
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Killed|Died\w*)(?:\([\w.]*\))?:? ?.*")
-
-
-def _last_exception(lines: Sequence[str]) -> str | None:
-    starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent")]
-    if not starts:
-        return None
-    found = [line for line in lines[starts[-1] + 1 :] if _EXCEPTION.match(line)]
-    return found[-1].strip() if found else None
+def _last_exception(texts: Iterable[str]) -> str | None:
+    """The last exception after the last line that begins a traceback."""
+    exception, is_traceback = None, False
+    for text in texts:
+        if text.startswith("Traceback (most recent"):
+            exception, is_traceback = None, True
+        elif is_traceback and _EXCEPTION.match(text):
+            exception = text.strip()
+    return exception

@@ -11,17 +11,23 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "last 1 steps, more than mixed.infra_error_limit=0.01: no policy is trained on rubble; "
         "tool=calculate, last error: ToolTimeout: no answer from http://127.0.0.1:39199 for "
         "tool='calculate' within timeout=1.0 s; is the server up, and the rate limit high enough?",
+        "agent_loop.training.alarms.TooManyFaults: source=math lost 12 of 16 trajectories of the "
+        "last 1 steps, more than mixed.infra_error_limit=0.01: tool=calculate, last error: x",
     ),
     # agent_loop/training/trainer.py _check_faults
     "no-trained-tokens": (
         "agent_loop.training.alarms.RubbleError: cannot train step=3, "
         "stop reasons={'deadline': 16}, no fault: none of 16 trajectories has a token "
         "with mask 1; look at runs/x/3.jsonl",
+        "agent_loop.training.alarms.TooManyFaults: cannot train step=3, "
+        "stop reasons={'deadline': 16}, no fault",
     ),
     # agent_loop/training/trainer.py _check_faults
     "loop-error-limit": (
         "agent_loop.training.alarms.RubbleError: an agent loop raised in step=2, source=nq "
         "row_id=17: KeyError: 'golden'; its trace is in train.log; mend it",
+        "agent_loop.training.alarms.TooManyFaults: an agent loop raised in step=2, source=nq "
+        "row_id=17: KeyError: 'golden'",
     ),
     # samplers/replay_buffer.py _check_patience
     "source-starved": (

@@ -1,4 +1,4 @@
-"""Known failures in logs: every signature on its component's own words, places, counts, order."""
+"""Known failures in logs: each signature on real lines, places, counts, order."""
 
 import gzip
 import json
@@ -13,14 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.training.alarms import FaultWindow, RubbleError
+from agent_loop.training.alarms import FaultWindow
 from agent_loop.watchdog import Watchdog
 from samplers.faults import GroupFaults
 from tests.verl_mixed.diagnose.failure_lines import FAILURES, HARMLESS
 from verl_mixed import cli
 from verl_mixed.diagnose.diagnose import as_json, diagnose_tail, known, main
 from verl_mixed.diagnose.log_scan import Scan
-from verl_mixed.diagnose.signatures import BY_ID, IN_LINES, SIGNATURES, Signature
+from verl_mixed.diagnose.signatures import (
+    BY_ID,
+    IN_LINES,
+    SIGNATURES,
+    Signature,
+    parse_signatures,
+)
 
 LINES = [(name, line) for name, lines in FAILURES.items() for line in lines]
 REPOSITORY = Path(__file__).parents[3]
@@ -76,6 +82,29 @@ def test_every_signature_says_what_to_do() -> None:
         assert signature.title and signature.cause and len(signature.remedy) > 20, signature.id
 
 
+SECTION = "[x]\ntitle = t\ncause = c\nremedy = r\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("[x]\ntitle = t\ncause = c\n", "[x]: missing ['remedy']"),
+        (SECTION + "patern = a\n", "unknown ['patern']"),
+        (SECTION + SECTION, "already exists"),
+        (SECTION.replace("[x]", "[X y]"), "small letters, digits and hyphens"),
+        (SECTION + "severity = bad\n", "fatal or warning"),
+        (SECTION + "storm = 20 events\n", "storm='20 events'"),
+        (SECTION + "pattern = a\n", "a pattern needs cues"),
+        (SECTION + "cues = a\npattern = (a\n", "not a regular expression"),
+    ],
+)
+def test_a_signature_that_breaks_a_rule_is_refused(text: str, rule: str) -> None:
+    with pytest.raises(ValueError, match=r"^cannot read signatures\.ini") as caught:
+        parse_signatures(text)
+
+    assert rule in str(caught.value)
+
+
 def test_the_watchdogs_own_line_is_known() -> None:
     clock = SimpleNamespace(now=0.0)
     dog = Watchdog(stuck_after_s=60.0, clock=lambda: clock.now)
@@ -90,10 +119,10 @@ def test_the_watchdogs_own_line_is_known() -> None:
 
 def test_the_fault_windows_own_error_is_known() -> None:
     lost = GroupFaults(source="nq", trajectories=4, faults=("tool=search, last error: x",) * 4)
-    with pytest.raises(RubbleError) as caught:
+    with pytest.raises(RuntimeError) as caught:
         FaultWindow(limit=0.01, steps=1).check(1, [lost])
 
-    scan = scanned(f"agent_loop.training.alarms.RubbleError: {caught.value}\n")
+    scan = scanned(f"agent_loop.training.alarms.{caught.type.__name__}: {caught.value}\n")
 
     assert scan.findings["infra-error-limit"].of == {"nq": 1}
 
@@ -519,7 +548,7 @@ def test_no_bytes_make_it_raise(parts: list[bytes]) -> None:
 def run_main(arguments: list[str], stdin: bytes | None = None) -> tuple[int, str]:
     """The command in a process of its own, by the interpreter alone: no package is found."""
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "verl_mixed.diagnose.diagnose", *arguments],
+        [sys.executable, "-S", "-m", "verl_mixed.diagnose", *arguments],
         cwd=REPOSITORY,
         env={"PYTHONPATH": str(REPOSITORY)},
         input=stdin,
@@ -611,7 +640,7 @@ def test_nothing_known_is_said_with_the_last_errors(
 
     shown = capsys.readouterr().out
     assert code == 0
-    assert "nothing known was found" in shown
+    assert "no known failure was found" in shown
     assert f"{log}:12 (byte" in shown
     assert "my.OwnError: the last one" in shown
 

@@ -3,6 +3,7 @@
 import unicodedata
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,6 +87,17 @@ def test_a_workers_error_counts_when_the_driver_says_nothing() -> None:
     assert last_error("\n".join(DRIVER.splitlines()[:3])) == "KeyError: 'noise of a worker'"
     assert last_error("all is well\n") is None
     assert driver_error("\n".join(DRIVER.splitlines()[:3])) is None
+
+
+@pytest.mark.parametrize("name", ["RubbleError", "TooManyFaults", "SourceStarved"])
+def test_an_error_of_this_project_that_ray_carried_is_the_cause(name: str) -> None:
+    log = (
+        "Traceback (most recent call last):\n"
+        f"ray.exceptions.RayTaskError({name}): ray::TaskRunnerV1.run() (pid=7)\n"
+        f"agent_loop.training.alarms.{name}: source=nq lost 3 of 4\n"
+    )
+
+    assert driver_error(log) == f"agent_loop.training.alarms.{name}: source=nq lost 3 of 4"
 
 
 def test_the_start_up_phase_is_the_last_known_word_of_the_log() -> None:

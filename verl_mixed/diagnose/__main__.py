@@ -1,0 +1,7 @@
+"""`python3 -m verl_mixed.diagnose LOG...`, for hosts without packages."""
+
+import sys
+
+from verl_mixed.diagnose.diagnose import main
+
+sys.exit(main())
