@@ -1,4 +1,4 @@
-"""What a screen shows of the lines of `metrics.jsonl`: picked out once, drawn often. Pure."""
+"""The values of `metrics.jsonl` that a screen shows. Pure: computed once, drawn often."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,23 +27,23 @@ from verl_mixed.views.summary import (
 )
 
 MOST_POINTS = 1000
-"""Of a curve; a screen has room for far fewer."""
+"""Points of a curve that are kept; a screen shows far fewer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRow:
-    """What is shown of one source; None where it is not known."""
+    """The values of one source; None: not known."""
 
     source: str
     rewards: list[tuple[int, float]]
     """(step, mean reward) of at most `MOST_POINTS` spans of equally many steps."""
 
     recent: Summary | None
-    """Of the last steps' mean rewards."""
+    """Mean rewards of the last steps."""
 
     improvement: Improvement | None
     validation: float | None
-    """Mean reward, the newest."""
+    """Mean reward of the newest validation."""
 
     count: float | None
     pass_rate: float | None
@@ -51,16 +51,16 @@ class SourceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimiterRow:
-    """What is shown of the limiter."""
+    """The values of the rate limiter."""
 
     utilisation: float
-    """Share of the rate that the last minute used."""
+    """Share of the rate that was used in the last minute."""
 
     granted: float
     waiting: float
     per_minute: float | None
     rate_factor: float
-    """Below 1 where it was slowed down."""
+    """Share of the configured rate that the limiter allows; below 1 after 429s."""
 
     paused_s: float = 0.0
     is_live: bool = False
@@ -68,22 +68,22 @@ class LimiterRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """What the lines of `metrics.jsonl` show; made anew when they change."""
+    """The values of the lines of `metrics.jsonl`; computed again when the lines change."""
 
     step: int
     time: float | None
-    """Of the newest line."""
+    """Seconds since 1970, of the newest line."""
 
     left_s: float | None
     sources: list[SourceRow]
     ratio_error: tuple[float, float] | None
-    """Prompts: of the newest step, cumulative."""
+    """Prompts: (of the newest step, cumulative)."""
 
     phases: dict[str, float]
     """Phase -> seconds, of the newest step."""
 
     limits: Limits | None
-    """What limited the newest step."""
+    """What took the time of the newest step."""
 
     limiter: LimiterRow | None
     tools: list[ToolRow]
@@ -93,11 +93,11 @@ class Board:
 
 
 def board_of(lines: Sequence[Line], total_steps: int | None) -> Board:
-    """What is shown of the lines of `metrics.jsonl`.
+    """The values of the lines of `metrics.jsonl`.
 
     Args:
-        lines: so far; of old ones the rewards are enough.
-        total_steps: where the run ends; None where that is not known.
+        lines: all lines so far; old lines need only the metrics of curves.
+        total_steps: the run's last step; None: not known.
     """
     newest: Mapping[str, float] = lines[-1]["metrics"] if lines else {}
     trained = next((line for line in reversed(lines) if line["step"] > 0), None)
@@ -142,7 +142,10 @@ def _source_row(
 
 
 def means_of(points: Points, most: int) -> list[tuple[int, float]]:
-    """A curve of at most `most` points: means over spans of equally many steps, where they begin.
+    """A curve of at most `most` points.
+
+    A longer curve is divided into spans of equally many steps. Each span becomes one point: its
+    first step, and the mean of its values.
 
     Args:
         points: (step, value).
@@ -167,7 +170,7 @@ def _limiter_in(metrics: Mapping[str, float]) -> LimiterRow | None:
 
 
 def limiter_row(snapshot: Snapshot) -> LimiterRow:
-    """The limiter as it is now."""
+    """The limiter now."""
     return LimiterRow(
         utilisation=snapshot.utilisation,
         granted=snapshot.granted,

@@ -1,88 +1,78 @@
-"""Tables and panes that fit a terminal: what there is no room for goes by importance. Pure."""
+"""Tables and groups of lines that fit a terminal: the least important parts are left out first.
+
+Rich's own Table shortens all columns where they do not fit, and leaves none out.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.cells import cell_len
 from rich.text import Text
 
 _GAP = "  "
 
+Side = Literal["left", "right"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A column of a table; its texts are printable."""
+    """A column of a table."""
 
     title: str
-    cells: Sequence[str]
     importance: int
-    """The least important goes first."""
+    draw: Callable[[int], Sequence[Text]]
+    """(width) -> a cell for each row, of at most so many characters."""
 
-    is_text: bool = False
-    """To the left; numbers stand to the right."""
-
-    styles: Sequence[str] = ()
-    """One a cell, or none."""
-
-    @property
-    def width(self) -> int:
-        """Cells that it needs."""
-        return max(cell_len(text) for text in (self.title, *self.cells))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filler:
-    """A column that takes what the others leave."""
-
-    title: str
-    draw: Callable[[int, int], str]
-    """(row, width) -> at most so many cells."""
-
-    importance: int
     least: int
+    """Characters that the column needs."""
+
     most: int
-    style: str
+    """Characters that the column takes if there is room."""
+
+    align: Side
 
 
-def table(columns: Sequence[Column | Filler], width: int) -> list[Text]:
-    """A head and a line a row.
+def column(title: str, importance: int, cells: Sequence[Text], align: Side = "right") -> Column:
+    """A column of a fixed width; `cells` has a cell for each row, at least one."""
+    width = max(cell_len(title), *(cell.cell_len for cell in cells))
+    return Column(
+        title=title,
+        importance=importance,
+        draw=lambda width: cells,
+        least=width,
+        most=width,
+        align=align,
+    )
+
+
+def table(columns: Sequence[Column], width: int) -> list[Text]:
+    """A line of titles and a line for each row.
 
     Args:
-        columns: in order; the first stays whatever the width, and has a cell a row.
-        width: of the terminal.
+        columns: from left to right. The first is always shown; while the others do not fit, the
+            least important is left out.
+        width: characters of a line.
     """
-    first, *others = columns
-    kept = sorted(others, key=lambda column: -column.importance)
-    while kept and _room([first, *kept], width) < 0:
-        kept.pop()
-    shown = [column for column in columns if column is first or column in kept]
-    room = _room(shown, width)
-    assert isinstance(first, Column)
-    lines = []
-    for row in range(-1, len(first.cells)):
-        line = Text(style="dim" if row < 0 else "")
-        for column in shown:
-            line.append(_GAP if line else "")
-            if isinstance(column, Filler):
-                wide = min(column.most, column.least + max(0, room))
-                text, style = column.draw(row, wide), column.style
-            else:
-                wide, text = column.width, column.cells[row]
-                style = column.styles[row] if column.styles else ""
-            if row < 0:
-                text, style = column.title, ""
-            pad = " " * (wide - cell_len(text))
-            is_left = isinstance(column, Filler) or column.is_text
-            line.append(text + pad if is_left else pad + text, style=style)
+    shown = [*columns]
+    while (room := width - _least_width(shown)) < 0 and len(shown) > 1:
+        shown.remove(min(shown[1:], key=lambda each: each.importance))
+    drawn: list[list[Text]] = []
+    for each in shown:
+        wide = min(each.most, each.least + max(0, room))
+        room -= wide - each.least
+        drawn.append([Text(each.title), *(cell.copy() for cell in each.draw(wide))])
+        for cell in drawn[-1]:
+            cell.align(each.align, wide)
+    lines = [Text(_GAP).join(row) for row in zip(*drawn, strict=True)]
+    lines[0].style = "dim"
+    for line in lines:
         line.rstrip()
-        lines.append(line)
     return lines
 
 
-def _room(columns: Sequence[Column | Filler], width: int) -> int:
-    """Cells that are left; below 0 where the columns do not fit."""
-    own = sum(c.least if isinstance(c, Filler) else c.width for c in columns)
-    return width - own - len(_GAP) * (len(columns) - 1)
+def _least_width(columns: Sequence[Column]) -> int:
+    return sum(each.least for each in columns) + len(_GAP) * (len(columns) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,22 +82,23 @@ class Pane:
     lines: list[Text]
     importance: int
     least: int = 1
-    """Fewer say nothing: then it goes as a whole."""
+    """The pane is left out as a whole if fewer of its lines fit."""
 
 
 def fitting(panes: Sequence[Pane], height: int) -> list[Text]:
-    """The lines of all panes, but for those that there is no room for.
+    """The lines of all panes, cut to `height` lines.
 
-    Every pane is first cut to its least, from the least important; then they go, in that order.
+    First each pane is cut to its `least` lines, the least important pane first. If the lines still
+    do not fit, whole panes are left out in the same order.
     """
     counts = [len(pane.lines) for pane in panes]
     order = sorted(range(len(panes)), key=lambda number: panes[number].importance)
-    for goes in (False, True):
+    for is_left_out in (False, True):
         for number in order:
-            least = 0 if goes else min(panes[number].least, counts[number])
+            least = 0 if is_left_out else min(panes[number].least, counts[number])
             excess = sum(counts) - height
             if excess > 0:
-                counts[number] = 0 if goes else max(least, counts[number] - excess)
+                counts[number] = 0 if is_left_out else max(least, counts[number] - excess)
     lines: list[Text] = []
     for pane, count in zip(panes, counts, strict=True):
         lines += cut(pane.lines, count)
@@ -115,7 +106,7 @@ def fitting(panes: Sequence[Pane], height: int) -> list[Text]:
 
 
 def cut(lines: list[Text], most: int) -> list[Text]:
-    """The first lines; where some are missing and there is room to say so, the last one does."""
+    """At most `most` lines; if lines are left out, the last line says how many."""
     if len(lines) <= most or most < 2:
         return lines[:most]
     return [*lines[: most - 1], Text(f"and {len(lines) - most + 1} more", style="dim")]

@@ -1,4 +1,4 @@
-"""The screen of a run that goes on: redrawn on a terminal, plain lines elsewhere."""
+"""The live view of a run: a redrawn screen on a terminal, a line for each step elsewhere."""
 
 import time
 from bisect import bisect_left
@@ -16,25 +16,22 @@ from verl_mixed.views.watch.run_reader import RunReader, State
 from verl_mixed.views.watch.screen import screen
 
 STILL_WAITING_S = 30.0
-"""Plain view: how long it may say nothing during start-up."""
+"""Seconds without a line, during start-up, after which the plain view repeats the phase."""
 
-_OF_A_PACE = 11
-"""Newest lines that a step's line is made of, besides the first and the newest validation."""
+_PACE_LINES = 11
+"""Newest lines that a step's line is computed from: `seconds_left` takes the last ten steps. The
+first and the newest validation are added."""
 
 
 class View(Protocol):
-    """Shows what a reader has read."""
+    """Shows what a `RunReader` has read."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *details: object) -> None: ...
 
     def update(self, state: State) -> None:
-        """Show where the run is.
-
-        Args:
-            state: the reader's, now.
-        """
+        """Show the run in this state."""
         ...
 
 
@@ -42,7 +39,7 @@ def view_on(console: Console, reader: RunReader, seen: int) -> View:
     """The view of a run that this process runs.
 
     Args:
-        console: a terminal or not.
+        console: where the view is shown; need not be a terminal.
         reader: of the run.
         seen: highest step that was trained before this start.
     """
@@ -52,7 +49,7 @@ def view_on(console: Console, reader: RunReader, seen: int) -> View:
 
 
 def is_redrawn(console: Console) -> bool:
-    """Whether what is on it can be drawn over."""
+    """Whether the console is a terminal whose lines can be overwritten."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
@@ -61,9 +58,9 @@ class PlainView:
 
     Args:
         reader: of the run.
-        write: takes one line.
-        seen: highest step that was trained before this start; those are not printed.
-        with_state: say who runs it and how it ended, too.
+        write: prints one line.
+        seen: highest step that was trained before this start; steps up to it are not printed.
+        with_state: also print which process runs the run, and how the run ended.
         clock_s: seconds, monotonic.
     """
 
@@ -90,7 +87,7 @@ class PlainView:
     def __exit__(self, *details: object) -> None: ...
 
     def update(self, state: State) -> None:
-        """Print what was not printed yet."""
+        """Print steps, warnings and states that were not printed yet."""
         lines = self._reader.lines
         newest = (len(lines), lines[-1]["step"], lines[-1]["time"]) if lines else None
         if newest != self._newest:
@@ -111,7 +108,7 @@ class PlainView:
 
     def _write_steps(self) -> None:
         lines, total_steps = self._reader.lines, self._reader.total_steps
-        self._shown &= {line["step"] for line in lines}  # a resume takes steps back
+        self._shown &= {line["step"] for line in lines}  # a resume removes steps from the file
         validated = [
             number
             for number, line in enumerate(lines)
@@ -120,7 +117,7 @@ class PlainView:
         for number, line in enumerate(lines):
             if line["step"] in self._shown:
                 continue
-            first = max(0, number + 1 - _OF_A_PACE)
+            first = max(0, number + 1 - _PACE_LINES)
             before = bisect_left(validated, first) - 1
             ends = sorted({validated[0], validated[before]}) if before >= 0 else []
             context = [lines[end] for end in ends]
@@ -135,8 +132,8 @@ class TableView:
     Args:
         reader: of the run.
         console: the terminal.
-        whole: take the terminal's whole screen, name the run and its state there, and give the
-            terminal back as it was.
+        whole: use the whole terminal, with a line for the run's name and state, and restore the
+            terminal's content at the end.
     """
 
     def __init__(self, reader: RunReader, console: Console, *, whole: bool = False) -> None:
@@ -160,15 +157,15 @@ class TableView:
 def drawing(
     reader: RunReader, state: State, console: Console, *, titled: bool = True, spare: int = 0
 ) -> Text:
-    """A run as it is now.
+    """The screen of a run.
 
     Args:
         reader: of the run.
-        state: the reader's, now.
-        console: where it is to be shown.
-        titled: name the run and its state.
-        spare: lines of the terminal to leave.
+        state: of the run.
+        console: the terminal.
+        titled: add a line for the run's name and state.
+        spare: lines of the terminal to leave free.
     """
     width, height = console.size
-    sight = reader.sight(state, titled=titled)
-    return screen(sight, width, height - spare, ascii_only=console.options.ascii_only)
+    content = reader.screen_content(state, titled=titled)
+    return screen(content, width, height - spare, ascii_only=console.options.ascii_only)

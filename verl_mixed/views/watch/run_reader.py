@@ -1,4 +1,4 @@
-"""What a run's folder says now, read as it grows; it disturbs nobody and changes nothing."""
+"""Reads a run's folder while the run goes on: its state, metrics and warnings. Writes nothing."""
 
 import time
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from verl_mixed.run.text import clock
 from verl_mixed.views.limiter import state_file_of
 from verl_mixed.views.progress import Line, driver_error, startup_phase
 from verl_mixed.views.watch.board import Board, LimiterRow, board_of, limiter_row
-from verl_mixed.views.watch.screen import Sight
+from verl_mixed.views.watch.screen import ScreenContent
 from verl_mixed.views.watch.tails import LogTail, MetricsTail
 
 
 class Phase(Enum):
-    """Where a run is in its life; each with the style of its words."""
+    """The phase of a run; the value is the style of its text."""
 
     NOT_BEGUN = "dim"
     RUNNING = "bold"
@@ -34,32 +34,32 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Whether a run goes on, in words."""
+    """Whether a run goes on, and how it ended."""
 
     phase: Phase
     words: str
     start_up: str = ""
-    """Where the start-up is; empty from the first step of this start."""
+    """The phase of the start-up; empty from the first step of this start."""
 
     started_s: float = 0.0
-    """How long it has run."""
+    """Seconds since the run's last start."""
 
     is_here: bool = True
-    """Whether it runs on this machine, where somebody runs it."""
+    """False if a process on another machine runs it."""
 
     @property
     def is_running(self) -> bool:
-        """Whether somebody runs it."""
+        """Whether a process runs the run."""
         return self.phase is Phase.RUNNING
 
 
 class RunReader:
-    """A run's folder, there or not; `read` first, and again for what is new.
+    """Reads a run's folder, which need not exist. Call `read` first, and again to read what is new.
 
     Args:
-        folder: the run's.
+        folder: of the run.
         now: seconds since 1970.
-        log_from: byte of `train.log` where this start's part begins; 0 where that is not known.
+        log_from: byte of `train.log` where this start's part begins; 0: not known.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RunReader:
     ) -> None:
         self.folder = folder
         self.total_steps: int | None = None
-        """None where no config says it."""
+        """None: no config says it."""
 
         self._now = now
         self._metrics, self._log = MetricsTail(folder.metrics), LogTail(folder.log, now, log_from)
@@ -78,28 +78,28 @@ class RunReader:
 
     @property
     def lines(self) -> list[Line]:
-        """`metrics.jsonl`; of old lines only what curves are drawn of."""
+        """The lines of `metrics.jsonl`; old lines have only the metrics of curves."""
         return self._metrics.lines
 
     @property
     def passed_over(self) -> int:
-        """Finished lines of `metrics.jsonl` that are none."""
+        """How many finished lines of `metrics.jsonl` cannot be read."""
         return self._metrics.passed_over
 
     def read(self) -> None:
         """Read what was added to the files.
 
         Raises:
-            OSError: one of them is there and cannot be read.
+            OSError: a file exists and cannot be read.
         """
-        is_other = self._read_config()
-        if self._metrics.read() or is_other:
+        has_new_config = self._read_config()
+        if self._metrics.read() or has_new_config:
             self._board = None
         if self._log.read():
             self._error = None
 
     def _read_config(self) -> bool:
-        """Read the config where it is another than before; a resume may change where a run ends."""
+        """Read the config if it changed: a resume may change the run's last step."""
         path = self.folder.config
         try:
             written = path.stat().st_mtime_ns
@@ -112,18 +112,18 @@ class RunReader:
             self.total_steps = int(at(load_config(path), "trainer.total_training_steps"))
             self._limiter_file = Path(state_file_of(self.folder.path))
         except (ConfigError, OmegaConfBaseException, YAMLError, TypeError, ValueError):
-            self.total_steps = None  # the screen shows that it is not known
+            self.total_steps = None  # the screen shows a ? for it
         return True
 
     @property
     def board(self) -> Board:
-        """What the metrics show."""
+        """The values of the metrics."""
         if self._board is None:
             self._board = board_of(self.lines, self.total_steps)
         return self._board
 
     def state(self) -> State:
-        """Who runs it, or how it ended."""
+        """Which process runs the run, or how the run ended."""
         try:
             holder = self.folder.holder()
         except RunHeld:
@@ -159,15 +159,15 @@ class RunReader:
             is_here=is_here,
         )
 
-    def sight(self, state: State, *, titled: bool = True) -> Sight:
-        """All that a screen shows.
+    def screen_content(self, state: State, *, titled: bool = True) -> ScreenContent:
+        """What the screen shows.
 
         Args:
-            state: of the run, now.
-            titled: name the run and its state.
+            state: of the run.
+            titled: add a line for the run's name and state.
         """
         board = self.board
-        return Sight(
+        return ScreenContent(
             board=board,
             total_steps=self.total_steps,
             now=self._now(),
@@ -177,12 +177,12 @@ class RunReader:
             is_over=not state.is_running,
             limiter=self._limiter() if state.is_running and state.is_here else None,
             stuck=self._log.stuck() if state.is_running else (),
-            warned=self._log.warnings,
+            log_warnings=self._log.warnings,
             passed_over=self.passed_over,
         )
 
     def _limiter(self) -> LimiterRow | None:
-        """The limiter as it is now; None where it cannot be seen from here."""
+        """The limiter now; None if its state file cannot be read on this machine."""
         try:
             return limiter_row(snapshot_of(self._limiter_file))
         except (OSError, ValueError):

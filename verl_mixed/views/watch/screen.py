@@ -1,7 +1,7 @@
-"""The screen of a run as lines of text that fit a terminal. Pure: what is shown comes in.
+"""The screen of a run as lines of text that fit a terminal. Pure: it reads no file and no clock.
 
-What a narrow terminal has no room for goes by importance: columns first, then sections from below.
-Text from a run is made inert before it is shown, and no part of it is markup.
+On a narrow terminal the least important columns are left out, on a low one the least important
+lines. Control characters in text from a run are removed, and its markup is shown as text.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from verl_mixed.run.text import clock, passed_over_words, printable
 from verl_mixed.views.estimates import Improvement
 from verl_mixed.views.summary import AFTER_STEP, AVERAGE_OVER, PHASE_WORDS
 from verl_mixed.views.watch.board import Board, LimiterRow, means_of
-from verl_mixed.views.watch.columns import Column, Filler, Pane, cut, fitting, table
-from verl_mixed.views.watch.tails import Stuck, Warned
+from verl_mixed.views.watch.columns import Column, Pane, column, cut, fitting, table
+from verl_mixed.views.watch.tails import LogWarning, StuckTrajectory
 
 LEAST_WIDTH, LEAST_HEIGHT = 20, 3
 
@@ -39,8 +39,8 @@ _LEVEL_STYLES = {"WARNING": "yellow"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """All that is shown at one moment."""
+class ScreenContent:
+    """What the screen shows at one moment."""
 
     board: Board
     total_steps: int | None
@@ -48,55 +48,56 @@ class Sight:
     """Seconds since 1970."""
 
     title: str = ""
-    """The run and what is with it; empty leaves the line out."""
+    """The run's name and its state; empty: no such line."""
 
     style: str = "bold"
     start_up: str = ""
-    """Where the start-up is, while it is."""
+    """The phase of the start-up; empty once it is over."""
 
     is_over: bool = False
-    """Nobody runs it."""
+    """Whether no process runs the run."""
 
     limiter: LimiterRow | None = None
-    """As it is now; None takes the newest step's."""
+    """The limiter now; None: show the newest step's."""
 
-    stuck: Sequence[Stuck] = field(default_factory=list[Stuck])
-    warned: Sequence[Warned] = field(default_factory=list[Warned])
-    """From the log, the newest last."""
+    stuck: Sequence[StuckTrajectory] = field(default_factory=list[StuckTrajectory])
+    log_warnings: Sequence[LogWarning] = field(default_factory=list[LogWarning])
+    """Warnings of the log, the newest last."""
 
     passed_over: int = 0
-    """Lines of `metrics.jsonl` that are none."""
+    """Lines of `metrics.jsonl` that cannot be read."""
 
 
-def screen(sight: Sight, width: int, height: int, *, ascii_only: bool = False) -> Text:
+def screen(content: ScreenContent, width: int, height: int, *, ascii_only: bool = False) -> Text:
     """The screen: at most `height` lines of at most `width` cells.
 
     Args:
-        sight: what is shown.
-        width: of the terminal.
-        height: of the terminal.
-        ascii_only: the terminal's encoding has no other characters.
+        content: what the screen shows.
+        width: characters of a line of the terminal.
+        height: lines of the terminal.
+        ascii_only: the terminal's encoding has only ASCII characters.
     """
     width, height = max(width, LEAST_WIDTH), max(height, LEAST_HEIGHT)
-    lines = fitting(_Drawing(sight, width, ascii_only).panes(), height)
+    lines = fitting(_Drawing(content, width, ascii_only).panes(), height)
     for line in lines:
         line.no_wrap = True
         line.truncate(width, overflow="crop" if ascii_only else "ellipsis")
     return Text("\n", no_wrap=True).join(lines)
 
 
-def _number(value: float | None, form: str = ".2f") -> str:
-    return "-" if value is None else format(value, form)
+def _number(value: float | None, form: str = ".2f") -> Text:
+    return Text("-" if value is None else format(value, form))
 
 
-def _change(improvement: Improvement | None) -> str:
+def _change(improvement: Improvement | None) -> Text:
     if improvement is None:
-        return "-"
-    words = f"{improvement.change:+.2f}"
-    return _OF_MEASURE[improvement.measure] + words
+        return Text("-")
+    measure = _MEASURE_NAMES[improvement.measure]
+    style = _VERDICT_STYLES.get(improvement.verdict, "")
+    return Text(f"{measure}{improvement.change:+.2f}", style=style)
 
 
-_OF_MEASURE = {
+_MEASURE_NAMES = {
     "validation reward": "",
     "validation pass rate": "solved ",
     "training reward": "train ",
@@ -104,11 +105,11 @@ _OF_MEASURE = {
 
 
 class _Drawing:
-    """One screen."""
+    """The panes of one screen."""
 
-    def __init__(self, sight: Sight, width: int, ascii_only: bool) -> None:
-        self._sight, self._width, self._ascii = sight, width, ascii_only
-        self._board = sight.board
+    def __init__(self, content: ScreenContent, width: int, ascii_only: bool) -> None:
+        self._content, self._width, self._ascii = content, width, ascii_only
+        self._board = content.board
 
     def panes(self) -> list[Pane]:
         return [
@@ -135,20 +136,21 @@ class _Drawing:
         return Text.assemble((f"{title:<13}", "dim"), (rest, style))
 
     def _title(self) -> list[Text]:
-        title = self._text(self._sight.title)
-        return [Text(title, style=self._sight.style)] if title else []
+        title = self._text(self._content.title)
+        return [Text(title, style=self._content.style)] if title else []
 
     def _progress(self) -> Text:
-        board, total, sight = self._board, self._sight.total_steps, self._sight
+        board, content = self._board, self._content
+        total = content.total_steps
         words = [f"step {board.step}/{'?' if total is None else total}"]
         if total and self._width >= _WIDE:
             words.append(self._bar(board.step / total, 20))
-        if sight.start_up:
-            words.append(self._text(sight.start_up))
-        elif board.left_s and not sight.is_over:
+        if content.start_up:
+            words.append(self._text(content.start_up))
+        elif board.left_s and not content.is_over:
             words.append(f"left {clock(board.left_s)}")
-        if board.time is not None and not sight.start_up:
-            words.append(f"last step {clock(max(0.0, sight.now - board.time))} ago")
+        if board.time is not None and not content.start_up:
+            words.append(f"last step {clock(max(0.0, content.now - board.time))} ago")
         return Text("  ".join(words), style="bold")
 
     def _bar(self, share: float, width: int) -> str:
@@ -163,63 +165,42 @@ class _Drawing:
         is_validated = all(
             row.improvement is None or row.improvement.measure != "training reward" for row in rows
         )
+        longest = max(_LEAST_SPARKS, *(len(row.rewards) for row in rows))
+        sparks = Column(
+            title="reward",
+            importance=70,
+            draw=lambda width: [self._sparks(row.rewards, width) for row in rows],
+            least=_LEAST_SPARKS,
+            most=min(_MOST_SPARKS, longest),
+            align="left",
+        )
+        recent = [row.recent for row in rows]
         columns = [
-            Column(
-                title="source",
-                cells=[self._name(row.source) for row in rows],
-                importance=100,
-                is_text=True,
+            column("source", 100, [Text(self._name(row.source)) for row in rows], "left"),
+            sparks,
+            column("last", 90, [_number(each and each.latest) for each in recent]),
+            column(f"mean of {AVERAGE_OVER}", 60, [_number(each and each.mean) for each in recent]),
+            column(
+                "since 1st val" if is_validated else "change",
+                80,
+                [_change(row.improvement) for row in rows],
             ),
-            Filler(
-                title="reward",
-                draw=lambda row, width: self._sparks(rows[row].rewards, width),
-                importance=70,
-                least=_LEAST_SPARKS,
-                most=min(_MOST_SPARKS, max(_LEAST_SPARKS, *(len(row.rewards) for row in rows))),
-                style="cyan",
-            ),
-            Column(
-                title="last",
-                cells=[_number(row.recent.latest if row.recent else None) for row in rows],
-                importance=90,
-            ),
-            Column(
-                title=f"mean of {AVERAGE_OVER}",
-                cells=[_number(row.recent.mean if row.recent else None) for row in rows],
-                importance=60,
-            ),
-            Column(
-                title="since 1st val" if is_validated else "change",
-                cells=[_change(row.improvement) for row in rows],
-                styles=[
-                    _VERDICT_STYLES.get(row.improvement.verdict, "") if row.improvement else ""
-                    for row in rows
-                ],
-                importance=80,
-            ),
-            Column(title="val", cells=[_number(row.validation) for row in rows], importance=40),
-            Column(
-                title="prompts", cells=[_number(row.count, ".0f") for row in rows], importance=50
-            ),
-            Column(
-                title="solved",
-                cells=[_number(row.pass_rate, ".0%") for row in rows],
-                importance=30,
-            ),
+            column("val", 40, [_number(row.validation) for row in rows]),
+            column("prompts", 50, [_number(row.count, ".0f") for row in rows]),
+            column("solved", 30, [_number(row.pass_rate, ".0%") for row in rows]),
         ]
         return table(columns, self._width)
 
-    def _sparks(self, points: Sequence[tuple[int, float]], width: int) -> str:
-        """The course of a curve: a character for so many steps, from its least to its greatest."""
+    def _sparks(self, points: Sequence[tuple[int, float]], width: int) -> Text:
+        """A curve: a character for each span of equally many steps, scaled to the curve's range."""
         marks = _MARKS if self._ascii else _BLOCKS
         values = [value for _, value in means_of(points, width)]
-        if not values:
-            return ""
-        low, high = min(values), max(values)
+        low, high = min(values, default=0.0), max(values, default=0.0)
         if high <= low:
-            return marks[len(marks) // 2] * len(values)
+            return Text(marks[len(marks) // 2] * len(values), style="cyan")
         top = len(marks) - 1
-        return "".join(marks[round((value - low) / (high - low) * top)] for value in values)
+        drawn = (marks[round((value - low) / (high - low) * top)] for value in values)
+        return Text("".join(drawn), style="cyan")
 
     def _ratio(self) -> list[Text]:
         if self._board.ratio_error is None:
@@ -262,7 +243,7 @@ class _Drawing:
         return self._text(PHASE_WORDS.get(name, name))
 
     def _limiter(self) -> list[Text]:
-        row = self._sight.limiter or self._board.limiter
+        row = self._content.limiter or self._board.limiter
         if row is None:
             return []
         rate = "" if row.per_minute is None else f" of {row.per_minute:,.0f}/min"
@@ -285,26 +266,17 @@ class _Drawing:
         if not rows:
             return []
         columns = [
-            Column(
-                title="tool",
-                cells=[self._name(row.tool).ljust(11) for row in rows],
-                importance=100,
-                is_text=True,
-            ),
-            Column(title="calls", cells=[f"{row.calls}" for row in rows], importance=60),
-            Column(title="p50 s", cells=[_number(row.p50_s) for row in rows], importance=70),
-            Column(title="p95 s", cells=[_number(row.p95_s) for row in rows], importance=80),
-            Column(
-                title="errors",
-                cells=[_number(row.error_rate, ".1%") for row in rows],
-                importance=90,
-            ),
+            column("tool", 100, [Text(self._name(row.tool).ljust(11)) for row in rows], "left"),
+            column("calls", 60, [Text(f"{row.calls}") for row in rows]),
+            column("p50 s", 70, [_number(row.p50_s) for row in rows]),
+            column("p95 s", 80, [_number(row.p95_s) for row in rows]),
+            column("errors", 90, [_number(row.error_rate, ".1%") for row in rows]),
         ]
         return table(columns, self._width)
 
     def _stuck(self) -> list[Text]:
-        now = self._sight.now
-        longest = sorted(self._sight.stuck, key=lambda each: each.waited_s, reverse=True)
+        now = self._content.now
+        longest = sorted(self._content.stuck, key=lambda each: each.waited_s, reverse=True)
         lines = [
             self._titled("" if number else "stuck", self._text(each.words(now)), "yellow")
             for number, each in enumerate(longest)
@@ -313,7 +285,7 @@ class _Drawing:
 
     def _run_warnings(self) -> list[Text]:
         warnings = list(self._board.warnings)
-        if count := self._sight.passed_over:
+        if count := self._content.passed_over:
             warnings.append(passed_over_words(count))
         return [
             self._titled("" if number else "warning", self._text(warning), "yellow")
@@ -322,13 +294,13 @@ class _Drawing:
 
     def _log_warnings(self) -> list[Text]:
         lines = []
-        for warned in reversed(self._sight.warned):  # the newest stays when there is no room
-            times = f"{warned.count:,} times: " if warned.count > 1 else ""
+        for warning in reversed(self._content.log_warnings):  # the newest is cut last
+            times = f"{warning.count:,} times: " if warning.count > 1 else ""
             lines.append(
                 self._titled(
-                    f"log {warned.level.lower()}",
-                    times + self._text(warned.text),
-                    _LEVEL_STYLES.get(warned.level, "red"),
+                    f"log {warning.level.lower()}",
+                    times + self._text(warning.text),
+                    _LEVEL_STYLES.get(warning.level, "red"),
                 )
             )
         return lines

@@ -1,7 +1,7 @@
-"""Files of a run that grow, read as they grow: `metrics.jsonl` and `train.log`.
+"""`metrics.jsonl` and `train.log` of a run, read while they grow.
 
-Each look reads what was added since the one before. A file that shrank or was replaced (a resumed
-trainer takes the steps after its checkpoint back) is read anew.
+Each `read` reads the bytes that were added since the last one. A file that shrank or was replaced
+is read again from its beginning: a resumed trainer removes the steps after its checkpoint.
 """
 
 import re
@@ -20,34 +20,33 @@ from verl_mixed.views.progress import Line
 BLOCK_BYTES = 1 << 22
 
 LOG_TAIL_BYTES = 200_000
-"""What is looked at of a log that was there before."""
+"""Bytes that the first `read` reads from the end of a log."""
 
 WHOLE_LINES = 100
-"""Newest lines of `metrics.jsonl` of which every metric is kept."""
+"""Newest lines of `metrics.jsonl` whose metrics are all kept."""
 
 _MARK_BYTES = 256
 _LINE_BYTES = 4096
 _MOST_WARNINGS = 30
 
 
-class Growth:
-    """What is added to a file.
+class FileTail:
+    """The bytes that are added to a file.
 
     Args:
-        path: the file, there or not.
-        last_bytes: where more is there at the first look, this much of its end is read; None reads
-            all.
-        begin: byte where the first look begins; 0 leaves it to `last_bytes`.
+        path: the file, which need not exist.
+        last_bytes: bytes that the first read takes from the end of the file; None: all.
+        begin: byte where the first read begins; 0: `last_bytes` decides.
     """
 
     def __init__(self, path: Path, last_bytes: int | None = None, begin: int = 0) -> None:
         self._path, self._last_bytes = path, last_bytes
         self._offset = begin
         self._mark = b""
-        """What stood before the offset: a file where it does not is another."""
+        """The bytes before the offset; if the file has others there, it was replaced."""
 
     def blocks(self) -> Iterator[tuple[bool, bytes]]:
-        """(whether what was read before counts no more, bytes added), in order."""
+        """(is_new, bytes added), in order; is_new: earlier bytes are no longer in the file."""
         try:
             file = self._path.open("rb")
         except FileNotFoundError:
@@ -58,16 +57,16 @@ class Growth:
         with file:
             before = self._offset
             file.seek(before - len(self._mark))
-            anew = before == 0 or file.read(len(self._mark)) != self._mark
-            if anew:
+            is_new = before == 0 or file.read(len(self._mark)) != self._mark
+            if is_new:
                 self._begin(file.seek(0, 2))
             file.seek(self._offset)
             while block := file.read(BLOCK_BYTES):
                 self._offset += len(block)
                 self._mark = (self._mark + block)[-_MARK_BYTES:]
-                yield anew, block
-                anew = False
-            if anew and before:
+                yield is_new, block
+                is_new = False
+            if is_new and before:
                 yield True, b""
 
     def _begin(self, size: int) -> None:
@@ -78,15 +77,15 @@ class Growth:
 class MetricsTail:
     """The lines of a `metrics.jsonl`, kept up to date.
 
-    Of lines before the newest `WHOLE_LINES`, only what curves are drawn of is kept. A last line
-    that is not finished waits; a finished one that is no line of metrics is passed over.
+    Lines before the newest `WHOLE_LINES` keep only the metrics of curves. An unfinished last line
+    is read once it is finished. A finished line that is not a line of metrics is passed over.
 
     Args:
-        path: the file, there or not.
+        path: the file, which need not exist.
     """
 
     def __init__(self, path: Path) -> None:
-        self._growth = Growth(path)
+        self._tail = FileTail(path)
         self._begin()
 
     def _begin(self) -> None:
@@ -94,20 +93,16 @@ class MetricsTail:
         """In the order of the file."""
 
         self.passed_over = 0
-        """Finished lines that are none."""
+        """How many finished lines cannot be read."""
 
         self._thinned = 0
         self._torn = b""
 
     def read(self) -> bool:
-        """Read what was added.
-
-        Returns:
-            Whether anything changed.
-        """
+        """Read what was added; returns whether the lines changed."""
         changed = False
-        for anew, block in self._growth.blocks():
-            if anew:
+        for is_new, block in self._tail.blocks():
+            if is_new:
                 changed = changed or bool(self.lines)
                 self._begin()
             *finished, self._torn = (self._torn + block).split(b"\n")
@@ -126,13 +121,13 @@ class MetricsTail:
         self.lines.append(line)
         if self._thinned < len(self.lines) - WHOLE_LINES:
             old = self.lines[self._thinned]
-            kept = {n: value for n, value in old["metrics"].items() if _is_of_a_curve(n)}
+            kept = {n: value for n, value in old["metrics"].items() if _is_drawn(n)}
             self.lines[self._thinned] = {**old, "metrics": kept}
             self._thinned += 1
 
 
-# A source may have a slash in its name.
-_OF_A_CURVE = re.compile(
+# The metrics that curves and changes are computed from. A source's name may have a slash.
+_DRAWN = re.compile(
     r"mixed/.+?/(?:val/)?(?:reward/mean|infra_error_rate)|mixed/.+?/reward/ci95"
     r"|mixed/.+?/val/(?:count|pass_rate)|critic/score/(?:min|max)",
     re.S,
@@ -140,38 +135,40 @@ _OF_A_CURVE = re.compile(
 
 
 @lru_cache(maxsize=1 << 14)
-def _is_of_a_curve(name: str) -> bool:
-    return _OF_A_CURVE.fullmatch(name) is not None
+def _is_drawn(name: str) -> bool:
+    return _DRAWN.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warned:
+class LogWarning:
     """A warning or an error of the log."""
 
     level: str
     text: str
     count: int
-    """How often it was said, with other numbers in it."""
+    """How often the log has it, apart from the numbers in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stuck:
-    """A trajectory that the watchdog has named."""
+class StuckTrajectory:
+    """A trajectory that the watchdog named because it waits too long."""
 
     source: str
     row_id: str
     turn: int
     waits_for: str
     waited_s: float
-    """Until it was named."""
+    """How long it had waited at `named_at`."""
 
     named_at: float
     """Seconds since 1970."""
 
     def may_still_wait(self, now: float) -> bool:
-        """Whether its end is not known: the watchdog names it again once its wait has doubled.
+        """Whether the trajectory may still wait.
 
-        It looks four times in the shortest wait that it names.
+        The watchdog names a trajectory again when its wait has doubled, and looks four times in the
+        shortest wait that it names. A trajectory that was not named again by 1.5 times its wait
+        after `named_at` no longer waits.
         """
         return now <= self.named_at + 1.5 * self.waited_s
 
@@ -185,7 +182,7 @@ class Stuck:
 _CUES = (b"WARNING", b"ERROR", b"CRITICAL", b"FATAL", b"stuck source=")
 _LEVEL = re.compile(r"\b(WARNING|ERROR|CRITICAL|FATAL)\b")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")
-_BEFORE_THE_WORDS = re.compile(
+_PREFIX = re.compile(
     rf"(?:[\s:|-]|(?:WARNING|ERROR|CRITICAL|FATAL)\b|{_MOMENT.pattern}(?:[.,]\d+)?)+"
 )
 _STUCK = re.compile(
@@ -196,58 +193,56 @@ _START = b"ray init kwargs:"
 
 
 class LogTail:
-    """What the end of a `train.log` warns of, of the run's last start, kept up to date.
+    """The warnings at the end of a `train.log`, of the run's last start, kept up to date.
 
     Args:
-        path: the log, there or not.
+        path: the log, which need not exist.
         now: seconds since 1970.
-        begin: byte where this start's part begins; 0 where that is not known.
+        begin: byte where this start's part begins; 0: not known.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time, begin: int = 0) -> None:
-        self._growth = Growth(path, LOG_TAIL_BYTES, begin)
+        self._tail = FileTail(path, LOG_TAIL_BYTES, begin)
         self._path, self._now = path, now
         self._torn = b""
         self._end = b""
         self._begin()
 
     def _begin(self) -> None:
-        self._warned: OrderedDict[str, Warned] = OrderedDict()
-        self._stuck: OrderedDict[tuple[str, str], Stuck] = OrderedDict()
+        self._warnings: OrderedDict[str, LogWarning] = OrderedDict()
+        self._stuck: OrderedDict[tuple[str, str], StuckTrajectory] = OrderedDict()
 
     @property
-    def warnings(self) -> list[Warned]:
-        """Each once, the newest last."""
-        return list(self._warned.values())
+    def warnings(self) -> list[LogWarning]:
+        """Each warning once, the newest last."""
+        return list(self._warnings.values())
 
     @property
     def text(self) -> str:
-        """The end of the log, of the last start only."""
+        """The end of the log, from the last start of the run."""
         end = self._end
         return end[max(0, end.rfind(_START)) :].decode("utf-8", "replace")
 
-    def stuck(self) -> list[Stuck]:
-        """Trajectories that were named and may still wait, the newest last."""
+    def stuck(self) -> list[StuckTrajectory]:
+        """Trajectories that may still wait, the newest last."""
         now = self._now()
         return [each for each in self._stuck.values() if each.may_still_wait(now)]
 
     def read(self) -> bool:
-        """Read what was added.
-
-        Returns:
-            Whether anything was.
-        """
+        """Read what was added; returns whether anything was."""
         changed = False
-        for anew, block in self._growth.blocks():
+        for is_new, block in self._tail.blocks():
             changed = True
-            if anew:
+            if is_new:
                 self._torn, self._end = b"", b""
                 self._begin()
             self._end = (self._end + block)[-LOG_TAIL_BYTES:]
-            whole = self._torn + block.replace(b"\r", b"\n")  # a progress bar draws over itself
+            whole = self._torn + block.replace(
+                b"\r", b"\n"
+            )  # of progress bars
             *finished, torn = whole.split(b"\n")
             self._torn = torn[:_LINE_BYTES]
-            written_at = self._written_at() if anew else None
+            written_at = self._written_at() if is_new else None
             for raw in finished:
                 self._take(raw[:_LINE_BYTES], written_at)
         return changed
@@ -259,11 +254,11 @@ class LogTail:
             return self._now()
 
     def _take(self, raw: bytes, written_at: float | None) -> None:
-        """Note what a line says.
+        """Note a warning or a stuck trajectory.
 
         Args:
             raw: the line.
-            written_at: latest moment that it can be of; None: it came just now.
+            written_at: when the line was written at the latest; None: just now.
         """
         if raw.startswith(_START):
             self._begin()
@@ -271,25 +266,26 @@ class LogTail:
             return
         text, _, count = clean_line(raw)
         text = printable(text)
-        if found := _STUCK.search(text):
-            self._note_stuck(found, text, written_at)
+        if stuck := _STUCK.search(text):
+            self._note_stuck(stuck, text, written_at)
         elif level := _LEVEL.search(raw[:300].decode("utf-8", "replace")):
-            before = _BEFORE_THE_WORDS.match(text)
-            self._note_warning(level[0], text[before.end() if before else 0 :], count)
+            prefix = _PREFIX.match(text)
+            self._note_warning(level[0], text[prefix.end() if prefix else 0 :], count)
 
-    def _note_stuck(self, found: re.Match[str], text: str, written_at: float | None) -> None:
-        # A worker's clock and zone may be others: of a line that came just now, ours is right.
+    def _note_stuck(self, match: re.Match[str], text: str, written_at: float | None) -> None:
+        # A worker may have another clock or time zone, so a line that came just now is dated by
+        # this machine's clock.
         named_at = self._now()
         if written_at is not None:
             named_at = min(named_at, written_at, _moment_of(text) or written_at)
-        key = found["source"], found["row_id"]
+        key = match["source"], match["row_id"]
         self._stuck.pop(key, None)
-        self._stuck[key] = Stuck(
-            source=found["source"],
-            row_id=found["row_id"],
-            turn=int(found["turn"]),
-            waits_for=found["waits_for"],
-            waited_s=float(found["waited_s"]),
+        self._stuck[key] = StuckTrajectory(
+            source=match["source"],
+            row_id=match["row_id"],
+            turn=int(match["turn"]),
+            waits_for=match["waits_for"],
+            waited_s=float(match["waited_s"]),
             named_at=named_at,
         )
         if len(self._stuck) > 1000:
@@ -297,19 +293,19 @@ class LogTail:
 
     def _note_warning(self, level: str, text: str, count: int) -> None:
         key = re.sub(r"\d+", "#", text)
-        before = self._warned.pop(key, None)
+        before = self._warnings.pop(key, None)
         count += before.count if before else 0
-        self._warned[key] = Warned(level=level, text=text, count=count)
-        if len(self._warned) > _MOST_WARNINGS:
-            self._warned.popitem(last=False)
+        self._warnings[key] = LogWarning(level=level, text=text, count=count)
+        if len(self._warnings) > _MOST_WARNINGS:
+            self._warnings.popitem(last=False)
 
 
 def _moment_of(text: str) -> float | None:
-    """When a line was written, if it says so, on this machine's clock."""
-    found = _MOMENT.search(text)
-    if found is None:
+    """The time in a line, as a time of this machine's zone; None without one."""
+    match = _MOMENT.search(text)
+    if match is None:
         return None
     try:
-        return time.mktime(time.strptime(found[0].replace("T", " "), "%Y-%m-%d %H:%M:%S"))
+        return time.mktime(time.strptime(match[0].replace("T", " "), "%Y-%m-%d %H:%M:%S"))
     except (ValueError, OverflowError):
         return None

@@ -34,7 +34,7 @@ def test_a_folder_without_a_run_has_not_begun(tmp_path: Path) -> None:
 
     assert reader.state().phase is Phase.NOT_BEGUN
     assert reader.total_steps is None
-    assert reader.sight(reader.state()).board.sources == []
+    assert reader.screen_content(reader.state()).board.sources == []
 
 
 def test_a_run_with_all_its_steps_and_its_mark_is_finished(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_start_up_is_over_with_the_first_step_of_this_start(tmp_path: Path) 
         state = reader.state()
         folder.log.open("a").close()
         assert (state.start_up, state.started_s) == ("starting Ray", 30.0)
-        assert reader.sight(state).start_up == "starting Ray (30s)"
+        assert reader.screen_content(state).start_up == "starting Ray (30s)"
 
         add_line(folder.metrics, metrics_line(3, moment=1029.0))
         reader.read()
@@ -128,8 +128,8 @@ def test_the_limiter_is_looked_at_while_the_run_is_on(tmp_path: Path) -> None:
 
     with folder.claim():
         reader = read(folder)
-        running = reader.sight(reader.state()).limiter
-    over = reader.sight(reader.state()).limiter
+        running = reader.screen_content(reader.state()).limiter
+    over = reader.screen_content(reader.state()).limiter
 
     assert running is not None and over is None
     assert (running.granted, running.per_minute, running.is_live) == (3, 600, True)

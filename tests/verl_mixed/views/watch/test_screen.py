@@ -14,13 +14,15 @@ from rich.text import Text
 
 from tests.verl_mixed.run_files import metrics_line
 from verl_mixed.views.watch.board import LimiterRow, board_of
-from verl_mixed.views.watch.columns import Column, Pane, fitting, table
-from verl_mixed.views.watch.screen import Sight, screen
-from verl_mixed.views.watch.tails import Stuck, Warned
+from verl_mixed.views.watch.columns import Pane, column, fitting, table
+from verl_mixed.views.watch.screen import ScreenContent, screen
+from verl_mixed.views.watch.tails import LogWarning, StuckTrajectory
 
 LINES = [metrics_line(step) for step in range(13)]
-STUCK = Stuck(source="nq", row_id="nq:7", turn=2, waits_for="tool", waited_s=60, named_at=120.0)
-SIGHT = Sight(
+STUCK = StuckTrajectory(
+    source="nq", row_id="nq:7", turn=2, waits_for="tool", waited_s=60, named_at=120.0
+)
+CONTENT = ScreenContent(
     board=board_of(LINES, 20),
     total_steps=20,
     now=125.0,
@@ -29,9 +31,9 @@ SIGHT = Sight(
         utilisation=0.75, granted=2345, waiting=6, per_minute=600, rate_factor=1.0, is_live=True
     ),
     stuck=[STUCK],
-    warned=[
-        Warned(level="WARNING", text="low on memory", count=1),
-        Warned(level="ERROR", text="no answer", count=12),
+    log_warnings=[
+        LogWarning(level="WARNING", text="low on memory", count=1),
+        LogWarning(level="ERROR", text="no answer", count=12),
     ],
 )
 WHOLE = """\
@@ -51,19 +53,21 @@ log error    12 times: no answer
 log warning  low on memory"""
 
 
-def shown(sight: Sight, width: int, height: int, *, ascii_only: bool = False) -> list[str]:
+def shown(
+    content: ScreenContent, width: int, height: int, *, ascii_only: bool = False
+) -> list[str]:
     """What a terminal of this size shows, line by line."""
     console = Console(file=StringIO(), record=True, width=width, height=height, force_terminal=True)
-    console.print(screen(sight, width, height, ascii_only=ascii_only))
+    console.print(screen(content, width, height, ascii_only=ascii_only))
     return [line.rstrip() for line in console.export_text().rstrip("\n").split("\n")]
 
 
 def test_a_terminal_of_80_by_24_shows_everything() -> None:
-    assert "\n".join(shown(SIGHT, 80, 24)) == WHOLE
+    assert "\n".join(shown(CONTENT, 80, 24)) == WHOLE
 
 
 def test_a_terminal_without_unicode_gets_the_same_in_ascii() -> None:
-    lines = shown(SIGHT, 80, 24, ascii_only=True)
+    lines = shown(CONTENT, 80, 24, ascii_only=True)
 
     assert "\n".join(lines).isascii()
     assert len(lines) == len(WHOLE.split("\n"))
@@ -120,18 +124,18 @@ def test_nothing_is_wider_or_higher_than_the_terminal_or_acts_on_it(
     count: int,
 ) -> None:
     lines = [{"step": n, "time": 5.0 * n, "metrics": each} for n, each in enumerate(own)]
-    sight = Sight(
+    content = ScreenContent(
         board=board_of(lines, 9),
         total_steps=9,
         now=100.0,
         title=text,
         start_up=text,
         stuck=[replace(STUCK, source=text, row_id=text)] * count,
-        warned=[Warned(level="ERROR", text=text, count=2)] * count,
+        log_warnings=[LogWarning(level="ERROR", text=text, count=2)] * count,
         passed_over=count,
     )
 
-    drawn = screen(sight, width, height, ascii_only=ascii_only)
+    drawn = screen(content, width, height, ascii_only=ascii_only)
 
     rows = drawn.plain.split("\n")
     assert len(rows) <= height
@@ -156,14 +160,14 @@ def test_nothing_is_wider_or_higher_than_the_terminal_or_acts_on_it(
     ],
 )
 def test_a_narrow_terminal_drops_columns_by_importance(width: int, columns: list[str]) -> None:
-    head = next(line for line in shown(SIGHT, width, 30) if line.startswith("source"))
+    head = next(line for line in shown(CONTENT, width, 30) if line.startswith("source"))
 
     assert [name.strip() for name in head.split("  ") if name.strip()] == columns
 
 
 @pytest.mark.parametrize("height", range(3, 24))
 def test_a_low_terminal_keeps_where_the_run_is_and_then_the_sources(height: int) -> None:
-    lines = shown(SIGHT, 80, height)
+    lines = shown(CONTENT, 80, height)
 
     assert len(lines) <= height
     assert any(line.startswith("step 12/20") for line in lines)
@@ -175,7 +179,7 @@ def test_many_sources_leave_a_line_that_counts_the_rest() -> None:
     metrics = {f"mixed/s{number:02}/reward/mean": 0.5 for number in range(40)}
     board = board_of([{"step": 1, "time": 0.0, "metrics": metrics}], 9)
 
-    lines = shown(Sight(board=board, total_steps=9, now=0.0), 80, 10)
+    lines = shown(ScreenContent(board=board, total_steps=9, now=0.0), 80, 10)
 
     assert lines[-1] == "and 33 more"
     assert lines[-2].startswith("s06")
@@ -184,7 +188,7 @@ def test_many_sources_leave_a_line_that_counts_the_rest() -> None:
 def test_what_was_not_logged_is_not_shown() -> None:
     line: dict[str, Any] = {"step": 3, "time": 0.0, "metrics": {"mixed/a/reward/mean": 0.5}}
 
-    lines = shown(Sight(board=board_of([line], None), total_steps=None, now=60.0), 80, 24)
+    lines = shown(ScreenContent(board=board_of([line], None), total_steps=None, now=60.0), 80, 24)
 
     assert lines == [
         "step 3/?  last step 1m00s ago",
@@ -194,22 +198,24 @@ def test_what_was_not_logged_is_not_shown() -> None:
 
 
 def test_before_the_first_step_the_start_up_is_shown() -> None:
-    sight = Sight(board=board_of([], 9), total_steps=9, now=0.0, start_up="starting Ray (3s)")
+    content = ScreenContent(
+        board=board_of([], 9), total_steps=9, now=0.0, start_up="starting Ray (3s)"
+    )
 
-    assert shown(sight, 40, 24) == ["step 0/9  starting Ray (3s)"]
+    assert shown(content, 40, 24) == ["step 0/9  starting Ray (3s)"]
 
 
 def test_without_validation_the_change_is_that_of_training_and_says_so() -> None:
     lines = [{"step": n, "time": 0.0, "metrics": {"mixed/a/reward/mean": n / 10}} for n in (1, 2)]
 
-    (row,) = shown(Sight(board=board_of(lines, 9), total_steps=9, now=0.0), 80, 24)[2:]
+    (row,) = shown(ScreenContent(board=board_of(lines, 9), total_steps=9, now=0.0), 80, 24)[2:]
 
     assert "train +0.10" in row
 
 
 def test_the_phase_bar_is_as_wide_as_the_terminal_and_in_proportion() -> None:
     bar = next(
-        line for line in screen(SIGHT, 90, 24).split("\n") if line.plain.startswith("|generation")
+        line for line in screen(CONTENT, 90, 24).split("\n") if line.plain.startswith("|generation")
     )
 
     assert [span.end - span.start for span in bar.spans] == [60, 30]
@@ -218,7 +224,7 @@ def test_the_phase_bar_is_as_wide_as_the_terminal_and_in_proportion() -> None:
 def test_validation_stands_apart_from_the_step_that_does_not_hold_it() -> None:
     lines = [metrics_line(5, timing_s__testing=5.6)]
 
-    rows = shown(Sight(board=board_of(lines, 9), total_steps=9, now=0.0), 80, 24)
+    rows = shown(ScreenContent(board=board_of(lines, 9), total_steps=9, now=0.0), 80, 24)
 
     (bar,) = (row for row in rows if row.startswith("|"))
     assert "validation" not in bar
@@ -229,13 +235,13 @@ def test_validation_stands_apart_from_the_step_that_does_not_hold_it() -> None:
 def test_before_a_step_was_timed_its_validation_is_the_whole_bar() -> None:
     lines = [metrics_line(0, timing_s__testing=5.6)]
 
-    rows = shown(Sight(board=board_of(lines, 9), total_steps=9, now=0.0), 80, 24)
+    rows = shown(ScreenContent(board=board_of(lines, 9), total_steps=9, now=0.0), 80, 24)
 
     assert rows[-2:] == ["|validation 5.6", "seconds      validation 5.6"]
 
 
 def test_lines_that_were_passed_over_are_a_warning() -> None:
-    lines = shown(replace(SIGHT, passed_over=2), 80, 24)
+    lines = shown(replace(CONTENT, passed_over=2), 80, 24)
 
     assert any(
         row.endswith("metrics.jsonl: 2 lines cannot be read and were passed over") for row in lines
@@ -243,16 +249,16 @@ def test_lines_that_were_passed_over_are_a_warning() -> None:
 
 
 def test_a_limiter_that_was_slowed_down_or_paused_says_so() -> None:
-    assert SIGHT.limiter is not None
-    slow = replace(SIGHT.limiter, rate_factor=0.5, paused_s=8.0)
+    assert CONTENT.limiter is not None
+    slow = replace(CONTENT.limiter, rate_factor=0.5, paused_s=8.0)
 
-    lines = shown(replace(SIGHT, limiter=slow), 120, 24)
+    lines = shown(replace(CONTENT, limiter=slow), 120, 24)
 
     assert any("slowed down to 50%  paused for 8s" in line for line in lines)
 
 
 def test_without_a_limiter_to_look_at_the_last_step_is_quoted() -> None:
-    lines = shown(replace(SIGHT, limiter=None), 80, 24)
+    lines = shown(replace(CONTENT, limiter=None), 80, 24)
 
     assert any(line.endswith("40%  granted 1,234  waiting 3  at the last step") for line in lines)
 
@@ -260,7 +266,7 @@ def test_without_a_limiter_to_look_at_the_last_step_is_quoted() -> None:
 def test_the_longest_stuck_come_first_and_the_rest_are_counted() -> None:
     stuck = [replace(STUCK, row_id=f"r{n}", waited_s=float(n)) for n in range(9)]
 
-    lines = shown(replace(SIGHT, stuck=stuck), 80, 24)
+    lines = shown(replace(CONTENT, stuck=stuck), 80, 24)
 
     own = [number for number, line in enumerate(lines) if "waits for" in line]
     assert [lines[number].split()[-7] for number in own] == ["r8", "r7", "r6"]
@@ -268,9 +274,9 @@ def test_the_longest_stuck_come_first_and_the_rest_are_counted() -> None:
 
 
 def test_markup_of_a_run_is_text() -> None:
-    warned = [Warned(level="ERROR", text="[bold]x[/bold] [link=http://a]y[/link]", count=1)]
+    warned = [LogWarning(level="ERROR", text="[bold]x[/bold] [link=http://a]y[/link]", count=1)]
 
-    lines = shown(replace(SIGHT, warned=warned), 80, 24)
+    lines = shown(replace(CONTENT, log_warnings=warned), 80, 24)
 
     assert lines[-1] == "log error    [bold]x[/bold] [link=http://a]y[/link]"
 
@@ -281,7 +287,7 @@ def test_a_course_of_many_steps_is_drawn_as_means_of_equally_many() -> None:
         for n in range(1, 1001)
     ]
 
-    row = shown(Sight(board=board_of(lines, 1000), total_steps=1000, now=0.0), 120, 24)[2]
+    row = shown(ScreenContent(board=board_of(lines, 1000), total_steps=1000, now=0.0), 120, 24)[2]
 
     assert row.split()[1] == "▁" * 20 + "█" * 20
 
@@ -310,8 +316,8 @@ def test_panes_fill_the_height_or_are_shown_whole(
 
 def test_the_first_column_stays_whatever_the_width() -> None:
     columns = [
-        Column(title="a", cells=["x" * 30], importance=1, is_text=True),
-        Column(title="b", cells=["y"], importance=2),
+        column("a", 1, [Text("x" * 30)], "left"),
+        column("b", 2, [Text("y")]),
     ]
 
     assert [line.plain for line in table(columns, 10)] == ["a", "x" * 30]

@@ -16,7 +16,7 @@ from agent_loop.training.run_folder import MetricsFile, read_lines, write_lines
 from agent_loop.watchdog import Watchdog
 from tests.verl_mixed.run_files import add_line, metrics_line
 from verl_mixed.views.watch.board import board_of
-from verl_mixed.views.watch.tails import WHOLE_LINES, Growth, LogTail, MetricsTail
+from verl_mixed.views.watch.tails import WHOLE_LINES, FileTail, LogTail, MetricsTail
 
 NOT_LINES = (
     b"torn in the mid",
@@ -114,14 +114,14 @@ def test_lines_are_those_that_the_trainer_wrote(tmp_path: Path) -> None:
 
 def test_only_what_was_added_is_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    growth = Growth(path)
+    tail = FileTail(path)
     path.write_bytes(b"a" * 1000)
 
-    assert list(growth.blocks()) == [(True, b"a" * 1000)]
-    assert list(growth.blocks()) == []
+    assert list(tail.blocks()) == [(True, b"a" * 1000)]
+    assert list(tail.blocks()) == []
     with path.open("ab") as file:
         file.write(b"bc")
-    assert list(growth.blocks()) == [(False, b"bc")]
+    assert list(tail.blocks()) == [(False, b"bc")]
 
 
 def test_a_line_that_is_not_finished_waits(tmp_path: Path) -> None:
