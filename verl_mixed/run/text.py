@@ -1,4 +1,7 @@
-"""Text for a terminal: harmless characters, durations, counts of unreadable lines."""
+"""Text for a terminal: printable characters, durations, the count of unreadable lines.
+
+Standard library only: `python3 -m verl_mixed.diagnose` runs without packages.
+"""
 
 import re
 
@@ -7,11 +10,11 @@ ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def printable(text: str, *, ascii_only: bool = False) -> str:
-    """Text that does nothing to a terminal: no control characters, no change of direction.
+    """Text that cannot act on a terminal: control characters become spaces.
 
     Args:
-        text: anything.
-        ascii_only: other characters become `?`.
+        text: any text; a log or a name may hold control characters.
+        ascii_only: characters outside of ASCII become `?`.
     """
     text = "".join(c if c.isprintable() else " " for c in text)
     return text.encode("ascii", "replace").decode("ascii") if ascii_only else text
@@ -28,10 +31,10 @@ def clock(seconds: float | None) -> str:
 
 
 def passed_over_words(count: int) -> str:
-    """What a reader of a run must know of finished lines of `metrics.jsonl` that are none.
+    """The warning about finished lines of `metrics.jsonl` that cannot be read.
 
     Args:
-        count: of such lines, above 0.
+        count: how many lines, above 0.
     """
     lines = (
         "1 line cannot be read and was" if count == 1 else f"{count} lines cannot be read and were"

@@ -1,6 +1,6 @@
-"""How sure a mean is: 95 % intervals of rewards, and what training changed. Pure.
+"""95 % intervals of rewards and pass rates, and what training changed. Pure.
 
-Functions over lines of `metrics.jsonl`, as in `verl_mixed.views.summary`.
+Functions over lines of `metrics.jsonl`, like those of summary.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from verl_mixed.views.progress import Line, series, sources_of
 from verl_mixed.views.summary import AVERAGE_OVER, Points, first_and_last, trained, windows
 
 LEAST_STEPS = 3
-"""Of a mean whose interval is told from how it differs between steps."""
+"""Steps that a mean needs for an interval from the differences between its steps."""
 
 Measure = Literal["validation reward", "validation pass rate", "training reward"]
 
@@ -22,11 +22,11 @@ Measure = Literal["validation reward", "validation pass rate", "training reward"
 def wilson(share: float, count: float) -> tuple[float, float]:
     """95 % interval of a mean of `count` values in [0, 1].
 
-    Exact in its idea for shares, and too wide rather than too narrow for other values between 0 and
-    1: none has more variance than a share with the same mean.
+    The interval is made for shares (values 0 and 1). For other values in [0, 1] it is too wide
+    rather than too narrow, because shares have the largest variance of all values with that mean.
 
     Args:
-        share: the mean seen, 0 to 1.
+        share: the observed mean, 0 to 1.
         count: above 0.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
@@ -39,7 +39,7 @@ def wilson(share: float, count: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over some steps and its 95 % interval; None where it cannot be told."""
+    """A mean over some steps and its 95 % interval (None: not known)."""
 
     steps: tuple[int, int]
     mean: float
@@ -49,14 +49,14 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement:
-    """What training did to one source."""
+    """The change of one source's reward from the beginning to the end of a run."""
 
     source: str
     measure: Measure
     first: Estimate
     last: Estimate
     low: float | None
-    """Of the 95 % interval of the change; None where it cannot be told."""
+    """Lower end of the 95 % interval of the change; None: not known."""
     high: float | None
 
     @property
@@ -66,7 +66,7 @@ class Improvement:
 
     @property
     def change_words(self) -> str:
-        """The change, and its interval where it is known."""
+        """The change, and its interval if known: `+0.20 [+0.06, +0.33]`."""
         text = f"{self.change:+.2f}"
         if self.low is None or self.high is None:
             return text
@@ -74,52 +74,56 @@ class Improvement:
 
     @property
     def verdict(self) -> str:
-        """In words: a change whose interval holds 0 is none that was shown."""
+        """`no clear change` if the interval of the change includes 0."""
         if self.low is None or self.high is None:
             return "interval unknown"
         return "improved" if self.low > 0 else "got worse" if self.high < 0 else "no clear change"
 
 
 def improvements(lines: Sequence[Line], over: int = AVERAGE_OVER) -> list[Improvement]:
-    """First against last of every source: validation where there were two, else training reward.
+    """What training changed, for every source that can be compared.
 
-    A source that has neither is not there: `not_comparable` says why. Validation: intervals as
-    `wilson`, the change by Newcombe's square-and-add. Both validations judge the same prompts; that
-    is not used, so the interval is too wide rather than too narrow. Where rewards may lie outside
-    of [0, 1] the pass rate is compared, if anything was solved. Training: the mean of the first and
-    the last `over` steps (fewer in a short run: no step is in both), intervals by Student's t over
-    the steps, or by `reward/ci95` where there are fewer than `LEAST_STEPS` or all are equal.
+    | if the source has | compared | interval of each mean |
+    | --- | --- | --- |
+    | two validations | mean reward of the first and the last validation | `wilson` |
+    | two validations, rewards outside of [0, 1], and a solved trajectory | pass rate | `wilson` |
+    | two training steps | mean reward of both parts of `first_and_last` | Student's t over steps |
+
+    The last kind of interval is computed from `reward/ci95` if a part has fewer than `LEAST_STEPS`
+    steps or all its steps are equal. The interval of the change is Newcombe's square-and-add. Both
+    validations judge the same prompts, which this method does not use, so the interval of a change
+    is too wide rather than too narrow. `not_comparable` names the other sources.
 
     Source: Newcombe 1998, "Interval estimation for the difference between independent proportions",
     method 10.
     """
-    found = []
+    changes = []
     for source in sources_of(lines):
         ends = _validated(lines, source) or _trained_ends(lines, source, over)
         if ends is not None:
             measure, first, last = ends
             low, high = _change(first, last)
-            found.append(
+            changes.append(
                 Improvement(
                     source=source, measure=measure, first=first, last=last, low=low, high=high
                 )
             )
-    return found
+    return changes
 
 
 def not_comparable(lines: Sequence[Line], over: int = AVERAGE_OVER) -> dict[str, str]:
-    """Source that `improvements` leaves out -> why, in words."""
+    """Source that `improvements` leaves out -> the reason as text."""
     compared = {one.source for one in improvements(lines, over)}
-    found = {}
+    reasons = {}
     for source in sources_of(lines):
         if source not in compared:
-            judged = len(validations(lines, source)) or "no"  # or one
+            judged = len(validations(lines, source)) or "no"  # 0 or 1
             steps = len(series(trained(lines), f"mixed/{source}/reward/mean")) or "no"
-            found[source] = (
+            reasons[source] = (
                 f"nothing to compare: it has a reward in {judged} validation and {steps} training "
                 "step; it takes two of either"
             )
-    return found
+    return reasons
 
 
 _Ends = tuple[Measure, Estimate, Estimate]
@@ -128,33 +132,38 @@ _Ends = tuple[Measure, Estimate, Estimate]
 def validations(
     lines: Sequence[Line], source: str, metric: Literal["reward/mean", "pass_rate"] = "reward/mean"
 ) -> list[Estimate]:
-    """Every validation of a source in order, each with `wilson`'s interval where it has one; of a
-    step that was validated again after a resume, the last."""
-    shares = metric == "pass_rate" or _rewards_are_shares(lines, source)
+    """The validations of a source in order, with `wilson`'s interval if the values are in [0, 1].
+
+    A step that was validated again after a resume has only its last validation.
+    """
+    has_shares = metric == "pass_rate" or _rewards_are_shares(lines, source)
     counts = dict(series(lines, f"mixed/{source}/val/count"))
-    found = []
+    estimates = []
     for step, mean in dict(series(lines, f"mixed/{source}/val/{metric}")).items():
         one, count = Estimate(steps=(step, step), mean=mean), counts.get(step, 0.0)
-        if shares and count >= 1 and 0 <= mean <= 1:
+        if has_shares and count >= 1 and 0 <= mean <= 1:
             low, high = wilson(mean, count)
             one = replace(one, low=low, high=high)
-        found.append(one)
-    return found
+        estimates.append(one)
+    return estimates
 
 
 def _validated(lines: Sequence[Line], source: str) -> _Ends | None:
     rewards, solved = validations(lines, source), validations(lines, source, "pass_rate")
     if len(rewards) < 2:
         return None
-    is_told = rewards[0].low is not None and rewards[-1].low is not None
-    if not is_told and len(solved) > 1 and any(one.mean for one in solved):
+    has_intervals = rewards[0].low is not None and rewards[-1].low is not None
+    if not has_intervals and len(solved) > 1 and any(one.mean for one in solved):
         return "validation pass rate", solved[0], solved[-1]
     return "validation reward", rewards[0], rewards[-1]
 
 
 def _rewards_are_shares(lines: Sequence[Line], source: str) -> bool:
-    """Whether no reward of the run is known to lie outside of [0, 1], or this source's are shares
-    of solved trajectories, whatever another's are."""
+    """Whether this source's rewards may count as shares.
+
+    True if no reward of the run lies outside of [0, 1], or if the source's mean reward is its pass
+    rate in every validation.
+    """
     lows = [value for _, value in series(lines, "critic/score/min")]
     highs = [value for _, value in series(lines, "critic/score/max")]
     if min(lows, default=0.0) >= 0 and max(highs, default=1.0) <= 1:
@@ -179,21 +188,21 @@ def _over_steps(points: Points, halves: Mapping[int, float]) -> Estimate:
     """The mean of some steps.
 
     Args:
-        points: at least one.
-        halves: step -> half the width of its own interval, where it is known.
+        points: (step, mean), at least one.
+        halves: step -> half the width of that step's own interval; steps without one are missing.
     """
     values = [value for _, value in points]
     steps, mean = (points[0][0], points[-1][0]), fmean(values)
     half = half_width95(values) if len(values) >= LEAST_STEPS else None
     if not half:
         half = _half_of_mean([halves.get(step) for step, _ in points])
-    if not half:  # no spread is none that was seen, not certainty
+    if not half:  # equal values do not mean that the mean is certain
         return Estimate(steps=steps, mean=mean)
     return Estimate(steps=steps, mean=mean, low=mean - half, high=mean + half)
 
 
 def _half_of_mean(halves: Sequence[float | None]) -> float | None:
-    """Of the interval of a mean of means with these half widths; None where one is not known."""
+    """Half width of a mean of means with these half widths; None if one is not known."""
     known = [half for half in halves if half is not None]
     if len(known) < len(halves):
         return None
@@ -220,9 +229,9 @@ class BandPoint:
 
 
 def reward_band(lines: Sequence[Line], source: str, over: int = AVERAGE_OVER) -> list[BandPoint]:
-    """Moving average of a source's training reward with the interval that its groups give it.
+    """Moving average of a source's training reward, with the interval from `reward/ci95`.
 
-    Steps without `reward/ci95` have no band.
+    A window with a step that has no `reward/ci95` has no point.
     """
     name = f"mixed/{source}/reward/mean"
     rows = [
@@ -240,11 +249,10 @@ def reward_band(lines: Sequence[Line], source: str, over: int = AVERAGE_OVER) ->
 
 
 def pass_rate_band(lines: Sequence[Line], source: str, over: int = AVERAGE_OVER) -> list[BandPoint]:
-    """Moving average of a source's pass rate, each step by its judged groups, with `wilson`'s
-    interval over them.
+    """Moving average of a source's pass rate, with `wilson`'s interval.
 
-    Each group counts as one observation, as if its trajectories said the same: too wide rather than
-    too narrow.
+    Each step counts by its judged groups. A group counts as one observation, as if all its
+    trajectories were equal, so the interval is too wide rather than too narrow.
     """
     rows = [
         (line["step"], line["metrics"][f"mixed/{source}/pass_rate"], _judged(line, source))
@@ -262,9 +270,8 @@ def pass_rate_band(lines: Sequence[Line], source: str, over: int = AVERAGE_OVER)
 
 
 def _judged(line: Line, source: str) -> float:
-    """Groups of a step with a trajectory that was judged; as few as may be, where that is not
-    logged."""
+    """Groups of a step with a judged trajectory; if not logged, the least possible number."""
     metrics, prefix = line["metrics"], f"mixed/{source}"
     lost = sum(metrics.get(f"{prefix}/{kind}_error_rate", 0.0) for kind in ("infra", "loop"))
-    few = metrics.get(f"{prefix}/count", 0.0) * max(0.0, 1 - lost)
-    return metrics.get(f"{prefix}/judged", few)
+    least = metrics.get(f"{prefix}/count", 0.0) * max(0.0, 1 - lost)
+    return metrics.get(f"{prefix}/judged", least)

@@ -1,4 +1,4 @@
-"""`verl-mixed limiter`: what a rate limiter does, as a table that may be kept up to date."""
+"""`verl-mixed limiter`: the state of a rate limiter as a table, once or every second."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ _EVERY_S = 1.0
 
 
 def state_file_of(path: Path) -> Path:
-    """The state file that a user means by a path: itself, or that of a run by its folder."""
+    """The state file of a limiter: `path` itself, or the one of the run in the folder `path`."""
     if not path.is_dir():
         return path
     config = path / "config.yaml"
@@ -45,14 +45,15 @@ def show(
 
     Args:
         path: the state file, or a run's folder.
-        as_json: one JSON object a line in place of the table.
-        watch: go on, every second, until interrupted.
-        anew: reset the limiter before.
-        ray_address: of the cluster where an actor keeps the limit; it is named after the path.
+        as_json: print a JSON object on one line instead of the table.
+        watch: print again every second, until interrupted.
+        anew: reset the limiter first.
+        ray_address: address of the Ray cluster whose actor holds the limiter; the actor's name is
+            the path of the state file. None: the limiter is the state file.
 
     Raises:
-        OSError: no such file or cluster, or it cannot be used.
-        ValueError: it is no state file of a limiter, or there is no such actor.
+        OSError: the file or the cluster does not exist or cannot be used.
+        ValueError: the file is not a limiter's state file, or the actor does not exist.
     """
     path = state_file_of(path)
     if ray_address is None:
@@ -62,8 +63,8 @@ def show(
             _print_all(lambda: snapshot_of(path), as_json, watch)
         except FileNotFoundError as error:
             raise FileNotFoundError(
-                f"no limiter at {path}: the first tool call of a run makes it; start a run, name "
-                f"its {TOOL_CONFIG}.rate_limit_file, or say --ray ADDRESS where an actor keeps it"
+                f"no limiter at {path}: the first tool call of a run creates it; start a run, give "
+                f"its {TOOL_CONFIG}.rate_limit_file, or --ray ADDRESS if a Ray actor holds it"
             ) from error
         return
     import ray
@@ -99,7 +100,9 @@ def _every_second(act: Callable[[], object], say: Callable[[str], object]) -> No
             try:
                 act()
             except FileNotFoundError:
-                say("no limiter there yet")  # the next call makes it, again where it was deleted
+                say(
+                    "no limiter yet"
+                )  # the next tool call creates the file, also after it was deleted
             sleep(_EVERY_S)
     except KeyboardInterrupt:
         return
@@ -115,7 +118,7 @@ def _print(snapshot: Snapshot, as_json: bool) -> None:
 
 
 def as_dict(snapshot: Snapshot) -> dict[str, object]:
-    """The snapshot with its sums, for JSON."""
+    """The snapshot and its sums as a JSON object."""
     return {
         **asdict(snapshot),
         "waiting": snapshot.waiting,
@@ -125,7 +128,7 @@ def as_dict(snapshot: Snapshot) -> dict[str, object]:
 
 
 def table_of(snapshot: Snapshot) -> "Table":
-    """A line per source, and one for all."""
+    """A row for each source, and one for all."""
     from rich.table import Table
     from rich.text import Text
 
@@ -145,7 +148,7 @@ def table_of(snapshot: Snapshot) -> "Table":
     for name, source in snapshot.sources.items():
         at_once = source.granted - sum(source.waits)
         table.add_row(
-            Text(name or "(none)"),  # whatever is in it, it is no markup
+            Text(name or "(none)"),  # not markup, whatever the name holds
             str(source.granted),
             str(source.waiting),
             f"{source.waited_s:.1f}",
@@ -159,7 +162,7 @@ def table_of(snapshot: Snapshot) -> "Table":
 
 
 def _percentile(at_once: int, waits: tuple[int, ...], share: float) -> str:
-    """The bound of the histogram below which so many of the waits are."""
+    """The least bound of the histogram that `share` of the waits do not exceed, as text."""
     callers = at_once + sum(waits)
     if not callers:
         return ""

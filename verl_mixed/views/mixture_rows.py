@@ -1,7 +1,7 @@
-"""The mixture of a run, step by step: planned against trained, and what was given up. Pure.
+"""Planned and trained prompts of each step, and the prompts that were evicted. Pure.
 
-Functions over lines of `metrics.jsonl` and of the ledger. Views show these rows; whether a ledger
-keeps its plan in every respect is decided by `samplers.audit`.
+Functions over lines of `metrics.jsonl` and of the ledger, for views. Whether a ledger is exactly as
+planned is checked by samplers/audit.py.
 """
 
 from collections import Counter, defaultdict
@@ -19,25 +19,25 @@ from verl_mixed.views.summary import trained
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatioRow:
-    """Planned against trained prompts of one step."""
+    """Planned and trained prompts of one step."""
 
     step: int
     trained: dict[str, int]
     planned: dict[str, int] | None
-    """None where there is no ledger, which holds the plan."""
+    """None without a ledger, which holds the plan."""
     error: int
-    """Largest difference of a source in this step."""
+    """Largest difference between planned and trained of any source in this step."""
     cumulative: float | None
-    """Largest difference, of any source, between all trained so far and what is due exactly."""
+    """Largest difference of any source between all prompts trained so far and the exact number."""
     logged: bool
-    """Whether the step's metrics say the same; True where they say nothing of it."""
+    """False if the step's metrics have other counts."""
 
 
 def ratio_rows(lines: Sequence[Line], ledger: Sequence[LedgerLine] = ()) -> list[RatioRow]:
-    """Each step's prompts per source: from the ledger and its plan, from the metrics without one.
+    """Each step's prompts per source, from the ledger; without a ledger, from the metrics.
 
     Raises:
-        ValueError: the ledger's plan is none.
+        ValueError: the plan in the ledger cannot be read.
     """
     logged = {line["step"]: line["metrics"] for line in trained(lines)}
     rows = _ledger_rows(ledger, logged)
@@ -62,17 +62,17 @@ def ratio_rows(lines: Sequence[Line], ledger: Sequence[LedgerLine] = ()) -> list
 
 
 def missing_steps(lines: Sequence[Line], rows: Sequence[RatioRow]) -> list[tuple[int, int]]:
-    """First and last of every stretch of steps, from 1 to the newest, that has no row."""
-    told = {row.step for row in rows}
-    newest = max([*(line["step"] for line in lines), *told], default=0)
-    stretches = pairwise([0, *sorted(told), newest + 1])
+    """(first, last) of every gap: steps from 1 to the newest that have no row."""
+    known = {row.step for row in rows}
+    newest = max([*(line["step"] for line in lines), *known], default=0)
+    stretches = pairwise([0, *sorted(known), newest + 1])
     return [(before + 1, after - 1) for before, after in stretches if after > before + 1]
 
 
 def _ledger_rows(
     ledger: Sequence[LedgerLine], logged: Mapping[int, Mapping[str, float]]
 ) -> list[RatioRow]:
-    """Rows of the steps that the ledger has whole."""
+    """Rows of the steps whose end is in the ledger."""
     counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
     plans: list[tuple[int, MixturePlan]] = []
     ended: list[int] = []
@@ -116,15 +116,15 @@ def _ledger_rows(
 def evictions(
     lines: Sequence[Line], ledger: Sequence[LedgerLine] = ()
 ) -> dict[str, dict[str, int]]:
-    """Source -> reason -> prompts given up: from the ledger, from the metrics without one."""
-    found: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    """Source -> reason -> evicted prompts, from the ledger; without a ledger, from the metrics."""
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for entry in ledger:
         if isinstance(entry, LedgerEntry) and entry.outcome not in ("trained", "unfinished"):
-            found[entry.source][entry.outcome] += 1
+            counts[entry.source][entry.outcome] += 1
     if not ledger:
         for source in sources_of(lines):
             for reason in ("filtered", "failed", "stale"):
                 points = series(lines, f"mixed/{source}/evicted/{reason}")
                 if total := round(sum(value for _, value in points)):
-                    found[source][reason] += total
-    return {source: dict(reasons) for source, reasons in sorted(found.items())}
+                    counts[source][reason] += total
+    return {source: dict(reasons) for source, reasons in sorted(counts.items())}

@@ -1,8 +1,7 @@
-"""The numbers that every view of a run shows: watch, report, its CSV. Pure.
+"""Means, tables and phase times of a run, for the live screen and the report. Pure.
 
-Functions over lines of `metrics.jsonl`; `verl_mixed.views.progress` finds the series, and knows
-nothing of this file. Where a metric was not logged there is no number, never a 0. Intervals are in
-`verl_mixed.views.estimates`, the mixture in `verl_mixed.views.mixture_rows`.
+Functions over lines of `metrics.jsonl`. A metric that was not logged gives no number, never a 0.
+Intervals of means are in estimates.py, the mixture is in mixture_rows.py.
 """
 
 from collections import defaultdict
@@ -15,7 +14,7 @@ from typing import TypeVar
 from verl_mixed.views.progress import Line, phase_times, series, sources_of
 
 AVERAGE_OVER = 10
-"""Steps of every moving average, and of "the first" and "the last" steps of a run."""
+"""Steps of every moving average, and of the first and the last part of a run that are compared."""
 
 Points = Sequence[tuple[int, float]]
 
@@ -49,7 +48,7 @@ SOURCE_FACTS: Mapping[str, str] = {
     "loop_error_rate": "lost to exceptions",
     "deadline_rate": "stopped by the deadline",
 }
-"""`mixed/<source>/<name>` -> what a table calls it, in the order of a table."""
+"""`mixed/<source>/<name>` -> the title of its row in a table, in the order of the rows."""
 
 
 PHASE_WORDS: Mapping[str, str] = {
@@ -66,10 +65,10 @@ PHASE_WORDS: Mapping[str, str] = {
     "accounts": "accounts",
     "testing": "validation",
 }
-"""verl's word for a phase of the step -> ours."""
+"""verl's name of a phase of the step -> the name that views show."""
 
 AFTER_STEP = "testing"
-"""The phase that `timing_s/step` does not hold."""
+"""The phase that `timing_s/step` does not include."""
 
 
 # --- one series ---------------------------------------------------------------------------------
@@ -77,30 +76,30 @@ AFTER_STEP = "testing"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a series was over its last points."""
+    """Summary of the last points of a series."""
 
     mean: float
     min: float
     max: float
     latest: float
     count: int
-    """Points it is of."""
+    """How many points the summary is of."""
 
 
 def windows(points: Sequence[_Point], over: int = AVERAGE_OVER) -> Iterator[Sequence[_Point]]:
-    """For each point, those before it and itself, the last: `over` at most."""
+    """For each point, a window of at most `over` points that ends with it."""
     return (points[max(0, end - over) : end] for end in range(1, len(points) + 1))
 
 
 def moving_average(points: Points, over: int = AVERAGE_OVER) -> list[tuple[int, float]]:
-    """Mean of each point and those before it, `over` at most."""
+    """(step, mean of the window that ends with the point); windows of at most `over` points."""
     return [
         (window[-1][0], fmean(value for _, value in window)) for window in windows(points, over)
     ]
 
 
 def summary(points: Points, over: int | None = None) -> Summary | None:
-    """Summary of the last `over` points, None takes all; None without a point."""
+    """Summary of the last `over` points (None: all); None without a point."""
     values = [value for _, value in (points if over is None else points[-over:])]
     if not values:
         return None
@@ -112,36 +111,37 @@ def summary(points: Points, over: int | None = None) -> Summary | None:
 def summaries(
     lines: Sequence[Line], names: Iterable[str], over: int = AVERAGE_OVER
 ) -> dict[str, Summary]:
-    """Metric -> summary of the last `over` steps that logged it; without those never logged."""
-    found = {name: summary(series(lines, name), over) for name in names}
-    return {name: one for name, one in found.items() if one is not None}
+    """Metric -> summary of the last `over` steps that logged it; no entry if no step did."""
+    by_name = {name: summary(series(lines, name), over) for name in names}
+    return {name: one for name, one in by_name.items() if one is not None}
 
 
 def increments(points: Points, restarts: Collection[int] = ()) -> list[tuple[int, float]]:
-    """What a counter that runs since the trainer's last start gained in each step.
+    """(step, gain) of a counter that the trainer starts at 0.
 
-    Where it was set back, what it shows is the gain: at a restart, and where it fell.
+    A gain is the difference from the point before. After a restart, and where the counter fell, the
+    gain is the counter itself.
 
     Args:
-        points: the counter.
-        restarts: steps with which the trainer began anew, as `restarts_of` finds them.
+        points: (step, counter).
+        restarts: first step after each restart of the trainer, from `restarts_of`.
     """
 
-    def is_anew(after: int, until: int) -> bool:
+    def is_restarted(after: int, until: int) -> bool:
         return any(after < step <= until for step in restarts)
 
     return [
-        (step, value if value < before or is_anew(last, step) else value - before)
+        (step, value if value < before or is_restarted(last, step) else value - before)
         for (last, before), (step, value) in pairwise([(0, 0.0), *points])
     ]
 
 
 def restarts_of(lines: Sequence[Line], starts: Iterable[float]) -> list[int]:
-    """The steps that followed on the newest one before each start.
+    """The first step after each start, except the start of a run that has no step yet.
 
     Args:
         lines: of the run.
-        starts: moments, seconds since 1970.
+        starts: times of the starts, seconds since 1970.
     """
     moments = [(line["time"], line["step"]) for line in trained(lines)]
     before = ([step for moment, step in moments if moment < start] for start in starts)
@@ -149,11 +149,14 @@ def restarts_of(lines: Sequence[Line], starts: Iterable[float]) -> list[int]:
 
 
 def in_buckets(steps: Sequence[int], most: int) -> list[list[int]]:
-    """Indices of steps, by equal parts of their range; no part is empty.
+    """Indices of `steps`, grouped by equal parts of the range of steps.
+
+    Empty parts are left out. For example steps 1, 2, 9, 10 in at most 2 parts give
+    [[0, 1], [2, 3]].
 
     Args:
         steps: at least one.
-        most: parts, at least 1.
+        most: at most so many parts, at least 1.
     """
     first, last = min(steps), max(steps)
     groups: dict[int, list[int]] = {}
@@ -163,22 +166,27 @@ def in_buckets(steps: Sequence[int], most: int) -> list[list[int]]:
 
 
 def first_and_last(points: Points, over: int = AVERAGE_OVER) -> tuple[Points, Points] | None:
-    """The first and the last `over` points, fewer of a short series: none is in both; None where
-    there are not two."""
+    """The first and the last `over` points; None if there are fewer than two points.
+
+    A series of fewer than `2 * over` points is divided in two halves, so no point is in both parts.
+    """
     over = min(over, len(points) // 2)
     return (points[:over], points[-over:]) if over else None
 
 
 def trained(lines: Sequence[Line]) -> list[Line]:
-    """The lines of optimizer steps, without the validation before the first."""
+    """The lines of optimizer steps: without step 0, the validation before training."""
     return [line for line in lines if line["step"] > 0]
 
 
 def source_table(
     lines: Sequence[Line], over: int = AVERAGE_OVER
 ) -> dict[str, dict[str, tuple[float, ...]]]:
-    """Fact of `SOURCE_FACTS` -> source -> its means by `first_and_last`, or its only value; what is
-    there."""
+    """Fact of `SOURCE_FACTS` -> source -> (mean of the first part, mean of the last part).
+
+    The parts are those of `first_and_last`. A series of one point gives (its value,); facts and
+    sources that were never logged have no entry.
+    """
     table: dict[str, dict[str, tuple[float, ...]]] = {}
     steps, sources = trained(lines), sources_of(lines)
     for fact in SOURCE_FACTS:
@@ -202,7 +210,7 @@ class ToolRow:
     tool: str
     calls: int
     failed: int
-    """Those without a result, whosever fault that was."""
+    """Calls without a result: the model's mistakes and faults of the infrastructure."""
     p50_s: float | None
     """Median over the steps of their p50."""
     p95_s: float | None
@@ -215,7 +223,7 @@ class ToolRow:
 
 
 def tools_of(lines: Sequence[Line], source: str | None = None) -> list[str]:
-    """Tools that were called, sorted; of one source, or of any."""
+    """Tools that were called by one source, or by any (None), sorted."""
     prefix = "mixed/tools/" if source is None else f"mixed/{source}/tools/"
     names = {name for line in lines for name in line["metrics"] if name.startswith(prefix)}
     return sorted(
@@ -226,7 +234,7 @@ def tools_of(lines: Sequence[Line], source: str | None = None) -> list[str]:
 
 
 def tool_rows(lines: Sequence[Line], source: str | None = None) -> list[ToolRow]:
-    """Every tool over all lines given; of one source, or of all."""
+    """A row for each tool, over all lines; of the calls of one source, or of all (None)."""
     prefix = "mixed/tools" if source is None else f"mixed/{source}/tools"
     rows = []
     for tool in tools_of(lines, source):
@@ -255,27 +263,28 @@ def tool_rows(lines: Sequence[Line], source: str | None = None) -> list[ToolRow]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Where the time of a step went; means where it is of several steps."""
+    """What took the time of a step; of several steps, the means."""
 
     phase: str
-    """The longest phase, in verl's word."""
+    """The longest phase, by verl's name."""
     phase_s: float
     step_s: float
     validation_s: float
-    """Mean seconds a step that validation took on top of the step."""
+    """Mean seconds of validation for each step, which `step_s` does not include."""
     tool_share: float | None
-    """Of the time of trajectories, not of the clock: what their tools took, without the limiter's
-    wait; None where it is not logged."""
+    """Share of the trajectories' time (not of the step's) that tools took, without waiting for the
+    rate limiter; None: not logged."""
     limiter_share: float | None
+    """Share of the trajectories' time that they waited for the rate limiter; None: not logged."""
 
     @property
     def share(self) -> float:
-        """Of the step, that the longest phase took."""
+        """Share of the step that the longest phase took."""
         return self.phase_s / self.step_s
 
 
 def limits_of(lines: Sequence[Line]) -> Limits | None:
-    """What limited the step time of these lines, one or more; None without times."""
+    """What took the time of the steps of these lines; None if no step was timed."""
     timed = [line for line in trained(lines) if line["metrics"].get("timing_s/step", 0.0) > 0]
     means = phase_means(timed)
     validation_s = means.pop(AFTER_STEP, 0.0)
@@ -294,7 +303,7 @@ def limits_of(lines: Sequence[Line]) -> Limits | None:
 
 
 def phase_means(lines: Sequence[Line]) -> dict[str, float]:
-    """Phase -> mean seconds a step, longest first; a step without a phase spent 0 s in it."""
+    """Phase -> mean seconds a step, longest first; a step without the phase counts as 0 s."""
     totals: defaultdict[str, float] = defaultdict(float)
     for line in lines:
         for phase, seconds in phase_times(line["metrics"]).items():
@@ -304,7 +313,7 @@ def phase_means(lines: Sequence[Line]) -> dict[str, float]:
 
 
 def _inside_generation(lines: Sequence[Line]) -> tuple[float | None, float | None]:
-    """(share of tools, share of the limiter's wait) of the time of trajectories."""
+    """(share of tools, share of waiting for the limiter) of the trajectories' time."""
     model_s = tools_s = wait_s = 0.0
     for line in lines:
         metrics = line["metrics"]
@@ -323,5 +332,5 @@ def _inside_generation(lines: Sequence[Line]) -> tuple[float | None, float | Non
     total_s = model_s + tools_s
     if total_s <= 0:
         return None, None
-    wait_s = min(wait_s, tools_s)  # calls of one turn wait side by side
+    wait_s = min(wait_s, tools_s)  # calls of one turn wait at the same time
     return (tools_s - wait_s) / total_s, wait_s / total_s

@@ -92,7 +92,7 @@ def test_watching_goes_on_while_the_file_is_gone(limiter, tmp_path, capsys, monk
     screen = capsys.readouterr()
     if words:
         assert [json.loads(line)["granted"] for line in screen.out.splitlines()] == [5, 5]
-        assert screen.err == "no limiter there yet\n"
+        assert screen.err == "no limiter yet\n"
     else:
         assert "60000 calls a minute" in screen.out
 
@@ -103,4 +103,4 @@ def test_watching_says_that_there_is_no_limiter_yet(tmp_path, capsys, monkeypatc
 
     monkeypatch.setattr("verl_mixed.views.limiter.sleep", sleep)
     assert main(["limiter", "--watch", str(tmp_path)]) == GOOD
-    assert "no limiter there yet" in capsys.readouterr().out
+    assert "no limiter yet" in capsys.readouterr().out

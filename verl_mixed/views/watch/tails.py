@@ -237,9 +237,7 @@ class LogTail:
                 self._torn, self._end = b"", b""
                 self._begin()
             self._end = (self._end + block)[-LOG_TAIL_BYTES:]
-            whole = self._torn + block.replace(
-                b"\r", b"\n"
-            )  # of progress bars
+            whole = self._torn + block.replace(b"\r", b"\n")  # of progress bars
             *finished, torn = whole.split(b"\n")
             self._torn = torn[:_LINE_BYTES]
             written_at = self._written_at() if is_new else None
