@@ -1,9 +1,9 @@
-"""What `verl-mixed view` costs on a large run, as markdown: index, pages, memory.
+"""Time and memory of `verl-mixed view` on a large run, as Markdown: index, pages, memory.
 
     python -m benchmarks.viewer
 
-The run is made up: trajectories of three turns over made-up words, under a byte-level tokenizer
-that is trained on them. The viewer has a process of its own; pages are asked over HTTP.
+The run is synthetic: trajectories of three turns of random words, and a byte-level tokenizer that
+is trained on these words. The viewer runs in a process of its own and is asked over HTTP.
 """
 
 import argparse
@@ -39,7 +39,7 @@ STEPS = 20
 GROUP = 8
 SOURCES = ("math", "nq", "taco")
 ASKED = 50
-"""Times each page is asked."""
+"""Requests for each page."""
 
 
 # --- the run ------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ async def measure(run_dir: Path) -> dict[str, object]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/api"
     total = index.count(Filter())
-    ids = [row.id for row in index.rows(Filter(), limit=total)]
+    ids = [row["id"] for row in index.rows(Filter(), limit=total)]
     chance = random.Random(1)
     said = Counter(index.record(ids[0]).segments[0][3].split()).most_common()
     frequent, rare = said[0][0], f"{said[-1][0]}+{said[-2][0]}"

@@ -1,6 +1,7 @@
-"""The file of the viewer's index: beside the run, or in the user's cache where it is not writable.
+"""The SQLite file of the viewer's index: in the run's folder, or in the user's cache.
 
-It is only an index: a damaged one, and one of another version, is made anew.
+The cache is used if the run's folder is not writable. A damaged file, and a file of another version
+of the tables, is created again, because it holds nothing but an index.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from pathlib import Path
 FILE_NAME = "viewer.sqlite"
 
 _VERSION = 2
-"""Of the tables; an index of another version is made anew."""
+"""Version of the tables."""
 
 _TABLES = """
 CREATE TABLE files (name TEXT PRIMARY KEY, mtime_ns INTEGER, size INTEGER);
@@ -29,11 +30,10 @@ CREATE TABLE unreadable (file TEXT, line INTEGER, why TEXT);
 
 
 def open_database(run_dir: Path) -> tuple[Path, sqlite3.Connection]:
-    """The index of a run, beside it or in the user's cache.
+    """The index file of a run, and a connection to it.
 
     Raises:
-        OSError: neither can be written.
-        sqlite3.DatabaseError: the same.
+        OSError, sqlite3.DatabaseError: neither the run's folder nor the cache can be written.
     """
     beside = run_dir / FILE_NAME
     with suppress(OSError, sqlite3.OperationalError):  # not writable
@@ -47,10 +47,10 @@ def open_database(run_dir: Path) -> tuple[Path, sqlite3.Connection]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """The database with its tables; anew where the file holds something else.
+    """The database with its tables; a file that is not a database is replaced.
 
     Raises:
-        OSError: the file holds something else and cannot be removed.
+        OSError: the file is not a database and cannot be removed.
         sqlite3.OperationalError: the file cannot be written.
     """
     database = sqlite3.connect(path, timeout=30.0)
@@ -59,7 +59,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError:
         database.close()
         raise
-    except sqlite3.DatabaseError:  # damaged, or no database: it is only an index
+    except sqlite3.DatabaseError:  # damaged, or not a database
         database.close()
         path.unlink()
         database = sqlite3.connect(path, timeout=30.0)
@@ -68,9 +68,9 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _make_tables(database: sqlite3.Connection) -> None:
-    database.execute("PRAGMA synchronous = OFF")  # made anew when it is damaged
+    database.execute("PRAGMA synchronous = OFF")  # a damaged index is created again
     database.execute("PRAGMA cache_size = -16000")
-    database.execute("BEGIN IMMEDIATE")  # fails here where the file cannot be written
+    database.execute("BEGIN IMMEDIATE")  # raises here if the file cannot be written
     with database:
         if database.execute("PRAGMA user_version").fetchone()[0] == _VERSION:
             return
@@ -84,12 +84,12 @@ def _make_tables(database: sqlite3.Connection) -> None:
             database.execute(statement)
         try:
             database.execute("CREATE VIRTUAL TABLE texts USING fts5(text)")
-        except sqlite3.OperationalError:  # sqlite without full text search: LIKE serves
+        except sqlite3.OperationalError:  # SQLite without full text search: LIKE is used
             database.execute("CREATE TABLE texts (text TEXT)")
         database.execute(f"PRAGMA user_version = {_VERSION}")
 
 
 def has_words(database: sqlite3.Connection) -> bool:
-    """Whether its texts are indexed by word."""
-    made = database.execute("SELECT sql FROM sqlite_master WHERE name = 'texts'").fetchone()[0]
-    return "fts5" in made
+    """Whether the texts are indexed by word."""
+    created = database.execute("SELECT sql FROM sqlite_master WHERE name = 'texts'").fetchone()[0]
+    return "fts5" in created

@@ -1,44 +1,37 @@
-"""The viewer as one file: the same page with its trajectories inside, and no server.
+"""The viewer as one HTML file: the same page with its trajectories inside, and no server.
 
-Everything it may run is named by hash in its policy; the trajectories are text in a data block,
-with every `<` written as an escape, so that none of it can end the block.
+The policy of the page names its script and its style by hash, so nothing else runs. The
+trajectories are a JSON block in which every `<` is an escape, so no text can end the block.
 """
 
 import base64
 import hashlib
-import json
-from html import escape
 from typing import Any
+
+from jinja2.utils import htmlsafe_json_dumps
 
 from verl_mixed.views.viewer.filters import Filter
 from verl_mixed.views.viewer.index import Index
-from verl_mixed.views.viewer.server import PAGE
+from verl_mixed.views.viewer.server import PAGE, SCRIPTS, TEMPLATE
 from verl_mixed.views.viewer.tokens import Decode
-from verl_mixed.views.viewer.views import row_view, run_view, trajectory_view
-
-_STYLE = '<link rel="stylesheet" href="viewer.css">'
-_SCRIPTS = {
-    name: f'<script src="{name}" defer></script>\n'
-    for name in ("filter.js", "tokens.js", "viewer.js")
-}
-"""In index.html, by file."""
+from verl_mixed.views.viewer.views import run_view, trajectory_view
 
 
 def page_of(
     name: str, index: Index, decode: Decode | None, note: str, chosen: Filter, most: int
 ) -> tuple[str, int, int]:
-    """The page with the trajectories that are meant.
+    """The page with the first `most` trajectories that a filter chooses.
 
     Args:
         name: of the run.
         index: its trajectories.
-        decode: its tokenizer; None shows ids.
-        note: what to say where there is none.
-        chosen: which are meant.
-        most: how many of them, the first.
+        decode: decodes token ids; None: the page shows ids.
+        note: about the tokenizer; empty: none.
+        chosen: the filter.
+        most: trajectories in the page, at most.
 
     Returns:
-        HTML, how many are in it, and how many were meant.
+        (HTML, trajectories in the page, trajectories that the filter chooses).
     """
     total = index.count(chosen)
     rows = index.rows(chosen, limit=most)
@@ -46,7 +39,7 @@ def page_of(
     unreadable = 0
     for row in rows:
         try:
-            shown[row.id] = trajectory_view(row.id, index.record(row.id), decode)
+            shown[row["id"]] = trajectory_view(row["id"], index.record(row["id"]), decode)
         except (OSError, ValueError):
             unreadable += 1
     run = run_view(name, index, note)
@@ -55,7 +48,7 @@ def page_of(
     run["exported"] = f"{len(shown)} of {total} trajectories{which}"
     data = {
         "run": run,
-        "rows": [row_view(row) for row in rows if row.id in shown],
+        "rows": [row for row in rows if row["id"] in shown],
         "trajectories": shown,
     }
     return _assemble(name, data), len(shown), total
@@ -63,26 +56,13 @@ def page_of(
 
 def _assemble(name: str, data: dict[str, Any]) -> str:
     css = (PAGE / "viewer.css").read_text(encoding="utf-8")
-    script = "".join((PAGE / file).read_text(encoding="utf-8") for file in _SCRIPTS)
+    script = "".join((PAGE / file).read_text(encoding="utf-8") for file in SCRIPTS)
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(css)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    block = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    for sign in "<>&":
-        block = block.replace(sign, f"\\u{ord(sign):04x}")
-    page = (PAGE / "index.html").read_text(encoding="utf-8")
-    head, tail = page.split(_STYLE)
-    for tag in _SCRIPTS.values():
-        tail = tail.replace(tag, "")
-    head = head.replace("<title>Trajectories</title>", f"<title>{escape(name)}</title>")
-    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    before_end, end = tail.split("</body>")
-    return (
-        f"{head}{meta}<style>{css}</style>{before_end}"
-        f'<script type="application/json" id="data">{block}</script>'
-        f"<script>{script}</script></body>{end}"
-    )
+    block = htmlsafe_json_dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return TEMPLATE.render(title=name, policy=policy, css=css, script=script, data=block)
 
 
 def _hash(text: str) -> str:

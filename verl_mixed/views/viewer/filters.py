@@ -1,4 +1,4 @@
-"""Which trajectories are meant. page/filter.js has the same rules, for a page in a file."""
+"""Filters of trajectories. page/filter.js has the same rules, for a page without a server."""
 
 import math
 import re
@@ -11,11 +11,11 @@ _NUMBER = re.compile(r"[ ]*[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)(e[+-]?[0-9]+)?[ ]*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which trajectories are meant; None and empty take all."""
+    """Which trajectories to show; None and empty strings choose all."""
 
     source: str = ""
     steps: tuple[int, int] | None = None
-    """First and last."""
+    """(first, last)"""
 
     outcome: str = ""
     """One of `OUTCOMES` or a stop reason."""
@@ -23,7 +23,7 @@ class Filter:
     reward_min: float | None = None
     reward_max: float | None = None
     text: str = ""
-    """Every one of its words is in the response; the last may be the beginning of one."""
+    """The response has all of these words; the last may be the beginning of a word."""
 
     group: str = ""
     """uid"""
@@ -45,22 +45,22 @@ def parse_steps(text: str) -> tuple[int, int] | None:
     """`3`, `3-7`, or nothing.
 
     Raises:
-        ValueError: it is neither, or the last is before the first.
+        ValueError: the text has another form, or the last step is before the first.
     """
     if not text:
         return None
-    if found := _STEPS.fullmatch(text):
-        first, last = int(found[1]), int(found[2] or found[1])
+    if match := _STEPS.fullmatch(text):
+        first, last = int(match[1]), int(match[2] or match[1])
         if first <= last:
             return first, last
     raise ValueError(f"cannot filter by step={text!r}: want one step, 3, or a range, 3-7")
 
 
 def parse_rewards(low: str, high: str) -> tuple[float | None, float | None]:
-    """Two numbers, either of which may miss.
+    """(least, most); an empty text gives None.
 
     Raises:
-        ValueError: one is no finite number, or they are the wrong way round.
+        ValueError: a text is not a finite number, or the first number is larger.
     """
     least, most = _number(low), _number(high)
     if least is not None and most is not None and least > most:
@@ -77,14 +77,14 @@ def _number(text: str) -> float | None:
 
 
 def bare(text: str) -> str:
-    """Text as it is searched: small letters, no accents, one form of each character."""
+    """Text in the form that is searched: small letters, no accents, NFKD."""
     if not text.isascii():
         text = re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFKD", text))
     return text.lower().replace("\u03c2", "\u03c3")
 
 
 def words_of(text: str) -> tuple[list[str], list[str]]:
-    """What stands between blanks: with a letter or digit, and without."""
+    """(words with a letter or digit, other words); blanks divide words."""
     parts = re.findall(r"[^ \t\n\r\f\v]+", bare(text))
     words = [part for part in parts if any(map(str.isalnum, part))]
     return words, [part for part in parts if part not in words]

@@ -1,15 +1,14 @@
-"""Where each trajectory of a run lies, what it came to and what it says: a small database.
+"""The index of a run's trajectories: their places in files, outcomes and texts, in SQLite.
 
-It follows the files: one that was rewritten or has grown is read again, line by line. A last line
-without its end is left out until it is whole. No tokens are kept: a trajectory is read from its
-file when it is shown.
+The index follows the files: a file that was rewritten or has grown is read again. A last line
+without its newline is left out until it is complete. The index holds no tokens: a trajectory is
+read from its file when it is shown.
 """
 
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,31 +34,19 @@ OUTCOMES = {
     "lost": _LOST,
     "tool error": "errors > 0",
 }
-"""Name -> condition. Besides them every stop reason is an outcome."""
+"""Name -> SQL condition. Every stop reason is an outcome too."""
 
 _UNREAD = (-1, -1)
-"""Time and size of a file that could not be read to its end: no file has them, so it is tried
-again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """A trajectory in the list."""
-
-    id: str
-    """File and line, from 1: `7.13`."""
-
-    values: dict[str, Any]
-    """Column -> value; `outcomes`: the names of all that it is; `group_size`: members that were
-    written."""
+"""Time and size noted for a file that could not be read. No file has these, so the next refresh
+tries the file again."""
 
 
 class Index:
-    """The trajectories of one run. Not thread-safe; several processes may have the same.
+    """The trajectories of one run. Not thread-safe; several processes may use one index file.
 
     Args:
         run_dir: the run's folder.
-        progress: told each file that is read.
+        progress: called with a text for each file that is read.
     """
 
     def __init__(
@@ -74,20 +61,16 @@ class Index:
         self._database.close()
 
     def refresh(self) -> int:
-        """Follow the files.
-
-        Returns:
-            files that were read.
-        """
-        here = {path.name: _time_and_size(path) for path in _files(self.folder)}
+        """Read files that changed, forget files that are gone; returns how many were read."""
+        now = {path.name: _time_and_size(path) for path in _files(self.folder)}
         known = {
             name: (mtime_ns, size)
             for name, mtime_ns, size in self._database.execute(
                 "SELECT name, mtime_ns, size FROM files"
             )
         }
-        changed = [name for name, now in here.items() if now == _UNREAD or known.get(name) != now]
-        gone = known.keys() - here.keys()
+        changed = [name for name, at in now.items() if at == _UNREAD or known.get(name) != at]
+        gone = known.keys() - now.keys()
         for number, name in enumerate(changed, 1):
             self._progress(f"reading {name} ({number} of {len(changed)})")
             with self._database:
@@ -101,7 +84,7 @@ class Index:
                 self._forget(name)
         return len(changed)
 
-    # --- questions --------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------
 
     def count(self, chosen: Filter) -> int:
         where, values = self._where(chosen)
@@ -109,8 +92,13 @@ class Index:
             f"SELECT count(*) FROM trajectories WHERE {where}", values
         ).fetchone()[0]
 
-    def rows(self, chosen: Filter, *, offset: int = 0, limit: int = 100) -> list[Row]:
-        """Some of the trajectories that are meant, in order of steps and lines."""
+    def rows(self, chosen: Filter, *, offset: int = 0, limit: int = 100) -> list[dict[str, Any]]:
+        """Some of the chosen trajectories, in order of steps and lines.
+
+        Returns:
+            A dictionary for each: `id` (file and line from 1, as `7.13`), its columns, `outcomes`
+            (names of all that apply), `group_size` (members of its group in the files).
+        """
         where, values = self._where(chosen)
         fits = ", ".join(OUTCOMES.values())
         found = self._database.execute(
@@ -118,22 +106,21 @@ class Index:
             "ORDER BY step, file, line LIMIT ? OFFSET ?",
             [*values, limit, offset],
         )
-        rows: list[Row] = []
+        rows: list[dict[str, Any]] = []
         for file, line, group_size, *rest in found:
-            values = dict(zip(_COLUMNS, rest[len(OUTCOMES) :], strict=True))
+            row = dict(zip(_COLUMNS, rest[len(OUTCOMES) :], strict=True))
             outcomes = [name for name, fit in zip(OUTCOMES, rest, strict=False) if fit]
-            values["outcomes"] = [*outcomes, values["stop_reason"]]
-            values["group_size"] = group_size
-            rows.append(Row(id=f"{Path(file).stem}.{line}", values=values))
+            row |= {"id": f"{Path(file).stem}.{line}", "group_size": group_size}
+            rows.append(row | {"outcomes": [*outcomes, row["stop_reason"]]})
         return rows
 
     def record(self, identity: str) -> Record:
         """A trajectory, read from its file.
 
         Raises:
-            KeyError: there is none of this name.
-            OSError: its file cannot be read.
-            ValueError: its line cannot be read.
+            KeyError: no trajectory has this id.
+            OSError: the file cannot be read.
+            ValueError: the line cannot be read.
         """
         stem, _, line = identity.rpartition(".")
         found = self._database.execute(
@@ -148,22 +135,22 @@ class Index:
             return read_line(lines.readline(), Record)
 
     def sources(self) -> dict[str, int]:
-        """source -> its trajectories."""
+        """Source -> number of trajectories."""
         return self._counts("source")
 
     def stop_reasons(self) -> dict[str, int]:
-        """Stop reason -> trajectories."""
+        """Stop reason -> number of trajectories."""
         return self._counts("stop_reason")
 
     def steps(self) -> tuple[int, int] | None:
-        """First and last; None without a trajectory."""
+        """First and last step; None without a trajectory."""
         first, last = self._database.execute(
             "SELECT min(step), max(step) FROM trajectories"
         ).fetchone()
         return None if first is None else (first, last)
 
     def unreadable(self, limit: int = 20) -> tuple[int, list[str]]:
-        """How many files and whole lines cannot be read, and what is wrong with the first."""
+        """(number of files and lines that cannot be read, messages for the first of them)."""
         number = self._database.execute("SELECT count(*) FROM unreadable").fetchone()[0]
         shown = self._database.execute(
             "SELECT file, line, why FROM unreadable ORDER BY file, line LIMIT ?", [limit]
@@ -218,7 +205,9 @@ class Index:
 
     def _read(self, name: str) -> None:
         with (self.folder / name).open("rb") as lines:
-            stat = os.fstat(lines.fileno())  # of what is read, not of what has replaced it since
+            stat = os.fstat(
+                lines.fileno()
+            )  # not of a file that replaced it
             self._database.execute(
                 "INSERT INTO files VALUES (?, ?, ?)", [name, stat.st_mtime_ns, stat.st_size]
             )
@@ -231,8 +220,7 @@ class Index:
                     self._add(name, number, start, entry)
 
     def _leave_unread(self, name: str, error: OSError) -> None:
-        """Say what is wrong with a file, and keep what was read of it; the next time it is tried
-        again. One that is gone meanwhile is none."""
+        """Note that a file cannot be read, unless it was removed; lines read so far are kept."""
         if os.path.lexists(self.folder / name):
             self._database.execute(
                 "INSERT OR REPLACE INTO files VALUES (?, ?, ?)", [name, *_UNREAD]
@@ -240,7 +228,7 @@ class Index:
             self._complain(name, 0, error.strerror or str(error))
 
     def _complain(self, name: str, number: int, why: str) -> None:
-        """Of a line, from 1, or of the whole file: 0."""
+        """Note a line that cannot be read, by its number from 1; 0: the whole file."""
         self._database.execute(
             "INSERT INTO unreadable VALUES (?, ?, ?)", [name, number, _storable(why)]
         )
@@ -289,7 +277,7 @@ def _time_and_size(path: Path) -> tuple[int, int]:
 
 
 def _whole_lines(lines: Any, size: int) -> Iterator[tuple[int, int, bytes]]:
-    """(number from 1, where it starts, bytes) of each line that has its end."""
+    """(number from 1, offset, bytes) of each line that ends with a newline."""
     start = 0
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n") or start + len(line) > size:
@@ -300,14 +288,13 @@ def _whole_lines(lines: Any, size: int) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _match(words: Sequence[str]) -> str:
-    """Each as a phrase, so that nothing of it is read as an operator; the last may go on."""
+    """An FTS5 query for all words; quotes keep operators inert, `*` lets the last word go on."""
     quoted = ['"' + word.replace('"', '""').replace("\0", "") + '"' for word in words]
     return " ".join(quoted) + "*"
 
 
 def _storable(value: Any) -> Any:
-    """What the database takes: text without half characters, and nothing in place of NaN and
-    infinities, which are no number to compare with."""
+    """A value that SQLite stores: text without lone surrogates, NULL for NaN and infinities."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, float) and not math.isfinite(value):

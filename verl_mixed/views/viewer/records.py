@@ -1,4 +1,4 @@
-"""A line of a trajectory file as values with types. What the trainer writes, nothing added."""
+"""A line of a trajectory file, as the trainer writes it, read into typed values."""
 
 import json
 from typing import Annotated, Any, TypeVar
@@ -6,11 +6,11 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 _Natural = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-"""Sums of them fit in the database, and in the page's numbers."""
+"""Small enough that sums fit in SQLite's integers and in JavaScript's numbers."""
 
 
 class Turn(msgspec.Struct):
-    """Where the time of one turn went; as in `agent_loop.turns.turn_loop`."""
+    """The times of one turn, as in `agent_loop.turns.turn_loop`."""
 
     generate_s: float = 0.0
     tools_s: float = 0.0
@@ -18,7 +18,7 @@ class Turn(msgspec.Struct):
 
 
 class Call(msgspec.Struct):
-    """One action that was run; as in `agent_loop.turns.turn_loop`."""
+    """One action that was run, as in `agent_loop.turns.turn_loop`."""
 
     turn: int
     action: str
@@ -32,7 +32,7 @@ class Call(msgspec.Struct):
 
 
 class IndexEntry(msgspec.Struct):
-    """What the index keeps of a trajectory; the other fields of the line are skipped unread."""
+    """The fields of a line that the index needs; the decoder skips the others."""
 
     step: _Natural
     key: str
@@ -48,12 +48,12 @@ class IndexEntry(msgspec.Struct):
 
     @property
     def group(self) -> str:
-        """uid of its group: verl's keys are `<uid>_<session>_<index>`."""
+        """uid of the trajectory's group: verl's keys are `<uid>_<session>_<index>`."""
         return self.key.split("_", 1)[0]
 
 
 class Record(IndexEntry):
-    """All of a line."""
+    """All fields of a line."""
 
     draw: int = 0
     prompt_ids: list[int] = []
@@ -76,24 +76,20 @@ def read_line(line: bytes, kind: type[_Kind]) -> _Kind:
     """One line of a trajectory file.
 
     Args:
-        line: with or without its end.
-        kind: how much of it is wanted; the rest is skipped.
+        line: with or without its newline.
+        kind: the fields to read.
 
     Raises:
-        ValueError: the line is no trajectory; the message says what is wrong.
+        ValueError: the line is not a trajectory; the message says why.
     """
     try:
         return msgspec.json.decode(line, type=kind)
     except msgspec.ValidationError:
         raise
     except ValueError:
-        # Python writes NaN and half characters, which JSON has not; its own reader takes them.
-        return _convert(line, kind)
+        pass  # Python's json writes NaN and lone surrogates, and only Python's json reads them
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-
-
-def _convert(line: bytes, kind: type[_Kind]) -> _Kind:
     try:
         return msgspec.convert(json.loads(line), kind)
     except RecursionError as error:

@@ -1,8 +1,8 @@
-"""The viewer's web page: a server for this machine's user alone.
+"""The web server of the viewer, for the user of this machine alone.
 
-It listens on the loopback address, answers only requests that name a loopback host (a foreign page
-whose name was rebound to 127.0.0.1 is refused), only reads, and lets its page load and run nothing
-but its own files.
+The server listens on the loopback address and only reads. It answers only requests that name a
+loopback host: a foreign page whose host name was rebound to 127.0.0.1 is refused. The page may load
+and run only the server's own files.
 """
 
 import json
@@ -14,16 +14,22 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from jinja2 import Environment, FileSystemLoader
 
 from verl_mixed.views.viewer.filters import Filter, parse_rewards, parse_steps
 from verl_mixed.views.viewer.index import Index
 from verl_mixed.views.viewer.tokens import Decode
-from verl_mixed.views.viewer.views import row_view, run_view, trajectory_view
+from verl_mixed.views.viewer.views import run_view, trajectory_view
 
 PAGE = Path(__file__).parent / "page"
+SCRIPTS = ("filter.js", "tokens.js", "viewer.js")
+TEMPLATE = Environment(
+    loader=FileSystemLoader(PAGE), autoescape=True, trim_blocks=True, keep_trailing_newline=True
+).get_template("index.html")
+"""The page; with `data` it is a file that needs no server."""
 
 MOST_ROWS = 500
-"""Of one answer."""
+"""Rows of a page of the list, at most."""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -38,22 +44,11 @@ HEADERS = {
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
-_FILES = {"/": "index.html", "/viewer.css": "viewer.css"} | {
-    f"/{name}": name for name in ("filter.js", "tokens.js", "viewer.js")
-}
-
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class _Answers:
-    """One run's pages.
-
-    Args:
-        name: of the run.
-        index: its trajectories.
-        decode: its tokenizer; None shows ids.
-        note: why there is none.
-    """
+    """The answers about one run; arguments as in `create_app`."""
 
     def __init__(self, name: str, index: Index, decode: Decode | None, note: str) -> None:
         self._name, self._index, self._decode, self._note = name, index, decode, note
@@ -81,7 +76,7 @@ class _Answers:
         except ValueError as error:
             return _json({"error": str(error)}, status=400)
         rows = self._index.rows(chosen, offset=offset, limit=limit)
-        return _json({"total": self._index.count(chosen), "rows": [row_view(row) for row in rows]})
+        return _json({"total": self._index.count(chosen), "rows": rows})
 
     async def trajectory(self, request: web.Request) -> web.Response:
         identity = request.match_info["identity"]
@@ -96,18 +91,19 @@ class _Answers:
 
 
 def create_app(name: str, index: Index, decode: Decode | None, note: str = "") -> web.Application:
-    """The application of one run.
+    """The web application of one run.
 
     Args:
         name: of the run.
-        index: its trajectories; not closed here.
-        decode: its tokenizer; None shows ids.
-        note: what to say where there is none.
+        index: its trajectories; the caller closes the index.
+        decode: decodes token ids; None: the page shows ids.
+        note: about the tokenizer; empty: none.
     """
     answers = _Answers(name, index, decode, note)
     app = web.Application(middlewares=[_guard])
-    for path, file in _FILES.items():
-        app.router.add_get(path, _file(PAGE / file))
+    app.router.add_get("/", _text("html", TEMPLATE.render(title="Trajectories", scripts=SCRIPTS)))
+    for file, kind in {"viewer.css": "css", **dict.fromkeys(SCRIPTS, "javascript")}.items():
+        app.router.add_get(f"/{file}", _text(kind, (PAGE / file).read_text(encoding="utf-8")))
     app.router.add_get("/api/run", answers.run)
     app.router.add_get("/api/trajectories", answers.rows)
     app.router.add_get("/api/trajectories/{identity}", answers.trajectory)
@@ -116,7 +112,7 @@ def create_app(name: str, index: Index, decode: Decode | None, note: str = "") -
 
 @web.middleware
 async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Refuse foreign hosts; say on every answer what the page may do."""
+    """Refuse foreign hosts; add `HEADERS` to every answer."""
     if _host_name(request) not in _LOOPBACK:
         response = web.Response(status=403, text="open the viewer as http://127.0.0.1\n")
         response.headers.update(HEADERS)
@@ -125,34 +121,31 @@ async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         response = await handler(request)
     except web.HTTPException as error:
         response = web.Response(status=error.status, text=f"{error.reason}\n")
-    except Exception as error:  # aiohttp's own answer to it has no policy
+    except Exception as error:  # aiohttp's own answer would lack HEADERS
         logging.getLogger(__name__).exception("cannot answer %r", request.path_qs)
-        what = f"cannot answer: {type(error).__name__}: {error}"
-        response = _json({"error": what}, status=500)
+        message = f"cannot answer: {type(error).__name__}: {error}"
+        response = _json({"error": message}, status=500)
     response.headers.update(HEADERS)
     return response
 
 
 def _host_name(request: web.Request) -> str | None:
-    """Of the Host header, without its port: ssh may bring the page to another one."""
+    """The host name in the Host header; any port, because an ssh tunnel may use another one."""
     try:
         return urlsplit(f"//{request.host}").hostname
     except ValueError:
         return None
 
 
-def _file(path: Path) -> _Handler:
-    kind = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}[path.suffix]
-    text = path.read_text(encoding="utf-8")
-
+def _text(kind: str, text: str) -> _Handler:
     async def answer(request: web.Request) -> web.Response:
-        return web.Response(text=text, content_type=kind, charset="utf-8")
+        return web.Response(text=text, content_type=f"text/{kind}", charset="utf-8")
 
     return answer
 
 
 def _json(value: Any, status: int = 200) -> web.Response:
-    # ASCII only: half a character has an escape, and no encoding
+    # ASCII only, because a lone surrogate has an escape in JSON and no encoding in UTF-8
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return web.Response(text=text, status=status, content_type="application/json")
 

@@ -1,7 +1,7 @@
-"""What each token of a response says, alone: the run's tokenizer, and characters cut in two.
+"""The text of each token of a response, by the run's tokenizer.
 
-Byte-level tokenizers give a character several tokens. Its text is shown on the token that completes
-it and the others show nothing, so that all together they are the decoded response.
+A byte-level tokenizer may need several tokens for one character. The token that completes the
+character shows it and the tokens before it show nothing, so all texts together are the response.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +15,10 @@ from tokenizers import Tokenizer
 from config.lookup import at
 
 BROKEN = "\ufffd"
-"""What a decoder shows where a character is not whole."""
+"""The character that a decoder returns for an incomplete character."""
 
 CHARACTER = 4
-"""Bytes of the longest character, hence the most tokens that one needs."""
+"""Bytes of the longest UTF-8 character, so the most tokens that one character needs."""
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -30,17 +30,17 @@ def token_texts(ids: Sequence[int], decode: Decode) -> list[str]:
 
     Args:
         ids: (T,) of a response.
-        decode: the tokenizer's; special tokens are shown.
+        decode: decodes ids; special tokens are shown.
 
     Returns:
-        (T,) texts that make up `decode(ids)` where that is made of its parts; empty where a later
-        token completes the character.
+        (T,) texts whose concatenation is `decode(ids)`, for decoders that work part by part; empty
+        for a token whose character a later token completes.
     """
     texts: list[str] = []
     alone: dict[int, str] = {}
     waiting: list[int] = []
-    # A decoder may treat the first token unlike the others (it drops a leading blank), so each is
-    # decoded after another one.
+    # A decoder may treat the first token differently (it drops a leading blank), so each token is
+    # decoded behind the first one.
     before = list(ids[:1])
     lead = decode(before)
     if BROKEN in lead or not lead:
@@ -76,7 +76,7 @@ def token_texts(ids: Sequence[int], decode: Decode) -> list[str]:
 
 
 def _first_whole(waiting: Sequence[int], after: Callable[[Sequence[int]], str]) -> int:
-    """Fewest tokens at the beginning that have nothing to do with the others; 0: they all have."""
+    """Fewest tokens at the beginning that decode without the others; 0: no such number."""
     whole = after(waiting)
     for length in range(1, min(len(waiting), 2 * CHARACTER)):
         if after(waiting[:length]) + after(waiting[length:]) == whole:
@@ -85,13 +85,13 @@ def _first_whole(waiting: Sequence[int], after: Callable[[Sequence[int]], str]) 
 
 
 def tokenizer_of(config: Mapping[str, Any]) -> tuple[Decode | None, str]:
-    """The run's tokenizer, read from the disk alone.
+    """The run's tokenizer, read from the disk; nothing is downloaded.
 
     Args:
         config: the resolved run config.
 
     Returns:
-        How it decodes, special tokens included, and what to say where there is none.
+        (function that decodes ids with special tokens, ""), or (None, why there is none).
     """
     name = at(config, f"{_MODEL}.tokenizer_path") or at(config, f"{_MODEL}.path")
     if not name:
@@ -101,7 +101,7 @@ def tokenizer_of(config: Mapping[str, Any]) -> tuple[Decode | None, str]:
         return None, f"no tokenizer.json of {_MODEL}.path={name} on this machine: ids are shown"
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # tokenizers raises plain Exception
         return None, f"cannot read {path}: {error}; token ids are shown"
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False), ""
 
@@ -112,6 +112,6 @@ def _file_of(name: str) -> Path | None:
         return local
     try:
         cached = try_to_load_from_cache(name, "tokenizer.json")
-    except HFValidationError:  # a path, and it is gone
+    except HFValidationError:  # `name` is a path that does not exist
         return None
     return Path(cached) if isinstance(cached, str) else None

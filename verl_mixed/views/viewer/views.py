@@ -1,4 +1,4 @@
-"""What the page gets, as JSON values: a run, a list, a trajectory with its counts checked."""
+"""The JSON values of the page: a run, and a trajectory whose token counts are checked."""
 
 import math
 from collections import defaultdict
@@ -9,18 +9,18 @@ import msgspec
 
 from agent_loop.metrics.mask_audit import mask_problems
 from agent_loop.turns.trajectory import StopReason
-from verl_mixed.views.viewer.index import OUTCOMES, Index, Row
+from verl_mixed.views.viewer.index import OUTCOMES, Index
 from verl_mixed.views.viewer.records import Record
 from verl_mixed.views.viewer.tokens import Decode, token_texts
 
 
 def run_view(name: str, index: Index, note: str) -> dict[str, Any]:
-    """What the filters offer, and what is wrong with the whole.
+    """The choices of the filters, and the lines that cannot be read.
 
     Args:
         name: of the run.
         index: its trajectories.
-        note: about its tokenizer; empty where there is nothing to say.
+        note: about the tokenizer; empty: none.
     """
     bad, why = index.unreadable()
     return {
@@ -34,17 +34,13 @@ def run_view(name: str, index: Index, note: str) -> dict[str, Any]:
     }
 
 
-def row_view(row: Row) -> dict[str, Any]:
-    return {"id": row.id, **row.values}
-
-
 def trajectory_view(identity: str, record: Record, decode: Decode | None) -> dict[str, Any]:
     """A trajectory as the page shows it.
 
     Args:
         identity: file and line, `7.13`.
         record: the line.
-        decode: the run's tokenizer; None shows ids.
+        decode: decodes token ids; None: the page shows ids.
     """
     facts = msgspec.structs.asdict(record)
     counts = counts_of(record)
@@ -54,13 +50,11 @@ def trajectory_view(identity: str, record: Record, decode: Decode | None) -> dic
         try:
             prompt, whole = decode(record.prompt_ids), decode(record.response_ids)
             texts = token_texts(record.response_ids, decode)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # tokenizers raises plain Exception
             problems.append(f"cannot decode its tokens: {error}; their ids are shown")
         else:
             if "".join(texts) != whole:
-                problems.append(
-                    "the tokens decoded one by one are not the response decoded as a whole"
-                )
+                problems.append("tokens decoded one by one differ from the decoded response")
     return {
         "id": identity,
         "group": record.group,
@@ -83,7 +77,7 @@ def trajectory_view(identity: str, record: Record, decode: Decode | None) -> dic
 
 
 def counts_of(record: Record) -> dict[str, int]:
-    """Tokens by who wrote them, and by whether they are trained."""
+    """Numbers of tokens: by author, in the mask, and to be trained."""
     model = sum(length for author, _, length, _ in record.segments if author == "model")
     tool = sum(length for author, _, length, _ in record.segments if author != "model")
     lost = record.stop_reason == StopReason.INFRA_ERROR
@@ -98,7 +92,7 @@ def counts_of(record: Record) -> dict[str, int]:
 
 
 def count_problems(counts: Mapping[str, int]) -> list[str]:
-    """Sums that do not add up."""
+    """Counts that contradict each other, as text."""
     problems = []
     if counts["model"] + counts["tool"] != counts["response"]:
         problems.append(
@@ -113,7 +107,7 @@ def count_problems(counts: Mapping[str, int]) -> list[str]:
 
 
 def _segments(record: Record) -> list[dict[str, Any]]:
-    """The segments with their turn; a turn's times and calls stand on its model segment."""
+    """The segments with their turns; the times and calls of a turn are in its model segment."""
     calls: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for call in record.calls:
         calls[call.turn].append(_plain(msgspec.structs.asdict(call)))
@@ -128,7 +122,7 @@ def _segments(record: Record) -> list[dict[str, Any]]:
             segment["calls"] = calls.pop(turn, [])
         shown.append({**segment, "turn": turn, "text": text})
     left = [call for of_turn in calls.values() for call in of_turn]
-    if left:  # the turn left no token
+    if left:  # of turns without a token
         shown.append(
             {"author": "model", "start": len(record.response_ids), "length": 0, "turn": turn + 1}
             | {"text": "", "calls": left}
@@ -137,7 +131,7 @@ def _segments(record: Record) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """The same without NaN and infinities, which JSON has not: their names."""
+    """The value with names in place of NaN and infinities, which JSON cannot hold."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):

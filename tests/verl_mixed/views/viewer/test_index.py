@@ -48,7 +48,7 @@ def open_index(run_dir: Path) -> Any:
 
 
 def seen(index: Index) -> list[tuple[str, str]]:
-    return [(row.id, row.values["key"]) for row in index.rows(Filter(), limit=1000)]
+    return [(row["id"], row["key"]) for row in index.rows(Filter(), limit=1000)]
 
 
 @given(
@@ -117,11 +117,11 @@ def test_filter_takes_what_fits_all_of_it(
         open_index(write_run(Path(name), lines, tokenizer=False)) as index,
     ):
         rows = index.rows(chosen)
-        assert sorted(row.values["key"] for row in rows) == sorted(
+        assert sorted(row["key"] for row in rows) == sorted(
             each["key"] for each in lines if fits(each)
         )
         assert index.count(chosen) == len(rows)
-        assert not outcome or all(outcome in row.values["outcomes"] for row in rows)
+        assert not outcome or all(outcome in row["outcomes"] for row in rows)
 
 
 def test_pages_of_the_list_are_the_list(tmp_path: Path):
@@ -130,7 +130,7 @@ def test_pages_of_the_list_are_the_list(tmp_path: Path):
         whole = index.rows(Filter())
         paged = [row for at in range(0, 10, 3) for row in index.rows(Filter(), offset=at, limit=3)]
     assert paged == whole
-    assert [row.values["step"] for row in whole] == [2] * 5 + [10] * 5
+    assert [row["step"] for row in whole] == [2] * 5 + [10] * 5
 
 
 SEARCHES = {
@@ -170,7 +170,7 @@ def test_every_word_of_a_search_is_text_and_no_operator(tmp_path: Path, with_wor
             database.execute("UPDATE files SET size = 0")
     with open_index(run_dir) as index:
         found = {
-            text: {int(row.id.split(".")[1]) for row in index.rows(Filter(text=text))}
+            text: {int(row["id"].split(".")[1]) for row in index.rows(Filter(text=text))}
             for text in SEARCHES
         }
     assert found == SEARCHES
@@ -184,10 +184,10 @@ def test_files_that_did_not_change_are_not_read_again(tmp_path: Path):
         assert index.refresh() == 0
         write_run(run_dir, [line(step=2), line(step=2, member=1)])
         assert index.refresh() == 1
-        assert [row.id for row in index.rows(Filter())] == ["1.1", "2.1", "2.2"]
+        assert [row["id"] for row in index.rows(Filter())] == ["1.1", "2.1", "2.2"]
         (run_dir / "trajectories" / "1.jsonl").unlink()
         index.refresh()
-        assert [row.id for row in index.rows(Filter())] == ["2.1", "2.2"]
+        assert [row["id"] for row in index.rows(Filter())] == ["2.1", "2.2"]
         assert index.count(Filter(text="code")) == 2
 
 
@@ -199,7 +199,7 @@ def test_lines_that_are_no_trajectory_are_counted_and_named(tmp_path: Path):
     (run_dir / "trajectories" / "1.jsonl").write_bytes(b"\n".join([*bad, b"", whole]))
     with open_index(run_dir) as index:
         number, why = index.unreadable()
-        assert [row.id for row in index.rows(Filter())] == ["1.8"]
+        assert [row["id"] for row in index.rows(Filter())] == ["1.8"]
     assert number == len(bad)
     assert [each.split(":")[0] for each in why] == [f"1.jsonl line {n}" for n in range(1, 7)]
 
@@ -212,7 +212,7 @@ def test_nan_and_half_characters_are_kept(tmp_path: Path):
     (run_dir / "trajectories" / "1.jsonl").write_text(json.dumps(odd) + "\n")
     with open_index(run_dir) as index:
         [row] = index.rows(Filter(text="half"))
-        assert row.values["reward"] is None
+        assert row["reward"] is None
         assert index.record("1.1").answer == "\ud83d"
 
 
@@ -229,8 +229,8 @@ def test_a_number_that_is_none_is_neither_solved_nor_within_bounds(tmp_path: Pat
             (Filter(reward_min=0.0), ["1.1"]),
             (Filter(reward_max=9.0), ["1.1"]),
         ):
-            assert [row.id for row in index.rows(chosen)] == found
-        assert [row.values["outcomes"][0] for row in index.rows(Filter())] == ["solved", "unsolved"]
+            assert [row["id"] for row in index.rows(chosen)] == found
+        assert [row["outcomes"][0] for row in index.rows(Filter())] == ["solved", "unsolved"]
 
 
 ODD = st.sampled_from(
@@ -258,7 +258,7 @@ def test_no_line_takes_the_others_away(data: st.DataObject):
         folder.mkdir()
         (folder / "1.jsonl").write_bytes(as_bytes([odd, line(member=1)]))
         with open_index(Path(name)) as index:
-            read = {row.id for row in index.rows(Filter())}
+            read = {row["id"] for row in index.rows(Filter())}
             assert read == ({"1.2"} if index.unreadable()[0] else {"1.1", "1.2"})
             for identity in read:
                 with suppress(ValueError):
@@ -280,7 +280,7 @@ def test_a_file_that_cannot_be_read_is_named_and_tried_again(tmp_path: Path, kin
         odd.symlink_to(tmp_path / "gone" if kind == "dangling link" else odd)
     with open_index(run_dir) as index:
         for _ in range(2):
-            assert [row.id for row in index.rows(Filter())] == ["1.1"]
+            assert [row["id"] for row in index.rows(Filter())] == ["1.1"]
             number, [why] = index.unreadable()
             assert number == 1 and why.startswith("99.jsonl: ")
             index.refresh()
@@ -292,7 +292,7 @@ def test_a_file_that_cannot_be_read_is_named_and_tried_again(tmp_path: Path, kin
             odd.unlink()
         index.refresh()
         ids = ["1.1", "99.1"] if kind == "dangling link" else ["1.1"]
-        assert [row.id for row in index.rows(Filter())] == ids
+        assert [row["id"] for row in index.rows(Filter())] == ids
         assert index.unreadable() == (0, [])
 
 
@@ -304,7 +304,7 @@ def test_a_file_that_vanishes_while_the_folder_is_read_is_none(tmp_path: Path):
 
     with closing(Index(run_dir, resume)) as index:
         index.refresh()
-        assert [row.id for row in index.rows(Filter())] == ["1.1"]
+        assert [row["id"] for row in index.rows(Filter())] == ["1.1"]
         assert index.unreadable() == (0, [])
 
 
@@ -350,7 +350,7 @@ def test_calls_that_failed_are_counted(tmp_path: Path):
     ]
     with open_index(write_run(tmp_path / "run", [line(calls=calls), line(member=1)])) as index:
         [row] = index.rows(Filter(outcome="tool error"))
-    assert (row.values["calls"], row.values["errors"]) == (3, 2)
+    assert (row["calls"], row["errors"]) == (3, 2)
 
 
 def test_steps_are_one_or_a_range():
