@@ -1,6 +1,6 @@
 """Headless Chromium for tests of pages, over the DevTools protocol.
 
-A page opened here has a profile of its own; what it asks for and what it complains of is kept.
+Each page has a profile of its own. Its requests and its console errors are recorded.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from async_timeout import timeout
 ROOT = Path(__file__).parents[1]
 START_TIMEOUT_S = 240.0
 REPLY_TIMEOUT_S = 240.0
-"""No test may fail because the machine is busy, and one that hangs says what in: the limit of a
-whole test, in tests/conftest.py, has room for two slow starts and the wait after them.
+"""Long, so that no test fails because the machine is busy. A test that hangs names its step: the
+time limit of a test (tests/conftest.py) is longer than two slow starts and one reply.
 """
 
 _FLAGS = (
@@ -57,7 +57,7 @@ _KEYS = {  # name -> (windows key code, text)
 
 
 def chromium() -> str:
-    """The browser's path; skips the test where there is none."""
+    """The browser's path; skips the test without a browser."""
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if path := shutil.which(name):
             return path
@@ -68,7 +68,7 @@ class Page:
     """One open page.
 
     Args:
-        socket: to the browser.
+        socket: DevTools connection to the browser.
     """
 
     def __init__(self, socket: "aiohttp.ClientWebSocketResponse[bool]") -> None:
@@ -78,7 +78,7 @@ class Page:
         self._loaded = asyncio.Event()
         self._end = ""
         self.requests: list[str] = []
-        """Every address that was asked for; the page's own is the first."""
+        """Every requested address; the page's own is the first."""
 
         self.console_errors: list[str] = []
         """Exceptions, errors and warnings of scripts, policies and the network."""
@@ -87,8 +87,8 @@ class Page:
         """Call one method of the DevTools protocol.
 
         Raises:
-            RuntimeError: the browser refused it, or ended.
-            asyncio.TimeoutError: it does not answer.
+            RuntimeError: the browser refused the call, or ended.
+            asyncio.TimeoutError: the browser does not answer.
         """
         if self._end:
             raise RuntimeError(f"{method}: {self._end}")
@@ -105,10 +105,10 @@ class Page:
         return answer["result"]
 
     async def evaluate(self, js: str) -> Any:
-        """The value of an expression, awaited where it is a promise.
+        """The value of an expression; a promise is awaited.
 
         Raises:
-            RuntimeError: it threw.
+            RuntimeError: the expression threw.
         """
         answer = await self.call(
             "Runtime.evaluate", expression=js, returnByValue=True, awaitPromise=True
@@ -155,23 +155,24 @@ class Page:
             await self._loaded.wait()
 
     async def screenshot(self, path: Path, *, whole: bool = False) -> Path:
-        """Write what the window shows as PNG.
+        """Write the window as a PNG file.
 
         Args:
             path: of the file.
-            whole: the page to its end.
+            whole: the whole page instead of the visible part.
         """
         answer = await self.call(
             "Page.captureScreenshot", format="png", captureBeyondViewport=whole
         )
-        return _write(path, base64.b64decode(answer["data"]))
+        await asyncio.to_thread(path.write_bytes, base64.b64decode(answer["data"]))
+        return path
 
     async def _close_browser(self) -> None:
-        """It ends its own children; killed, it would leave them to the system."""
+        """Ask the browser to end: a killed browser would leave its child processes behind."""
         if self._socket.closed:
             return
         self._session, self._end = None, ""
-        with suppress(RuntimeError, ConnectionError):  # it may be gone before it answers
+        with suppress(RuntimeError, ConnectionError):  # the browser may end before it answers
             await self.call("Browser.close")
 
     async def _listen(self) -> None:
@@ -181,7 +182,7 @@ class Page:
             self._fail("Chromium closed the connection")
 
     def _fail(self, end: str) -> None:
-        """Nothing is answered any more: who waits is told."""
+        """Let all waiting calls raise, because no answer will come."""
         self._end = self._end or end
         self._loaded.set()
         for reply in self._replies.values():
@@ -242,7 +243,7 @@ async def open_page(
     Args:
         address: a URL, or a file's path.
         size: width and height of the window in pixels.
-        dark: what the page hears of the reader's preference.
+        dark: the page gets `prefers-color-scheme: dark`.
     """
     browser = chromium()
     profile = tempfile.mkdtemp(prefix="chromium-")
@@ -287,37 +288,37 @@ async def open_page(
 
 @contextmanager
 def viewing(run_dir: Path) -> Iterator[str]:
-    """The address of `verl-mixed view`, which a process of its own serves."""
+    """The address of a `verl-mixed view` that runs as a process."""
     command = [sys.executable, "-m", "verl_mixed", "view", str(run_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
         try:
             assert server.stdout is not None
-            said = server.stdout.readline()
-            assert said.startswith("http://"), f"{command} said {said!r}"
-            yield said.split()[0]
+            line = server.stdout.readline()
+            assert line.startswith("http://"), f"{command} printed {line!r}"
+            yield line.split()[0]
         finally:
             server.terminate()
 
 
 @asynccontextmanager
-async def _within(seconds: float, otherwise: str) -> AsyncIterator[None]:
-    """A limit whose end says what was waited for."""
+async def _within(seconds: float, problem: str) -> AsyncIterator[None]:
+    """A time limit whose error names the step that did not end."""
     try:
         async with timeout(seconds):
             yield
     except asyncio.TimeoutError as error:
-        raise asyncio.TimeoutError(f"{otherwise} after {seconds:.0f} s") from error
+        raise asyncio.TimeoutError(f"{problem} after {seconds:.0f} s") from error
 
 
 async def _endpoint(process: asyncio.subprocess.Process) -> str:
-    """Where the browser listens, as it says on its standard error."""
+    """The DevTools address, which the browser prints on its standard error."""
     assert process.stderr is not None
-    said = []
+    lines = []
     async for line in process.stderr:
-        said.append(line.decode(errors="replace"))
-        if said[-1].startswith("DevTools listening on "):
-            return said[-1].split()[-1]
-    raise RuntimeError(f"Chromium ended before it listened: {''.join(said)[-2000:]}")
+        lines.append(line.decode(errors="replace"))
+        if lines[-1].startswith("DevTools listening on "):
+            return lines[-1].split()[-1]
+    raise RuntimeError(f"Chromium ended before it listened: {''.join(lines)[-2000:]}")
 
 
 async def _drain(stream: asyncio.StreamReader) -> None:
@@ -327,11 +328,6 @@ async def _drain(stream: asyncio.StreamReader) -> None:
 
 def _url(address: str | Path) -> str:
     return address.resolve().as_uri() if isinstance(address, Path) else address
-
-
-def _write(path: Path, image: bytes) -> Path:
-    path.write_bytes(image)
-    return path
 
 
 def _exception(details: dict[str, Any]) -> str:

@@ -91,22 +91,23 @@ def _ledger_rows(
     so_far: Counter[str] = Counter()
     for step in sorted(ended):
         plan = [plan for start, plan in plans if start <= step or plan is plans[0][1]][-1]
-        planned, own = plan.counts(step - 1), counts[step]
+        planned, actual = plan.counts(step - 1), counts[step]
         before, after = plan.due((step - 1) * plan.batch_size), plan.due(step * plan.batch_size)
         for source in plan.sources:
             due[source] += after[source] - before[source]
-        so_far.update(own)
-        names = planned.keys() | own.keys()
+        so_far.update(actual)
+        names = planned.keys() | actual.keys()
         metrics = logged.get(step, {})
         rows.append(
             RatioRow(
                 step=step,
-                trained={name: own[name] for name in sorted(names)},
+                trained={name: actual[name] for name in sorted(names)},
                 planned={name: planned.get(name, 0) for name in sorted(names)},
-                error=max((abs(own[n] - planned.get(n, 0)) for n in names), default=0),
+                error=max((abs(actual[n] - planned.get(n, 0)) for n in names), default=0),
                 cumulative=float(max((abs(so_far[n] - due[n]) for n in due), default=0)),
                 logged=all(
-                    metrics.get(f"mixed/{name}/count", own[name]) == own[name] for name in names
+                    metrics.get(f"mixed/{name}/count", actual[name]) == actual[name]
+                    for name in names
                 ),
             )
         )

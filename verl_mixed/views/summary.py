@@ -162,7 +162,7 @@ def in_buckets(steps: Sequence[int], most: int) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for i, step in enumerate(steps):
         groups.setdefault((step - first) * most // (last - first + 1), []).append(i)
-    return [own for _, own in sorted(groups.items())]
+    return [indices for _, indices in sorted(groups.items())]
 
 
 def first_and_last(points: Points, over: int = AVERAGE_OVER) -> tuple[Points, Points] | None:
@@ -240,9 +240,9 @@ def tool_rows(lines: Sequence[Line], source: str | None = None) -> list[ToolRow]
     for tool in tools_of(lines, source):
         calls, failed = 0.0, 0.0
         for line in lines:
-            own = line["metrics"].get(f"{prefix}/{tool}/calls", 0.0)
-            calls += own
-            failed += own * line["metrics"].get(f"{prefix}/{tool}/error_rate", 0.0)
+            step_calls = line["metrics"].get(f"{prefix}/{tool}/calls", 0.0)
+            calls += step_calls
+            failed += step_calls * line["metrics"].get(f"{prefix}/{tool}/error_rate", 0.0)
         p50_s = [value for _, value in series(lines, f"{prefix}/{tool}/latency_s/p50")]
         p95_s = [value for _, value in series(lines, f"{prefix}/{tool}/latency_s/p95")]
         rows.append(

@@ -39,7 +39,7 @@ def scanned(log: bytes | str, **options: int) -> Scan:
     return scan
 
 
-def found(scan: Scan) -> dict[str, int]:
+def counts_of(scan: Scan) -> dict[str, int]:
     """id -> count, storms or not."""
     return {name: finding.count for name, finding in scan.findings.items()}
 
@@ -58,7 +58,7 @@ def test_every_signature_of_lines_has_a_real_line() -> None:
 
 @pytest.mark.parametrize(("name", "line"), LINES)
 def test_a_real_line_is_found_by_its_own_signature_alone(name: str, line: str) -> None:
-    assert found(scanned(line + "\n")) == {name: 1}
+    assert counts_of(scanned(line + "\n")) == {name: 1}
 
 
 @pytest.mark.parametrize("signature", IN_LINES, ids=lambda signature: signature.id)
@@ -70,11 +70,11 @@ def test_every_cue_leads_to_a_real_line(signature: Signature) -> None:
 
 @pytest.mark.parametrize("line", HARMLESS)
 def test_what_a_healthy_run_says_is_no_failure(line: str) -> None:
-    assert found(scanned(line + "\n")) == {}
+    assert counts_of(scanned(line + "\n")) == {}
 
 
 def test_a_healthy_log_as_a_whole_is_no_failure() -> None:
-    assert found(scanned("\n".join(HARMLESS))) == {}
+    assert counts_of(scanned("\n".join(HARMLESS))) == {}
 
 
 def test_every_signature_says_what_to_do() -> None:
@@ -143,7 +143,7 @@ def test_colours_and_rays_prefix_are_no_part_of_a_line() -> None:
 def test_rays_repeated_lines_count_as_often_as_it_says() -> None:
     repeated = f"{ACTOR}{OOM}\x1b[32m [repeated 12x across cluster]\x1b[0m\n"
 
-    assert found(scanned(f"{ACTOR}{OOM}\n{repeated}")) == {"cuda-out-of-memory": 13}
+    assert counts_of(scanned(f"{ACTOR}{OOM}\n{repeated}")) == {"cuda-out-of-memory": 13}
 
 
 def test_a_line_behind_a_progress_bar_is_found_at_its_own_byte() -> None:
@@ -157,7 +157,9 @@ def test_a_line_behind_a_progress_bar_is_found_at_its_own_byte() -> None:
 
 
 def test_bytes_that_are_not_utf8_do_not_hide_a_line() -> None:
-    assert found(scanned(b"\xff\xfe\x00" + OOM.encode() + b"\xff\n")) == {"cuda-out-of-memory": 1}
+    assert counts_of(scanned(b"\xff\xfe\x00" + OOM.encode() + b"\xff\n")) == {
+        "cuda-out-of-memory": 1
+    }
 
 
 def test_of_a_line_of_megabytes_the_beginning_is_looked_at_and_the_next_line_is_found() -> None:
@@ -166,7 +168,7 @@ def test_of_a_line_of_megabytes_the_beginning_is_looked_at_and_the_next_line_is_
 
     scan = scanned(log)
 
-    assert found(scan) == {"cuda-out-of-memory": 1, "disk-full": 1}
+    assert counts_of(scan) == {"cuda-out-of-memory": 1, "disk-full": 1}
     first = scan.findings["disk-full"].first
     assert first is not None
     assert (first.line, log[first.offset : first.offset + 7]) == (2, "OSError")
@@ -179,7 +181,7 @@ def test_what_a_line_says_after_its_first_megabyte_is_passed_over(chunk_bytes: i
 
     scan.read((log[i : i + chunk_bytes] for i in range(0, len(log), chunk_bytes)), "train.log")
 
-    assert found(scan) == {}
+    assert counts_of(scan) == {}
 
 
 def test_a_long_line_is_shown_shortened_around_what_was_found() -> None:
@@ -227,7 +229,7 @@ def test_one_traceback_counts_once_and_by_its_cause() -> None:
 
     scan = scanned(log)
 
-    assert found(scan) == {"tool-server-down": 1}
+    assert counts_of(scan) == {"tool-server-down": 1}
     first = scan.findings["tool-server-down"].first
     assert first is not None
     assert first.text == refused
@@ -236,15 +238,15 @@ def test_one_traceback_counts_once_and_by_its_cause() -> None:
 def test_in_a_traceback_a_consequence_gives_way_to_a_later_cause() -> None:
     log = trace(FAILURES["actor-died"][0], FAILURES["cuda-out-of-memory"][0])
 
-    assert found(scanned(log)) == {"cuda-out-of-memory": 1}
+    assert counts_of(scanned(log)) == {"cuda-out-of-memory": 1}
 
 
 def test_source_lines_in_a_traceback_do_not_count() -> None:
-    assert found(scanned(trace("ValueError: 7"))) == {}
+    assert counts_of(scanned(trace("ValueError: 7"))) == {}
 
 
 def test_two_tracebacks_count_twice() -> None:
-    assert found(scanned(trace(OOM) + trace(OOM))) == {"cuda-out-of-memory": 2}
+    assert counts_of(scanned(trace(OOM) + trace(OOM))) == {"cuda-out-of-memory": 2}
 
 
 def test_tracebacks_of_two_workers_that_are_printed_in_turns_are_told_apart() -> None:
@@ -252,7 +254,7 @@ def test_tracebacks_of_two_workers_that_are_printed_in_turns_are_told_apart() ->
     other = trace(FAILURES["open-files"][0], before="(W pid=2) ").splitlines()
     log = "".join(f"{a}\n{b}\n" for a, b in zip(one, other, strict=True))
 
-    assert found(scanned(log)) == {"cuda-out-of-memory": 1, "open-files": 1}
+    assert counts_of(scanned(log)) == {"cuda-out-of-memory": 1, "open-files": 1}
 
 
 def test_a_traceback_through_rays_task_error_counts_its_cause() -> None:
@@ -268,20 +270,20 @@ def test_a_traceback_through_rays_task_error_counts_its_cause() -> None:
         f"{FAILURES['infra-error-limit'][0]}\n"
     )
 
-    assert found(scanned(log)) == {"infra-error-limit": 1}
+    assert counts_of(scanned(log)) == {"infra-error-limit": 1}
 
 
 def test_vllms_prefix_before_every_line_of_a_traceback_is_passed_over() -> None:
     before = "(EngineCore_DP0 pid=99) ERROR 10-25 13:08:43 [core.py:708] "
     log = trace("ValueError: No available memory for the cache blocks.", before=before)
 
-    assert found(scanned(log)) == {"vllm-kv-cache": 1}
+    assert counts_of(scanned(log)) == {"vllm-kv-cache": 1}
 
 
 def test_a_failure_right_after_a_traceback_is_one_of_its_own() -> None:
     log = trace(OOM) + FAILURES["slurm-cancelled"][0] + "\n" + FAILURES["stuck-rollouts"][0]
 
-    assert found(scanned(log)) == {
+    assert counts_of(scanned(log)) == {
         "cuda-out-of-memory": 1,
         "slurm-cancelled": 1,
         "stuck-rollouts": 1,
@@ -293,8 +295,8 @@ def test_a_traceback_that_was_never_finished_does_not_swallow_the_log() -> None:
     torn = "".join(f"(A pid=1) {line}\n" for line in torn.splitlines())
     log = torn + "(B pid=2) fine\n" * 2000 + f"(A pid=1)   {OOM}\n"
 
-    assert found(scanned(torn + f"(A pid=1)   {OOM}\n")) == {}
-    assert found(scanned(log)) == {"cuda-out-of-memory": 1}
+    assert counts_of(scanned(torn + f"(A pid=1)   {OOM}\n")) == {}
+    assert counts_of(scanned(log)) == {"cuda-out-of-memory": 1}
 
 
 def test_a_traceback_that_is_told_late_keeps_its_place() -> None:
@@ -310,7 +312,7 @@ def test_a_traceback_that_is_told_late_keeps_its_place() -> None:
 def test_words_of_another_failure_under_a_traceback_are_not_lost() -> None:
     log = trace(OOM) + FAILURES["tool-server-error"][0] + "\n"
 
-    assert found(scanned(log)) == {"cuda-out-of-memory": 1, "tool-server-error": 1}
+    assert counts_of(scanned(log)) == {"cuda-out-of-memory": 1, "tool-server-error": 1}
 
 
 # --- numbers of steps ---------------------------------------------------------------------------
@@ -339,7 +341,7 @@ def test_a_loss_that_metrics_leave_out_was_not_finite() -> None:
     log = record(1, actor__grad_norm=0.5, timing_s__update_actor=1.0)
     log += record(2, timing_s__update_actor=1.0)
 
-    assert found(scanned(log)) == {"loss-not-finite": 1}
+    assert counts_of(scanned(log)) == {"loss-not-finite": 1}
 
 
 def test_a_gradient_norm_far_above_those_before_is_named() -> None:
@@ -355,14 +357,14 @@ def test_kl_and_entropy_are_followed() -> None:
     log = steps(8, actor__ppo_kl=0.001, actor__entropy=0.4)
     log += record(9, actor__ppo_kl=0.9, actor__entropy=0.001)
 
-    assert found(scanned(log)) == {"kl-blow-up": 1, "entropy-collapse": 1}
+    assert counts_of(scanned(log)) == {"kl-blow-up": 1, "entropy-collapse": 1}
 
 
 def test_probabilities_that_differ_are_named() -> None:
     log = record(1, training__rollout_probs_diff_mean=0.2)
     log += record(2, training__rollout_actor_probs_pearson_corr=0.5)
 
-    assert found(scanned(log)) == {"probabilities-differ": 2}
+    assert counts_of(scanned(log)) == {"probabilities-differ": 2}
 
 
 def test_losses_of_a_source_and_a_slowed_limiter_are_named() -> None:
@@ -370,7 +372,7 @@ def test_losses_of_a_source_and_a_slowed_limiter_are_named() -> None:
 
     scan = scanned(log)
 
-    assert found(scan) == {"trajectories-lost": 1, "limiter-slowed": 1}
+    assert counts_of(scan) == {"trajectories-lost": 1, "limiter-slowed": 1}
     assert scan.findings["trajectories-lost"].of == {"nq": 1}
 
 
@@ -390,7 +392,7 @@ def test_a_checkpoint_now_and_then_is_no_slow_step_but_a_slow_one_is() -> None:
     saves = {"timing_s__gen": 9.0, "timing_s__save_checkpoint": 60.0, "timing_s__step": 70.0}
     log = (usual + record(7, **saves)) * 3
 
-    assert found(scanned(log)) == {}
+    assert counts_of(scanned(log)) == {}
     saves |= {"timing_s__save_checkpoint": 900.0, "timing_s__step": 910.0}
     assert scanned(log + record(8, **saves)).findings["slow-step"].of == {"save_checkpoint": 1}
 
@@ -416,7 +418,7 @@ def test_one_429_is_no_storm_and_many_in_a_minute_are() -> None:
 
     assert order(spread) == []
     assert order(dense) == ["tool-server-overloaded"]
-    assert found(scanned(dense)) == {"tool-server-overloaded": 40}
+    assert counts_of(scanned(dense)) == {"tool-server-overloaded": 40}
 
 
 def test_429s_without_a_time_are_a_storm_when_their_lines_are_close() -> None:
@@ -506,7 +508,7 @@ def test_counts_and_first_places_are_right(pieces: list[tuple[tuple[str, str], s
 
     scan = scanned(log)
 
-    assert found(scan) == counts
+    assert counts_of(scan) == counts
     for name, offset in first.items():
         place = scan.findings[name].first
         assert place is not None
@@ -668,9 +670,9 @@ def test_a_log_that_says_nothing_is_named_and_is_exit_2(
     code = main([] if what == "none" else [str(path)])
 
     assert code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert ("no log is named" if what == "none" else str(path)) in said.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert ("no log is named" if what == "none" else str(path)) in output.err
 
 
 def test_control_characters_of_a_log_do_not_reach_the_terminal(

@@ -133,10 +133,10 @@ def test_without_two_validations_the_first_and_last_steps_of_training_are_compar
 
 @given(steps=st.integers(0, 40))
 def test_no_step_is_both_first_and_last(steps: int) -> None:
-    found = improvements(trained([0.5] * steps))
+    changes = improvements(trained([0.5] * steps))
 
-    assert bool(found) == (steps > 1)
-    for one in found:
+    assert bool(changes) == (steps > 1)
+    for one in changes:
         assert one.first.steps[1] < one.last.steps[0]
         assert one.last.steps[1] == steps
 

@@ -50,9 +50,9 @@ def test_reset_begins_anew(limiter, tmp_path, capsys):
 
 def test_no_limiter_is_a_usage_error_that_names_the_file(tmp_path, capsys):
     assert main(["limiter", str(tmp_path)]) == USAGE
-    said = capsys.readouterr().err
-    assert str(tmp_path / "rate_limit.state") in said
-    assert "start a run" in said and "rate_limit_file" in said and "--ray" in said
+    message = capsys.readouterr().err
+    assert str(tmp_path / "rate_limit.state") in message
+    assert "start a run" in message and "rate_limit_file" in message and "--ray" in message
     (tmp_path / "junk").write_text("junk")
     assert main(["limiter", str(tmp_path / "junk")]) == USAGE
     assert "no record of a limiter" in capsys.readouterr().err

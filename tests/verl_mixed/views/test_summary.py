@@ -32,7 +32,7 @@ def points_of(values: list[float]) -> list[tuple[int, float]]:
 
 
 def lines_of(*metrics: dict[str, float]) -> list[dict[str, Any]]:
-    return [{"step": i, "time": float(i), "metrics": own} for i, own in enumerate(metrics, 1)]
+    return [{"step": i, "time": float(i), "metrics": bucket} for i, bucket in enumerate(metrics, 1)]
 
 
 @given(values=VALUES, over=st.integers(1, 80))
@@ -53,25 +53,25 @@ def test_a_moving_average_is_the_mean_of_each_window_and_looks_back_only(
 def test_a_summary_is_of_the_last_points(values: list[float], over: int | None) -> None:
     last = values if over is None else values[-over:]
 
-    found = summary(points_of(values), over)
+    result = summary(points_of(values), over)
 
-    assert found is not None
-    assert (found.min, found.max, found.latest) == (min(last), max(last), values[-1])
-    assert found.count == len(last)
-    assert found.mean == pytest.approx(fmean(last))
+    assert result is not None
+    assert (result.min, result.max, result.latest) == (min(last), max(last), values[-1])
+    assert result.count == len(last)
+    assert result.mean == pytest.approx(fmean(last))
     slack = 1e-9 * max(map(abs, last))  # a mean of equal floats may be off by one bit
-    assert found.min - slack <= found.mean <= found.max + slack
+    assert result.min - slack <= result.mean <= result.max + slack
 
 
 def test_no_point_has_no_summary_and_a_metric_never_logged_is_left_out() -> None:
     lines = lines_of({"a": 1.0}, {"a": 3.0, "b": 5.0}, {"a": 7.0})
 
-    found = summaries(lines, ("a", "b", "c"), over=2)
+    result = summaries(lines, ("a", "b", "c"), over=2)
 
     assert summary([]) is None
-    assert found.keys() == {"a", "b"}
-    assert (found["a"].mean, found["a"].count) == (5.0, 2)
-    assert (found["b"].latest, found["b"].count) == (5.0, 1)
+    assert result.keys() == {"a", "b"}
+    assert (result["a"].mean, result["a"].count) == (5.0, 2)
+    assert (result["b"].latest, result["b"].count) == (5.0, 1)
 
 
 @given(gains=st.lists(st.integers(0, 1000), max_size=40), reset=st.integers(0, 40))
@@ -85,12 +85,12 @@ def test_increments_give_back_the_gains_of_a_counter_that_was_set_back(
         points.append((i, float(counter)))
     fell = 0 < reset < len(gains) and points[reset][1] < points[reset - 1][1]
 
-    found = [value for _, value in increments(points)]
+    result = [value for _, value in increments(points)]
 
     expected = [float(gain) for gain in gains]
     if not fell and 0 < reset < len(gains):  # not to be told from a gain
         expected[reset] = points[reset][1] - points[reset - 1][1]
-    assert found == expected
+    assert result == expected
 
 
 def test_a_source_table_shows_first_and_last_steps_and_no_absent_fact() -> None:
@@ -190,9 +190,9 @@ def test_a_restart_sets_a_counter_back_even_where_it_does_not_fall() -> None:
 def test_buckets_hold_every_step_once_and_are_few(steps: list[int], most: int) -> None:
     buckets = in_buckets(steps, most)
 
-    assert sorted(i for own in buckets for i in own) == list(range(len(steps)))
+    assert sorted(i for bucket in buckets for i in bucket) == list(range(len(steps)))
     assert all(buckets) and len(buckets) <= most
-    tops = [max(steps[i] for i in own) for own in buckets]
+    tops = [max(steps[i] for i in bucket) for bucket in buckets]
     assert tops == sorted(tops)
 
 

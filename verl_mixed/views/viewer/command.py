@@ -1,4 +1,4 @@
-"""`verl-mixed view`: a run's trajectories, on a web page of this machine or in one HTML file."""
+"""`verl-mixed view`: a run's trajectories, on a page of this machine or in one file."""
 
 import argparse
 import asyncio

@@ -44,7 +44,7 @@ def page_of(
             unreadable += 1
     run = run_view(name, index, note)
     run["unreadable"] += unreadable
-    which = f" ({meant})" if (meant := str(chosen)) else ""
+    which = f" ({filtered})" if (filtered := str(chosen)) else ""
     run["exported"] = f"{len(shown)} of {total} trajectories{which}"
     data = {
         "run": run,

@@ -101,13 +101,13 @@ class Index:
         """
         where, values = self._where(chosen)
         fits = ", ".join(OUTCOMES.values())
-        found = self._database.execute(
+        cursor = self._database.execute(
             f"SELECT file, line, {_GROUP_SIZE}, {fits}, {_ROW} FROM trajectories WHERE {where} "
             "ORDER BY step, file, line LIMIT ? OFFSET ?",
             [*values, limit, offset],
         )
         rows: list[dict[str, Any]] = []
-        for file, line, group_size, *rest in found:
+        for file, line, group_size, *rest in cursor:
             row = dict(zip(_COLUMNS, rest[len(OUTCOMES) :], strict=True))
             outcomes = [name for name, fit in zip(OUTCOMES, rest, strict=False) if fit]
             row |= {"id": f"{Path(file).stem}.{line}", "group_size": group_size}
@@ -123,13 +123,13 @@ class Index:
             ValueError: the line cannot be read.
         """
         stem, _, line = identity.rpartition(".")
-        found = self._database.execute(
+        place = self._database.execute(
             "SELECT file, start FROM trajectories WHERE file = ? AND line = ?",
             [_storable(f"{stem}.jsonl"), int(line) if re.fullmatch("[0-9]{1,18}", line) else -1],
         ).fetchone()
-        if found is None:
+        if place is None:
             raise KeyError(identity)
-        file, start = found
+        file, start = place
         with (self.folder / file).open("rb") as lines:
             lines.seek(start)
             return read_line(lines.readline(), Record)
@@ -205,9 +205,7 @@ class Index:
 
     def _read(self, name: str) -> None:
         with (self.folder / name).open("rb") as lines:
-            stat = os.fstat(
-                lines.fileno()
-            )  # not of a file that replaced it
+            stat = os.fstat(lines.fileno())  # not of a file that replaced it
             self._database.execute(
                 "INSERT INTO files VALUES (?, ?, ?)", [name, stat.st_mtime_ns, stat.st_size]
             )

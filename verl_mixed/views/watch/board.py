@@ -154,7 +154,7 @@ def means_of(points: Points, most: int) -> list[tuple[int, float]]:
     if len(points) <= most:
         return list(points)
     spans = in_buckets([step for step, _ in points], most)
-    return [(points[own[0]][0], fmean(points[i][1] for i in own)) for own in spans]
+    return [(points[span[0]][0], fmean(points[i][1] for i in span)) for span in spans]
 
 
 def _limiter_in(metrics: Mapping[str, float]) -> LimiterRow | None:

@@ -1,4 +1,4 @@
-"""`verl-mixed watch`: the screen of a run, from any shell that can read the run's folder."""
+"""`verl-mixed watch`: a run's screen, from any shell that sees its folder; the run is untouched."""
 
 import argparse
 import math

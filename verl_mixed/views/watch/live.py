@@ -102,9 +102,9 @@ class PlainView:
         if state.start_up and is_news:
             self._write(f"{state.start_up} ({clock(state.started_s)})")
             self._start_up, self._spoke_s = state.start_up, now_s
-        if self._with_state and state.words != self._state:
-            self._write(printable(state.words))
-            self._state = state.words
+        if self._with_state and state.text != self._state:
+            self._write(printable(state.text))
+            self._state = state.text
 
     def _write_steps(self) -> None:
         lines, total_steps = self._reader.lines, self._reader.total_steps

@@ -37,7 +37,7 @@ class State:
     """Whether a run goes on, and how it ended."""
 
     phase: Phase
-    words: str
+    text: str
     start_up: str = ""
     """The phase of the start-up; empty from the first step of this start."""
 
@@ -132,28 +132,28 @@ class RunReader:
             return self._running(str(holder), is_here=holder.is_here)
         step = self.board.step
         if self.folder.done.exists() and self.total_steps is not None and step >= self.total_steps:
-            return State(phase=Phase.FINISHED, words="finished")
+            return State(phase=Phase.FINISHED, text="finished")
         if not self.lines and not self.folder.log.exists():
-            return State(phase=Phase.NOT_BEGUN, words="not begun")
+            return State(phase=Phase.NOT_BEGUN, text="not begun")
         if self._error is None:
             self._error = driver_error(self._log.text) or ""
         if self._error:
-            words = f"failed: {self._error}; see `verl-mixed diagnose {self.folder.path}`"
-            return State(phase=Phase.FAILED, words=words)
+            text = f"failed: {self._error}; see `verl-mixed diagnose {self.folder.path}`"
+            return State(phase=Phase.FAILED, text=text)
         saved = self.folder.saved_step()
-        words = f"stopped after step {step}"
-        words += f", goes on from checkpoint global_step_{saved}" if saved else ", no checkpoint"
-        return State(phase=Phase.STOPPED, words=words)
+        text = f"stopped after step {step}"
+        text += f", goes on from checkpoint global_step_{saved}" if saved else ", no checkpoint"
+        return State(phase=Phase.STOPPED, text=text)
 
     def _running(self, by: str, is_here: bool) -> State:
-        words = f"running by {by}"
+        text = f"running by {by}"
         if self.folder.stop_request.exists():
-            words += ", asked to stop after this step"
+            text += ", asked to stop after this step"
         began = self.folder.claimed_at()
         is_up = self.lines and self.lines[-1]["time"] >= began
         return State(
             phase=Phase.RUNNING,
-            words=words,
+            text=text,
             start_up="" if is_up else startup_phase(self._log.text),
             started_s=max(0.0, self._now() - began),
             is_here=is_here,
@@ -171,7 +171,7 @@ class RunReader:
             board=board,
             total_steps=self.total_steps,
             now=self._now(),
-            title=f"{self.folder.path.name}  {state.words}" if titled else "",
+            title=f"{self.folder.path.name}  {state.text}" if titled else "",
             style=state.phase.value,
             start_up=f"{state.start_up} ({clock(state.started_s)})" if state.start_up else "",
             is_over=not state.is_running,

@@ -142,16 +142,16 @@ class _Drawing:
     def _progress(self) -> Text:
         board, content = self._board, self._content
         total = content.total_steps
-        words = [f"step {board.step}/{'?' if total is None else total}"]
+        parts = [f"step {board.step}/{'?' if total is None else total}"]
         if total and self._width >= _WIDE:
-            words.append(self._bar(board.step / total, 20))
+            parts.append(self._bar(board.step / total, 20))
         if content.start_up:
-            words.append(self._text(content.start_up))
+            parts.append(self._text(content.start_up))
         elif board.left_s and not content.is_over:
-            words.append(f"left {clock(board.left_s)}")
+            parts.append(f"left {clock(board.left_s)}")
         if board.time is not None and not content.start_up:
-            words.append(f"last step {clock(max(0.0, content.now - board.time))} ago")
-        return Text("  ".join(words), style="bold")
+            parts.append(f"last step {clock(max(0.0, content.now - board.time))} ago")
+        return Text("  ".join(parts), style="bold")
 
     def _bar(self, share: float, width: int) -> str:
         full, empty = ("#", "-") if self._ascii else ("█", "░")
@@ -206,8 +206,8 @@ class _Drawing:
         if self._board.ratio_error is None:
             return []
         step, cumulative = self._board.ratio_error
-        words = f"{step:.0f} prompts this step, {cumulative:.0f} cumulative"
-        return [self._titled("ratio error", words, "red" if step or cumulative else "")]
+        text = f"{step:.0f} prompts this step, {cumulative:.0f} cumulative"
+        return [self._titled("ratio error", text, "red" if step or cumulative else "")]
 
     def _phases(self) -> list[Text]:
         times = {name: s for name, s in self._board.phases.items() if s > 0}
@@ -225,19 +225,19 @@ class _Drawing:
                 set_cell_size(label, width), style=_PHASE_STYLES[number % len(_PHASE_STYLES)]
             )
         order = sorted(times.items(), key=lambda item: -item[1])
-        words = []
+        parts = []
         if limits is not None:
-            words.append(f"slowest {self._phase(limits.phase)} {limits.phase_s:.1f} s")
+            parts.append(f"slowest {self._phase(limits.phase)} {limits.phase_s:.1f} s")
             if after_s:
-                words.append(f"{self._phase(AFTER_STEP)} +{after_s:.1f} s")
+                parts.append(f"{self._phase(AFTER_STEP)} +{after_s:.1f} s")
             if limits.tool_share is not None and limits.limiter_share is not None:
-                words.append(
+                parts.append(
                     f"rollouts: tools {limits.tool_share:.0%}, limiter {limits.limiter_share:.0%}"
                 )
             order = [(name, seconds) for name, seconds in order if name != limits.phase]
-        words.append(", ".join(f"{self._phase(name)} {s:.1f}" for name, s in order if s >= 0.05))
+        parts.append(", ".join(f"{self._phase(name)} {s:.1f}" for name, s in order if s >= 0.05))
         title = f"step {limits.step_s:.1f} s" if limits else "seconds"
-        return [bar, self._titled(title, "; ".join(filter(None, words)))]
+        return [bar, self._titled(title, "; ".join(filter(None, parts)))]
 
     def _phase(self, name: str) -> str:
         return self._text(PHASE_WORDS.get(name, name))
@@ -247,19 +247,19 @@ class _Drawing:
         if row is None:
             return []
         rate = "" if row.per_minute is None else f" of {row.per_minute:,.0f}/min"
-        words = [
+        parts = [
             f"{self._bar(row.utilisation, 10)} {row.utilisation:.0%}{rate}",
             f"granted {row.granted:,.0f}",
             f"waiting {row.waiting:,.0f}",
         ]
         if row.rate_factor < 1:
-            words.append(f"slowed down to {row.rate_factor:.0%}")
+            parts.append(f"slowed down to {row.rate_factor:.0%}")
         if row.paused_s > 0:
-            words.append(f"paused for {clock(row.paused_s)}")
+            parts.append(f"paused for {clock(row.paused_s)}")
         if not row.is_live:
-            words.append("at the last step")
+            parts.append("at the last step")
         is_bad = row.rate_factor < 1 or row.paused_s > 0
-        return [self._titled("limiter", "  ".join(words), "yellow" if is_bad else "")]
+        return [self._titled("limiter", "  ".join(parts), "yellow" if is_bad else "")]
 
     def _tools(self) -> list[Text]:
         rows = self._board.tools
@@ -278,7 +278,7 @@ class _Drawing:
         now = self._content.now
         longest = sorted(self._content.stuck, key=lambda each: each.waited_s, reverse=True)
         lines = [
-            self._titled("" if number else "stuck", self._text(each.words(now)), "yellow")
+            self._titled("" if number else "stuck", self._text(each.describe(now)), "yellow")
             for number, each in enumerate(longest)
         ]
         return lines if len(lines) <= _MOST_STUCK else cut(lines, _MOST_STUCK + 1)

@@ -172,7 +172,7 @@ class StuckTrajectory:
         """
         return now <= self.named_at + 1.5 * self.waited_s
 
-    def words(self, now: float) -> str:
+    def describe(self, now: float) -> str:
         """One line of text."""
         waited = clock(self.waited_s + max(0.0, now - self.named_at))
         place = f"{self.source} {self.row_id} turn {self.turn}"

@@ -270,7 +270,7 @@ async def test_without_a_tokenizer_ids_and_the_segments_texts_are_shown(
     async with serve(run_dir) as url, open_page(url) as page:
         await page.until(READY)
         tokens = await texts(page, ".segment .token.id")
-        said = await texts(page, ".segment .said")
+        said = await texts(page, ".segment .text")
         notes = await texts(page, "#notes p")
     assert tokens == [str(token) for token in record["response_ids"]]
     assert said == [text for *_, text in record["segments"]]

@@ -215,7 +215,7 @@ def test_a_folder_that_is_no_runs_is_named(
     assert f"no run in {tmp_path}: it has no config.yaml" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["0", "-1", "nan", "inf", "x"])
-def test_an_interval_that_is_none_is_refused(words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "x"])
+def test_an_interval_that_is_none_is_refused(interval: str, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
-        main(["watch", "--interval", words, str(tmp_path)])
+        main(["watch", "--interval", interval, str(tmp_path)])

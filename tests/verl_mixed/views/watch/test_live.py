@@ -11,18 +11,18 @@ from tests.verl_mixed.run_files import add_line, metrics_line, run_of
 from verl_mixed.views.watch.live import PlainView, TableView, drawing, is_redrawn, view_on
 from verl_mixed.views.watch.run_reader import Phase, RunReader, State
 
-RUNNING = State(phase=Phase.RUNNING, words="running")
+RUNNING = State(phase=Phase.RUNNING, text="running")
 
 
 def starting(phase: str, seconds: float = 0.0) -> State:
-    return State(phase=Phase.RUNNING, words="running", start_up=phase, started_s=seconds)
+    return State(phase=Phase.RUNNING, text="running", start_up=phase, started_s=seconds)
 
 
 def test_each_step_is_printed_once_also_when_a_resume_takes_some_back(tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", steps=3, total_steps=5)
     reader = RunReader(folder)
-    said: list[str] = []
-    view = PlainView(reader, said.append, seen=3, clock_s=lambda: 0.0)
+    printed: list[str] = []
+    view = PlainView(reader, printed.append, seen=3, clock_s=lambda: 0.0)
 
     def look(state: State) -> None:
         reader.read()
@@ -37,19 +37,23 @@ def test_each_step_is_printed_once_also_when_a_resume_takes_some_back(tmp_path: 
     look(RUNNING)
     look(RUNNING)
 
-    assert [words.split("  ")[0] for words in said] == ["starting Ray (0s)", "step 3/5", "step 4/5"]
+    assert [line.split("  ")[0] for line in printed] == [
+        "starting Ray (0s)",
+        "step 3/5",
+        "step 4/5",
+    ]
 
 
 def test_the_plain_view_says_that_it_still_waits(tmp_path: Path) -> None:
-    said: list[str] = []
+    printed: list[str] = []
     now = [0.0]
-    view = PlainView(RunReader(run_of(tmp_path / "r", -1)), said.append, clock_s=lambda: now[0])
+    view = PlainView(RunReader(run_of(tmp_path / "r", -1)), printed.append, clock_s=lambda: now[0])
 
     for second in (0.0, 10.0, 31.0, 40.0):
         now[0] = second
         view.update(starting("starting Ray", second))
 
-    assert said == ["starting Ray (0s)", "starting Ray (31s)"]
+    assert printed == ["starting Ray (0s)", "starting Ray (31s)"]
 
 
 def test_a_warning_of_the_newest_validation_stays_however_many_steps_ago_it_was(
@@ -63,24 +67,24 @@ def test_a_warning_of_the_newest_validation_stays_however_many_steps_ago_it_was(
         add_line(folder.metrics, line)
     reader = RunReader(folder)
     reader.read()
-    said: list[str] = []
+    printed: list[str] = []
 
-    PlainView(reader, said.append).update(RUNNING)
+    PlainView(reader, printed.append).update(RUNNING)
 
     warning = "WARNING nq: validation of step 5 lost 50.0% of it to faults"
-    assert [warning in line for line in said] == [False] * 5 + [True] * 25
-    assert all("left 10s" in line for line in said[19:20])
+    assert [warning in line for line in printed] == [False] * 5 + [True] * 25
+    assert all("left 10s" in line for line in printed[19:20])
 
 
 def test_the_state_is_said_when_it_is_another(tmp_path: Path) -> None:
-    said: list[str] = []
-    view = PlainView(RunReader(run_of(tmp_path / "run", -1)), said.append, with_state=True)
+    printed: list[str] = []
+    view = PlainView(RunReader(run_of(tmp_path / "run", -1)), printed.append, with_state=True)
 
     view.update(RUNNING)
     view.update(RUNNING)
-    view.update(State(phase=Phase.FINISHED, words="finished"))
+    view.update(State(phase=Phase.FINISHED, text="finished"))
 
-    assert said == ["running", "finished"]
+    assert printed == ["running", "finished"]
 
 
 def test_a_warning_of_the_first_validation_stays_as_changes_are_told_from_it(
@@ -92,26 +96,26 @@ def test_a_warning_of_the_first_validation_stays_as_changes_are_told_from_it(
         add_line(folder.metrics, metrics_line(step))
     reader = RunReader(folder)
     reader.read()
-    said: list[str] = []
+    printed: list[str] = []
 
-    PlainView(reader, said.append).update(RUNNING)
+    PlainView(reader, printed.append).update(RUNNING)
 
     warning = "WARNING nq: validation of step 0 lost 20.0% of it to faults"
-    assert [warning in line for line in said] == [True] * 30
+    assert [warning in line for line in printed] == [True] * 30
 
 
 def test_the_plain_view_says_once_that_lines_were_passed_over(tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", -1)
     folder.metrics.write_bytes(b"{torn\n")
     reader = RunReader(folder)
-    said: list[str] = []
-    view = PlainView(reader, said.append)
+    printed: list[str] = []
+    view = PlainView(reader, printed.append)
 
     for _ in range(3):
         reader.read()
         view.update(RUNNING)
 
-    assert said == ["WARNING metrics.jsonl: 1 line cannot be read and was passed over"]
+    assert printed == ["WARNING metrics.jsonl: 1 line cannot be read and was passed over"]
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 50), (40, 10)])

@@ -56,8 +56,8 @@ def test_a_run_that_somebody_holds_is_running_by_them(tmp_path: Path) -> None:
         folder.stop_request.touch()
         asked = read(folder).state()
 
-    assert state.words == f"running by process {os.getpid()} on {os.uname().nodename}"
-    assert asked.words == f"{state.words}, asked to stop after this step"
+    assert state.text == f"running by process {os.getpid()} on {os.uname().nodename}"
+    assert asked.text == f"{state.text}, asked to stop after this step"
     assert state.is_running and state.is_here
 
 
@@ -67,7 +67,7 @@ def test_a_holder_that_left_no_name_runs_it_all_the_same(tmp_path: Path) -> None
     with folder.claim():
         (folder.path / ".lock").write_text("")
 
-        assert read(folder).state().words == "running by a process that left no name"
+        assert read(folder).state().text == "running by a process that left no name"
 
 
 def test_the_start_up_is_over_with_the_first_step_of_this_start(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_run_whose_driver_raised_has_failed(tmp_path: Path) -> None:
         log.write(DRIVER)
     reader.read()
 
-    assert reader.state().words == (
+    assert reader.state().text == (
         "failed: RuntimeError: 9 of 10 trajectories were lost; "
         f"see `verl-mixed diagnose {folder.path}`"
     )
@@ -106,7 +106,7 @@ def test_what_an_earlier_start_failed_of_counts_no_more(tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", steps=2)
     folder.log.write_text(FAILED + DRIVER + "ray init kwargs: {}\n")
 
-    assert read(folder).state().words == "stopped after step 2, no checkpoint"
+    assert read(folder).state().text == "stopped after step 2, no checkpoint"
 
 
 def test_a_stopped_run_names_the_checkpoint_that_it_goes_on_from(tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_a_stopped_run_names_the_checkpoint_that_it_goes_on_from(tmp_path: Path)
     checkpoint.mkdir(parents=True)
     (checkpoint / "data.pt").touch()
 
-    words = read(folder).state().words
+    text = read(folder).state().text
 
-    assert words == "stopped after step 2, goes on from checkpoint global_step_2"
+    assert text == "stopped after step 2, goes on from checkpoint global_step_2"
 
 
 def test_the_limiter_is_looked_at_while_the_run_is_on(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ texts = st.text(max_size=60) | st.just(HOSTILE * 9)
 
 @settings(deadline=None, max_examples=150)
 @given(
-    own=st.lists(metrics, max_size=6),
+    ours=st.lists(metrics, max_size=6),
     width=st.integers(20, 160),
     height=st.integers(3, 50),
     ascii_only=st.booleans(),
@@ -116,14 +116,14 @@ texts = st.text(max_size=60) | st.just(HOSTILE * 9)
     count=st.integers(0, 30),
 )
 def test_nothing_is_wider_or_higher_than_the_terminal_or_acts_on_it(
-    own: Sequence[dict[str, float]],
+    ours: Sequence[dict[str, float]],
     width: int,
     height: int,
     ascii_only: bool,
     text: str,
     count: int,
 ) -> None:
-    lines = [{"step": n, "time": 5.0 * n, "metrics": each} for n, each in enumerate(own)]
+    lines = [{"step": n, "time": 5.0 * n, "metrics": each} for n, each in enumerate(ours)]
     content = ScreenContent(
         board=board_of(lines, 9),
         total_steps=9,
@@ -228,8 +228,8 @@ def test_validation_stands_apart_from_the_step_that_does_not_hold_it() -> None:
 
     (bar,) = (row for row in rows if row.startswith("|"))
     assert "validation" not in bar
-    words = "step 10.0 s  slowest generation 6.0 s; validation +5.6 s; policy update 3.0"
-    assert words in rows
+    text = "step 10.0 s  slowest generation 6.0 s; validation +5.6 s; policy update 3.0"
+    assert text in rows
 
 
 def test_before_a_step_was_timed_its_validation_is_the_whole_bar() -> None:
@@ -268,9 +268,9 @@ def test_the_longest_stuck_come_first_and_the_rest_are_counted() -> None:
 
     lines = shown(replace(CONTENT, stuck=stuck), 80, 24)
 
-    own = [number for number, line in enumerate(lines) if "waits for" in line]
-    assert [lines[number].split()[-7] for number in own] == ["r8", "r7", "r6"]
-    assert lines[own[-1] + 1] == "and 6 more"
+    ours = [number for number, line in enumerate(lines) if "waits for" in line]
+    assert [lines[number].split()[-7] for number in ours] == ["r8", "r7", "r6"]
+    assert lines[ours[-1] + 1] == "and 6 more"
 
 
 def test_markup_of_a_run_is_text() -> None:
@@ -310,8 +310,8 @@ def test_panes_fill_the_height_or_are_shown_whole(
     assert len(lines) <= height
     assert whole > height or len(lines) == whole
     for n, (count, _, least) in enumerate(counts):
-        own = sum(line.plain == str(n) for line in lines)
-        assert own == 0 or own >= min(least, count) - 1  # one may count those that are missing
+        ours = sum(line.plain == str(n) for line in lines)
+        assert ours == 0 or ours >= min(least, count) - 1  # one may count those that are missing
 
 
 def test_the_first_column_stays_whatever_the_width() -> None:

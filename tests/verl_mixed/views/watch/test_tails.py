@@ -35,7 +35,7 @@ NOT_LINES = (
 LOG_LINES = (
     b"WARNING:2026-11-22 15:33:35,972:low on memory 17 MB\n",
     b"\x1b[36m(Worker pid=7)\x1b[0m 2026-11-22 15:33:35,995 - WARNING - a.b - low on disk\n",
-    b"ERROR a tool said [red]no[/red]\x1b]0;title\x07 \xe2\x80\xae\n",
+    b"ERROR a tool line [red]no[/red]\x1b]0;title\x07 \xe2\x80\xae\n",
     b"stuck source=nq row_id=a b turn=2 waits_for=engine for_s=60\n",
     b"stuck source=math row_id=7 turn=0 waits_for=tool for_s=60 [repeated 3x across cluster]\n",
     b"Training Progress:  10%|x| 1/10\rTraining Progress:  20%|x| 2/10 WARNING in between\n",
@@ -249,7 +249,7 @@ def test_what_an_earlier_start_warned_of_is_over(tmp_path: Path) -> None:
         now=0.0,
     )
 
-    assert [warned.text for warned in log.warnings] == ["anew"]
+    assert [warning.text for warning in log.warnings] == ["anew"]
     assert log.stuck() == []
     assert log.text == "ray init kwargs: {}\nWARNING anew\n"
 
@@ -257,7 +257,7 @@ def test_what_an_earlier_start_warned_of_is_over(tmp_path: Path) -> None:
 def test_only_the_end_of_a_long_log_is_looked_at(tmp_path: Path) -> None:
     log = log_of(tmp_path / "log", "WARNING long ago\n" + "x" * 300_000 + "\nWARNING now\n")
 
-    assert [warned.text for warned in log.warnings] == ["now"]
+    assert [warning.text for warning in log.warnings] == ["now"]
 
 
 def test_a_line_of_a_megabyte_is_cut(tmp_path: Path) -> None:
@@ -278,19 +278,19 @@ def test_who_the_watchdog_names_is_stuck_until_it_would_name_it_again(tmp_path: 
     with dog.watch("nq", "nq:7 b") as activity:
         activity.note("tool", turn=3)
         activity.since, seconds = 0.0, 64.0
-        (said,) = dog.report()
+        (line,) = dog.report()
     now = 5000.0
     path = tmp_path / "log"
     path.write_text("")
     log = LogTail(path, now=lambda: now)
     log.read()
     with path.open("a") as file:
-        file.write(f"(W pid=3) WARNING:2026-11-22 09:19:52,042:{said}\n")
+        file.write(f"(W pid=3) WARNING:2026-11-22 09:19:52,042:{line}\n")
     log.read()
 
     (stuck,) = log.stuck()
     assert (stuck.source, stuck.row_id, stuck.turn, stuck.waits_for) == ("nq", "nq:7 b", 3, "tool")
-    assert stuck.words(now=5010.0) == "nq nq:7 b turn 3 waits for tool, 1m14s"
+    assert stuck.describe(now=5010.0) == "nq nq:7 b turn 3 waits for tool, 1m14s"
     now = 5000.0 + 64 + 60 / 4  # named again by then, had it gone on
     assert log.stuck() == [stuck]
     now = 5000.0 + 64 * 1.5 + 1
@@ -300,7 +300,7 @@ def test_who_the_watchdog_names_is_stuck_until_it_would_name_it_again(tmp_path: 
 def test_a_log_that_was_there_before_was_written_at_its_files_time_at_the_latest(
     tmp_path: Path,
 ) -> None:
-    said = "stuck source=a row_id=1 turn=1 waits_for=engine for_s=100\n"
+    line = "stuck source=a row_id=1 turn=1 waits_for=engine for_s=100\n"
 
-    assert log_of(tmp_path / "new", said, now=1150.0, written=1010.0).stuck() != []
-    assert log_of(tmp_path / "old", said, now=1300.0, written=1010.0).stuck() == []
+    assert log_of(tmp_path / "new", line, now=1150.0, written=1010.0).stuck() != []
+    assert log_of(tmp_path / "old", line, now=1300.0, written=1010.0).stuck() == []

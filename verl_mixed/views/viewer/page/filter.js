@@ -1,14 +1,14 @@
 'use strict';
-// Which trajectories of the file are meant. The rules are the server's (filters.py), where SQLite
-// looks for words; here the texts are few, and each is searched as the list of its words.
+// Filters of trajectories, for the page without a server. The rules are those of filters.py. The
+// server searches words with SQLite; here each text is searched as the list of its words.
 
 const STEPS = /^ *([0-9]{1,15}) *(?:- *([0-9]{1,15}) *)?$/;
 const NUMBER = /^ *[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)? *$/i;
 
 function stepsOf(text) {
   if (!text) return null;
-  const found = STEPS.exec(text);
-  const [first, last] = found ? [Number(found[1]), Number(found[2] || found[1])] : [1, 0];
+  const match = STEPS.exec(text);
+  const [first, last] = match ? [Number(match[1]), Number(match[2] || match[1])] : [1, 0];
   if (first > last) throw new Error(`cannot filter by step='${text}': want one step, 3, or a range, 3-7`);
   return [first, last];
 }
@@ -29,7 +29,7 @@ function rewardsOf(low, high) {
   return [least, most];
 }
 
-/** Text as it is searched: small letters, no accents, one form of each character. */
+/** Text in the form that is searched: small letters, no accents, NFKD. */
 function bareOf(text) {
   return text.normalize('NFKD').replace(/[\u0300-\u036f]/g, '').toLowerCase().replaceAll('\u03c2', '\u03c3');
 }
@@ -39,18 +39,18 @@ function wordsOf(bare) {
   return ` ${(bare.match(/[\p{L}\p{N}\p{Co}]+/gu) || []).join(' ')} `;
 }
 
-/** Whether a text holds all that is sought: words in their order, the last may be a beginning. */
-function search(sought) {
-  const parts = bareOf(sought).match(/[^ \t\n\r\f\v]+/g) || [];
+/** A function that says whether a text has all words; the last may be the beginning of a word. */
+function search(text) {
+  const parts = bareOf(text).match(/[^ \t\n\r\f\v]+/g) || [];
   const worded = parts.filter((part) => /[\p{L}\p{N}]/u.test(part));
   const phrases = worded.map(wordsOf);
   if (phrases.length) phrases.push(phrases.pop().trimEnd());
   const signs = parts.filter((part) => !worded.includes(part));
-  return (said) => phrases.every((phrase) => said.words.includes(phrase)) && signs.every((sign) => said.text.includes(sign));
+  return (row) => phrases.every((phrase) => row.words.includes(phrase)) && signs.every((sign) => row.text.includes(sign));
 }
 
-/** What a row of the file must be; `said(row)` is its bare text and the words of it. */
-function filterOf(query, said) {
+/** A function that says whether a query chooses a row; `textOf(row)` gives {text, words} of a row. */
+function filterOf(query, textOf) {
   const steps = stepsOf(query.step);
   const [least, most] = rewardsOf(query.reward_min, query.reward_max);
   const holds = search(query.text || '');
@@ -61,5 +61,5 @@ function filterOf(query, said) {
     (!steps || (row.step >= steps[0] && row.step <= steps[1])) &&
     (least === null || (row.reward !== null && row.reward >= least)) &&
     (most === null || (row.reward !== null && row.reward <= most)) &&
-    (!query.text || holds(said(row)));
+    (!query.text || holds(textOf(row)));
 }

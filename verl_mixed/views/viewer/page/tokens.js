@@ -1,6 +1,6 @@
 'use strict';
-// A trajectory as elements. Everything that a model or a tool wrote goes through `say`: it becomes
-// text nodes, never markup, with the characters that show nothing or turn the line made visible.
+// A trajectory as HTML elements. All text of a model or a tool goes through `appendText`: it becomes
+// text nodes, never markup, and characters that are invisible or change direction are made visible.
 
 const UNSEEN = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
 
@@ -11,13 +11,13 @@ function symbolOf(character) {
   return 'U+' + code.toString(16).toUpperCase().padStart(4, '0');
 }
 
-/** Text with every unseen character as its symbol, for attributes. */
+/** Text with a symbol for every invisible character, for attributes. */
 function plain(text) {
   return String(text).replace(UNSEEN, symbolOf);
 }
 
-/** Append text; lines and tabs stay, other unseen characters are marked. */
-function say(element, text) {
+/** Append text; newlines and tabs stay, other invisible characters are marked. */
+function appendText(element, text) {
   const whole = String(text);
   let from = 0;
   for (const match of whole.matchAll(UNSEEN)) {
@@ -33,7 +33,7 @@ function say(element, text) {
   return element;
 }
 
-/** An element; strings among the children are said, null is left out. */
+/** An element; strings among the children become text, null is left out. */
 function make(name, attributes, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(attributes || {})) {
@@ -42,7 +42,7 @@ function make(name, attributes, ...children) {
   for (const child of children) {
     if (child === null || child === undefined) continue;
     if (child instanceof Node) element.append(child);
-    else say(element, child);
+    else appendText(element, child);
   }
   return element;
 }
@@ -56,7 +56,7 @@ function count(number, thing) {
   return `${number} ${thing}${number === 1 ? '' : 's'}`;
 }
 
-/** One token: who wrote it is its colour, whether it is trained the bar underneath. */
+/** One token: its colour shows the author, the bar below shows whether it is trained. */
 function tokenElement(shown, position, author) {
   const id = shown.response_ids[position];
   const text = shown.tokens === null ? String(id) : shown.tokens[position];
@@ -71,7 +71,7 @@ function tokenElement(shown, position, author) {
     about.push('part of a character that a later token completes');
   } else {
     if (shown.tokens === null) element.classList.add('id');
-    say(element, text.replaceAll('\n', '\u23ce\n'));
+    appendText(element, text.replaceAll('\n', '\u23ce\n'));
     about.push(JSON.stringify(text));
   }
   if (author === 'model') {
@@ -94,7 +94,7 @@ function tokensElement(shown, segment, most) {
   return box;
 }
 
-/** Runs of equal values as bars whose widths are their lengths. */
+/** Runs of equal values as bars; the width of a bar is the length of its run. */
 function bars(values, classOf) {
   const row = make('div', { class: 'bars' });
   for (let from = 0; from < values.length; ) {
@@ -108,7 +108,7 @@ function bars(values, classOf) {
   return row;
 }
 
-/** The whole response in one strip: who wrote it above, the mask below. */
+/** The whole response in one strip: the authors above, the mask below. */
 function stripElement(shown) {
   const authors = new Array(shown.response_ids.length).fill('nobody');
   for (const { author, start, length } of shown.segments) {
@@ -174,7 +174,7 @@ function segmentElement(shown, segment, most) {
     { class: `segment ${segment.author}` },
     make('h3', {}, `turn ${segment.turn} · ${segment.author}`, make('small', {}, ` ${facts.join(', ')}`)),
     tokensElement(shown, segment, most),
-    shown.tokens === null ? make('pre', { class: 'said' }, segment.text) : null,
+    shown.tokens === null ? make('pre', { class: 'text' }, segment.text) : null,
     ...(segment.calls || []).map(callElement),
   );
 }
@@ -199,7 +199,7 @@ function legendElement() {
   );
 }
 
-/** One trajectory from its prompt to its end. */
+/** One trajectory, from its prompt to its end. */
 function trajectoryElement(shown) {
   const parts = Object.entries(shown.reward_parts || {}).map(([name, value]) => `${name} ${figure(value)}`);
   const box = make(
@@ -230,7 +230,7 @@ function trajectoryElement(shown) {
   return box;
 }
 
-const OF_A_MEMBER = 600; // tokens of a segment in the group view
+const OF_A_MEMBER = 600; // tokens of a segment that the group view shows
 
 /** All members of a group side by side. */
 function groupElement(members, total, open) {

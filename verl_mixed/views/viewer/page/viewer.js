@@ -1,8 +1,8 @@
-// The page: filters, list, keys. Data comes from the server, or from the file itself.
+// The page: filters, list, keys. Its data come from the server, or from the file itself.
 
 (() => {
   const PAGE_ROWS = 100;
-  const MEMBERS = 32; // most that are shown side by side
+  const MEMBERS = 32; // members of a group that are shown side by side, at most
   const at = (id) => document.getElementById(id);
   const form = at('filter');
   const list = at('list');
@@ -22,8 +22,8 @@
   };
 
   function inFile(data) {
-    const known = new Map(); // id -> bare text and its words, once they were searched
-    function said(row) {
+    const known = new Map(); // id -> text and words, of the rows that were searched
+    function textOf(row) {
       if (!known.has(row.id)) {
         const text = data.trajectories[row.id].segments.map((segment) => segment.text).join('\n');
         const bare = bareOf(text);
@@ -34,7 +34,7 @@
     return {
       run: async () => data.run,
       rows: async (query) => {
-        const all = data.rows.filter(filterOf(query, said));
+        const all = data.rows.filter(filterOf(query, textOf));
         return { total: all.length, rows: all.slice(query.offset, query.offset + query.limit) };
       },
       trajectory: async (id) => {
@@ -50,10 +50,10 @@
   let rows = [];
   let total = 0;
   let offset = 0;
-  let chosen = -1; // in rows
-  let current = null; // id of the trajectory that is shown, or will be
+  let chosen = -1; // index in rows
+  let current = null; // id of the trajectory that is shown or being loaded
   let grouped = false;
-  const asked = { list: 0, detail: 0 }; // answers to older questions are dropped
+  const asked = { list: 0, detail: 0 }; // numbers of the newest requests; answers to older requests are ignored
 
   function complain(error) {
     detail.replaceChildren(make('p', { class: 'bad', role: 'alert' }, error.message));
@@ -84,18 +84,18 @@
     return element;
   }
 
-  function question() {
+  function query() {
     const filled = [...new FormData(form)].filter(([, value]) => value.trim() !== '');
     return Object.fromEntries(filled);
   }
 
-  /** Load a page of the list and show one of its rows; false where a newer question came between. */
+  /** Load a page of the list and show one of its rows; false if a newer request was made meanwhile. */
   async function load(from, which) {
     const mine = ++asked.list;
     list.setAttribute('aria-busy', 'true');
     let failed = null;
     try {
-      const answer = await source.rows({ ...question(), offset: from, limit: PAGE_ROWS });
+      const answer = await source.rows({ ...query(), offset: from, limit: PAGE_ROWS });
       if (mine !== asked.list) return false;
       ({ rows, total } = answer);
       offset = from;
@@ -137,7 +137,7 @@
     await open(rows[number].id);
   }
 
-  // --- what is shown ------------------------------------------------------------------------------
+  // --- the trajectory -----------------------------------------------------------------------------
 
   async function open(id) {
     const mine = ++asked.detail;
@@ -189,7 +189,7 @@
     await choose(number);
   }
 
-  /** Load the page before or after this one; false where there is none. */
+  /** Load the page before or after this one; false if there is no such page. */
   async function turnPage(by, which) {
     const from = Math.max(0, offset + by * PAGE_ROWS);
     return from !== offset && from < total && load(from, which);
@@ -200,7 +200,7 @@
     if (current !== null) open(current);
   }
 
-  // --- hands --------------------------------------------------------------------------------------
+  // --- keys and buttons ---------------------------------------------------------------------------
 
   const KEYS = {
     j: () => move(1),
@@ -240,7 +240,7 @@
   async function begin() {
     const run = await source.run();
     document.title = plain(run.name);
-    at('run').replaceChildren(say(document.createDocumentFragment(), run.name));
+    at('run').replaceChildren(appendText(document.createDocumentFragment(), run.name));
     for (const [name, values] of [
       ['source', Object.keys(run.sources)],
       ['outcome', run.outcomes],
