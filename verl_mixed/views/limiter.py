@@ -7,14 +7,16 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING
 
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from config.lookup import at
 from config.schema import TOOL_CONFIG
 from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot
 from rate_limit.stats import reset, snapshot_of
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _EVERY_S = 1.0
 
@@ -26,8 +28,7 @@ def state_file_of(path: Path) -> Path:
     config = path / "config.yaml"
     named = None
     if config.is_file():
-        from config.lookup import at
-        from verl_mixed.run.compose import load_config
+        from verl_mixed.run.compose import load_config  # imports Hydra, which is slow
 
         named = at(load_config(config), f"{TOOL_CONFIG}.rate_limit_file")
     return Path(named or path / "rate_limit.state")
@@ -86,31 +87,25 @@ def _print_all(take: Callable[[], Snapshot], as_json: bool, watch: bool) -> None
     if not watch:
         _print(take(), as_json)
     elif as_json:
-        _every_second(lambda: _print(take(), as_json), lambda words: print(words, file=sys.stderr))
+        _every_second(lambda: _print(take(), as_json), lambda text: print(text, file=sys.stderr))
     else:
-        from rich.live import Live
-
         with Live(refresh_per_second=4) as live:
             _every_second(lambda: live.update(table_of(take())), live.update)
 
 
-def _every_second(act: Callable[[], object], say: Callable[[str], object]) -> None:
+def _every_second(act: Callable[[], object], write: Callable[[str], object]) -> None:
     try:
         while True:
             try:
                 act()
             except FileNotFoundError:
-                say(
-                    "no limiter yet"
-                )  # the next tool call creates the file, also after it was deleted
+                write("no limiter yet")  # the next tool call creates its file
             sleep(_EVERY_S)
     except KeyboardInterrupt:
         return
 
 
 def _print(snapshot: Snapshot, as_json: bool) -> None:
-    from rich.console import Console
-
     if as_json:
         print(json.dumps(as_dict(snapshot)), flush=True)
     else:
@@ -127,11 +122,8 @@ def as_dict(snapshot: Snapshot) -> dict[str, object]:
     }
 
 
-def table_of(snapshot: Snapshot) -> "Table":
+def table_of(snapshot: Snapshot) -> Table:
     """A row for each source, and one for all."""
-    from rich.table import Table
-    from rich.text import Text
-
     rate = f"{snapshot.per_minute:g} calls a minute, {snapshot.burst} back to back"
     if snapshot.rate_factor < 1:
         rate += f", slowed down to {snapshot.rate_factor:.0%}"

@@ -79,11 +79,7 @@ class Summary:
     """Summary of the last points of a series."""
 
     mean: float
-    min: float
-    max: float
     latest: float
-    count: int
-    """How many points the summary is of."""
 
 
 def windows(points: Sequence[_Point], over: int = AVERAGE_OVER) -> Iterator[Sequence[_Point]]:
@@ -98,14 +94,10 @@ def moving_average(points: Points, over: int = AVERAGE_OVER) -> list[tuple[int, 
     ]
 
 
-def summary(points: Points, over: int | None = None) -> Summary | None:
-    """Summary of the last `over` points (None: all); None without a point."""
-    values = [value for _, value in (points if over is None else points[-over:])]
-    if not values:
-        return None
-    return Summary(
-        mean=fmean(values), min=min(values), max=max(values), latest=values[-1], count=len(values)
-    )
+def summary(points: Points, over: int = AVERAGE_OVER) -> Summary | None:
+    """Summary of the last `over` points; None without a point."""
+    values = [value for _, value in points[-over:]]
+    return Summary(mean=fmean(values), latest=values[-1]) if values else None
 
 
 def summaries(

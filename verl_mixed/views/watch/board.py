@@ -15,7 +15,6 @@ from verl_mixed.views.progress import (
     warnings_of,
 )
 from verl_mixed.views.summary import (
-    AVERAGE_OVER,
     Limits,
     Points,
     Summary,
@@ -133,7 +132,7 @@ def _source_row(
     return SourceRow(
         source=source,
         rewards=means_of(rewards, MOST_POINTS),
-        recent=summary(rewards, AVERAGE_OVER),
+        recent=summary(rewards),
         improvement=improvement,
         validation=validations[-1][1] if validations else None,
         count=metrics.get(f"mixed/{source}/count"),

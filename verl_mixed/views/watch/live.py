@@ -3,7 +3,7 @@
 import time
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -21,36 +21,6 @@ STILL_WAITING_S = 30.0
 _PACE_LINES = 11
 """Newest lines that a step's line is computed from: `seconds_left` takes the last ten steps. The
 first and the newest validation are added."""
-
-
-class View(Protocol):
-    """Shows what a `RunReader` has read."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *details: object) -> None: ...
-
-    def update(self, state: State) -> None:
-        """Show the run in this state."""
-        ...
-
-
-def view_on(console: Console, reader: RunReader, seen: int) -> View:
-    """The view of a run that this process runs.
-
-    Args:
-        console: where the view is shown; need not be a terminal.
-        reader: of the run.
-        seen: highest step that was trained before this start.
-    """
-    if is_redrawn(console):
-        return TableView(reader, console)
-    return PlainView(reader, lambda line: console.print(line, markup=False), seen=seen)
-
-
-def is_redrawn(console: Console) -> bool:
-    """Whether the console is a terminal whose lines can be overwritten."""
-    return console.is_terminal and not console.is_dumb_terminal
 
 
 class PlainView:
@@ -148,10 +118,31 @@ class TableView:
         self._live.stop()
 
     def update(self, state: State) -> None:
-        """Redraw."""
+        """Draw the run in this state."""
         spare = 0 if self._whole else 2
         drawn = drawing(self._reader, state, self._console, titled=self._whole, spare=spare)
         self._live.update(drawn, refresh=True)
+
+
+View = PlainView | TableView
+
+
+def view_on(console: Console, reader: RunReader, seen: int) -> View:
+    """The view of a run that this process runs.
+
+    Args:
+        console: where the view is shown; need not be a terminal.
+        reader: of the run.
+        seen: highest step that was trained before this start.
+    """
+    if is_redrawn(console):
+        return TableView(reader, console)
+    return PlainView(reader, lambda line: console.print(line, markup=False), seen=seen)
+
+
+def is_redrawn(console: Console) -> bool:
+    """Whether the console is a terminal whose lines can be overwritten."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def drawing(
