@@ -1,23 +1,27 @@
-"""Text for a terminal: printable characters, durations, the count of unreadable lines.
-
-Standard library only: `python3 -m verl_mixed.diagnose` runs without packages.
-"""
+"""Text for a terminal: harmless characters, errors, durations, counts of unreadable lines."""
 
 import re
+import sys
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """Escape sequences that colour text or move the cursor."""
 
 
 def printable(text: str, *, ascii_only: bool = False) -> str:
-    """Text that cannot act on a terminal: control characters become spaces.
+    """The text without characters that act on a terminal: control characters become spaces.
 
     Args:
-        text: any text; a log or a name may hold control characters.
-        ascii_only: characters outside of ASCII become `?`.
+        text: anything.
+        ascii_only: replace characters outside of ASCII by `?`.
     """
     text = "".join(c if c.isprintable() else " " for c in text)
     return text.encode("ascii", "replace").decode("ascii") if ascii_only else text
+
+
+def print_error(error: object) -> None:
+    """Print each line of an error to stderr, after `error: `."""
+    for line in str(error).splitlines():
+        print(f"error: {printable(line)}", file=sys.stderr)
 
 
 def clock(seconds: float | None) -> str:
@@ -31,10 +35,10 @@ def clock(seconds: float | None) -> str:
 
 
 def passed_over_words(count: int) -> str:
-    """The warning about finished lines of `metrics.jsonl` that cannot be read.
+    """A warning that lines of `metrics.jsonl` are damaged and were left out.
 
     Args:
-        count: how many lines, above 0.
+        count: complete lines that are not valid; above 0.
     """
     lines = (
         "1 line cannot be read and was" if count == 1 else f"{count} lines cannot be read and were"
