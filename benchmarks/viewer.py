@@ -46,7 +46,7 @@ ASKED = 50
 
 
 def make_run(folder: Path, trajectories: int, tokens: int) -> None:
-    """Write a run of so many trajectories of about so many tokens each."""
+    """Write a run of `trajectories` trajectories with about `tokens` tokens each."""
     chance = random.Random(0)
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     words = ["".join(chance.choices(letters, k=chance.randint(2, 9))) for _ in range(20_000)]
@@ -108,7 +108,7 @@ def make_run(folder: Path, trajectories: int, tokens: int) -> None:
 
 
 async def measure(run_dir: Path) -> dict[str, object]:
-    """Open the run twice, then ask for pages."""
+    """Measure opening the run twice, then each page."""
     before_mb = _memory_mb("VmHWM")
     began = time.perf_counter()
     index = Index(run_dir)

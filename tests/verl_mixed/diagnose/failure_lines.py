@@ -1,7 +1,7 @@
-"""Lines that real components write, for `test_diagnose.py`. Above each: where the format is from.
+"""Lines that real components write, for test_diagnose.py; a comment names the source of each.
 
 Versions: ray 2.60.0, torch 2.13.0, verl 0.9.1, transformers 5.10.4, wandb 0.31.0; vLLM and NCCL are
-not installed, their lines are from issues of their projects.
+not installed, so their lines are from issues of their projects.
 """
 
 FAILURES: dict[str, tuple[str, ...]] = {

@@ -40,7 +40,7 @@ def scanned(log: bytes | str, **options: int) -> Scan:
 
 
 def counts_of(scan: Scan) -> dict[str, int]:
-    """id -> count, storms or not."""
+    """Signature id -> count, also of events that are not yet a storm."""
     return {name: finding.count for name, finding in scan.findings.items()}
 
 
@@ -548,7 +548,7 @@ def test_no_bytes_make_it_raise(parts: list[bytes]) -> None:
 
 
 def run_main(arguments: list[str], stdin: bytes | None = None) -> tuple[int, str]:
-    """The command in a process of its own, by the interpreter alone: no package is found."""
+    """The command in a process of its own, with `-S`: no package can be imported."""
     done = subprocess.run(
         [sys.executable, "-S", "-m", "verl_mixed.diagnose", *arguments],
         cwd=REPOSITORY,

@@ -1,4 +1,4 @@
-"""The Grafana dashboard as Grafana reads it: panels, and the series that queries ask for."""
+"""Reads the Grafana dashboard: its panels, and the series that its queries use."""
 
 import json
 import re
@@ -14,7 +14,7 @@ DASHBOARD: dict[str, Any] = json.loads((FOLDER / "mixed_training.json").read_tex
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 
 _BUILT_IN = {"__rate_interval": "1m", "__all": ".*"}
-"""Variables that Grafana fills in itself, with a value."""
+"""Variables that Grafana defines, each with a value."""
 
 _LABEL_VALUES = re.compile(r"label_values\((?P<series>.+), (?P<label>\w+)\)")
 _USES = re.compile(r"\$\{?(\w+)\}?")
@@ -22,7 +22,7 @@ _USES = re.compile(r"\$\{?(\w+)\}?")
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One series that a panel or a variable asks for, with every label it names."""
+    """One series that a panel or a variable uses, with every label in the query."""
 
     where: str
     name: str
@@ -30,12 +30,12 @@ class Use:
 
 
 def variables() -> set[str]:
-    """Names that the dashboard defines."""
+    """Variables that the dashboard defines."""
     return {variable["name"] for variable in DASHBOARD["templating"]["list"]}
 
 
 def variables_used() -> set[str]:
-    """Names that panels and variables stand on."""
+    """Variables that panels and variables use."""
     used = _USES.findall(json.dumps([PANELS, DASHBOARD["templating"]]))
     return set(used) - _BUILT_IN.keys()
 
@@ -60,7 +60,7 @@ def uses() -> Iterator[Use]:
 
 
 def _uses(where: str, query: Any, labels: frozenset[str]) -> Iterator[Use]:
-    """Of a query, or a part of it, whose result must have these labels."""
+    """The series of a query, or of a part of it, whose result must have these labels."""
     if isinstance(query, promql_parser.VectorSelector):
         named = {matcher.name for matcher in query.matchers.matchers}
         yield Use(where, query.name or "", labels | named)

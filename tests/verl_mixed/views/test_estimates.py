@@ -1,4 +1,4 @@
-"""How sure a mean is."""
+"""95 % intervals, and what training changed."""
 
 from math import sqrt
 from typing import Any

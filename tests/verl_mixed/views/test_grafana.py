@@ -1,4 +1,4 @@
-"""The dashboard and Prometheus' settings, held against what is really exported."""
+"""The Grafana dashboard and the Prometheus settings use only series that are really exported."""
 
 import itertools
 import json
@@ -61,7 +61,7 @@ def uses_of(prefixes: tuple[str, ...]) -> list[Use]:
 
 
 def not_in(exported: Exported, wanted: list[Use]) -> list[str]:
-    """Uses of a series that is not there, or of a label that it does not have."""
+    """Uses of a series that is not exported, or of a label that the series does not have."""
     return [
         f"{use.where}: {use.name} by {sorted(use.labels)}, exported: {exported.get(use.name)}"
         for use in wanted
@@ -70,7 +70,7 @@ def not_in(exported: Exported, wanted: list[Use]) -> list[str]:
 
 
 def exported_in(scraped: str) -> dict[str, set[str]]:
-    """What a scrape brings, as Prometheus keeps it."""
+    """Series of a scrape -> their labels, as Prometheus stores them."""
     found: dict[str, set[str]] = defaultdict(lambda: {"job", "instance"})
     for family in text_string_to_metric_families(scraped):
         for sample in family.samples:
@@ -87,7 +87,7 @@ def trajectory(uid: str) -> TrainedTrajectory:
 
 
 def step_metrics() -> dict[str, float]:
-    """What the trainer writes of a step in which everything happened."""
+    """The metrics of a step in which every kind of event happened."""
     tokens = TrainedTokens(
         key="a_0_0",
         source="math",
@@ -120,7 +120,7 @@ def step_metrics() -> dict[str, float]:
 
 @pytest.fixture
 async def tool_server(tmp_path: Path) -> AsyncIterator[str]:
-    """A server that has answered once, of a run whose limiter has granted once."""
+    """A tool server that has answered one request, and a limiter that has granted one call."""
     limited = tmp_path / "rate_limit.state"
     FileRateLimiter(limited, per_minute=60, burst=3).acquire(source="math")
     app = create_app(ServerSettings(port=0, limiter_path=limited))
@@ -149,7 +149,7 @@ def test_every_series_of_the_trainer_is_one_that_a_step_exports():
 
 @pytest.fixture(scope="module")
 def ray_folder() -> Iterator[Path]:
-    """The folder of a Ray that runs, as RAY_TEMP_DIR names it."""
+    """RAY_TEMP_DIR of a running Ray."""
     import ray
 
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # a short path: sockets lie in it

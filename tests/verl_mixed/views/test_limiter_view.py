@@ -77,7 +77,7 @@ def test_a_source_may_have_any_name(limiter, tmp_path, capsys):
 
 @pytest.mark.parametrize("words", [["--json"], []])
 def test_watching_goes_on_while_the_file_is_gone(limiter, tmp_path, capsys, monkeypatch, words):
-    """Seconds: the file is there, gone, there again, and the user has seen enough."""
+    """Sleeps: the file exists, is deleted, exists again, then the user presses Ctrl-C."""
     away = tmp_path / "away"
     moves = iter([(limiter.path, away), (away, limiter.path)])
 

@@ -1,4 +1,4 @@
-"""Planned against trained, step by step."""
+"""Planned and trained prompts of each step."""
 
 import json
 from collections import Counter
@@ -13,7 +13,7 @@ from verl_mixed.views.mixture_rows import evictions, missing_steps, ratio_rows
 
 
 def changed(ledger: list[Line], step: int, source: str, outcome: str) -> list[Line]:
-    """The ledger with the first prompt of a source in a step given up."""
+    """The ledger, with the first prompt of a source in a step evicted."""
     found = next(
         i
         for i, line in enumerate(ledger)

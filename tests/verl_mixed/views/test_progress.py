@@ -1,4 +1,4 @@
-"""Metrics and logs in words."""
+"""Sources, pace, warnings and errors of metrics and logs, as text."""
 
 import unicodedata
 from typing import Any

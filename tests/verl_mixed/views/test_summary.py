@@ -1,4 +1,4 @@
-"""The numbers that every view of a run shows."""
+"""Means, tables and phase times of a run."""
 
 from pathlib import Path
 from statistics import fmean

@@ -1,4 +1,4 @@
-"""A real viewer server over a run of a test's own."""
+"""A real viewer server for the run of a test."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing

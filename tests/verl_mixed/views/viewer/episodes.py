@@ -1,4 +1,4 @@
-"""Runs with trajectories that were written as the trainer writes them."""
+"""Runs whose trajectory files are written by the trainer's own functions."""
 
 import json
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def line(
 
 
 def write_run(run_dir: Path, lines: Sequence[dict[str, Any]], *, tokenizer: bool = True) -> Path:
-    """A run's folder: its config, its tokenizer, and a trajectory file a step."""
+    """A run's folder with a config, a tokenizer, and a trajectory file for each step."""
     model = run_dir.parent / "model"
     if tokenizer:
         real_tokenizer("pieces").save_pretrained(model)
@@ -89,5 +89,5 @@ def write_run(run_dir: Path, lines: Sequence[dict[str, Any]], *, tokenizer: bool
 
 
 def as_bytes(lines: Sequence[dict[str, Any]]) -> bytes:
-    """What a file of these holds, every other character escaped."""
+    """The content of a file with these lines, every other character escaped."""
     return b"".join(json.dumps(each).encode() + b"\n" for each in lines)

@@ -1,4 +1,4 @@
-"""The viewer's index says what the files hold, however they come."""
+"""The viewer's index has what the files have, however the files change."""
 
 import json
 import sqlite3
@@ -41,7 +41,7 @@ LINES = st.builds(
 
 
 def open_index(run_dir: Path) -> Any:
-    """A refreshed index that closes itself."""
+    """A refreshed index, closed at the end."""
     index = Index(run_dir)
     index.refresh()
     return closing(index)

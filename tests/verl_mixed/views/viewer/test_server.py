@@ -1,4 +1,4 @@
-"""The viewer answers its user alone, and nobody else's page."""
+"""The viewer answers only its user, and no foreign page."""
 
 import sqlite3
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""What each token says alone, and all of them together."""
+"""The texts of single tokens, and their concatenation."""
 
 import re
 from collections.abc import Sequence

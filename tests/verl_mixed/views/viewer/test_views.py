@@ -1,4 +1,4 @@
-"""The counts of a trajectory add up, or the page is told that they do not."""
+"""The counts of a trajectory add up, or the page shows a problem."""
 
 import json
 from typing import Any

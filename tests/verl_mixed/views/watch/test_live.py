@@ -1,4 +1,4 @@
-"""Views of a run that goes on: each step once, and a screen that fits."""
+"""Live views of a run: each step is printed once, and the screen fits the terminal."""
 
 from io import StringIO
 from pathlib import Path

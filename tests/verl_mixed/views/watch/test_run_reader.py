@@ -1,4 +1,4 @@
-"""Where a run is, from its folder alone."""
+"""The state of a run, read from its folder."""
 
 import os
 from pathlib import Path

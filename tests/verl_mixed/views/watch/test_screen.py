@@ -1,4 +1,4 @@
-"""The screen fits every terminal, says what the metrics say, and shows hostile text as text."""
+"""The screen fits every terminal, shows the metrics, and shows hostile text as text."""
 
 from collections.abc import Sequence
 from dataclasses import replace

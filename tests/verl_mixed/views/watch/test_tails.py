@@ -1,4 +1,4 @@
-"""Files that grow are read as they grow, and say the same as when they are read whole."""
+"""A file that is read while it grows gives the same result as one that is read whole."""
 
 import json
 import os
