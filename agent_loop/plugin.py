@@ -1,72 +1,81 @@
-"""verl's entry into this project: the `verl.plugins` entry point of every Ray process.
+"""Registers this project's names with verl: the `verl.plugins` entry point of every Ray process.
 
-verl adapter: `verl/__init__.py:55-76` at 0.9.1 loads this module inside `import verl`, and
-swallows its failures at DEBUG; `verl-mixed check` therefore asks `is_loaded`. Only the platform is
-registered at once. Whatever needs a heavy module of verl is registered when that module is first
-imported, so a process that never trains never pays for it.
+verl adapter: `verl/__init__.py:55-76` at 0.9.1 imports this module while `import verl` runs, and
+logs a failure at DEBUG only, so that `verl-mixed doctor` and the training process ask `is_loaded`.
+
+| name | verl's registry | process that looks it up |
+| --- | --- | --- |
+| platform `cpu` | `PlatformRegistry` | all, while `import verl` runs |
+| `mixed_sync` and the other trainers | `TRAINER_REGISTRY` | the trainer |
+| `state_masked_grpo`, `state_masked_remax` | `ADV_ESTIMATOR_REGISTRY` | the trainer |
+| `hf`, `vllm_cpu` | `RolloutReplicaRegistry` | the trainer |
+| `hf`, `vllm_cpu` | `_ROLLOUT_REGISTRY` | training workers, checkpoint workers |
+| `tcp_store` | `CheckpointEngineRegistry` | the trainer, training and checkpoint workers |
+| FSDP2 on `cpu` | `EngineRegistry` | training workers |
+
+Only the platform is registered at once. Importing all modules that hold the registries would add
+one to three seconds to the start of every process, so each of the other names is registered right
+after verl's module has run. A registration imports no module of ours that imports names from
+another adapter of ours: otherwise the first import of that adapter would close a circle.
 """
 
 import importlib.abc
-import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_hooks: dict[str, Callable[[ModuleType], None]] = {}
+TRAINERS = ("mixed_sync", "mixed_colocate_async", "mixed_separate_async")
+
+_ROLLOUTS = {
+    ("hf", "async"): "agent_loop.cpu.rollout.HFServerAdapter",
+    ("vllm_cpu", "async"): "agent_loop.cpu.vllm_cpu.ServerAdapter",
+}
 
 
-class _HookedLoader(importlib.abc.Loader):
-    """Runs the module's own loader, then our hook."""
+class TrainersByName(dict[str, type]):
+    """verl's `TRAINER_REGISTRY`, which imports our trainers when one of them is looked up first."""
 
-    def __init__(self, inner: Any, hook: Callable[[ModuleType], None]) -> None:
-        self.inner, self.hook = inner, hook
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self.inner.exec_module(module)
-        self.hook(module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+    def __missing__(self, name: str) -> type:
+        if name in TRAINERS:
+            import agent_loop.training.trainer  # noqa: F401  # its classes register themselves
+        if name not in self:
+            raise KeyError(name)
+        return self[name]
 
 
-class _HookFinder(importlib.abc.MetaPathFinder):
-    """Finds only modules with a hook, once each."""
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What is registered after a module of verl has run."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        hook = _hooks.pop(fullname, None)
-        if hook is None:
-            return None
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _HookedLoader(spec.loader, hook)
-        return spec
+    register: Callable[[Any], None]
+    """Takes verl's module. It runs again when the module is reloaded."""
+
+    is_done: Callable[[Any], bool]
+    """Takes verl's module; whether its registry has the names."""
 
 
-def _after_import(name: str, hook: Callable[[ModuleType], None]) -> None:
-    if name in sys.modules:
-        hook(sys.modules[name])
-    else:
-        _hooks[name] = hook
+def _register_trainers(trainer_base: Any) -> None:
+    trainer_base.TRAINER_REGISTRY = TrainersByName(trainer_base.TRAINER_REGISTRY)
 
 
-def _register_advantage(module: ModuleType) -> None:
-    import agent_loop.training.advantage  # noqa: F401
+def _register_estimators(core_algos: Any) -> None:
+    from agent_loop.training.advantage import ESTIMATOR_FUNCTIONS
+
+    for name, function in ESTIMATOR_FUNCTIONS.items():
+        core_algos.register_adv_est(name)(function)
 
 
-def _register_rollout(module: ModuleType) -> None:
-    module._ROLLOUT_REGISTRY[("hf", "async")] = "agent_loop.cpu.rollout.HFServerAdapter"
-    module._ROLLOUT_REGISTRY[("vllm_cpu", "async")] = "agent_loop.cpu.vllm_cpu.ServerAdapter"
+def _has_estimators(core_algos: Any) -> bool:
+    from agent_loop.training.advantage import ESTIMATOR_FUNCTIONS
+
+    return ESTIMATOR_FUNCTIONS.keys() <= core_algos.ADV_ESTIMATOR_REGISTRY.keys()
 
 
-def _register_replica(module: ModuleType) -> None:
-    def load() -> type:
+def _register_replicas(replica: Any) -> None:
+    def load_hf() -> type:
         from agent_loop.cpu.rollout import HFReplica
 
         return HFReplica
@@ -76,39 +85,115 @@ def _register_replica(module: ModuleType) -> None:
 
         return VLLMCPUReplica
 
-    module.RolloutReplicaRegistry.register("hf", load)
-    module.RolloutReplicaRegistry.register("vllm_cpu", load_vllm_cpu)
+    replica.RolloutReplicaRegistry.register("hf", load_hf)
+    replica.RolloutReplicaRegistry.register("vllm_cpu", load_vllm_cpu)
 
 
-def _register_engine(module: ModuleType) -> None:
+def _register_engines(transformer_impl: Any) -> None:
     import agent_loop.cpu.engine  # noqa: F401
 
 
-def _register_checkpoint_engine(module: ModuleType) -> None:
+def _has_engines(transformer_impl: Any) -> bool:
+    from verl.workers.engine.base import EngineRegistry
+
+    engines = EngineRegistry._engines
+    return all("cpu" in engines[kind]["fsdp2"] for kind in ("language_model", "value_model"))
+
+
+def _register_checkpoint_engine(checkpoint_engine: Any) -> None:
     import agent_loop.cpu.checkpoint_engine  # noqa: F401
 
 
-def _register_trainer(module: ModuleType) -> None:
-    import agent_loop.training.trainer  # noqa: F401
+REGISTRATIONS: Mapping[str, Registration] = {
+    "verl.trainer.ppo.v1.trainer_base": Registration(
+        _register_trainers, lambda module: isinstance(module.TRAINER_REGISTRY, TrainersByName)
+    ),
+    "verl.trainer.ppo.core_algos": Registration(_register_estimators, _has_estimators),
+    "verl.workers.rollout.base": Registration(
+        lambda module: module._ROLLOUT_REGISTRY.update(_ROLLOUTS),
+        lambda module: _ROLLOUTS.keys() <= module._ROLLOUT_REGISTRY.keys(),
+    ),
+    "verl.workers.rollout.replica": Registration(
+        _register_replicas,
+        lambda module: {"hf", "vllm_cpu"} <= module.RolloutReplicaRegistry._registry.keys(),
+    ),
+    "verl.workers.engine.fsdp.transformer_impl": Registration(_register_engines, _has_engines),
+    "verl.checkpoint_engine": Registration(
+        _register_checkpoint_engine,
+        lambda module: "tcp_store" in module.CheckpointEngineRegistry._registry,
+    ),
+}
+"""Module of verl -> what is registered once it has run."""
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Runs a registration after each run of its module, however often the module is looked for.
+
+    Where the module or the registration raises, the import fails, and the next import tries again.
+
+    Args:
+        registrations: name of a module -> what to do with the module when it has run.
+    """
+
+    def __init__(self, registrations: Mapping[str, Callable[[Any], None]]) -> None:
+        self._registrations = registrations
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        register = self._registrations.get(fullname)
+        if register is None:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                spec.loader = spec.loader and _RegisteringLoader(spec.loader, register)
+                return spec
+        return None
+
+
+class _RegisteringLoader(importlib.abc.Loader):
+    """Loads a module with its own loader, and then calls `register` with the module."""
+
+    def __init__(self, inner: Any, register: Callable[[Any], None]) -> None:
+        self._inner, self._register = inner, register
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._inner.exec_module(module)
+        self._register(module)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 def is_loaded() -> bool:
-    """Whether verl knows our platform: the sign that this module ran to its end."""
+    """Whether verl has, or will have, all names of the table above.
+
+    Imports nothing heavy: a module of verl that this process has not imported counts when its
+    registration is waiting for it.
+    """
     from verl.plugin.platform import PlatformRegistry
 
-    return "cpu" in PlatformRegistry.registered_names()
+    if "cpu" not in PlatformRegistry.registered_names():
+        return False
+    waits = any(isinstance(finder, AfterImport) for finder in sys.meta_path)
+    return all(
+        registration.is_done(sys.modules[name]) if name in sys.modules else waits
+        for name, registration in REGISTRATIONS.items()
+    )
 
 
 def _install() -> None:
     import agent_loop.cpu.platform  # noqa: F401
 
-    sys.meta_path.insert(0, _HookFinder())
-    _after_import("verl.trainer.ppo.core_algos", _register_advantage)
-    _after_import("verl.workers.rollout.base", _register_rollout)
-    _after_import("verl.workers.rollout.replica", _register_replica)
-    _after_import("verl.workers.engine.fsdp.transformer_impl", _register_engine)
-    _after_import("verl.checkpoint_engine", _register_checkpoint_engine)
-    _after_import("verl.trainer.ppo.v1", _register_trainer)
+    for name, registration in REGISTRATIONS.items():
+        if name in sys.modules:
+            registration.register(sys.modules[name])
+    waiting = {name: registration.register for name, registration in REGISTRATIONS.items()}
+    sys.meta_path.insert(0, AfterImport(waiting))
 
 
 _install()

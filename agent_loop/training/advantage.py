@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from verl.trainer.ppo.core_algos import compute_remax_outcome_advantage, register_adv_est
 
 from config.schema import StateMaskedGRPOConfig
 
@@ -25,7 +24,6 @@ STATE_MASKED_GRPO = "state_masked_grpo"
 STATE_MASKED_REMAX = "state_masked_remax"
 
 
-@register_adv_est(STATE_MASKED_GRPO)
 def compute_state_masked_grpo_advantage(
     token_level_rewards: torch.Tensor,
     response_mask: torch.Tensor,
@@ -82,7 +80,6 @@ greedy_baselines: ContextVar[Mapping[str, float | None]] = ContextVar("greedy_ba
 """uid -> reward of the group's greedy trajectory, None where that was lost; set by the trainer."""
 
 
-@register_adv_est(STATE_MASKED_REMAX)
 def compute_state_masked_remax_advantage(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,6 +96,8 @@ def compute_state_masked_remax_advantage(
     Returns:
         (advantages, returns), both (B, T), 0 where the mask is 0.
     """
+    from verl.trainer.ppo.core_algos import compute_remax_outcome_advantage
+
     found = greedy_baselines.get()
     known = [found[uid] for uid in index]
     baselines = torch.tensor([0.0 if value is None else value for value in known])
@@ -112,8 +111,14 @@ def compute_state_masked_remax_advantage(
     return advantages * has_one.unsqueeze(-1) * response_mask, returns * response_mask
 
 
+ESTIMATOR_FUNCTIONS = {
+    STATE_MASKED_GRPO: compute_state_masked_grpo_advantage,
+    STATE_MASKED_REMAX: compute_state_masked_remax_advantage,
+}
+"""`algorithm.adv_estimator` -> function; `agent_loop.plugin` registers them with verl."""
+
+
 def _source_of(uid: str) -> str:
-    # Not at the top: importing it imports verl, whose `core_algos` imports this module (plugin.py).
     from samplers.replay_buffer import prompt_of
 
     return prompt_of(uid)[0]

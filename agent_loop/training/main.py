@@ -37,7 +37,9 @@ def main(config_path: str) -> None:
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
-    if "agent_loop.plugin" not in sys.modules:
+    # Not imported here: an import would register what verl itself did not load.
+    plugin = sys.modules.get("agent_loop.plugin")
+    if plugin is None or not plugin.is_loaded():
         raise RuntimeError(
             "verl did not load the entry point verl.plugins -> agent_loop.plugin: install the "
             "project (pip install --no-deps -e .) and unset VERL_USE_EXTERNAL_PLUGINS"
