@@ -166,6 +166,9 @@ def test_the_methods_of_trainers_and_buffers_that_we_extend_are_verls():
     from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
     from agent_loop.training import trainer
+    from agent_loop.training.accounts import Accounts
+    from agent_loop.training.checkpoints import Checkpoints
+    from agent_loop.training.optimizer_steps import OptimizerSteps
     from samplers import replay_buffer
 
     ours = {
@@ -176,8 +179,9 @@ def test_the_methods_of_trainers_and_buffers_that_we_extend_are_verls():
     for kind, name in ours.items():
         assert get_trainer_cls(name) is kind
         theirs = get_trainer_cls(vars(kind)["MODE"])
-        for method in _extended(trainer._MixedTrainer):
-            assert callable(getattr(theirs, method)), f"{theirs.__name__}.{method}"
+        for part in (OptimizerSteps, Accounts, Checkpoints, trainer._MixedTrainer):
+            for method in _extended(part):
+                assert callable(getattr(theirs, method)), f"{theirs.__name__}.{method}"
     for method in _extended(replay_buffer._ExactQuotas):
         assert callable(getattr(ReplayBuffer, method)), method
         assert callable(getattr(ReplayBufferAsync, method)), method

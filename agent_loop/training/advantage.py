@@ -1,14 +1,19 @@
-"""`state_masked_grpo`: group-relative advantage over valid trajectories only.
+"""`state_masked_grpo` and `state_masked_remax`: advantages over the valid trajectories of a group.
 
 GRPO: Shao et al. 2024, sec. 4.1; without the division by the group's std it is Dr.GRPO, Liu et al.
-2025. Where we differ: a trajectory whose mask is all zero (an infrastructure fault ended it) is not
-part of its group's mean and std; a group with fewer than two valid trajectories has zero advantage;
-and mean and std are taken in double precision. In single precision the mean of three equal rewards
-can be one rounding off, the std is then that rounding too, and their quotient a push of -0.05 on
-every trajectory of a group that has nothing to teach. An advantage is multiplied by the `scale` of
-its source last, after the statistics, which are of one group and so of one source.
+2025. Three differences:
 
-verl adapter: `core_algos.register_adv_est` (trainer/ppo/core_algos.py at 0.9.1).
+- A trajectory whose mask is all zero (an infrastructure fault ended it) is in no mean and no std.
+- A group with fewer than two valid trajectories has zero advantage.
+- Mean and std are computed in double precision. In single precision the mean of three equal rewards
+  can be wrong in the last bit. The std is then as small as that error, and their quotient gives
+  every trajectory of the group an advantage of -0.05 where it should be 0.
+
+The advantage is multiplied by the `scale` of its source after mean and std are computed. A group
+has one source, so `scale` changes no statistic.
+
+verl adapter: functions of the kind that `register_adv_est` takes (trainer/ppo/core_algos.py at
+0.9.1). `agent_loop.plugin` registers them.
 """
 
 from collections.abc import Mapping
@@ -32,15 +37,15 @@ def compute_state_masked_grpo_advantage(
     epsilon: float = 1e-6,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantage of each trajectory within its group, laid on the tokens with mask 1.
+    """The advantage of each trajectory in its group, on the tokens with mask 1.
 
     Args:
         token_level_rewards: (B, T); only the sum over T counts.
         response_mask: (B, T), 1 = sampled by the policy. A row without a 1 (padding, or lost to
             an infrastructure fault) is in no statistic and has zero advantage.
-        index: (B,) group of each trajectory: a uid of `make_uid` where `scale` names a source.
-        config: verl's algorithm config; its `state_masked_grpo` is a `StateMaskedGRPOConfig`. What
-            that leaves out is as `norm_adv_by_std_in_grpo` says. None divides by the std.
+        index: (B,) group of each trajectory; a uid of `make_uid` if `scale` names a source.
+        config: verl's algorithm config, with a `StateMaskedGRPOConfig` in `state_masked_grpo`.
+            Without `norm_by_std` there, `norm_adv_by_std_in_grpo` decides. None divides by the std.
         epsilon: added to the std.
 
     Returns:
@@ -67,8 +72,9 @@ def compute_state_masked_grpo_advantage(
         if settings.scale:
             factor *= torch.tensor(
                 [
-                    settings.scale.get(_source_of(uid), 1.0) if compared else 1.0  # or padding
-                    for uid, compared in zip(groups, factor.tolist(), strict=True)
+                    # A group of padding has factor 0, and a uid without a source.
+                    settings.scale.get(_source_of(uid), 1.0) if is_compared else 1.0
+                    for uid, is_compared in zip(groups, factor.tolist(), strict=True)
                 ]
             ).to(factor)
         advantages = (centred * factor[group]).where(valid, 0.0).float()
@@ -77,16 +83,16 @@ def compute_state_masked_grpo_advantage(
 
 
 greedy_baselines: ContextVar[Mapping[str, float | None]] = ContextVar("greedy_baselines")
-"""uid -> reward of the group's greedy trajectory, None where that was lost; set by the trainer."""
+"""uid -> reward of the group's greedy trajectory, None if it was lost; the trainer sets it."""
 
 
 def compute_state_masked_remax_advantage(
     token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: np.ndarray, **_: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """ReMax: reward to go less the reward of the group's greedy trajectory; Li et al. 2023, alg. 1.
+    """ReMax, Li et al. 2023, alg. 1: reward to go minus the reward of the greedy trajectory.
 
-    A group whose greedy trajectory was lost has no baseline, and zero advantage. A user names it
-    `remax`.
+    Each group has one greedy trajectory. If it was lost, the advantage of the group is zero. In a
+    config the estimator's name is `remax`.
 
     Args:
         token_level_rewards: (B, T).
@@ -98,16 +104,16 @@ def compute_state_masked_remax_advantage(
     """
     from verl.trainer.ppo.core_algos import compute_remax_outcome_advantage
 
-    found = greedy_baselines.get()
-    known = [found[uid] for uid in index]
-    baselines = torch.tensor([0.0 if value is None else value for value in known])
+    of_groups = greedy_baselines.get()
+    of_rows = [of_groups[uid] for uid in index]
+    baselines = torch.tensor([0.0 if value is None else value for value in of_rows])
     advantages, returns = compute_remax_outcome_advantage(
         token_level_rewards=token_level_rewards,
         reward_baselines=baselines.to(token_level_rewards),
         response_mask=response_mask,
     )
-    has_one = torch.tensor([value is not None for value in known], device=advantages.device)
-    # verl's are not 0 on a tool's tokens between the policy's (core_algos.py:764 at 0.9.1).
+    has_one = torch.tensor([value is not None for value in of_rows], device=advantages.device)
+    # verl's values are not 0 on tool tokens between tokens of the policy (core_algos.py:764).
     return advantages * has_one.unsqueeze(-1) * response_mask, returns * response_mask
 
 
@@ -125,7 +131,7 @@ def _source_of(uid: str) -> str:
 
 
 def _settings(config: Any) -> StateMaskedGRPOConfig:
-    """What verl's algorithm config says to us."""
+    """`state_masked_grpo` of verl's algorithm config."""
     algorithm = {} if config is None else config
     by_std = algorithm.get("norm_adv_by_std_in_grpo", True)
     own = algorithm.get("state_masked_grpo") or {}

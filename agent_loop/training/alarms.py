@@ -1,4 +1,7 @@
-"""What stops a run, or is said aloud: faults, loops that raise, drift. Pure; no verl."""
+"""Alarms: too many lost trajectories, loops that raise, drift between loop and trainer.
+
+They stop a run or are logged. Pure functions; no verl.
+"""
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -7,18 +10,19 @@ from dataclasses import dataclass
 from agent_loop.metrics.source_metrics import TrainedTrajectory, groups_of
 from samplers.faults import GroupFaults, fault_of
 
-LEAST_GROUPS = 3
-"""Groups of a source that must have been seen before its faults stop a run, unless the window is
-full: one failed request can lose a whole group."""
+MIN_GROUPS = 3
+"""A source's faults stop a run only after so many of its groups, or when the window is full: one
+failed request can lose a whole group."""
 
 
-class RubbleError(RuntimeError):
-    """Too much of what would be trained is not the policy's doing."""
+class TooManyFaults(RuntimeError):
+    """More trajectories were lost to infrastructure than `mixed.infra_error_limit` allows, or no
+    trajectory of a batch has a token to train."""
 
 
 @dataclass(slots=True)
 class _Counts:
-    """What one source lost in one step."""
+    """Groups and trajectories of one source in one step."""
 
     step: int
     groups: int = 0
@@ -27,50 +31,51 @@ class _Counts:
 
 
 class FaultWindow:
-    """Share of each source's trajectories that were lost, over the last steps that it was in.
+    """The share of lost trajectories of each source, over the last steps that trained the source.
 
-    It forgets on restart: a run that was stopped for its faults may be tried again.
+    The window is empty after a restart, so that a run which was stopped for its faults can be
+    started again.
 
     Args:
-        limit: a larger share stops the run; 1 never does.
-        steps: how far back it looks.
+        limit: a larger share stops the run; 1 never stops it.
+        steps: length of the window.
     """
 
     def __init__(self, limit: float, steps: int) -> None:
         self._limit, self._steps = limit, steps
-        self._seen: defaultdict[str, deque[_Counts]] = defaultdict(lambda: deque(maxlen=steps))
+        self._counts: defaultdict[str, deque[_Counts]] = defaultdict(lambda: deque(maxlen=steps))
 
     def check(self, step: int, groups: Iterable[GroupFaults]) -> None:
-        """Take in groups of a step, which may come in several parts.
+        """Add groups of a step. A step may be added in several parts.
 
         Raises:
-            RubbleError: a source lost too many; names tool and last error.
+            TooManyFaults: a source lost too many; the message has the tool and its last error.
         """
-        last: dict[str, str] = {}
+        last_fault: dict[str, str] = {}
         for group in groups:
-            seen = self._seen[group.source]
-            if not seen or seen[-1].step != step:
-                seen.append(_Counts(step))
-            seen[-1].groups += 1
-            seen[-1].trajectories += group.trajectories
-            seen[-1].lost += len(group.faults)
+            steps = self._counts[group.source]
+            if not steps or steps[-1].step != step:
+                steps.append(_Counts(step))
+            steps[-1].groups += 1
+            steps[-1].trajectories += group.trajectories
+            steps[-1].lost += len(group.faults)
             if group.faults:
-                last[group.source] = group.faults[-1]
-        for source, fault in last.items():
-            seen = self._seen[source]
-            total, lost = sum(c.trajectories for c in seen), sum(c.lost for c in seen)
-            enough = len(seen) == self._steps or sum(c.groups for c in seen) >= LEAST_GROUPS
-            if enough and lost > self._limit * total:
-                raise RubbleError(
-                    f"source={source} lost {lost} of {total} trajectories of the last {len(seen)} "
-                    f"steps, more than mixed.infra_error_limit={self._limit}: no policy is "
-                    f"trained on rubble; {fault}; see `verl-mixed doctor` and the run's "
+                last_fault[group.source] = group.faults[-1]
+        for source, fault in last_fault.items():
+            steps = self._counts[source]
+            total, lost = sum(c.trajectories for c in steps), sum(c.lost for c in steps)
+            is_enough = len(steps) == self._steps or sum(c.groups for c in steps) >= MIN_GROUPS
+            if is_enough and lost > self._limit * total:
+                raise TooManyFaults(
+                    f"source={source} lost {lost} of {total} trajectories of the last {len(steps)} "
+                    f"steps, more than mixed.infra_error_limit={self._limit}: the batch would be "
+                    f"trained without them; {fault}; see `verl-mixed doctor` and the run's "
                     "tool_server.log, then start the same command again"
                 )
 
 
 def faults_by_group(trajectories: Iterable[TrainedTrajectory]) -> list[GroupFaults]:
-    """What each group lost, in the order of their first trajectories."""
+    """The faults of each group, in the order of the groups' first trajectories."""
     return [
         GroupFaults(
             source=own[0].source,
@@ -82,7 +87,7 @@ def faults_by_group(trajectories: Iterable[TrainedTrajectory]) -> list[GroupFaul
 
 
 def nothing_to_train(trajectories: Sequence[TrainedTrajectory]) -> str | None:
-    """Why a batch has no token with mask 1; None where it has one."""
+    """Why no trajectory of a batch has a token with mask 1; None if one has."""
     if any(any(t.response_mask) for t in trajectories):
         return None
     reasons = dict(Counter(str(t.record["stop_reason"]) for t in trajectories))
@@ -90,13 +95,13 @@ def nothing_to_train(trajectories: Sequence[TrainedTrajectory]) -> str | None:
     return f"stop reasons={reasons}, {faults[-1] if faults else 'no fault'}"
 
 
-def exceeds(seen: float, limit: float | None) -> bool:
-    """Whether a number is above its limit; one that is none (NaN) is."""
-    return limit is not None and not seen <= limit
+def exceeds(number: float, limit: float | None) -> bool:
+    """Whether a number is above its limit. NaN is; without a limit nothing is."""
+    return limit is not None and not number <= limit
 
 
 def loop_error(trajectories: Sequence[TrainedTrajectory]) -> str | None:
-    """The first exception of an agent loop's own code, None without one."""
+    """The first exception that the code of an agent loop raised; None without one."""
     for t in trajectories:
         if t.record["loop_error"] is not None:
             return f"source={t.source} row_id={t.row_id}: {t.record['fault']}"
@@ -106,11 +111,16 @@ def loop_error(trajectories: Sequence[TrainedTrajectory]) -> str | None:
 def drift_problems(
     trajectory: TrainedTrajectory, decode: Callable[[Sequence[int]], str]
 ) -> list[str]:
-    """Where the trained tokens of a trajectory are not what its loop saw; none when all agree.
+    """Differences between a trained trajectory and what its agent loop recorded.
+
+    Compared are the mask, the log-probs where the mask is 0, and the text of each segment.
 
     Args:
         trajectory: as trained.
-        decode: the trainer's tokenizer.
+        decode: of the trainer's tokenizer.
+
+    Returns:
+        One sentence a difference; none when all agree.
     """
     mask, log_probs = trajectory.response_mask, trajectory.log_probs
     record = trajectory.record
@@ -119,7 +129,7 @@ def drift_problems(
     problems = []
     if trajectory.is_lost:
         return ["a lost trajectory has mask 1"] if any(mask) else []
-    # A sampled token may have log-prob 0.0, as one that was certain; one with mask 0 has no other.
+    # With mask 0 every log-prob is 0.0. With mask 1 it may be 0.0 too: a token that was certain.
     if record["state_masking"]:
         segments = record["segments"]
         bits = [int(author == "model") for author, _, n, _ in segments for _ in range(n)]
@@ -128,7 +138,8 @@ def drift_problems(
         if any(log_prob and not bit for log_prob, bit in zip(log_probs, mask, strict=True)):
             problems.append("a token with mask 0 has a log-prob")
     for author, start, length, text in record["segments"]:
-        seen = decode(trajectory.response_ids[start : start + length])
-        if seen != text and (author == "model" or text):  # the filler of an empty one has no text
-            problems.append(f"tokens from {start} say {seen!r}, the loop acted on {text!r}")
+        decoded = decode(trajectory.response_ids[start : start + length])
+        # The filler token of an empty response is recorded without a text.
+        if decoded != text and (author == "model" or text):
+            problems.append(f"tokens from {start} say {decoded!r}, the loop acted on {text!r}")
     return problems

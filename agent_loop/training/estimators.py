@@ -1,10 +1,10 @@
-"""Advantage estimators by name: `algorithm.adv_estimator`. No verl.
+"""Names of advantage estimators, `algorithm.adv_estimator`, by what they need. No verl.
 
-verl's own: `AdvantageEstimator` (trainer/ppo/core_algos.py at 0.9.1).
+verl's names: `AdvantageEstimator` (trainer/ppo/core_algos.py at 0.9.1).
 """
 
 ESTIMATORS = ("state_masked_grpo", "grpo", "rloo", "reinforce_plus_plus", "remax", "gae")
-"""Those that the project runs on the real trainer in its tests."""
+"""Estimators that the tests of this project run on the real trainer."""
 
 UNTRIED = (
     "reinforce_plus_plus_baseline",
@@ -14,11 +14,11 @@ UNTRIED = (
     "rloo_vectorized",
     "grpo_vectorized",
 )
-"""Others of verl that need no more than rewards and groups."""
+"""Further estimators of verl, which need rewards and groups only."""
 
 WITHIN_GROUPS = (*UNTRIED, "grpo", "rloo")
-"""Those of verl that compare a trajectory with its group. Of a group of one they take the mean for
-0, so that its reward is its advantage; `grpo_passk` raises. `state_masked_grpo` knows better."""
+"""Estimators of verl that compare a trajectory with its group. In a group of one they use 0 as the
+mean, so that the advantage is the reward; `grpo_passk` raises. `state_masked_grpo` gives 0."""
 
 WITHOUT_GROUPS = ("reinforce_plus_plus", "remax", "gae")
-"""Those that compare a trajectory with something else."""
+"""Estimators that compare a trajectory with something else than its group."""

@@ -1,9 +1,13 @@
-"""The training process: verl's own entry with a config that is composed already.
+"""The training process: `python -m agent_loop.training.main CONFIG`.
 
-verl adapter: `trainer/main_ppo.py` at 0.9.1. It runs what `main_ppo.main` runs, but takes the
-resolved config of the run's folder, and refuses to start when our plugin did not load, which verl
-would hide. On a cluster it joins Ray itself, because verl would print what workers are handed, and
-keeps the trainer on this node, whose folder holds the run.
+verl adapter: `trainer/main_ppo.py` at 0.9.1. This does what `main_ppo.main` does, with four
+differences:
+
+- It reads the resolved config in the run's folder.
+- It does not start if verl did not load this project's plugin, because verl would not report that.
+- On a cluster it connects to Ray itself, because verl would print the variables of the workers,
+  secrets included.
+- The trainer stays on this node, because this node has the run's folder.
 """
 
 import os
@@ -13,14 +17,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-HANDED_ON = re.compile(
+FORWARDED = re.compile(
     r"WANDB_\w+|TENSORBOARD_DIR|HF_\w+|NCCL_\w+|GLOO_\w+|VLLM_\w+|TORCH\w*|HYDRA_FULL_ERROR"
     r"|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM|PYTHONUNBUFFERED|VERL_(?!MIXED_)\w+|TOOL_SERVER_TOKEN"
     r"|SERPER_API_KEY"
 )
-"""Variables of this process that workers on a cluster get: they inherit those of their node's Ray,
-which was started before the run. Not the run's mark, by which a launcher finds what it has to end:
-these end with their job."""
+"""Variables of this process that are sent to workers on a cluster. Workers inherit the variables of
+their node's Ray, which was started before the run. The mark of the run is not sent: a launcher ends
+all processes with the mark, but Ray ends these workers with their job."""
 
 
 def main(config_path: str) -> None:
@@ -30,14 +34,14 @@ def main(config_path: str) -> None:
         config_path: `config.yaml` of a run's folder.
 
     Raises:
-        RuntimeError: the `verl.plugins` entry point did not load.
+        RuntimeError: verl did not load the `verl.plugins` entry point.
     """
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
-    # Not imported here: an import would register what verl itself did not load.
+    # The plugin is not imported here: an import would hide that verl did not load it.
     plugin = sys.modules.get("agent_loop.plugin")
     if plugin is None or not plugin.is_loaded():
         raise RuntimeError(
@@ -54,11 +58,11 @@ def main(config_path: str) -> None:
     )
     if OmegaConf.select(config, "ray_kwargs.ray_init.address"):
         join(config)
-    run_ppo(config, task_runner_class=_OnThisNode(TaskRunnerV1))
+    run_ppo(config, task_runner_class=_PinnedToThisNode(TaskRunnerV1))
 
 
 def join(config: DictConfig) -> None:
-    """Connect to a Ray cluster that runs, as `run_ppo` would, with the variables of `HANDED_ON`."""
+    """Connect to a running Ray cluster as `run_ppo` would, and send the variables `FORWARDED`."""
     import ray
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
@@ -66,20 +70,20 @@ def join(config: DictConfig) -> None:
         os.environ["VERL_FULL_DETERMINISM"] = os.environ["VLLM_BATCH_INVARIANT"] = "1"
         os.environ["PYTHONHASHSEED"] = str(config.actor_rollout_ref.rollout.seed)
     settings: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
-    given: dict[str, Any] = settings.pop("runtime_env", None) or {}
-    stock = get_ppo_ray_runtime_env(config)
-    runtime_env = {**stock, **given}
+    of_user: dict[str, Any] = settings.pop("runtime_env", None) or {}
+    of_verl = get_ppo_ray_runtime_env(config)
+    runtime_env = {**of_verl, **of_user}
     runtime_env["env_vars"] = {
-        **stock["env_vars"],
-        **{name: value for name, value in os.environ.items() if HANDED_ON.fullmatch(name)},
+        **of_verl["env_vars"],
+        **{name: value for name, value in os.environ.items() if FORWARDED.fullmatch(name)},
         "TRANSFER_QUEUE_ENABLE": "1",
-        **given.get("env_vars", {}),
+        **of_user.get("env_vars", {}),
     }
     ray.init(**settings, runtime_env=runtime_env)
 
 
-class _OnThisNode:
-    """A remote class whose actors stay on the node of the process that makes them.
+class _PinnedToThisNode:
+    """A remote class whose actors are started on the node of this process.
 
     Args:
         remote_class: decorated with `ray.remote`.
@@ -93,8 +97,8 @@ class _OnThisNode:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         node = ray.get_runtime_context().get_node_id()
-        here = NodeAffinitySchedulingStrategy(node, soft=False)
-        return self._class.options(scheduling_strategy=here, **options)
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        return self._class.options(scheduling_strategy=strategy, **options)
 
     def remote(self) -> Any:
         return self.options().remote()

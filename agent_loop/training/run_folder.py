@@ -1,6 +1,6 @@
-"""The files of a run that the trainer writes, one line a step, kept over a kill.
+"""Reading and writing the JSON-lines files of a run, which a kill may not damage.
 
-`ledger.jsonl` is `samplers.ledger`'s. Everything here is plain JSON lines, flushed as written.
+`ledger.jsonl` is in `samplers.ledger`.
 """
 
 import json
@@ -15,24 +15,24 @@ import numpy as np
 from samplers.disk import flush
 
 STOP_FILE = "stop"
-"""In a run's folder: the trainer saves a checkpoint after the step under way, and ends."""
+"""If this file is in a run's folder, the trainer saves a checkpoint after the step and ends."""
 
 
 def whole_checkpoint(checkpoints: Path) -> int:
-    """Step of the newest whole checkpoint where verl's tracker does not say; 0 without one.
+    """Step of the newest whole checkpoint; 0 without one. For a tracker that a kill left empty.
 
-    verl opens the tracker only after a checkpoint's data.pt is written, so a folder with one is
-    whole.
+    verl opens the tracker after it has written a checkpoint's data.pt, so that a folder with that
+    file is whole.
     """
     steps = (int(path.parent.name.split("_")[-1]) for path in checkpoints.glob("*/data.pt"))
     return max(steps, default=0)
 
 
 def plain(value: Any) -> Any:
-    """The JSON form of a numpy or torch value; for `json.dumps(default=...)`.
+    """A numpy or torch value as plain Python, for `json.dumps(default=...)`.
 
     Raises:
-        TypeError: it has none.
+        TypeError: the value is of another type.
     """
     if isinstance(value, np.generic | np.ndarray) or hasattr(value, "tolist"):
         return value.tolist()
@@ -40,19 +40,19 @@ def plain(value: Any) -> Any:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSON-lines file, without a last line that was torn by a kill."""
+    """The objects of a JSON-lines file, without a last line that a kill cut short."""
     return [json.loads(raw) for raw in _finished(path)]
 
 
 def _finished(path: Path) -> list[bytes]:
-    """The lines of a file that end in a newline; none where there is no file."""
+    """The lines of a file that end in a newline; none if there is no file."""
     if not path.exists():
         return []
     return [raw for raw in path.read_bytes().split(b"\n")[:-1] if raw.strip()]
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Write a whole JSON-lines file at once: readers see the old file or the new one."""
+    """Write a whole JSON-lines file, as `write_whole`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, (_raw(record) + b"\n" for record in records))
 
@@ -62,15 +62,15 @@ def _raw(record: Mapping[str, Any]) -> bytes:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole file of text, as `write_whole`; what UTF-8 does not have becomes `?`."""
+    """Write a whole text file, as `write_whole`; characters that UTF-8 lacks become `?`."""
     write_whole(path, [text.encode(errors="replace")])
 
 
 def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
-    """Write a whole file at once: readers see the old file or the new one.
+    """Replace a file at once: readers see the old file or the new one, never a part.
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: it cannot be written; the old file stays, and no draft is left.
     """
     draft = path.with_name(path.name + ".tmp")
     try:
@@ -84,7 +84,7 @@ def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
 
 
 def metrics_line(raw: bytes) -> dict[str, Any] | None:
-    """A line of `metrics.jsonl` with its finite numbers; None where it is none."""
+    """A line of `metrics.jsonl` with its finite numbers; None if it is not such a line."""
     try:
         line = json.loads(raw)
         step, moment, metrics = line["step"], float(line["time"]), line["metrics"]
@@ -101,10 +101,10 @@ def metrics_line(raw: bytes) -> dict[str, Any] | None:
 
 
 def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The lines of a `metrics.jsonl`, and how many finished lines are none and were passed over."""
-    found = [metrics_line(raw) for raw in _finished(path)]
-    lines = [line for line in found if line is not None]
-    return lines, len(found) - len(lines)
+    """The lines of a `metrics.jsonl`, and how many finished lines could not be read."""
+    all_lines = [metrics_line(raw) for raw in _finished(path)]
+    lines = [line for line in all_lines if line is not None]
+    return lines, len(all_lines) - len(lines)
 
 
 class MetricsFile:
@@ -124,14 +124,14 @@ class MetricsFile:
             file.write(_raw(record) + b"\n")
 
     def rewind(self, step: int, checkpointed: Mapping[str, Any] | None) -> None:
-        """Make the file end with `step`, the step that a resumed run goes on from.
+        """Make the file end with `step`, from which the run is resumed.
 
-        Finished lines that are none stay where they are: of which step they were is not known.
+        Lines that cannot be read stay, because their step is not known.
 
         Args:
-            step: later lines are dropped: those steps are trained again.
-            checkpointed: the step's line as its checkpoint holds it, added when a kill came between
-                the checkpoint and the line.
+            step: later lines are removed, because those steps are trained again.
+            checkpointed: the line of `step` in its checkpoint. It is added if a kill came after the
+                checkpoint and before the line.
         """
         kept, steps = list[bytes](), set[int]()
         for raw in _finished(self.path):

@@ -1,7 +1,7 @@
-"""The rows of a trained batch: read back from TransferQueue, laid out for the optimizer updates.
+"""Rows of a trained batch: read from TransferQueue, and ordered for the optimizer updates.
 
-verl adapter: `KVBatchMeta` and the padding of trainer/ppo/padding_utils.py at 0.9.1. Which group
-goes where is decided in `samplers.balance`; here are the rows.
+verl adapter: `KVBatchMeta` and the padding of trainer/ppo/padding_utils.py at 0.9.1.
+`samplers.balance` decides which group goes into which update.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -25,34 +25,45 @@ from samplers.balance import deal_groups, imbalance, rows_per_update, spread_row
 from samplers.replay_buffer import prompt_of
 
 COMPARED_ROWS = 4096
-"""Batches up to this size are also laid out as verl would, to show its balance beside ours."""
+"""Up to this many rows, verl's own layout is computed too, for `mixed/balance/stock_imbalance`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What the rows of an update must divide into."""
+    """The numbers by which the rows of an update must be divisible."""
 
     ranks: int
     """Data-parallel ranks of the actor."""
 
     update_micro: int
-    """Rows of one rank that one forward and backward pass takes; 1 where any number will do."""
+    """Rows of one rank in one forward and backward pass; 1 if passes may differ in size."""
 
     log_prob_micro: int
-    """Rows of one rank that a pass for log-probs takes; 1 where any number will do."""
+    """Rows of one rank in one pass for log-probs; 1 if passes may differ in size."""
 
 
-class RowTemperatures(dict[str, Any]):
-    """`extra_info` of a batch whose rows carry their own `temperature`: verl's one for all, which
-    would be laid over them in the workers, is not taken up."""
+class FixedInfo(dict[str, Any]):
+    """`extra_info` of a batch, in which verl cannot set some keys. Workers get a plain dict.
+
+    Args:
+        info: the values.
+        fixed: keys that keep their value, or stay absent.
+    """
+
+    def __init__(self, info: Mapping[str, Any], fixed: Set[str]) -> None:
+        super().__init__(info)
+        self._fixed = frozenset(fixed)
 
     def __setitem__(self, key: str, value: Any) -> None:
-        if key != "temperature":
+        if key not in self._fixed:
             super().__setitem__(key, value)
 
     def update(self, *args: Any, **kwargs: Any) -> None:
         for key, value in dict(*args, **kwargs).items():
             self[key] = value
+
+    def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
+        return dict, (dict(self),)
 
 
 def group_of(key: str) -> str:
@@ -61,7 +72,7 @@ def group_of(key: str) -> str:
 
 
 def place_of(key: str) -> tuple[str, int, int, int]:
-    """Where a row stands in the plan: source, draw, session, index."""
+    """Place of a row in the plan: source, draw, session, index."""
     uid, session, index = key.rsplit("_", 2)
     return *prompt_of(uid), int(session), int(index)
 
@@ -78,23 +89,23 @@ def fetch(batch: KVBatchMeta, keys: Sequence[str], fields: Sequence[str]) -> Any
 
 
 def values(data: Any, name: str) -> list[Any]:
-    """A column that is no tensor, as plain Python values."""
+    """A column of plain Python values."""
     return data.get(name).tolist()
 
 
 def lay_out(
     batch: KVBatchMeta, quotas: Sequence[Mapping[str, int]], sizes: Sizes, eos_token_id: int
 ) -> tuple[KVBatchMeta, int, dict[str, float]]:
-    """Order a batch so that each optimizer update holds its quotas and each rank as much work.
+    """Order a batch so that each update holds its quotas, and all ranks have equal work.
 
     Args:
         batch: whole groups, without padding.
         quotas: groups of each source in each update.
-        sizes: what the rows must divide into.
-        eos_token_id: for padding rows, which fill the updates up where their rows do not divide.
+        sizes: numbers by which the rows must be divisible.
+        eos_token_id: token of padding rows, which are added to make the rows divisible.
 
     Returns:
-        the batch in order, rows of one update (all ranks together), and metrics.
+        The ordered batch; rows of one update over all ranks; metrics.
     """
     rows_of: dict[str, list[int]] = {}
     for row, key in enumerate(batch.keys):
@@ -131,17 +142,17 @@ def lay_out(
 
 
 def _workloads(batch: KVBatchMeta) -> list[int]:
-    """(rows,) verl's estimate of the work of each row."""
+    """(B,) verl's estimate of the work of each row."""
     return calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
 
 
 def write_temperatures(batch: KVBatchMeta, of_sources: Mapping[str, float], common: float) -> None:
-    """Give each row the temperature that it was sampled with, for the log-prob passes.
+    """Write the sampling temperature of each row, which the log-prob passes divide by.
 
     Args:
-        batch: the batch, padding included.
+        batch: with padding.
         of_sources: source -> its temperature.
-        common: that of padding, which has no loss.
+        common: temperature of padding rows, which have no loss.
     """
     temperatures = [
         common if is_padding(tag) else of_sources[prompt_of(group_of(key))[0]]
@@ -155,15 +166,15 @@ def write_temperatures(batch: KVBatchMeta, of_sources: Mapping[str, float], comm
 
 
 def fill_with_zeros(batch: KVBatchMeta, rows: Set[str], fields: Sequence[str]) -> KVBatchMeta:
-    """Write a zero for each token of the response.
+    """Write zeros, one for each token of the response.
 
     Args:
-        batch: holds the rows.
-        rows: their keys.
-        fields: what is written.
+        batch: a batch with the rows.
+        rows: keys of the rows.
+        fields: names of the columns to write.
 
     Returns:
-        The rows, with the names of all fields that they have.
+        The rows, with the names of all their columns.
     """
     keys = [key for key in batch.keys if key in rows]
     masks = fetch(batch, keys, ["response_mask"])["response_mask"].unbind(0)
@@ -178,7 +189,7 @@ def fill_with_zeros(batch: KVBatchMeta, rows: Set[str], fields: Sequence[str]) -
 
 
 def read_baselines(batch: KVBatchMeta) -> dict[str, float | None]:
-    """uid -> reward of the group's greedy trajectory, None where that was lost."""
+    """uid -> reward of the group's greedy trajectory; None if that trajectory was lost."""
     extra = values(fetch(batch, batch.keys, ["extra_fields"]), "extra_fields")
     return {
         group_of(key): fields["reward_baseline"]
@@ -187,7 +198,7 @@ def read_baselines(batch: KVBatchMeta) -> dict[str, float | None]:
 
 
 def read_trajectories(batch: KVBatchMeta) -> list[TrainedTrajectory]:
-    """The rows of a trained batch, padding left out."""
+    """The rows of a trained batch, without padding."""
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
     tokens = ["prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores"]
     facts = ["uid", "data_source", "row_id", "extra_fields"]
@@ -216,10 +227,12 @@ def read_trajectories(batch: KVBatchMeta) -> list[TrainedTrajectory]:
 
 
 def read_tokens(batch: KVBatchMeta) -> list[TrainedTokens]:
-    """What the optimizer was given for each row after its update, padding left out."""
+    """What the optimizer got for each row, read after the update; without padding."""
     keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
-    optional = ["entropy", "old_log_probs", "ref_log_prob"]
-    data = fetch(batch, keys, ["response_mask", "advantages", *optional])  # those there are
+    optional = ["entropy", "old_log_probs", "ref_log_prob"]  # not fetched if absent
+    data = fetch(
+        batch, keys, ["response_mask", "advantages", *optional]
+    )  # absent ones are left out
     column = {
         name: [row.numpy() for row in data[name].float().unbind(0)]
         for name in ["advantages", *optional]

@@ -39,7 +39,7 @@ ENGINES = (
     ),
     Hook(
         "workers.engine.fsdp.transformer_impl",
-        "agent_loop/training/trainer.py: one temperature per row; "
+        "agent_loop/training/optimizer_steps.py: one temperature per row; "
         "an update without a gradient is skipped",
         says=("if not torch.isfinite(grad_norm)", "if not isinstance(temperature, torch.Tensor)"),
     ),

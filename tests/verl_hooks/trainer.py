@@ -3,6 +3,9 @@
 from tests.verl_hooks.hook import Hook
 
 _TRAINER = "agent_loop/training/trainer.py"
+_STEPS = "agent_loop/training/optimizer_steps.py"
+_ACCOUNTS = "agent_loop/training/accounts.py"
+_CHECKPOINTS = "agent_loop/training/checkpoints.py"
 _BASE = "trainer.ppo.v1.trainer_base:PPOTrainer"
 
 TRAINER = (
@@ -74,7 +77,7 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}.step",
-        f"{_TRAINER}: mini-batches of a step are counted by local_trigger_step",
+        f"{_ACCOUNTS}: mini-batches of a step are counted by local_trigger_step",
         says=("self.prepare_step()", "self.local_trigger_step = trigger_idx", "self._step_once("),
     ),
     Hook(
@@ -93,7 +96,7 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._balance_batch",
-        f"{_TRAINER}: it cuts the rows by length alone, so ours lays out the mini-batches",
+        f"{_STEPS}: it cuts the rows by length alone, so ours lays out the mini-batches",
         says=(
             '"actor", self.actor_rollout_wg',
             "worker_group._query_dispatch_info(role)",
@@ -106,7 +109,7 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._compute_old_log_prob",
-        f"{_TRAINER}: a temperature of each row, and the differences of probabilities",
+        f"{_STEPS}: a temperature of each row, and the differences of probabilities",
         says=(
             "batch.extra_info.update(",
             '"temperature": self.config.actor_rollout_ref.rollout.temperature',
@@ -116,7 +119,7 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._compute_ref_log_prob",
-        f"{_TRAINER}: a temperature of each row",
+        f"{_STEPS}: a temperature of each row",
         says=(
             '"temperature": self.config.actor_rollout_ref.rollout.temperature',
             "batch.extra_info.update(",
@@ -124,7 +127,7 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._compute_advantage",
-        f"{_TRAINER} gives it the valid rows only, and remax a baseline that verl does not read",
+        f"{_STEPS} gives it the valid rows only, and remax a baseline that verl does not read",
         says=(
             '"uid", "response_mask", "rm_scores", "rollout_log_probs", "old_log_probs"',
             "self.config.algorithm.use_kl_in_reward",
@@ -145,7 +148,7 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._update_actor",
-        f"{_TRAINER} says how many rows an update has, and how many of them count",
+        f"{_STEPS} says how many rows an update has, and how many of them count",
         says=(
             "self.config.actor_rollout_ref.actor.ppo_mini_batch_size",
             "ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n",
@@ -158,7 +161,7 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._update_critic",
-        f"{_TRAINER} says how many rows an update has",
+        f"{_STEPS} says how many rows an update has",
         says=(
             "ppo_mini_batch_size = self.config.critic.ppo_mini_batch_size",
             "ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n",
@@ -166,7 +169,7 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._save_checkpoint",
-        f"{_TRAINER} and agent_loop/training/run_folder.py: "
+        f"{_CHECKPOINTS} and agent_loop/training/run_folder.py: "
         "names in a checkpoint, written last the tracker",
         says=(
             'f"global_step_{self.global_steps}"',
@@ -180,7 +183,7 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._load_checkpoint",
-        f"{_TRAINER}: the stream's state comes back, restored prompts are counted",
+        f"{_CHECKPOINTS}: the stream's state comes back, restored prompts are counted",
         says=(
             'resume_mode == "disable"',
             'resume_mode == "auto"',
@@ -191,12 +194,12 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._val_metrics_update",
-        f"{_TRAINER} adds validation by source",
+        f"{_ACCOUNTS} adds validation by source",
         takes=("data_sources", "sample_uids", "reward_extra_infos_dict", "sample_turns"),
     ),
     Hook(
         f"{_BASE}._compute_metrics",
-        f"{_TRAINER} adds its own, and writes the line",
+        f"{_ACCOUNTS} adds its own, and writes the line",
         says=('tag.get("is_padding", False)', 'tag["min_global_steps"]', 'tag["max_global_steps"]'),
         takes=("batch", "metrics", "timing_raw", "global_steps", "epoch"),
     ),
@@ -238,7 +241,7 @@ TRAINER = (
     ),
     Hook(
         "trainer.ppo.core_algos:agg_loss",
-        f"{_TRAINER}: seq-mean losses divide by global_batch_size, token-mean by kept tokens",
+        f"{_STEPS}: seq-mean losses divide by global_batch_size, token-mean by kept tokens",
         says=("batch_num_tokens", "global_batch_size", "loss_scale_factor"),
     ),
 )

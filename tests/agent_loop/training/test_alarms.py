@@ -4,9 +4,9 @@ import pytest
 
 from agent_loop.metrics.source_metrics import TrainedTrajectory
 from agent_loop.training.alarms import (
-    LEAST_GROUPS,
+    MIN_GROUPS,
     FaultWindow,
-    RubbleError,
+    TooManyFaults,
     drift_problems,
     exceeds,
     faults_by_group,
@@ -50,7 +50,7 @@ def test_too_many_faults_over_the_last_steps_stop_the_run():
     window = FaultWindow(0.5, steps=2)
     window.check(1, groups(4, of=8))  # a share at the limit is none beyond it
     window.check(2, groups(4, of=8))
-    with pytest.raises(RubbleError):
+    with pytest.raises(TooManyFaults):
         window.check(3, groups(5, of=8))
 
 
@@ -58,7 +58,7 @@ def test_steps_before_the_last_ones_are_forgotten():
     window = FaultWindow(0.5, steps=2)
     for number, lost in enumerate((0, 0, 8)):
         window.check(number, groups(lost, of=8))
-    with pytest.raises(RubbleError, match="lost 16 of 16"):
+    with pytest.raises(TooManyFaults, match="lost 16 of 16"):
         window.check(3, groups(8, of=8))
 
 
@@ -67,34 +67,34 @@ def test_the_parts_of_a_step_are_one_step_of_the_window():
     for number in (1, 2):
         for lost in (0, 6, 2):
             window.check(number, groups(lost, of=8))
-    with pytest.raises(RubbleError, match=r"lost 24 of 40 .* last 2 steps"):
+    with pytest.raises(TooManyFaults, match=r"lost 24 of 40 .* last 2 steps"):
         for _ in range(2):
             window.check(3, groups(8, of=8))
 
 
 def test_one_bad_source_is_not_hidden_by_a_good_one_and_does_not_blame_it():
-    with pytest.raises(RubbleError, match="source=math lost 6 of 6"):
+    with pytest.raises(TooManyFaults, match="source=math lost 6 of 6"):
         FaultWindow(0.5, steps=2).check(1, groups(0, of=50) + groups(6, of=6, source="math"))
 
 
 def test_a_source_with_few_groups_is_not_judged_by_one_failed_request():
     window = FaultWindow(0.5, steps=5)
-    for number in range(1, LEAST_GROUPS):
+    for number in range(1, MIN_GROUPS):
         window.check(number, groups(2, of=2))
-    with pytest.raises(RubbleError, match="lost 6 of 6"):
-        window.check(LEAST_GROUPS, groups(2, of=2))
+    with pytest.raises(TooManyFaults, match="lost 6 of 6"):
+        window.check(MIN_GROUPS, groups(2, of=2))
 
 
 def test_a_source_with_few_groups_is_judged_once_the_window_is_full():
     window = FaultWindow(0.5, steps=2)
     window.check(1, groups(2, of=2))
-    with pytest.raises(RubbleError, match="lost 4 of 4"):
+    with pytest.raises(TooManyFaults, match="lost 4 of 4"):
         window.check(2, groups(2, of=2))
 
 
 def test_a_step_without_a_fault_stops_nothing():
     window = FaultWindow(0.5, steps=3)
-    with pytest.raises(RubbleError):
+    with pytest.raises(TooManyFaults):
         window.check(1, groups(8, of=8))
     window.check(2, groups(0, of=2))
 
@@ -104,7 +104,7 @@ def test_a_limit_of_one_never_stops_a_run():
 
 
 def test_the_message_names_the_tool_and_its_last_error():
-    with pytest.raises(RubbleError) as raised:
+    with pytest.raises(TooManyFaults) as raised:
         FaultWindow(0.1, steps=1).check(1, faults_by_group(step(3, of=8)))
     for part in ("source=nq", "3 of 8", "0.1", "tool=search", "last error: fault 2", "doctor"):
         assert part in str(raised.value)

@@ -18,8 +18,9 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from agent_loop.metrics.source_metrics import TrainedTrajectory
 from agent_loop.metrics.token_metrics import TrainedTokens
+from agent_loop.training import accounts, optimizer_steps
 from agent_loop.training import trainer as module
-from agent_loop.training.alarms import FaultWindow, RubbleError
+from agent_loop.training.alarms import FaultWindow, TooManyFaults
 from agent_loop.training.run_folder import read_lines
 from agent_loop.training.trainer import MixedSeparateAsyncTrainer
 from agent_loop.turns.trajectory import StopReason, Trajectory
@@ -119,13 +120,13 @@ class Books:
             return trainer._balance_batch(batch, metrics)
 
         trainer._step_once = step_once
-        monkeypatch.setattr(module, "read_trajectories", lambda _: self.read)
+        monkeypatch.setattr(optimizer_steps, "read_trajectories", lambda _: self.read)
         monkeypatch.setattr(
-            module, "read_tokens", lambda _: [tokens_of(t) for t in trainer._trajectories]
+            accounts, "read_tokens", lambda _: [tokens_of(t) for t in trainer._trajectories]
         )
-        monkeypatch.setattr(module, "lay_out", lambda batch, *_: (batch, 2, {}))
+        monkeypatch.setattr(optimizer_steps, "lay_out", lambda batch, *_: (batch, 2, {}))
         monkeypatch.setattr(module.PPOTrainerSeparateAsync, "on_step_begin", lambda _: None)
-        assert MixedSeparateAsyncTrainer.__mro__[2].step is PPOTrainer.step
+        assert module.PPOTrainerSeparateAsync.step is PPOTrainer.step
         self.trainer = trainer
 
     def keep(self, trajectories: Sequence[TrainedTrajectory]) -> list[LedgerEntry]:
@@ -169,7 +170,7 @@ def test_a_mini_batch_that_stops_the_run_leaves_the_step_so_far_on_disk(
 ):
     parts = [batch("a", "b"), [*batch("c", fault="503"), trajectory("d", "503")]]
     books = Books(tmp_path, monkeypatch, parts)
-    with pytest.raises(RubbleError) as raised:
+    with pytest.raises(TooManyFaults) as raised:
         books.step()
     assert books.on_disk() == list("abcd")
     assert books.lines()[0]["advantage"] is None
@@ -183,7 +184,7 @@ def test_groups_that_the_filter_dropped_count_among_the_lost(
 ):
     dropped = [GroupFaults(source="nq", trajectories=2, faults=("tool=search, last error: 503",))]
     books = Books(tmp_path, monkeypatch, [batch("a", "b")], dropped * 20)
-    with pytest.raises(RubbleError, match=r"lost 20 of 42 .*last error: 503") as raised:
+    with pytest.raises(TooManyFaults, match=r"lost 20 of 42 .*last error: 503") as raised:
         books.trainer._faults = FaultWindow(0.4, steps=5)
         books.step()
     assert "mixed.infra_error_limit=0.4" in str(raised.value)
@@ -206,7 +207,7 @@ def compared(
         "old_log_probs": torch.tensor([theirs]),
         "response_mask": torch.tensor([[1, 1, 0]]),
     }
-    monkeypatch.setattr(module, "fetch", lambda *_: columns)
+    monkeypatch.setattr(optimizer_steps, "fetch", lambda *_: columns)
 
     def verls(self: object, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         metrics["training/rollout_probs_diff_valid"] = 1

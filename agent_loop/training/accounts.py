@@ -1,0 +1,279 @@
+"""Accounts of a mixed trainer: ledger, trajectories, metrics and alarms of each step.
+
+verl adapter: `step`, `_compute_metrics`, `_validate` and `_val_metrics_update` of
+trainer/ppo/v1/trainer_base.py at 0.9.1.
+"""
+
+# verl's methods are matched by name; their parameters are untyped or wider than those used here.
+# Here they are called on `super()` of a class that is mixed into verl's.
+# pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+from verl.utils.debug import marked_timer
+
+from agent_loop.metrics.source_metrics import (
+    TrainedTrajectory,
+    eviction_metrics,
+    groups_of,
+    prompts_per_source,
+    ratio_error,
+    source_metrics,
+    validation_metrics,
+)
+from agent_loop.metrics.token_metrics import token_metrics
+from agent_loop.metrics.wandb_run import log_table, trajectory_rows
+from agent_loop.tools.limiter import metrics_now
+from agent_loop.training.alarms import (
+    TooManyFaults,
+    drift_problems,
+    faults_by_group,
+    loop_error,
+    nothing_to_train,
+)
+from agent_loop.training.run_folder import numbers_of, write_lines
+from agent_loop.training.trained_batch import read_tokens
+from agent_loop.training.trainer_state import TrainerState
+from agent_loop.turns.observation_style import codec_of
+from samplers.ledger import LedgerEntry, Outcome
+from samplers.replay_buffer import prompt_of
+
+logger = logging.getLogger(__name__)
+
+_LOST = ("infra_error", "loop_error")
+"""Parts of a reward that are 1 where the trajectory has no reward."""
+
+
+class Accounts(TrainerState):
+    """Keeps the accounts of a step; see the module."""
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> KVBatchMeta:
+        batch = super().step(metrics, timing_raw)
+        with marked_timer("accounts", timing_raw):
+            self._keep_accounts(batch, metrics)
+        return batch
+
+    def _keep_accounts(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
+        """Write the trajectories and ledger lines of the step, and add its metrics."""
+        trajectories, tokens = self._trajectories, read_tokens(batch)
+        advantages = {row.key: row.advantage for row in tokens}
+        self._write_trajectories(trajectories, advantages)
+        self._show_trajectories(trajectories, advantages)
+        entries = self._write_ledger(trajectories)
+        metrics.update(source_metrics(trajectories) | token_metrics(tokens))
+        metrics.update(eviction_metrics((e.source, e.outcome) for e in entries))
+        metrics.update(self._ratio_errors(prompts_per_source(trajectories)))
+        metrics.update(self._drift(trajectories))
+        metrics["mixed/state_masking"] = float(self._state_masking)
+        self._step_metrics = metrics
+
+    def _ratio_errors(self, trained: Mapping[str, int]) -> dict[str, float]:
+        """Prompts by which the batch misses its quotas, and the run so far the prompts due."""
+        planned = self.plan.counts(self.global_steps - 1)
+        self._miscounted.update({name: trained.get(name, 0) - planned[name] for name in planned})
+        prompts = self.global_steps * self.plan.batch_size
+        so_far, due = self.plan.counts_between(0, prompts), self.plan.due(prompts)
+        return {
+            "mixed/ratio_error/max": float(ratio_error(planned, trained)),
+            "mixed/ratio_error/cumulative_max": max(
+                abs(float(so_far[name] + self._miscounted[name] - due[name])) for name in planned
+            ),
+        }
+
+    def _check_faults(self, trajectories: list[TrainedTrajectory]) -> None:
+        """Stop the run where too many trajectories of a batch were lost.
+
+        The trajectories of the step so far are written before the error is raised. A batch without
+        a token to train has no loss, and stops the run. One update without a token, in a batch of
+        several updates, does not: a seq-mean loss is 0 there; a token-mean loss is 0 / 0, and
+        verl's engine skips the update (engine/fsdp/transformer_impl.py:823).
+
+        Args:
+            trajectories: of the batch about to be trained.
+
+        Raises:
+            TooManyFaults: a source lost too many trajectories (`FaultWindow`); no trajectory has a
+                token to train; or a loop raised, and `mixed.fail_on_loop_error` is set.
+        """
+        error = loop_error(trajectories)
+        try:
+            if error is not None and self.mixed.fail_on_loop_error:
+                raise TooManyFaults(
+                    f"an agent loop raised in step={self.global_steps}, {error}; its traceback is "
+                    "in train.log; correct the loop, or set mixed.fail_on_loop_error=false to "
+                    "count such trajectories and train without them"
+                )
+            evicted = self.replay_buffer.take_losses()
+            self._faults.check(self.global_steps, [*evicted, *faults_by_group(trajectories)])
+            if (why := nothing_to_train(trajectories)) is not None:
+                path = self.trajectory_dir / f"{self.global_steps}.jsonl"
+                raise TooManyFaults(
+                    f"cannot train step={self.global_steps}, {why}: none of {len(trajectories)} "
+                    f"trajectories has a token with mask 1; read {path}; raise mixed.deadlines if "
+                    "trajectories were late, or run `verl-mixed doctor` if tools failed; then "
+                    "start the same command again"
+                )
+        except TooManyFaults:
+            self._write_trajectories(self._trajectories)
+            raise
+
+    def _drift(self, trajectories: list[TrainedTrajectory]) -> dict[str, float]:
+        """Decode some trained trajectories and compare the texts with those of their loops."""
+        decode = codec_of(self.tokenizer).decode
+        checked = trajectories[:: self.mixed.drift.every]
+        drifted = 0
+        for trajectory in checked:
+            problems = drift_problems(trajectory, decode)
+            drifted += bool(problems)
+            for problem in problems:
+                logger.warning(
+                    "step=%d drift: trajectory=%s source=%s row_id=%s: %s",
+                    *(self.global_steps, trajectory.key, trajectory.source, trajectory.row_id),
+                    problem,
+                )
+        return {"mixed/drift/checked": float(len(checked)), "mixed/drift/found": float(drifted)}
+
+    # --- the run's files ----------------------------------------------------------------------
+
+    def _write_trajectories(
+        self,
+        trajectories: list[TrainedTrajectory],
+        advantages: Mapping[str, float | None] = MappingProxyType({}),
+    ) -> None:
+        write_lines(
+            self.trajectory_dir / f"{self.global_steps}.jsonl",
+            (
+                {
+                    "step": self.global_steps,
+                    "key": t.key,
+                    "source": t.source,
+                    "row_id": t.row_id,
+                    "draw": t.draw,
+                    "reward": t.reward,
+                    "acc": t.acc,
+                    "advantage": advantages.get(t.key),
+                    "prompt_ids": t.prompt_ids,
+                    "response_ids": t.response_ids,
+                    "response_mask": t.response_mask,
+                    "log_probs": t.log_probs,
+                    **t.record,
+                }
+                for t in self._sampled(trajectories)
+            ),
+        )
+
+    def _sampled(self, trajectories: list[TrainedTrajectory]) -> list[TrainedTrajectory]:
+        """The trajectories that are written: of each source the groups that were drawn first."""
+        ordered = sorted(trajectories, key=lambda t: (t.source, t.draw, t.key))
+        most = self.mixed.trajectory_sample
+        if most is None:
+            return ordered
+        draws: defaultdict[str, set[int]] = defaultdict(set)
+        for t in ordered:
+            if len(draws[t.source]) < most:
+                draws[t.source].add(t.draw)
+        return [t for t in ordered if t.draw in draws[t.source]]
+
+    def _show_trajectories(
+        self, trajectories: list[TrainedTrajectory], advantages: Mapping[str, float | None]
+    ) -> None:
+        """Send some trajectories to Weights & Biases, if that logger is on.
+
+        They are long, so they are sent only in the first and last step and with a validation.
+        """
+        trainer, step = self.config.trainer, self.global_steps
+        is_due = trainer.test_freq > 0 and step % trainer.test_freq == 0
+        if "wandb" in trainer.logger and (is_due or step in (1, self.total_training_steps)):
+            decode = self.tokenizer.decode
+            log_table(trajectory_rows(trajectories, advantages, decode, step=step), step)
+
+    def _write_ledger(self, trajectories: list[TrainedTrajectory]) -> list[LedgerEntry]:
+        groups = groups_of(trajectories)
+        given_up = dict(self.replay_buffer.take_given_up())
+        if self.global_steps >= self.total_training_steps:
+            given_up |= dict.fromkeys(_prompts_under_way(), "unfinished")
+        entries = [self._entry(uid, "trained", group) for uid, group in groups.items()]
+        entries += [self._entry(uid, why, []) for uid, why in given_up.items()]
+        entries.sort(key=lambda entry: (entry.source, entry.draw))
+        self.ledger.append_step(self.global_steps, entries, self.plan.drawn)
+        return entries
+
+    def _entry(self, uid: str, outcome: Outcome, group: list[TrainedTrajectory]) -> LedgerEntry:
+        source, draw = prompt_of(uid)
+        row = int(self.plan.rows(source, [draw])[0])
+        if group:
+            row_id = group[0].row_id
+        else:
+            stored = self.train_dataset.dataframe[int(self._index[source][row])]
+            row_id = stored["extra_info"]["row_id"]
+        return LedgerEntry(
+            step=self.global_steps,
+            source=source,
+            draw=draw,
+            row=row,
+            row_id=row_id,
+            outcome=outcome,
+            trajectories=len(group),
+            reward_mean=float(np.mean([t.reward for t in group])) if group else None,
+        )
+
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict, timing_raw: dict, global_steps: int, epoch: int
+    ) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        if self._limiter is not None:
+            metrics.update(metrics_now(self._limiter))
+        line = self._line(metrics)
+        self.metrics_file.append(line)
+        self._exposition.show(line["metrics"])
+        if self._stopping:
+            self.total_training_steps = self.global_steps  # ends the loop of `fit`
+
+    def _line(self, metrics: dict) -> dict[str, Any]:
+        return {"step": self.global_steps, "time": time.time(), "metrics": numbers_of(metrics)}
+
+    # --- validation ---------------------------------------------------------------------------
+
+    def _validate(self) -> dict[str, float]:
+        metrics = super()._validate()
+        if self.global_steps == 0:  # later validations are in the line of their step
+            line = self._line(metrics)
+            self.metrics_file.append(line)
+            self._exposition.show(line["metrics"])
+        return metrics
+
+    def _val_metrics_update(
+        self,
+        data_sources: list[str],
+        sample_uids: list[str],
+        reward_extra_infos_dict: dict[str, list],
+        sample_turns: list,
+        **kwargs: Any,
+    ) -> dict[str, float]:
+        own = validation_metrics(
+            data_sources,
+            reward_extra_infos_dict["reward"],
+            [float(acc or 0.0) for acc in reward_extra_infos_dict["acc"]],
+            [
+                bool(i or e)
+                for i, e in zip(*(reward_extra_infos_dict[n] for n in _LOST), strict=True)
+            ],
+        )
+        theirs = super()._val_metrics_update(
+            data_sources, sample_uids, reward_extra_infos_dict, sample_turns, **kwargs
+        )
+        return theirs | own
+
+
+def _prompts_under_way() -> list[str]:
+    """uids of the prompts that were started and are not trained yet."""
+    items = (tq.kv_list("train") or {}).get("train", {})
+    return [key for key, tag in items.items() if tag.get("is_prompt")]

@@ -1,0 +1,330 @@
+"""One optimizer step of a mixed trainer: layout of the batch, log-probs, advantages, updates.
+
+verl adapter: `_balance_batch` and the `_compute_*` and `_update_*` methods of
+trainer/ppo/v1/trainer_base.py at 0.9.1. What is added to verl's methods: a batch that differs from
+the plan is an error; each row may have its own temperature; rows without a token to train are in no
+statistic; and an update may have another number of rows than `ppo_mini_batch_size * rollout.n`.
+"""
+
+# verl's methods are matched by name; their parameters are untyped or wider than those used here.
+# Here they are called on `super()` of a class that is mixed into verl's.
+# pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from omegaconf import open_dict
+from transfer_queue import KVBatchMeta
+
+from agent_loop.training.advantage import STATE_MASKED_REMAX, greedy_baselines
+from agent_loop.training.alarms import exceeds
+from agent_loop.training.estimators import WITHIN_GROUPS
+from agent_loop.training.trained_batch import (
+    FixedInfo,
+    Sizes,
+    fetch,
+    fill_with_zeros,
+    group_of,
+    is_padding,
+    lay_out,
+    place_of,
+    read_baselines,
+    read_trajectories,
+    values,
+    write_temperatures,
+)
+from agent_loop.training.trainer_state import TrainerState
+from samplers.replay_buffer import prompt_of
+
+logger = logging.getLogger(__name__)
+
+
+class MixtureError(RuntimeError):
+    """The batch about to be trained is not the planned one."""
+
+
+class OptimizerSteps(TrainerState):
+    """Prepares a batch and hands it to verl's methods; see the module."""
+
+    def _quota(self, groups: int, update: int | None = None) -> dict[str, int]:
+        """Source -> its groups among the next `groups` groups of the plan.
+
+        Args:
+            groups: how many.
+            update: counts from this optimizer update of the step on, in updates of `groups` groups;
+                None counts from the batch that is sampled next.
+        """
+        batch_size = self.config.data.train_batch_size
+        first = (self.global_steps - 1) * batch_size
+        if update is None:
+            first += self.local_trigger_step * (batch_size // self.parameter_sync_step)
+        else:
+            first += update * groups
+        return self.plan.counts_between(first, first + groups)
+
+    def _balance_batch(
+        self,
+        batch: KVBatchMeta,
+        metrics: dict[str, Any],
+        logging_prefix: str = "global_seqlen",
+        keep_minibatch: bool = False,
+    ) -> KVBatchMeta:
+        groups = self._check_composition(batch)
+        # Order by source and draw: the order in which groups finished must not matter.
+        batch.reorder(sorted(range(len(batch)), key=lambda row: place_of(batch.keys[row])))
+        trajectories = read_trajectories(batch)
+        self._trajectories += trajectories  # separate_async: a step has several batches
+        self._check_faults(trajectories)
+        per_update = min(self.config.actor_rollout_ref.actor.ppo_mini_batch_size, groups)
+        start = self.local_trigger_step * groups // per_update
+        quotas = [
+            self._quota(per_update, update) for update in range(start, start + groups // per_update)
+        ]
+        batch, self._rows_per_update, balance = lay_out(
+            batch, quotas, self._sizes(), self.tokenizer.eos_token_id
+        )
+        metrics.update(balance)
+        if self._temperatures:
+            write_temperatures(batch, self._temperatures, self._common_temperature)
+        return batch
+
+    def _check_composition(self, batch: KVBatchMeta) -> int:
+        """Refuse a batch whose sources, counted from its rows, are not those of the plan.
+
+        Returns:
+            Groups in the batch.
+
+        Raises:
+            MixtureError: a group is missing, short, or of another source than planned.
+        """
+        data = fetch(batch, batch.keys, ["data_source", "uid"])
+        sessions: dict[str, set[str]] = {}
+        trained: Counter[str] = Counter()
+        for key, uid, source in zip(
+            batch.keys, values(data, "uid"), values(data, "data_source"), strict=True
+        ):
+            if uid not in sessions:
+                trained[source] += 1
+            sessions.setdefault(uid, set()).add(key.split("_")[1])
+        groups = self.config.data.train_batch_size // self.parameter_sync_step
+        wanted = {source: count for source, count in self._quota(groups).items() if count}
+        short = [uid for uid, own in sessions.items() if len(own) < self._rollout_n(uid)]
+        if trained != wanted or short:
+            raise MixtureError(
+                f"cannot train step={self.global_steps}: planned prompts {wanted}, finished "
+                f"{dict(trained)}, groups that lost trajectories: {len(short)}; an agent loop "
+                "raised: its traceback is in train.log above this line; correct the loop, or have "
+                "such groups replaced (trainer.v1.sampler.sync_refill_failed_groups=true)"
+            )
+        return groups
+
+    def _rollout_n(self, uid: str) -> int:
+        source = self.mixed.sources[prompt_of(uid)[0]]
+        return source.rollout_n or self.config.actor_rollout_ref.rollout.n
+
+    def _sizes(self) -> Sizes:
+        """The numbers by which the rows of an optimizer update must be divisible."""
+        workers = self.actor_rollout_wg
+        if "actor" not in workers._dispatch_info:
+            workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
+        config = self.config.actor_rollout_ref
+        of_log_probs = [config.rollout]
+        if self.use_reference_policy:
+            of_log_probs.append(config.ref)
+        return Sizes(
+            ranks=max(workers._dispatch_info["actor"]) + 1,
+            update_micro=1
+            if config.actor.use_dynamic_bsz
+            else config.actor.ppo_micro_batch_size_per_gpu,
+            log_prob_micro=math.lcm(
+                *(
+                    section.log_prob_micro_batch_size_per_gpu
+                    for section in of_log_probs
+                    if not section.log_prob_use_dynamic_bsz
+                )
+            ),
+        )
+
+    # --- log-probs ----------------------------------------------------------------------------
+
+    @property
+    def _common_temperature(self) -> float:
+        return float(self.config.actor_rollout_ref.rollout.temperature)
+
+    @cached_property
+    def _temperatures(self) -> dict[str, float]:
+        """Source -> temperature; empty if all sources have the common temperature."""
+        own = {
+            name: source.temperature or self._common_temperature
+            for name, source in self.mixed.sources.items()
+        }
+        return own if set(own.values()) != {self._common_temperature} else {}
+
+    def _with_row_temperatures(self, batch: KVBatchMeta) -> KVBatchMeta:
+        """The batch, to which verl cannot add one temperature for all rows if rows have their own.
+
+        The rows' temperatures are a column of the batch. In the workers, verl's one temperature
+        would replace the column.
+        """
+        if self._temperatures:
+            info = dict(batch.extra_info or {})
+            info.pop("temperature", None)
+            batch.extra_info = FixedInfo(info, {"temperature"})
+        return batch
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_old_log_prob(self._with_row_temperatures(batch), metrics)
+        warn, limit = self.mixed.drift.warn_probs_diff, self.mixed.max_probs_diff
+        # Without state masking the batch holds tool tokens, whose log-prob in the rollout is 0.
+        is_compared = metrics.get("training/rollout_probs_diff_valid") and self._state_masking
+        if not is_compared or not self._is_on_policy(batch):
+            return batch
+        seen = float(metrics["training/rollout_probs_diff_max"])
+        if exceeds(seen, warn):
+            logger.warning("step=%d drift: %s", self.global_steps, self._worst_token(batch))
+        if exceeds(seen, limit):
+            raise RuntimeError(
+                f"rollout and trainer disagree in step={self.global_steps}: "
+                f"rollout_probs_diff_max={seen:.2e} is above mixed.max_probs_diff={limit} "
+                f"({self._worst_token(batch)}); weights, masks or token ids differ between the two;"
+                " look for a failed weight sync in train.log"
+            )
+        return batch
+
+    def _worst_token(self, batch: KVBatchMeta) -> str:
+        """The token where rollout and trainer differ most. NaN counts as the largest difference."""
+        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
+        names = ["rollout_log_probs", "old_log_probs", "response_mask"]
+        data = fetch(batch, keys, names)
+        worst = (-1.0, "", 0, 0.0, 0.0)
+        for key, *row in zip(keys, *(data[name].unbind(0) for name in names), strict=True):
+            ours, theirs, mask = row
+            gap = (ours.exp() - theirs.exp()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+            gap = gap.where(mask.bool(), 0.0)
+            at = int(gap.argmax())
+            worst = max(worst, (float(gap[at]), key, at, float(ours[at]), float(theirs[at])))
+        _, key, at, ours, theirs = worst
+        source, draw = prompt_of(group_of(key))
+        return (
+            f"trajectory={key} source={source} draw={draw} token={at}: log-prob {ours:.4f} in "
+            f"the rollout, {theirs:.4f} in the trainer"
+        )
+
+    def _is_on_policy(self, batch: KVBatchMeta) -> bool:
+        """Whether all rows were sampled with the current weights."""
+        current = self.global_steps - 1
+        return self.trainer_mode == "sync" or all(
+            is_padding(tag) or (tag.get("min_global_steps") or 0) >= current for tag in batch.tags
+        )
+
+    def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        return super()._compute_ref_log_prob(self._with_row_temperatures(batch), metrics)
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """verl's advantage of any estimator, over the rows that have one.
+
+        Padding and lost trajectories (mask all 0) are left out of every mean, std and whitening. If
+        the estimator compares the trajectories of a group, the only valid trajectory of a group is
+        left out too. The rows left out get advantage 0.
+        """
+        masks = fetch(batch, batch.keys, ["response_mask"])["response_mask"].unbind(0)
+        valid = [key for key, mask in zip(batch.keys, masks, strict=True) if mask.any()]
+        algorithm = self.config.algorithm
+        if algorithm.adv_estimator in WITHIN_GROUPS:
+            group_sizes = Counter(map(group_of, valid))
+            valid = [key for key in valid if group_sizes[group_of(key)] > 1]
+        fields = ["advantages", "returns"]
+        if algorithm.use_kl_in_reward:
+            fields.append("token_level_rewards")
+        if valid:
+            rows = batch.select_keys(valid)
+            with self._greedy_baselines(rows, metrics):
+                done = super()._compute_advantage(rows, metrics)
+            if len(valid) == len(batch):
+                return done
+            fields += {"rollout_is_weights"} & set(done.fields or ())
+        done = fill_with_zeros(batch, set(batch.keys) - set(valid), fields)
+        batch.fields = done.fields
+        return batch
+
+    @contextmanager
+    def _greedy_baselines(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> Iterator[None]:
+        """For `remax`: the baseline of each row, while verl computes the advantages.
+
+        verl's own `remax` reads `reward_baselines`, which verl's V1 trainers do not fill (only
+        trainer/ppo/ray_trainer.py:1525 does at 0.9.1). The name of the estimator is replaced by the
+        name of ours while verl looks it up.
+        """
+        algorithm = self.config.algorithm
+        if algorithm.adv_estimator != "remax":
+            yield
+            return
+        baselines = read_baselines(batch)
+        known = [value for value in baselines.values() if value is not None]
+        metrics["mixed/remax/baseline"] = float(np.mean(known)) if known else 0.0
+        metrics["mixed/remax/lost_baselines"] = float(len(baselines) - len(known))
+        token = greedy_baselines.set(baselines)
+        with open_dict(self.config):
+            algorithm.adv_estimator = STATE_MASKED_REMAX
+        try:
+            yield
+        finally:
+            greedy_baselines.reset(token)
+            with open_dict(self.config):
+                algorithm.adv_estimator = "remax"
+
+    def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        with self._verl_reads_rows_per_update():
+            return super()._update_critic(batch, metrics)
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = self._with_row_temperatures(batch)
+        if self.config.actor_rollout_ref.actor.loss_agg_mode.startswith("seq-mean"):
+            fixed = {"global_batch_size"} | ({"temperature"} if self._temperatures else set())
+            info = {
+                **(batch.extra_info or {}),
+                "global_batch_size": self._valid_rows_per_update(batch),
+            }
+            batch.extra_info = FixedInfo(info, fixed)
+        with self._verl_reads_rows_per_update():
+            return super()._update_actor(batch, metrics)
+
+    def _valid_rows_per_update(self, batch: KVBatchMeta) -> float:
+        """The divisor of the seq-mean losses: rows of an update that have a token with mask 1.
+
+        verl divides by all rows (trainer_base.py:1851, core_algos.py:1188 and 1202 at 0.9.1), so
+        that padding and lost trajectories would make the gradient of the others smaller. verl takes
+        one divisor for all updates of a step, so this is the mean over the updates. It is exact for
+        one update a step, which is the default. With two updates of 8 rows, of which 8 and 4 are
+        valid, both losses are divided by 6: every row has the same weight, but the second loss is
+        smaller than a mean over its own 4 rows. A token-mean loss needs no divisor: the engine
+        counts the tokens of each update.
+        """
+        masks = fetch(batch, batch.keys, ["response_mask"])["response_mask"].unbind(0)
+        valid = sum(bool(mask.any()) for mask in masks)
+        return max(1, valid) * self._rows_per_update / len(batch)
+
+    @contextmanager
+    def _verl_reads_rows_per_update(self) -> Iterator[None]:
+        """Make `ppo_mini_batch_size * rollout.n` the rows of one update, while verl reads both.
+
+        verl multiplies the two, which is wrong where groups differ in size.
+        """
+        config, critic = self.config.actor_rollout_ref, self.config.critic
+        sizes = config.actor.ppo_mini_batch_size, critic.ppo_mini_batch_size, config.rollout.n
+        rows = self._rows_per_update
+        with open_dict(self.config):
+            config.actor.ppo_mini_batch_size = critic.ppo_mini_batch_size = rows
+            config.rollout.n = 1
+            try:
+                yield
+            finally:
+                config.actor.ppo_mini_batch_size, critic.ppo_mini_batch_size, config.rollout.n = (
+                    sizes
+                )

@@ -1,0 +1,72 @@
+"""Attributes that the parts of a mixed trainer share: verl's, and those of this project.
+
+The parts are `trainer`, `optimizer_steps`, `accounts` and `checkpoints`; each is mixed into verl's
+trainers. This module has no behaviour.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agent_loop.metrics.exposition import Exposition
+from agent_loop.metrics.source_metrics import TrainedTrajectory
+from agent_loop.tools.limiter import Limiter
+from agent_loop.training.alarms import FaultWindow
+from agent_loop.training.run_folder import MetricsFile
+from config.schema import MixedConfig
+from samplers.ledger import Ledger
+from samplers.mixture_plan import MixturePlan
+from samplers.replay_buffer import MixedReplayBuffer, MixedReplayBufferAsync
+
+
+class TrainerState:
+    """What every part of a mixed trainer may read."""
+
+    MODE: ClassVar[str]
+    """verl's own name of the mode."""
+
+    # set by verl
+    config: Any
+    global_steps: int
+    local_trigger_step: int
+    parameter_sync_step: int
+    steps_per_epoch: int
+    total_training_steps: int
+    trainer_mode: str
+    train_dataset: Any
+    val_dataset: Any
+    tokenizer: Any
+    actor_rollout_wg: Any
+    use_reference_policy: bool
+    role_worker_mapping: dict[Any, Any]
+    kl_ctrl_in_reward: Any
+    timing_raw: dict[str, Any]
+    replay_buffer: MixedReplayBuffer | MixedReplayBufferAsync
+
+    # set by this project
+    mixed: MixedConfig
+    plan: MixturePlan
+    ledger: Ledger
+    metrics_file: MetricsFile
+    trajectory_dir: Path
+    _index: dict[str, Any]
+    """Source -> its rows in the training files."""
+
+    _limiter: Limiter | None
+    _exposition: Exposition
+    _faults: FaultWindow
+    _state_masking: bool
+    _trajectories: list[TrainedTrajectory]
+    """Trajectories of this step so far."""
+
+    _rows_per_update: int
+    """Rows of one optimizer update, padding included, over all ranks."""
+
+    _miscounted: Counter[str]
+    """Source -> prompts trained more than planned, over all steps of this process."""
+
+    _step_metrics: dict[str, Any]
+    _stop_file: Path
+    _saved_step: int
+    _stopping: bool
+    """Whether somebody asked for the end: this step is the last."""
