@@ -99,7 +99,9 @@ def measured(work: Callable[[], int]) -> Cost:
 
 
 def run_ours(model: Any, trajectories: list[Trajectory], **options: Any) -> int:
-    from agent_loop.cpu.decoder import AsyncDecoder, BatchDecoder, Request, Sampling
+    from agent_loop.cpu.async_decoder import AsyncDecoder
+    from agent_loop.cpu.decoder import BatchDecoder, Request
+    from agent_loop.cpu.sampling import Sampling
 
     async def one(engine: AsyncDecoder, number: int, trajectory: Trajectory) -> int:
         ids: list[int] = []

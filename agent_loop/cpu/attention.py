@@ -1,9 +1,9 @@
-"""Attention over the slots of `key_values`, for any model of transformers that lets it be chosen.
+"""Attention over the slots of `key_values`, for models of transformers that let it be replaced.
 
 All new tokens of all sequences go through the model as one sequence, (1, T, ...), so nothing is
-computed for padding. Only attention knows which token belongs to which sequence: the model calls
-`attend` in each of its layers (transformers' AttentionInterface), and keyword arguments of a
-model's `forward` reach it.
+computed for padding. Only attention needs to know which token belongs to which sequence. The model
+calls `attend` in each layer (transformers' AttentionInterface), with the keyword arguments of its
+`forward`, of which `decoding` is the `Pass`.
 """
 
 from dataclasses import dataclass, field
@@ -18,12 +18,12 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 NAME = "sdpa_over_slots"
 
 CHUNK = 64
-"""Keys that `_attend_alone` takes at a time."""
+"""Keys that `_attend_invariant` reads at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """New tokens of one sequence, more than one, at places [start, start + count)."""
+    """Two or more new tokens of one sequence, at places [start, start + count)."""
 
     slot: int
     start: int
@@ -32,10 +32,13 @@ class Chunk:
 
 @dataclass(slots=True, kw_only=True)
 class Pass:
-    """What one pass of new tokens through the model is made of.
+    """The new tokens of one pass through the model.
 
-    First one token each of the sequences in slots 0, 1, ..., `singles` - 1, then the `chunks`; or,
-    if `alone`, any tokens in any order, where those of one sequence are in its order.
+    First one token each of the sequences in slots 0, 1, ..., `singles` - 1, then the `chunks`. An
+    `invariant` pass may have its tokens in any order, if those of one sequence are in their order.
+
+    Example: slot 0 and 1 get one token, slot 2 a prompt of three. Then slots=[0, 1, 2, 2, 2],
+    places=[17, 9, 0, 1, 2], singles=2, chunks=[Chunk(slot=2, start=0, count=3)].
     """
 
     buffer: torch.Tensor
@@ -44,18 +47,18 @@ class Pass:
     slots: torch.Tensor  # (T,)
     places: torch.Tensor  # (T,)
     copies: list[tuple[int, int, int]]
-    """(source slot, target slot, tokens): shared prefixes, in the order that they become known."""
+    """(source slot, target slot, tokens) of shared prefixes. A source comes before its targets."""
 
     singles: int = 0
     chunks: list[Chunk] = field(default_factory=list)
-    alone: bool = False
-    """Compute a token's attention by operations whose shapes do not depend on its company."""
+    invariant: bool = False
+    """Whether the bits of a token must not depend on the other tokens of the pass."""
 
     kept: int | None = None
-    """How many of the tokens are real; what is behind them only fills the pass up."""
+    """Number of real tokens; the tokens after them are padding. None: all."""
 
     masks: dict[Any, torch.Tensor] = field(default_factory=dict)
-    """Those of this pass, the same in all layers."""
+    """Masks of this pass, computed in the first layer and used in all."""
 
 
 def attend(
@@ -69,17 +72,17 @@ def attend(
     decoding: Pass | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer; without `decoding` that of transformers.
+    """Attention of one layer. Without `decoding` it is transformers' own.
 
     Args:
         query: (1, H, T, D).
-        key: (1, H_kv, T, D), of the new tokens; with `value` it is written to their slots.
+        key: (1, H_kv, T, D) of the new tokens; key and value are written to their slots.
 
     Returns:
         (1, T, H, D).
 
     Raises:
-        ValueError: the model wants something of its attention that this does not do.
+        ValueError: the model's attention has a softcap or sinks, which this function lacks.
     """
     if decoding is None:
         return sdpa_attention_forward(
@@ -87,7 +90,7 @@ def attend(
         )
     for name in ("softcap", "s_aux"):  # transformers' names for a cap of the scores, and for sinks
         if others.get(name) is not None:
-            raise ValueError(f"attention over slots knows no {name}")
+            raise ValueError(f"cannot compute attention over slots with {name}: not supported")
     keys, values = decoding.buffer[module.layer_idx]  # pyright: ignore[reportArgumentType, reportCallIssue]
     real = decoding.kept
     slots, places = decoding.slots[:real], decoding.places[:real]
@@ -98,10 +101,10 @@ def attend(
         values[target, :, :count] = values[source, :, :count]
     rows = query[0].transpose(0, 1)  # (T, H, D)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if decoding.alone:
-        out = _attend_alone(rows, keys, values, decoding, scale, sliding_window)
+    if decoding.invariant:
+        out = _attend_invariant(rows, keys, values, decoding, scale, sliding_window)
     else:
-        out = _attend_together(rows, keys, values, decoding, scale, sliding_window)
+        out = _attend_batched(rows, keys, values, decoding, scale, sliding_window)
     return out.unsqueeze(0), None
 
 
@@ -109,7 +112,7 @@ AttentionInterface.register(NAME, attend)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-def _attend_together(
+def _attend_batched(
     rows: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -117,10 +120,10 @@ def _attend_together(
     scaling: float,
     window: int | None,
 ) -> torch.Tensor:
-    """(T, H, D): the sequences with one new token at once, each other by itself.
+    """(T, H, D): all sequences with one new token together, and each other sequence separately.
 
-    The query heads that share a key-value head stand where the queries of one head would, so keys
-    and values are never repeated.
+    The query heads that share a key-value head are laid out as queries of that head, so that keys
+    and values are not repeated.
     """
     heads, width = keys.shape[1], keys.shape[3]
     grouped = (heads, rows.shape[1] // heads, width)
@@ -160,7 +163,7 @@ def _attend_single(
     """(B, H, D): one token each of the sequences in slots 0 to B - 1, with a mask of (B, L)."""
     batch, heads, width = rows.shape[0], keys.shape[1], rows.shape[2]
     longest = mask.shape[1]
-    if rows.dtype in (torch.bfloat16, torch.float16):  # only this kernel adds them in float32
+    if rows.dtype in (torch.bfloat16, torch.float16):  # this kernel sums in float32, bmm does not
         out = scaled_dot_product_attention(
             rows.reshape(batch, heads, -1, width),
             keys[:batch, :, :longest],
@@ -169,7 +172,7 @@ def _attend_single(
             scale=scaling,
         )
         return out.reshape(batch, -1, width)
-    # For a single query it is slower than this.
+    # In float32 with a single query, the kernel above is slower than two products.
     pairs = rows.reshape(batch * heads, -1, width)
     keys = keys[:batch].flatten(0, 1)[:, :longest]
     values = values[:batch].flatten(0, 1)[:, :longest]
@@ -179,7 +182,7 @@ def _attend_single(
 
 
 def _mask(lengths: torch.Tensor, window: int | None, rows: torch.Tensor) -> torch.Tensor:
-    """(T, longest), of the dtype of `rows`: 0 where a token sees a key, -inf elsewhere."""
+    """(T, longest) in the dtype of `rows`: 0 where a token attends to a key, else -inf."""
     place = torch.arange(int(lengths.max()))
     seen = place < lengths.unsqueeze(1)
     if window is not None:
@@ -187,7 +190,7 @@ def _mask(lengths: torch.Tensor, window: int | None, rows: torch.Tensor) -> torc
     return rows.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
 
 
-def _attend_alone(
+def _attend_invariant(
     rows: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -195,10 +198,10 @@ def _attend_alone(
     scaling: float,
     window: int | None,
 ) -> torch.Tensor:
-    """(T, H, D), with bits that depend on a token and what is before it, not on its company.
+    """(T, H, D): the bits of a token depend on its sequence only, not on the rest of the pass.
 
-    Keys come in chunks of one size, and the sums over chunks go on in the order of the sequence. A
-    chunk that some longer sequence in the pass needs adds exact zeros to the others.
+    Keys are read in chunks of one size, and chunks are summed in the order of the sequence. A chunk
+    that only a longer sequence of the pass needs adds exact zeros to the others.
     """
     heads, width = keys.shape[1], keys.shape[3]
     tokens = rows.shape[0]

@@ -1,9 +1,10 @@
 """Checkpoint engine `tcp_store`: weights from the trainer to rollout servers without a GPU.
 
 verl adapter: `CheckpointEngine` (checkpoint_engine/base.py at 0.9.1), for `mixed_separate_async` on
-a CPU; verl's own engines need NCCL, NIXL, Mooncake or HCCL. The first training process keeps a
-`torch.distributed.TCPStore` for the time of one synchronisation; every rollout process reads the
-buckets of weights from it as they come. Meant for models that a CPU can train.
+a CPU; verl's own engines need NCCL, NIXL, Mooncake or HCCL. During a synchronisation the first
+training process has a `torch.distributed.TCPStore`, from which every rollout process reads the
+weights, bucket by bucket. All weights pass through one process, which is fast enough for models
+that a CPU can train.
 """
 
 # Overrides take what this engine needs; verl's `register` lacks its @staticmethod.
@@ -28,7 +29,7 @@ TIMEOUT = timedelta(seconds=600)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAddress:
-    """Where the store of this synchronisation listens."""
+    """Address of the store of one synchronisation."""
 
     host: str
     port: int
@@ -39,8 +40,8 @@ class TCPStoreCheckpointEngine(CheckpointEngine):
     """One sender, any number of receivers.
 
     Args:
-        bucket_size: most bytes in one bucket, but a tensor is never cut.
-        is_master: whether this process sends.
+        bucket_size: bytes of one bucket at most; a larger tensor is a bucket of its own.
+        is_master: whether this process sends the weights.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
@@ -48,10 +49,10 @@ class TCPStoreCheckpointEngine(CheckpointEngine):
         self._store: TCPStore | None = None
 
     def prepare(self) -> StoreAddress | None:
-        """Open the store where this process sends.
+        """Open the store, if this process sends.
 
         Returns:
-            Its address; None for everybody else.
+            The address of the store; None in all other processes.
         """
         if not self.is_master:
             return None
@@ -63,7 +64,7 @@ class TCPStoreCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[StoreAddress | None]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Everybody gets the sender's address, see the base class."""
+        """The sender's address for every process; see the base class."""
         address = next(one for one in metadata if one is not None)
         return (
             {"address": [address] * actor_wg_world_size},
@@ -71,7 +72,7 @@ class TCPStoreCheckpointEngine(CheckpointEngine):
         )
 
     def init_process_group(self, address: StoreAddress) -> None:
-        """Connect, where this process does not send."""
+        """Connect to the store, if this process does not send."""
         if not self.is_master:
             self._store = TCPStore(
                 address.host, address.port, is_master=False, timeout=TIMEOUT, wait_for_workers=False
@@ -82,8 +83,10 @@ class TCPStoreCheckpointEngine(CheckpointEngine):
 
     @torch.no_grad()
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, Any]:
-        """Put all weights into the store, bucket by bucket; processes that do not send only take
-        their part in gathering them."""
+        """Put all weights into the store, bucket by bucket.
+
+        All training processes must call this, because they gather the weights together.
+        """
         bucket: dict[str, torch.Tensor] = {}
         number = size_bytes = 0
         async for name, weight in ensure_async_iterator(weights):
@@ -103,7 +106,7 @@ class TCPStoreCheckpointEngine(CheckpointEngine):
     async def receive_weights(
         self, global_steps: int | None = None
     ) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
-        """Yield (name, tensor) as the sender puts them into the store."""
+        """Yield (name, tensor) in the order of the sender."""
         store = self._store
         assert store is not None, "init_process_group comes first"
         number = 0

@@ -15,7 +15,7 @@ from verl.workers.engine.fsdp.transformer_impl import (
 
 
 class _NoAcceleratorOffload:
-    """FSDP2 without the offload policy that needs pinned memory."""
+    """FSDP2 without verl's offload policy, which needs pinned memory."""
 
     engine_config: Any
 
@@ -26,9 +26,8 @@ class _NoAcceleratorOffload:
                 "cannot build strategy='fsdp' on a CPU: verl synchronises module states, which "
                 "FSDP1 refuses for CPU parameters; set actor_rollout_ref.actor.strategy=fsdp2"
             )
-        # A forward-only model (the reference policy) would be given
-        # CPUOffloadPolicy(pin_memory=True) (engine/fsdp/transformer_impl.py), and pinning needs an
-        # accelerator.
+        # verl gives a forward-only model (the reference policy) CPUOffloadPolicy(pin_memory=True)
+        # (engine/fsdp/transformer_impl.py). Pinning memory needs an accelerator.
         forward_only, offload_policy = config.forward_only, config.offload_policy
         object.__setattr__(config, "forward_only", False)
         object.__setattr__(config, "offload_policy", False)
@@ -51,14 +50,14 @@ class CPUFSDPEngineWithValueHead(_NoAcceleratorOffload, FSDPEngineWithValueHead)
     model_config: Any
 
     def _build_module(self) -> torch.nn.Module:
-        """verl's module, with the attention that the config names.
+        """verl's module, with the attention of the config.
 
-        For a value model verl calls `load_valuehead_model`, which asks for flash attention whatever
-        the config says (utils/model.py:649 and 674 at 0.9.1). For a language model it takes the
-        class that the config's architectures name and leaves attention to the config, so here they
-        name the class for one label per token while verl builds.
+        For a value model verl calls `load_valuehead_model`, which requires flash attention (lines
+        649 and 674 of utils/model.py at 0.9.1). For a language model verl takes the class from the
+        config's `architectures`, and the attention from the config. So the config says language
+        model, and names the class with one label per token, while verl builds.
         """
-        hf_config, told = self.model_config.hf_config, self.model_config.model_type
+        hf_config, model_type = self.model_config.hf_config, self.model_config.model_type
         body = hf_config.architectures[0].split("For")[0]
         for name, value in {
             "architectures": [f"{body}ForTokenClassification"],
@@ -72,4 +71,4 @@ class CPUFSDPEngineWithValueHead(_NoAcceleratorOffload, FSDPEngineWithValueHead)
         try:
             return super()._build_module()  # pyright: ignore[reportAttributeAccessIssue]
         finally:
-            object.__setattr__(self.model_config, "model_type", told)
+            object.__setattr__(self.model_config, "model_type", model_type)

@@ -1,8 +1,9 @@
-"""Keys and values of sequences: those being decoded, and finished ones whose prefix comes again.
+"""Keys and values of running sequences (`Slots`) and of finished ones (`PrefixCache`).
 
-A sequence that is decoded has a slot, filled from the left, in one buffer of all layers. A finished
-one leaves a copy of its own, found again by its tokens: the other trajectories of a group begin
-with its prompt, and the next turn of a trajectory with its prompt and answer.
+A running sequence has a slot, filled from the left, in one buffer of all layers. When it finishes,
+its keys and values are copied into the cache. A new sequence finds them by its tokens: the other
+trajectories of a group begin with the same prompt, and the next turn of a trajectory begins with
+its prompt and answer.
 """
 
 from collections import OrderedDict
@@ -12,11 +13,11 @@ from dataclasses import dataclass, field
 import torch
 
 _BLOCK = 16
-"""Tokens of a prefix are looked up this many at a time; shorter prefixes are not shared."""
+"""Prefixes are looked up in blocks of this many tokens; shorter prefixes are not shared."""
 
 
 class Slots:
-    """Keys and values of sequences being decoded, with room that grows as it is needed.
+    """Keys and values of running sequences, in one buffer that grows.
 
     Args:
         layers: of the model.
@@ -31,7 +32,7 @@ class Slots:
         self.clear()
 
     def clear(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         layers, heads, head_dim = self._shape
         # (layers, keys and values, slots, heads, tokens, head_dim)
         self.buffer = torch.zeros((layers, 2, 0, heads, 0, head_dim), dtype=self._dtype)
@@ -42,7 +43,7 @@ class Slots:
         return self.buffer.shape[2], self.buffer.shape[4]
 
     def make_room(self, slots: int, tokens: int) -> None:
-        """Have at least so many; what is there stays."""
+        """Grow to at least this many slots and tokens. The content stays."""
         had_slots, had_tokens = self.room
         if slots <= had_slots and tokens <= had_tokens:
             return
@@ -51,7 +52,7 @@ class Slots:
         if tokens > had_tokens:
             tokens = max(tokens + 63, had_tokens * 3 // 2) // 64 * 64
         layers, heads, head_dim = self._shape
-        # Zeros, not what lay there: the attention weight of unused room is 0, and 0 * NaN is NaN.
+        # Uninitialised memory may hold NaN. Unused room has attention weight 0, but 0 * NaN is NaN.
         wider = torch.zeros(
             (layers, 2, max(slots, had_slots), heads, max(tokens, had_tokens), head_dim),
             dtype=self._dtype,
@@ -60,11 +61,11 @@ class Slots:
         self.buffer = wider
 
     def copied(self, slot: int, length: int) -> torch.Tensor:
-        """(layers, 2, heads, length, head_dim): the first tokens of a slot, as a copy."""
+        """(layers, 2, heads, length, head_dim): a copy of the first tokens of a slot."""
         return self.buffer[:, :, slot, :, :length].clone()
 
     def fill(self, slot: int, stored: torch.Tensor) -> None:
-        """Begin a slot with what `copied` gave."""
+        """Write a result of `copied` into the first tokens of a slot."""
         self.buffer[:, :, slot, :, : stored.shape[3]] = stored
 
     def move(self, source: int, target: int, length: int) -> None:
@@ -73,109 +74,111 @@ class Slots:
 
 
 @dataclass(eq=False, slots=True)
-class Known:
-    """A sequence whose keys and values are at hand: in a slot, or stored."""
+class CachedSequence:
+    """A sequence whose keys and values are in a slot or in the cache."""
 
     token_ids: Sequence[int]
     slot: int | None = None
-    """None where it is stored, or before its slot is decided."""
+    """None if it is in the cache, or has no slot yet."""
 
     stored: torch.Tensor | None = None
     blocks: list[int] = field(default_factory=list)
-    """What it is found by."""
+    """Hashes of its blocks, by which it is found."""
 
 
 class PrefixCache:
     """Finds the sequence that shares the longest prefix with a new one.
 
     Args:
-        size_bytes: what all stored sequences may take; those not used for longest go first.
-            0 shares nothing, not even between sequences being decoded.
+        size_bytes: memory of all stored sequences; the least recently used are removed first. With
+            0 nothing is shared, not even between running sequences.
     """
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.used_bytes = 0
-        self._stored: OrderedDict[Known, None] = OrderedDict()  # least recently used first
-        self._by_block: dict[int, dict[Known, None]] = {}
+        self._stored: OrderedDict[CachedSequence, None] = OrderedDict()  # least recently used first
+        self._by_block: dict[int, dict[CachedSequence, None]] = {}
 
     def __len__(self) -> int:
         return len(self._stored)
 
-    def longest(self, token_ids: Sequence[int], limit: int) -> tuple[Known | None, int]:
-        """The sequence that shares most tokens with the beginning of `token_ids`.
+    def longest_prefix(
+        self, token_ids: Sequence[int], limit: int
+    ) -> tuple[CachedSequence | None, int]:
+        """The sequence that shares the most tokens with the beginning of `token_ids`.
 
         Args:
             token_ids: of the new sequence.
-            limit: share at most so many.
+            limit: tokens that may be shared at most.
 
         Returns:
-            The sequence, or None where no block is shared; and how many tokens it shares.
+            The sequence, or None if no block is shared; and the number of shared tokens.
         """
         if not self._by_block:
             return None, 0
         for block in reversed(list(_blocks(token_ids[:limit]))):
             if found := self._by_block.get(block):
-                known, shared = max(
+                sequence, shared = max(
                     ((each, _shared(each.token_ids, token_ids, limit)) for each in found),
                     key=lambda candidate: candidate[1],
                 )
                 if shared:
-                    if known in self._stored:
-                        self._stored.move_to_end(known)
-                    return known, shared
+                    if sequence in self._stored:
+                        self._stored.move_to_end(sequence)
+                    return sequence, shared
         return None, 0
 
-    def add(self, known: Known) -> None:
-        """Let a sequence be found by the tokens it has now."""
+    def add(self, sequence: CachedSequence) -> None:
+        """Let a sequence be found by its current tokens."""
         if not self.size_bytes:
             return
-        self._forget(known)
-        known.blocks = list(_blocks(known.token_ids))
-        for block in known.blocks:
-            self._by_block.setdefault(block, {})[known] = None
+        self._forget(sequence)
+        sequence.blocks = list(_blocks(sequence.token_ids))
+        for block in sequence.blocks:
+            self._by_block.setdefault(block, {})[sequence] = None
 
-    def store(self, known: Known, stored: torch.Tensor) -> None:
-        """Keep a sequence that gives up its slot; what is a prefix of it is kept no longer."""
-        known.slot, known.stored = None, stored
-        self.add(known)
-        for older in list(self._by_block.get(known.blocks[0], ()) if known.blocks else ()):
+    def store(self, sequence: CachedSequence, stored: torch.Tensor) -> None:
+        """Store a sequence that loses its slot, and remove stored prefixes of the sequence."""
+        sequence.slot, sequence.stored = None, stored
+        self.add(sequence)
+        for older in list(self._by_block.get(sequence.blocks[0], ()) if sequence.blocks else ()):
             length = len(older.token_ids)
-            if older in self._stored and older.token_ids == known.token_ids[:length]:
+            if older in self._stored and older.token_ids == sequence.token_ids[:length]:
                 self.remove(older)
-        if not known.blocks or stored.nbytes > self.size_bytes:
-            self._forget(known)
+        if not sequence.blocks or stored.nbytes > self.size_bytes:
+            self._forget(sequence)
             return
-        self._stored[known] = None
+        self._stored[sequence] = None
         self.used_bytes += stored.nbytes
         while self.used_bytes > self.size_bytes:
             self.remove(next(iter(self._stored)))
 
-    def remove(self, known: Known) -> None:
+    def remove(self, sequence: CachedSequence) -> None:
         """Let a sequence no longer be found."""
-        self._forget(known)
-        if known in self._stored:
-            del self._stored[known]
-            assert known.stored is not None
-            self.used_bytes -= known.stored.nbytes
+        self._forget(sequence)
+        if sequence in self._stored:
+            del self._stored[sequence]
+            assert sequence.stored is not None
+            self.used_bytes -= sequence.stored.nbytes
 
     def clear(self) -> None:
-        """Forget everything: the weights changed."""
+        """Forget everything, because the weights changed."""
         self._stored.clear()
         self._by_block.clear()
         self.used_bytes = 0
 
-    def _forget(self, known: Known) -> None:
-        for block in known.blocks:
+    def _forget(self, sequence: CachedSequence) -> None:
+        for block in sequence.blocks:
             if found := self._by_block.get(block):
-                found.pop(known, None)
+                found.pop(sequence, None)
                 if not found:
                     del self._by_block[block]
-        known.blocks = []
+        sequence.blocks = []
 
 
 def _blocks(token_ids: Sequence[int]) -> Iterator[int]:
-    """A number for each whole block and all before it; who finds by it compares the tokens too."""
+    """For each whole block a hash of all tokens up to its end; hashes may be equal by chance."""
     number = 0
     for end in range(_BLOCK, len(token_ids) + 1, _BLOCK):
         number = hash((number, *token_ids[end - _BLOCK : end]))
@@ -183,7 +186,7 @@ def _blocks(token_ids: Sequence[int]) -> Iterator[int]:
 
 
 def _shared(ours: Sequence[int], theirs: Sequence[int], limit: int) -> int:
-    """How many tokens two sequences have in common at their beginning, at most `limit`."""
+    """Length of the common prefix of two sequences, at most `limit`."""
     limit = min(limit, len(ours), len(theirs))
     if ours[:limit] == theirs[:limit]:
         return limit

@@ -1,7 +1,7 @@
-"""A `cpu` platform for verl, which knows accelerators only.
+"""A `cpu` platform for verl, which has platforms for accelerators only.
 
-verl adapter: `PlatformRegistry` (plugin/platform at 0.9.1). Cheap to import: it is loaded inside
-`import verl` of every process.
+verl adapter: `PlatformRegistry` (plugin/platform at 0.9.1). Every process imports this module, so
+it must not import anything heavy.
 """
 
 # verl declares abstract properties where its own platforms, and this one, set class attributes.
@@ -19,10 +19,10 @@ from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
 class CPUDeviceId(str):
-    """A device index that torch reads as "cpu" and that formats as 0.
+    """A device index that is "cpu" for torch and 0 in an f-string.
 
-    verl passes it to `tensor.to()` and also writes `f"{device_name}:{index}"`
-    (utils/fsdp_utils.py:229), where "cpu:0" is what torch accepts.
+    verl passes it to `tensor.to()`, and also writes `f"{device_name}:{index}"`
+    (utils/fsdp_utils.py:229), which must be "cpu:0".
     """
 
     __slots__ = ()
@@ -38,7 +38,7 @@ class CPUDeviceId(str):
 
 
 class CPUDeviceModule:
-    """Stands where verl expects `torch.cuda`: what torch.cpu has, harmless answers for the rest."""
+    """What verl uses of `torch.cuda`, for a CPU. Other names are those of `torch.cpu`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -52,27 +52,16 @@ class CPUDeviceModule:
     def current_device(self) -> CPUDeviceId:
         return CPUDeviceId()
 
-    def set_device(self, device: Any) -> None: ...
+    def _do_nothing(self, *args: Any, **kwargs: Any) -> None: ...
 
-    def synchronize(self, device: Any = None) -> None: ...
-
-    def empty_cache(self) -> None: ...
-
-    def ipc_collect(self) -> None: ...
-
-    def reset_peak_memory_stats(self, device: Any = None) -> None: ...
-
-    def reset_max_memory_allocated(self, device: Any = None) -> None: ...
-
-    def reset_accumulated_memory_stats(self, device: Any = None) -> None: ...
-
-    def set_per_process_memory_fraction(self, *args: Any, **kwargs: Any) -> None: ...
+    set_device = synchronize = empty_cache = ipc_collect = _do_nothing
+    reset_peak_memory_stats = reset_max_memory_allocated = _do_nothing
+    reset_accumulated_memory_stats = set_per_process_memory_fraction = _do_nothing
 
     def memory_allocated(self, device: Any = None) -> int:
         return psutil.Process().memory_info().rss
 
-    def memory_reserved(self, device: Any = None) -> int:
-        return psutil.Process().memory_info().rss
+    memory_reserved = memory_allocated
 
     def max_memory_allocated(self, device: Any = None) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -103,7 +92,7 @@ _MODULE = CPUDeviceModule()
 
 @PlatformRegistry.register(platform="cpu")
 class PlatformCPU(PlatformBase):
-    """The platform that verl picks when no accelerator is there."""
+    """The platform that verl takes if no accelerator is available."""
 
     device_name = "cpu"
     vendor_name = "cpu"
@@ -113,7 +102,7 @@ class PlatformCPU(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return True  # registered last: asked only after every accelerator said no
+        return True  # it is registered last, so verl asks accelerators first
 
     def current_device(self) -> CPUDeviceId:
         return CPUDeviceId()
@@ -153,8 +142,8 @@ class PlatformCPU(PlatformBase):
     def profiler_stop(self) -> None: ...
 
     def ray_resource_name(self) -> str:
-        # verl's resource pools count "GPU" or "NPU" only (single_controller/ray/base.py:226), so a
-        # CPU run declares logical GPUs with ray_kwargs.ray_init.num_gpus.
+        # verl's resource pools count "GPU" and "NPU" only (single_controller/ray/base.py:226). So a
+        # run on a CPU declares logical GPUs with ray_kwargs.ray_init.num_gpus.
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:

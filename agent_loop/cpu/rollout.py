@@ -24,15 +24,17 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from agent_loop.cpu.decoder import AsyncDecoder, BatchDecoder, Request, Sampling
+from agent_loop.cpu.async_decoder import AsyncDecoder
+from agent_loop.cpu.decoder import BatchDecoder, Request
+from agent_loop.cpu.sampling import Sampling
 from agent_loop.seeds import seed_from
 
 
 class WeightSync:
-    """Receives one version of the weights in parts, and refuses it unless it is whole.
+    """Receives one version of the weights in parts, and refuses an incomplete one.
 
     Args:
-        model: receives the weights in place.
+        model: its parameters are overwritten.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -43,12 +45,12 @@ class WeightSync:
 
     @torch.no_grad()
     def receive(self, named_tensors: Iterable[tuple[str, torch.Tensor]], *, last: bool) -> None:
-        """Copy one part.
+        """Copy one part into the model.
 
         Raises:
-            RuntimeError: a name the model does not have, another shape, values that are no finite
-                floats, or names missing after the last part. What was copied stays, so the server
-                must not go on generating.
+            RuntimeError: the model lacks a name, a shape differs, a value is not a finite float, or
+                names are missing after the last part. The model is then a mixture of two versions,
+                and must not generate.
         """
         for name, tensor in named_tensors:
             if name in self._aliases:
@@ -60,12 +62,12 @@ class WeightSync:
                     f"weight sync refused: name={name!r} has shape={tuple(tensor.shape)}, the "
                     f"rollout model has {ours}; trainer and rollout must load the same model"
                 )
-            # A sum with a NaN or an inf in it is none, and costs less than the copy. Another float
-            # type is fine: bfloat16 rollouts take the trainer's float32.
+            # The sum is not finite if a value is not, and costs less than the copy. Another float
+            # type is allowed: a bfloat16 rollout gets the trainer's float32.
             if not tensor.is_floating_point() or not tensor.sum(dtype=torch.float32).isfinite():
                 raise RuntimeError(
-                    f"weight sync refused: name={name!r} of dtype={tensor.dtype} holds something "
-                    "else than finite floats; see actor/grad_norm of the last steps"
+                    f"weight sync refused: name={name!r} of dtype={tensor.dtype} has values that "
+                    "are not finite floats; look at actor/grad_norm of the last steps"
                 )
             parameter.copy_(tensor)
             self._received.add(name)
@@ -80,10 +82,7 @@ class WeightSync:
 
 
 class HFServer:
-    """Generates for many agent loops at once; an async Ray actor.
-
-    Weights change between decode steps and never during one.
-    """
+    """An async Ray actor that generates for many agent loops. Weights change between two steps."""
 
     def __init__(self, config: Any, model_config: Any, replica_rank: int) -> None:
         self.replica_rank = replica_rank
@@ -122,17 +121,16 @@ class HFServer:
         request_id: str,
         **ignored: Any,
     ) -> TokenOutput:
-        """Continue `prompt_ids`; returns when the request is finished.
+        """Continue `prompt_ids`, and return when the request is finished.
 
-        Cancelled, the request is no longer decoded. Ray brings a cancellation here only by
-        `ray.cancel`, not when a task that awaits the answer is cancelled. Aborted, it returns what
-        there is with `stop_reason="aborted"`; who asks again with that behind the prompt, and with
-        the same seed, gets the tokens that would have come next; a stop string is looked for in
-        those alone.
+        A cancelled request is no longer decoded. Only `ray.cancel` cancels it, not the cancellation
+        of a task that awaits the answer. An aborted request returns its tokens so far with
+        `stop_reason="aborted"`. A second request with these tokens after the prompt and the same
+        seed gets the tokens that would have followed; stop strings are searched in those only.
 
         Raises:
             ValueError: images, video or audio were given, or a sampling parameter is out of range.
-            RuntimeError: the last weight sync failed, or decoding did.
+            RuntimeError: the last weight sync or a decode step failed.
         """
         if any(ignored.get(name) for name in ("image_data", "video_data", "audio_data")):
             raise ValueError("rollout.name=hf generates from text only")
@@ -142,7 +140,8 @@ class HFServer:
             await self._open.wait()
         if self._fault:
             raise RuntimeError(f"the rollout server stopped generating: {self._fault}")
-        steps = self.global_steps  # those of the first token, and so of all: an abort comes between
+        # All tokens have the version of the first: requests are aborted before the weights change.
+        steps = self.global_steps
         if self._open.is_set():
             await self.engine.generate(request)
         else:
@@ -158,10 +157,10 @@ class HFServer:
     async def update_weights(
         self, named_tensors: list[tuple[str, torch.Tensor]], last: bool
     ) -> None:
-        """Take one part of a new version of the weights.
+        """Receive one part of a new version of the weights.
 
         Raises:
-            RuntimeError: see `WeightSync.receive`; generation is refused from then on.
+            RuntimeError: see `WeightSync.receive`; generation is refused until the next whole sync.
         """
 
         def receive() -> None:
@@ -177,16 +176,16 @@ class HFServer:
             self._fault = None
 
     async def set_global_steps(self, global_steps: int) -> None:
-        """Name the version of the weights; its random numbers depend on it, so resume goes on."""
+        """Set the version of the weights, from which seeds are made: a resumed run has the same."""
         self.global_steps = global_steps
         seed = seed_from(self.config.seed, self.replica_rank, global_steps)
         await self.engine.run(lambda: self.decoder.reseed(seed))
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        """End running requests as they are, and hold new ones until `resume_generation`.
+        """Abort running requests; new ones wait for `resume_generation`.
 
         Args:
-            reject_request: return new ones at once instead, aborted and without a token.
+            reject_request: abort new requests at once, instead of letting them wait.
         """
         self._open.clear()
         self._rejects = reject_request
@@ -226,8 +225,8 @@ class HFServer:
             top_p=float(params.get("top_p", 1.0)),
             top_k=int(params.get("top_k") or -1),
             stop_token_ids=frozenset(params.get("stop_token_ids") or ()),
-            # Token ids are the answer, so the stop string is in it, whatever
-            # `include_stop_str_in_output` says.
+            # The answer is token ids, which include the stop string. `include_stop_str_in_output`
+            # is not read.
             stop=_texts(params.get("stop")),
             seed=params.get("seed"),
         )
@@ -257,7 +256,7 @@ class HFServer:
 
 
 def _texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """vLLM's `stop`: one text, several, or none."""
+    """vLLM's `stop` as a tuple: it may be one text, several, or None."""
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
@@ -289,14 +288,14 @@ class HFReplica(RolloutReplica):
 
 
 class HFServerAdapter(BaseRollout):
-    """Lives in the training process and sends its weights to the server of its rank."""
+    """In the training process: sends the weights to the server of the same rank."""
 
     def __init__(
         self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int = -1
     ) -> None:
         super().__init__(config, model_config, device_mesh)
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
-        self.sleep_level = 1  # verl reads it: 1 keeps the weights in memory
+        self.sleep_level = 1  # read by verl; 1 keeps the weights in memory
         self._server: Any = None
 
     async def resume(self, tags: list[str]) -> None: ...
@@ -316,7 +315,7 @@ class HFServerAdapter(BaseRollout):
         Args:
             weights: yields (name, tensor).
             global_steps: version of the weights.
-            wire_format: only full tensors are understood.
+            wire_format: must be `named_tensors`, which are full tensors.
 
         Raises:
             ValueError: another wire format.

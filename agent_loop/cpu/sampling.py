@@ -1,9 +1,9 @@
-"""From logits to tokens, with random numbers that a request owns.
+"""Sampling of tokens from logits, with random numbers that depend on the request only.
 
-The random number of a token is a function of its request's seed and of its place in the sequence,
-so it does not depend on what else is decoded, nor on how often the request was interrupted. A
-generator of that kind is called counter-based; ours is splitmix64 (Steele et al., Fast Splittable
-Pseudorandom Number Generators, OOPSLA 2014).
+The random number of a token is a function of its request's seed and of its place in the sequence.
+So it does not depend on other requests, nor on interruptions. Such a generator is called
+counter-based; this one is splitmix64 (Steele et al., Fast Splittable Pseudorandom Number
+Generators, OOPSLA 2014).
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How one request samples; vLLM's names and meanings."""
+    """Sampling parameters of one request, with vLLM's names and meanings."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -30,14 +30,14 @@ class Sampling:
     """-1 or 0: all tokens."""
 
     stop_token_ids: frozenset[int] = frozenset()
-    """Sampling ends after one of these, which stays in the output; the end-of-sequence ids too."""
+    """Sampling ends after one of these or an end-of-sequence id. The id stays in the output."""
 
     stop: tuple[str, ...] = ()
     """Sampling ends after the token that completes one of these in the generated text. The token
     stays in the output whole, as with vLLM's `include_stop_str_in_output=True`."""
 
     seed: int | None = None
-    """Fixes what is sampled; None has the decoder draw one."""
+    """With the same seed the same tokens are sampled; None: the decoder makes a seed."""
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
@@ -95,7 +95,8 @@ def process_logits(
         ordered, order = scaled.sort(dim=1, descending=True, stable=True)
         mass = ordered.softmax(dim=1)
         drop = (mass.cumsum(dim=1) - mass) >= top_p.unsqueeze(1)
-        drop &= (top_p < 1).unsqueeze(1)  # a sum of all may round to 1 before its last terms
+        # With top_p=1 nothing may be dropped, but the sum may round to 1 before its last terms.
+        drop &= (top_p < 1).unsqueeze(1)
         scaled = scaled.masked_fill(torch.zeros_like(drop).scatter(1, order, drop), -torch.inf)
     return scaled
 
@@ -117,7 +118,7 @@ def draw(
     cumulative = (logits - most).exp().cumsum(dim=1)
     total = cumulative[:, -1:].contiguous()
     sampled = torch.searchsorted(cumulative, uniform.unsqueeze(1) * total, right=True)
-    # Rounding may carry the product to the total itself: then it is the last token with any mass.
+    # If the product rounds to the total, the last token with any mass is taken.
     last = torch.searchsorted(cumulative, total)
     chosen = torch.where(greedy.unsqueeze(1), likeliest, torch.minimum(sampled, last))
     log_probs = logits.gather(1, chosen) - most - total.log()

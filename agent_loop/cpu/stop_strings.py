@@ -1,17 +1,17 @@
-"""Stop strings over token ids: which token completes one, without decoding everything again."""
+"""Finds the token that completes a stop string, without decoding the whole output each time."""
 
 from collections.abc import Callable, Sequence
 
 BROKEN = "\ufffd"
-"""What bytes decode to that are no whole character."""
+"""Bytes that are not a whole character decode to this."""
 
 
 class StopStrings:
-    """Sees which token completes a stop string, without decoding all that came before it.
+    """Finds the token that completes a stop string from the last few tokens.
 
-    Says what decoding the whole output after every token would, as long as a token's bytes are the
-    same in any company. So they are in byte-level BPE; at most the first token of what is decoded
-    may look otherwise, as where a tokenizer drops a leading space.
+    The result is that of decoding the whole output after every token, if the bytes of a token do
+    not depend on the tokens beside it. Byte-level BPE is so. Only the first token that is decoded
+    may have another text, as when a tokenizer drops a leading space.
 
     Args:
         decode: text of token ids, special ones included.
@@ -22,11 +22,12 @@ class StopStrings:
         self._own: dict[int, str] = {}
 
     def completed(self, token_ids: Sequence[int], stop: Sequence[str]) -> bool:
-        """Whether the newest token completes a stop string; those before it completed none."""
+        """Whether the newest token completes a stop string. No earlier token may have done so."""
         newest = self._text(token_ids[-1])
         if not any(_may_end(newest, text[-1]) for text in stop):
             return False
-        # Every token with a text holds a byte of it at least; one more, for it may look otherwise.
+        # Each token with a text has at least one byte. One token more, because the text of the
+        # first may differ.
         needed = 1 + max(len(text.encode(errors="surrogatepass")) for text in stop)
         start = len(token_ids)
         while start and needed:
@@ -36,12 +37,12 @@ class StopStrings:
         return any(text in tail for text in stop)
 
     def _text(self, token_id: int) -> str:
-        """What a token looks like: twice, as a first one and as a later one."""
+        """Text of a token, twice: as the first token and as a later one."""
         if token_id not in self._own:
             self._own[token_id] = self._decode([token_id, token_id])
         return self._own[token_id]
 
 
 def _may_end(token_text: str, character: str) -> bool:
-    """Whether a token may hold the last byte of a character."""
+    """Whether a token may contain the last byte of a character."""
     return character in token_text or (not character.isascii() and BROKEN in token_text)

@@ -19,7 +19,7 @@ __all__ = ["ServerAdapter", "VLLMCPUReplica"]
 
 
 class VLLMCPUServer(vLLMHttpServer):
-    """verl's server, with a worker that packs weights again."""
+    """verl's server, with a worker that packs new weights for the CPU."""
 
     def _get_worker_extension_cls(self) -> str:
         return "agent_loop.cpu.vllm_cpu_worker.PackedWeightsExtension"
@@ -33,4 +33,4 @@ class VLLMCPUReplica(vLLMReplica):
         self.server_class = ray.remote(VLLMCPUServer)
 
     def _get_server_name_prefix(self) -> str:
-        return "vllm_cpu_"  # as verl's adapter has it, which goes by rollout.name
+        return "vllm_cpu_"  # verl's adapter builds the server's name from rollout.name

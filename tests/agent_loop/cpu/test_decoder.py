@@ -24,9 +24,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agent_loop.cpu.decoder import AsyncDecoder, BatchDecoder, Request, Sampling
+from agent_loop.cpu.async_decoder import AsyncDecoder
+from agent_loop.cpu.decoder import BatchDecoder, Request
 from agent_loop.cpu.rollout import HFServer
-from agent_loop.cpu.sampling import draw, process_logits, uniforms
+from agent_loop.cpu.sampling import Sampling, draw, process_logits, uniforms
 from agent_loop.cpu.stop_strings import StopStrings
 from agent_loop.seeds import seed_from
 

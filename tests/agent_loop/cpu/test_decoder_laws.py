@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from agent_loop.cpu.decoder import BatchDecoder, Request, Sampling
+from agent_loop.cpu.decoder import BatchDecoder, Request
+from agent_loop.cpu.sampling import Sampling
 
 VOCABULARY = 40
 LONGEST = 70

@@ -4,15 +4,10 @@ import random
 
 import pytest
 
-from agent_loop.cpu.models.demo import (
-    Codec,
-    Recipe,
-    Teacher,
-    WarmStartError,
-    encode_trace,
-    prepare_demo,
-    train_tokenizer,
-)
+from agent_loop.cpu.models.demo import WarmStartError, prepare_demo
+from agent_loop.cpu.models.demo_recipe import Recipe
+from agent_loop.cpu.models.demo_teacher import Teacher
+from agent_loop.cpu.models.demo_warm_start import Codec, encode_trace, train_tokenizer
 from agent_loop.tools.search import PassageIndex
 from agent_loop.turns.tags import all_tags
 from config.schema import ToolConfig

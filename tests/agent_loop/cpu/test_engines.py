@@ -12,7 +12,9 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from agent_loop.cpu.decoder import AsyncDecoder, BatchDecoder, Request, Sampling
+from agent_loop.cpu.async_decoder import AsyncDecoder
+from agent_loop.cpu.decoder import BatchDecoder, Request
+from agent_loop.cpu.sampling import Sampling
 from agent_loop.metrics.mask_audit import mask_problems
 from agent_loop.turns.observation_style import HFCodec, InlineStyle
 from agent_loop.turns.tags import Action, ActionKind, Tags

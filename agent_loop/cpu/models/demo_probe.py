@@ -1,0 +1,112 @@
+"""The sampled reward of the demo model: its trajectories with the demo's tools, in this process."""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from agent_loop.cpu.async_decoder import AsyncDecoder
+from agent_loop.cpu.decoder import BatchDecoder, Request
+from agent_loop.cpu.models.demo_recipe import TOPK
+from agent_loop.cpu.models.demo_warm_start import Codec
+from agent_loop.cpu.sampling import Sampling
+from agent_loop.rewards import Attempt, default_reward, reward_for
+from agent_loop.tool_actions import calculate, run_code, search
+from agent_loop.tools.cache import content_key
+from agent_loop.tools.protocol import ToolCall, ToolResult
+from agent_loop.tools.sandbox import Sandbox
+from agent_loop.tools.search import PassageIndex
+from agent_loop.tools.server.calculate import calculation_answer
+from agent_loop.tools.server.retrieve import search_answer
+from agent_loop.tools.server.run_code import run_answer
+from agent_loop.turns.observation_style import InlineStyle
+from agent_loop.turns.tags import Action, ActionKind, Tags
+from agent_loop.turns.turn_loop import Budget, Generated, Observation, Stop, run_turns
+from config.schema import ToolConfig
+from samplers.rows.schema import Row
+
+BUDGET = Budget(max_turns=3, response_length=160, max_turn_length=32)
+"""As in config/profile/laptop.yaml."""
+
+ACTIONS = {
+    "taco": (ActionKind.CODE, ActionKind.ANSWER),
+    "nq": (ActionKind.SEARCH, ActionKind.ANSWER),
+    "math": (ActionKind.CODE, ActionKind.ANSWER),
+}
+
+
+class LocalTools:
+    """The tool server's answers without HTTP, each computed once.
+
+    All calls must come from one event loop.
+    """
+
+    def __init__(self, index: PassageIndex, sandbox: Sandbox) -> None:
+        self.index, self.sandbox = index, sandbox
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._runs = asyncio.Semaphore(2)
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        key = content_key(call)
+        if key not in self._answers:
+            self._answers[key] = await self._answer(call.tool, call.payload)
+        return ToolResult(body=self._answers[key])
+
+    async def _answer(self, tool: str, payload: dict[str, Any]) -> dict[str, Any]:
+        if tool == "calculate":
+            return calculation_answer(payload["expression"])
+        if tool == "retrieve":
+            return search_answer(self.index, payload["queries"], payload["topk"], True)
+        async with self._runs:
+            return run_answer(await self.sandbox.run_python(payload["code"], payload["stdin"]))
+
+
+async def sampled_rewards(
+    model: Any,
+    codec: Codec,
+    tokenizer: Any,
+    prompts: dict[str, list[Row]],
+    tools: LocalTools,
+    config: ToolConfig,
+    seed: int,
+) -> dict[str, float]:
+    """Source -> mean reward of one trajectory per prompt, sampled at temperature 1."""
+    engine = AsyncDecoder(BatchDecoder(model, eos_token_ids=[tokenizer.eos_token_id], seed=seed))
+
+    async def generate(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
+        sampling = Sampling(max_tokens=max_tokens, stop_token_ids=frozenset(stop.token_ids))
+        done = await engine.generate(Request(prompt_ids=prompt_ids, sampling=sampling))
+        return Generated(token_ids=done.token_ids, log_probs=done.log_probs)
+
+    async def reward(source: str, row: Row) -> float:
+        async def environment(action: Action) -> Observation:
+            return await _act(action, source, row, tools)
+
+        rollout = await run_turns(
+            prompt_ids=codec.prompt(row.question),
+            generate=generate,
+            environment=environment,
+            language=Tags.from_config(config, ACTIONS[source]),
+            style=InlineStyle(codec, config.start_state_marker, config.end_state_marker),
+            codec=codec,
+            budget=BUDGET,
+            filler_id=tokenizer.eos_token_id,
+        )
+        attempt = Attempt(answer=rollout.answer, ground_truth=dict(row.ground_truth))
+        judged = await reward_for(default_reward(source)).judge(attempt, tools)
+        return judged["score"]
+
+    means = {}
+    for source, rows in prompts.items():
+        rewards = await asyncio.gather(*(reward(source, row) for row in rows))
+        means[source] = float(np.mean(rewards))
+    return means
+
+
+async def _act(action: Action, source: str, row: Row, tools: LocalTools) -> Observation:
+    """Run one action as the agent loop of its source does."""
+    if source == "nq":
+        return await search(tools, action.content, TOPK)
+    if source == "math":
+        return await calculate(tools, action.content)
+    return await run_code(tools, action.content, row.extras["example_input"])
