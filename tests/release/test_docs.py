@@ -20,8 +20,7 @@ from config.schema import TOOL_CONFIG
 from docs.settings import PAGE, SECTIONS, keys, page
 from samplers.rows.sources import KINDS
 from verl_mixed.agentfly.keys import KEYS as AGENTFLY
-from verl_mixed.cli import main
-from verl_mixed.commands.words import WORDS
+from verl_mixed.cli import COMMANDS, main
 from verl_mixed.run.compose import compose_config
 from verl_mixed.run.settings import SETTINGS
 
@@ -39,8 +38,7 @@ SCRIPTS = (
     "requirements/renew.sh",
     "benchmarks/release_check.sh",
 )
-COMMANDS = {name.split()[0] for name in WORDS}
-PREPARED = {*KINDS, *(name.split()[1] for name in WORDS if name.startswith("prepare "))}
+PREPARED = {*KINDS, "demo", "smollm", "corpus"}
 PROFILES = sorted(path.stem for path in (ROOT / "config" / "profile").glob("*.yaml"))
 ABBREVIATED = {"tool_config": TOOL_CONFIG, "multi_turn": "actor_rollout_ref.rollout.multi_turn"}
 """How pages shorten keys that say nothing new before this part."""
@@ -120,7 +118,7 @@ def is_command(program: str, words: list[str]) -> bool:
     if program.startswith("verl-mixed prepare "):
         return words[1] in PREPARED or words[1].endswith(".py")
     if program.startswith("verl-mixed"):
-        return not words or words[0] in COMMANDS | {"prepare"}
+        return not words or words[0] in COMMANDS
     return all(re.search(rf"^ *{word}\s", help_of(program), re.MULTILINE) for word in words)
 
 

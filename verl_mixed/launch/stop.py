@@ -1,7 +1,7 @@
-"""Stop a run: by asking first, so that it saves a checkpoint, then firmly.
+"""Stop a run: first by a request, so that it saves a checkpoint, then by signals.
 
-Asking is a file in the run's folder that the trainer looks for after each step. The launcher ends
-whatever it started, and this ends what a launcher that was killed left behind.
+The request is a file in the run's folder; the trainer looks for it after each step. The launcher
+ends the processes that it has started. If the launcher was killed, its processes are ended here.
 """
 
 import signal
@@ -14,28 +14,25 @@ from verl_mixed.launch import processes
 from verl_mixed.run.state import Holder, RunFolder
 from verl_mixed.run.text import clock
 
-FIRM_S = 90.0
-"""For the launcher to end its children once it is told to end."""
-
-LEFT_S = 15.0
-"""For what a dead launcher left behind."""
+LAUNCHER_S = 90.0
+"""Time for the launcher to end its children after SIGTERM."""
 
 POLL_S = 0.2
 
 
 def stop(folder: RunFolder, grace_s: float, say: Callable[[str], object] = print) -> bool:
-    """Stop a run and say where it stopped.
+    """Stop a run and print where it stopped.
 
     Args:
-        folder: the run's.
-        grace_s: how long the step under way and its checkpoint may take; 0 does not ask.
-        say: gets each line.
+        folder: folder of the run.
+        grace_s: how long the current step and its checkpoint may take, seconds; 0 does not ask.
+        say: prints a line.
 
     Returns:
-        Whether nothing of it runs any more.
+        Whether no process of the run is left.
 
     Raises:
-        RunHeld: somebody runs it, and nobody knows who.
+        RunHeld: a process without a name runs it.
     """
     if not folder.path.is_dir():
         say(f"no run in {folder.path}: name runs/<experiment>")
@@ -48,8 +45,8 @@ def stop(folder: RunFolder, grace_s: float, say: Callable[[str], object] = print
         return False
     else:
         _stop_launcher(folder, holder, grace_s, say)
-    if left := processes.end_run(folder.path, LEFT_S):
-        say(f"ended {left} processes that it left behind")
+    if left := processes.end_run(folder.path, processes.GRACE_S):
+        say(f"ended {left} processes that the launcher left behind")
     folder.stop_request.unlink(missing_ok=True)
     say(f"last step {folder.last_step()}, last checkpoint {_checkpoint(folder)}")
     return folder.holder() is None and not processes.of_run(folder.path)
@@ -72,8 +69,8 @@ def _stop_launcher(
         if _ended(launcher, grace_s):
             say(f"ended by itself after {clock(time.monotonic() - began)}")
             return
-        say(f"still running after {clock(grace_s)}: ending it firmly")
-    for number, patience_s in ((signal.SIGTERM, FIRM_S), (signal.SIGKILL, LEFT_S)):
+        say(f"still running after {clock(grace_s)}: ending it by signals")
+    for number, patience_s in ((signal.SIGTERM, LAUNCHER_S), (signal.SIGKILL, processes.GRACE_S)):
         try:
             launcher.send_signal(number)
         except psutil.NoSuchProcess:
@@ -84,7 +81,7 @@ def _stop_launcher(
 
 
 def _ended(process: psutil.Process, timeout_s: float) -> bool:
-    """Wait for its end; one whose parent has not looked yet has ended."""
+    """Wait for the end of a process; a zombie has ended."""
     deadline = time.monotonic() + timeout_s
     while not _is_over(process):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""`verl-mixed prepare corpus`: build the search index of a corpus, and say what came of it."""
+"""Build the search index of a corpus, with a progress bar and a summary on the screen."""
 
 from pathlib import Path
 
@@ -19,21 +19,21 @@ def prepare_corpus(
     limit: int | None = None,
     console: Console | None = None,
 ) -> PassageIndex:
-    """Build the index, unless it is there and holds the corpus as it is now.
+    """Build the index, unless there is an index of the corpus in its present state.
 
     Args:
         corpus: JSON lines, plain or gzip.
-        folder: of the index; None is `<corpus>.index`, where the tool server looks.
-        skip_bad: leave out lines that are no passage.
-        limit: passages to take.
-        console: for the summary; the bar goes to the standard error.
+        folder: folder of the index; None is `<corpus>.index`, where the tool server looks.
+        skip_bad: leave out lines that are not passages.
+        limit: how many passages to take.
+        console: shows the summary; the bar goes to stderr.
 
     Raises:
         ValueError, OSError: as `PassageIndex.build`.
     """
     console = console or Console(highlight=False)
     folder = folder or index_beside(corpus.absolute())
-    index = None if limit is not None else _found(corpus, folder)
+    index = None if limit is not None else _up_to_date(corpus, folder)
     if index is not None:
         console.print(escape(f"{folder} holds {corpus} already"), soft_wrap=True)
     else:
@@ -43,10 +43,11 @@ def prepare_corpus(
     return index
 
 
-def _found(corpus: Path, folder: Path) -> PassageIndex | None:
+def _up_to_date(corpus: Path, folder: Path) -> PassageIndex | None:
+    """The index in a folder, if it is of the corpus in its present state."""
     try:
         index = PassageIndex.open(folder)
-    except (FileNotFoundError, ValueError):  # what is there may be replaced, or refused, by a build
+    except (FileNotFoundError, ValueError):  # the build replaces or refuses what is there
         return None
     return index if corpus.is_file() and index.is_of(corpus) else None
 

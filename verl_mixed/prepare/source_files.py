@@ -1,4 +1,4 @@
-"""The files that sources name as theirs: raw ones become rows, and all join those of the run."""
+"""Adds the files that sources name to the files of the run; raw files are prepared first."""
 
 import hashlib
 import os
@@ -14,22 +14,24 @@ from verl_mixed.run.compose import unset_keys
 from verl_mixed.run.sections import sound_sources
 
 PREPARED = Path("data") / "prepared"
-"""Where rows of raw files are kept, a file each."""
+"""Folder of the rows that are prepared from raw files."""
 
 _SPLITS = {"files": ("train", "data.train_files"), "val_files": ("validation", "data.val_files")}
-"""Key of a source -> what its rows are for, and the key that they join."""
+"""Key of a source -> split of its rows, and the key of the run's files that they are added to."""
 
 
 def sources_with_files(config: DictConfig) -> set[str]:
-    """The sources that bring training rows of their own."""
+    """The sources that name training files of their own."""
     return {name for name, source in _sources(config).items() if source.files}
 
 
 def add_files_of_sources(config: DictConfig) -> None:
-    """Let `data.train_files` and `data.val_files` hold the files that sources name as theirs.
+    """Add the files that sources name to `data.train_files` and `data.val_files`.
 
-    Files that are not parquet are prepared first, if that was not done before, and their place
-    taken by what came of it.
+    Raw files are prepared first, unless this was done before, and are replaced by their rows.
+
+    Args:
+        config: the composed config; it is changed.
 
     Raises:
         ConfigError: files that cannot be prepared, a line each.
@@ -39,7 +41,7 @@ def add_files_of_sources(config: DictConfig) -> None:
         named: list[str] = []
         for name, source in _sources(config).items():
             if key == "files" and not source.takes_part:
-                continue  # nothing is drawn from them
+                continue  # the run does not train this source
             own: list[str] = []
             for number, file in enumerate(getattr(source, key)):
                 try:
@@ -55,15 +57,15 @@ def add_files_of_sources(config: DictConfig) -> None:
                 [] if common_key in unset_keys(config) else OmegaConf.select(config, common_key)
             )
             common = [common] if isinstance(common, str) else list(common)
-            there = set(map(os.path.abspath, common))
-            added = [file for file in dict.fromkeys(named) if os.path.abspath(file) not in there]
+            known = set(map(os.path.abspath, common))
+            added = [file for file in dict.fromkeys(named) if os.path.abspath(file) not in known]
             OmegaConf.update(config, common_key, [*common, *added])
     if problems:
         raise ConfigError(problems)
 
 
 def _rows_of(file: Path, name: str, source: SourceConfig, split: str) -> Path:
-    """The parquet file of a source's file: itself, or what is prepared of it."""
+    """The parquet file with the rows of a source's file; a raw file is prepared."""
     if source.kind is None:
         return file
     where = hashlib.sha1(str(file.absolute()).encode()).hexdigest()[:8]
@@ -83,6 +85,6 @@ def _rows_of(file: Path, name: str, source: SourceConfig, split: str) -> Path:
 
 
 def _sources(config: DictConfig) -> dict[str, SourceConfig]:
-    """Those whose settings are sound; the others are named by the check before the run."""
+    """The sources with valid settings; the check before the run names the others."""
     given = OmegaConf.to_container(config.mixed.sources, resolve=True)
     return sound_sources({"mixed": {"sources": given}})

@@ -5,7 +5,7 @@ import pytest
 from agent_loop.training.estimators import ESTIMATORS, UNTRIED
 from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.checks.config.algorithm import FILTER_METRICS
-from verl_mixed.launch.launcher import make_plan
+from verl_mixed.launch.plan import make_plan
 
 DAPO = ("algorithm.filter_groups.enable=true",)
 

@@ -14,7 +14,7 @@ from config.lookup import at
 from samplers.rows.schema import SCHEMA
 from tests.verl_mixed.conftest import RunEnviron, write_source
 from verl_mixed.checks.config.prompts import first_prompts
-from verl_mixed.launch.launcher import make_plan
+from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.settings import TOOL_CONFIG
 
 

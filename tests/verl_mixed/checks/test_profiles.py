@@ -17,7 +17,7 @@ from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.checks.config import devices as gpu_check
 from verl_mixed.checks.config.algorithm import ESTIMATORS, algorithm_problems
 from verl_mixed.checks.config.devices import gpu_problems, package_gaps
-from verl_mixed.launch.launcher import make_plan
+from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.compose import CONFIG_DIR, REQUIRED, compose_config, resolve
 from verl_mixed.run.settings import SETTINGS
 

@@ -19,7 +19,7 @@ HEAVY = ("torch", "verl", "ray", "transformers", "hydra", "numpy", "rich", "pyda
 
 def test_help_imports_nothing_heavy() -> None:
     program = (
-        "import sys; from verl_mixed.cli import _parser; _parser().format_help(); "
+        "import sys; from verl_mixed.cli import parser_for; parser_for().format_help(); "
         f"print([name for name in {HEAVY} if name in sys.modules])"
     )
 

@@ -16,7 +16,8 @@ from agent_loop.training.run_folder import write_lines
 from tests.verl_mixed.conftest import REPO_ROOT
 from tests.verl_mixed.sharded_actor import tiny_model
 from verl_mixed.cli import main
-from verl_mixed.commands.export import chosen_step, export, what_lacks
+from verl_mixed.commands.export import chosen_step, export
+from verl_mixed.run.checkpoints import missing_part
 from verl_mixed.run.state import RunFolder
 
 MESHES = ("1", "3", "2x2")
@@ -126,7 +127,7 @@ def test_the_best_of_a_run_without_validation_is_refused(run: RunFolder) -> None
         ("data.pt", "interrupted"),
         ("actor", "max_actor_ckpt_to_keep"),
         ("actor/model_world_size_3_rank_1.pt", "actor/ has no model_world_size_3_rank_1.pt"),
-        ("actor/fsdp_config.json", "of how many ranks"),
+        ("actor/fsdp_config.json", "number of ranks"),
         ("actor/huggingface/config.json", "no config.json"),
     ],
 )
@@ -139,7 +140,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused_and_whole_ones_are_named(
     else:
         lost.unlink()
 
-    assert said in (what_lacks(run.path / "checkpoints" / "global_step_10") or "")
+    assert said in (missing_part(run.path / "checkpoints" / "global_step_10") or "")
     with pytest.raises(ValueError, match=f"not whole: .*{said}.*whole checkpoints are 5"):
         export(run, "10", say=quiet)
     assert not (run.path / "export").exists()
@@ -149,7 +150,7 @@ def test_a_checkpoint_of_no_ranks_is_not_whole(run: RunFolder) -> None:
     checkpoint = run.path / "checkpoints" / "global_step_10"
     (checkpoint / "actor" / "fsdp_config.json").write_text('{"world_size": 0}')
 
-    assert "of how many ranks" in (what_lacks(checkpoint) or "")
+    assert "number of ranks" in (missing_part(checkpoint) or "")
     assert chosen_step(run, "latest", quiet) == 5
 
 
@@ -177,7 +178,7 @@ def test_of_a_torn_file_nothing_is_left(run: RunFolder, tmp_path: Path) -> None:
     torn.write_bytes(torn.read_bytes()[:2000])
     output = tmp_path / "out" / "model"
 
-    with pytest.raises(OSError, match=r"cannot read .*rank_2\.pt: torn, or"):
+    with pytest.raises(OSError, match=r"cannot read .*rank_2\.pt: damaged, or"):
         export(run, output=output, say=quiet)
 
     assert list(output.parent.iterdir()) == []
@@ -204,7 +205,7 @@ def test_code_in_a_checkpoint_is_not_run(run: RunFolder, tmp_path: Path) -> None
     torch.save({"lm_head.weight": Trap()}, path)
 
     with pytest.raises(
-        OSError, match=r"no weights by name \(Unsupported global: [^\n.]*\); export"
+        OSError, match=r"not a state of weights \(Unsupported global: [^\n.]*\); export"
     ):
         export(run, say=quiet)
 
@@ -217,7 +218,7 @@ def test_code_in_a_checkpoint_is_not_run(run: RunFolder, tmp_path: Path) -> None
         (b"", "mmap can only"),
         (b"junk", "mmap can only"),
         ([torch.ones(2)], "it holds a list"),
-        ({"lm_head.weight": 3}, "'lm_head.weight' is no tensor"),
+        ({"lm_head.weight": 3}, "'lm_head.weight' is not a tensor"),
     ],
     ids=["empty", "junk", "list", "number"],
 )
@@ -233,7 +234,7 @@ def test_a_file_without_weights_is_named_with_the_reason_after(
     assert main(["export", str(run.path)]) == 1
 
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: cannot read {path}: torn, or no weights by name ({said}")
+    assert line.startswith(f"error: cannot read {path}: damaged, or not a state of weights ({said}")
     assert line.endswith("; export another step")
 
 
@@ -242,7 +243,7 @@ def test_ranks_that_do_not_fit_together_are_refused(run: RunFolder) -> None:
     unsharded = load_file(checkpoint / "whole.safetensors")
     torch.save(unsharded, checkpoint / "actor" / "model_world_size_3_rank_1.pt")
 
-    with pytest.raises(ValueError, match="ranks have of it does not fit together"):
+    with pytest.raises(ValueError, match="its parts on the ranks do not fit together"):
         export(run, say=quiet)
 
 

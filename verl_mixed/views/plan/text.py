@@ -1,19 +1,23 @@
-"""What `verl-mixed plan` prints: lines for people, JSON for programs."""
+"""The output of `verl-mixed plan`: lines of text, or JSON."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from verl_mixed.commands.plan_report import PlanDiff, PlanReport, SourcePlan
+from verl_mixed.views.plan.diff import PlanDiff
+from verl_mixed.views.plan.report import PlanReport, SourcePlan
 
 
 def as_json(report: PlanReport, diff: PlanDiff | None = None) -> dict[str, Any]:
-    """Plain JSON values of all of it. Keys are names of fields, and stay.
+    """The report as JSON values. Programs depend on the keys, which are names of fields.
 
-    `batch_size`, `steps`, `sources` (name -> the fields of `SourcePlan`; the keys of `ratio` are
-    steps), `left_out`, `exhausted`, `tools` (the fields of `ToolLoad`), `rows_unknown`,
-    `fingerprint`; with a diff also `diff`: `name`, `fields`, `resumable`, and `other`, which has
-    the keys of this object.
+    | key | value |
+    | --- | --- |
+    | `batch_size`, `steps` | as in `PlanReport` |
+    | `left_out`, `exhausted`, `rows_unknown`, `fingerprint` | as in `PlanReport` |
+    | `sources` | name -> fields of `SourcePlan`; the keys of `ratio` are steps, as text |
+    | `tools` | fields of `ToolLoad` |
+    | `diff`, only with a diff | `name`, `fields`, `resumable`, and `other`, with these same keys |
     """
     plain = asdict(report)
     for source in plain["sources"].values():
@@ -29,7 +33,7 @@ def as_json(report: PlanReport, diff: PlanDiff | None = None) -> dict[str, Any]:
 
 
 def describe(report: PlanReport) -> list[str]:
-    """The report in lines: a table with a column per source, then sentences."""
+    """The report as lines: a table with a column per source, then sentences."""
     sources = report.sources
     batches = len(next(iter(sources.values())).counts)
     rows = [["batch", *sources]]
@@ -46,7 +50,7 @@ def describe(report: PlanReport) -> list[str]:
     rows += [[label, *map(cell, sources.values())] for label, cell in _CELLS.items()]
     if report.rows_unknown is None:
         rows += [[label, *map(cell, sources.values())] for label, cell in _CELLS_OF_ROWS.items()]
-    return [*_table(rows), *_passes(report), *_left_out(report), *_calls_in_words(report)]
+    return [*_table(rows), *_passes(report), *_left_out(report), *_tool_calls(report)]
 
 
 def _or_dash(value: float | None, form: str) -> str:
@@ -65,25 +69,25 @@ _CELLS: dict[str, Cell] = {
 }
 _CELLS_OF_ROWS: dict[str, Cell] = {
     "steps per pass": lambda own: _or_dash(own.steps_per_pass, ".1f"),
-    "times each row comes": lambda own: _or_dash(own.passes, ".3f"),
-    "all rows seen in step": lambda own: _or_dash(own.exhausted_at_step, "d"),
+    "times each row is used": lambda own: _or_dash(own.passes, ".3f"),
+    "all rows used in step": lambda own: _or_dash(own.exhausted_at_step, "d"),
 }
 
 
 def _passes(report: PlanReport) -> list[str]:
     if report.rows_unknown is not None:
-        return [f"rows, passes and repeats are not known: {report.rows_unknown}"]
+        return [f"rows, passes and repeats are unknown: {report.rows_unknown}"]
     if not report.exhausted:
         return [f"no source repeats a row within the {report.steps} steps"]
     ends = [f"{name} in step {report.sources[name].exhausted_at_step}" for name in report.exhausted]
-    return [f"all rows seen, and repeated from then on, in this order: {', '.join(ends)}"]
+    return [f"all rows used, and repeated from then on: {', '.join(ends)}"]
 
 
 def _left_out(report: PlanReport) -> list[str]:
     return [f"left out (ratio 0): {', '.join(report.left_out)}"] if report.left_out else []
 
 
-def _calls_in_words(report: PlanReport) -> list[str]:
+def _tool_calls(report: PlanReport) -> list[str]:
     load = report.tools
     lines = [
         f"tool calls, upper bounds (every trajectory uses all its turns): {load.calls_per_step} a "
@@ -95,17 +99,18 @@ def _calls_in_words(report: PlanReport) -> list[str]:
         apart = f", {load.request_interval_s:g} s apart" if load.request_interval_s else ""
         lines += [
             f"rate limit: {load.per_minute:g} calls a minute, {load.burst} back to back{apart}: it "
-            f"adds at least {load.added_s_per_step:.1f} s to such a step"
+            f"adds at least {load.added_s_per_step:.1f} s to a step with so many calls"
         ]
         waits = (
             f"a call then waits {load.longest_wait_s:.1f} s at most, tool_config.timeout is "
             f"{load.timeout_s:g} s"
         )
         lines += [
-            f"the limit can carry them: {waits}"
+            f"the rate limit suffices: {waits}"
             if load.carries
-            else f"the limit may NOT carry them: {waits}, and past it the trajectory is lost "
-            "(infra_error); raise rate_limit_per_minute, burst or timeout, or lower max_turns"
+            else f"the rate limit may NOT suffice: {waits}; a call that waits longer loses its "
+            "trajectory (infra_error): raise rate_limit_per_minute, burst or timeout, or lower "
+            "max_turns"
         ]
     on_top = ["replaced prompts", "validation", "retries"]
     on_top += [
@@ -115,7 +120,7 @@ def _calls_in_words(report: PlanReport) -> list[str]:
 
 
 def describe_diff(diff: PlanDiff) -> list[str]:
-    """The difference in lines: a table of what differs, `this -> other`, then the verdict."""
+    """The difference as lines: a table of the values that differ, then whether a resume works."""
     names = sorted(diff.this.sources.keys() | diff.other.sources.keys())
     listed = len(next(iter(diff.this.sources.values())).counts)
     cells: dict[str, Cell] = {
@@ -123,18 +128,18 @@ def describe_diff(diff: PlanDiff) -> list[str]:
         "rows": lambda own: "?" if own.rows is None else str(own.rows),
         "prompts a step": _CELLS["prompts a step"],
         **_CELLS_OF_ROWS,
-        **{f"batch {i + 1}": _count_of(i) for i in range(listed)},
+        **{f"batch {i + 1}": _count_in(i) for i in range(listed)},
     }
     rows = [[label, *(_both(diff, name, cell) for name in names)] for label, cell in cells.items()]
     rows = [row for row in rows if any(" -> " in cell for cell in row)]
     lines = [f"this -> {diff.name}"]
     lines += _table([["", *names], *rows]) if rows else ["the same ratios, rows and batches"]
     if diff.other.rows_unknown:
-        lines += [f"rows of the other are not known: {diff.other.rows_unknown}"]
+        lines += [f"the rows of the other plan are unknown: {diff.other.rows_unknown}"]
     return [*lines, _verdict(diff)]
 
 
-def _count_of(batch: int) -> Cell:
+def _count_in(batch: int) -> Cell:
     return lambda own: str(own.counts[batch])
 
 
@@ -154,11 +159,11 @@ def _ratio_text(ratio: Mapping[int, float]) -> str:
 
 def _verdict(diff: PlanDiff) -> str:
     if diff.resumable:
-        return "a run of the one can resume as the other: sizes, ratios, batch size and seed agree"
+        return "a run of one plan can resume with the other: sizes, ratios, batch size, seed agree"
     if diff.resumable is None:
         return (
-            "whether a run of the one can resume as the other depends on their rows, which are not "
-            "known; all else agrees"
+            "whether a run of one plan can resume with the other depends on the rows, which are "
+            "unknown; all else agrees"
         )
     differ = [
         field
@@ -167,13 +172,13 @@ def _verdict(diff: PlanDiff) -> str:
         for field in diff.fields
     ]
     return (
-        f"a run of the one cannot resume as the other, these differ: {', '.join(differ)}; with "
-        "mixed.on_change=continue it goes on with each source's next row"
+        f"a run of one plan cannot resume with the other, because these differ: "
+        f"{', '.join(differ)}; with mixed.on_change=continue it goes on with each source's next row"
     )
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with a label at the left and numbers at the right of their columns."""
+    """Lines of a table: the first column aligned left, the others right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(

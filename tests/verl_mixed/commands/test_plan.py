@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from config.schema import ConfigError
 from tests.verl_mixed.conftest import RunEnviron, write_source
 from verl_mixed.cli import main
-from verl_mixed.commands.plan_report import compare, make_report, other_report
-from verl_mixed.commands.plan_words import as_json, describe, describe_diff
-from verl_mixed.launch.launcher import make_plan
+from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.audit import plan_of
 from verl_mixed.run.compose import save_config
+from verl_mixed.views.plan.diff import compare, other_report
+from verl_mixed.views.plan.report import make_report
+from verl_mixed.views.plan.text import as_json, describe, describe_diff
 
 ROWS = {"a": 100, "b": 30, "c": 1000}
 
@@ -159,9 +160,7 @@ def test_a_limit_that_makes_calls_wait_past_their_timeout_cannot_carry_them() ->
 
     assert not report.tools.carries
     text = "\n".join(describe(report))
-    assert (
-        "may NOT carry them: a call then waits 80.0 s at most, tool_config.timeout is 30 s" in text
-    )
+    assert "may NOT suffice: a call then waits 80.0 s at most, tool_config.timeout is 30 s" in text
     assert "raise rate_limit_per_minute" in text
 
 
@@ -197,7 +196,7 @@ def test_without_rows_all_is_told_that_needs_none() -> None:
     assert report.tools.calls == 10 * 160
     own = report.sources["a"]
     assert (own.rows, own.steps_per_pass, own.passes, own.exhausted_at_step) == (None,) * 4
-    assert "rows, passes and repeats are not known: not made yet" in describe(report)
+    assert "rows, passes and repeats are unknown: not made yet" in describe(report)
 
 
 def test_a_plan_is_plain_json_with_keys_that_stay() -> None:
@@ -252,7 +251,7 @@ def test_equal_mixtures_can_resume_as_one_another() -> None:
     diff = compare("other", this, other)
 
     assert (diff.fields, diff.resumable) == ((), True)
-    assert describe_diff(diff)[-1].startswith("a run of the one can resume as the other")
+    assert describe_diff(diff)[-1].startswith("a run of one plan can resume with the other")
 
 
 @pytest.mark.parametrize(
@@ -274,7 +273,7 @@ def test_each_field_of_the_fingerprint_that_differs_is_named(
 
     assert not diff.resumable
     assert describe_diff(diff)[-1] == (
-        f"a run of the one cannot resume as the other, these differ: {field}; with "
+        f"a run of one plan cannot resume with the other, because these differ: {field}; with "
         "mixed.on_change=continue it goes on with each source's next row"
     )
 
@@ -304,7 +303,7 @@ def test_whether_runs_can_resume_is_open_where_rows_are_not_known() -> None:
     diff = compare("other", this, other)
 
     assert diff.resumable is None
-    assert "rows of the other are not known: gone" in describe_diff(diff)
+    assert "the rows of the other plan are unknown: gone" in describe_diff(diff)
 
 
 def test_a_mixture_file_takes_the_place_of_the_mixture_and_brings_its_files(

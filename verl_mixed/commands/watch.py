@@ -1,4 +1,4 @@
-"""`verl-mixed watch`: a run's screen, from any shell that sees its folder; the run is untouched."""
+"""`verl-mixed watch`: show the progress of a run, from any shell that can read its folder."""
 
 import argparse
 import math
@@ -10,30 +10,46 @@ from pathlib import Path
 
 from rich.console import Console
 
+from verl_mixed.commands.arguments import Help, add_run_dir
 from verl_mixed.exit_codes import GOOD
 from verl_mixed.run.state import RunFolder
 from verl_mixed.run.text import printable
 from verl_mixed.views.watch.live import PlainView, TableView, drawing, is_redrawn
 from verl_mixed.views.watch.run_reader import RunReader
 
+HELP = Help(
+    """\
+Shows step and remaining time, each source's reward, the ratio error, how the time of the last step
+was spent, the limiter, the tools, trajectories that are stuck, and the newest warnings. A terminal
+shows a screen that is redrawn until the run ends; a file or a pipe gets a line per step. A run that
+is not running is shown once. Ctrl-C ends the command and does not affect the run.""",
+    """\
+verl-mixed watch runs/mixed_demo
+verl-mixed watch runs/mixed_demo --once
+verl-mixed watch runs/mixed_demo --follow --interval 5""",
+    "0 it was shown, however the run ended, 2 no such run",
+)
+
 LEAST_INTERVAL_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of the subcommand."""
-    parser.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
-    parser.add_argument("--once", action="store_true", help="show it once, also while it runs")
+    """Add the arguments of the command."""
+    add_run_dir(parser)
+    parser.add_argument(
+        "--once", action="store_true", help="show the run once, even while it is running"
+    )
     parser.add_argument(
         "--follow",
         action="store_true",
-        help="wait for a run that has not begun, and go on after it ends: it may be resumed",
+        help="wait for a run that has not begun; go on after it ends, since it may be resumed",
     )
     parser.add_argument(
         "--interval",
         type=_interval,
         default=1.0,
         metavar="SECONDS",
-        help="between two looks (default 1)",
+        help="time between two updates (default 1)",
     )
 
 
@@ -77,15 +93,15 @@ def watch(
     Args:
         run_dir: its folder.
         once: show it once.
-        follow: also before it begins and after it ends.
-        interval_s: between two looks.
+        follow: wait before the run begins and after it ends.
+        interval_s: time between two updates.
         console: the screen; None takes stdout.
 
     Returns:
         Exit code, 0.
 
     Raises:
-        ValueError: there is no such run, and it is not to be waited for.
+        ValueError: there is no such run and `follow` is false.
         OSError: its files cannot be read.
     """
     folder = RunFolder(run_dir)
@@ -98,13 +114,13 @@ def watch(
     console = console or Console(highlight=False)
     before = {
         number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGTERM, signal.SIGHUP)  # the terminal is given back then, too
+        for number in (signal.SIGTERM, signal.SIGHUP)  # so that the screen is restored
     }
     try:
         _watch(RunReader(folder), console, once, follow, interval_s)
     except KeyboardInterrupt:
         pass
-    except BrokenPipeError:  # nobody reads any more, as after `| head`
+    except BrokenPipeError:  # the reader has ended, as after `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         for number, handler in before.items():

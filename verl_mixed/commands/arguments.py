@@ -1,0 +1,91 @@
+"""Help text of a command, and the arguments that several commands have in common."""
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from verl_mixed.run.text import printable
+
+
+@dataclass(frozen=True, slots=True)
+class Help:
+    """What `verl-mixed COMMAND --help` prints before and after the options."""
+
+    description: str
+    examples: str
+    """Commands, one a line."""
+
+    exit_codes: str = "0 good, 1 not good, 2 usage or config error"
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        """Set description and epilog of a parser; line breaks are kept."""
+        examples = "\n".join(f"  {line}" for line in self.examples.splitlines())
+        parser.description = self.description
+        parser.epilog = f"examples:\n{examples}\n\nexit codes: {self.exit_codes}"
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+
+
+def add_run_dir(parser: argparse.ArgumentParser) -> None:
+    """Add RUN, the folder of a run, as `run_dir`."""
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose the run config: KEY=VALUE, --config, --config-dir."""
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of the run config"
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="agent_config.yaml or training_config.yaml in AgentFly's style; may be given twice",
+    )
+    parser.add_argument(
+        "--config-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of your own config files, such as mixture/mine.yaml for mixture=mine",
+    )
+
+
+def config_overrides(arguments: argparse.Namespace, screen: IO[str] | None = None) -> list[str]:
+    """Hydra overrides from the arguments of `add_config_arguments`; KEY=VALUE come last and win.
+
+    Args:
+        arguments: the parsed command line.
+        screen: where the translation of `--config` files is printed; None is stderr, for commands
+            that print the config or JSON on stdout.
+
+    Raises:
+        ValueError: a folder or a config file is missing or wrong.
+    """
+    overrides = list(arguments.overrides)
+    if (folder := arguments.config_dir) is not None:
+        if not folder.is_dir():
+            raise ValueError(f"--config-dir {folder}: no such folder; correct the name")
+        overrides.insert(0, f"hydra.searchpath=['file://{folder.absolute()}']")
+    if not arguments.config:
+        return overrides
+    from verl_mixed.agentfly.files import translate_files
+
+    translation = translate_files(arguments.config, overrides, os.environ)
+    for line in translation.lines:
+        print(printable(line), file=screen or sys.stderr)
+    return [*translation.overrides, *overrides]
+
+
+def at_least_one(text: str) -> int:
+    """A whole number from 1; argparse's `type`."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: want a whole number, 1 at least")
+    return number

@@ -1,0 +1,60 @@
+"""`verl-mixed check`: the resolved config, the first prompt of each source, every problem."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from verl_mixed.commands.arguments import Help, add_config_arguments, config_overrides
+from verl_mixed.exit_codes import GOOD, USAGE
+from verl_mixed.run.text import printable
+
+HELP = Help(
+    """\
+Checks config and data, and starts nothing. The problems that it finds are:
+  - wrong settings
+  - rows without a source
+  - prompts that are too long, measured with the model's tokenizer
+  - ground truths that the reward cannot use
+  - rows that occur twice, or both in training and in validation
+
+Takes the arguments of `train`. The config and the prompts go to stdout, the problems to stderr.""",
+    """\
+PROFILE=laptop verl-mixed check
+verl-mixed check --config agent_config.yaml --config training_config.yaml
+verl-mixed check --config-dir my_config mixture=mine""",
+    "0 no problems, 2 there are",
+)
+
+add_arguments = add_config_arguments
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print config and prompts; exit 2 if there are problems."""
+    from omegaconf import OmegaConf
+
+    from verl_mixed.checks.config.prompts import first_prompts
+    from verl_mixed.launch.plan import make_plan
+
+    plan = make_plan(config_overrides(arguments), os.environ)
+    missing = plan.still_to_make()
+    problems = plan.problems(data=not missing, machine=False)
+    print(OmegaConf.to_yaml(OmegaConf.create(plan.config)))
+    if missing:
+        print(f"note: {'; '.join(missing)}; data and model were not looked at")
+    else:
+        for source, prompt in first_prompts(plan.config).items():
+            print(f"--- first prompt of source={source}\n{prompt}\n---\n")
+    return print_problems(problems)
+
+
+def print_problems(problems: Sequence[str]) -> int:
+    """Print the problems and their number to stderr.
+
+    Returns:
+        Exit code of a check that found these problems.
+    """
+    for problem in problems:
+        print(f"problem: {printable(problem)}", file=sys.stderr)
+    print(f"{len(problems)} problems" if problems else "no problems", file=sys.stderr)
+    return USAGE if problems else GOOD

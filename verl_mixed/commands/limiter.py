@@ -1,0 +1,57 @@
+"""`verl-mixed limiter`: show, watch or reset the rate limiter of a run."""
+
+import argparse
+from pathlib import Path
+
+from verl_mixed.commands.arguments import Help
+from verl_mixed.exit_codes import GOOD, USAGE
+from verl_mixed.run.text import print_error
+
+HELP = Help(
+    """\
+Shows for each source the calls that were granted, that wait and that were refused, how long they
+waited, and how much of the rate the last minute used. On several nodes a Ray actor keeps the
+limit; name its cluster with --ray.""",
+    """\
+verl-mixed limiter runs/mixed_demo --watch
+verl-mixed limiter runs/mixed_demo --json
+verl-mixed limiter runs/mixed_demo --ray auto""",
+    "0 it was shown, 2 there is none, or it cannot be reached",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument("path", type=Path, metavar="PATH", help="runs/<experiment> or state file")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument(
+        "--watch", action="store_true", help="show it every second, until interrupted"
+    )
+    parser.add_argument(
+        "--reset",
+        action="store_true",
+        help="first reset the limiter: empty bucket, full rate, counts of 0",
+    )
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="cluster whose actor keeps the limit (auto: the cluster that runs on this machine)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show the limiter."""
+    from verl_mixed.views.limiter import show
+
+    try:
+        show(
+            arguments.path,
+            as_json=arguments.json,
+            watch=arguments.watch,
+            anew=arguments.reset,
+            ray_address=arguments.ray,
+        )
+    except OSError as error:
+        print_error(error)
+        return USAGE
+    return GOOD

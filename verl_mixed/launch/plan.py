@@ -1,0 +1,182 @@
+"""What a run will do: its resolved config, folder and cluster, and what keeps it from starting.
+
+Starts no process and writes no file, except for rows that are prepared from raw files of sources.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from agent_loop.rewards import split_path
+from verl_mixed.checks.machine.ray_cluster import cluster_problems
+from config.lookup import at
+from config.schema import TOOL_CONFIG, ConfigError
+from samplers.rows.sources.demo import DEMO_SOURCES
+from verl_mixed.checks.preflight import preflight
+from verl_mixed.launch.generated import demo_folder, is_made, still_to_make, use_generated_data
+from verl_mixed.prepare.source_files import add_files_of_sources
+from verl_mixed.run.compose import compose_config, resolve
+from verl_mixed.run.name import display_name, name_problems
+from verl_mixed.run.sections import sound_sources
+from verl_mixed.run.settings import (
+    ADDRESS_KEY,
+    SERVER_URL_KEY,
+    is_own_tool_server,
+    overrides_from,
+)
+from verl_mixed.run.state import RUNS, RunFolder
+from verl_mixed.run.versions import REPOSITORY
+
+ONLY_FOR_A_NEW_RAY = (
+    "num_cpus",
+    "num_gpus",
+    "resources",
+    "object_store_memory",
+    "include_dashboard",
+    "dashboard_host",
+    "dashboard_port",
+    "_temp_dir",
+)
+"""Keys of `ray_kwargs.ray_init` that `ray.init` refuses or ignores on a cluster that runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A run that can be started."""
+
+    config: dict[str, Any]
+    """Resolved."""
+
+    folder: RunFolder
+    own_tool_server: bool
+
+    generated: Path | None
+    """Folder of the generated data that the run uses, made or not; None for files of its own."""
+
+    cluster: str | None = None
+    """Address of the Ray cluster that the run joins; None if it starts its own Ray."""
+
+    @property
+    def total_steps(self) -> int:
+        """Step after which the run is complete."""
+        return int(at(self.config, "trainer.total_training_steps"))
+
+    @property
+    def server_url(self) -> str:
+        """Where agent loops reach their tools."""
+        return str(at(self.config, SERVER_URL_KEY))
+
+    def has_rows(self) -> bool:
+        """Whether the training files are there, as far as a start would make them."""
+        return self.generated is None or is_made(self.generated)
+
+    def still_to_make(self) -> list[str]:
+        """What a start makes or downloads before it trains, a sentence each."""
+        if self.generated is None:
+            return []
+        model = Path(str(at(self.config, "actor_rollout_ref.model.path")))
+        return still_to_make(self.generated, model)
+
+    def problems(self, *, data: bool = True, machine: bool = True) -> list[str]:
+        """What keeps the run from starting, a sentence each.
+
+        Args:
+            data: check data files and model too; False if they are still to be made.
+            machine: check the GPUs of this machine too; False if the run starts elsewhere.
+        """
+        problems = preflight(
+            self.config, own_tool_server=self.own_tool_server, data=data, machine=machine
+        )
+        if self.cluster is not None:
+            problems += cluster_problems(self.config, self.cluster)
+        if self.generated is not None:
+            problems += [
+                f"no rows of source={name!r}: the demo has {', '.join(DEMO_SOURCES)}; name "
+                f"its files (mixed.sources.{name}.files), or files and a model of your own "
+                "(TRAIN_FILES, VAL_FILES, MODEL_PATH)"
+                for name, source in sound_sources(self.config).items()
+                if name not in DEMO_SOURCES and not source.files
+            ]
+        return problems
+
+
+def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
+    """Compose the config of a run.
+
+    Args:
+        arguments: Hydra overrides of the command line.
+        environ: environment with the settings of the scripts.
+
+    Raises:
+        ConfigError: settings, overrides or config files are wrong.
+    """
+    overrides = overrides_from(environ, arguments)
+    return plan_of(compose_config(overrides), overrides)
+
+
+def plan_of(config: DictConfig, overrides: Sequence[str]) -> Plan:
+    """Fill in what a composed config leaves open: folder, absolute paths, data, display name.
+
+    Args:
+        config: the composed config; it is changed.
+        overrides: the overrides that it was composed with.
+
+    Raises:
+        ConfigError: settings are wrong.
+    """
+    if problems := name_problems(OmegaConf.select(config, "mixed.experiment")):
+        raise ConfigError(problems)
+    if not isinstance(sources := config.mixed.sources, DictConfig):
+        raise ConfigError(
+            [f"mixed.sources={sources!r}: want source -> its settings; name at least one"]
+        )
+    folder = RunFolder(RUNS / config.mixed.experiment)
+    config.mixed.run_dir = str(folder.path)
+    _make_paths_absolute(config)
+    address = _cluster_to_join(config)
+    generated = use_generated_data(config)
+    add_files_of_sources(config)
+    if config.trainer.experiment_name is None:
+        is_demo = generated == demo_folder(config.mixed.seed).absolute()
+        config.trainer.experiment_name = display_name(config, overrides, is_demo=is_demo)
+    return Plan(
+        generated=generated,
+        config=resolve(config, complete=False),
+        folder=folder,
+        own_tool_server=is_own_tool_server(str(OmegaConf.select(config, SERVER_URL_KEY))),
+        cluster=address,
+    )
+
+
+def _make_paths_absolute(config: DictConfig) -> None:
+    """Make the paths of files absolute, because trainer and workers run in other folders."""
+    agent = config.actor_rollout_ref.rollout.agent
+    if path := agent.agent_loop_config_path:
+        shipped = REPOSITORY / path
+        chosen = shipped if shipped.is_file() and not Path(path).is_file() else Path(path)
+        agent.agent_loop_config_path = str(chosen.absolute())
+    key = f"{TOOL_CONFIG}.rate_limit_file"
+    if path := OmegaConf.select(config, key):
+        OmegaConf.update(config, key, os.path.abspath(str(path)))
+    if isinstance(path := config.trainer.resume_from_path, str):
+        config.trainer.resume_from_path = str(Path(path).expanduser().absolute())
+    for source in config.mixed.sources.values():
+        reward = source.get("reward") if isinstance(source, DictConfig) else None
+        if isinstance(reward, str) and (parts := split_path(reward)):
+            source.reward = f"{Path(parts[0]).expanduser().absolute()}:{parts[1]}"
+
+
+def _cluster_to_join(config: DictConfig) -> str | None:
+    """The address of the cluster, if the run joins one; removes settings of a Ray of its own."""
+    address = OmegaConf.select(config, ADDRESS_KEY)
+    if not address:
+        return None
+    ray_init = config.ray_kwargs.ray_init
+    with open_dict(ray_init):
+        for key in ONLY_FOR_A_NEW_RAY:
+            ray_init.pop(key, None)
+    return str(address)

@@ -1,0 +1,90 @@
+"""What a run prints when it ends: change of each source, cost of a step, audit, files."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from verl_mixed.exit_codes import GOOD, NOT_GOOD
+from verl_mixed.launch.plan import Plan
+from verl_mixed.run.audit import audit_run, describe
+from verl_mixed.run.state import RunFolder
+from verl_mixed.run.text import printable
+from verl_mixed.views.estimates import improvements
+from verl_mixed.views.progress import Line, series
+from verl_mixed.views.report import write_report
+from verl_mixed.views.summary import PHASE_WORDS, phase_means, trained
+
+
+def summarise(plan: Plan, console: Console, say: Callable[[str], None]) -> int:
+    """Mark a run as complete, print its results and audit it.
+
+    Returns:
+        Exit code: 1 if the audit fails.
+    """
+    folder = plan.folder
+    folder.mark_done()
+    table = changes_table(folder.lines())
+    if table.row_count:
+        console.print(table)
+    if cost := cost_line(folder.lines()):
+        say(f"cost         {cost}")
+    try:
+        report = audit_run(folder, plan.config)
+    except ValueError as error:
+        say(f"audit not possible: {error}")
+        return NOT_GOOD
+    for line in describe(report):
+        say(line)
+    return GOOD if report.ok else NOT_GOOD
+
+
+def cost_line(lines: Sequence[Line]) -> str | None:
+    """Mean seconds of a step, its longest phases, most memory in use; None before a step."""
+    steps = trained(lines)
+    seconds = [value for _, value in series(steps, "timing_s/step")]
+    if not seconds:
+        return None
+    longest = list(phase_means(steps).items())[:4]
+    phases = ", ".join(f"{PHASE_WORDS.get(phase, phase)} {mean:.1f}" for phase, mean in longest)
+    used = [value for _, value in series(steps, "actor/perf/cpu_memory_used_gb")]
+    memory = f"; at most {max(used):.1f} GB of this machine's memory in use" if used else ""
+    return f"{fmean(seconds):.1f} s a step ({phases}){memory}"
+
+
+def changes_table(lines: Sequence[Line]) -> Table:
+    """First and last validation of every source, empty before two validations.
+
+    The mean over the sources is added if all have the same measure at the same steps.
+    """
+    table = Table("source", "validation first", "last", "change", title_justify="left")
+    changes = [one for one in improvements(lines) if one.measure != "training reward"]
+    for one in changes:
+        solved = " solved" if one.measure == "validation pass rate" else ""
+        table.add_row(
+            Text(printable(one.source)),
+            f"{one.first.mean:.2f}",
+            f"{one.last.mean:.2f}",
+            Text(f"{one.change_words}{solved}: {one.verdict}"),
+        )
+    compared = {(one.measure, one.first.steps, one.last.steps) for one in changes}
+    if len(changes) > 1 and len(compared) == 1:
+        first = fmean(one.first.mean for one in changes)
+        last = fmean(one.last.mean for one in changes)
+        table.add_row("mean", f"{first:.2f}", f"{last:.2f}", f"{last - first:+.2f}")
+    return table
+
+
+def report_and_list_files(folder: RunFolder, say: Callable[[str], None]) -> None:
+    """Write the report, also of a run that failed or was stopped, and print where files are."""
+    try:
+        write_report(folder)
+    except (OSError, ValueError) as error:
+        say(f"report not written: {error}")
+    else:
+        say(f"report       {folder.report}")
+    say(f"curves       tensorboard --logdir {shlex.quote(str(folder.tensorboard))}")
+    say(f"trajectories {folder.path / 'trajectories'}")

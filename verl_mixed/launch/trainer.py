@@ -1,0 +1,56 @@
+"""The trainer's process: its command and its environment."""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from config.lookup import at
+from verl_mixed.launch import processes
+from verl_mixed.launch.plan import Plan
+
+TRAINER = (sys.executable, "-m", "agent_loop.training.main")
+"""Command of the trainer; the path of the run's config.yaml is added."""
+
+
+def start_trainer(
+    plan: Plan, command: Sequence[str], environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start the trainer of a run.
+
+    Args:
+        plan: the run.
+        command: `TRAINER`, or a program that takes its place.
+        environ: the launcher's environment.
+    """
+    folder = plan.folder
+    return processes.start(
+        [*command, str(folder.config)],
+        log=folder.log,
+        environ=trainer_environ(plan, environ),
+        run_dir=folder.path,
+    )
+
+
+def trainer_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+    """The trainer's environment: defaults of this project, overridden by the launcher's own."""
+    defaults = {
+        "HYDRA_FULL_ERROR": "1",
+        "OMP_NUM_THREADS": "1",  # two threads on a shared core are slower than one
+        "PYTHONUNBUFFERED": "1",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TENSORBOARD_DIR": str(plan.folder.tensorboard),
+        "TOKENIZERS_PARALLELISM": "false",
+        "WANDB_DIR": str(plan.folder.wandb),
+        "WANDB_CONSOLE": "off",  # train.log already has the output
+        "WANDB_RUN_ID": plan.folder.wandb_run_id(),
+        "WANDB_RESUME": "allow",
+    }
+    if at(plan.config, "trainer.device") == "cpu":
+        defaults["VERL_PLATFORM"] = "cpu"  # otherwise verl would use a GPU of this machine
+    if not environ.get("WANDB_API_KEY"):
+        defaults |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    own = {name: value for name, value in environ.items() if value}
+    own.pop("RAY_ADDRESS", None)  # it may name a cluster of other work in this shell
+    own.pop("TENSORBOARD_DIR", None)  # each run has its own folder
+    return defaults | own

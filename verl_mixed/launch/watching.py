@@ -1,0 +1,104 @@
+"""Watching a run until its trainer ends: the screen, lost nodes, and how the run ended."""
+
+import math
+import subprocess
+import time
+from dataclasses import dataclass
+
+from cluster.cluster_watch import ClusterWatch
+from verl_mixed.diagnose.diagnose import diagnose_tail
+from verl_mixed.launch.failure import RunFailed, RunStopped, log_tail, reason_of_end
+from verl_mixed.launch.plan import Plan
+from verl_mixed.views.watch.live import View
+from verl_mixed.views.watch.run_reader import RunReader
+
+POLL_S = 0.5
+
+LOST_NODE_S = 60.0
+"""Time for the trainer to end by itself after a node is lost; a collective may hang for longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProcesses:
+    """The processes of a run that are watched."""
+
+    trainer: subprocess.Popen[bytes]
+    log_start: int
+    """Size of train.log in bytes when the trainer was started."""
+
+    server: subprocess.Popen[bytes] | None
+    """The run's own tool server."""
+
+    cluster: ClusterWatch | None
+    """Watch of the cluster that the run joined."""
+
+
+def watch_run(plan: Plan, running: RunProcesses, reader: RunReader, view: View) -> None:
+    """Show the run until the trainer ends.
+
+    Raises:
+        RunFailed: the trainer failed or ended early, or the tool server ended.
+        RunStopped: the run ended because it was asked to.
+    """
+    code = _wait_for_end(plan, running, reader, view)
+    folder = plan.folder
+    if code != 0:
+        raise RunFailed(f"{_why_failed(plan, running, code)}\n{_how_far(plan)}")
+    if folder.last_step() < plan.total_steps:
+        if folder.stop_request.exists():
+            raise RunStopped(
+                f"stopped after step {folder.last_step()} of {plan.total_steps}, as asked; the "
+                f"same command resumes from checkpoint global_step_{folder.saved_step()}"
+            )
+        raise RunFailed(
+            f"the trainer ended after step {folder.last_step()} of {plan.total_steps} without an "
+            f"error; the log is {folder.log}"
+        )
+
+
+def _wait_for_end(plan: Plan, running: RunProcesses, reader: RunReader, view: View) -> int | None:
+    """The trainer's exit code; None if it still runs `LOST_NODE_S` after a node was lost."""
+    server, log = running.server, plan.folder.server_log
+    lost_at = math.inf
+    with view:
+        while (code := running.trainer.poll()) is None:
+            reader.read()
+            view.update(reader.state())
+            if server is not None and server.poll() is not None:
+                raise RunFailed(
+                    f"the tool server ended: {reason_of_end(log, 0, server.poll())}; its log is "
+                    f"{log}; the same command resumes"
+                )
+            if running.cluster is not None and running.cluster.lost:
+                lost_at = min(lost_at, time.monotonic())
+            if time.monotonic() > lost_at + LOST_NODE_S:
+                break
+            time.sleep(POLL_S)
+        reader.read()
+        view.update(reader.state())
+    return code
+
+
+def _why_failed(plan: Plan, running: RunProcesses, code: int | None) -> str:
+    """The trainer's reason, and the lost node or the known failure behind it."""
+    log = plan.folder.log
+    reason = reason_of_end(log, running.log_start, code)
+    if running.cluster is not None and (lost := running.cluster.explain(reason)):
+        return (
+            f"{lost}; `./setup_cluster.sh setup` brings it back; a run is resumed with as many "
+            f"nodes as it was started with\nThe trainer's reason: {reason}"
+        )
+    if known := diagnose_tail(log_tail(log, running.log_start)):
+        signature = known.signature
+        reason += f"\nknown: {signature.title}: {signature.cause}; {signature.remedy}"
+    return reason
+
+
+def _how_far(plan: Plan) -> str:
+    folder = plan.folder
+    saved = folder.saved_step()
+    resumes = f"resumes from checkpoint global_step_{saved}" if saved else "begins again"
+    return (
+        f"The log is {folder.log}. {folder.last_step()} of {plan.total_steps} steps have metrics; "
+        f"the same command {resumes}."
+    )

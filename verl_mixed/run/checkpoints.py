@@ -1,0 +1,51 @@
+"""The checkpoints of a run: their folders, and whether each is whole."""
+
+import json
+import re
+from pathlib import Path
+
+from verl_mixed.run.state import RunFolder
+
+
+def checkpoint_of(run: RunFolder, step: int) -> Path:
+    """The folder of a checkpoint."""
+    return run.path / "checkpoints" / f"global_step_{step}"
+
+
+def checkpoint_steps(run: RunFolder) -> list[int]:
+    """The steps of all checkpoint folders in order, whole or not."""
+    names = (path.name for path in (run.path / "checkpoints").glob("global_step_*"))
+    return sorted(int(name[12:]) for name in names if re.fullmatch(r"global_step_\d+", name))
+
+
+def model_files(actor: Path) -> list[Path]:
+    """The model files of an actor, in order of ranks; files may be missing.
+
+    Raises:
+        OSError, ValueError, KeyError, TypeError: fsdp_config.json does not give the ranks.
+    """
+    ranks = int(json.loads((actor / "fsdp_config.json").read_text())["world_size"])
+    if ranks < 1:
+        raise ValueError(f"world_size={ranks}: want 1 at least")
+    return [actor / f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
+
+
+def missing_part(checkpoint: Path) -> str | None:
+    """Why a checkpoint cannot be exported; None if it is whole.
+
+    verl writes `data.pt` after the actor, so a folder without `data.pt` may hold half an actor.
+    """
+    actor = checkpoint / "actor"
+    if not (checkpoint / "data.pt").is_file():
+        return "writing it was interrupted"
+    if not actor.is_dir():
+        return "its weights were removed (trainer.max_actor_ckpt_to_keep)"
+    try:
+        files = model_files(actor)
+    except (OSError, ValueError, KeyError, TypeError):
+        return "actor/fsdp_config.json does not give the number of ranks"
+    if missing := [file.name for file in files if not file.is_file()]:
+        return f"actor/ has no {', '.join(missing)}"
+    if not (actor / "huggingface" / "config.json").is_file():
+        return "actor/huggingface has no config.json"
+    return None

@@ -1,0 +1,232 @@
+"""A checkpoint's model as a Hugging Face folder: FSDP2 shards are merged and written.
+
+verl's own merger (`verl.model_merger`) is not used, because it rounds every weight to bfloat16.
+torch and transformers are imported inside the functions; verl is not imported.
+"""
+
+import logging
+import re
+import shutil
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from verl_mixed.run.checkpoints import model_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+DType = Literal["fp32", "bf16"]
+
+
+@contextmanager
+def write_errors(output: Path) -> Generator[None]:
+    """Turn an error of writing in the block into an OSError that names the output."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise OSError(
+            f"cannot write {output}: {getattr(error, 'strerror', None) or error}; make room there "
+            "and the right to write, or name another --output"
+        ) from error
+
+
+def read_model(actor: Path, dtype: DType) -> "tuple[PreTrainedModel, dict[str, Tensor]]":
+    """The model of a checkpoint's actor, without weights, and its weights.
+
+    Args:
+        actor: folder `actor` of a whole checkpoint.
+        dtype: type of the weights.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: transformers cannot make the model, or the weights do not fit it.
+    """
+    import torch
+
+    torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    model = _model(actor / "huggingface", torch_dtype)
+    weights = merge(model_files(actor), torch_dtype)
+    _untie(model, weights)
+    _compare(model, weights, actor)
+    return model, weights
+
+
+def write_model(
+    model: "PreTrainedModel", weights: "dict[str, Tensor]", described: Path, folder: Path
+) -> None:
+    """Write a model and its tokenizer into a folder. This empties `weights`.
+
+    Args:
+        model: the model without weights.
+        weights: name -> weight.
+        described: folder with the model's config and tokenizer.
+        folder: an existing folder.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    for file in folder.iterdir():  # left by an export that was killed
+        file.unlink()
+    for file in described.iterdir():  # the tokenizer of the training
+        if file.is_file() and not re.search(r"\.(safetensors|bin|index\.json)$", file.name):
+            shutil.copy(file, folder)
+    disable_progress_bar()
+    model.save_pretrained(folder, state_dict=weights, max_shard_size="5GB")
+    for file in folder.glob("*.safetensors"):  # safetensors lets only the owner read them
+        file.chmod((folder / "config.json").stat().st_mode)
+
+
+def _model(described: Path, dtype: Any) -> "PreTrainedModel":
+    """The model that a config describes, without weights.
+
+    Raises:
+        ValueError: transformers cannot make it.
+    """
+    import torch
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(described)
+        (name,) = config.architectures or ["none"]
+        with torch.device("meta"):
+            model = getattr(transformers, name)(config).to(dtype)
+        if (described / "generation_config.json").is_file():
+            model.generation_config = transformers.GenerationConfig.from_pretrained(described)
+    except Exception as error:  # the type depends on the content of the files
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"cannot export {described}: transformers makes no model of its files ({reason}); "
+            "export another step, or use `python -m verl.model_merger` for a model with own code"
+        ) from error
+    return model
+
+
+def merge(shards: Sequence[Path], dtype: Any = None) -> "dict[str, Tensor]":
+    """The weights of a model from the state that each rank saved.
+
+    Args:
+        shards: `model_world_size_<W>_rank_<R>.pt`, all W in order of rank.
+        dtype: a torch dtype; None keeps the dtype of the files.
+
+    Returns:
+        Name -> whole weight; tied weights occur under each of their names.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: the parts of a weight do not fit together.
+    """
+    import torch
+
+    states = [_load(path) for path in shards]
+    weights: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for name in states[0]:
+            try:
+                whole = _whole([state[name] for state in states])
+            except (AttributeError, LookupError, RuntimeError, ValueError) as error:
+                raise ValueError(
+                    f"cannot merge weight={name!r} of {shards[0].parent}: its parts on the ranks "
+                    f"do not fit together ({error}); export another step"
+                ) from error
+            weights[name] = whole.to(dtype) if whole.is_floating_point() else whole
+    return weights
+
+
+def _load(path: Path) -> "Mapping[str, Any]":
+    """The state that a rank saved, mapped from its file. No code of the file is run."""
+    import torch
+    import torch.distributed.tensor  # registers the types of shards with torch
+
+    # torch warns that there is no process group; reading a shard needs none
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(state, Mapping):
+            raise ValueError(f"it holds a {type(state).__name__}")
+        if others := [name for name in state if not isinstance(state[name], torch.Tensor)]:
+            raise ValueError(f"{others[0]!r} is not a tensor")
+    except OSError:
+        raise
+    except Exception as error:  # the type depends on the bytes
+        message = str(error).partition("WeightsUnpickler error: ")[2] or str(error)
+        reason = re.split(r"\.?\s*\n|\. ", message)[0] or type(error).__name__
+        raise OSError(
+            f"cannot read {path}: damaged, or not a state of weights ({reason}); "
+            "export another step"
+        ) from error
+    return state
+
+
+def _whole(parts: Sequence[Any]) -> "Tensor":
+    """One weight from the parts of all ranks: DTensors, or equal copies of a tensor.
+
+    FSDP2 gives each rank a slice along one dimension; the slices of the last ranks may be shorter
+    or empty. With HSDP, each row of the device mesh has all slices.
+
+    Raises:
+        ValueError: the parts are of another kind, or do not make up the whole.
+    """
+    import torch
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    first = parts[0]
+    if not isinstance(first, DTensor):
+        if not all(torch.equal(first, part) for part in parts[1:]):
+            raise ValueError("it is not sharded, and ranks differ")
+        return first
+    ranks, places = first.device_mesh.mesh, first.placements
+    dims = [axis for axis, place in enumerate(places) if type(place) is Shard]
+    if len(dims) > 1 or any(type(place) not in (Shard, Replicate) for place in places):
+        raise ValueError(f"placements={places}: want one dimension sharded, the others replicated")
+    holders = (
+        ranks.movedim(dims[0], -1).reshape(-1, ranks.shape[dims[0]])[0]
+        if dims
+        else ranks.flatten()[:1]
+    )
+    slices = [parts[int(rank)].to_local() for rank in holders]
+    whole = torch.cat(slices, dim=cast(Shard, places[dims[0]]).dim) if dims else slices[0]
+    if whole.shape != first.shape:
+        raise ValueError(f"slices make up {tuple(whole.shape)}, not {tuple(first.shape)}")
+    return whole
+
+
+def _untie(model: "PreTrainedModel", weights: "dict[str, Tensor]") -> None:
+    """Remove all but one of the tied weights, as Hugging Face does.
+
+    Raises:
+        ValueError: tied weights are not equal.
+    """
+    import torch
+
+    for name, source in (model.all_tied_weights_keys or {}).items():
+        if name in weights and source in weights:
+            if not torch.equal(weights[name], weights[source]):
+                raise ValueError(f"weights {name!r} and {source!r} are tied, and differ")
+            del weights[name]
+
+
+def _compare(model: "PreTrainedModel", weights: "Mapping[str, Tensor]", actor: Path) -> None:
+    """Compare names and shapes of the weights with the model.
+
+    Raises:
+        ValueError: a weight is missing, unknown or of another shape.
+    """
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in model.all_tied_weights_keys or {}:
+        wanted.pop(name, None)
+    found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    if differing := sorted(
+        name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)
+    ):
+        shown = "; ".join(
+            f"{name}: {found.get(name, 'missing')}, the model has {wanted.get(name, 'none')}"
+            for name in differing[:5]
+        )
+        raise ValueError(
+            f"{len(differing)} weights of {actor} are not the model's: {shown}; adapters (LoRA) "
+            "and other versions of transformers cannot be exported"
+        )
