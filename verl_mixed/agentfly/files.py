@@ -1,9 +1,9 @@
-"""Config files in AgentFly's style as overrides of the run config.
+"""Translate config files in AgentFly's style into Hydra overrides of the run config.
 
-`agent_config.yaml` and `training_config.yaml` have sections (agent, data, algorithm, training,
-hardware, monitoring) that name one agent, its tools and its reward; here a mixture of sources has
-them. Every key that is unknown, of another type or set twice is said at once. What each key sets is
-`verl_mixed.agentfly.keys`' table; sections and keys of the run config itself are taken as they are.
+`agent_config.yaml` and `training_config.yaml` describe one agent with its tools and its reward. A
+run has a mixture of sources instead, so these values are set for every source. The table in
+`verl_mixed.agentfly.keys` says what each key sets. Keys of the run config itself are passed on
+unchanged. All mistakes are reported together: unknown keys, wrong types, contradictions.
 """
 
 import re
@@ -25,28 +25,27 @@ from config.schema import TOOL_CONFIG, ConfigError
 from verl_mixed.agentfly.keys import (
     ACTOR,
     AGENTS,
+    EVERY_SOURCE,
     KEYS,
-    OF_SOURCES,
     SECTIONS,
     TOOLS,
     TOOLS_OF,
-    absolute,
     files,
     texts,
 )
 from verl_mixed.run.compose import compose_config
-from verl_mixed.run.settings import override_key
+from verl_mixed.run.settings import absolute_if_local, override_key
 
 PAGE = "docs/configuration.md"
 
 OWN_SOURCE = "json"
-"""Name of the source of raw files, where `data.source` gives none; and their kind."""
+"""Kind of raw files, and the name of their source if `data.source` gives none."""
 
 _GROUPS = ("profile", "mixture", "prompts", "hydra.searchpath")
-"""What decides which keys the run config has."""
+"""Overrides that decide which keys the run config has."""
 
-_OPEN = ("mixed.sources", "mixed.prompts")
-"""Where keys are names of the user's own."""
+_NAMED_BY_USER = ("mixed.sources", "mixed.prompts")
+"""Sections whose keys are names that the user chooses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,28 +58,28 @@ class Document:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """What config files come to."""
+    """What config files set."""
 
     overrides: list[str]
-    """Of Hydra; keys that the command line sets itself are left out."""
+    """Hydra overrides, without the keys that the command line sets."""
 
     lines: list[str]
-    """`their.key = value -> our.key=value`, a file after the other."""
+    """For each file its name, then a line `their.key = value -> our.key=value` for each value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
+class _Value:
     """A value of a file."""
 
     key: str
-    """As the file has it."""
+    """The key as the file spells it."""
 
     value: Any
     path: Path
 
     @property
     def name(self) -> str:
-        """The key as the table or the run config has it."""
+        """The key as the table of keys or the run config spells it."""
         key = re.sub(r"^agent\.(init_config|run_config|generation_config)\.", "agent.", self.key)
         section, _, rest = key.partition(".")
         return f"{SECTIONS[section]}.{rest}" if section in SECTIONS and rest else key
@@ -92,15 +91,15 @@ class _Given:
 def translate_files(
     paths: Sequence[Path], given: Sequence[str], environ: Mapping[str, str]
 ) -> Translation:
-    """Read config files and translate them for the profile and mixture that the run will have.
+    """Read config files and translate them for the run's profile and mixture.
 
     Args:
-        paths: files of `--config`, together one config.
+        paths: files of `--config`, which together are one config.
         given: overrides of the command line; they win.
-        environ: environment, for its PROFILE.
+        environ: environment; PROFILE is used if neither files nor overrides name a profile.
 
     Raises:
-        ConfigError: everything that is wrong with the files, a line each.
+        ConfigError: all mistakes in the files, a line each.
     """
     documents: list[Document] = []
     problems: list[str] = []
@@ -131,10 +130,10 @@ def translate_files(
 
 
 def read(path: Path) -> Document:
-    """A config file; its interpolations (`${oc.env:HOME}`) are replaced.
+    """Read a config file and replace its interpolations (`${oc.env:HOME}`).
 
     Raises:
-        ConfigError: it cannot be read, or is no mapping of YAML.
+        ConfigError: it cannot be read, or is not a YAML mapping.
     """
     try:
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
@@ -161,48 +160,47 @@ def read(path: Path) -> Document:
 def translate(
     documents: Sequence[Document], run: Mapping[str, Any], given: Sequence[str] = ()
 ) -> Translation:
-    """Say what each key of some config files sets.
-
-    A value that cannot be taken is left out of what the others are held against.
+    """Translate config files that were read.
 
     Args:
         documents: files that together are one config.
-        run: the run config that they change, as composed, for the keys and sources that it has.
-        given: overrides of the command line, which win.
+        run: the composed run config; its keys and sources are the known ones.
+        given: overrides of the command line; they win.
 
     Raises:
-        ConfigError: unknown keys, values of other types, keys that contradict one another: a line
-            each.
+        ConfigError: unknown keys, wrong types and contradictions, a line each. A value with a
+            wrong type is left out of the search for contradictions.
     """
-    found: list[_Given] = []
+    values: list[_Value] = []
     problems: list[str] = []
     for each in (each for document in documents for each in _values(document)):
         if (problem := _problem(each, run)) is None:
-            found.append(each)
+            values.append(each)
         else:
             problems.append(problem)
-    of_mixture, active, mixture_problems = _mixture(found, run)
-    sets = [pair for each in found for pair in _sets(each, active)]
-    sets += of_mixture
-    sets += _kl_loss(found)
-    agents, agent_problems = _agents(found, active)
-    sets += agents
-    problems += mixture_problems + agent_problems + _contradictions(found, sets)
+    of_mixture, active, mixture_problems = _mixture(values, run)
+    of_agents, agent_problems = _agents(values, active)
+    sets = [pair for each in values for pair in _sets(each, active)]
+    sets += [*of_mixture, *_kl_loss(values), *of_agents]
+    problems += mixture_problems + agent_problems + _contradictions(values, sets)
     if problems:
         raise ConfigError(problems)
-    return _written(found, sets, run, given)
+    return _render(values, sets, run, given)
 
 
-_Set = tuple[str, Any, _Given]
-"""A key of the run config, its value, and where the value comes from."""
+_Set = tuple[str, Any, _Value]
+"""A key of the run config, its new value, and the value of a file that sets it."""
 
 
-def _values(document: Document) -> Iterator[_Given]:
-    """The values of a file: at keys of the table, and leaves elsewhere. None is no value there."""
+def _values(document: Document) -> Iterator[_Value]:
+    """The values of a file: those of keys of the table whole, other mappings key by key.
 
-    def below(prefix: str, mapping: Mapping[str, Any]) -> Iterator[_Given]:
+    A null is left out where the table or a section of the run config has the key.
+    """
+
+    def below(prefix: str, mapping: Mapping[str, Any]) -> Iterator[_Value]:
         for key, value in mapping.items():
-            one = _Given(key=f"{prefix}{key}", value=value, path=document.path)
+            one = _Value(key=f"{prefix}{key}", value=value, path=document.path)
             if isinstance(value, dict) and value and one.name not in KEYS:
                 yield from below(f"{prefix}{key}.", cast(dict[str, Any], value))
             elif value is not None or (one.name not in KEYS and prefix):
@@ -211,24 +209,24 @@ def _values(document: Document) -> Iterator[_Given]:
     return below("", document.content)
 
 
-def _problem(given: _Given, run: Mapping[str, Any]) -> str | None:
-    """Why a value cannot be taken; None where it can."""
+def _problem(given: _Value, run: Mapping[str, Any]) -> str | None:
+    """Why a value is refused; None if it is accepted."""
     if (key := KEYS.get(given.name)) is not None:
         return None if key.accepts(given.value) else f"{given}: want {key.wants}; correct it"
     if _is_known(given.name, run):
         return None
-    there = [*KEYS, *flatten(run)]
-    below = next((key for key in there if key.startswith(f"{given.name}.")), None)
+    known = [*KEYS, *flatten(run)]
+    below = next((key for key in known if key.startswith(f"{given.name}.")), None)
     if below is not None:
         return f"{given}: it is a section; write keys below it, as {below}"
-    near = get_close_matches(given.name, there, n=1, cutoff=0.75)
-    same = [key for key in there if key.rpartition(".")[2] == given.name.rpartition(".")[2]]
+    near = get_close_matches(given.name, known, n=1, cutoff=0.75)
+    same = [key for key in known if key.rpartition(".")[2] == given.name.rpartition(".")[2]]
     hint = f"did you mean {(near or same)[0]}?" if near or same else "remove it"
-    return f"unknown key {given}: {_listed(given.name, run)}; {hint}"
+    return f"unknown key {given}: {_where_listed(given.name, run)}; {hint}"
 
 
-def _listed(name: str, run: Mapping[str, Any]) -> str:
-    """Where the keys are listed that this one may have been meant to be."""
+def _where_listed(name: str, run: Mapping[str, Any]) -> str:
+    """Which page or command lists the keys of this key's section."""
     own = ("mixed.", f"{TOOL_CONFIG}.", "algorithm.state_masked_grpo.")
     if name.startswith(own):
         return "docs/settings.md lists all"
@@ -238,8 +236,8 @@ def _listed(name: str, run: Mapping[str, Any]) -> str:
 
 
 def _is_known(key: str, run: Mapping[str, Any]) -> bool:
-    """Whether the run config has a value there, or takes names of the user's own."""
-    if any(key.startswith(f"{place}.") for place in _OPEN):
+    """Whether the run config has a value at this key, or the user chooses the key's name."""
+    if any(key.startswith(f"{place}.") for place in _NAMED_BY_USER):
         return True
     value: Any = run
     for part in key.split("."):
@@ -251,38 +249,41 @@ def _is_known(key: str, run: Mapping[str, Any]) -> bool:
     return not isinstance(value, Mapping) or not value
 
 
-def _sets(given: _Given, active: Sequence[str]) -> Iterator[_Set]:
-    """What one value sets by itself."""
+def _sets(given: _Value, active: Sequence[str]) -> Iterator[_Set]:
+    """What one value sets, as far as this does not depend on other values."""
     if (key := KEYS.get(given.name)) is None:
         is_path = given.key.endswith(".path") and isinstance(given.value, str)
-        yield given.name, absolute(given.value) if is_path else given.value, given
+        yield given.name, absolute_if_local(given.value) if is_path else given.value, given
         return
     for ours in key.sets:
-        if ours.startswith(OF_SOURCES):
+        if ours.startswith(EVERY_SOURCE):
             for name in active:
-                yield ours.replace("*", name), key.turned(given.value), given
+                yield ours.replace("*", name), key.convert(given.value), given
         else:
-            yield ours, key.turned(given.value), given
+            yield ours, key.convert(given.value), given
 
 
-def _of(found: Sequence[_Given], name: str) -> _Given | None:
+def _last(values: Sequence[_Value], name: str) -> _Value | None:
     """The last value of a key."""
-    return next((each for each in reversed(found) if each.name == name), None)
+    return next((each for each in reversed(values) if each.name == name), None)
 
 
 def _mixture(
-    found: Sequence[_Given], run: Mapping[str, Any]
+    values: Sequence[_Value], run: Mapping[str, Any]
 ) -> tuple[list[_Set], list[str], list[str]]:
-    """What the keys of `data` set, the sources that take part, and what is wrong.
+    """The mixture that the section `data` describes.
 
-    Raw files are one source of their own, and so are rows of `data.source`; else the mixture stays,
-    with `data.ratios` where they are given.
+    - Raw files, or rows with `data.source`, are the only source.
+    - Otherwise the run's mixture is kept, with the ratios of `data.ratios` if these are given.
+
+    Returns:
+        What the keys set, the sources that take part, and the mistakes.
     """
     sources = at(run, "mixed.sources") or {}
-    named, ratios = _of(found, "data.source"), _of(found, "data.ratios")
-    of_data = [_of(found, "data.train_files"), _of(found, "data.val_files")]
+    named, ratios = _last(values, "data.source"), _last(values, "data.ratios")
+    of_data = [_last(values, "data.train_files"), _last(values, "data.val_files")]
     given = [each for each in of_data if each is not None]
-    raw = [each for each in given if not all(map(_is_parquet, texts(each.value)))]
+    raw = [each for each in given if not all(x.endswith(".parquet") for x in texts(each.value))]
     problems: list[str] = []
     if len(raw) == 1 and len(given) == 2:
         problems.append(
@@ -291,7 +292,10 @@ def _mixture(
     origin = ratios or named or next(iter(raw), None)
     if origin is None:
         rows = [(each.name, files(each.value), each) for each in given]
-        return rows, [name for name, one in sources.items() if _takes_part(one)], problems
+        active = [
+            name for name, one in sources.items() if isinstance(one, dict) and one.get("ratio") != 0
+        ]
+        return rows, active, problems
     own = named.value if named is not None else OWN_SOURCE
     if ratios is not None and (one := named or next(iter(raw), None)) is not None:
         problems.append(f"{ratios}: {one} is one source; remove one of them")
@@ -313,19 +317,12 @@ def _mixture(
 
 
 _OF_SOURCE = {"data.train_files": "files", "data.val_files": "val_files"}
+"""Key of files of the run -> key of files of a source."""
 
 
-def _is_parquet(name: str) -> bool:
-    return name.endswith(".parquet")
-
-
-def _takes_part(source: Any) -> bool:
-    return isinstance(source, dict) and cast(dict[str, Any], source).get("ratio") != 0
-
-
-def _agents(found: Sequence[_Given], active: Sequence[str]) -> tuple[list[_Set], list[str]]:
-    """The agent of each source by type and tools; and what is wrong."""
-    kind, tools = _of(found, "agent.agent_type"), _of(found, "agent.tools")
+def _agents(values: Sequence[_Value], active: Sequence[str]) -> tuple[list[_Set], list[str]]:
+    """The agent of each source, chosen by type and tools; and the mistakes."""
+    kind, tools = _last(values, "agent.agent_type"), _last(values, "agent.tools")
     wanted = {TOOLS[name] for name in texts(tools.value)} - {""} if tools else set[str]()
     if kind is not None:
         agent = str(AGENTS.get(kind.value, kind.value))
@@ -337,28 +334,28 @@ def _agents(found: Sequence[_Given], active: Sequence[str]) -> tuple[list[_Set],
         agent = fitting[0] if fitting else "react_agent"
     else:
         return [], []
-    origin = cast(_Given, kind or tools)
+    origin = cast(_Value, kind or tools)
     return [(f"mixed.sources.{name}.agent", agent, origin) for name in active], []
 
 
-def _kl_loss(found: Sequence[_Given]) -> list[_Set]:
-    """`training.kl_coef` puts KL into the loss, unless `training.use_kl_loss` says otherwise."""
-    coefficient = _of(found, "training.kl_coef")
-    if coefficient is None or _of(found, "training.use_kl_loss") is not None:
+def _kl_loss(values: Sequence[_Value]) -> list[_Set]:
+    """`training.kl_coef` also switches the KL loss on or off, unless `use_kl_loss` is given."""
+    coefficient = _last(values, "training.kl_coef")
+    if coefficient is None or _last(values, "training.use_kl_loss") is not None:
         return []
     return [(f"{ACTOR}.use_kl_loss", coefficient.value > 0, coefficient)]
 
 
-def _contradictions(found: Sequence[_Given], sets: Sequence[_Set]) -> list[str]:
-    """Pairs of values that set one thing differently: two keys, or one key in two files."""
+def _contradictions(values: Sequence[_Value], sets: Sequence[_Set]) -> list[str]:
+    """Pairs of values that set the same key differently: two keys, or one key in two files."""
     together = [
         (each.name, each.value, each)
-        for each in found
-        if each.name in KEYS and KEYS[each.name].together
+        for each in values
+        if each.name in KEYS and KEYS[each.name].sets_with_others
     ]
     problems: dict[tuple[int, int], str] = {}
     for group in (together, sets):
-        first: dict[str, tuple[Any, _Given]] = {}
+        first: dict[str, tuple[Any, _Value]] = {}
         for place, value, given in group:
             before, origin = first.setdefault(place, (value, given))
             if before != value:
@@ -371,33 +368,31 @@ def _contradictions(found: Sequence[_Given], sets: Sequence[_Set]) -> list[str]:
     return [*problems.values()]
 
 
-def _written(
-    found: Sequence[_Given], sets: Sequence[_Set], run: Mapping[str, Any], given: Sequence[str]
+def _render(
+    values: Sequence[_Value], sets: Sequence[_Set], run: Mapping[str, Any], given: Sequence[str]
 ) -> Translation:
-    """The overrides, each key once, and the lines that say where they come from."""
+    """The overrides, each key once, and the lines that explain them."""
     taken = {override_key(each) for each in given}
     known = {*flatten(run), *_GROUPS}
     overrides: dict[str, str] = {}
     lines: list[str] = []
     path: Path | None = None
-    for each in found:
+    for each in values:
         if each.path != path:
             path = each.path
             lines.append(f"{path}:")
         key = KEYS.get(each.name)
         results = [(ours, value) for ours, value, origin in sets if origin is each]
         if not results:
-            assert key is not None  # every other value sets something
-            lines.append(f"  {each.key} = {_shown(each.value)} -> nothing: {key.without}")
+            assert key is not None  # only keys of the table may set nothing
+            lines.append(f"  {each.key} = {_shown(each.value)} -> nothing: {key.sets_nothing}")
         for ours, value in results:
-            said = f"{ours}={hydra_text(value)}"
-            is_left = ours in taken
-            lines.append(
-                f"  {each.key} = {_shown(each.value)} -> {said}"
-                + (" (the command line has another)" if is_left else "")
-            )
-            if not is_left:
-                overrides[ours] = f"{'' if ours in known else '++'}{said}"
+            line = f"  {each.key} = {_shown(each.value)} -> {ours}={hydra_text(value)}"
+            if ours in taken:
+                line += " (the command line has another)"
+            else:
+                overrides[ours] = f"{'' if ours in known else '++'}{ours}={hydra_text(value)}"
+            lines.append(line)
     return Translation(overrides=[*overrides.values()], lines=lines)
 
 
@@ -406,10 +401,10 @@ def _shown(value: Any) -> str:
 
 
 def hydra_text(value: Any) -> str:
-    """A value as Hydra's overrides have it; texts are quoted, and mean themselves.
+    """A value in the syntax of Hydra's overrides. Interpolations in texts are escaped.
 
     Args:
-        value: None, a truth value, number or text, or lists and mappings of those.
+        value: None, a bool, number or text, or lists and mappings of these.
     """
     if value is None:
         return "null"
@@ -421,18 +416,18 @@ def hydra_text(value: Any) -> str:
         return "{" + ",".join(f"{key}:{hydra_text(item)}" for key, item in value.items()) + "}"
     if not isinstance(value, str):
         return repr(value)
-    if re.fullmatch(r"[A-Za-z_][\w.-]*", value) and value.lower() not in _OTHERWISE:
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", value) and value.lower() not in _NEED_QUOTES:
         return value
-    escaped = re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + r"\${", value)
+    escaped = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", value)
     return QuotedString(text=escaped, quote=Quote.single).with_quotes()
 
 
-_OTHERWISE = ("null", "true", "false", "inf", "nan", "yes", "no", "on", "off", "y", "n")
-"""Words that are something else than a text where they are not quoted."""
+_NEED_QUOTES = ("null", "true", "false", "inf", "nan", "yes", "no", "on", "off", "y", "n")
+"""Words that Hydra or YAML reads as another type than text if they are not quoted."""
 
 
 def keep_copies(paths: Sequence[Path], folder: Path) -> None:
-    """Copy config files to `<time>-<name>`, so that a run says what it was started with."""
+    """Copy config files to `<time>-<name>` in a run's folder."""
     now = time.strftime("%Y%m%dT%H%M%S")
     for path in paths:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What each key of a config file in AgentFly's style sets in the run config: a table.
+"""Table: what each key of a config file in AgentFly's style sets in the run config.
 
 Source: AgentFly at 1256586, docs/start/hydra_config.md and the training setup of its tutorials.
 """
@@ -14,12 +14,13 @@ from agent_loop.rewards import REWARDS
 from agent_loop.rewards.custom import split_path
 from config.schema import TOOL_CONFIG
 from verl_mixed.run.compose import CONFIG_DIR
+from verl_mixed.run.settings import absolute_if_local
 
 _TURNS = TOOL_CONFIG.rpartition(".")[0]
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
-OF_SOURCES = "mixed.sources.*."
-"""Before a key that is set for every source that takes part."""
+EVERY_SOURCE = "mixed.sources.*."
+"""Prefix of a key that is set for every source that takes part in the mixture."""
 
 AGENTS = {
     "react": "react_agent",
@@ -40,7 +41,7 @@ TOOLS = {
     "calculator": "calculate",
     "answer": "",
 }
-"""AgentFly's tool -> what our agents call it; nothing for the answer, which is no tool here."""
+"""AgentFly's tool -> our tool; the answer is not a tool here and has an empty name."""
 
 TOOLS_OF = {
     "code_execution_agent": {"run_code"},
@@ -56,25 +57,25 @@ class Key:
     """What a key of AgentFly's style sets."""
 
     wants: str
-    """Its values in words, for the message."""
+    """Description of the accepted values, for messages."""
 
     accepts: Callable[[Any], bool]
     sets: tuple[str, ...] = ()
-    """Keys of the run config; none where `without` says why."""
+    """Keys of the run config."""
 
-    turned: Callable[[Any], Any] = lambda value: value
-    """Its value -> ours."""
+    convert: Callable[[Any], Any] = lambda value: value
+    """AgentFly's value -> the run config's value."""
 
-    together: str = ""
-    """What it sets together with other keys, in place of `sets`."""
+    sets_with_others: str = ""
+    """What the key sets together with other keys; such a key has no `sets`."""
 
-    without: str = ""
-    """Why it sets nothing."""
+    sets_nothing: str = ""
+    """Why the key sets nothing."""
 
     @property
     def target(self) -> str:
-        """What it sets, in words; empty where it sets nothing."""
-        return ", ".join(self.sets) or self.together
+        """What the key sets, for messages; empty if it sets nothing."""
+        return ", ".join(self.sets) or self.sets_with_others
 
 
 def _is_whole(value: Any) -> bool:
@@ -106,15 +107,12 @@ def _is_name(value: Any) -> bool:
 
 
 def texts(value: str | list[str]) -> list[str]:
+    """One or several texts as a list."""
     return [value] if isinstance(value, str) else value
 
 
-def absolute(text: str) -> str:
-    """A local file or folder made absolute, because workers run elsewhere; else left as it is."""
-    return os.path.abspath(text) if os.path.exists(text) else text
-
-
 def files(value: str | list[str]) -> list[str]:
+    """One or several files as a list of absolute paths."""
     return [os.path.abspath(name) for name in texts(value)]
 
 
@@ -139,27 +137,29 @@ def _truth(*sets: str) -> Key:
 
 
 def _only(value: Any, why: str) -> Key:
-    """A key that sets nothing here, and has one value that is true here."""
+    """A key that sets nothing and accepts only the value that describes this project."""
     shown = str(value).lower() if isinstance(value, bool) else value
-    return Key(wants=f"{shown}: {why}", accepts=lambda given: given == value, without=why)
+    return Key(wants=f"{shown}: {why}", accepts=lambda given: given == value, sets_nothing=why)
 
 
 _MODEL = Key(
     wants="a model folder or name",
     accepts=_is_text,
     sets=("actor_rollout_ref.model.path",),
-    turned=absolute,
+    convert=absolute_if_local,
 )
 _ESTIMATOR = Key(
     wants="an estimator, as grpo",
     accepts=_is_text,
     sets=("algorithm.adv_estimator",),
-    turned=lambda name: {"ppo": "gae"}.get(name, name),
+    convert=lambda name: {"ppo": "gae"}.get(name, name),
 )
 _EXPERIMENT = Key(wants="a name", accepts=_is_text, sets=("mixed.experiment",))
-_LOGGERS = Key(wants="names of loggers", accepts=_is_texts, sets=("trainer.logger",), turned=texts)
+_LOGGERS = Key(wants="names of loggers", accepts=_is_texts, sets=("trainer.logger",), convert=texts)
 _DATA = Key(
-    wants="a file or a list of files", accepts=_is_texts, together="the files of the sources"
+    wants="a file or a list of files",
+    accepts=_is_texts,
+    sets_with_others="the files of the sources",
 )
 _PROFILES = sorted(path.stem for path in (CONFIG_DIR / "profile").glob("*.yaml"))
 _RESPONSE = _whole("data.max_response_length")
@@ -169,28 +169,28 @@ KEYS: Mapping[str, Key] = {
     "agent.agent_type": Key(
         wants=", ".join([*AGENTS, "or an agent of config/agent_loops.yaml"]),
         accepts=_is_text,
-        together=f"{OF_SOURCES}agent",
+        sets_with_others=f"{EVERY_SOURCE}agent",
     ),
     "agent.tools": Key(
         wants=f"a list of {', '.join(TOOLS)}",
         accepts=lambda value: (
             value == [] or (_is_texts(value) and set(texts(value)) <= TOOLS.keys())
         ),
-        together=f"{OF_SOURCES}agent",
-        without="agents keep the tools they have, and those named here are among them",
+        sets_with_others=f"{EVERY_SOURCE}agent",
+        sets_nothing="agents keep the tools they have, and those named here are among them",
     ),
     "agent.reward_name": Key(
         wants=f"one of {', '.join(REWARDS)}, or path/to/file.py:function",
         accepts=lambda value: (
             _is_text(value) and (value in REWARDS or split_path(value) is not None)
         ),
-        sets=(f"{OF_SOURCES}reward",),
+        sets=(f"{EVERY_SOURCE}reward",),
     ),
     "agent.system_prompt": Key(
         wants="a text",
         accepts=_is_text,
-        sets=(f"{OF_SOURCES}prompt",),
-        turned=lambda text: {"system": text, "user": "{question}"},
+        sets=(f"{EVERY_SOURCE}prompt",),
+        convert=lambda text: {"system": text, "user": "{question}"},
     ),
     "agent.model_name_or_path": _MODEL,
     "agent.max_steps": _whole(f"{_TURNS}.max_assistant_turns"),
@@ -203,7 +203,7 @@ KEYS: Mapping[str, Key] = {
     "agent.max_model_len": _whole(f"{ROLLOUT}.max_model_len"),
     "agent.tool_parser_name": _text(f"{_TURNS}.format"),
     "agent.template": Key(
-        wants="a text", accepts=_is_text, without="the model's own chat template is used"
+        wants="a text", accepts=_is_text, sets_nothing="the model's own chat template is used"
     ),
     "agent.backend": _only("async_verl", "verl's asynchronous rollout is used"),
     "agent.use_agent": _only(True, "every prompt has an agent loop"),
@@ -214,12 +214,12 @@ KEYS: Mapping[str, Key] = {
     "data.source": Key(
         wants="a name of letters, digits and _",
         accepts=_is_name,
-        together=f"{OF_SOURCES}ratio",
+        sets_with_others=f"{EVERY_SOURCE}ratio",
     ),
     "data.ratios": Key(
         wants="source: a number >= 0",
         accepts=_is_ratios,
-        together=f"{OF_SOURCES}ratio",
+        sets_with_others=f"{EVERY_SOURCE}ratio",
     ),
     # algorithm, training
     "algorithm.adv_estimator": _ESTIMATOR,
@@ -255,7 +255,7 @@ KEYS: Mapping[str, Key] = {
     "hardware.optimizer_offload": _truth(f"{ACTOR}.fsdp_config.optimizer_offload"),
     "hardware.use_ray": _only(True, "a run starts Ray, or joins the cluster of MASTER_IP"),
     "hardware.ray_port": Key(
-        wants="a port number", accepts=_is_whole, without="RAY_PORT of setup_cluster.sh has it"
+        wants="a port number", accepts=_is_whole, sets_nothing="RAY_PORT of setup_cluster.sh has it"
     ),
     # monitoring
     "monitoring.loggers": _LOGGERS,

@@ -1,7 +1,7 @@
-"""The environment variables of the scripts as Hydra overrides.
+"""The environment variables of `run_mixed_training.sh` as Hydra overrides.
 
-Decides what each variable sets and whether its text is a number where one is due. An empty variable
-is an unset one. An override given on the command line wins over the variable for the same key.
+Checks numbers; the values themselves are checked with the whole config. An empty variable counts as
+unset. An override on the command line wins over the variable for the same key.
 """
 
 import math
@@ -32,9 +32,16 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", r"\'") + "'"
 
 
+def absolute_if_local(text: str) -> str:
+    """Make the path of a local file absolute, because workers run in other folders.
+
+    A text that is not a local file, such as a model's name on a hub, is returned unchanged.
+    """
+    return os.path.abspath(text) if os.path.exists(text) else text
+
+
 def _path(text: str) -> str:
-    """A local file or folder made absolute, because workers run elsewhere; else left as it is."""
-    return _quoted(os.path.abspath(text) if os.path.exists(text) else text)
+    return _quoted(absolute_if_local(text))
 
 
 def _files(text: str) -> str:
@@ -42,7 +49,7 @@ def _files(text: str) -> str:
     return "[" + ",".join(_quoted(os.path.abspath(name)) for name in names) + "]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """What one environment variable sets."""
 
@@ -50,62 +57,58 @@ class Setting:
     """Dotted key of the run config, or a config group."""
 
     render: Callable[[str], str]
-    """Text of the variable -> Hydra's text of the value; ValueError where it is none."""
+    """The variable's text -> the value in Hydra's syntax; raises ValueError for a wrong text."""
 
     wants: str
-    """The values it takes, for the message."""
+    """Description of the accepted values, for messages."""
 
     prefix: str = ""
-    """`++` for a key that not every profile has."""
-
-
-def _setting(key: str, render: Callable[[str], str], wants: str, prefix: str = "") -> Setting:
-    return Setting(key=key, render=render, wants=wants, prefix=prefix)
+    """`++` for a key that some profiles lack."""
 
 
 SETTINGS: Mapping[str, Setting] = {
-    "PROFILE": _setting("profile", str, "a file name of config/profile"),
-    "EXPERIMENT_NAME": _setting("mixed.experiment", _quoted, "a name"),
-    "MODEL_PATH": _setting("actor_rollout_ref.model.path", _path, "a model folder"),
-    "TRAIN_FILES": _setting("data.train_files", _files, "parquet files, comma separated"),
-    "VAL_FILES": _setting("data.val_files", _files, "parquet files, comma separated"),
-    "TACO_RATIO": _setting("mixed.sources.taco.ratio", _number, "a number >= 0"),
-    "NQ_RATIO": _setting("mixed.sources.nq.ratio", _number, "a number >= 0"),
-    "MATH_RATIO": _setting("mixed.sources.math.ratio", _number, "a number >= 0"),
-    "LEARNING_RATE": _setting("actor_rollout_ref.actor.optim.lr", _number, "a number >= 0"),
-    "TRAIN_BATCH_SIZE": _setting("data.train_batch_size", _whole, "a whole number >= 1"),
-    "ROLLOUT_N": _setting("actor_rollout_ref.rollout.n", _whole, "a whole number >= 2"),
-    "TOTAL_TRAINING_STEPS": _setting("trainer.total_training_steps", _whole, "a whole number >= 1"),
-    "TOOL_SERVER_URL": _setting(SERVER_URL_KEY, _quoted, "a URL"),
-    "TOOL_MAX_WORKERS": _setting(f"{TOOL_CONFIG}.max_workers", _whole, "a whole number >= 1"),
-    "TOOL_REQUEST_INTERVAL": _setting(f"{TOOL_CONFIG}.request_interval", _number, "seconds >= 0"),
-    "RATE_LIMIT_PER_MINUTE": _setting(
+    "PROFILE": Setting("profile", str, "a file name of config/profile"),
+    "EXPERIMENT_NAME": Setting("mixed.experiment", _quoted, "a name"),
+    "MODEL_PATH": Setting("actor_rollout_ref.model.path", _path, "a model folder"),
+    "TRAIN_FILES": Setting("data.train_files", _files, "parquet files, comma separated"),
+    "VAL_FILES": Setting("data.val_files", _files, "parquet files, comma separated"),
+    "TACO_RATIO": Setting("mixed.sources.taco.ratio", _number, "a number >= 0"),
+    "NQ_RATIO": Setting("mixed.sources.nq.ratio", _number, "a number >= 0"),
+    "MATH_RATIO": Setting("mixed.sources.math.ratio", _number, "a number >= 0"),
+    "LEARNING_RATE": Setting("actor_rollout_ref.actor.optim.lr", _number, "a number >= 0"),
+    "TRAIN_BATCH_SIZE": Setting("data.train_batch_size", _whole, "a whole number >= 1"),
+    "ROLLOUT_N": Setting("actor_rollout_ref.rollout.n", _whole, "a whole number >= 2"),
+    "TOTAL_TRAINING_STEPS": Setting("trainer.total_training_steps", _whole, "a whole number >= 1"),
+    "TOOL_SERVER_URL": Setting(SERVER_URL_KEY, _quoted, "a URL"),
+    "TOOL_MAX_WORKERS": Setting(f"{TOOL_CONFIG}.max_workers", _whole, "a whole number >= 1"),
+    "TOOL_REQUEST_INTERVAL": Setting(f"{TOOL_CONFIG}.request_interval", _number, "seconds >= 0"),
+    "RATE_LIMIT_PER_MINUTE": Setting(
         f"{TOOL_CONFIG}.rate_limit_per_minute", _number, "a number > 0"
     ),
-    "RAY_DASHBOARD_PORT": _setting(
+    "RAY_DASHBOARD_PORT": Setting(
         "ray_kwargs.ray_init.dashboard_port", _whole, "a port number", "++"
     ),
-    "RAY_TEMP_DIR": _setting("ray_kwargs.ray_init._temp_dir", _quoted, "a folder", "++"),
+    "RAY_TEMP_DIR": Setting("ray_kwargs.ray_init._temp_dir", _quoted, "a folder", "++"),
 }
 
 ADDRESS_KEY = "ray_kwargs.ray_init.address"
-"""Of the Ray cluster that a run joins; without it, a run starts one of its own."""
+"""Address of the Ray cluster that a run joins. Without it, a run starts its own Ray."""
 
 
 def override_key(override: str) -> str:
-    """The key of a Hydra override, without `+`, `++` or `~` before it and `@package` after it."""
+    """The key of a Hydra override, without its prefix `+`, `++` or `~` and its `@package`."""
     return override.lstrip("+~").split("=", 1)[0].split("@", 1)[0]
 
 
 def overrides_from(environ: Mapping[str, str], given: Sequence[str] = ()) -> list[str]:
-    """Hydra overrides of the variables that are set, then those of the command line.
+    """Hydra overrides: those of the variables that are set, then those of the command line.
 
     Args:
         environ: the environment.
         given: overrides of the command line.
 
     Raises:
-        ConfigError: every variable whose text is not what it wants.
+        ConfigError: variables with a wrong text, a line each.
     """
     taken = {override_key(override) for override in given}
     overrides, problems = [], []
@@ -126,7 +129,7 @@ def overrides_from(environ: Mapping[str, str], given: Sequence[str] = ()) -> lis
 def _cluster_overrides(
     environ: Mapping[str, str], taken: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Overrides of a run on a cluster of several machines, and what is wrong with its settings."""
+    """Overrides from the settings of a cluster, and the mistakes in these settings."""
     workers = environ.get("WORKER_NODES", "").replace(",", " ").split()
     address = address_of(environ)
     if address is None:
@@ -142,8 +145,8 @@ def _cluster_overrides(
 
 
 def is_own_tool_server(server_url: str) -> bool:
-    """Whether a run starts its tool server: the URL has port 0, and so names none that runs."""
+    """Whether a run starts its own tool server. Port 0 in the URL asks for one."""
     try:
         return urlsplit(server_url).port == 0
-    except ValueError:  # no port number at all: the check of the given server says so
+    except ValueError:  # a port that is not a number is reported by the check of the given server
         return False
