@@ -1,8 +1,8 @@
 """The command line `verl-mixed`: its list of commands, how errors are shown, exit codes.
 
-Arguments, help text and work of a command are in `verl_mixed.commands.<command>`, a module with
-`HELP`, `add_arguments(parser)` and `run(arguments)`. Only the module of the named command is
-imported, because otherwise `verl-mixed --help` would wait for Hydra, pydantic and rich.
+Each command is a module `verl_mixed.commands.<command>` with its help text `HELP`,
+`add_arguments(parser)`, and `run(arguments)`, which returns the exit code. Only the module of the
+named command is imported, because otherwise `verl-mixed --help` would wait for Hydra and pydantic.
 """
 
 import argparse

@@ -37,7 +37,6 @@ verl-mixed doctor --ray 10.0.0.2:6379 --locks /shared/runs""",
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     add_config_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     parser.add_argument(

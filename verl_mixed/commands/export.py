@@ -39,7 +39,6 @@ LATEST, BEST = "latest", "best"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     add_run_dir(parser)
     parser.add_argument(
         "--step",

@@ -21,7 +21,6 @@ verl-mixed limiter runs/mixed_demo --ray auto""",
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     parser.add_argument("path", type=Path, metavar="PATH", help="runs/<experiment> or state file")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument(

@@ -26,7 +26,6 @@ PROFILE=laptop verl-mixed plan mixed.sources.math.ratio=0.2 --diff runs/mixed_de
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     add_config_arguments(parser)
     parser.add_argument(
         "--batches",

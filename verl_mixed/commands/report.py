@@ -27,7 +27,6 @@ verl-mixed report runs/mixed_demo runs/more_code --output comparison.html""",
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     parser.add_argument(
         "run_dirs", type=Path, nargs="+", metavar="RUN", help="runs/<experiment>; may still run"
     )

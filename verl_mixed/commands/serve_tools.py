@@ -48,7 +48,6 @@ _METAVARS = {"host": "ADDRESS", "search_upstream": "URL", "limiter_path": "FILE"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     parser.add_argument(
         "--ready-file",
         type=Path,

@@ -19,7 +19,6 @@ verl-mixed stop runs/mixed_demo --grace 0""",
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     add_run_dir(parser)
     parser.add_argument(
         "--grace",

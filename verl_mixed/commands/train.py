@@ -41,7 +41,6 @@ verl-mixed train --config-dir my_config mixture=mine""",
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     add_config_arguments(parser)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument(

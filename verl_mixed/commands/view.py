@@ -43,7 +43,6 @@ verl-mixed view runs/mixed_demo --html math.html --source math --step 10-16 --re
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     add_run_dir(parser)
     parser.add_argument(
         "--port", type=_port, default=0, help="port of the page (default: a free one)"

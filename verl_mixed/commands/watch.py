@@ -34,7 +34,6 @@ LEAST_INTERVAL_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the command."""
     add_run_dir(parser)
     parser.add_argument(
         "--once", action="store_true", help="show the run once, even while it is running"
@@ -64,60 +63,29 @@ def _interval(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Watch a run.
-
-    Returns:
-        Exit code: 0, however the run or the watching ended.
-
-    Raises:
-        ValueError: there is no such run.
-    """
-    return watch(
-        arguments.run_dir,
-        once=arguments.once,
-        follow=arguments.follow,
-        interval_s=arguments.interval,
-    )
-
-
-def watch(
-    run_dir: Path,
-    *,
-    once: bool = False,
-    follow: bool = False,
-    interval_s: float = 1.0,
-    console: Console | None = None,
-) -> int:
     """Show a run until it ends.
 
-    Args:
-        run_dir: its folder.
-        once: show it once.
-        follow: wait before the run begins and after it ends.
-        interval_s: time between two updates.
-        console: the screen; None takes stdout.
-
     Returns:
-        Exit code, 0.
+        Exit code 0, however the run or the command ended.
 
     Raises:
-        ValueError: there is no such run and `follow` is false.
+        ValueError: there is no such run, and --follow is not given.
         OSError: its files cannot be read.
     """
+    run_dir: Path = arguments.run_dir
     folder = RunFolder(run_dir)
     known = (folder.config, folder.metrics, folder.log)
-    if not follow and not any(path.is_file() for path in known):
+    if not arguments.follow and not any(path.is_file() for path in known):
         raise ValueError(
             f"no run in {run_dir}: it has no config.yaml, metrics.jsonl or train.log; name "
             "runs/<experiment>, or say --follow to wait for it"
         )
-    console = console or Console(highlight=False)
     before = {
         number: signal.signal(number, signal.default_int_handler)
         for number in (signal.SIGTERM, signal.SIGHUP)  # so that the screen is restored
     }
     try:
-        _watch(RunReader(folder), console, once, follow, interval_s)
+        _watch(RunReader(folder), arguments)
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:  # the reader has ended, as after `| head`
@@ -128,9 +96,9 @@ def watch(
     return GOOD
 
 
-def _watch(
-    reader: RunReader, console: Console, once: bool, follow: bool, interval_s: float
-) -> None:
+def _watch(reader: RunReader, arguments: argparse.Namespace) -> None:
+    console = Console(highlight=False)
+    once, follow = arguments.once, arguments.follow
     reader.read()
     state = reader.state()
     is_drawn = is_redrawn(console)
@@ -150,7 +118,7 @@ def _watch(
     with view:
         view.update(state)
         while not once and (follow or state.is_running):
-            time.sleep(interval_s)
+            time.sleep(arguments.interval)
             reader.read()
             state = reader.state()
             view.update(state)

@@ -4,11 +4,10 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from agent_loop.tools.search import CorpusProgress, PassageIndex
+from agent_loop.tools.search import PassageIndex
 from agent_loop.tools.search.index import index_beside
-from verl_mixed.prepare.rows import reading_bar
+from verl_mixed.prepare.rows import counts_table, reading_bar
 
 
 def prepare_corpus(
@@ -17,8 +16,7 @@ def prepare_corpus(
     *,
     skip_bad: bool = False,
     limit: int | None = None,
-    console: Console | None = None,
-) -> PassageIndex:
+) -> None:
     """Build the index, unless there is an index of the corpus in its present state.
 
     Args:
@@ -26,21 +24,26 @@ def prepare_corpus(
         folder: folder of the index; None is `<corpus>.index`, where the tool server looks.
         skip_bad: leave out lines that are not passages.
         limit: how many passages to take.
-        console: shows the summary; the bar goes to stderr.
 
     Raises:
         ValueError, OSError: as `PassageIndex.build`.
     """
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     folder = folder or index_beside(corpus.absolute())
     index = None if limit is not None else _up_to_date(corpus, folder)
     if index is not None:
         console.print(escape(f"{folder} holds {corpus} already"), soft_wrap=True)
     else:
-        index = _build(corpus, folder, skip_bad, limit)
+        with reading_bar(corpus.name, "passages") as show:
+            index = PassageIndex.build(
+                corpus, folder, progress=show, skip_bad=skip_bad, limit=limit
+            )
         console.print(escape(f"wrote {folder}"), soft_wrap=True)
-    console.print(_summary(index))
-    return index
+    manifest = index.manifest
+    dropped = dict(sorted(manifest.dropped.items()))
+    table = counts_table("rows", manifest.rows, manifest.passages, dropped)
+    table.add_row("index, MB", f"{sum(manifest.files.values()) / 1e6:,.1f}")
+    console.print(table)
 
 
 def _up_to_date(corpus: Path, folder: Path) -> PassageIndex | None:
@@ -50,30 +53,3 @@ def _up_to_date(corpus: Path, folder: Path) -> PassageIndex | None:
     except (FileNotFoundError, ValueError):  # the build replaces or refuses what is there
         return None
     return index if corpus.is_file() and index.is_of(corpus) else None
-
-
-def _build(corpus: Path, folder: Path, skip_bad: bool, limit: int | None) -> PassageIndex:
-    with reading_bar("passages") as bar:
-        task = bar.add_task(escape(corpus.name), kept=0)
-
-        def show(progress: CorpusProgress) -> None:
-            bar.update(
-                task,
-                total=progress.size_bytes,
-                completed=progress.read_bytes,
-                kept=progress.kept,
-            )
-
-        return PassageIndex.build(corpus, folder, progress=show, skip_bad=skip_bad, limit=limit)
-
-
-def _summary(index: PassageIndex) -> Table:
-    manifest = index.manifest
-    table = Table("rows", "count")
-    table.columns[1].justify = "right"
-    table.add_row("read", f"{manifest.rows:,}")
-    table.add_row("kept", f"{manifest.passages:,}")
-    for reason, count in sorted(manifest.dropped.items()):
-        table.add_row(f"dropped: {reason}", f"{count:,}")
-    table.add_row("index, MB", f"{sum(manifest.files.values()) / 1e6:,.1f}")
-    return table

@@ -1,8 +1,9 @@
 """Prepare the rows of a source with a progress bar and a summary on the screen."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +12,9 @@ from rich.table import Table
 
 from samplers.rows.kind import Kind
 from samplers.rows.prepare import Prepared, PrepareProgress, Tokenizer, prepare
+
+if TYPE_CHECKING:  # importing search takes longer than everything else here
+    from agent_loop.tools.search import CorpusProgress
 
 
 def prepare_files(
@@ -33,17 +37,7 @@ def prepare_files(
         ValueError, OSError: as `samplers.rows.prepare.prepare`.
     """
     console = console or Console(highlight=False)
-    with reading_bar("rows") as bar:
-        task = bar.add_task(escape(kind.name), total=None, kept=0)
-
-        def show(progress: PrepareProgress) -> None:
-            bar.update(
-                task,
-                total=progress.size_bytes,
-                completed=progress.read_bytes,
-                kept=progress.kept,
-            )
-
+    with reading_bar(kind.name, "rows") as show:
         done = prepare(kind, inputs, output, progress=show, **options)
     if done.was_there and not again:
         return done
@@ -54,20 +48,38 @@ def prepare_files(
     return done
 
 
-def reading_bar(kept: str) -> Progress:
+@contextmanager
+def reading_bar(
+    name: str, items: str
+) -> "Generator[Callable[[PrepareProgress | CorpusProgress], None]]":
     """A progress bar on stderr over the bytes read, with a count of the items kept.
 
     Args:
-        kept: name of the items; their number is the field `kept` of a task.
+        name: what is read.
+        items: name of the items.
+
+    Yields:
+        Shows a progress.
     """
-    return Progress(
+    columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
-        TextColumn(f"{{task.fields[kept]:,}} {kept}"),
+        TextColumn(f"{{task.fields[kept]:,}} {items}"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
     )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(escape(name), total=None, kept=0)
+
+        def show(progress: "PrepareProgress | CorpusProgress") -> None:
+            bar.update(
+                task,
+                total=progress.size_bytes,
+                completed=progress.read_bytes,
+                kept=progress.kept,
+            )
+
+        yield show
 
 
 def tokenizer_of(name: str) -> Tokenizer:
@@ -98,12 +110,19 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 
 def _summary(done: Prepared) -> Table:
-    table = Table("records", "count")
-    table.columns[1].justify = "right"
-    table.add_row("read", f"{done.read:,}")
-    table.add_row("kept", f"{sum(done.files.values()):,}")
-    for reason, count in sorted(done.dropped.items(), key=lambda each: (-each[1], each[0])):
-        table.add_row(escape(f"dropped: {reason}"), f"{count:,}")
+    dropped = dict(sorted(done.dropped.items(), key=lambda each: (-each[1], each[0])))
+    table = counts_table("records", done.read, sum(done.files.values()), dropped)
     for name, length in done.lengths.items():
         table.add_row(f"prompt {done.unit}, {name}", f"{length:,}")
+    return table
+
+
+def counts_table(items: str, read: int, kept: int, dropped: Mapping[str, int]) -> Table:
+    """A table of how many items were read, kept, and dropped for each reason."""
+    table = Table(items, "count")
+    table.columns[1].justify = "right"
+    table.add_row("read", f"{read:,}")
+    table.add_row("kept", f"{kept:,}")
+    for reason, count in dropped.items():
+        table.add_row(escape(f"dropped: {reason}"), f"{count:,}")
     return table
