@@ -1,4 +1,4 @@
-"""What a run promises, proven from its files: the ledger against the plan, every mask bit."""
+"""Audit a run from its files: compare the ledger with the plan, and every mask bit with the engine."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ from verl_mixed.run.state import RunFolder
 from verl_mixed.run.text import passed_over_words, printable
 
 SHOWN = 10
-"""Mask problems that are spelled out."""
+"""Most mask problems that are printed."""
 
 
 def plan_of(config: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> MixturePlan:
-    """The mixture plan that the trainer of this config follows.
+    """The mixture plan that the trainer follows.
 
     Args:
         config: the resolved run config.
-        sizes: source -> rows; None counts them in the training files.
+        sizes: source -> rows; None counts the rows of the training files.
 
     Raises:
         ValueError: the files cannot be read, or the mixture is impossible.
@@ -45,7 +45,7 @@ def plan_of(config: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -
 
 
 def rows_of(files: Sequence[str]) -> dict[str, int]:
-    """source -> rows over all files."""
+    """source -> number of rows in all files."""
     rows: Counter[str] = Counter()
     for file in read_sources(files):
         rows.update(file.rows_by_source)
@@ -53,7 +53,7 @@ def rows_of(files: Sequence[str]) -> dict[str, int]:
 
 
 def row_ids_of(files: Sequence[str]) -> dict[str, list[str]]:
-    """source -> the row ids of its rows, in the order of the files."""
+    """source -> row ids of its rows, in the order of the files."""
     ids: defaultdict[str, list[str]] = defaultdict(list)
     for path in files:
         table = pq.read_table(path, columns=["data_source", "extra_info"])
@@ -65,21 +65,21 @@ def row_ids_of(files: Sequence[str]) -> dict[str, list[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAudit:
-    """Both proofs of one run."""
+    """The audit of a run's mixture and of its masks."""
 
     mixture: AuditReport
     masks: MaskReport
     passed_over: int = 0
-    """Finished lines of `metrics.jsonl` that are none."""
+    """Complete lines of `metrics.jsonl` that are not valid."""
 
     @property
     def ok(self) -> bool:
-        """True when nothing is wrong."""
+        """Whether nothing is wrong."""
         return self.mixture.ok and self.masks.ok and not self.passed_over
 
 
 def audit_run(folder: RunFolder, config: Mapping[str, Any]) -> RunAudit:
-    """Hold the ledger of a run against its plan, and its masks against what the engine returned.
+    """Compare the ledger with the plan, and the masks with the tokens that the engine returned.
 
     Raises:
         ValueError: the ledger or the training files cannot be read.
@@ -96,7 +96,7 @@ def audit_run(folder: RunFolder, config: Mapping[str, Any]) -> RunAudit:
 
 
 def describe(report: RunAudit) -> list[str]:
-    """The report in lines of printable text: verdict, table of sources, problems, worst first."""
+    """The audit as printable lines: verdict, table of sources, problems with the worst first."""
     mixture, masks = report.mixture, report.masks
     verdict = "every batch as planned, nothing skipped, nothing twice"
     if not mixture.ok:
@@ -117,7 +117,7 @@ def describe(report: RunAudit) -> list[str]:
 
 
 def _table(mixture: AuditReport) -> list[str]:
-    """A line per source: what was due and what became of its prompts."""
+    """A line per source: prompts that were due, and prompts by outcome."""
     heads = ("due", *get_args(Outcome)[:-1], "open")
     lines = ["  " + f"{'source':<12}" + "".join(f"{head:>10}" for head in heads)]
     for name, account in mixture.sources.items():

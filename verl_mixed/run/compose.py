@@ -1,7 +1,7 @@
-"""The run config from `config/`, verl's own defaults and overrides. Imports no verl.
+"""Compose, resolve, load and save the run config. Imports no verl.
 
-Decides where the files are found and says what is missing; whether the values make sense is left to
-`config.schema` and `verl_mixed.checks.preflight`.
+The config consists of the files in `config/`, verl's own defaults and overrides. Keys without a
+value are reported here; values are checked by `config.schema` and `verl_mixed.checks.preflight`.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ class Required:
     """Environment variable that sets it."""
 
     stock: str
-    """verl's own value. Merging `???` over it leaves it in place, so it counts as unset."""
+    """verl's default. Merging `???` over the default keeps it, so it counts as unset."""
 
 
 REQUIRED: Mapping[str, Required] = {
@@ -44,10 +44,10 @@ REQUIRED: Mapping[str, Required] = {
 
 
 def verl_folder() -> Path:
-    """Where verl is installed, found without importing it: that takes seconds.
+    """The folder of verl, found without importing verl, because the import takes seconds.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: verl is not installed.
     """
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
@@ -64,8 +64,8 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     """Compose the config; values may still be missing (`???`) and interpolations unresolved.
 
     Args:
-        overrides: Hydra overrides; later ones win. Folders of `hydra.searchpath` come after ours
-            and before verl's, all of them.
+        overrides: Hydra overrides; later ones win. Config files are searched in `config/`, then in
+            all folders of all overrides of `hydra.searchpath`, then in verl's folder.
 
     Raises:
         ConfigError: an override or a config file is wrong.
@@ -74,14 +74,14 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
         with initialize_config_dir(str(CONFIG_DIR), version_base=None):
             return compose(CONFIG_NAME, overrides=_with_search_path(overrides))
     except HydraException as error:
-        # Hydra chains the reason (an unknown key, say) below a sentence that repeats the override.
+        # Hydra's own message repeats the override; the reason is in the error that it chains
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         cause = str(error.__cause__ or "").splitlines()[:1]
         raise ConfigError(["cannot compose the config: " + "; ".join([*lines, *cause])]) from error
 
 
 def _with_search_path(overrides: Sequence[str]) -> list[str]:
-    """The overrides with one search path in place of all that they name, verl's folder last."""
+    """The overrides with all their search paths joined into one, which ends with verl's folder."""
     key = "hydra.searchpath"
     parser = OverridesParser.create()
     folders: list[Any] = []
@@ -94,7 +94,7 @@ def _with_search_path(overrides: Sequence[str]) -> list[str]:
 
 
 def unset_keys(config: Mapping[str, Any]) -> set[str]:
-    """Those of the keys that every run must set which are not set."""
+    """The keys of `REQUIRED` that have no value."""
     if isinstance(config, DictConfig):
         config = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
     return {
@@ -113,8 +113,8 @@ def resolve(config: DictConfig, *, complete: bool = True) -> dict[str, Any]:
     """The config as plain containers, every interpolation replaced.
 
     Args:
-        config: as composed.
-        complete: keys that every run must set may not be missing.
+        config: the composed config.
+        complete: whether keys of `REQUIRED` must have a value.
 
     Raises:
         ConfigError: values are missing, or an interpolation leads nowhere.

@@ -1,8 +1,8 @@
-"""Which run is meant, and how far it is, for the scripts.
+"""Name, folder and progress of the run that settings and overrides describe, for shell scripts.
 
-`python -m verl_mixed.run.name [KEY=VALUE ...]` prints `runs/<experiment>`; with `--facts`,
-assignments that a shell reads. Settings and overrides give the run that `verl-mixed train` would
-take. Imports no verl, and takes a second.
+`python -m verl_mixed.run.name [KEY=VALUE ...]` prints `runs/<experiment>`; with `--facts` it prints
+assignments for a shell. The run is the one that `verl-mixed train` would start. Imports no verl,
+and takes a second.
 """
 
 import argparse
@@ -26,29 +26,29 @@ from verl_mixed.run.state import RUNS, RunFolder, RunHeld
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What a script asks before it starts, resumes or stops a run."""
+    """What a script needs to know before it starts, resumes or stops a run."""
 
     folder: str
     """`runs/<experiment>`, from the repository's root."""
 
     holder: str
-    """The launcher that runs it now, as `process 123 on node7`; empty where none does."""
+    """The launcher that runs it now, such as `process 123 on node7`; empty if there is none."""
 
     step: int
     """Last step with metrics; 0 before the first."""
 
     total: int
-    """Steps after which it is complete; 0 where the config does not say."""
+    """Step after which the run is complete; 0 if the config does not say."""
 
     checkpoint: int
-    """Step that another start goes on from; 0 where there is no checkpoint."""
+    """Step of the checkpoint that the next start resumes from; 0 if there is none."""
 
     done: int
-    """1 when it is complete."""
+    """1 if the run is complete, else 0."""
 
 
 def facts(arguments: Sequence[str], environ: Mapping[str, str]) -> RunFacts:
-    """Look at the run that these settings name; the run need not be there.
+    """The facts of the run that settings describe; the run need not exist.
 
     Args:
         arguments: Hydra overrides of the command line.
@@ -62,10 +62,10 @@ def facts(arguments: Sequence[str], environ: Mapping[str, str]) -> RunFacts:
 
 
 def facts_of(config: DictConfig) -> RunFacts:
-    """Look at the run that a composed config names; the run need not be there.
+    """The facts of the run that a composed config describes; the run need not exist.
 
     Raises:
-        ConfigError: the name is none.
+        ConfigError: the config names no run.
     """
     name = OmegaConf.select(config, "mixed.experiment")
     if problems := name_problems(name):
@@ -83,7 +83,7 @@ def facts_of(config: DictConfig) -> RunFacts:
 
 
 def name_problems(experiment: Any) -> list[str]:
-    """Why this cannot be the name of a run."""
+    """Why a value cannot be the name of a run; empty if it can."""
     if isinstance(experiment, str) and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", experiment):
         return []
     return [
@@ -93,13 +93,14 @@ def name_problems(experiment: Any) -> list[str]:
 
 
 def display_name(config: DictConfig, overrides: Sequence[str], *, is_demo: bool = False) -> str:
-    """What the run is called at Weights & Biases: the experiment's name where one was given, else
-    model, agents, algorithm, learning rate, batch and KL, as
+    """The run's name at Weights & Biases: the experiment's name, if an override gives one.
+
+    Otherwise model, agents, algorithm, learning rate, batch and KL coefficient, such as
     `demo-taco+nq+math-state_masked_grpo-lr0.0005-bs20x8-kl0`.
 
     Args:
         config: the composed config.
-        overrides: what it was composed with.
+        overrides: the overrides that it was composed with.
         is_demo: whether the model is the demo's.
     """
     if any(each.partition("=")[0].lstrip("+") == "mixed.experiment" for each in overrides):
@@ -133,7 +134,7 @@ def _holder(folder: RunFolder) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what is asked; exit 2 where the config is wrong."""
+    """Print the run's folder or facts; exit 2 if the config is wrong."""
     parser = argparse.ArgumentParser(prog="python -m verl_mixed.run.name")
     parser.add_argument("--facts", action="store_true", help="shell assignments, RUN_<FACT>")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")

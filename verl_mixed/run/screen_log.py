@@ -1,4 +1,4 @@
-"""What is printed, in a file as well: this process's words and those of its children."""
+"""Copy everything that this process and its children print into a file."""
 
 import os
 import subprocess
@@ -12,21 +12,21 @@ from typing import IO
 from verl_mixed.exit_codes import NOT_GOOD
 
 _END_S = 10.0
-"""For the last words to be written; a child that outlives us may hold the pipe open."""
+"""Time to write the last output; a child that outlives this process may hold the pipe open."""
 
 
 @contextmanager
 def copied_to(path: Path) -> Generator[None]:
-    """Add everything that is printed in the block to a file, and print it too.
+    """Append everything that is printed in the block to a file, and print it too.
 
-    It passes through pipes, so what asks for a terminal finds none: a run prints a line a step.
-    An error that ends the block ends the process with 1, after its traceback is in the file too.
+    The output passes through a pipe, so a run sees no terminal and prints a line a step. If an
+    error ends the block, its traceback goes to the file too, and the process exits with 1.
 
     Args:
-        path: made where it is not there; its folder must be.
+        path: made if it does not exist; its folder must exist.
 
     Raises:
-        ValueError: it cannot be written.
+        ValueError: the file cannot be written.
     """
     try:
         path.open("ab").close()
@@ -48,7 +48,7 @@ def _through_tee(stream: IO[str], number: int, path: Path) -> Generator[None]:
         ["tee", "-a", str(path)],
         stdin=subprocess.PIPE,
         stdout=screen,
-        start_new_session=True,  # Ctrl-C is not for it: our last words come after
+        start_new_session=True,  # so that Ctrl-C does not end it before our last output
     )
     assert tee.stdin is not None
     os.dup2(tee.stdin.fileno(), number)

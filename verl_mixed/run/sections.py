@@ -1,4 +1,4 @@
-"""The run config's sections, and its agent loops: a mistake in one hides none in another."""
+"""Load sections, sources and agent loops of a config; a mistake in one does not hide others."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,12 +13,15 @@ S = TypeVar("S", bound=Section)
 
 
 def section_of(section: type[S], values: Any, path: str) -> tuple[S | None, list[str]]:
-    """The section, None where something is wrong with it, and what that is.
+    """A section of the run config.
 
     Args:
         section: the model to build.
         values: the subtree as plain containers.
-        path: where it stands in the run config.
+        path: key of the section in the run config.
+
+    Returns:
+        The section, None if it has mistakes; and the mistakes.
     """
     try:
         return load_section(section, values, path), []
@@ -27,13 +30,13 @@ def section_of(section: type[S], values: Any, path: str) -> tuple[S | None, list
 
 
 def named_sources(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """source -> its settings as they stand in the config, right or wrong."""
+    """source -> its settings in the config, not checked."""
     sources = at(config, "mixed.sources")
     return sources if isinstance(sources, Mapping) else {}
 
 
 def sound_sources(config: Mapping[str, Any]) -> dict[str, SourceConfig]:
-    """The sources with nothing wrong in their own settings, whatever is wrong elsewhere."""
+    """The sources whose own settings have no mistakes."""
     sources: dict[str, SourceConfig] = {}
     for name, values in named_sources(config).items():
         source, _ = section_of(SourceConfig, values, f"mixed.sources.{name}")
@@ -43,7 +46,7 @@ def sound_sources(config: Mapping[str, Any]) -> dict[str, SourceConfig]:
 
 
 def agent_loops(config: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]] | None, list[str]]:
-    """Name -> entry in the file of agent loops, None where it cannot be read, and why not."""
+    """Name -> entry in the file of agent loops, None if the file is wrong; and the mistakes."""
     key = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
     path = at(config, key)
     file = Path(path or "")
@@ -55,8 +58,8 @@ def agent_loops(config: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]] | 
         why = " ".join(str(error).split())
         return None, [f"{key}={path!r}: not a list of {{name, _target_}} ({why}); correct it"]
     return loops, [
-        f"{key}={path!r}: system_prompt={loop['system_prompt']!r} of {name}: it is no text; put it "
-        "into quotes"
+        f"{key}={path!r}: system_prompt={loop['system_prompt']!r} of {name}: it is not a text; put "
+        "it into quotes"
         for name, loop in loops.items()
         if not isinstance(loop.get("system_prompt"), str | None)
     ]

@@ -1,7 +1,6 @@
-"""A run's folder as the launcher sees it: who holds it, what it was started with, how far it is.
+"""A run's folder: its files, its lock, how far the run is, and which changes a resume allows.
 
-Decides whether a run is new, goes on or is complete, and which changes of its config a resume
-allows. The trainer's own files (`metrics.jsonl`, `ledger.jsonl`, checkpoints) are only read here.
+The trainer's own files (`metrics.jsonl`, `ledger.jsonl`, checkpoints) are only read here.
 """
 
 import fcntl
@@ -33,7 +32,7 @@ HARMLESS = (
     r".*\.num_workers",
     r".*micro_batch_size_per_gpu",
 )
-"""Keys that may change between two starts of a run: they change how it runs, not what it learns."""
+"""Keys that may change when a run is resumed: they change how it runs, not what it learns."""
 
 OF_THE_MIXTURE = (
     r"(mixed|data)\.sources\..*",
@@ -42,30 +41,30 @@ OF_THE_MIXTURE = (
     r"actor_rollout_ref\.rollout\.seed",
     r"(actor_rollout_ref\.actor|critic)\.ppo_mini_batch_size",
 )
-"""Keys that may also change with `mixed.on_change=continue`."""
+"""Keys that may change too if `mixed.on_change=continue`."""
 
 _harmless = re.compile("|".join(f"(?:{pattern})" for pattern in HARMLESS))
 _of_the_mixture = re.compile("|".join(f"(?:{pattern})" for pattern in OF_THE_MIXTURE))
 
 
 class RunHeld(RuntimeError):
-    """Another launcher is running this run."""
+    """Another process runs this run."""
 
 
 RUNS = Path("runs")
-"""Folder of all runs, from the repository's root."""
+"""Folder of all runs, relative to the folder that runs start in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """The launcher of a run."""
+    """The launcher that runs a run."""
 
     pid: int
     host: str
 
     @property
     def is_here(self) -> bool:
-        """Whether its process id means something on this machine."""
+        """Whether the launcher runs on this machine."""
         return self.host == socket.gethostname()
 
     def __str__(self) -> str:
@@ -97,10 +96,10 @@ class RunFolder:
 
     @contextmanager
     def claim(self) -> Iterator[None]:
-        """Hold the run alone; the kernel lets go when this process ends, however it ends.
+        """Lock the run for this process; the kernel releases the lock when the process ends.
 
         Raises:
-            RunHeld: another launcher holds it; the message says which.
+            RunHeld: another launcher holds the lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with self._lock.open("a+") as lock:
@@ -116,10 +115,10 @@ class RunFolder:
             yield
 
     def holder(self) -> Holder | None:
-        """Who runs it now; None when nobody does.
+        """The launcher that runs it now; None if there is none.
 
         Raises:
-            RunHeld: somebody does, and left no name.
+            RunHeld: a process holds the lock and left no name.
         """
         try:
             lock = self._lock.open()
@@ -137,28 +136,28 @@ class RunFolder:
         return None
 
     def claimed_at(self) -> float:
-        """When it was claimed last, seconds since 1970; 0 where it never was."""
+        """When the run was last claimed, seconds since 1970; 0 if never."""
         try:
             return self._lock.stat().st_mtime
         except FileNotFoundError:
             return 0.0
 
     def _written(self) -> Holder | None:
-        """What the lock file says; true only while the lock is held."""
+        """The launcher named in the lock file; valid only while the lock is held."""
         words = self._lock.read_text().split()
         if len(words) != 2 or not words[0].isdigit():
             return None
         return Holder(pid=int(words[0]), host=words[1])
 
     def note_command(self, arguments: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Add this start to `command.txt`: the settings from the environment, then the command."""
+        """Append a start to `command.txt`: the settings from the environment, then the command."""
         words = [f"{name}={shlex.quote(value)}" for name, value in environ.items()]
         line = " ".join([time.strftime("%Y-%m-%dT%H:%M:%S%z"), *words, shlex.join(arguments)])
         with self.command.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def lines(self) -> list[dict[str, Any]]:
-        """`metrics.jsonl` so far, in order of steps, without lines that are none."""
+        """The valid lines of `metrics.jsonl`, in order of steps."""
         return read_metrics(self.metrics)[0]
 
     def last_step(self) -> int:
@@ -166,7 +165,7 @@ class RunFolder:
         return max((line["step"] for line in self.lines()), default=0)
 
     def has_trained(self) -> bool:
-        """Whether a step was trained, so that another start is a resume."""
+        """Whether a step was trained, so that the next start is a resume."""
         return self.last_step() > 0 or any((self.path / "checkpoints").glob("global_step_*"))
 
     def saved_step(self) -> int:
@@ -174,11 +173,11 @@ class RunFolder:
         checkpoints = self.path / "checkpoints"
         tracker = checkpoints / "latest_checkpointed_iteration.txt"
         text = tracker.read_text().strip() if tracker.exists() else ""
-        # a kill can leave the tracker empty
+        # if the process is killed, the tracker can be empty
         return int(text) if text.isdigit() else whole_checkpoint(checkpoints)
 
     def wandb_run_id(self) -> str:
-        """The run's name at Weights & Biases: made at its first start, and kept."""
+        """The run's id at Weights & Biases, made at the first start and kept."""
         path = self.wandb / "run_id"
         if not path.exists():
             self.wandb.mkdir(parents=True, exist_ok=True)
@@ -190,12 +189,12 @@ class RunFolder:
         return self.done.exists() and self.last_step() >= total_steps
 
     def mark_done(self) -> None:
-        """Remember that the trainer ended by itself."""
+        """Note in the folder that the trainer ended by itself."""
         self.done.write_text(f"{self.last_step()}\n")
 
 
 def _locked(lock: IO[str]) -> bool:
-    """Take the lock, unless somebody keeps it; `RunFolder.holder` has it for an instant only."""
+    """Try for a second to take the lock; `RunFolder.holder` holds it only for a moment."""
     for _ in range(20):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,9 +205,9 @@ def _locked(lock: IO[str]) -> bool:
 
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two configs and may not, as `key: old -> new`.
+    """The differences between two configs that a resume refuses, as `key: old -> new`.
 
-    With `mixed.on_change=continue` in the new one, the mixture may differ.
+    The mixture may differ if the new config has `mixed.on_change=continue`.
     """
     old, new = flatten(before), flatten(now)
     free = new.get("mixed.on_change") == "continue"
