@@ -1,4 +1,4 @@
-"""Audit a run from its files: compare the ledger with the plan, and every mask bit with the engine."""
+"""Audit a run from its files: the ledger against the plan, every mask bit against the engine."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

@@ -2,9 +2,11 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
+from agent_loop.tools.server.settings import ServerSettings
 from verl_mixed.cli import COMMANDS, command_module, main, parser_for
 from verl_mixed.commands import prepare
 
@@ -43,3 +45,18 @@ def test_every_example_is_a_command(example: str):
     program, *words = words
     assert program == "verl-mixed"
     assert callable(parser_for(words).parse_args(words).run)
+
+
+def test_the_options_of_serve_tools_are_the_settings_of_the_server():
+    words = "serve-tools --corpus c --session-idle 3 --sandbox-packages numpy sympy --max-body-mb 2"
+    arguments = vars(parser_for(words.split()).parse_args(words.split()))
+    set_here = {name: arguments[name] for name in ServerSettings.model_fields if name in arguments}
+    settings = ServerSettings.model_validate(set_here)
+
+    assert settings.model_dump(exclude_unset=True) == {
+        "corpus_path": Path("c"),
+        "session_idle_s": 3.0,
+        "sandbox_packages": ("numpy", "sympy"),
+        "max_body_mb": 2,
+    }
+    assert all(field.description for field in ServerSettings.model_fields.values())
