@@ -1,11 +1,11 @@
-"""What the commands and the launcher end with."""
+"""Exit codes of the commands and the launcher."""
 
 GOOD = 0
 NOT_GOOD = 1
-"""The thing checked, or the run, is not good."""
+"""The run, or the thing that was checked, is not good."""
 
 USAGE = 2
-"""A word of the command line or a setting is wrong; nothing was started."""
+"""The command line or a setting is wrong; nothing was started."""
 
 INTERRUPTED = 130
-"""By Ctrl-C, as shells have it: 128 + SIGINT."""
+"""Ended by Ctrl-C: 128 + SIGINT, as in shells."""
