@@ -148,7 +148,7 @@ def _checks_of_run(
         deadline_s = ray_cluster.PROBE_S + (ray_cluster.LOCKS_S if locks else 0.0) + 5.0
         add(
             "ray",
-            lambda: ray_cluster.cluster_watch(address, config, environ, data=made, locks=locks),
+            lambda: ray_cluster.joined(address, config, environ, data=made, locks=locks),
             deadline_s,
         )
     elif config is not None:

@@ -12,10 +12,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from agent_loop.rewards import split_path
-from verl_mixed.checks.machine.ray_cluster import cluster_problems
 from config.lookup import at
 from config.schema import TOOL_CONFIG, ConfigError
 from samplers.rows.sources.demo import DEMO_SOURCES
+from verl_mixed.checks.machine.ray_cluster import cluster_problems
 from verl_mixed.checks.preflight import preflight
 from verl_mixed.launch.generated import demo_folder, is_made, still_to_make, use_generated_data
 from verl_mixed.prepare.source_files import add_files_of_sources

@@ -652,7 +652,7 @@ def of_cluster(
     locks: Path | None = None,
 ) -> list[Finding]:
     monkeypatch.setattr(ray_cluster, "_ask", lambda question, environ: (answers, late_s))
-    return ray_cluster.cluster_watch("10.0.0.1:6379", config, {}, locks=locks)
+    return ray_cluster.joined("10.0.0.1:6379", config, {}, locks=locks)
 
 
 def nodes_of(*nodes: dict[str, Any], jobs: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -771,7 +771,7 @@ def test_a_head_that_goes_silent_is_bad(monkeypatch: pytest.MonkeyPatch):
 def test_token_mode_without_a_token_is_said_without_asking(tmp_path: Path):
     environ = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}
 
-    finding = only(ray_cluster.cluster_watch("10.0.0.1:6379", None, environ))
+    finding = only(ray_cluster.joined("10.0.0.1:6379", None, environ))
 
     assert finding.status == "bad" and "no token in" in finding.words
 
@@ -780,7 +780,7 @@ def test_an_address_where_nothing_listens_is_bad():
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
 
-    finding = only(ray_cluster.cluster_watch(f"127.0.0.1:{port}", None, os.environ))
+    finding = only(ray_cluster.joined(f"127.0.0.1:{port}", None, os.environ))
 
     assert finding.status == "bad" and "refused" in finding.words
 
@@ -789,7 +789,7 @@ def test_an_address_where_nothing_listens_is_bad():
 def test_a_server_that_is_no_ray_is_told_from_one(tool_server_url: str):
     address = tool_server_url.removeprefix("http://")
 
-    finding = only(ray_cluster.cluster_watch(address, None, os.environ))
+    finding = only(ray_cluster.joined(address, None, os.environ))
 
     assert finding.status == "bad" and "answers, and not as Ray" in finding.words
 
@@ -856,7 +856,7 @@ def test_a_real_cluster_is_looked_at_from_its_nodes(
     config["data"]["train_files"] = config["data"]["val_files"] = [str(file)]
     config["actor_rollout_ref"]["model"]["path"] = str(tmp_path / "no-model")
 
-    findings = ray_cluster.cluster_watch(address, config, in_token_mode(token), locks=tmp_path)
+    findings = ray_cluster.joined(address, config, in_token_mode(token), locks=tmp_path)
 
     assert [(finding.status, finding.check) for finding in findings] == [
         ("ok", "ray"),
@@ -880,7 +880,7 @@ def test_a_wrong_token_is_named_and_not_tried_again(
     wrong.write_text("b" * 64)
 
     finding = only(
-        ray_cluster.cluster_watch(address, None, in_token_mode(wrong) | {"RAY_AUTH_MODE": mode})
+        ray_cluster.joined(address, None, in_token_mode(wrong) | {"RAY_AUTH_MODE": mode})
     )
 
     assert finding.status == "bad"
