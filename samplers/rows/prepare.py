@@ -1,6 +1,6 @@
 """From a dataset's own files to parquet rows: read, convert, choose, count what was left out.
 
-Decides nothing about single records (`samplers.rows.kind`) nor about formats
+Decides nothing about single records (`samplers.kind`) nor about formats
 (`samplers.rows.records`). Memory does not grow with the rows, but for some 20 bytes of each id that
 was seen, 8 of each kept row's length, and 8 of each kept row's draws where a number of rows is
 drawn. What is read is saved in parts (`samplers.rows.draft`), so that a killed process loses
@@ -30,9 +30,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from samplers.kind import BadRecord, Kind, UnusableRecord
 from samplers.rows.draft import Draft, State, draft_folder, open_draft
 from samplers.rows.draws import EVERY, SeenIds, digests_of, smallest
-from samplers.rows.kind import BadRecord, Kind, UnusableRecord
 from samplers.rows.records import BadData, Record, RecordFile
 from samplers.rows.row_files import Output, RowFile, description, outputs_of, publish
 from samplers.rows.schema import Row, columns_of

@@ -30,7 +30,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from samplers.rows.kind import BadRecord
+from samplers.kind import BadRecord
 
 MOST_RECORD_BYTES = 512 << 20
 """A longer record ends the reading: it is a file without ends of records, to be held whole."""

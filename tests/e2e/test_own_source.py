@@ -13,7 +13,7 @@ from tests.e2e.jobs import finish, job_of, start
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 KIND = """
-from samplers.rows.kind import Kind
+from samplers.kind import Kind
 from samplers.rows.schema import Row, row_id
 
 

@@ -9,7 +9,7 @@ Source: AgentFly, docs/start/data_preparation.md.
 from collections.abc import Mapping
 from typing import Any
 
-from samplers.rows.kind import Kind, Option
+from samplers.kind import Kind, Option
 from samplers.rows.schema import Row, row_id
 from samplers.rows.sources.cells import (
     answers_of,
@@ -45,7 +45,7 @@ def to_row(
     Args:
         record: `answer` is a text, number, truth value or list of those; `messages` a list of
             `{role, content}`, or its JSON text.
-        split, index, source, agent: see `samplers.rows.kind.Reader`.
+        split, index, source, agent: see `samplers.kind.Reader`.
         question_field, answer_field, messages_field: what the record calls them. Without an
             `answer_field` (empty) the ground truth is empty, for a reward that reads the extras.
 

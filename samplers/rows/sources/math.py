@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from samplers.rows.kind import Kind, UnusableRecord
+from samplers.kind import Kind, UnusableRecord
 from samplers.rows.schema import Row, row_id
 from samplers.rows.sources.cells import answers_of, bad, is_blank, present, question_of, text_of
 
@@ -38,7 +38,7 @@ def to_row(
 
     Args:
         record: `problem`, `level`, `type`, `solution`.
-        split, index, source, agent: see `samplers.rows.kind.Reader`.
+        split, index, source, agent: see `samplers.kind.Reader`.
 
     Raises:
         UnusableRecord: no box in the solution.

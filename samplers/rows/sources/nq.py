@@ -8,7 +8,7 @@ Reads three public schemas: google-research-datasets/nq_open (`question`, `answe
 from collections.abc import Mapping
 from typing import Any, cast
 
-from samplers.rows.kind import Kind
+from samplers.kind import Kind
 from samplers.rows.schema import Row, row_id
 from samplers.rows.sources.cells import (
     answers_of,
@@ -40,7 +40,7 @@ def to_row(
     Args:
         record: `question`, else `prompt`, a list of messages; and `answer`, `golden_answers` or
             `reward_model`, whichever comes first: a text, a list, or the text of a list.
-        split, index, source, agent: see `samplers.rows.kind.Reader`.
+        split, index, source, agent: see `samplers.kind.Reader`.
 
     Raises:
         BadRecord: no question, no answer, or a cell of another type.

@@ -26,7 +26,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from samplers.rows.kind import Kind, Option, UnusableRecord
+from samplers.kind import Kind, Option, UnusableRecord
 from samplers.rows.schema import Row, row_id
 from samplers.rows.sources.cells import bad, is_blank, items_of, literal_list, present, text_of
 
@@ -95,7 +95,7 @@ def to_row(
 
     Args:
         record: the 17 public columns; `input_output` is JSON text, or an object already.
-        split, index, source, agent: see `samplers.rows.kind.Reader`.
+        split, index, source, agent: see `samplers.kind.Reader`.
         max_tests: tests of a row at most.
         max_test_bytes: their texts together at most.
         difficulty: only problems of these; empty means all.
