@@ -1,19 +1,23 @@
-"""One rate for all processes of a host: reserve a slot in the shared file, let go, sleep until it.
+"""A rate limit for all processes of a host: reserve a slot in a shared file, then sleep until the
+slot.
 
-Nobody polls for permission and nobody holds the file while sleeping. Order of reservation is order
-of service; coroutines that ask in one tick of their loop reserve together, in the order they asked.
-With `shares` that order holds within a source, but for calls that could take a token nobody used.
+A caller locks the file only to reserve. Nobody polls, and nobody holds the file while sleeping.
+Calls are served in the order of reservation. Coroutines that ask in one pass of their event loop
+reserve together, in their order. With `shares`, the order holds within a source, except for calls
+that take a token that no source used.
 
-What it does not promise:
+The limiter does not promise:
 
-- the instant of the call: what is promised is the granted instant, and a process that the system
-  wakes late passes late.
-- a rate per account: it is kept per state file. Two files for one account are twice the rate.
-- several hosts, or containers with boot clocks of their own (virtual machines, gVisor), on one
-  file, or files on NFS: the lock or the clock may not reach the others. There it is an error where
-  it can be noticed; `across_hosts` is for folders that have been tried, `RayRateLimiter` for all.
-- progress while a process that has the file locked is stopped (SIGSTOP): callers with `timeout_s`
-  are told, those without wait until it goes on or is killed. Event loops go on meanwhile.
+- the instant of a call. It promises the granted instant; a process that wakes late passes late.
+- a rate per account. The rate is kept per state file, so two files for one account give twice the
+  rate.
+- a limit over several hosts, over containers with their own boot clocks (virtual machines, gVisor),
+  or over files on NFS, because locks or clocks may not reach the others. If the limiter notices
+  this, it raises an error. `across_hosts` is for folders whose locks were tested; use
+  `RayRateLimiter` otherwise.
+- progress while a process that has the file locked is stopped (SIGSTOP). Callers with `timeout_s`
+  get
+  an error; the others wait until the process continues or is killed. Event loops are not blocked.
 """
 
 import asyncio
@@ -47,8 +51,8 @@ from rate_limit.state_file import (
     OnConfigChange,
     State,
     StateFile,
+    arithmetic_of,
     boottime_ns,
-    law,
 )
 from rate_limit.stats import Stats, snapshot_of
 from rate_limit.waiting import Steps, run, run_async
@@ -56,7 +60,7 @@ from rate_limit.waiting import Steps, run, run_async
 __all__ = ["FileRateLimiter", "LimiterTimeout", "boottime_ns"]
 
 _LOCK_GRACE_NS = SECOND_NS // 50
-"""How long a caller that will not wait for a slot still waits for the file."""
+"""Time that a caller with no timeout left still waits for the file."""
 _LONGEST_S = YEAR_NS / SECOND_NS
 _MOST_CALLS = 10**12
 _FIRST_RETRY_S = 0.0002
@@ -64,7 +68,7 @@ _LAST_RETRY_S = 0.02
 
 
 class _Want(NamedTuple):
-    """What a caller asks for."""
+    """The request of a caller."""
 
     n: int
     source: str
@@ -73,7 +77,7 @@ class _Want(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    """A reservation: when it may be used, and what it made of the state."""
+    """A reservation: its time, and the state before and after it."""
 
     grant: Grant
     epoch: int
@@ -95,31 +99,36 @@ class _Slot(NamedTuple):
 
 
 class FileRateLimiter:
-    """A rate limit that every process with the same `path` shares.
+    """A rate limit that all processes with the same `path` share.
 
-    Safe with threads, in asyncio (the loop is never blocked on the file), after fork, and pickled
-    to other processes of this host. The slot of a cancelled waiter goes back where it was the last
-    one reserved, and otherwise to the next caller of this process; that of a killed one is lost.
+    It is safe with threads, in asyncio (the file never blocks the event loop), after a fork, and
+    when pickled to other processes of this host. The slot of a cancelled caller is given back if it
+    was the last one reserved; otherwise the next caller of this process gets it. The slot of a
+    killed process is lost.
 
     Args:
-        path: the state file; the limit is kept per file.
-        per_minute: sustained calls a minute.
-        burst: calls that may pass back to back after an idle spell.
-        min_interval_s: least time between two calls, bursts included.
-        shares: source -> weight: its share of the rate, for `acquire(source=...)`. What a source
-            does not use is for all; sources without a weight share the least of the weights.
-        adaptive: a storm of overloads (`penalise`) halves the rate, which then recovers.
-        on_config_change: where the file has other limits: "refuse", or "adopt" these for all.
-        across_hosts: the file's folder is shared by hosts, its locks reach them all, and their
-            wall clocks agree: the limit is then kept by those, and exceeded by what passes in the
-            time they are apart. The statistics are those of this host.
-        clock_ns: the time; one clock for all sharers. None for the one since boot.
-        sleep: waits, for threads.
-        sleep_async: waits, for coroutines.
+        path: the state file; each file has its own limit.
+        per_minute: sustained calls per minute.
+        burst: calls that may pass at once after an idle time.
+        min_interval_s: minimum seconds between two calls, also within a burst.
+        shares: source -> weight of its share of the rate, for `acquire(source=...)`. All sources
+            may
+            use what a source does not use. Sources without a weight together have the smallest
+            weight.
+        adaptive: many overloads (`penalise`) halve the rate, which then recovers.
+        on_config_change: if the file has other limits: "refuse" them, or "adopt" the new limits for
+            all processes.
+        across_hosts: several hosts share the file's folder, its locks reach all of them, and their
+            wall clocks agree. The limit then uses the wall clocks; it is exceeded by the calls of
+            the time by which the clocks differ. The statistics are those of this host.
+        clock_ns: the time in nanoseconds, the same clock for all processes; None for the time since
+            boot.
+        sleep: sleeps in threads.
+        sleep_async: sleeps in coroutines.
 
     Raises:
         ValueError: a limit is out of range, or the file belongs to other limits.
-        OSError: the file cannot be used, or not safely (`StateFile`).
+        OSError: the file cannot be used, or not safely; see `StateFile`.
     """
 
     def __init__(
@@ -139,7 +148,7 @@ class FileRateLimiter:
     ):
         self.adaptive = adaptive
         self.abandoned: int = 0
-        """Slots of cancelled waiters of this process that nobody could use."""
+        """Slots of this process's cancelled callers that no other caller could use."""
 
         if clock_ns is None:
             clock_ns = time.time_ns if across_hosts else boottime_ns
@@ -156,28 +165,29 @@ class FileRateLimiter:
         _all_limiters.add(self)
 
     def _begin_anew(self) -> None:
-        """Nobody waits, nobody has left; in a forked child that is the parent's business."""
-        self._left: list[_Slot] = []  # by cancelled waiters
+        """Forget waiting and cancelled callers; in a forked child they belong to the parent."""
+        self._left: list[_Slot] = []  # by cancelled callers
         self._batch: _Batch | None = None
 
     @property
     def rate(self) -> Rate:
-        """The limits in force: those of the file, as last read."""
+        """The limits of the file, as last read."""
         return self._file.rate
 
     def acquire(self, n: int = 1, timeout_s: float | None = None, source: str = "") -> float:
         """Wait until n calls may pass together.
 
         Args:
-            n: calls, >= 1. More than the burst pass one by one; the last of them is waited for.
-            timeout_s: longest wait; None waits as long as it takes.
-            source: whose calls they are, for `shares` and the statistics.
+            n: calls, >= 1. More calls than the burst pass one by one, and the caller waits for the
+                last.
+            timeout_s: longest wait; None for no limit.
+            source: the source of the calls, for `shares` and the statistics.
 
         Returns:
-            Seconds waited; 0.0 when there was nothing to wait for.
+            Seconds waited; 0.0 if the calls passed at once.
 
         Raises:
-            LimiterTimeout: the slot lies beyond `timeout_s`; it was not reserved.
+            LimiterTimeout: the slot is beyond `timeout_s`; nothing was reserved.
             ValueError: n is below 1.
         """
         count = self._stats.at_once.get(source)
@@ -188,7 +198,7 @@ class FileRateLimiter:
     async def acquire_async(
         self, n: int = 1, timeout_s: float | None = None, source: str = ""
     ) -> float:
-        """`acquire` for coroutines; lets the loop go on in any case."""
+        """`acquire` for coroutines; other coroutines always run meanwhile."""
         if n != 1 or timeout_s is not None:
             timeout_s = self._checked(n, timeout_s)
         loop = asyncio.get_running_loop()
@@ -200,7 +210,7 @@ class FileRateLimiter:
         place = len(batch.wants)
         batch.wants.append((n, source, entered_ns, deadline_ns))
         try:
-            await _next_tick()  # all who ask in this tick are in the batch then
+            await _next_tick()  # afterwards all callers of this pass are in the batch
             if not batch.closed:
                 batch.closed = True
                 self._serve(batch)
@@ -209,7 +219,7 @@ class FileRateLimiter:
         except BaseException as error:
             batch.wants[place] = None
             if not any(batch.wants):
-                batch.closed = True  # who asks later does not ask with them
+                batch.closed = True  # later callers start another batch
             if batch.done:
                 self._leave(batch.slots.get(place), n)
             if isinstance(error, LimiterTimeout):
@@ -225,7 +235,7 @@ class FileRateLimiter:
         return await run_async(self._see_through(slot), self._sleep_async)
 
     def try_acquire(self, n: int = 1, source: str = "") -> bool:
-        """Let n calls pass if they may now; waits for nothing but the file, 20 ms at most."""
+        """Let n calls pass if they may pass now; waits at most 20 ms, for the file."""
         try:
             self.acquire(n, timeout_s=0.0, source=source)
         except LimiterTimeout:
@@ -233,15 +243,15 @@ class FileRateLimiter:
         return True
 
     def penalise(self, retry_after_s: float = 0.0, *, until_s: float | None = None) -> None:
-        """A server said 429 or 503: let nobody pass for a while, those who wait already included.
+        """Pause all calls, including waiting ones, because a server answered 429 or 503.
 
-        After it, calls come at the sustained rate without a burst. Where the limiter is `adaptive`,
-        each report counts as an overload too.
+        After the pause, calls pass at the sustained rate without a burst. If the limiter is
+        `adaptive`, each call of this method counts as an overload too.
 
         Args:
-            retry_after_s: the server's `Retry-After`, 0 to 86400; 0 where it named none. A pause
-                shorter than the one in force changes nothing.
-            until_s: in its place, the end of the pause on the clock of `boottime_ns`, in seconds.
+            retry_after_s: the server's `Retry-After` in seconds, 0 to 86400; 0 if there was none. A
+                pause that ends before the current one changes nothing.
+            until_s: alternatively the end of the pause in seconds, on the clock of `boottime_ns`.
         """
         run(self._penalise(retry_after_s, until_s, blocking=True), self._sleep)
 
@@ -252,12 +262,12 @@ class FileRateLimiter:
         await run_async(self._penalise(retry_after_s, until_s, blocking=False), self._sleep_async)
 
     def snapshot(self) -> Snapshot:
-        """What all processes with this file have done; takes no lock."""
+        """What all processes with this file have done so far; takes no lock."""
         self._stats.write()
         return snapshot_of(self.path, self._clock_ns)
 
     async def snapshot_async(self) -> Snapshot:
-        """`snapshot`, which blocks nobody anyway."""
+        """`snapshot`, which never blocks."""
         return self.snapshot()
 
     def close(self) -> None:
@@ -290,7 +300,8 @@ class FileRateLimiter:
         return (yield from self._see_through(slot, blocking=blocking))
 
     def _serve(self, batch: "_Batch") -> None:
-        """Reserve for all of a batch under one lock, now or, where it is locked, a little later."""
+        """Reserve for all callers of a batch under one lock, now or, if the file is locked, later.
+        Reserve for all callers of a batch under one lock, now or, if the file is locked, later."""
         places = [place for place, want in enumerate(batch.wants) if want is not None]
         try:
             if not self._file.lock(blocking=False):
@@ -302,7 +313,7 @@ class FileRateLimiter:
                 self._reserve_for(batch, places)
             finally:
                 self._file.unlock()
-        except Exception as error:  # it belongs to those who wait, and they raise it
+        except Exception as error:  # the waiting callers raise it
             batch.slots = dict.fromkeys(places, error)
         except BaseException:
             batch.slots = dict.fromkeys(places, asyncio.CancelledError())
@@ -312,7 +323,7 @@ class FileRateLimiter:
             batch.served.set()
 
     def _reserve_for(self, batch: "_Batch", places: list[int]) -> None:
-        """Under the lock; nothing where all have left."""
+        """Reserve under the lock; does nothing if all callers have left."""
         if not places:
             return
         file = self._file
@@ -356,7 +367,7 @@ class FileRateLimiter:
             raise self._held() from None
 
     def _see_through(self, slot: _Slot, *, blocking: bool = False) -> Steps[float]:
-        """Sleep until the slot, and take another where it is void by then.
+        """Sleep until the slot; take another slot if this one is void by then.
 
         Returns:
             Seconds since the caller entered.
@@ -373,7 +384,7 @@ class FileRateLimiter:
         return max(0, now_ns - want.entered_ns) / SECOND_NS
 
     def _sleep_until_due(self, slot: _Slot, blocking: bool) -> Steps[int]:
-        """Returns the time at the end."""
+        """Sleep until the slot; returns the time afterwards."""
         deadline_ns = slot.want.deadline_ns
         while not slot.is_due(now_ns := self._clock_ns()):
             try:
@@ -393,10 +404,10 @@ class FileRateLimiter:
         return now_ns
 
     def _look_again(self, slot: _Slot) -> _Slot:
-        """Under the lock, at the slot's time: itself, or another where it is not to be had.
+        """Under the lock, at the slot's time: the slot, or another one if it is void.
 
         Raises:
-            LimiterTimeout: that one lies beyond the deadline; nothing is reserved any more.
+            LimiterTimeout: the other slot is beyond the deadline; nothing is reserved.
         """
         state, now_ns = self._read()
         is_void = self._file.terms.epoch != slot.epoch
@@ -409,11 +420,11 @@ class FileRateLimiter:
             if not is_void and isinstance(state, Spread):
                 self._file.write(shared.leave(slot.grant, state, slot.want.n))
             raise
-        self._file.write(after._replace(granted=state.granted))  # counted when it was made
+        self._file.write(after._replace(granted=state.granted))  # counted at the first grant
         return again
 
     def _read(self) -> tuple[State, int]:
-        """The state, and the time; the lock must be held."""
+        """The state and the time; the lock must be held."""
         state, now_ns = self._file.read(), self._clock_ns()
         self._stats.sample(now_ns, state.granted)
         return state, now_ns
@@ -422,7 +433,7 @@ class FileRateLimiter:
         """Under the lock.
 
         Raises:
-            LimiterTimeout: the slot lies beyond the deadline; it was not reserved.
+            LimiterTimeout: the slot is beyond the deadline; nothing was reserved.
         """
         state, now_ns = self._read()
         slot, after = self._next(state, now_ns, want)
@@ -447,7 +458,7 @@ class FileRateLimiter:
         """A new slot, and the state after it.
 
         Args:
-            counted_on: what the caller has reserved already, if the others leave it.
+            counted_on: the caller's earlier grant of spare tokens, which may be void.
         """
         n, source, entered_ns, deadline_ns = want
         rate, terms = self._file.rate, self._file.terms
@@ -460,7 +471,7 @@ class FileRateLimiter:
             grant, after = shared.reserve(state, now_ns, n, rate, pace, source)
         else:
             grant, after = shared.confirm(counted_on, state, now_ns, n, rate, pace, source)
-        if law(rate).latest_ns(after, rate) > now_ns + FARTHEST_NS + rate.burst_ns:
+        if arithmetic_of(rate).latest_ns(after, rate) > now_ns + FARTHEST_NS + rate.burst_ns:
             raise OverflowError(
                 f"cannot reserve n={n} calls from {self.path}: the last one is more than a year "
                 "away; raise the rate"
@@ -476,11 +487,11 @@ class FileRateLimiter:
         return _Slot(grant, terms.epoch, want, now_ns, state, after), after
 
     def _reuse(self, want: _Want, now_ns: int) -> _Slot | None:
-        """The next slot that a cancelled waiter left, if it fits; forgets those that are over."""
+        """The next slot of a cancelled caller that fits; drops slots whose time has passed."""
         epoch, deadline_ns = self._file.terms.epoch, want.deadline_ns
         latest_ns = None if deadline_ns is None else max(deadline_ns, now_ns)
         for slot in [s for s in self._left if s.start_ns <= now_ns or s.epoch != epoch]:
-            self._left.remove(slot)  # in place: another thread may be adding one
+            self._left.remove(slot)  # in place, because another thread may be adding one
             self._abandon(slot.want.n)
         fitting = [
             slot
@@ -496,10 +507,11 @@ class FileRateLimiter:
         return slot._replace(want=want, made_ns=now_ns)
 
     def _leave(self, slot: _Slot | BaseException | None, n: int) -> None:
-        """Give back a slot that will not be used; keep it for others where that cannot be.
+        """Give back a slot that will not be used; if that is not possible, keep it for other
+        callers.
 
         Args:
-            slot: None where the n calls might have passed already.
+            slot: None if the n calls may already have passed.
         """
         if isinstance(slot, BaseException):
             return
@@ -512,7 +524,7 @@ class FileRateLimiter:
             if not file.lock(blocking=False):
                 return
         except (OSError, ValueError):
-            return  # the waiter leaves for another reason; who comes next is told
+            return  # the caller leaves for another reason; the next caller gets the error
         try:
             state = file.read()
             while (without := self._without_one_left(state)) is not None:
@@ -522,7 +534,7 @@ class FileRateLimiter:
             file.unlock()
 
     def _without_one_left(self, state: State) -> State | None:
-        """The state when one more slot of `_left` is given back; None where none can be."""
+        """The state after giving back one slot of `_left`; None if none can be given back."""
         for slot in self._left:
             n, source, rate = slot.want.n, slot.want.source, self.rate
             if slot.epoch != self._file.terms.epoch:
@@ -551,7 +563,9 @@ class FileRateLimiter:
         file = self._file
         try:
             state, now_ns = self._read()
-            state, terms = law(file.rate).penalise(state, file.terms, now_ns, length_ns, file.rate)
+            state, terms = arithmetic_of(file.rate).penalise(
+                state, file.terms, now_ns, length_ns, file.rate
+            )
             file.write(state, overloaded(terms, now_ns) if self.adaptive else terms)
         finally:
             file.unlock()
@@ -559,10 +573,10 @@ class FileRateLimiter:
     def _lock(
         self, deadline_ns: int | None, blocking: bool, want: _Want | None = None
     ) -> Steps[bool]:
-        """Take the file's lock: at once, by waiting in the kernel, or by coming back.
+        """Take the file's lock: at once, by waiting in the kernel, or by trying again later.
 
         Returns:
-            Whether somebody else had it first.
+            Whether another process had the lock first.
         """
         if self._file.lock(blocking=False):
             return False
@@ -586,7 +600,7 @@ class FileRateLimiter:
         )
 
     def _checked(self, n: int, timeout_s: float | None) -> float | None:
-        """The timeout, None where it is without end; refuses what cannot be asked for."""
+        """The timeout, None for no limit; refuses impossible requests."""
         if not 1 <= n <= _MOST_CALLS or self.rate.for_calls_ns(n) > YEAR_NS:
             raise ValueError(
                 f"cannot acquire n={n} from {self.path}: n must be at least 1, and calls of a year "
@@ -602,31 +616,31 @@ class FileRateLimiter:
 
 
 class _Batch:
-    """The coroutines of one loop that asked in one tick: they reserve under one lock."""
+    """The coroutines of one event loop that asked in one pass; they reserve under one lock."""
 
     __slots__ = ("closed", "done", "entered_ns", "loop", "retry_s", "served", "slots", "wants")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, entered_ns: int):
         self.loop, self.entered_ns = loop, entered_ns
         self.wants: list[tuple[int, str, int, int | None] | None] = []
-        """The fields of `_Want`, in the order they asked; None of those who left."""
+        """The requests in order; None for a caller that left."""
 
         self.slots: dict[int, _Slot | BaseException] = {}
-        """Place in `wants` -> what came of it; empty where all passed at once."""
+        """Place in `wants` -> its result; empty if all passed at once."""
 
         self.closed = False
-        """Nobody joins any more."""
+        """No caller may join any more."""
 
         self.done = False
         self.served: asyncio.Event | None = None
-        """Set when done; only where the file was locked by somebody else."""
+        """Set when done; used only if another process had locked the file."""
 
         self.retry_s = _FIRST_RETRY_S
 
 
 @types.coroutine
 def _next_tick() -> Generator[None]:
-    """Let the loop go on; as `asyncio.sleep(0)`, in one step fewer."""
+    """Let other coroutines run; the same as `asyncio.sleep(0)` with one step fewer."""
     yield
 
 

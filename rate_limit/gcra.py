@@ -1,17 +1,21 @@
-"""When may the next call pass: the generic cell rate algorithm, in whole numbers. Pure.
+"""The generic cell rate algorithm (GCRA) in whole numbers: when may the next call pass. Pure.
 
-The state is a theoretical arrival time (TAT): when the bucket would be full again. A reservation of
-n calls moves it by n emission intervals and is granted the first instant at which it stays within
-the burst. For any reservations whatever, no window of length t holds more than burst + rate * t.
+The state is a theoretical arrival time (TAT), the time at which the bucket would be full again. A
+reservation of n calls moves the TAT by n emission intervals. It is granted the first instant at
+which the TAT is within the burst. For any reservations, no window of length t holds more than
+burst + rate * t calls.
 
-Times are nanoseconds; an emission interval is a fraction of them (`Rate.interval_parts` over
+Example: 60 calls a minute, burst 3, from an idle state at time 0. Five calls at once are granted at
+0, 0, 0, 1 and 2 s.
+
+Times are nanoseconds. An emission interval is a fraction of nanoseconds (`Rate.interval_parts` over
 `Rate.parts_per_ns`), so neither 7 calls a minute nor 300 million a second drift.
 
-Four things are added to the textbook. Calls may be kept a least interval apart, which is a second
-TAT without burst. More calls than a burst may be asked for; they are served over time. A server may
-push everybody back (`penalise`): the TAT moves past the pause, and a new epoch tells those who
-reserved before, and still wait, to reserve again. And a server that is overrun may slow everybody
-down (`overloaded`): the rate is halved and recovers steadily.
+Four things are added to the standard algorithm. Calls may be kept a minimum interval apart; this is
+a second TAT without burst. More calls than a burst may be reserved; they are served over time. A
+server may pause all calls (`penalise`): the TAT moves past the pause, and a new epoch makes callers
+that still wait reserve again. An overloaded server may slow all calls (`overloaded`): the rate is
+halved and recovers steadily.
 
 Source: ITU-T I.371, Annex A (virtual scheduling); conformance is judged at the granted instant.
 Additive increase, multiplicative decrease: Chiu and Jain 1989.
@@ -30,53 +34,53 @@ _MOST_PARTS = 2**30
 _MOST_SHARES, _MOST_WEIGHT = 17, 10**4
 
 FULL_PACE = 2**20
-"""`Terms.pace` of a rate that is not slowed down."""
+"""`Terms.pace` of the full rate."""
 
 SLOWEST_PACE = FULL_PACE // 64
 RECOVERY_NS = 30 * SECOND_NS
-"""From nothing to the full rate; half of it from one halving."""
+"""Time to recover from zero to the full rate; half of it after one halving."""
 
 STORM_STRIKES = 3
 STORM_NS = SECOND_NS
-"""So many overloads within this time are a storm; one storm halves the rate once."""
+"""This many overloads within this time are a storm; a storm halves the rate once."""
 
 
 class LimiterTimeout(TimeoutError):
-    """The limiter or a slot would make the caller wait longer than it allows; nothing was taken."""
+    """The caller would wait longer than its timeout; nothing was reserved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """How many calls may pass.
+    """The limits of a rate.
 
     Raises:
-        ValueError: every value out of range at once.
+        ValueError: lists every value that is out of range.
     """
 
     per_minute: float
     """Sustained calls a minute: above 0, below 6e10 (a call a nanosecond)."""
 
     burst: int
-    """Calls that may pass back to back after an idle spell."""
+    """Calls that may pass at once after an idle time."""
 
     min_interval_s: float = 0.0
-    """Least time between two calls, bursts included; 0 for none."""
+    """Minimum seconds between two calls, also within a burst; 0 for none."""
 
     shares: Mapping[str, float] | None = field(default=None, compare=False)
-    """Source -> weight, above 0: its share of the rate. None: who comes first, is served first."""
+    """Source -> weight of its share of the rate, above 0. None for first come, first served."""
 
     weights: tuple[tuple[str, int], ...] = field(init=False)
-    """`shares` in lowest whole numbers, to 1/10000; "" is all other sources, with the least one."""
+    """`shares` as smallest whole numbers, rounded to 1/10000; "" stands for all other sources."""
 
     interval_parts: int = field(init=False)
     """Time per call at the sustained rate, in parts of a nanosecond."""
 
     parts_per_ns: int = field(init=False)
-    """1 where the interval is a whole number of nanoseconds; at most 2^30. What is rounded then is
-    rounded up, by less than a nanosecond over 10^9 calls: the rate is never exceeded."""
+    """1 if the interval is a whole number of nanoseconds, at most 2^30. Intervals are rounded up,
+    by less than a nanosecond over 10^9 calls, so the rate is never exceeded."""
 
     min_interval_ns: int = field(init=False)
-    """`min_interval_s`, rounded up."""
+    """`min_interval_s` in nanoseconds, rounded up."""
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -88,7 +92,7 @@ class Rate:
             problems.append(f"min_interval_s={self.min_interval_s} must be from 0 to 86400")
         object.__setattr__(self, "weights", self._weights(problems))
         if not problems:
-            # By its decimal digits: 0.1 a minute is meant, not the double nearest to it.
+            # A rate means its decimal digits: 0.1 a minute, not the nearest float.
             interval = 60 * SECOND_NS / Fraction(str(self.per_minute))
             if interval.denominator > _MOST_PARTS:
                 interval = Fraction(math.ceil(interval * _MOST_PARTS), _MOST_PARTS)
@@ -137,12 +141,12 @@ class Rate:
     def within_window(
         cls, limit: int, window_s: float, burst: int, min_interval_s: float = 0.0
     ) -> "Rate":
-        """Never more than `limit` calls in any `window_s` seconds, bursts included.
+        """The rate with at most `limit` calls in any `window_s` seconds, bursts included.
 
         Args:
             limit: calls, above `burst`.
-            window_s: seconds; any window of this length, not those of a calendar.
-            burst: calls that may pass back to back; what is left of `limit` is the rate.
+            window_s: length in seconds of every window, at any start.
+            burst: calls that may pass at once; the rate is the rest of `limit`.
 
         Raises:
             ValueError: a value out of range.
@@ -157,12 +161,12 @@ class Rate:
 
     @property
     def burst_ns(self) -> int:
-        """How long an empty bucket takes to fill, rounded up."""
+        """Time to fill an empty bucket, rounded up."""
         return self.for_calls_ns(self.burst)
 
     @property
     def burst_tolerance_ns(self) -> int:
-        """How far the TAT may lie ahead of a call that passes (tau), rounded up."""
+        """How far the TAT may be ahead of a call that passes (tau), rounded up."""
         return self.for_calls_ns(self.burst - 1)
 
     def for_calls_ns(self, n: int) -> int:
@@ -171,26 +175,26 @@ class Rate:
 
 
 class Arrivals(NamedTuple):
-    """What every call changes: theoretical arrival times, nanoseconds on one clock."""
+    """The state that every call changes: theoretical arrival times, in nanoseconds on one clock."""
 
     tat_ns: int
     """TAT of the rate."""
 
     tat_parts: int
-    """What is beyond the whole nanosecond, below `Rate.parts_per_ns`."""
+    """The fraction of a nanosecond of the TAT, below `Rate.parts_per_ns`."""
 
     spaced_ns: int
-    """When the next call keeps its distance from the last one granted."""
+    """The first time at which the next call keeps the minimum interval."""
 
     granted: int
     """Calls granted since the state was made."""
 
 
 class Terms(NamedTuple):
-    """What seldom changes."""
+    """The state that changes rarely."""
 
     epoch: int = 0
-    """Changes when reservations that still wait are void."""
+    """It changes when waiting reservations become void."""
 
     paused_ns: int = 0
     """End of the last pause that a server asked for."""
@@ -199,27 +203,27 @@ class Terms(NamedTuple):
     """Pauses and overloads reported."""
 
     pace: int = FULL_PACE
-    """Share of the rate that is in force at `paced_ns`, of `FULL_PACE`."""
+    """The part of the rate in force at `paced_ns`, out of `FULL_PACE`."""
 
     paced_ns: int = 0
-    """When it was slowed down last."""
+    """When the rate was last slowed down."""
 
     strikes: int = 0
     """Overloads since `struck_ns`."""
 
     struck_ns: int = 0
-    """The first overload of what may become a storm."""
+    """The first overload that counts in `strikes`."""
 
 
 def idle(rate: Rate | None = None) -> Arrivals:
-    """Nobody called for a long time: the whole burst may pass."""
+    """The state after a long time without calls: a whole burst may pass."""
     return Arrivals(0, 0, 0, 0)
 
 
 def drained(now_ns: int, rate: Rate, granted: int = 0) -> Arrivals:
-    """Whatever passed until now, nothing passes too early: the bucket is empty at `now_ns`.
+    """The state with an empty bucket at `now_ns`, which allows nothing too early.
 
-    For when the state was lost. Calls granted so far have moved the TAT at most this far.
+    It is used when the state was lost: the calls granted so far moved the TAT at most this far.
     """
     spaced_ns = now_ns + rate.burst * rate.min_interval_ns
     return Arrivals(now_ns + rate.burst_ns, 0, spaced_ns, granted)
@@ -239,10 +243,10 @@ def reserve(
         pace: share of the rate in force, of `FULL_PACE`.
 
     Returns:
-        when the n calls may pass, at least `now_ns`, and the state after the grant.
+        (when the n calls may pass, at least `now_ns`; the state after the grant).
 
     Raises:
-        OverflowError: that would be centuries from now.
+        OverflowError: the calls could pass only centuries from now.
     """
     parts = rate.parts_per_ns
     now, tat = now_ns * parts, arrivals.tat_ns * parts + arrivals.tat_parts
@@ -264,16 +268,16 @@ def reserve(
 def penalise(
     arrivals: Arrivals, terms: Terms, now_ns: int, pause_ns: int, rate: Rate
 ) -> tuple[Arrivals, Terms]:
-    """Let nobody pass before `now_ns + pause_ns`, those who already wait included.
+    """Pause all calls until `now_ns + pause_ns`, including calls that already wait.
 
-    After the pause calls come at the sustained rate without a burst. A pause that ends no later
-    than the one in force changes nothing but the count, so many callers may report the same one.
+    After the pause, calls pass at the sustained rate without a burst. A pause that ends no later
+    than the current one only increases the count, so many callers may report the same pause.
     """
     terms = terms._replace(penalties=terms.penalties + 1)
     paused_ns = now_ns + pause_ns
     if not pause_ns or paused_ns <= terms.paused_ns:
         return arrivals, terms
-    # Waiting reservations are void; those that passed have moved the TAT at most to `drained`.
+    # Waiting reservations become void; calls that passed moved the TAT at most to `drained`.
     limit = drained(now_ns, rate)
     tat_ns = max(min(arrivals.tat_ns + 1, limit.tat_ns), paused_ns + rate.burst_tolerance_ns)
     spaced_ns = min(arrivals.spaced_ns, limit.spaced_ns)
@@ -284,11 +288,11 @@ def penalise(
 
 
 def pause_ns(retry_after_s: float, until_s: float | None, now_ns: int) -> int:
-    """How long a server wants a pause, from either way of saying it.
+    """The length of a pause in nanoseconds, from seconds or from its end.
 
     Args:
         retry_after_s: seconds from now, 0 to 86400.
-        until_s: in its place, the end of the pause, in seconds on the clock of `now_ns`.
+        until_s: alternatively the end of the pause, in seconds on the clock of `now_ns`.
         now_ns: the time now.
 
     Raises:
@@ -304,7 +308,7 @@ def pause_ns(retry_after_s: float, until_s: float | None, now_ns: int) -> int:
 
 
 def joined(one: Arrivals, other: Arrivals, now_ns: int, rate: Rate) -> Arrivals:
-    """What is no more than either allows, when no reservation waits any more."""
+    """A state that allows no more than either of two states, for when no reservation waits."""
     limit = drained(now_ns, rate)
     return Arrivals(
         max(one.tat_ns, min(other.tat_ns + 1, limit.tat_ns)),
@@ -320,7 +324,7 @@ def latest_ns(arrivals: Arrivals, rate: Rate) -> int:
 
 
 def overloaded(terms: Terms, now_ns: int) -> Terms:
-    """Count an answer that says overload (429, 503); a storm of them halves the rate."""
+    """Count an overload (429, 503) that a server reported; a storm of overloads halves the rate."""
     if now_ns - terms.struck_ns > STORM_NS:
         return terms._replace(strikes=1, struck_ns=now_ns)
     strikes = terms.strikes + 1
@@ -331,7 +335,7 @@ def overloaded(terms: Terms, now_ns: int) -> Terms:
 
 
 def pace_at(terms: Terms, now_ns: int) -> int:
-    """Share of the rate in force, of `FULL_PACE`: it recovers by the same amount each second."""
+    """The part of the rate in force, out of `FULL_PACE`; it recovers linearly."""
     if terms.pace >= FULL_PACE:
         return FULL_PACE
     recovered = max(0, now_ns - terms.paced_ns) * FULL_PACE // RECOVERY_NS

@@ -1,4 +1,5 @@
-"""What one process has leased of a rate, and its callers that wait. Pure; the law: `leases`."""
+"""The slots that one process has leased, and its waiting callers. Pure; see `leases` for the rules.
+The slots that one process has leased, and its waiting callers. Pure; see `leases` for the rules."""
 
 from collections import deque
 from collections.abc import Callable
@@ -11,17 +12,17 @@ from rate_limit.snapshot import wait_bucket
 
 
 class Slot(NamedTuple):
-    """Leased; on the clock of the process."""
+    """A leased slot, on the clock of the process."""
 
     from_ns: int
     until_ns: int
-    """Nobody takes it later."""
+    """The slot must be taken by this time."""
 
     n: int
 
 
 class Caller:
-    """A caller of this process that waits, or has its slot."""
+    """A caller of this process that waits or has a slot."""
 
     __slots__ = ("deadline_ns", "entered_ns", "error", "id", "n", "slot", "source", "wake")
 
@@ -45,15 +46,15 @@ class Caller:
         self.error: Exception | None = None
 
     def want(self, now_ns: int) -> Want:
-        """What the keeper is asked for."""
+        """The request to the keeper."""
         left_ns = None if self.deadline_ns is None else max(0, self.deadline_ns - now_ns)
         return Want(self.id, self.source, self.n, left_ns)
 
 
 class LeasePool:
-    """What one process has leased, and who waits in it. Every method takes the time of the process.
+    """The slots that one process has leased, and its waiting callers.
 
-    Not safe with threads; whoever shares it locks it.
+    Every method takes the time of the process. It is not safe with threads; the owner locks it.
     """
 
     def __init__(self, name: str, rate: Rate):
@@ -63,8 +64,8 @@ class LeasePool:
         self._ids = count(1)
         self._unasked: dict[int, Caller] = {}
         self._asked: dict[int, Caller] = {}
-        self._leaving: dict[int, Caller] = {}  # the keeper must be told
-        self._told: dict[int, Caller] = {}  # it is being told
+        self._leaving: dict[int, Caller] = {}  # the keeper must be told that they left
+        self._told: dict[int, Caller] = {}  # the keeper is being told
         self._sources: dict[str, _Source] = {}
         self._fresh = True
         self._epoch = 0
@@ -72,23 +73,23 @@ class LeasePool:
 
     @property
     def must_ask(self) -> bool:
-        """Whether there is something that the keeper should be asked or told now."""
+        """Whether there is a request or a report for the keeper now."""
         return bool(self._unasked or self._leaving) or any(
             source.is_low for source in self._sources.values()
         )
 
     @property
     def must_listen(self) -> bool:
-        """Whether the keeper may have news."""
+        """Whether the keeper may have answers."""
         return bool(self._asked) or any(source.left for source in self._sources.values())
 
     @property
     def must_report(self) -> bool:
-        """Whether something happened that the keeper does not know."""
+        """Whether there is a report for the keeper."""
         return any(source.left or source.has_counts for source in self._sources.values())
 
     def pass_now(self, n: int, source_name: str, now_ns: int) -> bool:
-        """Let n calls pass by a spare slot, if there is one."""
+        """Let n calls pass with a spare slot, if there is one."""
         source = self._sources.get(source_name)
         if source is None or not source.left:
             return False
@@ -100,11 +101,11 @@ class LeasePool:
         return True
 
     def is_low(self, source_name: str) -> bool:
-        """Whether the spare slots of a source run out."""
+        """Whether a source has few spare slots left."""
         return self._sources[source_name].is_low
 
     def enter(self, caller: Caller, now_ns: int) -> None:
-        """Give a caller a spare slot that is near, or let it wait for the keeper."""
+        """Give a caller a near spare slot, or let it wait for the keeper."""
         source = self._source(caller.source)
         slot = source.first(caller.n, now_ns)
         if slot is None or (caller.deadline_ns is not None and slot.from_ns > caller.deadline_ns):
@@ -115,14 +116,14 @@ class LeasePool:
         self._settle(caller, slot._replace(n=caller.n))
 
     def leave(self, caller: Caller, now_ns: int) -> None:
-        """A caller does not want to pass any more; its slot is the next caller's."""
+        """Remove a caller; the next caller gets its slot."""
         if caller.slot is not None:
             self._source(caller.source).give_back(caller.slot, now_ns)
         elif self._unasked.pop(caller.id, None) is None and self._asked.pop(caller.id, None):
             self._leaving[caller.id] = caller
 
     def passed(self, caller: Caller, now_ns: int) -> float:
-        """Count a caller that passes; returns the seconds it waited."""
+        """Count a caller that passed; returns the seconds it waited."""
         source = self._source(caller.source)
         source.passed += caller.n
         waited_s = max(0, now_ns - caller.entered_ns) / SECOND_NS
@@ -131,19 +132,21 @@ class LeasePool:
         return waited_s
 
     def refused(self, caller: Caller) -> None:
-        """Count a caller that was turned away."""
+        """Count a refused caller."""
         self._source(caller.source).refused += caller.n
 
     def ask(self, now_ns: int) -> Ask:
-        """What the keeper is asked for and told now; `served` takes its answer."""
+        """The next request and report to the keeper; `served` takes the answer."""
         wants = [caller.want(now_ns) for caller in self._unasked.values()]
         self._asked.update(self._unasked)
         self._told, self._leaving, self._unasked = self._leaving, {}, {}
-        far = 2 * self._round_trip_ns > self._linger_ns  # spare slots would be over when they come
+        far = (
+            2 * self._round_trip_ns > self._linger_ns
+        )  # spare slots would be too late when they arrive
         spare: dict[str, int] = {}
         counts: dict[str, Counts] = {}
         for name, source in self._sources.items():
-            source.first(0, now_ns)  # forgets those that are over
+            source.first(0, now_ns)  # drops slots whose time has passed
             if source.is_low or not source.left:
                 worth = source.worth(now_ns, self._linger_ns, self._most_spare)
                 if worth and not far:
@@ -153,7 +156,7 @@ class LeasePool:
         return Ask(self._fresh, wants, list(self._told), spare, counts)
 
     def served(self, answer: Answer, asked_ns: int, now_ns: int) -> None:
-        """Take in the answer to `ask`."""
+        """Apply the answer to `ask`."""
         self._round_trip_ns = now_ns - asked_ns
         self._fresh = False
         self.hear(answer, asked_ns, now_ns)
@@ -161,17 +164,17 @@ class LeasePool:
         for name, delay_ns, n in answer.spare:
             source = self._source(name)
             slot = self._slot(delay_ns, n, asked_ns, now_ns)
-            if slot.from_ns > slot.until_ns:  # who waits for none may not pass late
+            if slot.from_ns > slot.until_ns:  # no caller waits for it, so it must not be used late
                 source.abandoned += n
                 continue
             source.give_back(slot, now_ns)
             source.low = source.left // 2
-        for caller in list(self._unasked.values()):  # they came while the keeper was asked
+        for caller in list(self._unasked.values()):  # these callers came during the request
             del self._unasked[caller.id]
             self.enter(caller, now_ns)
 
     def hear(self, answer: Answer, asked_ns: int, now_ns: int) -> None:
-        """Take in what the keeper has for those who asked before; asked for at `asked_ns`."""
+        """Apply the keeper's answers to earlier requests; they were fetched at `asked_ns`."""
         if not answer.known:
             self.ask_again()
             return
@@ -192,13 +195,13 @@ class LeasePool:
                 caller.wake()
 
     def ask_again(self) -> None:
-        """The keeper forgot us: those who wait must be asked for anew, in the order they came."""
+        """Request again for all waiting callers in order, because the keeper lost its state."""
         self._unasked = {**self._asked, **self._unasked}
         self._asked, self._leaving, self._told = {}, {}, {}
         self._fresh = True
 
     def fail(self, error: Exception) -> None:
-        """Tell everybody who waits that there will be no slot."""
+        """Fail all waiting callers."""
         waiting = [*self._asked.values(), *self._unasked.values()]
         self._asked, self._unasked = {}, {}
         for caller in waiting:
@@ -212,8 +215,9 @@ class LeasePool:
         return source
 
     def _slot(self, delay_ns: int, n: int, asked_ns: int, now_ns: int) -> Slot:
-        # The keeper replied between `asked_ns` and `now_ns`: the later is safe for the start, the
-        # earlier for the end.
+        # The keeper replied between `asked_ns` and `now_ns`. The later time is safe for the start,
+        # the
+        # earlier one for the end.
         return Slot(now_ns + delay_ns, asked_ns + delay_ns + self._linger_ns, n)
 
     def _settle(self, caller: Caller, slot: Slot) -> None:
@@ -232,13 +236,13 @@ class LeasePool:
 
 
 class _Source:
-    """One source's spare slots in a process, and what to report of it."""
+    """The spare slots of one source in a process, and its counts to report."""
 
     def __init__(self) -> None:
-        self.slots = deque[Slot]()  # the next one first
+        self.slots = deque[Slot]()  # in order of time
         self.left = 0
         self.low = -1
-        """So many slots left are few."""
+        """With at most this many slots left, more are requested."""
 
         self.used = 0
         """Slots taken since `sized_ns`."""
@@ -257,13 +261,13 @@ class _Source:
         return bool(self.passed or self.refused or self.abandoned)
 
     def first(self, n: int, now_ns: int) -> Slot | None:
-        """The next slot, if n calls have room in it."""
+        """The next slot, if it has room for n calls."""
         while self.slots and self.slots[0].until_ns < now_ns:
             self._lose(self.slots.popleft().n)
         return self.slots[0] if self.slots and self.slots[0].n >= n else None
 
     def take(self, n: int) -> None:
-        """Use n of the first slot."""
+        """Use n calls of the first slot."""
         slot = self.slots[0]
         if slot.n == n:
             self.slots.popleft()
@@ -273,7 +277,7 @@ class _Source:
         self.used += n
 
     def give_back(self, slot: Slot, now_ns: int) -> None:
-        """Add a slot to the spare ones, unless it is over."""
+        """Add a spare slot, unless its time has passed."""
         if slot.until_ns < now_ns:
             self.abandoned += slot.n
             return
@@ -284,12 +288,12 @@ class _Source:
         self.left += slot.n
 
     def void(self) -> None:
-        """No spare slot may be used any more."""
+        """Drop all spare slots."""
         self.slots.clear()
         self._lose(self.left)
 
     def worth(self, now_ns: int, linger_ns: int, most: int) -> int:
-        """How many more spare slots are likely used in half the time that they last."""
+        """The number of further spare slots that will likely be used in half of their lifetime."""
         elapsed_ns = max(1, now_ns - self.sized_ns)
         likely = self.used * linger_ns // (2 * elapsed_ns)
         worth = min(2 * self.used, likely, most) - self.left
@@ -297,7 +301,7 @@ class _Source:
         return max(0, worth)
 
     def report(self) -> Counts:
-        """What is new since the last report."""
+        """The counts since the last report."""
         counts = Counts(self.passed, self.waited_s, tuple(self.waits), self.refused, self.abandoned)
         self.passed = self.refused = self.abandoned = 0
         self.waited_s, self.waits = 0.0, list(NOTHING_DONE.waits)

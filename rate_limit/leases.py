@@ -1,27 +1,29 @@
-"""One rate for many processes whose clocks are unrelated: a keeper leases slots. Pure: no Ray.
+"""A rate for many processes with unrelated clocks: a keeper leases slots to them. Pure: no Ray.
 
-The `Keeper` reserves slots (gcra) on its own clock, in the order in which callers ask or by fair
-shares, at most `HORIZON_NS` ahead. A process has a `LeasePool`: it asks for a slot per caller that
-waits and, where calls come fast, for spare slots for the calls to come. Only delays cross.
+The `Keeper` reserves slots (gcra) on its own clock, in the order of requests or by fair shares, at
+most `HORIZON_NS` ahead. Each process has a `LeasePool`. It requests a slot for each waiting caller
+and, if calls come fast, spare slots for later calls. Messages contain delays, never times.
 
-The law: in no window of length t do more than burst + rate * t calls pass, over all processes.
+The limit: in no window of length t do more than burst + rate * t calls pass, over all processes. It
+is kept for these reasons:
 
-- A slot of instant T, sent as `delay = T - replied`, passes from `received + delay` on, never
-  before T. A caller must have taken it by `asked + held + delay + linger`, never after T + linger:
-  the keeper replied no earlier than that after it was asked, and before it was heard.
-- So the calls that pass in a window of length t have their T in one of length t + linger, and the
-  keeper reserves with the burst less rate * linger (`split_burst`).
-- A keeper that lost its state starts with a bucket that is empty at now + `HORIZON_NS`. Whatever
-  was leased before lies before that.
+- A slot for instant T is sent as `delay = T - replied`. It may be used from `received + delay`,
+  which
+  is never before T. A caller must take it by `asked + held + delay + linger`, which is never after
+  T + linger, because the keeper replied after `asked + held` and before `received`.
+- So the calls that pass in a window of length t have their instants T in a window of length
+  t + linger, and the keeper reserves with the burst less rate * linger (`split_burst`).
+- A keeper that lost its state starts with a bucket that is empty at now + `HORIZON_NS`. All slots
+  leased before are earlier than that.
 
-What is promised is the taken slot: a caller that waits and is told or woken more than `linger`
-late passes late. Where `linger` is 0 (a burst below 3, or calls kept apart) there are no spare
-slots and each caller gets the exact slot that it waited for. Spare slots not taken in time are
-lost; a process holds at most rate * linger of them for a source.
+The limit holds for the taken slots: a caller that gets the answer or wakes more than `linger` late
+passes late. If `linger` is 0 (a burst below 3, or a minimum interval between calls), there are no
+spare slots and each caller gets the exact slot that it waited for. Spare slots that are not taken
+in time are lost; a process holds at most rate * linger of them per source.
 
-Fair shares: a source's callers stand in a line; the line that has been served least for its weight
-is served next. A source without a weight stands in a common line, of the weight of "" or else of
-the smallest. Nothing is saved up: who was idle begins level with the others.
+Fair shares: the callers of a source form a queue, and the queue that was served least for its
+weight is served next. Sources without a weight form one common queue, with the weight of "" or else
+the smallest weight. An idle source saves nothing: it continues level with the others.
 
 Source: start-time fair queueing: Goyal, Vin and Cheng 1996. Leases: Gray and Cheriton 1989.
 """
@@ -48,19 +50,19 @@ from rate_limit.gcra import (
 from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot, SourceSnapshot
 
 HORIZON_NS = SECOND_NS // 20
-"""How far ahead slots are granted: later pauses, and sources that wake up, come before the rest."""
+"""How far ahead slots are granted; pauses and newly active sources affect all later slots."""
 
 SILENCE_NS = 3 * SECOND_NS
-"""A process unheard of for so long is dead: its callers lose their places."""
+"""A process that was silent for this time counts as dead, and its callers lose their places."""
 
 _LONGEST_LINGER_NS = SECOND_NS // 4
-_BATCH_NS = SECOND_NS // 1000  # spare slots are granted together, so many that this time earns
+_BATCH_NS = SECOND_NS // 1000  # spare slots are granted together, as many as this time earns
 _MINUTE_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What all who share a limiter must agree on.
+    """The limits, the same for all processes that share a limiter.
 
     Raises:
         ValueError: a weight is not above 0.
@@ -69,7 +71,7 @@ class Limits:
     rate: Rate
     adaptive: bool = False
     shares: tuple[tuple[str, float], ...] = ()
-    """Source and weight, in the order of sources; none for first come, first served."""
+    """(source, weight) sorted by source; empty for first come, first served."""
 
     def __post_init__(self) -> None:
         wrong = [
@@ -95,7 +97,7 @@ def _is_weight(weight: float) -> bool:
 
 
 def split_burst(rate: Rate) -> tuple[Rate, int]:
-    """Part the burst: the rate to reserve by, and how long a slot may linger (ns)."""
+    """Split the burst: (the rate for reservations, the time in ns that a slot may linger)."""
     quarter = -(-_LONGEST_LINGER_NS * rate.parts_per_ns // rate.interval_parts)
     calls = 0 if rate.min_interval_ns else min(quarter, (rate.burst - 1) // 2)
     linger_ns = min(_LONGEST_LINGER_NS, calls * rate.interval_parts // rate.parts_per_ns)
@@ -103,7 +105,7 @@ def split_burst(rate: Rate) -> tuple[Rate, int]:
 
 
 class Want(NamedTuple):
-    """A caller that waits."""
+    """The request of a waiting caller."""
 
     id: int
     source: str
@@ -112,7 +114,7 @@ class Want(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """What became of a source's calls in one process since it reported last."""
+    """Counts of a source's calls in one process since its last report."""
 
     passed: int
     waited_s: float
@@ -121,7 +123,7 @@ class Counts(NamedTuple):
     abandoned: int
 
     def plus(self, other: "Counts") -> "Counts":
-        """Both together."""
+        """The sum of both."""
         return Counts(
             self.passed + other.passed,
             self.waited_s + other.waited_s,
@@ -135,23 +137,23 @@ NOTHING_DONE = Counts(0, 0.0, (0,) * (len(WAIT_BOUNDS_S) + 1), 0, 0)
 
 
 class Ask(NamedTuple):
-    """From a process to the keeper."""
+    """A message from a process to the keeper."""
 
     fresh: bool
-    """The process begins anew; what it asked for before is void."""
+    """The process starts again, so its earlier requests are void."""
 
     wants: list[Want]
     left: list[int]
-    """Callers that no longer wait."""
+    """Callers that left."""
 
     spare: dict[str, int]
-    """Source -> slots wanted for callers to come."""
+    """Source -> number of spare slots requested."""
 
     counts: dict[str, Counts]
 
 
 class Answer(NamedTuple):
-    """From the keeper to a process; delays are nanoseconds from the moment it is made."""
+    """A message from the keeper to a process; delays are in nanoseconds from its creation."""
 
     known: bool = False
     """Whether the keeper knows what the process asked for before; else it must ask again."""
@@ -191,11 +193,11 @@ class Keeper:
         self._batch = max(1, min(per_batch, self._rate.burst))
         shares = dict(limits.shares)
         shares.setdefault("", min(shares.values(), default=1.0))
-        self._lines = {source: _Line(weight) for source, weight in shares.items()}
+        self._lines = {source: _Queue(weight) for source, weight in shares.items()}
         self._virtual = 0.0
         self._processes: dict[str, _Process] = {}
         self._totals: dict[str, Counts] = {}
-        self._seconds = deque[tuple[int, int]]()  # second, slots granted in it
+        self._seconds = deque[tuple[int, int]]()  # (second, slots granted in the second)
         self._wasted = 0
 
     def ask(self, process: str, ask: Ask, now_ns: int) -> Answer:
@@ -243,7 +245,7 @@ class Keeper:
             if self._is_silent(place.process, now_ns):
                 self._forget(place.process)
                 continue
-            # More than a burst passes one by one; its caller is told of the last one.
+            # More calls than a burst pass one by one; the caller gets the last slot.
             n = place.missing if place.missing <= self._rate.burst else 1
             start_ns, after = self._reserve(n, now_ns)
             last_ns = start_ns + self._rate.for_calls_ns(place.missing - n)
@@ -265,7 +267,7 @@ class Keeper:
     def penalise(self, pause_ns: int, now_ns: int) -> None:
         """A server pushes back: no more slots before the pause is over, spare ones are void."""
         pushed, terms = penalise(self._arrivals, self._terms, now_ns, pause_ns, self._rate)
-        if pushed.tat_ns > self._arrivals.tat_ns:  # slots that are near may still pass, and count
+        if pushed.tat_ns > self._arrivals.tat_ns:  # near slots may still pass, so they count
             spaced_ns = max(pushed.spaced_ns, self._arrivals.spaced_ns)
             self._arrivals = pushed._replace(spaced_ns=spaced_ns)
         if terms.epoch != self._terms.epoch:
@@ -276,7 +278,7 @@ class Keeper:
         self.advance(now_ns)
 
     def snapshot(self, now_ns: int) -> Snapshot:
-        """What has happened so far; calls that pass from a lease are counted a second late."""
+        """The counts so far; calls that use a lease are counted up to a second late."""
         waiting: dict[str, int] = {}
         for line in self._lines.values():
             for place in line.places:
@@ -306,14 +308,14 @@ class Keeper:
             },
         )
 
-    def _line(self, source: str) -> "_Line":
+    def _line(self, source: str) -> "_Queue":
         return self._lines.get(source) or self._lines[""]
 
     def _reserve(self, n: int, now_ns: int) -> tuple[int, Arrivals]:
         return reserve(self._arrivals, now_ns, n, self._rate, pace_at(self._terms, now_ns))
 
     def _enter(self, process: str, want: Want, now_ns: int) -> None:
-        """Take a place in line, unless the slot would come too late."""
+        """Join the queue, unless the slot would be too late."""
         line = self._line(want.source)
         if not line.places:
             line.tag = max(line.tag, self._virtual)
@@ -327,8 +329,8 @@ class Keeper:
         line.places.append(place)
         line.backlog += want.n
 
-    def _expected_ns(self, line: "_Line", n: int, now_ns: int) -> int:
-        """When n calls that join a line now will pass, if nobody else comes."""
+    def _expected_ns(self, line: "_Queue", n: int, now_ns: int) -> int:
+        """The time at which n calls that join a queue now would pass, if no other call comes."""
         tag = line.tag + line.backlog / line.weight
         ahead = line.backlog + sum(
             min(other.backlog, math.ceil(max(0.0, tag - other.tag) * other.weight))
@@ -344,7 +346,7 @@ class Keeper:
             )
         return reserve(arrivals, now_ns, n, rate, pace)[0]
 
-    def _grant(self, line: "_Line", n: int, after: Arrivals, now_ns: int) -> None:
+    def _grant(self, line: "_Queue", n: int, after: Arrivals, now_ns: int) -> None:
         self._arrivals = after
         self._virtual = max(self._virtual, line.tag)
         line.tag += n / line.weight
@@ -356,7 +358,7 @@ class Keeper:
             self._seconds.popleft()
 
     def _grant_spare(self, source: str, wanted: int, now_ns: int) -> list[tuple[int, int]]:
-        """Instants and slots, of what nobody waits for."""
+        """(instant, slot) of spare slots."""
         slots: list[tuple[int, int]] = []
         line = self._line(source)
         line.tag = max(line.tag, self._virtual)
@@ -383,7 +385,8 @@ class Keeper:
         self.news.discard(process)
 
     def _drop(self, leaves: "Callable[[_Place], bool]") -> "list[_Place]":
-        """Take places out of the lines; what a caller of more than a burst got is lost."""
+        """Remove places from the queues; the partial grants of a caller of more than a burst are
+        lost."""
         gone: list[_Place] = []
         for line in self._lines.values():
             gone_here = [place for place in line.places if leaves(place)]
@@ -395,8 +398,8 @@ class Keeper:
         return gone
 
 
-class _Line:
-    """The callers of a source, or of several that share."""
+class _Queue:
+    """The queued callers of one source, or of the sources of the common queue."""
 
     __slots__ = ("backlog", "places", "tag", "weight")
 
@@ -404,14 +407,14 @@ class _Line:
         self.weight = weight
         self.places: deque[_Place] = deque()
         self.backlog = 0
-        """Calls wanted by all of them."""
+        """Calls requested by all of them."""
 
         self.tag = 0.0
-        """Virtual time at which the first of them is served."""
+        """Virtual time at which the first caller is served."""
 
 
 class _Place:
-    """A caller's place in line."""
+    """A caller's place in a queue."""
 
     __slots__ = ("deadline_ns", "missing", "process", "want")
 
@@ -424,7 +427,7 @@ class _Place:
 
 
 class _Process:
-    """What the keeper remembers of a process."""
+    """The keeper's record of a process."""
 
     __slots__ = ("granted", "heard_ns", "refused")
 

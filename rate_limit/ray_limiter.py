@@ -1,25 +1,28 @@
-"""One rate for all processes of a Ray cluster: a named actor leases slots (`rate_limit.leases`).
+"""A rate limit for all processes of a Ray cluster: a named actor leases slots
+(`rate_limit.leases`).
 
-A process talks to the actor from one thread of its own, so neither threads nor event loops ever
-wait on Ray: a caller takes a leased slot, or sleeps until it is told its slot and then until the
-slot. All who ask meanwhile ask together.
+Each process talks to the actor from one separate thread, so that neither other threads nor event
+loops wait for Ray. A caller takes a leased slot; or it sleeps until its slot is known, and then
+until the slot. Requests that arrive meanwhile are sent together.
 
-What can happen, and what follows:
+Faults and their effects:
 
-- actor killed, or its node lost: Ray starts it again, or the next process that asks makes another.
-  It knows from the cluster's store that it is not the first and begins with an empty bucket. Who
-  waits asks again, in the order of before within its process; one warning is logged.
-- process killed: its slots are over by time, and its callers lose their places
-  `leases.SILENCE_NS` later.
-- cluster lost: the limiter's state goes with it.
+- The actor is killed or its node is lost: Ray starts it again, or the next process that asks makes
+  another one. The new actor finds in the cluster's store that it is not the first, and starts with
+  an empty bucket. Waiting callers ask again, in the same order within their process; one warning is
+  logged.
+- A process is killed: its slots expire, and its callers lose their places after
+  `leases.SILENCE_NS`.
+- The cluster is lost: the limiter's state is lost with it.
 
-What it does not promise:
+The limiter does not promise:
 
-- the instant of the call: a slot passes within its linger, but a process that is told or woken
-  later than that passes late.
-- all of the burst back to back: up to half of it makes room for slots that are used late.
-- a pause (`penalise`) at once: who has its slot already, `leases.HORIZON_NS` ahead at most, passes;
-  spare slots of other processes are void when they hear of it.
+- the instant of a call. A slot is valid for its linger time; a process that gets the answer or
+  wakes
+  later passes late.
+- the complete burst at once. Up to half of the burst is reserved for slots that are used late.
+- that a pause (`penalise`) starts at once. Callers that have a slot, at most `leases.HORIZON_NS`
+  ahead, still pass. Spare slots of other processes become void when they hear of the pause.
 """
 
 import asyncio
@@ -46,28 +49,28 @@ T = TypeVar("T")
 
 NAMESPACE = "verl-mixed"
 
-_LISTEN_S = 1.0  # the actor answers at the latest after this
-_REPORT_S = 1.0  # what passed from a lease is reported at the latest after this
-_GRACE_S = 2.0  # beyond its timeout, a caller waits so long for the actor to say no
+_LISTEN_S = 1.0  # longest time until the actor answers
+_REPORT_S = 1.0  # longest time until calls that used a lease are reported
+_GRACE_S = 2.0  # time after its timeout that a caller waits for the actor's refusal
 _CONNECT_S = 60.0
 _RETRY_S = 0.1
 
 
 class RayRateLimiter:
-    """A rate limit that every process of the Ray cluster with the same `name` shares.
+    """A rate limit that all processes of the Ray cluster with the same `name` share.
 
-    Safe with threads, in asyncio, and pickled to other processes of the cluster. The slot of a
-    cancelled waiter goes to the next caller of this process, where one comes in time.
+    It is safe with threads, in asyncio, and when pickled to other processes of the cluster. The
+    slot of a cancelled caller goes to the next caller of this process, if one comes in time.
 
     Args:
-        name: the limit is kept per name.
-        per_minute: sustained calls a minute.
-        burst: calls that may pass back to back after an idle spell.
-        min_interval_s: least time between two calls, bursts included.
-        adaptive: a storm of overloads (`penalise`) halves the rate, which then recovers.
-        shares: source -> weight; what each gets of the rate when all have callers that wait.
-            Sources not named have one share together: that of "", or else the smallest.
-            None: first come, first served.
+        name: name of the limit.
+        per_minute: sustained calls per minute.
+        burst: calls that may pass at once after an idle time.
+        min_interval_s: minimum seconds between two calls, also within a burst.
+        adaptive: many overloads (`penalise`) halve the rate, which then recovers.
+        shares: source -> weight of its share of the rate while all sources have waiting callers.
+            Other sources have one share together: that of "", or else the smallest. None for first
+            come, first served.
 
     Raises:
         ValueError: a limit is out of range, or the name belongs to other limits.
@@ -98,7 +101,7 @@ class RayRateLimiter:
         self._lock = threading.Lock()
         self._pool = LeasePool(self.name, self._limits.rate)
         self._agent: _Agent | None = None
-        self._actor: Any = None  # reached at the first call, which may not be in an event loop
+        self._actor: Any = None  # connected at the first call, which must not be in an event loop
 
     @property
     def rate(self) -> Rate:
@@ -109,17 +112,19 @@ class RayRateLimiter:
         """Wait until n calls may pass together.
 
         Args:
-            n: calls, >= 1. More than the burst pass one by one; the last of them is waited for.
-            timeout_s: longest wait; None waits as long as it takes.
-            source: for whom; see `shares`.
+            n: calls, >= 1. More calls than the burst pass one by one, and the caller waits for the
+                last.
+            timeout_s: longest wait; None for no limit.
+            source: the source of the calls, for `shares`.
 
         Returns:
-            Seconds waited; 0.0 when a leased slot was there.
+            Seconds waited; 0.0 if there was a leased slot.
 
         Raises:
-            LimiterTimeout: the slot lies beyond `timeout_s` (nothing was reserved), or the actor
-                does not answer in time.
-            ValueError: n is below 1, or the name belongs to other limits by now.
+            LimiterTimeout: the slot is beyond `timeout_s` (nothing was reserved), or the actor does
+                not
+                answer in time.
+            ValueError: n is below 1, or the name now belongs to other limits.
         """
         if self._pass_now(n, source):
             return 0.0
@@ -157,7 +162,7 @@ class RayRateLimiter:
         return self._passed(caller)
 
     def try_acquire(self, n: int = 1, source: str = "") -> bool:
-        """Let n calls pass if they may now; waits for nothing but the actor's answer."""
+        """Let n calls pass if they may pass now; waits only for the actor's answer."""
         try:
             self.acquire(n, timeout_s=0.0, source=source)
         except LimiterTimeout:
@@ -165,15 +170,15 @@ class RayRateLimiter:
         return True
 
     def penalise(self, retry_after_s: float = 0.0, *, until_s: float | None = None) -> None:
-        """A server said 429 or 503: let nobody pass for a while, those who wait already included.
+        """Pause all calls, including waiting ones, because a server answered 429 or 503.
 
-        After it, calls come at the sustained rate without a burst. Where the limiter is `adaptive`,
-        each report counts as an overload too.
+        After the pause, calls pass at the sustained rate without a burst. If the limiter is
+        `adaptive`, each call of this method counts as an overload too.
 
         Args:
-            retry_after_s: the server's `Retry-After`, 0 to 86400; 0 where it named none. A pause
-                shorter than the one in force changes nothing.
-            until_s: in its place, the end of the pause on this host's `boottime_ns`, in seconds.
+            retry_after_s: the server's `Retry-After` in seconds, 0 to 86400; 0 if there was none. A
+                pause that ends before the current one changes nothing.
+            until_s: alternatively the end of the pause in seconds, on this host's `boottime_ns`.
         """
         self._call("penalise", pause_ns(retry_after_s, until_s, boottime_ns())).result()
 
@@ -185,7 +190,7 @@ class RayRateLimiter:
         await asyncio.wrap_future(self._call("penalise", length_ns))
 
     def snapshot(self) -> Snapshot:
-        """What has happened so far, in all processes; in others, up to a second ago."""
+        """The counts of all processes; those of other processes are up to a second old."""
         return self._call("snapshot").result()
 
     async def snapshot_async(self) -> Snapshot:
@@ -193,7 +198,8 @@ class RayRateLimiter:
         return await asyncio.wrap_future(self._call("snapshot"))
 
     def close(self) -> None:
-        """Report what passed and end the thread; the next call begins again, who waits is told."""
+        """Report the counts and end the thread; waiting callers fail, and the next call starts
+        again."""
         with self._lock:
             agent, self._agent = self._agent, None
         if agent is not None:
@@ -225,7 +231,7 @@ class RayRateLimiter:
         return caller
 
     def _left_s(self, caller: Caller) -> float:
-        """Seconds until the slot of a caller that was told."""
+        """Seconds until a caller's known slot."""
         if caller.error is not None:
             raise caller.error
         assert caller.slot is not None
@@ -268,7 +274,7 @@ class RayRateLimiter:
 
 
 class _Agent:
-    """The thread of a process that talks to the actor, in an event loop of its own."""
+    """The thread of a process that talks to the actor, with its own event loop."""
 
     def __init__(
         self, name: str, limits: Limits, lock: threading.Lock, pool: LeasePool, actor: Any
@@ -286,24 +292,24 @@ class _Agent:
         self._thread.start()
 
     def wake(self) -> None:
-        """There is something to ask or tell. Under the lock."""
+        """Wake the thread, because there is a request or a report. The lock must be held."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon_threadsafe(self._work.set)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
-        """Have a coroutine run here."""
+        """Run a coroutine in this thread's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:
-        """Report what there is to report, and end."""
+        """Send the last report and end."""
         with self._lock:
             self._stopping = True
             self.wake()
         self._thread.join()
 
     async def call(self, method: str, *args: object) -> Any:
-        """What a method of the actor returns, after it knows all that happened here."""
+        """Call a method of the actor, after reporting the counts of this process."""
         from ray.exceptions import RayActorError
 
         while True:
@@ -328,9 +334,9 @@ class _Agent:
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._work.wait(), timeout_s)
             self._work.clear()
-            with contextlib.suppress(Exception):  # those who wait raise it
+            with contextlib.suppress(Exception):  # the waiting callers raise it
                 await self._exchange()
-        with contextlib.suppress(Exception):  # what passed meanwhile goes unreported
+        with contextlib.suppress(Exception):  # the last counts are not reported
             await self._exchange()
         listener.cancel()
         await asyncio.gather(listener, return_exceptions=True)
@@ -340,7 +346,7 @@ class _Agent:
             )
 
     async def _exchange(self) -> None:
-        """Ask the actor for what callers of this process want."""
+        """Send the requests of this process to the actor."""
         from ray.exceptions import RayActorError
 
         async with self._asking:
@@ -368,7 +374,7 @@ class _Agent:
         self._listening.set()
 
     async def _listen(self) -> None:
-        """Take in what the actor has for those who were not served at once."""
+        """Fetch the actor's answers to requests that were not served at once."""
         from ray.exceptions import RayError
 
         while True:
@@ -391,13 +397,13 @@ class _Agent:
                     self.wake()
 
     def _reach(self) -> Any:
-        """The actor; blocks this loop, which is nobody else's, where it must be found first."""
+        """The actor; finding it first may block this thread's own loop."""
         if self._actor is None:
             self._actor = _connect(self._name, self._limits)
         return self._actor
 
     async def _lost(self, actor: Any, error: Exception) -> None:
-        """The actor died: let those who wait ask the next one."""
+        """Send the waiting requests to a new actor, because the actor died."""
         if actor is not None and actor is self._actor:
             cause = str(error).partition("\n")[0]
             _log.warning("limiter=%r actor=lost, asking its successor: %s", self._name, cause)
@@ -409,7 +415,7 @@ class _Agent:
 
 
 class _KeeperActor:
-    """The `Keeper` in an actor of its own, with timers."""
+    """The Ray actor that holds the `Keeper`, with timers."""
 
     def __init__(self, name: str, limits: Limits):
         self._keeper = Keeper(limits, boottime_ns(), fresh=_is_first(name))
@@ -427,7 +433,7 @@ class _KeeperActor:
         return answer
 
     async def collect(self, process: str) -> Answer:
-        """What there is for a process; waits until there is something."""
+        """The answers for a process; waits until there is one."""
         asked_ns = boottime_ns()
         if process not in self._keeper.news:
             news = self._news[process] = asyncio.Event()
@@ -436,7 +442,7 @@ class _KeeperActor:
             if self._news.get(process) is news:
                 del self._news[process]
         now_ns = boottime_ns()
-        if now_ns - self._published_ns >= SECOND_NS:  # every process comes by once a second
+        if now_ns - self._published_ns >= SECOND_NS:  # every process calls once a second
             self._published_ns = now_ns
             self._gauges.set(self._keeper.snapshot(now_ns))
         return self._keeper.answer(process, now_ns, held_ns=now_ns - asked_ns)
@@ -453,7 +459,7 @@ class _KeeperActor:
         self._tell()
 
     def _tell(self) -> None:
-        """Wake the processes that have news, and come back for the others."""
+        """Wake the processes that have answers, and set a timer for the others."""
         for process in self._keeper.news:
             if news := self._news.get(process):
                 news.set()
@@ -466,7 +472,7 @@ class _KeeperActor:
 
 
 class _Gauges:
-    """The limiter among the metrics that each Ray node has for Prometheus: `ray_limiter_*`.
+    """The limiter's metrics for Prometheus on each Ray node: `ray_limiter_*`.
 
     Ray adapter: `ray.util.metrics.Gauge`.
     """
@@ -496,19 +502,20 @@ class _Gauges:
 
 
 def snapshot_of(name: str) -> Snapshot:
-    """What the limiter of this name has done, in the Ray cluster this process is connected to.
+    """What the limiter with this name has done so far, in this process's Ray cluster.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: there is no limiter with this name.
     """
     return _ray().get(_existing(name).snapshot.remote(), timeout=_CONNECT_S)
 
 
 def end(name: str) -> None:
-    """End the limiter of this name, if there is one; the next process that wants it makes it anew.
+    """End the limiter with this name, if there is one; the next process that needs it makes a new
+    one.
 
-    Its bucket is empty then, and its limits may be others. Who uses it now goes on with the new
-    one, or is told that the limits differ.
+    The new limiter starts with an empty bucket and may have other limits. Processes that use the
+    old one continue with the new one, or get an error if the limits differ.
     """
     with contextlib.suppress(ValueError):
         _ray().kill(_existing(name))
@@ -525,7 +532,7 @@ def _existing(name: str) -> Any:
 
 
 def _ray() -> Any:
-    """Imported where it is needed: the package works without."""
+    """Import Ray when it is needed; the package works without Ray."""
     import ray
 
     return ray
@@ -536,7 +543,7 @@ def _actor_name(name: str) -> str:
 
 
 def _is_first(name: str) -> bool:
-    """Whether no actor kept this limit before in this cluster; says so once."""
+    """Whether this is the first actor of this limit in the cluster; True only once."""
     from ray.experimental.internal_kv import _internal_kv_put  # pyright: ignore[reportPrivateUsage]
 
     key = f"{NAMESPACE}/rate-limit/{name}".encode()
@@ -544,7 +551,7 @@ def _is_first(name: str) -> bool:
 
 
 def _connect(name: str, limits: Limits) -> Any:
-    """The actor of a limit, made where there is none.
+    """The actor of a limit; it is created if there is none.
 
     Raises:
         RuntimeError: Ray is not initialised, or the actor does not answer.
@@ -594,5 +601,5 @@ def _patience_s(timeout_s: float | None) -> float | None:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits in it
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits in it
         loop.call_soon_threadsafe(done.set)

@@ -1,17 +1,26 @@
-"""Weighted shares of one rate: a bucket per source, and a spare one for what they leave. Pure.
+"""Weighted shares of one rate: a token bucket per source, and a spare bucket for unused tokens.
+Pure.
 
-Each source has a bucket of its own, filled at its share of the rate, so nobody can take its tokens.
-What runs over a full bucket runs into the spare one, from which all may take: the share of an idle
-source is used by the others. Tokens come into being at the sustained rate and the buckets together
-hold one burst, so no window of length t sees more than burst + rate * t calls, as without shares.
+Each source has its own bucket, which is filled at the source's share of the rate, so no other
+source can take its tokens. Tokens that do not fit into a full bucket go to the spare bucket, from
+which all sources may take. So the share of an idle source is used by the others. Tokens arrive at
+the sustained rate and all buckets together hold one burst; hence no window of length t sees more
+than burst + rate * t calls, the same as without shares.
 
-A call takes a token of its own source, or a spare one, whichever comes first. When its own comes is
-certain. When the spare one comes is an estimate, that the others stay idle: its owner looks again
-at that time (`confirm`). When one of its own would have come meanwhile it takes its place behind
-those of its source who are waiting then; so it waits for its source's line twice at most.
+A call takes a token of its own source or a spare token, whichever comes first. The time of its own
+token is certain. The time of a spare token is an estimate, because it assumes that the other
+sources stay idle. Such a grant has a mark, and its owner calls `confirm` at that time. If the spare
+token is not there, and an own token would have come meanwhile, the call queues behind the waiting
+calls of its source. So a call waits in its source's queue at most twice.
+
+Example: one call a second, weights a 3, b 1, and 1 for all other sources. From empty buckets at
+    time 0, source a has a token every 5/3 s and b every 5 s: three calls of a pass at 1.67, 3.33
+    and 5.00 s, and one call of b at 5.00 s. If b makes no call, its bucket of one token is full at
+    5 s; its next tokens go to the spare bucket, and a can use them.
 
 Units: a token is `Rate.interval_parts` * sum of the weights. The clock of a source with weight w
-runs w * `Rate.parts_per_ns` a nanosecond, the spare one by what runs over: all whole numbers.
+advances by w * `Rate.parts_per_ns` per nanosecond; the spare bucket's clock advances by the tokens
+that it receives. All are whole numbers.
 
 Source: hierarchical token bucket, tc-htb(8) (rate, ceil); virtual scheduling as in `gcra`.
 """
@@ -24,44 +33,45 @@ from rate_limit.gcra import FULL_PACE, Rate, Terms
 
 
 class Spread(NamedTuple):
-    """What every call changes."""
+    """The state that every call changes."""
 
     own: tuple[int, ...]
-    """Theoretical arrival time of each source, by its own clock."""
+    """Theoretical arrival time of each source, on its own clock."""
 
     spare: int
-    """That of the spare bucket, by its own clock; with the tokens that are waited for."""
+    """Theoretical arrival time of the spare bucket on its clock, including tokens that calls wait
+    for."""
 
     taken: int
-    """The same without them."""
+    """The same, without the tokens that calls wait for."""
 
     spilt: int
-    """The spare bucket's clock: what has run over."""
+    """The spare bucket's clock: the tokens that it has received."""
 
     generation: int
-    """Changes when the spare tokens that are waited for are void."""
+    """It changes when grants of spare tokens become void."""
 
     granted: int
     """Calls granted since the state was made."""
 
 
 class Grant(NamedTuple):
-    """When calls may pass."""
+    """The time at which calls may pass."""
 
     start_ns: int
     mark: int | None = None
-    """The spare clock's time at which they may; None where `start_ns` is certain."""
+    """The spare clock's time at which the calls may pass; None if `start_ns` is certain."""
 
     generation: int = 0
-    """That of the mark."""
+    """The generation of the mark."""
 
     latest_ns: float = math.inf
-    """When a token of the source's own would have come: from then on one is taken."""
+    """The time at which an own token would have come; from then on an own token is taken."""
 
 
 class _Buckets(NamedTuple):
-    speeds: tuple[int, ...]  # of the clocks, a nanosecond
-    sizes: tuple[int, ...]  # units
+    speeds: tuple[int, ...]  # what each clock advances per nanosecond
+    sizes: tuple[int, ...]  # size of each bucket, in units
     spare_size: int
     token: int
     place: dict[str, int]
@@ -69,7 +79,7 @@ class _Buckets(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _buckets(rate: Rate) -> _Buckets:
-    """Half of the burst goes to the sources by weight, at least a call each; the rest is spare."""
+    """Half of the burst is shared by weight, at least one call per source; the rest is spare."""
     weights = [weight for _, weight in rate.weights]
     total = sum(weights)
     token = rate.interval_parts * total
@@ -85,18 +95,18 @@ def _buckets(rate: Rate) -> _Buckets:
 
 
 def burst_of(source: str, rate: Rate) -> int:
-    """Calls of a source that may pass back to back, whatever the others do."""
+    """Calls of a source that may pass at once, whatever the other sources do."""
     buckets = _buckets(rate)
     return buckets.sizes[buckets.place.get(source, buckets.place[""])] // buckets.token
 
 
 def idle(rate: Rate) -> Spread:
-    """Nobody called for a long time: all buckets are full."""
+    """The state with all buckets full, after a long time without calls."""
     return Spread((0,) * len(rate.weights), 0, 0, 0, 0, 0)
 
 
 def drained(now_ns: int, rate: Rate, granted: int = 0) -> Spread:
-    """Whatever passed until now: all buckets are empty at `now_ns`."""
+    """The state with all buckets empty at `now_ns`, whatever passed before."""
     buckets = _buckets(rate)
     own = (now_ns * speed + size for speed, size in zip(buckets.speeds, buckets.sizes, strict=True))
     return Spread(tuple(own), buckets.spare_size, buckets.spare_size, 0, 0, granted)
@@ -114,10 +124,10 @@ def reserve(
             at its share of the rate, and are granted when the last of them may.
         rate: the limits.
         pace: share of the rate in force, of `FULL_PACE`.
-        source: one without a share counts as "".
+        source: the caller's source; one without a share counts as "".
 
     Returns:
-        when the calls may pass, and the state after the grant.
+        (when the calls may pass, the state after the grant).
     """
     spread = _spill(spread, now_ns, _buckets(rate))
     return _choose(spread, now_ns, n, rate, pace, source, math.inf)
@@ -132,10 +142,10 @@ def confirm(
     pace: int = FULL_PACE,
     source: str = "",
 ) -> tuple[Grant, Spread]:
-    """Look again at a grant with a mark, at its time.
+    """Confirm or replace a grant with a mark, at its time.
 
     Returns:
-        a grant in its place, and the state then.
+        (the grant that replaces it, the state after it).
     """
     buckets = _buckets(rate)
     spread = _spill(spread, now_ns, buckets)
@@ -160,12 +170,12 @@ def leave(grant: Grant, spread: Spread, n: int) -> Spread:
 def undo(
     before: Spread, made_ns: int, after: Spread, spread: Spread, n: int, rate: Rate, source: str
 ) -> Spread | None:
-    """Give back a grant without a mark; None where the source has been granted another since.
+    """Give back a grant without a mark; None if the source was granted another one since.
 
     Args:
-        before: the state before it.
-        made_ns: when it was made.
-        after: the state after it.
+        before: the state before the grant.
+        made_ns: when the grant was made.
+        after: the state after the grant.
         spread: the state now.
     """
     buckets = _buckets(rate)
@@ -178,14 +188,14 @@ def undo(
 
 
 def _without_marks(spread: Spread) -> Spread:
-    """Let all who count on spare tokens choose again, rather than wait for those of who left."""
+    """Make all waiting grants of spare tokens void, so that their calls choose again."""
     return spread._replace(spare=spread.taken, generation=spread.generation + 1)
 
 
 def penalise(
     spread: Spread, terms: Terms, now_ns: int, pause_ns: int, rate: Rate
 ) -> tuple[Spread, Terms]:
-    """As `gcra.penalise`: nobody passes before `now_ns + pause_ns`, nor in a burst after it."""
+    """Pause all calls until `now_ns + pause_ns`, with no burst after it; see `gcra.penalise`."""
     terms = terms._replace(penalties=terms.penalties + 1)
     paused_ns = now_ns + pause_ns
     if not pause_ns or paused_ns <= terms.paused_ns:
@@ -193,7 +203,7 @@ def penalise(
     buckets = _buckets(rate)
     spread = _spill(spread, now_ns, buckets)
     limit = drained(now_ns, rate)
-    # At its end the buckets together hold one token.
+    # At the end of the pause the buckets together hold one token.
     least = (
         paused_ns * speed + size - buckets.token * speed // sum(buckets.speeds)
         for speed, size in zip(buckets.speeds, buckets.sizes, strict=True)
@@ -206,7 +216,7 @@ def penalise(
 
 
 def joined(one: Spread, other: Spread, now_ns: int, rate: Rate) -> Spread:
-    """What is no more than either allows, when no reservation waits any more."""
+    """A state that allows no more than either of two states, for when no reservation waits."""
     limit = drained(now_ns, rate, max(one.granted, other.granted))
     own = tuple(map(min, map(max, one.own, other.own), limit.own))
     return limit._replace(own=own)
@@ -218,7 +228,7 @@ def latest_ns(spread: Spread, rate: Rate) -> int:
 
 
 def _spill(spread: Spread, now_ns: int, buckets: _Buckets) -> Spread:
-    """What ran over the sources' buckets until now is in the spare one."""
+    """Move the tokens that did not fit into the sources' buckets until now to the spare bucket."""
     own = tuple(
         max(tat, now_ns * speed) for tat, speed in zip(spread.own, buckets.speeds, strict=True)
     )
@@ -236,7 +246,8 @@ def _choose(
     source: str,
     latest_ns: float,
 ) -> tuple[Grant, Spread]:
-    """Tokens of the source's own, or spare ones that come sooner, and before `latest_ns`."""
+    """Grant the source's own tokens, or spare tokens if they come earlier and before `latest_ns`.
+    Grant the source's own tokens, or spare tokens if they come earlier and before `latest_ns`."""
     buckets = _buckets(rate)
     cost = n * buckets.token
     own, after = _of_own(spread, now_ns, n, buckets, pace, source)
@@ -258,7 +269,7 @@ def _choose(
 def _of_own(
     spread: Spread, now_ns: int, n: int, buckets: _Buckets, pace: int, source: str
 ) -> tuple[Grant, Spread]:
-    """Grant n calls from the source's own bucket; it must have been spilled until now."""
+    """Grant n calls from the source's own bucket, after `_spill`."""
     i = buckets.place.get(source, buckets.place[""])
     speed, tat, cost = buckets.speeds[i], spread.own[i], n * buckets.token
     beyond = cost - buckets.sizes[i]
@@ -273,7 +284,7 @@ def _when(spread: Spread, mark: int, now_ns: int, buckets: _Buckets) -> int:
     if missing <= 0:
         return now_ns
     start_ns = speeds = 0
-    # Each source spills from its theoretical arrival time on.
+    # A source's tokens go to the spare bucket from its theoretical arrival time on.
     for tat_ns, tat, speed in sorted(
         (-(-tat // speed), tat, speed)
         for tat, speed in zip(spread.own, buckets.speeds, strict=True)

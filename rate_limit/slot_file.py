@@ -1,6 +1,6 @@
-"""The file of `FileSlots`: made whole, opened safely, its bytes locked.
+"""The file of `FileSlots`: it is created completely, opened safely, and its bytes are locked.
 
-Forked children close it without giving anything back: what is held stays the parent's.
+A forked child closes the file without freeing slots, because the parent holds them.
 """
 
 import errno
@@ -12,42 +12,42 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from rate_limit.line import ByteLocks, FileLine
+from rate_limit.queues import ByteLocks, ProcessQueue
 
 _log = logging.getLogger(__name__)
 
-_GATE = 1 << 39  # the byte locked by who mends the file
+_GATE = 1 << 39  # the byte that a process locks while it repairs the file
 
 
 class SlotFile:
-    """An open slots file: the slots held through it, and its line.
+    """An open slots file, the slots that are held through it, and its queue.
 
-    Its owner sees to it that one thread at a time uses it.
+    The owner must let only one thread at a time use it.
     """
 
     def __init__(self, path: Path, slots: int):
         self._slots = slots
-        self._next = os.getpid() % slots  # where to look first: spread over the bytes
+        self._next = os.getpid() % slots  # the first byte to try, another one in each process
         self.held: set[int] = set()
         try:
             self._locks = ByteLocks(_open(path, _content(slots)))
-            if self._locks.lock(_GATE):  # whether the file system has locks
+            if self._locks.lock(_GATE):  # fails if the file system has no locks
                 self._locks.unlock(_GATE)
         except OSError as error:
             cause = _CAUSES.get(error.errno or 0, error.strerror)
             raise OSError(error.errno, f"cannot open slots_file={path}: {cause}") from error
-        self.line: FileLine = FileLine(self._locks)
+        self.queue: ProcessQueue = ProcessQueue(self._locks)
         _all_files.add(self)
         if os.pread(self._locks.handle, 64, 0) != _content(slots):
             self._mend(path)
 
     def take(self, tries: int) -> int | None:
-        """Hold a slot if one of the next `tries` is free; returns its byte."""
+        """Take a slot if one of the next `tries` bytes is free; returns its byte."""
         for offset in range(tries):
             byte = (self._next + offset) % self._slots
             if byte in self.held:
                 continue
-            self.held.add(byte)  # before the lock: a signal handler must not take it too
+            self.held.add(byte)  # before the lock, so that a signal handler does not take it too
             if self._locks.lock(byte):
                 self._next = byte
                 return byte
@@ -56,7 +56,7 @@ class SlotFile:
         return None
 
     def free(self, byte: int) -> None:
-        """Give a slot back; after a fork it is the parent's, and stays so."""
+        """Free a slot; in a forked child the parent keeps it."""
         self._locks.unlock(byte)
         self.held.discard(byte)
         self._next = byte
@@ -69,7 +69,7 @@ class SlotFile:
         )
 
     def in_use(self) -> int:
-        """Slots held by anybody."""
+        """Slots that are held by all processes."""
         return len(self.held) + self._locks.count(0, self._slots)
 
     def is_at(self, path: Path) -> bool:
@@ -84,7 +84,7 @@ class SlotFile:
         self._locks.close()
 
     def _mend(self, path: Path) -> None:
-        """Write the number of slots where it is not whole, in place: who holds a slot keeps it."""
+        """Rewrite a damaged number of slots in place, so that held slots stay held."""
         self._locks.wait_and_lock(_GATE)
         try:
             handle = self._locks.handle
@@ -120,7 +120,7 @@ _CAUSES = {
 
 
 def _open(path: Path, content: bytes) -> int:
-    """A handle of the file, which is made whole before it gets its name."""
+    """A handle of the file; a new file is written completely before it gets its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     anyones = os.stat(path.parent).st_mode & stat.S_IWOTH
     flags = os.O_RDWR | os.O_CLOEXEC | (os.O_NOFOLLOW if anyones else 0)
@@ -128,7 +128,7 @@ def _open(path: Path, content: bytes) -> int:
         try:
             handle = os.open(path, flags)
         except FileNotFoundError:
-            if path.is_symlink():  # to nowhere
+            if path.is_symlink():  # a link without a target
                 raise
             _make(path, content)
             continue
@@ -142,7 +142,7 @@ def _make(path: Path, content: bytes) -> None:
     prefix = f"{path.name}."
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, buffering=0) as draft:
         draft.write(content)
-        with suppress(FileExistsError):  # somebody was quicker
+        with suppress(FileExistsError):  # another process created it
             os.link(draft.name, path)
 
 

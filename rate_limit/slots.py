@@ -1,28 +1,31 @@
-"""At most so many at once, over all processes of a host: a slot is a locked byte of a file.
+"""A limit on how many callers work at once, over all processes of a host. A slot is a locked byte.
 
-The locks are open-file-description locks, so the kernel frees a slot when its holder dies, however
-it dies. A process has one handle per `FileSlots`, and what it holds itself it knows by heart.
+The locks are open-file-description locks, so the kernel frees a slot when its holder dies in any
+way. A process has one handle per `FileSlots`, and remembers which slots it holds.
 
-Who finds no free slot stands in line, and nobody starves:
+A caller that finds no free slot joins a queue, so nobody starves:
 
-- Processes stand in the file: far beyond its end a process locks the byte behind the last locked
-  one. It is first when no byte of the line before its own is locked, and then tries for a slot
-  every 1 to 2 ms; the others look whether they are first, every 2 ms per process before them, at
-  most every 20 ms. Nobody takes a slot past the line. Who got one goes back to the end.
-- The callers of a process stand in a `Line` in memory, and only the first of them polls. One that
-  gives up leaves the process's place in the file to the next.
+- Processes queue in the file: far beyond its end, a process locks the byte behind the last locked
+  byte. A process is first if no byte of the queue before its own is locked. The first process tries
+  to take a slot every 1 to 2 ms. The others check whether they are first, every 2 ms per process
+  ahead and at most every 20 ms. No process takes a slot ahead of the queue. A process that got a
+  slot goes back to the end.
+- The callers of a process queue in memory (`CallerQueue`), and only the first of them polls. A
+  caller
+  that gives up leaves the process's place in the file to the next caller.
 
-What can happen, and what follows:
+Faults and their effects:
 
-- killed while waiting: the kernel takes its byte out of the line.
-- stopped, or its loop blocked, while first: a process behind it that sees a slot free for 0.2 s
-  passes over it, and leaves it out of account until it is gone. It comes first again when it wakes.
-- stopped while holding: it keeps its slot.
-- file deleted or replaced: noticed within 50 ms, or at the next look of who waits. Until the last
-  holder of the old file is done, newcomers come in beside the holders.
-- forked: the child holds nothing of its parent's, and stands in no line.
+- A process is killed while it waits: the kernel removes its byte from the queue.
+- The first process is stopped, or its event loop is blocked: a process behind it that sees a free
+  slot for 0.2 s passes over it and ignores it until it is gone. It is first again when it
+  continues.
+- A process is stopped while it holds a slot: it keeps the slot.
+- The file is deleted or replaced: processes notice this within 50 ms, or at the next poll. Until
+  the last holder of a slot in the old file is done, more callers than slots may work.
+- A process forks: the child holds no slot of its parent and is in no queue.
 
-The lock reaches the processes of one host.
+The locks reach the processes of one host only.
 
 Source: fcntl(2), "Open file description locks" (Linux 3.15).
 """
@@ -40,7 +43,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rate_limit.gcra import LimiterTimeout
-from rate_limit.line import Line, Place, TaskPlace, ThreadPlace
+from rate_limit.queues import CallerQueue, Place, TaskPlace, ThreadPlace
 from rate_limit.slot_file import SlotFile
 from rate_limit.waiting import Steps, run, run_async
 
@@ -55,7 +58,7 @@ _CHECK_S = 0.05
 
 
 class _Hold(AbstractAsyncContextManager[float]):
-    """A slot for the length of an `async with`; cheaper than a generator."""
+    """A slot for the time of an `async with`; faster than a generator."""
 
     def __init__(self, slots: "FileSlots", timeout_s: float | None) -> None:
         self._slots, self._timeout_s = slots, timeout_s
@@ -69,19 +72,19 @@ class _Hold(AbstractAsyncContextManager[float]):
 
 
 class FileSlots:
-    """A number of slots that every process with the same `path` shares.
+    """A number of slots that all processes with the same `path` share.
 
-    A context manager itself, sync and async (`async with slots as waited_s:`), by any number of
-    threads and tasks at once; `hold` and `hold_async` take a timeout of their own. Pickles to other
-    processes of this host. A forked child holds none of its parent's slots.
+    It is a sync and async context manager (`async with slots as waited_s:`) for any number of
+    threads and tasks at once. `hold` and `hold_async` take another timeout. It can be pickled to
+    other processes of this host. A forked child holds none of its parent's slots.
 
     Args:
-        path: the file; made with its folder where missing.
-        slots: how many may be held at once, over all sharers.
-        timeout_s: longest wait of `with` and `async with`; None waits as long as it takes.
+        path: the file; it is created with its folder if it is missing.
+        slots: most slots held at once, over all processes.
+        timeout_s: longest wait of `with` and `async with`; None for no limit.
         clock: seconds, for the timeout and the checks of the file.
-        sleep: waits, for the first thread in line.
-        sleep_async: waits, for the first coroutine in line.
+        sleep: sleeps in the first thread of the queue.
+        sleep_async: sleeps in the first coroutine of the queue.
 
     Raises:
         ValueError: `slots` is below 1, or the file is for another number.
@@ -105,8 +108,8 @@ class FileSlots:
         self.slots = slots
         self.timeout_s = timeout_s
         self._clock, self._sleep, self._sleep_async = clock, sleep, sleep_async
-        self._tries = min(slots, max(32, slots // 16))  # bytes looked at in one poll
-        self._entered: list[_Slot] = []  # slots are alike: leaving gives back the last one taken
+        self._tries = min(slots, max(32, slots // 16))  # bytes tried in one poll
+        self._entered: list[_Slot] = []  # all slots are equal, so leaving frees the last one taken
         self._begin_anew()
         self._file = SlotFile(self.path, slots)
         _all_slots.add(self)
@@ -116,7 +119,7 @@ class FileSlots:
         """Hold a slot; yields the seconds waited.
 
         Raises:
-            LimiterTimeout: none came free within `timeout_s`.
+            LimiterTimeout: no slot was free within `timeout_s`.
         """
         slot = self._take(timeout_s)
         try:
@@ -145,22 +148,25 @@ class FileSlots:
         self._free(self._entered.pop())
 
     def in_use(self) -> int:
-        """Slots held now, by anybody."""
+        """Slots that are held now by all processes."""
         with self._mutex:
             return self._current(self._clock(), check=True).in_use()
 
     def waiting(self) -> int:
-        """Processes that stand in line now, this one included."""
+        """Processes in the queue now, including this one."""
         with self._mutex:
-            return self._current(self._clock(), check=True).line.count()
+            return self._current(self._clock(), check=True).queue.count()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.slots, self.timeout_s)
 
     def _begin_anew(self) -> None:
-        """Forget who waits, and look at the file before the next hold; for a forked child."""
-        self._mutex = threading.RLock()  # reentrant: a finalizer may free a slot at any moment
-        self._line = Line()
+        """Forget the waiting callers, and check the file before the next hold; for a forked child.
+        Forget the waiting callers, and check the file before the next hold; for a forked child."""
+        self._mutex = (
+            threading.RLock()
+        )  # reentrant, because a finalizer may free a slot at any moment
+        self._queue = CallerQueue()
         self._check_at = -math.inf
 
     def _take(self, timeout_s: float | None) -> "_Slot":
@@ -171,7 +177,7 @@ class FileSlots:
         place = ThreadPlace()
         try:
             self._join(place)
-            while self._line.first is not place:
+            while self._queue.first is not place:
                 place.wait(self._left_s(entered, timeout_s))
             return run(self._poll(entered, timeout_s), self._sleep)
         finally:
@@ -185,38 +191,38 @@ class FileSlots:
         place = TaskPlace()
         try:
             self._join(place)
-            while self._line.first is not place:
+            while self._queue.first is not place:
                 await place.wait(self._left_s(entered, timeout_s))
             return await run_async(self._poll(entered, timeout_s), self._sleep_async)
         finally:
             self._leave(place)
 
     def _try(self) -> "_Slot | None":
-        """A slot at once, unless somebody waits for one."""
+        """Take a slot at once, unless another caller waits."""
         with self._mutex:
-            if self._line.first is not None:
+            if self._queue.first is not None:
                 return None
             file = self._current(self._clock())
-            byte = file.take(self.slots) if file.line.is_empty() else None
+            byte = file.take(self.slots) if file.queue.is_empty() else None
             return None if byte is None else _Slot(file, byte, 0.0)
 
     def _poll(self, entered: float, timeout_s: float | None) -> Steps["_Slot"]:
-        """What the first caller in line does; returns its slot."""
+        """Poll for a slot as the first caller of the queue; returns the slot."""
         poll_s, free_since = _FIRST_POLL_S, None
         while True:
             with self._mutex:
                 now = self._clock()
                 file = self._current(now, check=True)
-                ahead = file.line.stand()
+                ahead = file.queue.stand()
                 if not ahead and (byte := file.take(self._tries)) is not None:
-                    file.line.leave()
+                    file.queue.leave()
                     return _Slot(file, byte, now - entered)
                 if not ahead or not file.has_free():
                     free_since = None
                 elif free_since is None:
                     free_since = now
                 elif now - free_since >= _PATIENCE_S:
-                    place = file.line.pass_over_first()
+                    place = file.queue.pass_over_first()
                     _log.warning("slots_file=%s passed_over=%d: stopped?", self.path, place)
                     free_since = None
                     continue
@@ -240,26 +246,26 @@ class FileSlots:
 
     def _join(self, place: Place) -> None:
         with self._mutex:
-            self._line.join(place)
+            self._queue.join(place)
 
     def _leave(self, place: Place) -> None:
         with self._mutex:
-            self._line.leave(place)
-            if self._line.first is None:
-                self._file.line.leave()
+            self._queue.leave(place)
+            if self._queue.first is None:
+                self._file.queue.leave()
 
     def _free(self, slot: "_Slot") -> None:
         with self._mutex:
             slot.file.free(slot.byte)
 
     def _current(self, now: float, check: bool = False) -> "SlotFile":
-        """The file, opened again where it was deleted or replaced since."""
+        """The file; it is opened again if it was deleted or replaced."""
         if check or now >= self._check_at:
             self._check_at = now + _CHECK_S
             if not self._file.is_at(self.path):
                 file = SlotFile(self.path, self.slots)
-                self._file.line.leave()
-                self._file = file  # the old one closes with the last slot that refers to it
+                self._file.queue.leave()
+                self._file = file  # the old file closes with its last held slot
         return self._file
 
 

@@ -1,25 +1,25 @@
 """The limiter's shared state: one small checksummed record in a file, changed under `flock`.
 
-Record, little endian: header (magic, version, the clock's identity, the rate and its weights),
-terms (`Terms`), arrivals (`Arrivals`, or `Spread` where the rate has weights), CRC-32 of all.
-Header and terms seldom change, so the hot path compares their bytes, and unpacks, or not even that,
-the arrivals alone.
+The record, little endian: header (magic, version, the clock's identity, the rate and its weights),
+terms (`Terms`), arrivals (`Arrivals`, or `Spread` if the rate has weights), CRC-32 of all. Header
+and terms change rarely. So the hot path compares their bytes and unpacks only the arrivals.
 
-What can happen to the file, and what follows:
+Faults and their effects:
 
-- holder killed: the kernel lets go of its flock; the record is whole or its checksum says no.
-- record cut short, overwritten, or ahead of all time: the next reader starts anew with an empty
-  bucket, so the rate holds; one warning is logged. Reservations that still wait are void and made
-  again (`epoch`).
-- file deleted or replaced: those who have it open notice within `CHECK_NS` of the clock and bring
-  their state along. A file that is made where one was deleted lets nobody pass before that.
-- host rebooted: the clock began again; an empty bucket. Where that happens again and again, two
-  hosts share the file, and that is an error.
-- another rate in the file when it is opened: an error that names both, or, with `adopt`, the new
-  rate is written, and all who have the file open follow.
+- The process with the lock is killed: the kernel frees the lock; the record is complete, or its
+  checksum is wrong.
+- The record is cut, overwritten, or has a time far in the future: the next reader starts again with
+  an empty bucket, so the rate is kept, and logs one warning. Waiting reservations become void and
+  are made again (`epoch`).
+- The file is deleted or replaced: processes that have it open notice this within `CHECK_NS` and add
+  their state to the new file. A file that replaces a deleted one lets no call pass before that.
+- The host reboots: the clock starts again, so the bucket is empty. If this happens repeatedly, two
+  hosts share the file, which is an error.
+- The file has another rate when it is opened: an error names both rates; or, with `adopt`, the new
+  rate is written, and all processes that have the file open use it.
 
-A file is made under `filelock`, complete before it gets its name; the hot path pays only for flock.
-Beside it lies `<path>.made`, which tells a deleted file from one that never was.
+A new file is made under `filelock` and is complete before it gets its name; the hot path needs only
+flock. The file `<path>.made` shows whether a missing state file was deleted or never existed.
 """
 
 import errno
@@ -61,15 +61,15 @@ _log = logging.getLogger(__name__)
 Counts: TypeAlias = "array[int]"
 OnConfigChange = Literal["refuse", "adopt"]
 State = Arrivals | Spread
-"""What every call changes; a `Spread` where the rate has weights."""
+"""The state that every call changes; a `Spread` if the rate has weights."""
 
 _MAGIC = b"mix-rate"
 _VERSION = 3
-_HEADER = struct.Struct("<8sH16sdQdH")  # the last is the length of the weights, JSON, behind it
+_HEADER = struct.Struct("<8sH16sdQdH")  # the last is the length of the weights as JSON
 _TERMS = struct.Struct("<qqqqqqq")
 _ARRIVALS = struct.Struct("<qqqq")
 _SEALED = struct.Struct("<qqqqI")
-_SPREAD_BYTES = 16  # of each number
+_SPREAD_BYTES = 16  # bytes of each number
 _MOST_BYTES = 4096
 _MOST_COUNTED = 2**62
 _OPEN_TIMEOUT_S = 30.0
@@ -77,28 +77,28 @@ _MOST_FOREIGN_BOOTS = 2
 _MOST_PEEKS = 100
 
 CHECK_NS = SECOND_NS // 100
-"""How long, of the clock, the file may be used before its name is looked up again."""
+"""Time on the limiter's clock after which the file's name is checked again."""
 
 FARTHEST_NS = YEAR_NS
-"""A TAT farther ahead than this and a burst is from a clock that was not ours."""
+"""A TAT farther ahead than this time plus a burst comes from another clock."""
 
 _LOCK, _LOCK_NOW, _UNLOCK = fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_UN
 
 
 class StateFile:
-    """The record at `path`; one reader and writer at a time over all processes and threads.
+    """The record at `path`; one reader and writer at a time, over all processes and threads.
 
     Args:
-        path: the file; made with its folder where missing.
-        rate: the limits that every sharer must have.
-        clock_ns: the clock of all sharers.
-        on_config_change: what to do where the file has another rate: refuse, or write this one.
-        clock_id: which clock that is; None for the one of this boot.
+        path: the file; it is created with its folder if it is missing.
+        rate: the limits, the same for all processes.
+        clock_ns: the clock, the same for all processes.
+        on_config_change: if the file has another rate: refuse it, or write the new one.
+        clock_id: identity of the clock; None for the clock of this boot.
 
     Raises:
         ValueError: the file belongs to another rate.
-        OSError: it cannot be made, opened, locked or written, or it is not safe to (a link in a
-            folder that others may write to, another user's file).
+        OSError: the file cannot be created, opened, locked or written; or it is unsafe (a link in a
+            folder that others may write to, or another user's file).
     """
 
     def __init__(
@@ -112,33 +112,33 @@ class StateFile:
         self.path: Path = Path(path).absolute()
         self.rate: Rate = rate
         self.terms: Terms = Terms()
-        """Of the record that was read last."""
+        """The terms of the last read record."""
 
         self._clock_ns = clock_ns
         self._clock_id = _boot_id() if clock_id is None else clock_id
         self._foreign_boots = 0
         self._handle = -1
         self._name_is_known_until_ns = 0
-        self._prefix = b""  # header and terms of the record that was read last
+        self._prefix = b""  # header and terms of the last read record
         self._prefix_crc = 0
         self._lane: _Lane | None = None
         self._moved_from: tuple[State, Terms] | None = None
-        self._mutex = threading.Lock()  # flock does not tell threads apart
+        self._mutex = threading.Lock()  # flock does not exclude threads of one process
         self.pass_now: PassNow = _no_lane
-        """One call passes if it may now, and is counted; `_fast_lane`."""
+        """Let one call pass if it may pass now, and count it; see `_fast_path`."""
 
         _open_files.add(self)
         self._open(on_config_change)
 
     def lock(self, *, blocking: bool) -> bool:
-        """Take the lock, for microseconds; `unlock` must follow.
+        """Take the lock, for some microseconds; `unlock` must follow.
 
         Returns:
-            False when somebody else has it and `blocking` is false.
+            False if another process has the lock and `blocking` is false.
 
         Raises:
-            ValueError: the file was replaced by one of another rate.
-            OSError: it was deleted and cannot be made again, or cannot be locked.
+            ValueError: the file was replaced by one with another rate.
+            OSError: the file was deleted and cannot be created again, or cannot be locked.
         """
         if not self._mutex.acquire(blocking=blocking):
             return False
@@ -152,16 +152,16 @@ class StateFile:
         return False
 
     def unlock(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         try:
             fcntl.flock(self._handle, _UNLOCK)
         finally:
             self._mutex.release()
 
     def read(self) -> State:
-        """The state; the lock must be held. A record that is not sound is replaced first.
+        """The state; the lock must be held. A damaged record is replaced first.
 
-        `rate` and `terms` are those of the record from then on.
+        Afterwards `rate` and `terms` are those of the record.
 
         Raises:
             RuntimeError: another host writes to the file.
@@ -170,7 +170,7 @@ class StateFile:
         state = self._state_in(record)
         if state is None:
             state = self._start_anew(record)
-        return state if self._moved_from is None else self._bring_along(state)
+        return state if self._moved_from is None else self._merge_deleted(state)
 
     def write(self, state: State, terms: Terms | None = None) -> None:
         """Store the state; the lock must be held."""
@@ -183,9 +183,9 @@ class StateFile:
             os.pwrite(self._handle, record[at:], at)
 
     def still(self, epoch: int) -> bool:
-        """Whether reservations of this epoch still stand; without the lock.
+        """Whether reservations of this epoch are still valid; without the lock.
 
-        False may also mean that somebody is writing: look closer under the lock.
+        False may also mean that another process is writing; check again under the lock.
         """
         handle = self._handle
         if handle < 0 or epoch != self.terms.epoch or not self._has_its_name():
@@ -193,11 +193,11 @@ class StateFile:
         return os.pread(handle, len(self._prefix), 0) == self._prefix
 
     def reset(self) -> None:
-        """Begin anew with an empty bucket: no pause, no penalties, the full rate, nothing granted.
+        """Start again with an empty bucket: no pause, no penalties, the full rate, nothing granted.
 
-        The lock must be held. Who waits reserves again.
+        The lock must be held. Waiting callers reserve again.
         """
-        self.write(law(self.rate).drained(self._clock_ns(), self.rate), _new_terms())
+        self.write(arithmetic_of(self.rate).drained(self._clock_ns(), self.rate), _new_terms())
 
     def close(self) -> None:
         """Close the file; the next `lock` opens it again."""
@@ -244,7 +244,7 @@ class StateFile:
             return False
 
     def _state_in(self, record: bytes) -> State | None:
-        """The state in a sound record of this boot, whose rate and terms are taken over."""
+        """The state of a valid record of this boot; its rate and terms are adopted."""
         if self._prefix and record.startswith(self._prefix):
             if not _is_whole(record):
                 return None
@@ -262,7 +262,7 @@ class StateFile:
         if self._lane is None and self.terms.pace == FULL_PACE and not self.rate.weights:
             self._open_lane()
         latest_ns = self._clock_ns() + FARTHEST_NS + self.rate.burst_ns
-        farthest_ns = law(self.rate).latest_ns(state, self.rate)
+        farthest_ns = arithmetic_of(self.rate).latest_ns(state, self.rate)
         return state if max(farthest_ns, self.terms.paused_ns) <= latest_ns else None
 
     def _know(self, prefix: bytes) -> None:
@@ -271,7 +271,7 @@ class StateFile:
         self._close_lane()
 
     def _open_lane(self) -> None:
-        self._lane = _fast_lane(
+        self._lane = _fast_path(
             self._handle,
             self._mutex,
             self._clock_ns,
@@ -288,7 +288,7 @@ class StateFile:
             self._lane, self.pass_now = None, _no_lane
 
     def _record(self, state: State) -> bytes:
-        """A new record of this object's rate, with terms of its own."""
+        """A new record with this object's rate and new terms."""
         rate = self.rate
         weights = json.dumps(rate.weights).encode() if rate.weights else b""
         header = _HEADER.pack(
@@ -304,7 +304,7 @@ class StateFile:
         return self._prefix + _sealed(state, self._prefix_crc)
 
     def _open(self, on_config_change: OnConfigChange, blocking: bool = True) -> bool:
-        """Returns False where another process is making it, and `blocking` is false."""
+        """Open the file; False if another process is creating it and `blocking` is false."""
         made = self.path.with_name(f"{self.path.name}.made")
         with self._named_errors("open"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -317,7 +317,7 @@ class StateFile:
                         self._make(
                             self._for_newcomers()
                             if made.exists()
-                            else law(self.rate).idle(self.rate)
+                            else arithmetic_of(self.rate).idle(self.rate)
                         )
                         made.touch(mode=0o600)
                     if not made.exists():
@@ -337,7 +337,7 @@ class StateFile:
         return True
 
     def _refuse_another_kind(self) -> None:
-        """Refuse to write over what is not a limiter's."""
+        """Refuse to overwrite a file that is not a limiter's state."""
         with self.path.open("rb") as file:
             begins = file.read(len(_MAGIC))
         if begins and begins != _MAGIC:
@@ -346,8 +346,9 @@ class StateFile:
             )
 
     def _for_newcomers(self) -> State:
-        """Where a file was deleted: who has it open may use it for `CHECK_NS` yet."""
-        return law(self.rate).drained(self._clock_ns() + 2 * CHECK_NS, self.rate)
+        """The first state of a file that replaces a deleted one, which others may use for
+        `CHECK_NS`."""
+        return arithmetic_of(self.rate).drained(self._clock_ns() + 2 * CHECK_NS, self.rate)
 
     def _make(self, state: State) -> None:
         draft = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
@@ -356,7 +357,7 @@ class StateFile:
             handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.write(handle, self._record(state))
-                os.fsync(handle)  # a block of its own: every write after it is a third faster
+                os.fsync(handle)  # allocates the block: later writes are a third faster
             finally:
                 os.close(handle)
             os.replace(draft, self.path)
@@ -365,10 +366,10 @@ class StateFile:
             raise
 
     def _settle_rate(self, on_config_change: OnConfigChange) -> None:
-        """Refuse or change a sound record of another rate. Looking needs no lock.
+        """Refuse or change a valid record with another rate. Reading needs no lock.
 
         Raises:
-            ValueError: it is another, and `on_config_change` is "refuse".
+            ValueError: the rate differs, and `on_config_change` is "refuse".
         """
         asked = self.rate
         theirs = self._found_of_this_boot()
@@ -387,9 +388,10 @@ class StateFile:
             theirs = self._found_of_this_boot()
             if theirs is None or theirs.rate == asked:
                 return
-            # Theirs may have passed a burst just now: empty until that is made up for.
+            # The other file may have passed a burst just now, so this bucket is empty until that is
+            # over.
             empty_ns = self._clock_ns() + max(0, theirs.rate.burst_ns - asked.burst_ns)
-            state = law(asked).drained(empty_ns, asked, theirs.state.granted)
+            state = arithmetic_of(asked).drained(empty_ns, asked, theirs.state.granted)
             with self._named_errors("write"):
                 os.ftruncate(self._handle, os.pwrite(self._handle, self._record(state), 0))
         finally:
@@ -417,35 +419,35 @@ class StateFile:
         else:
             why = "is not whole"
         _log.warning("state_file=%s %s; starting with an empty bucket", self.path, why)
-        state = law(self.rate).drained(self._clock_ns(), self.rate)
+        state = arithmetic_of(self.rate).drained(self._clock_ns(), self.rate)
         whole = self._record(state)
         with self._named_errors("write"):
             os.pwrite(self._handle, whole, 0)
             os.ftruncate(self._handle, len(whole))
         return state
 
-    def _bring_along(self, state: State) -> State:
-        """Add what passed under the file that was deleted; reservations there are void."""
+    def _merge_deleted(self, state: State) -> State:
+        """Add the state of a deleted file to the new one; its reservations become void."""
         assert self._moved_from is not None
         old, old_terms = self._moved_from
         self._moved_from = None
         now_ns = self._clock_ns()
-        its_law = law(self.rate)
+        arithmetic = arithmetic_of(self.rate)
         if type(old) is not type(state):
-            old = its_law.drained(now_ns, self.rate, old.granted)
-        joined = its_law.joined(state, old, now_ns, self.rate)
+            old = arithmetic.drained(now_ns, self.rate, old.granted)
+        joined = arithmetic.joined(state, old, now_ns, self.rate)
         terms = self.terms._replace(penalties=max(self.terms.penalties, old_terms.penalties) - 1)
         pause_ns = max(0, old_terms.paused_ns - now_ns)
-        joined, terms = its_law.penalise(joined, terms, now_ns, pause_ns, self.rate)
+        joined, terms = arithmetic.penalise(joined, terms, now_ns, pause_ns, self.rate)
         self.write(joined, terms._replace(epoch=secrets.randbits(62)))
         return joined
 
     def _is_public(self) -> bool:
-        """Whether others may put files into the folder."""
+        """Whether other users may put files into the folder."""
         return bool(os.stat(self.path.parent).st_mode & stat.S_IWOTH)
 
     def _refuse_unsafe(self, path: Path) -> None:
-        """Refuse what somebody else may have put there."""
+        """Refuse a file that another user may have put there."""
         try:
             found = os.lstat(path)
         except FileNotFoundError:
@@ -467,7 +469,7 @@ class StateFile:
 
     @contextmanager
     def _named_errors(self, verb: str) -> Generator[None]:
-        """Say which file it is, and what to do, in errors of the system."""
+        """Add the file's name and a remedy to errors of the system."""
         try:
             yield
         except BlockingIOError:
@@ -492,7 +494,7 @@ class _Lane(NamedTuple):
     open_until: Callable[[int], None]
 
 
-def _fast_lane(
+def _fast_path(
     handle: int,
     mutex: threading.Lock,
     clock_ns: Callable[[], int],
@@ -500,17 +502,18 @@ def _fast_lane(
     prefix_bytes: int,
     prefix_crc: int,
 ) -> _Lane:
-    """The common case in the fewest steps: one call passes now, and nothing is out of the way.
+    """The common case in the fewest steps: one call passes now, and nothing unusual happened.
 
-    Closures, because their variables cost half of attributes. Only the arrivals are read: their
-    checksum covers header and terms too, so it fails when another process has changed those.
+    It uses closures, because their variables cost half as much as attributes. Only the arrivals are
+    read: their checksum covers header and terms too, so it is wrong if another process changed
+        them.
 
     Returns:
-        `pass_now(blocking, (counts, at))`, which adds the call to counts[at]: False where
-        `StateFile.lock`, `read` and `write` must look closer, and nothing was taken.
-        `open_until(now_ns)`: after that time it is always False.
+        `pass_now(blocking, (counts, at))`, which lets one call pass and adds it to counts[at]; it
+        returns False, and takes nothing, if `StateFile.lock`, `read` and `write` are needed.
+        `open_until(now_ns)`: after that time `pass_now` always returns False.
     """
-    seen: bytes | None = None  # never equal to what is read
+    seen: bytes | None = None  # never equal to the bytes of a record
     tat_ns = tat_parts = spaced_ns = granted = 0
     open_until_ns = -1
     interval, parts, min_interval_ns = rate.interval_parts, rate.parts_per_ns, rate.min_interval_ns
@@ -585,14 +588,14 @@ _REMEDIES = {
 
 
 def peek(path: Path) -> "Found":
-    """What the file says, without its lock.
+    """The content of the file, read without its lock.
 
     Raises:
         OSError: no such file, or it cannot be read.
-        ValueError: it is no state file of a limiter.
+        ValueError: the file is not a limiter's state.
     """
     if stat.S_ISREG(path.stat().st_mode):
-        for _ in range(_MOST_PEEKS):  # somebody may be writing
+        for _ in range(_MOST_PEEKS):  # another process may be writing
             with path.open("rb") as file:
                 found = _found_in(file.read(_MOST_BYTES))
             if found is not None:
@@ -604,7 +607,7 @@ def peek(path: Path) -> "Found":
 
 
 class Found(NamedTuple):
-    """What a whole record of any boot says."""
+    """The content of a complete record, of any boot."""
 
     rate: Rate
     clock_id: bytes
@@ -625,7 +628,7 @@ def _found_in(record: bytes) -> Found | None:
         rate = _rate_of(per_minute, burst, min_interval_s, record[_HEADER.size : terms_at])
         terms = Terms(*_TERMS.unpack_from(record, terms_at))
     except (ValueError, TypeError, RecursionError, struct.error):
-        return None  # written by whoever knows the checksum, and not by us
+        return None  # the checksum is right, but the limiter did not write it
     if not SLOWEST_PACE <= terms.pace <= FULL_PACE or not 0 <= terms.penalties < _MOST_COUNTED:
         return None
     prefix_bytes = terms_at + _TERMS.size
@@ -676,8 +679,8 @@ def _unpacked(payload: bytes, rate: Rate) -> State | None:
     return spread if min(numbers) >= 0 and spread.granted < _MOST_COUNTED else None
 
 
-def law(rate: Rate) -> Any:
-    """The module with the arithmetic of this rate's state."""
+def arithmetic_of(rate: Rate) -> Any:
+    """The module with the arithmetic for this rate: `shares` if it has weights, else `gcra`."""
     return shares if rate.weights else gcra
 
 
@@ -694,11 +697,11 @@ def _words(rate: Rate) -> str:
 
 
 WALL_CLOCK = b"the wall clock.."
-"""`clock_id` of hosts that share a file: they have no boot in common."""
+"""The `clock_id` of hosts that share a file, because each host has its own boot."""
 
 
 def _boot_id() -> bytes:
-    """Identity of the running boot; zeros where the system has none to tell."""
+    """Identity of the running boot; zeros if the system has none."""
     try:
         return UUID(Path("/proc/sys/kernel/random/boot_id").read_text().strip()).bytes
     except OSError:
@@ -709,7 +712,8 @@ _BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def _namespace_offset_ns() -> int:
-    """What a time namespace adds to the boot clock: containers of one host then agree.
+    """The offset that a time namespace adds to the boot clock; without it, containers of a host
+    agree.
 
     Source: time_namespaces(7), /proc/self/timens_offsets.
     """
@@ -733,14 +737,14 @@ def _boottime_without_offset_ns() -> int:
 boottime_ns: Callable[[], int] = (
     _boottime_without_offset_ns if _OFFSET_NS else partial(time.clock_gettime_ns, _BOOT_CLOCK)
 )
-"""Nanoseconds since boot, suspension included: the same for all processes, never set back."""
+"""Nanoseconds since boot, including suspension; the same for all processes, and never set back."""
 
 
 _open_files: weakref.WeakSet[StateFile] = weakref.WeakSet()
 
 
 def _reopen_after_fork() -> None:
-    """A forked child shares its parent's flock: it needs files, and mutexes, of its own."""
+    """Give a forked child its own files and mutexes, because it would share its parent's flock."""
     for file in list(_open_files):
         file._mutex = threading.Lock()  # pyright: ignore[reportPrivateUsage]
         file._close()  # pyright: ignore[reportPrivateUsage]

@@ -1,15 +1,15 @@
-"""What the processes of a file limiter have done: counters in a file, read without any lock.
+"""Counters of the processes that share a file limiter, in a file that is read without a lock.
 
-`<path>.stats` holds cells of one page. The first is common: how often the counters were reset, and
-a ring of (time, calls granted until then), a sample a second while calls come. Every other belongs
-to the process that has locked its byte, which writes it whenever it looks closer at the limiter's
-file: what is read is behind by the calls of 10 ms at most. It outlives the process, and who takes
-it over goes on with its sums.
+`<path>.stats` holds cells of one page. The first cell is common: the number of resets, and a ring
+of (time, calls granted until then) with one sample a second while calls come. Every other cell
+belongs to the process that has locked the cell's byte. The process writes its cell on the slow path
+of the limiter, so the counters are behind by the calls of 10 ms at most. The cell outlives the
+process; the next process that takes the cell continues its sums.
 
-The counters are told apart by source. A process knows 18 of them, the rest count as one.
+Counters are kept by source. A process counts 18 sources separately and the others as one.
 
-Counting never stops a call: where the file cannot be used the process counts for itself, and one
-warning says so. The total of granted calls and the penalties are those of the limiter's record.
+Counting never stops a call. If the file cannot be used, the process counts in memory and logs one
+warning. The total of granted calls and the penalties come from the limiter's record.
 """
 
 import atexit
@@ -27,21 +27,21 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rate_limit.gcra import FULL_PACE, SECOND_NS, pace_at
-from rate_limit.line import ByteLocks
+from rate_limit.queues import ByteLocks
 from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot, SourceSnapshot, wait_bucket
 from rate_limit.state_file import WALL_CLOCK, Counts, StateFile, boottime_ns, peek
 
 _log = logging.getLogger(__name__)
 
 _CELL = 512
-"""Numbers of 8 bytes: magic, abandoned slots, then a block per source."""
+"""Layout of a cell in numbers of 8 bytes: magic, abandoned slots, then one block per source."""
 
 _CELL_BYTES = 8 * _CELL
 _MAGIC = int.from_bytes(b"mixstat1", "little")
 _MOST_PROCESSES = 4096
 _ABANDONED = 1
-_RESETS = 1  # of the common cell
-_NAME_BYTES = 64  # begins with 1 where the block is in use
+_RESETS = 1  # index in the common cell
+_NAME_BYTES = 64  # the first byte is 1 if the block is used
 _AT_ONCE, _AFTER_WAIT, _WAITED_NS, _REFUSED, _WAITING, _WAITS = range(8, 14)
 _BLOCK = _WAITS + len(WAIT_BOUNDS_S) + 1
 _BLOCKS = range(2, _CELL - _BLOCK + 1, _BLOCK)
@@ -51,13 +51,14 @@ _MINUTE_NS = 60 * SECOND_NS
 
 
 class Stats:
-    """This process's counters. Whoever calls holds the limiter's lock, but for waits and refusals.
+    """The counters of this process.
 
-    The cell is taken at the first `sample`, which comes before anything is counted.
+    Callers hold the limiter's lock, except when they count waits and refusals. The cell is taken at
+    the first `sample`, before anything is counted.
 
     Args:
         path: the limiter's state file.
-        across_hosts: hosts share its folder; the counters are those of this host.
+        across_hosts: several hosts share the folder; the counters are those of this host.
     """
 
     def __init__(self, path: Path, across_hosts: bool = False):
@@ -67,7 +68,7 @@ class Stats:
         _all_stats.add(self)
 
     def count(self, calls: Mapping[str, int]) -> None:
-        """Calls of these sources passed at once."""
+        """Count calls of these sources that passed at once."""
         blocks = [
             (self.at_once.get(source) or self._new_block(source), n) for source, n in calls.items()
         ]
@@ -76,34 +77,34 @@ class Stats:
                 counts[at] += n
 
     def begin_wait(self, source: str) -> None:
-        """A caller has to wait."""
+        """Count a caller that starts to wait."""
         counts, at = self._block(source)
         with self._changing():
             counts[at + _WAITING] += 1
 
     def end_wait(self, source: str, passed: int, waited_s: float) -> None:
-        """It waits no longer; `passed` calls, 0 where it was cancelled or refused."""
+        """Count a caller that stops waiting; `passed` calls, 0 if it was cancelled or refused."""
         counts, at = self._block(source)
         with self._changing():
-            counts[at + _WAITING] -= counts[at + _WAITING] > 0  # a forked child begins with 0
+            counts[at + _WAITING] -= counts[at + _WAITING] > 0  # a forked child starts with 0
             if passed:
                 counts[at + _AFTER_WAIT] += passed
                 counts[at + _WAITED_NS] += int(waited_s * SECOND_NS) * passed
                 counts[at + _WAITS + wait_bucket(waited_s)] += passed
 
     def refuse(self, source: str, n: int) -> None:
-        """n calls were turned away."""
+        """Count n refused calls."""
         counts, at = self._block(source)
         with self._changing():
             counts[at + _REFUSED] += n
 
     def abandon(self, n: int) -> None:
-        """n slots could be used by nobody."""
+        """Count n slots that nobody could use."""
         with self._changing():
             self._counts[_ABANDONED] += n
 
     def sample(self, now_ns: int, granted: int) -> None:
-        """Note the calls granted until now, once a second."""
+        """Write a sample of the calls granted until now, once a second."""
         second = now_ns // SECOND_NS
         if second == self._sampled_s:
             return
@@ -115,24 +116,24 @@ class Stats:
         self._try_to_write(array("q", (now_ns, granted)), at)
 
     def write(self) -> None:
-        """Let the others see the counters."""
+        """Write the counters to the file."""
         with self._changing():
-            pass  # calls that pass at once may be counted without it
+            pass  # calls that pass at once can be counted without the file
 
     def close(self) -> None:
-        """Leave the cell to the next process; what was counted stays."""
+        """Free the cell for the next process; its counts stay."""
         self.write()
         with self._mutex:
             self._count_alone()
 
     def after_fork(self) -> None:
-        """The cell is the parent's."""
+        """Forget the cell in a forked child, because it belongs to the parent."""
         self._mutex = threading.Lock()
         self._count_alone()
 
     @contextmanager
     def _changing(self) -> Generator[None]:
-        """What was counted before a reset goes first; the others see the change at the end."""
+        """Apply a pending reset first, and write the counters at the end."""
         with self._mutex:
             if self._locks is not None:
                 resets = _resets_in(self._locks.handle)
@@ -143,18 +144,18 @@ class Stats:
             self._try_to_write(self._counts, self._cell * _CELL_BYTES)
 
     def _count_alone(self) -> None:
-        self._locks: ByteLocks | None = None  # closes the file when it goes, and the cell is free
+        self._locks: ByteLocks | None = None  # closing it closes the file and frees the cell
         self._cell = 0
         self._resets = b""
         self._counts: Counts = array("q", bytes(_CELL_BYTES))
         self._counts[0] = _MAGIC
         self.at_once: dict[str, tuple[Counts, int]] = {}
-        """Source -> where its calls that passed at once are counted, by who holds the lock."""
+        """Source -> the index of its counter of calls that passed at once."""
 
         self._sampled_s = -1
 
     def _claim(self) -> None:
-        """Take a cell of the file, with the sums of who had it before."""
+        """Take a cell of the file with its previous sums."""
         try:
             locks = ByteLocks(_open(self.path, os.O_RDWR | os.O_CREAT))
             cell = next((c for c in range(1, _MOST_PROCESSES) if locks.lock(c)), None)
@@ -217,11 +218,11 @@ class Stats:
 
 
 def reset(path: Path) -> None:
-    """Begin anew: an empty bucket, the full rate, no pause, nothing counted. Who waits waits anew.
+    """Reset a limiter: empty bucket, full rate, no pause, counters 0. Waiting calls reserve again.
 
     Raises:
-        OSError: no such file, or it cannot be used.
-        ValueError: it is no state file of a limiter.
+        OSError: the file is missing or cannot be used.
+        ValueError: the file is not a limiter's state.
     """
     found = peek(path)
     across_hosts = found.clock_id == WALL_CLOCK
@@ -239,11 +240,11 @@ def reset(path: Path) -> None:
 
 
 def snapshot_of(path: Path, clock_ns: Callable[[], int] | None = None) -> Snapshot:
-    """What the limiter with this state file has done; takes no lock and disturbs nobody.
+    """What the limiter with this state file has done so far; takes no lock.
 
     Raises:
-        OSError: no such file, or it cannot be read.
-        ValueError: it is no state file of a limiter.
+        OSError: the file is missing or cannot be read.
+        ValueError: the file is not a limiter's state.
     """
     rate, clock_id, _, terms, state = peek(path)
     across_hosts = clock_id == WALL_CLOCK
@@ -269,7 +270,7 @@ def _stats_path(path: Path, across_hosts: bool) -> Path:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Open it if it is a file of this user's own, without waiting for anybody."""
+    """Open the file without waiting, if it belongs to this user."""
     handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     found = os.fstat(handle)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
@@ -283,7 +284,7 @@ def _resets_in(handle: int) -> bytes:
 
 
 def _clear(counts: Counts) -> None:
-    """Count from nothing; who waits now stays counted."""
+    """Set the counters to 0, except the number of waiting callers."""
     counts[_ABANDONED] = 0
     for at in _BLOCKS:
         for i in range(_AT_ONCE, _BLOCK):
@@ -292,8 +293,8 @@ def _clear(counts: Counts) -> None:
 
 
 def _clear_cells(path: Path) -> None:
-    """Those of the living too; they are told, and count from nothing."""
-    with suppress(OSError):  # no statistics are no reason to keep the limiter from its reset
+    """Clear all cells; living processes notice it and start from 0."""
+    with suppress(OSError):  # a failure of the statistics must not prevent the reset
         locks = ByteLocks(_open(path, os.O_RDWR))
         common = _numbers(os.pread(locks.handle, _CELL_BYTES, 0))
         if len(common) < 2 or common[0] != _MAGIC:
@@ -308,7 +309,7 @@ def _clear_cells(path: Path) -> None:
 
 
 class _Cells:
-    """The cells of all processes, the dead ones' too, as they are now."""
+    """The current cells of all processes, including ended ones."""
 
     def __init__(self, path: Path):
         self._ring: list[tuple[int, int]] = []
@@ -318,7 +319,7 @@ class _Cells:
             self._read(ByteLocks(_open(path, os.O_RDONLY)))
 
     def granted_since(self, then_ns: int, now_ns: int, granted: int) -> int:
-        """Calls granted from `then_ns` until now, when there were `granted` of them in all."""
+        """Calls granted from `then_ns` until now, given `granted` calls in total."""
         seen = [
             before
             for at_ns, before in self._ring
@@ -360,7 +361,7 @@ def _numbers(content: bytes) -> Counts:
 
 
 def _names(counts: Counts) -> Iterator[tuple[int, str]]:
-    """Where the blocks in use begin, and their sources."""
+    """(start of a used block, its source)."""
     for at in _BLOCKS:
         text = array("q", counts[at : at + _NAME_BYTES // 8]).tobytes()
         if text[0]:

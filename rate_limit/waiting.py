@@ -1,4 +1,4 @@
-"""Runs a generator that says when to sleep: one description of a wait, for threads and tasks."""
+"""Runs a generator that yields sleeps, in a thread or in a task, so that a wait is written once."""
 
 from collections.abc import Awaitable, Callable, Generator
 from typing import TypeVar
@@ -6,11 +6,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 Steps = Generator[float, None, T]
-"""Yields seconds to sleep; returns what was waited for."""
+"""A generator that yields seconds to sleep and returns the result."""
 
 
 def run(steps: Steps[T], sleep: Callable[[float], None]) -> T:
-    """Go through the steps, sleeping in this thread."""
+    """Run the steps, sleeping in this thread."""
     while True:
         try:
             sleep_s = next(steps)
@@ -19,12 +19,12 @@ def run(steps: Steps[T], sleep: Callable[[float], None]) -> T:
         try:
             sleep(sleep_s)
         except BaseException:
-            steps.close()  # it cleans up now, not when it is collected
+            steps.close()  # clean up now, not at garbage collection
             raise
 
 
 async def run_async(steps: Steps[T], sleep: Callable[[float], Awaitable[None]]) -> T:
-    """Go through the steps, sleeping in this task."""
+    """Run the steps, sleeping in this task."""
     while True:
         try:
             sleep_s = next(steps)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rate_limit.gcra import LimiterTimeout
-from rate_limit.line import Line, TaskPlace, ThreadPlace
+from rate_limit.queues import CallerQueue, TaskPlace, ThreadPlace
 from rate_limit.slots import FileSlots
 
 
@@ -464,7 +464,7 @@ def test_a_place_whose_loop_is_closed_makes_room_for_the_next():
     async def place() -> TaskPlace:
         return TaskPlace()
 
-    line, first, last = Line(), ThreadPlace(), ThreadPlace()
+    line, first, last = CallerQueue(), ThreadPlace(), ThreadPlace()
     closed = asyncio.run(place())
     for each in (first, closed, last):
         line.join(each)

@@ -1,12 +1,12 @@
-"""Waiting in line, one by one in order of arrival: processes in a file, callers within a process.
+"""First-come queues: of processes, in a file (`ProcessQueue`); of callers in a process
+(`CallerQueue`).
 
-Between processes a place in line is a locked byte far beyond the end of a file (`FileLine`). The
-kernel frees it when the process dies.
+A process's place in a `ProcessQueue` is a locked byte far beyond the end of a file. The kernel
+frees the byte when the process dies.
 
-Within a process only the first of a `Line` acts, the others sleep until they are called. Order
-alone decides who is first, being called only tells it: whoever leaves, by success, timeout or
-cancellation, makes room for the next, and no turn is lost on the way. A task whose loop is blocked
-holds up those behind it.
+In a `CallerQueue` only the first caller acts; the others sleep until they are woken. Only the order
+decides who is first, so no turn is lost when a caller leaves by success, timeout or cancellation. A
+task whose event loop is blocked delays the callers behind it.
 
 Source: fcntl(2), "Open file description locks" (Linux 3.15).
 """
@@ -20,7 +20,7 @@ from collections import OrderedDict
 from functools import lru_cache
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock, 64 bit: type, whence, start, length, pid (0)
-_LINE = 1 << 40  # the first byte of the line
+_LINE = 1 << 40  # the first byte of the queue
 _END = 2**63 - 1
 _WHOLE_LINE = _FLOCK.pack(fcntl.F_WRLCK, 0, _LINE, _END - _LINE, 0)
 _NOBODY = fcntl.F_UNLCK.to_bytes(2, "little")
@@ -32,7 +32,7 @@ def _request(kind: int, byte: int) -> bytes:
 
 
 class ByteLocks:
-    """Locked bytes of an open file; locks through one handle do not exclude each other."""
+    """Locked bytes of an open file. Locks of the same handle do not exclude each other."""
 
     def __init__(self, handle: int):
         self.handle: int = handle
@@ -50,13 +50,13 @@ class ByteLocks:
         fcntl.fcntl(self.handle, fcntl.F_OFD_SETLKW, _request(fcntl.F_WRLCK, byte))
 
     def unlock(self, byte: int) -> None:
-        """Unlock a byte; none when the handle is closed."""
+        """Unlock a byte; does nothing if the handle is closed."""
         if self.handle >= 0:
             fcntl.fcntl(self.handle, fcntl.F_OFD_SETLK, _request(fcntl.F_UNLCK, byte))
 
     def other(self, start: int, end: int) -> tuple[int, int] | None:
-        """Start and end of a lock of another handle in the range: of any one, not the lowest."""
-        if start >= end:  # a length of 0 would mean without end
+        """Start and end of any one lock of another handle in the range."""
+        if start >= end:  # a length of 0 would mean no end
             return None
         query = _FLOCK.pack(fcntl.F_WRLCK, 0, start, end - start, 0)
         answer = fcntl.fcntl(self.handle, fcntl.F_OFD_GETLK, query)
@@ -66,7 +66,7 @@ class ByteLocks:
         return start, start + length if length else _END
 
     def count(self, start: int, end: int) -> int:
-        """How many bytes from `start` to before `end` other handles have locked."""
+        """The number of bytes in [start, end) that other handles have locked."""
         found, ranges = 0, [(start, end)]
         while ranges:
             start, end = ranges.pop()
@@ -86,43 +86,43 @@ class ByteLocks:
         self.close()
 
 
-class FileLine:
-    """The line of processes in a file, and our place in it.
+class ProcessQueue:
+    """The queue of processes in a file, and this process's place in it.
 
-    Needs no counter: who joins walks to the end of the line and locks the byte there. Those passed
-    over (`pass_over_first`) are left out of account until they are gone.
+    There is no counter: a process that joins locks the byte behind the last locked byte. Processes
+    that were passed over (`pass_over_first`) are ignored until they are gone.
     """
 
     def __init__(self, locks: ByteLocks):
         self._locks = locks
-        self._place = 0  # our byte; 0 for none
-        self._passed_over = 0  # this byte and all before it
+        self._place = 0  # this process's byte; 0 for none
+        self._passed_over = 0  # this byte and all bytes before it are ignored
 
     def is_empty(self) -> bool:
-        """Whether nobody else stands in line."""
+        """Whether no other process is in the queue."""
         if self._passed_over:
             return self._locks.other(self._start(), _END) is None
         return fcntl.fcntl(self._locks.handle, fcntl.F_OFD_GETLK, _WHOLE_LINE)[:2] == _NOBODY
 
     def stand(self) -> int:
-        """Join, or keep our place; returns how many stand before us."""
+        """Join the queue or keep the place; returns the number of processes ahead."""
         if not self._place:
             end = _LINE
             while (other := self._locks.other(end, _END)) is not None:
                 end = other[1]
             if not self._locks.lock(end):
-                return 1  # somebody was quicker: join at the next poll
+                return 1  # another process took the byte: join at the next poll
             self._place = end
         return self._locks.count(self._start(), self._place)
 
     def leave(self) -> None:
-        """Give up our place, if we have one."""
+        """Leave the queue, if this process is in it."""
         place, self._place = self._place, 0
         if place:
             self._locks.unlock(place)
 
     def pass_over_first(self) -> int:
-        """Take no more account of the first in line before us; returns its place."""
+        """Ignore the first process ahead from now on; returns its place."""
         start, first = self._start(), self._place
         while (other := self._locks.other(start, first)) is not None:
             first = other[0]
@@ -130,7 +130,7 @@ class FileLine:
         return first - _LINE
 
     def count(self) -> int:
-        """How many stand in line, we included."""
+        """The number of processes in the queue, including this one."""
         return bool(self._place) + self._locks.count(_LINE, _END)
 
     def _start(self) -> int:
@@ -141,23 +141,23 @@ class FileLine:
 
 
 class ThreadPlace:
-    """A thread's place in a line."""
+    """A thread's place in a queue."""
 
     def __init__(self) -> None:
         self._called = threading.Event()
 
     def call(self) -> bool:
-        """Tell it that it is first; from any thread. False when nobody can hear it any more."""
+        """Wake the caller, because it is first; from any thread. False if the caller is gone."""
         self._called.set()
         return True
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait to be called, and no longer than `timeout_s`."""
+        """Wait until woken, at most `timeout_s`."""
         self._called.wait(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
 
 
 class TaskPlace:
-    """The running task's place in a line."""
+    """The running task's place in a queue."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -183,22 +183,23 @@ class TaskPlace:
 Place = ThreadPlace | TaskPlace
 
 
-class Line:
-    """Places in order of arrival. Its owner sees to it that one thread at a time changes it."""
+class CallerQueue:
+    """Places in order of arrival. The owner must let only one thread at a time change it."""
 
     def __init__(self) -> None:
         self._places: OrderedDict[Place, None] = OrderedDict()
         self.first: Place | None = None
-        """Whose turn it is; None when nobody waits."""
+        """The first place; None if nobody waits."""
 
     def join(self, place: Place) -> None:
-        """Stand at the end."""
+        """Join at the end."""
         self._places[place] = None
         if self.first is None:
             self.first = place
 
     def leave(self, place: Place) -> None:
-        """Go, wherever in the line; a new first is called. Without a place nothing happens."""
+        """Leave the queue, from any place; a new first caller is woken. Does nothing without a
+        place."""
         self._places.pop(place, None)
         if place is not self.first:
             return
