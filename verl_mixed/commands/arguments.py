@@ -3,9 +3,10 @@
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Protocol
 
 from verl_mixed.run.text import printable
 
@@ -28,30 +29,48 @@ class Help:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
-def add_run_dir(parser: argparse.ArgumentParser) -> None:
+class TakesArguments(Protocol):
+    """A parser, or a group of its arguments."""
+
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action: ...
+
+
+def add_option(
+    parser: TakesArguments,
+    name: str,
+    metavar: str,
+    help: str,
+    type: Callable[[str], Any] = str,
+    default: Any = None,
+    **settings: Any,
+) -> None:
+    """Add an option with a value; its default is added to the help text."""
+    if default is not None:
+        help += f" (default {default:g})" if isinstance(default, float) else f" (default {default})"
+    parser.add_argument(name, metavar=metavar, help=help, type=type, default=default, **settings)
+
+
+def add_flag(parser: TakesArguments, name: str, help: str) -> None:
+    """Add an option without a value."""
+    parser.add_argument(name, help=help, action="store_true")
+
+
+def add_run_dir(parser: TakesArguments) -> None:
     """Add RUN, the folder of a run, as `run_dir`."""
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="runs/<experiment>")
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+def add_config_arguments(parser: TakesArguments) -> None:
     """Add the arguments that choose the run config: KEY=VALUE, --config, --config-dir."""
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of the run config"
     )
+    files = "agent_config.yaml or training_config.yaml in AgentFly's style; may be given twice"
     parser.add_argument(
-        "--config",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="agent_config.yaml or training_config.yaml in AgentFly's style; may be given twice",
+        "--config", type=Path, action="append", default=[], metavar="FILE", help=files
     )
-    parser.add_argument(
-        "--config-dir",
-        type=Path,
-        metavar="FOLDER",
-        help="folder of your own config files, such as mixture/mine.yaml for mixture=mine",
-    )
+    folder = "folder of your own config files, such as mixture/mine.yaml for mixture=mine"
+    add_option(parser, "--config-dir", "FOLDER", folder, Path)
 
 
 def config_overrides(arguments: argparse.Namespace, screen: IO[str] | None = None) -> list[str]:

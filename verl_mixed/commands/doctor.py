@@ -15,7 +15,13 @@ from config.schema import ConfigError
 from verl_mixed.checks import packages
 from verl_mixed.checks.finding import Check, Finding, as_json, bad, ok, report, run_all
 from verl_mixed.checks.machine import devices, machine, ray_cluster, services, storage
-from verl_mixed.commands.arguments import Help, add_config_arguments, config_overrides
+from verl_mixed.commands.arguments import (
+    Help,
+    add_config_arguments,
+    add_flag,
+    add_option,
+    config_overrides,
+)
 from verl_mixed.exit_codes import GOOD, NOT_GOOD
 from verl_mixed.run.state import RUNS
 
@@ -38,19 +44,16 @@ verl-mixed doctor --ray 10.0.0.2:6379 --locks /shared/runs""",
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
-    parser.add_argument(
-        "--locks",
-        type=Path,
-        metavar="FOLDER",
-        help="test locks on a shared folder between all nodes of the Ray cluster",
-    )
-    parser.add_argument(
+    add_flag(parser, "--json", "one JSON object instead of lines")
+    locks = "test locks on a shared folder between all nodes of the Ray cluster"
+    add_option(parser, "--locks", "FOLDER", locks, Path)
+    add_option(
+        parser,
         "--ray",
-        type=_ray_address,
-        metavar="ADDRESS",
-        help="cluster to look at: ip:port, or auto for the one that runs on this machine (default: "
-        "the cluster of MASTER_IP or RAY_ADDRESS, if any)",
+        "ADDRESS",
+        "cluster to look at: ip:port, or auto for the one that runs on this machine (default: the "
+        "cluster of MASTER_IP or RAY_ADDRESS, if any)",
+        _ray_address,
     )
 
 

@@ -12,7 +12,7 @@ from statistics import fmean
 
 from samplers.disk import claimed, sync
 from samplers.rows.draft import draft_folder
-from verl_mixed.commands.arguments import Help, add_run_dir, at_least_one
+from verl_mixed.commands.arguments import Help, add_option, add_run_dir, at_least_one
 from verl_mixed.exit_codes import GOOD, NOT_GOOD
 from verl_mixed.run.checkpoints import checkpoint_of, checkpoint_steps, missing_part
 from verl_mixed.run.hugging_face import DType, read_model, write_errors, write_model
@@ -40,20 +40,10 @@ LATEST, BEST = "latest", "best"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_dir(parser)
-    parser.add_argument(
-        "--step",
-        type=_step,
-        default=LATEST,
-        metavar="N",
-        help="step of the checkpoint; latest (default), or best: the one with the highest "
-        "validation reward",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FOLDER",
-        help="folder to make; it must not exist (default RUN/export/step_<N>-<dtype>)",
-    )
+    step = "step of the checkpoint, or best: the one with the highest validation reward"
+    add_option(parser, "--step", "N", step, _step, LATEST)
+    folder = "folder to make; it must not exist (default RUN/export/step_<N>-<dtype>)"
+    add_option(parser, "--output", "FOLDER", folder, Path)
     parser.add_argument(
         "--dtype",
         choices=("fp32", "bf16"),

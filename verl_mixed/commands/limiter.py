@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from verl_mixed.commands.arguments import Help
+from verl_mixed.commands.arguments import Help, add_flag, add_option
 from verl_mixed.exit_codes import GOOD, USAGE
 from verl_mixed.run.text import print_error
 
@@ -22,20 +22,11 @@ verl-mixed limiter runs/mixed_demo --ray auto""",
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="PATH", help="runs/<experiment> or state file")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument(
-        "--watch", action="store_true", help="show it every second, until interrupted"
-    )
-    parser.add_argument(
-        "--reset",
-        action="store_true",
-        help="first reset the limiter: empty bucket, full rate, counts of 0",
-    )
-    parser.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="cluster whose actor keeps the limit (auto: the cluster that runs on this machine)",
-    )
+    add_flag(parser, "--json", "one JSON object instead of the table")
+    add_flag(parser, "--watch", "show it every second, until interrupted")
+    add_flag(parser, "--reset", "first reset the limiter: empty bucket, full rate, counts of 0")
+    ray = "cluster whose actor keeps the limit (auto: the cluster that runs on this machine)"
+    add_option(parser, "--ray", "ADDRESS", ray)
 
 
 def run(arguments: argparse.Namespace) -> int:

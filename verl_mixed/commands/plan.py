@@ -8,6 +8,8 @@ from pathlib import Path
 from verl_mixed.commands.arguments import (
     Help,
     add_config_arguments,
+    add_flag,
+    add_option,
     at_least_one,
     config_overrides,
 )
@@ -27,20 +29,10 @@ PROFILE=laptop verl-mixed plan mixed.sources.math.ratio=0.2 --diff runs/mixed_de
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
-    parser.add_argument(
-        "--batches",
-        type=at_least_one,
-        default=10,
-        metavar="N",
-        help="how many batches to list (default 10)",
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of the tables")
-    parser.add_argument(
-        "--diff",
-        type=Path,
-        metavar="OTHER",
-        help="compare with this file: the config.yaml of a run, or a mixture",
-    )
+    add_option(parser, "--batches", "N", "how many batches to list", at_least_one, 10)
+    add_flag(parser, "--json", "one JSON object instead of the tables")
+    diff = "compare with this file: the config.yaml of a run, or a mixture"
+    add_option(parser, "--diff", "OTHER", diff, Path)
 
 
 def run(arguments: argparse.Namespace) -> int:

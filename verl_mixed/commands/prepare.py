@@ -13,7 +13,7 @@ from typing import Any
 
 from samplers.kind import Kind
 from samplers.rows.sources import KINDS, kind_of
-from verl_mixed.commands.arguments import Help, at_least_one
+from verl_mixed.commands.arguments import Help, add_flag, add_option, at_least_one
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 from verl_mixed.run.text import print_error
 
@@ -83,45 +83,24 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
     demo = add("demo", "data, corpus and model of the laptop demo (minutes)")
     DEMO.add_to(demo)
-    demo.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of data and model (default 0)"
-    )
-    demo.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="folder to write (default data/demo/seed<N>)"
-    )
+    add_option(demo, "--seed", "N", "seed of data and model", int, 0)
+    add_option(demo, "--out", "FOLDER", "folder to write (default data/demo/seed<N>)", Path)
     demo.set_defaults(run=_run_demo)
 
     smollm = add("smollm", "a pretrained model and rows for PROFILE=smollm (SmolLM2-135M-Instruct)")
     SMOLLM.add_to(smollm)
-    smollm.add_argument(
-        "--gguf",
-        type=Path,
-        metavar="FILE",
-        help="a copy of the package's GGUF file, for a machine without network",
-    )
-    smollm.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the generated rows (default 0)"
-    )
+    gguf = "a copy of the package's GGUF file, for a machine without network"
+    add_option(smollm, "--gguf", "FILE", gguf, Path)
+    add_option(smollm, "--seed", "N", "seed of the generated rows", int, 0)
     smollm.set_defaults(run=_run_smollm)
 
     corpus = add("corpus", "the search index of a file of passages")
     CORPUS.add_to(corpus)
-    corpus.add_argument(
-        "--input",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help='JSON lines of {"id", "contents"}, plain or gzip',
-    )
-    corpus.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="folder of the index (default <input>.index)"
-    )
-    corpus.add_argument(
-        "--skip-bad", action="store_true", help="leave out, and count, lines that are not passages"
-    )
-    corpus.add_argument(
-        "--limit", type=at_least_one, metavar="N", help="passages to take (default all)"
-    )
+    passages = 'JSON lines of {"id", "contents"}, plain or gzip'
+    add_option(corpus, "--input", "FILE", passages, Path, required=True)
+    add_option(corpus, "--output", "FOLDER", "folder of the index (default <input>.index)", Path)
+    add_flag(corpus, "--skip-bad", "leave out, and count, lines that are not passages")
+    add_option(corpus, "--limit", "N", "passages to take (default all)", at_least_one)
     corpus.set_defaults(run=_run_corpus)
 
     own = {name: kind_of(name) for name in words[1:2] if name.endswith(".py")}
@@ -140,55 +119,30 @@ def _add_row_arguments(parser: argparse.ArgumentParser, kind: Kind) -> None:
     """
     files = parser.add_argument_group("files")
     files.add_argument("--input", type=Path, nargs="+", required=True, metavar="FILE")
-    files.add_argument("--output", type=Path, required=True, metavar="FILE", help=".parquet")
+    add_option(files, "--output", "FILE", ".parquet", Path, required=True)
     files.add_argument(
         "--split",
         choices=("train", "validation"),
         default="train",
         help="split of the rows of --output (default train)",
     )
-    files.add_argument(
-        "--validation",
-        type=share_or_count,
-        metavar="SHARE|COUNT",
-        help="rows that go to --validation-output instead, chosen by a hash of their id: 0.05 or "
-        "500",
-    )
-    files.add_argument("--validation-output", type=Path, metavar="FILE", help=".parquet")
+    validation = "rows for --validation-output, chosen by a hash of their id: 0.05 or 500"
+    add_option(files, "--validation", "SHARE|COUNT", validation, share_or_count)
+    add_option(files, "--validation-output", "FILE", ".parquet", Path)
 
     rows = parser.add_argument_group("rows")
-    rows.add_argument("--limit", type=int, metavar="N", help="stop when N rows are kept")
-    rows.add_argument(
-        "--sample",
-        type=int,
-        metavar="N",
-        help="draw N of the rows by a hash of their id; their order does not matter",
-    )
-    rows.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        metavar="N",
-        help="seed of --sample and --validation (default 0)",
-    )
-    rows.add_argument(
-        "--tokenizer",
-        metavar="PATH",
-        help="measure prompts with this Hugging Face folder or name (default: in characters)",
-    )
-    rows.add_argument(
-        "--max-prompt-tokens",
-        type=int,
-        metavar="N",
-        help="leave out longer prompts; the source's template is not counted",
-    )
-    rows.add_argument(
-        "--skip-bad",
-        action="store_true",
-        help="leave out, and count, records that break their schema (default: stop at the first)",
-    )
-    rows.add_argument("--source", metavar="NAME", help=f"source of the rows (default {kind.name})")
-    rows.add_argument("--agent", metavar="NAME", help=f"agent of the rows (default {kind.agent})")
+    add_option(rows, "--limit", "N", "stop when N rows are kept", int)
+    sample = "draw N of the rows by a hash of their id; their order does not matter"
+    add_option(rows, "--sample", "N", sample, int)
+    add_option(rows, "--seed", "N", "seed of --sample and --validation", int, 0)
+    tokenizer = "measure prompts with this Hugging Face folder or name (default: in characters)"
+    add_option(rows, "--tokenizer", "PATH", tokenizer)
+    longest = "leave out longer prompts; the source's template is not counted"
+    add_option(rows, "--max-prompt-tokens", "N", longest, int)
+    bad = "leave out, and count, records that break their schema (default: stop at the first)"
+    add_flag(rows, "--skip-bad", bad)
+    add_option(rows, "--source", "NAME", f"source of the rows (default {kind.name})")
+    add_option(rows, "--agent", "NAME", f"agent of the rows (default {kind.agent})")
 
     if kind.options:
         own = parser.add_argument_group(f"options of {kind.name}")

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl_mixed.commands.arguments import Help
+from verl_mixed.commands.arguments import Help, add_flag, add_option
 from verl_mixed.exit_codes import GOOD, NOT_GOOD
 from verl_mixed.run.state import RunFolder
 from verl_mixed.run.text import print_error
@@ -30,20 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run_dirs", type=Path, nargs="+", metavar="RUN", help="runs/<experiment>; may still run"
     )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="the page (default RUN/report.html; for several runs comparison.html in the first)",
-    )
-    parser.add_argument(
-        "--png", action="store_true", help="also write all charts as an image beside the page"
-    )
-    parser.add_argument(
-        "--csv",
-        action="store_true",
-        help="also write a table beside the page: a row per step, a column per metric",
-    )
+    page = "the page (default RUN/report.html; for several runs comparison.html in the first)"
+    add_option(parser, "--output", "FILE", page, Path)
+    add_flag(parser, "--png", "also write all charts as an image beside the page")
+    table = "also write a table beside the page: a row per step, a column per metric"
+    add_flag(parser, "--csv", table)
 
 
 def run(arguments: argparse.Namespace) -> int:

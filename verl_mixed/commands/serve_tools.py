@@ -11,7 +11,7 @@ from annotated_types import Ge
 from pydantic.fields import FieldInfo
 
 from agent_loop.tools.server.settings import ServerSettings
-from verl_mixed.commands.arguments import Help, at_least_one
+from verl_mixed.commands.arguments import Help, add_option, at_least_one
 from verl_mixed.exit_codes import GOOD, NOT_GOOD
 from verl_mixed.run.text import print_error
 
@@ -48,26 +48,18 @@ _METAVARS = {"host": "ADDRESS", "search_upstream": "URL", "limiter_path": "FILE"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--ready-file",
-        type=Path,
-        metavar="FILE",
-        help="file to which the server writes its url and pid once it listens",
-    )
-    parser.add_argument(
+    ready_file = "file to which the server writes its url and pid once it listens"
+    add_option(parser, "--ready-file", "FILE", ready_file, Path)
+    add_option(
+        parser,
         "--token-file",
-        type=Path,
-        metavar="FILE",
-        help="file with the token that callers must send (default: $TOOL_SERVER_TOKEN if it is "
-        "set, else no token is needed)",
+        "FILE",
+        "file with the token that callers must send (default: $TOOL_SERVER_TOKEN if it is set, "
+        "else no token is needed)",
+        Path,
     )
-    parser.add_argument(
-        "--settings",
-        type=json.loads,
-        default={},
-        metavar="JSON",
-        help="settings by their names in agent_loop/tools/server/settings.py",
-    )
+    settings = "settings by their names in agent_loop/tools/server/settings.py"
+    add_option(parser, "--settings", "JSON", settings, json.loads)
     for name, field in ServerSettings.model_fields.items():
         if name not in _NOT_OPTIONS:
             option = _OPTIONS.get(name, name.replace("_", "-"))
@@ -111,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         if name in ServerSettings.model_fields
     }
     token = _token(arguments.token_file)
-    settings = ServerSettings.model_validate(arguments.settings | given | {"token": token})
+    settings = ServerSettings.model_validate((arguments.settings or {}) | given | {"token": token})
     try:
         serve(settings, ready_file=arguments.ready_file)
     except OSError as error:

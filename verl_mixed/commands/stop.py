@@ -2,7 +2,7 @@
 
 import argparse
 
-from verl_mixed.commands.arguments import Help, add_run_dir
+from verl_mixed.commands.arguments import Help, add_option, add_run_dir
 from verl_mixed.exit_codes import GOOD, NOT_GOOD
 from verl_mixed.run.text import print_error
 
@@ -20,13 +20,8 @@ verl-mixed stop runs/mixed_demo --grace 0""",
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_dir(parser)
-    parser.add_argument(
-        "--grace",
-        type=float,
-        default=900.0,
-        metavar="SECONDS",
-        help="time for the current step and its checkpoint (default 900; 0: do not ask)",
-    )
+    grace = "time for the current step and its checkpoint, 0: do not ask"
+    add_option(parser, "--grace", "SECONDS", grace, float, 900.0)
 
 
 def run(arguments: argparse.Namespace) -> int:

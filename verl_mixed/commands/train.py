@@ -6,7 +6,13 @@ import sys
 from pathlib import Path
 
 from verl_mixed.commands import check
-from verl_mixed.commands.arguments import Help, add_config_arguments, config_overrides
+from verl_mixed.commands.arguments import (
+    Help,
+    add_config_arguments,
+    add_flag,
+    add_option,
+    config_overrides,
+)
 from verl_mixed.run.text import printable
 
 HELP = Help(
@@ -43,24 +49,15 @@ verl-mixed train --config-dir my_config mixture=mine""",
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument(
+    add_flag(
+        instead,
         "--dry-run",
-        action="store_true",
-        help="print the config, what would happen and every problem of the settings; start and "
-        "write nothing, and do not read data and model",
+        "print the config, what would happen and every problem of the settings; start and write "
+        "nothing, and do not read data and model",
     )
-    instead.add_argument(
-        "--validate-only",
-        action="store_true",
-        help="do what `verl-mixed check` does for this config",
-    )
-    parser.add_argument(
-        "--log-file",
-        type=Path,
-        metavar="FILE",
-        help="append what is printed to this file too; the run then prints a line a step instead "
-        "of a screen",
-    )
+    add_flag(instead, "--validate-only", "do what `verl-mixed check` does for this config")
+    log_file = "append what is printed to this file too; the run then prints a line a step"
+    add_option(parser, "--log-file", "FILE", log_file, Path)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from agent_loop.training.run_folder import write_text
 from agent_loop.turns.trajectory import StopReason
-from verl_mixed.commands.arguments import Help, add_run_dir, at_least_one
+from verl_mixed.commands.arguments import Help, add_option, add_run_dir, at_least_one
 from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.text import print_error, printable
@@ -44,35 +44,16 @@ verl-mixed view runs/mixed_demo --html math.html --source math --step 10-16 --re
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_dir(parser)
-    parser.add_argument(
-        "--port", type=_port, default=0, help="port of the page (default: a free one)"
-    )
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write this file instead of serving"
-    )
+    add_option(parser, "--port", "PORT", "port of the page, 0: a free one", _port, 0)
+    add_option(parser, "--html", "FILE", "write this file instead of serving", Path)
     only = parser.add_argument_group("trajectories that --html writes (default: the first ones)")
-    only.add_argument("--source", default="", help="trajectories of one source")
-    only.add_argument(
-        "--step", type=_steps, metavar="STEPS", help="a step (3) or a range of steps (3-7)"
-    )
-    only.add_argument(
-        "--outcome",
-        default="",
-        help="solved, unsolved, lost, 'tool error', or a stop reason such as max_turns",
-    )
-    only.add_argument(
-        "--reward",
-        type=_rewards,
-        default=(None, None),
-        metavar="MIN:MAX",
-        help="MIN or MAX may be left out",
-    )
-    only.add_argument(
-        "--text", default="", help="words that the response must contain, all of them"
-    )
-    only.add_argument(
-        "--most", type=at_least_one, default=100, metavar="N", help="at most N (default 100)"
-    )
+    add_option(only, "--source", "SOURCE", "trajectories of one source")
+    add_option(only, "--step", "STEPS", "a step (3) or a range of steps (3-7)", _steps)
+    outcome = "solved, unsolved, lost, 'tool error', or a stop reason such as max_turns"
+    add_option(only, "--outcome", "OUTCOME", outcome)
+    add_option(only, "--reward", "MIN:MAX", "MIN or MAX may be left out", _rewards)
+    add_option(only, "--text", "TEXT", "words that the response must contain, all of them")
+    add_option(only, "--most", "N", "at most N", at_least_one, 100)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -116,14 +97,14 @@ def _run(arguments: argparse.Namespace, config: Mapping[str, Any], index: Index)
         print(f"note: {printable(note)}", file=sys.stderr)
     if arguments.html is None:
         return _serve(create_app(name, index, decode, note), arguments.port)
-    reward_min, reward_max = arguments.reward
+    reward_min, reward_max = arguments.reward or (None, None)
     chosen = Filter(
-        source=arguments.source,
+        source=arguments.source or "",
         steps=arguments.step,
-        outcome=arguments.outcome,
+        outcome=arguments.outcome or "",
         reward_min=reward_min,
         reward_max=reward_max,
-        text=arguments.text,
+        text=arguments.text or "",
     )
     page, shown, total = page_of(name, index, decode, note, chosen, arguments.most)
     try:
@@ -136,7 +117,7 @@ def _run(arguments: argparse.Namespace, config: Mapping[str, Any], index: Index)
     return GOOD
 
 
-def _is_known(option: str, word: str, known: Iterable[str]) -> bool:
+def _is_known(option: str, word: str | None, known: Iterable[str]) -> bool:
     if not word or word in known:
         return True
     print_error(f"{option} {word}: not in this run; it has {', '.join(known) or 'none yet'}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from verl_mixed.commands.arguments import Help, add_run_dir
+from verl_mixed.commands.arguments import Help, add_flag, add_option, add_run_dir
 from verl_mixed.exit_codes import GOOD
 from verl_mixed.run.state import RunFolder
 from verl_mixed.run.text import printable
@@ -35,21 +35,10 @@ LEAST_INTERVAL_S = 0.1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_dir(parser)
-    parser.add_argument(
-        "--once", action="store_true", help="show the run once, even while it is running"
-    )
-    parser.add_argument(
-        "--follow",
-        action="store_true",
-        help="wait for a run that has not begun; go on after it ends, since it may be resumed",
-    )
-    parser.add_argument(
-        "--interval",
-        type=_interval,
-        default=1.0,
-        metavar="SECONDS",
-        help="time between two updates (default 1)",
-    )
+    add_flag(parser, "--once", "show the run once, even while it is running")
+    follow = "wait for a run that has not begun; go on after it ends, since it may be resumed"
+    add_flag(parser, "--follow", follow)
+    add_option(parser, "--interval", "SECONDS", "time between two updates", _interval, 1.0)
 
 
 def _interval(text: str) -> float:

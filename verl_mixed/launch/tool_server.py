@@ -71,7 +71,7 @@ def start_tool_server(
     with urllib.request.urlopen(request, timeout=10) as answer:
         health = json.load(answer)
     if health["sandbox"] is None and _runs_code(plan.config):
-        raise RunFailed(f"programs cannot be isolated, so none is run: {health['sandbox_why']}")
+        raise RunFailed(f"no isolation for programs, so none is run: {health['sandbox_why']}")
     say(f"tools        {url} (sandbox {health['sandbox']}, {health['passages']} passages)")
     return server
 

@@ -105,12 +105,12 @@ def _model(described: Path, dtype: Any) -> "PreTrainedModel":
     return model
 
 
-def merge(shards: Sequence[Path], dtype: Any = None) -> "dict[str, Tensor]":
+def merge(shards: Sequence[Path], dtype: Any) -> "dict[str, Tensor]":
     """The weights of a model from the state that each rank saved.
 
     Args:
         shards: `model_world_size_<W>_rank_<R>.pt`, all W in order of rank.
-        dtype: a torch dtype; None keeps the dtype of the files.
+        dtype: a torch dtype, for weights of floating point.
 
     Returns:
         Name -> whole weight; tied weights occur under each of their names.

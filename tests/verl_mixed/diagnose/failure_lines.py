@@ -56,7 +56,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "RuntimeError: weight sync incomplete: 3 of 40 parameters missing, first ['a', 'b']",
     ),
     # agent_loop/tools/sandbox/__init__.py open_sandbox;
-    # verl_mixed/launch/launcher.py _start_tool_server
+    # verl_mixed/launch/tool_server.py start_tool_server
     "sandbox-unavailable": (
         "agent_loop.tools.sandbox.program.SandboxUnavailable: no sandbox for untrusted code with "
         "sandbox='auto' (bubblewrap: not installed; landlock: no such call)",
@@ -377,7 +377,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
         "ImportError: cannot import name 'x' from 'transformers'",
     ),
-    # verl_mixed/launch/launcher.py _say_problems; hydra/_internal/config_loader_impl.py:393;
+    # verl_mixed/launch/launcher.py train; hydra/_internal/config_loader_impl.py:393;
     # omegaconf/dictconfig.py:163; verl/utils/config.py:125
     "config-refused": (
         "cannot start, 2 problems:",
