@@ -14,9 +14,9 @@ from config.lookup import at, files_at
 from samplers.rows.sources import kind_of
 from verl_mixed.launch.plan import Plan, plan_of
 from verl_mixed.launch.trainer import TRAINER
-from verl_mixed.run.compose import REQUIRED, compose_config, unset_keys
+from verl_mixed.run.compose import compose_config, unset_keys
 from verl_mixed.run.name import RunFacts, facts_of
-from verl_mixed.run.settings import overrides_from
+from verl_mixed.run.settings import VARIABLES, overrides_from
 
 _MODEL = "actor_rollout_ref.model.path"
 
@@ -51,7 +51,7 @@ def dry_run(
         lines.append(f"config       kept in {run.folder}/config as {kept}")
     lines += [f"data         {line}" for line in _data(plan, raw)]
     has_model = _MODEL not in unset_keys(plan.config)
-    model = at(plan.config, _MODEL) if has_model else f"none; set {REQUIRED[_MODEL].variable}"
+    model = at(plan.config, _MODEL) if has_model else f"none; set {VARIABLES[_MODEL]}"
     lines.append(f"model        {model}")
     lines += [f"first        {line}" for line in plan.still_to_make()]
     tools = "a tool server of its own, on a free port" if plan.own_tool_server else plan.server_url
@@ -105,7 +105,7 @@ def _data(plan: Plan, raw: Mapping[str, str]) -> Iterator[str]:
     unset = unset_keys(plan.config)
     for key, use in {"data.train_files": "", "data.val_files": "validation"}.items():
         if key in unset:
-            yield f"none; set {REQUIRED[key].variable}"
+            yield f"none; set {VARIABLES[key]}"
             continue
         for file in files_at(plan.config, key):
             if plan.generated is None or Path(file).parent != plan.generated:

@@ -6,7 +6,6 @@ value are reported here; values are checked by `config.schema` and `verl_mixed.c
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,29 +17,19 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.lookup import at
 from config.schema import ConfigError
+from verl_mixed.run.settings import VARIABLES
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 CONFIG_NAME = "mixed_dataset_grpo"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Required:
-    """A key that every run must set."""
-
-    variable: str
-    """Environment variable that sets it."""
-
-    stock: str
-    """verl's default. Merging `???` over the default keeps it, so it counts as unset."""
-
-
-REQUIRED: Mapping[str, Required] = {
-    "data.train_files": Required(variable="TRAIN_FILES", stock="~/data/rlhf/gsm8k/train.parquet"),
-    "data.val_files": Required(variable="VAL_FILES", stock="~/data/rlhf/gsm8k/test.parquet"),
-    "actor_rollout_ref.model.path": Required(
-        variable="MODEL_PATH", stock="~/models/deepseek-llm-7b-chat"
-    ),
+REQUIRED: Mapping[str, str] = {
+    "data.train_files": "~/data/rlhf/gsm8k/train.parquet",
+    "data.val_files": "~/data/rlhf/gsm8k/test.parquet",
+    "actor_rollout_ref.model.path": "~/models/deepseek-llm-7b-chat",
 }
+"""Key that every run must set -> verl's default. Merging `???` over the default keeps it, so the
+default counts as unset."""
 
 
 def verl_folder() -> Path:
@@ -97,16 +86,12 @@ def unset_keys(config: Mapping[str, Any]) -> set[str]:
     """The keys of `REQUIRED` that have no value."""
     if isinstance(config, DictConfig):
         config = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
-    return {
-        key
-        for key, required in REQUIRED.items()
-        if at(config, key) in (None, MISSING, required.stock)
-    }
+    return {key for key, default in REQUIRED.items() if at(config, key) in (None, MISSING, default)}
 
 
 def unset_problems(config: Mapping[str, Any]) -> list[str]:
     """A sentence for each of `unset_keys`."""
-    return [f"{key}: no value; set {REQUIRED[key].variable}" for key in sorted(unset_keys(config))]
+    return [f"{key}: no value; set {VARIABLES[key]}" for key in sorted(unset_keys(config))]
 
 
 def resolve(config: DictConfig, *, complete: bool = True) -> dict[str, Any]:

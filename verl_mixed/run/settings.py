@@ -91,6 +91,9 @@ SETTINGS: Mapping[str, Setting] = {
     "RAY_TEMP_DIR": Setting("ray_kwargs.ray_init._temp_dir", _quoted, "a folder", "++"),
 }
 
+VARIABLES = {setting.key: name for name, setting in SETTINGS.items()}
+"""Key of the run config -> the environment variable that sets it."""
+
 ADDRESS_KEY = "ray_kwargs.ray_init.address"
 """Address of the Ray cluster that a run joins. Without it, a run starts its own Ray."""
 

@@ -19,7 +19,7 @@ from verl_mixed.checks.config.algorithm import ESTIMATORS, algorithm_problems
 from verl_mixed.checks.config.devices import gpu_problems, package_gaps
 from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.compose import CONFIG_DIR, REQUIRED, compose_config, resolve
-from verl_mixed.run.settings import SETTINGS
+from verl_mixed.run.settings import SETTINGS, VARIABLES
 
 PROFILES = sorted(path.stem for path in CONFIG_DIR.glob("profile/*.yaml"))
 GPU_PROFILES = [name for name in PROFILES if name.startswith("gpu")]
@@ -238,7 +238,7 @@ def documented(name: str) -> list[str]:
     script = words.index("./run_mixed_training.sh")
     variables = dict(word.split("=", 1) for word in words[:script])
     assert variables["PROFILE"] == "gpu"
-    assert {required.variable for required in REQUIRED.values()} <= variables.keys()
+    assert {VARIABLES[key] for key in REQUIRED} <= variables.keys()
     assert variables.keys() <= SETTINGS.keys() | {"MASTER_IP"}
     assert all("=" in word for word in words[script + 1 :])
     return words[script + 1 :]
