@@ -1,4 +1,4 @@
-"""TACO: try a program in the sandbox, read its output, hand in a program as the answer."""
+"""Agent loop of TACO: runs programs in the sandbox; the answer is a program."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from agent_loop.turns.turn_loop import Observation
 
 
 class CodeExecutionAgentLoop(TaggedAgentLoop):
-    """`<code>` runs on the example input; `<answer>` is the program to judge."""
+    """`<code>` runs with the example input; `<answer>` is the program that the reward tests."""
 
     actions = (ActionKind.CODE, ActionKind.ANSWER)
 

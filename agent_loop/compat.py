@@ -1,4 +1,4 @@
-"""What Python 3.10 lacks: `enum.StrEnum`, `asyncio.timeout`, and for task groups `gather_all`."""
+"""For Python 3.10: `StrEnum`, `timeout`, and `gather_all` in place of task groups."""
 
 import asyncio
 import sys
@@ -24,7 +24,7 @@ else:
         __str__ = str.__str__
 
     class timeout:
-        """As `asyncio.timeout`; 3.10's `asyncio.TimeoutError` is not yet the built-in one."""
+        """As `asyncio.timeout`. In 3.10 `asyncio.TimeoutError` is not the built-in class."""
 
         def __init__(self, delay: float | None) -> None:
             self._timeout = async_timeout.timeout(delay)
@@ -51,9 +51,10 @@ else:
 
 
 async def gather_all(work: Sequence[Awaitable[T]]) -> list[T]:
-    """All results in order; the first fault cancels the others, and leaves when they are done.
+    """All results in order.
 
-    Unlike a task group it raises that fault itself.
+    The first error cancels the other tasks, and is raised when they have ended. A task group would
+    raise it inside an `ExceptionGroup`.
     """
     if len(work) == 1:
         return [await work[0]]

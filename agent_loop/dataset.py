@@ -1,4 +1,4 @@
-"""verl's dataset with what the mixture says of each row: its prompt, its agent, its group's size.
+"""verl's dataset, with the prompt, agent and group size that the mixture sets for each source.
 
 verl adapter: `data.custom_cls` (trainer/ppo/utils.py at 0.9.1), and the column `__rollout_n__`
 (trainer/ppo/v1/agent_loop_tq.py:115).
@@ -21,26 +21,32 @@ from config.schema import (
 
 
 class MixedRLHFDataset(RLHFDataset):
-    """`RLHFDataset` whose rows carry their `row_id`, the prompt and the agent that
-    `mixed.sources.<name>` names, if any, and in training the number of trajectories of their
-    source."""
+    """Rows of `RLHFDataset` with four changes.
+
+    | column | value |
+    | --- | --- |
+    | `row_id` | that of `extra_info` |
+    | `raw_prompt` | the row's messages in the template of `mixed.sources.<name>.prompt` |
+    | `agent_name` | `mixed.sources.<name>.agent`, if set |
+    | `__rollout_n__` | trajectories of the source's group; in training only |
+    """
 
     is_validation = False
-    """Set by the trainer; validation samples `rollout.val_kwargs.n` of every source."""
+    """The trainer sets it. In validation every source has `rollout.val_kwargs.n` trajectories."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        given: Any = OmegaConf.to_container(self.config, resolve=True)
+        config: Any = OmegaConf.to_container(self.config, resolve=True)
         self._sources = {
             name: load_section(SourceConfig, values, f"mixed.sources.{name}")
-            for name, values in given["sources"].items()
+            for name, values in config["sources"].items()
         }
         prompts = {
             name: load_section(PromptConfig, values, f"mixed.prompts.{name}")
-            for name, values in given["prompts"].items()
+            for name, values in config["prompts"].items()
         }
         self._templates = templates_of(self._sources, prompts)
-        self._tools = load_section(ToolConfig, given["tool_config"], TOOL_CONFIG)
+        self._tools = load_section(ToolConfig, config["tool_config"], TOOL_CONFIG)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         row = super().__getitem__(item)

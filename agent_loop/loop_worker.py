@@ -1,10 +1,10 @@
-"""Hosts every agent loop of a process: counts what it raises, records what the engine returned.
+"""The worker process that runs agent loops, this project's and others.
 
 verl adapter: `AgentLoopWorkerTQ` and `AgentLoopManagerTQ` (trainer/ppo/v1/agent_loop_tq.py at
-0.9.1), chosen by `rollout.agent.agent_loop_manager_class`. verl takes a loop that raises for a
-failed group and shows it nowhere; here it is one trajectory without gradient, counted and named.
-Loops that are not ours (verl's `tool_agent` and `single_turn_agent`, or a user's) get what ours
-have: a deadline, the watchdog, the source's reward over the model's own words, and a record.
+0.9.1), chosen by `rollout.agent.agent_loop_manager_class`. In verl a loop that raises fails its
+group, without a message. Here it costs one trajectory, which has no gradient, is counted and is
+logged. Other loops (verl's `tool_agent` and `single_turn_agent`, or a user's) get what the loops of
+this project have: a deadline, the watchdog, the reward of their source, and a record.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ from agent_loop.turns.turn_loop import Rollout, is_being_cancelled
 from agent_loop.watchdog import waits_for
 from samplers.replay_buffer import prompt_of
 
-_TheirWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
+_VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class MixedAgentLoopWorker(_TheirWorker):
+class MixedAgentLoopWorker(_VerlWorker):
     """verl's worker; see the module."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -69,7 +69,7 @@ class MixedAgentLoopWorker(_TheirWorker):
     async def generate_sequences(self, batch: Any) -> None:
         if self._watchdog is None:
             self._watchdog = asyncio.create_task(self.settings.watchdog.run())
-        if "step_seconds_left" in batch:  # of which this process makes a time of its own clock
+        if "step_seconds_left" in batch:  # a deadline would be on the clock of another process
             left = batch["step_seconds_left"]
             left_s = float(left[0] if isinstance(left, list) else left)
             batch["step_deadline"] = NonTensorData(time.monotonic() + left_s)
@@ -82,8 +82,8 @@ class MixedAgentLoopWorker(_TheirWorker):
         trajectory: dict[str, Any],
         trace: bool = False,
     ) -> None:
-        """verl's, with one greedy trajectory more where each group is compared with one: it is
-        judged and not trained (`remax`, Li et al. 2023)."""
+        """verl's. For `remax` (Li et al. 2023) each group gets one greedy trajectory more, whose
+        reward is the baseline, and which is not trained."""
         if not self._needs_baseline or trajectory["validate"]:
             await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, trace=trace)
             return
@@ -99,7 +99,7 @@ class MixedAgentLoopWorker(_TheirWorker):
     async def _baseline(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], row: dict[str, Any]
     ) -> float | None:
-        """Reward of a greedy trajectory; None where infrastructure ended it."""
+        """Reward of a greedy trajectory; None if it was lost."""
         row |= {"session_id": "greedy"}
         with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
             output = await self._run(sampling_params, trajectory, row)
@@ -125,7 +125,7 @@ class MixedAgentLoopWorker(_TheirWorker):
     async def _run(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], row: dict[str, Any]
     ) -> AgentLoopOutput:
-        """Run one trajectory of a row to an output that has its reward."""
+        """Run one trajectory of a row, with its record of engine requests and its seeds."""
         agent_name = row["agent_name"]
         row = {name: value for name, value in row.items() if name != "agent_name"}
         turns: list[EngineTurn] = []
@@ -138,7 +138,7 @@ class MixedAgentLoopWorker(_TheirWorker):
             seeds_of_trajectory.reset(seeds_token)
 
     def _seeds_of(self, trajectory: dict[str, Any], row: dict[str, Any]) -> Iterator[int] | None:
-        """Seeds that the trajectory's requests have in every run with the same config."""
+        """Seeds of the trajectory's requests, the same in every run with the same config."""
         if not self._is_seeded:
             return None
         if trajectory["validate"]:
@@ -156,12 +156,12 @@ class MixedAgentLoopWorker(_TheirWorker):
         row: dict[str, Any],
         turns: list[EngineTurn],
     ) -> AgentLoopOutput:
-        """Run a loop to an output that has its reward and its record, whatever it does."""
+        """Run a loop. The output has reward and record, also if the loop raises."""
         settings, source = self.settings, row["data_source"]
-        tools: Any = None  # a lost trajectory is not judged
+        tools: Any = None  # not needed for a lost trajectory, which gets no reward
         try:
             loop = self._make_loop(agent_name)
-            if isinstance(loop, TurnAgentLoop):  # keeps its own deadlines, and has all it needs
+            if isinstance(loop, TurnAgentLoop):  # has deadlines, reward and record itself
                 return await loop.run(sampling_params, **row)
             tools = (await shared_client(settings.tools, settings.mixed)).for_source(source)
             rollout = await self._run_foreign(loop, sampling_params, row, turns)
@@ -170,7 +170,7 @@ class MixedAgentLoopWorker(_TheirWorker):
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
-            rollout = self._lost(error)  # something inside the loop was cancelled, not the loop
+            rollout = self._lost(error)  # not the loop was cancelled, but something inside it
         versions = [turn.output.extra_fields.get("global_steps") or 0 for turn in turns]
         return await judged_output(rollout, row, tools, settings, versions)
 
@@ -181,7 +181,7 @@ class MixedAgentLoopWorker(_TheirWorker):
         row: dict[str, Any],
         turns: list[EngineTurn],
     ) -> Rollout:
-        """Run a loop that knows none of our limits; at the deadline it ends with what it has."""
+        """Run another project's loop. At the deadline it is ended, and its tokens are kept."""
         settings, source = self.settings, row["data_source"]
         codec = codec_of(self.tokenizer)
         budget = settings.budget_of(source, row.get("step_deadline"))
@@ -199,18 +199,18 @@ class MixedAgentLoopWorker(_TheirWorker):
         if isinstance(output, list):
             raise TypeError(
                 f"the loop of source={source} returned {len(output)} outputs for one trajectory: "
-                "one is expected, since a group's statistics count each as a member; merge them"
+                "each would be counted as a trajectory of the group; merge them into one output"
             )
         return rollout_of(output, turns, codec, settings, source)
 
     def _make_loop(self, agent_name: str) -> Any:
         if agent_name not in _agent_loop_registry:
             raise LookupError(
-                f"no agent={agent_name!r}: there are {sorted(_agent_loop_registry)}; add it to "
+                f"no agent={agent_name!r}: known are {sorted(_agent_loop_registry)}; add it to "
                 "rollout.agent.agent_loop_config_path"
             )
         config = _agent_loop_registry[agent_name]
-        given = {
+        arguments = {
             "trainer_config": DictConfigWrap(config=self.config),
             "server_manager": self.llm_client,
             "tokenizer": self.tokenizer,
@@ -220,13 +220,13 @@ class MixedAgentLoopWorker(_TheirWorker):
             "data_config": DictConfigWrap(self.config.data),
             "tools": ToolListWrap(self.tools),
         }
-        own = _plain_settings(config)
-        if own is None:
-            return hydra.utils.instantiate(config=config, **given)
-        return hydra.utils.get_object(config["_target_"])(**own | given)
+        settings = _plain_settings(config)
+        if settings is None:
+            return hydra.utils.instantiate(config=config, **arguments)
+        return hydra.utils.get_object(config["_target_"])(**settings | arguments)
 
     def _lost(self, error: BaseException) -> Rollout:
-        """A trajectory of nothing, for a loop that raised."""
+        """An empty trajectory, for a loop that raised."""
         filler_id = self.tokenizer.eos_token_id
         rollout = Rollout(
             trajectory=Trajectory([filler_id]), stop_reason=StopReason.INFRA_ERROR, answer=None
@@ -239,15 +239,15 @@ class MixedAgentLoopWorker(_TheirWorker):
 
 
 def _engine_ends(model_config: Any) -> list[int]:
-    """Tokens at which the engine itself ends a message, besides the tokenizer's own."""
+    """Tokens of the generation config at which the engine ends a message."""
     ids = getattr(getattr(model_config, "generation_config", None), "eos_token_id", None)
     return [i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None]
 
 
 def _plain_settings(config: Any) -> dict[str, Any] | None:
-    """A loop's own settings, None where hydra has more to do than to look up a name.
+    """The settings of a loop, if they are plain values; else None, and hydra must build the loop.
 
-    `hydra.utils.instantiate` takes 4 ms of CPU, which is more than all else in a short trajectory.
+    `hydra.utils.instantiate` takes 4 ms of CPU, more than the rest of a short trajectory.
     """
     if not isinstance(config.get("_target_"), str):
         return None

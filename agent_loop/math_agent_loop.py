@@ -1,4 +1,4 @@
-r"""MATH: calculate when wanted, answer between tags or in a `\boxed{}`."""
+r"""Agent loop of MATH: a calculator or Python; the answer is between tags or in a `\boxed{}`."""
 
 from typing import Any, Literal
 
@@ -9,8 +9,8 @@ from agent_loop.turns.turn_loop import Observation
 
 
 class MathAgentLoop(TaggedAgentLoop):
-    r"""`<code>` goes to the calculator or to Python; `<answer>`, or the last `\boxed{}` of a turn
-    without tags, is the result.
+    r"""`<code>` goes to the calculator or to Python. The answer is `<answer>`, or the last
+    `\boxed{}` of a turn without tags.
 
     Args:
         code_runs: `calculator`: an arithmetic expression; `python`: a program.

@@ -1,7 +1,7 @@
-"""verl's `rollout.multi_turn` with our keys: `multi_turn.tool_config.*` stays where users know it.
+"""verl's `rollout.multi_turn`, with `multi_turn.tool_config.*` and `multi_turn.max_turn_length`.
 
-verl adapter: `MultiTurnConfig` (workers/config/rollout.py at 0.9.1) is built from its `_target_`,
-which config/mixed_dataset_grpo.yaml points here.
+verl adapter: `MultiTurnConfig` (workers/config/rollout.py at 0.9.1). verl builds it from its
+`_target_`, which config/mixed_dataset_grpo.yaml sets to the class below.
 """
 
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from verl.workers.config import MultiTurnConfig
 
 @dataclass
 class MixedMultiTurnConfig(MultiTurnConfig):
-    """`MultiTurnConfig` and what our agent loops need besides."""
+    """`MultiTurnConfig` with the settings of this project's agent loops."""
 
     tool_config: dict[str, Any] = field(default_factory=dict)
     """Values of `config.schema.ToolConfig`."""
 
     max_turn_length: int | None = None
-    """Tokens in one generation; None leaves only the response budget."""
+    """Tokens in one generation; None: no limit but the response budget."""

@@ -1,6 +1,6 @@
-"""From a row's own messages to those of its prompt: the template of its source, tags filled in.
+"""Makes the messages of a prompt from a row: the template of the source, with the tags filled in.
 
-Pure; applied where rows are read (`agent_loop.dataset`), so that verl's own loops see it too.
+Pure. `agent_loop.dataset` applies it when rows are read, so that verl's own loops get it too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ def prompt_of(
     """The messages of a prompt.
 
     Args:
-        rows_own: the row's messages. The text of the last one of the role user is the question;
-            a row without one, or whose question is not plain text, keeps its messages.
-        template: of the row's source.
+        rows_own: the row's messages. The last message of the role user is the question. If there
+            is none, or it is not plain text, the messages stay as they are.
+        template: template of the row's source.
         tools: has the tags.
 
     Returns:
@@ -27,7 +27,7 @@ def prompt_of(
     messages = [dict(message) for message in rows_own]
     users = [message for message in messages if message["role"] == "user"]
     if users and isinstance(users[-1]["content"], str):
-        # Tags first: what a question has in braces is its own.
+        # Tags are filled in before the question, because names in braces in a question stay.
         around = fill_tags(template.user, tools).split("{question}")
         users[-1]["content"] = users[-1]["content"].join(around)
         examples = [

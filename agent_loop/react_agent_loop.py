@@ -1,6 +1,6 @@
-"""ReAct: thought, action with JSON arguments, observation; any tools.
+"""ReAct agent loop: thought, action with JSON arguments, observation; any tools.
 
-Its tools are those of the tool server, and those that verl loads from
+The tools are those of the tool server, and those that verl loads from
 `rollout.multi_turn.tool_config_path` and `function_tool_path`.
 """
 
@@ -9,7 +9,13 @@ from typing import Any
 
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 
-from agent_loop.tool_actions import NamedTool, describe, mistake, named_tools
+from agent_loop.tool_actions import (
+    NamedTool,
+    argument_mistake,
+    describe,
+    mistake,
+    named_tools,
+)
 from agent_loop.turn_agent_loop import TurnAgentLoop
 from agent_loop.turns.react import OBSERVATION, ReAct
 from agent_loop.turns.tags import Action, Language
@@ -17,13 +23,13 @@ from agent_loop.turns.turn_loop import Observation
 
 
 class ReactAgentLoop(TurnAgentLoop):
-    """Actions by name.
+    """Actions are names of tools.
 
     Args:
-        tool_names: which tools may be used; None: the tool server's and all that verl loaded.
-        topk: passages that a search brings.
-        tools: what verl loaded.
-        kwargs: among them `system_prompt`, where `{tools}` is replaced by the list of tools.
+        tool_names: tools that may be used; None: all.
+        topk: passages of a search.
+        tools: tools that verl loaded.
+        kwargs: in `system_prompt`, `{tools}` is replaced by the list of tools.
     """
 
     def __init__(
@@ -39,7 +45,7 @@ class ReactAgentLoop(TurnAgentLoop):
         known |= {tool.name: tool for tool in (tools.tools if tools else ())}
         if unknown := sorted(set(tool_names or ()) - known.keys()):
             raise ValueError(
-                f"unknown tool_names={unknown} of the ReAct agent: there are {sorted(known)}; "
+                f"unknown tool_names={unknown} of the ReAct agent: known are {sorted(known)}; "
                 "set them in rollout.agent.agent_loop_config_path"
             )
         self.tools = {name: known[name] for name in (tool_names or known)}
@@ -73,26 +79,17 @@ class ReactAgentLoop(TurnAgentLoop):
         return lines
 
 
-def _arguments_of(tool: Any) -> tuple[set[str], set[str]]:
-    """(known, needed) arguments of a tool that verl loaded."""
-    parameters = tool.tool_schema.function.parameters
-    return set(parameters.properties), set(parameters.required or ())
-
-
 async def _call_of_verl(tool: Any, arguments: dict[str, Any]) -> Observation:
-    """A tool that verl loaded: a function, or a class with a life of its own.
+    """Call a tool that verl loaded: a function, or a class with `create` and `release`.
 
-    verl's tools have no word for infrastructure. What is wrong about the arguments is the model's
-    mistake, and what the tool raises about values and types too, as in verl's own loop; all else
-    is the loop's own error.
+    verl's tools have no exception for faults of the infrastructure. Wrong arguments, and a
+    ValueError or TypeError of the tool, are mistakes of the model, as in verl's own loop. Any other
+    exception is an error of the loop.
     """
-    known, needed = _arguments_of(tool)
-    wrong, missing = arguments.keys() - known, needed - arguments.keys()
-    if wrong or missing:
-        takes = ", ".join(sorted(known))
-        return mistake(
-            f"missing {sorted(missing)}, unknown {sorted(wrong)}; the arguments are {takes}"
-        )
+    parameters = tool.tool_schema.function.parameters
+    wrong = argument_mistake(arguments, sorted(parameters.properties), parameters.required or ())
+    if wrong is not None:
+        return wrong
     try:
         if isinstance(tool, FunctionTool):
             response, _, _ = normalize_function_tool_return(await tool.call(arguments))

@@ -1,4 +1,4 @@
-"""NQ: search passages, read them, answer."""
+"""Agent loop of NQ: searches passages; the answer is short."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from agent_loop.turns.turn_loop import Observation
 
 
 class SearchAgentLoop(TaggedAgentLoop):
-    """`<search>` brings the best passages; `<answer>` is the short answer."""
+    """`<search>` finds the `topk` best passages; `<answer>` is the short answer."""
 
     actions = (ActionKind.SEARCH, ActionKind.ANSWER)
 

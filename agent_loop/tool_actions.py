@@ -1,7 +1,7 @@
-"""What an action asks of its tool, and what the model reads of the answer. No verl."""
+"""Calls of the tool server's tools, and their results as text for the model. No verl."""
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ async def run_code(
     """Run a program in the sandbox, or a cell in a session's interpreter.
 
     Raises:
-        ToolUnavailable: the server keeps no sessions, besides what `ToolBackend.call` raises.
+        ToolUnavailable: the server has no sessions, or see `ToolBackend.call`.
     """
     call = run_code_call(code, stdin) if session is None else cell_call(code, stdin, session)
     result = await tools.call(call)
@@ -51,8 +51,20 @@ async def calculate(tools: ToolBackend, expression: str) -> Observation:
 
 
 def mistake(problem: str) -> Observation:
-    """What the model did wrong, so that no tool was called."""
+    """The result of an action that the model wrote wrongly: no tool was called."""
     return Observation(text=f"error: {problem}", rejected=True)
+
+
+def argument_mistake(
+    arguments: Mapping[str, Any], allowed: Sequence[str], needed: Collection[str]
+) -> Observation | None:
+    """What the model reads if arguments are unknown or missing; None if they are right."""
+    unknown = sorted(arguments.keys() - set(allowed))
+    missing = sorted(set(needed) - arguments.keys())
+    if not unknown and not missing:
+        return None
+    takes = ", ".join(allowed)
+    return mistake(f"missing {missing}, unknown {unknown}; the arguments are {takes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +73,17 @@ class NamedTool:
 
     description: str
     arguments: Mapping[str, str]
-    """Name -> what it is; all are strings, and all but `optional` are needed."""
+    """Name -> description. All are strings; all are needed but those in `optional`."""
 
     run: Callable[[ToolBackend, Mapping[str, str]], Awaitable[Observation]]
     optional: frozenset[str] = frozenset()
 
     async def call(self, tools: ToolBackend, arguments: Mapping[str, Any]) -> Observation:
-        """Run it, or say which argument is wrong."""
-        wrong = sorted(arguments.keys() - self.arguments.keys())
-        missing = sorted(self.arguments.keys() - self.optional - arguments.keys())
-        if wrong or missing:
-            takes = ", ".join(self.arguments)
-            return mistake(f"missing {missing}, unknown {wrong}; the arguments are {takes}")
+        """Run the tool, unless an argument is unknown or missing."""
+        needed = self.arguments.keys() - self.optional
+        wrong = argument_mistake(arguments, list(self.arguments), needed)
+        if wrong is not None:
+            return wrong
         return await self.run(tools, {name: str(value) for name, value in arguments.items()})
 
 
@@ -86,7 +97,7 @@ def named_tools(topk: int) -> dict[str, NamedTool]:
     """The tools of the tool server, by name.
 
     Args:
-        topk: passages that a search brings.
+        topk: passages of a search.
     """
     return {
         "run_code": NamedTool(

@@ -1,8 +1,9 @@
-"""From verl's agent loop to `turn_loop`: engine, tokenizer, chat template and reward of one row.
+"""Base classes of agent loops: connect `turn_loop` with verl's engine, chat template and rewards.
 
-verl adapter: `AgentLoopBase` (experimental/agent_loop/agent_loop.py at 0.9.1). A loop of one's own
-is a subclass of `TaggedAgentLoop` that names its actions and runs one. verl makes an instance per
-trajectory, so all that is dear lives in the process (`agent_loop.turns.loop_settings`).
+verl adapter: `AgentLoopBase` (experimental/agent_loop/agent_loop.py at 0.9.1). A user's own loop is
+a subclass of `TaggedAgentLoop` that has a list of actions and a method which runs one. verl makes
+an instance for each trajectory. What takes long to make is shared by all trajectories of the
+process (`agent_loop.turns.loop_settings`).
 """
 
 import json
@@ -21,7 +22,7 @@ from verl.experimental.agent_loop.agent_loop import (
 from agent_loop.tool_actions import run_code
 from agent_loop.tools.client import ToolClient, shared_client
 from agent_loop.tools.protocol import ToolBackend, ToolError, end_session_call
-from agent_loop.turns.judging import FOR_ALL, judge
+from agent_loop.turns.judging import COMMON_PARTS, judge
 from agent_loop.turns.loop_settings import STRING_STOPS, LoopSettings, settings_of
 from agent_loop.turns.observation_style import (
     ChatStyle,
@@ -38,16 +39,17 @@ class TurnAgentLoop(AgentLoopBase):
     """An agent that works in turns.
 
     Args:
-        system_prompt: a message before the row's own, with `{code_start_tag}` and the other tags of
-            `tool_config` filled in; rows that bring a system message keep theirs. None: no message.
+        system_prompt: a system message before the row's messages, in which names as
+            `{code_start_tag}` are replaced by the tags of `tool_config`. A system message of the
+            row is kept instead. None: no message.
         persistent_interpreter: whether all code of a trajectory runs in one interpreter, which
-            keeps its state from call to call. Otherwise each is a program of its own.
+            keeps its state between calls. Otherwise every call runs a separate program.
     """
 
     tokenizer: Any
 
     client: ToolClient
-    """The process's client: limiter, slot, retries, cache."""
+    """Client of the tool server, shared in the process: limiter, slots, retries, cache."""
 
     settings: LoopSettings
 
@@ -66,18 +68,18 @@ class TurnAgentLoop(AgentLoopBase):
 
     @abstractmethod
     def language(self) -> Language:
-        """How the model asks and answers."""
+        """The form in which the model writes actions and answers."""
 
     @abstractmethod
     async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
         """Run one action that is not the answer.
 
         Args:
-            action: what the model asked for.
+            action: the action.
             extras: the row's `extra_info.extras`.
 
         Raises:
-            ToolUnavailable: the infrastructure failed; the trajectory ends as `infra_error`.
+            ToolUnavailable: the infrastructure failed. The trajectory then ends as `infra_error`.
         """
 
     async def run_code(self, code: str, stdin: str) -> Observation:
@@ -86,11 +88,11 @@ class TurnAgentLoop(AgentLoopBase):
         return await run_code(self.client, code, stdin, self._session)
 
     def fill(self, template: str) -> str:
-        """A prompt with the configured tags in place of their names in braces."""
+        """A prompt in which names in braces are replaced by the configured tags."""
         return fill_tags(template, self.settings.tools)
 
     def markers(self) -> tuple[str, str]:
-        """What stands around a result in the `inline` style."""
+        """Texts before and after a result in the `inline` style."""
         tools = self.settings.tools
         return tools.start_state_marker, tools.end_state_marker
 
@@ -117,7 +119,8 @@ class TurnAgentLoop(AgentLoopBase):
             filler_id=self.tokenizer.eos_token_id,
         )
         if self._session is not None and self._has_run_code:
-            with suppress(ToolError):  # then it ends when it has been idle for long
+            # If the call fails, the server ends the session after some idle time.
+            with suppress(ToolError):
                 await self.client.call(end_session_call(self._session))
         return await judged_output(rollout, row, self.client, settings, engine.weight_versions)
 
@@ -128,18 +131,18 @@ class TurnAgentLoop(AgentLoopBase):
         return messages
 
     def _prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
-        """The rendered prompt, whole: verl would cut a long one on the left and go on.
+        """The tokens of the prompt. verl would cut a long prompt at its beginning.
 
         Raises:
-            ValueError: it is longer than `data.max_prompt_length`.
+            ValueError: the prompt is longer than `data.max_prompt_length`.
         """
-        # Not in a thread, as verl does it: that costs more than it saves.
+        # verl does this in a thread, which takes more time than it saves.
         prompt_ids = self.continuous_token_builder.build_initial_tokens(messages)
         longest = self.rollout_config.prompt_length
         if len(prompt_ids) > longest:
             raise ValueError(
                 f"the prompt has {len(prompt_ids)} tokens with its system prompt, more than "
-                f"data.max_prompt_length={longest}: nothing of it may be cut; raise the limit, or "
+                f"data.max_prompt_length={longest}: a prompt is never cut; raise the limit, or "
                 "shorten system_prompt in rollout.agent.agent_loop_config_path"
             )
         return prompt_ids
@@ -150,43 +153,45 @@ class TurnAgentLoop(AgentLoopBase):
         longest = self.settings.mixed.turns.max_observation_length
         if self.settings.observation_style_of(source) == "inline":
             return InlineStyle(codec, *self.markers(), max_length=longest)
-        # `all_special_tokens` are those with a name of their own, as eos.
+        # `all_special_tokens` has only the tokens that have a name, as eos.
         added = self.tokenizer.added_tokens_decoder.values()
         special = [token.content for token in added if token.special and len(token.content) > 1]
 
-        def spoken(said: str, shown: Sequence[str]) -> list[dict[str, Any]]:
-            for token in special:  # a tool may print what the template would take for control
-                shown = [text.replace(token, f"{token[0]} {token[1:]}") for text in shown]
+        def messages_of(turn_text: str, results: Sequence[str]) -> list[dict[str, Any]]:
+            for token in special:  # a tool may print the text of a control token
+                results = [text.replace(token, f"{token[0]} {token[1:]}") for text in results]
             return [
-                {"role": "assistant", "content": said},
-                *({"role": "tool", "content": text} for text in shown),
+                {"role": "assistant", "content": turn_text},
+                *({"role": "tool", "content": text} for text in results),
             ]
 
-        def render(said: str, shown: Sequence[str], ids: Sequence[int]) -> tuple[list[int], int]:
+        def render(
+            turn_text: str, results: Sequence[str], ids: Sequence[int]
+        ) -> tuple[list[int], int]:
             before: list[Any] = list(ids)
-            if before[-1] not in codec.end_ids:  # cut at a tag: the message was never ended
+            if before[-1] not in codec.end_ids:  # the turn was cut at a tag, without an end
                 before.append(codec.message_end_id)
-            new = spoken(said, shown)
+            new = messages_of(turn_text, results)
             merged = self.continuous_token_builder.merge_context_tokens(
                 [*messages, new[0]], [*messages, *new], before
             )
-            dropped = merged.removed_prefix_token_count
-            stays = min(len(ids), len(before) - dropped)
-            return merged.token_ids[stays:], len(ids) - stays
+            kept = min(len(ids), len(before) - merged.removed_prefix_token_count)
+            return merged.token_ids[kept:], len(ids) - kept
 
-        return ChatStyle(
-            codec, render, lambda said, shown: messages.extend(spoken(said, shown)), longest
-        )
+        def keep(turn_text: str, results: Sequence[str]) -> None:
+            messages.extend(messages_of(turn_text, results))
+
+        return ChatStyle(codec, render, keep, longest)
 
 
 class TaggedAgentLoop(TurnAgentLoop):
     """An agent that asks for tools and answers with tags."""
 
     actions: ClassVar[Sequence[str]]
-    """What the model may ask for; "answer" among them."""
+    """Names of the actions; one of them is "answer"."""
 
     own_tags: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """Start and end tag of actions that `tool_config` does not know."""
+    """Action -> its start and end tag, for actions that `tool_config` does not have."""
 
     answer_boxed: bool = False
     r"""Whether a turn without tags may answer with `\boxed{...}`."""
@@ -202,7 +207,7 @@ class TaggedAgentLoop(TurnAgentLoop):
 
 
 class _Engine:
-    """verl's server as `Generate`, for one trajectory."""
+    """verl's rollout server as a `Generate` function, for one trajectory."""
 
     def __init__(self, loop: TurnAgentLoop, sampling: dict[str, Any]) -> None:
         self._server, self._request_id = loop.server_manager, uuid4().hex
@@ -233,10 +238,11 @@ class _Engine:
 
 
 class JudgedOutput(AgentLoopOutput):
-    """verl's output, with the reward on the last token that the policy wrote.
+    """verl's output, with the reward on the last token that the policy sampled.
 
-    verl lays it on the last token of all. Where that is a tool's, estimators that follow the
-    rewards back over the policy's tokens alone (gae, remax, reinforce_plus_plus) would lose it.
+    verl puts the reward on the last token of the response. If that is a tool's token, the
+    estimators that sum rewards over the policy's tokens (gae, remax, reinforce_plus_plus) would
+    lose the reward.
     """
 
     def as_dict(self) -> dict[str, Any]:
@@ -254,12 +260,12 @@ async def judged_output(
     settings: LoopSettings,
     weight_versions: Sequence[int],
 ) -> JudgedOutput:
-    """Judge a trajectory, name what its loop raised, and give verl its form of both."""
+    """Compute the reward of a trajectory, log an error of its loop, and return verl's output."""
     source = row["data_source"]
     parts = await judge(rollout, row, settings, tools)
     if rollout.loop_error is not None:
         row_id = row["extra_info"]["row_id"]
-        settings.name_once(source, row_id, rollout.fault or "", rollout.loop_error)
+        settings.log_loop_error(source, row_id, rollout.fault or "", rollout.loop_error)
     trajectory = rollout.trajectory
     return JudgedOutput(
         prompt_ids=trajectory.prompt_ids,
@@ -274,7 +280,7 @@ async def judged_output(
             tool_calls=sum(turn.tools_s for turn in rollout.turns),
         ),
         extra_fields={
-            "reward_extra_info": {name: parts[name] for name in FOR_ALL},
+            "reward_extra_info": {name: parts[name] for name in COMMON_PARTS},
             "mixed": record_of(rollout)
             | {"reward_parts": parts, "state_masking": settings.tools.state_masking},
             "min_global_steps": min(weight_versions, default=0),

@@ -1,8 +1,8 @@
-"""What every trajectory of this process waits for, and a log line for those that wait too long.
+"""Records what each trajectory of this process waits for, and logs those that wait too long.
 
-An `Activity` travels in a context variable, so that the tool client can say `limiter` or `tool`
-without knowing whose call it makes. Work that several trajectories share has a `Company` there.
-No verl.
+A context variable has the `Activity` of the current trajectory. So the tool client can record
+`limiter` or `tool` without knowing the trajectory. In a task that several trajectories wait for,
+the variable has a `SharedWait`. No verl.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Activity:
-    """One trajectory under way."""
+    """One running trajectory."""
 
     source: str
     row_id: str
@@ -32,10 +32,10 @@ class Activity:
     """engine, limiter, tool or reward."""
 
     since: float = 0.0
-    """When it began to wait, on the watchdog's clock."""
+    """When the wait began, on the watchdog's clock."""
 
     reported_s: float = 0.0
-    """How long it had waited when it was last logged."""
+    """Length of the wait when it was last logged."""
 
     def note(self, what: str, turn: int | None = None) -> None:
         self.waits_for, self.since, self.reported_s = what, time.monotonic(), 0.0
@@ -44,48 +44,54 @@ class Activity:
 
 
 @dataclass(slots=True, eq=False)
-class Company:
-    """The trajectories that wait for the same work; they may come late and leave early."""
+class SharedWait:
+    """Trajectories that wait for one shared task (a single-flight cache fill).
+
+    A trajectory may join after the task has begun, and leave before it ends.
+    """
 
     _waits_for: str | None = None
-    _present: "list[Activity | Company]" = field(default_factory=list)
+    _waiting: "list[Activity | SharedWait]" = field(default_factory=list)
 
     def note(self, what: str, turn: int | None = None) -> None:
         self._waits_for = what
-        for each in self._present:
+        for each in self._waiting:
             each.note(what, turn)
 
     def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """A task whose `waits_for` speaks for all; it has none of the caller's context."""
+        """Start the task. What it waits for is recorded for all trajectories that have joined.
+
+        The task has none of the caller's context variables.
+        """
         context = Context()
         context.run(_current.set, self)
         return context.run(asyncio.ensure_future, work)
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """The current trajectory, if there is one, waits with the others."""
+        """Let the current trajectory, if there is one, wait for the task."""
         activity = _current.get()
         if activity is None:
             yield
             return
-        self._present.append(activity)
+        self._waiting.append(activity)
         if self._waits_for is not None:
             activity.note(self._waits_for)
         try:
             yield
         finally:
-            self._present.remove(activity)
+            self._waiting.remove(activity)
 
 
-_current: ContextVar[Activity | Company | None] = ContextVar("activity", default=None)
+_current: ContextVar[Activity | SharedWait | None] = ContextVar("activity", default=None)
 
 
 def waits_for(what: str, turn: int | None = None) -> None:
-    """Note what the current trajectory waits for from now on; nothing without one.
+    """Record what the current trajectory, if there is one, waits for from now on.
 
     Args:
         what: engine, limiter, tool or reward.
-        turn: the turn that begins, where one does.
+        turn: number of the turn, if one begins.
     """
     activity = _current.get()
     if activity is not None:
@@ -94,13 +100,13 @@ def waits_for(what: str, turn: int | None = None) -> None:
 
 @dataclass(slots=True)
 class Watchdog:
-    """Logs who is stuck.
+    """Logs trajectories that are stuck. Deadlines end them, not the watchdog.
 
-    It ends nothing: deadlines do. A trajectory is named again each time its wait has doubled.
+    A trajectory is logged again each time its wait has doubled.
 
     Args:
-        stuck_after_s: a longer wait for one thing is worth a line.
-        clock: monotonic seconds, as `waits_for` takes them.
+        stuck_after_s: longer waits for one thing are logged.
+        clock: monotonic seconds, as used by `waits_for`.
     """
 
     stuck_after_s: float
@@ -109,7 +115,7 @@ class Watchdog:
 
     @contextmanager
     def watch(self, source: str, row_id: str) -> Iterator[Activity]:
-        """Follow one trajectory; what it waits for is said by `waits_for`."""
+        """Watch one trajectory, whose waits are recorded by `waits_for`."""
         activity = Activity(source=source, row_id=row_id, since=self.clock())
         token = _current.set(activity)
         self.under_way[id(activity)] = activity
@@ -120,7 +126,7 @@ class Watchdog:
             _current.reset(token)
 
     def report(self) -> list[str]:
-        """Log who is stuck now, and return the lines."""
+        """Log the trajectories that are stuck now, and return the lines."""
         now = self.clock()
         lines = []
         for activity in self.under_way.values():

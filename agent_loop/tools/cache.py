@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from agent_loop.tools.protocol import ToolCall
-from agent_loop.watchdog import Company
+from agent_loop.watchdog import SharedWait
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class _Flight(Generic[T]):
     """Work under way."""
 
     task: "asyncio.Task[T]"
-    company: Company
+    company: SharedWait
     waiting: int = 0
     """Callers that it is done for."""
 
@@ -159,7 +159,7 @@ class SingleFlightCache(Generic[T]):
     def _start(
         self, key: str, make: Callable[[float], Coroutine[Any, Any, T]], timeout_s: float
     ) -> _Flight[T]:
-        company = Company()
+        company = SharedWait()
         flight = self._under_way[key] = _Flight(company.start(make(timeout_s)), company)
         flight.task.add_done_callback(lambda _: self._finish(key, flight))
         return flight

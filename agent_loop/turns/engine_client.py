@@ -1,8 +1,8 @@
-"""verl's client of the rollout servers, as agent loops are given it.
+"""verl's client of the rollout servers, as agent loops use it: with records, seeds and cancelling.
 
-verl adapter: `LLMServerClient` (workers/rollout/llm_server.py at 0.9.1). What the engine returned
-is kept aside for the trajectory that asked. A request ends with its trajectory, and has a seed of
-its own, so that what is sampled does not depend on what else the engine does.
+verl adapter: `LLMServerClient` (workers/rollout/llm_server.py at 0.9.1). Three things are added.
+The engine's answers are recorded for the trajectory. Each request may have its own seed, so that
+its tokens do not depend on other requests. A request is cancelled with its trajectory.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ from agent_loop.watchdog import waits_for
 class EngineTurn:
     """One request and its answer."""
 
-    prompt_ids: Sequence[int]  # (P,) all that came before
+    prompt_ids: Sequence[int]  # (P,) all earlier tokens
     output: Any
     """verl's `TokenOutput`."""
 
 
 turns_of_trajectory: ContextVar[list[EngineTurn] | None] = ContextVar("engine_turns", default=None)
-"""Where the answers of the current trajectory are kept."""
+"""The requests of the current trajectory so far; None: they are not recorded."""
 
 seeds_of_trajectory: ContextVar[Iterator[int] | None] = ContextVar("engine_seeds", default=None)
-"""The seeds of its requests, one after the other; None leaves seeds to the engine."""
+"""Seeds for the requests of the current trajectory; None: the engine chooses."""
 
 
 class RecordingClient:
     """verl's server client; see the module.
 
     Args:
-        client: verl's; how it finds a server is changed in place.
+        client: verl's; its method that finds a server is replaced.
     """
 
     def __init__(self, client: Any) -> None:
@@ -49,7 +49,7 @@ class RecordingClient:
         """As verl's.
 
         Raises:
-            ToolUnavailable: the server failed: a fault of the infrastructure.
+            ToolUnavailable: the server failed, which is a fault of the infrastructure.
         """
         turns = turns_of_trajectory.get()
         waits_for("engine", turn=len(turns or []) + 1)
@@ -71,7 +71,7 @@ class RecordingClient:
         return getattr(self._client, name)
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[Any, "_Server"]:
-        """A server, given back when nobody waits for it any more: verl's balancer counts them."""
+        """A server. It is given back if the caller is cancelled, because verl counts its users."""
         asked = asyncio.ensure_future(self._acquire(request_id, **extra))
         try:
             server_id, handle = await asyncio.shield(asked)
@@ -86,10 +86,10 @@ class RecordingClient:
 
 
 class _Server:
-    """A rollout server whose request ends when nobody waits for it any more.
+    """A rollout server whose request is cancelled when its caller is.
 
-    Ray does not pass on the cancellation of an `await` to an actor: without this a request past its
-    deadline is decoded to its end.
+    Ray does not send the cancellation of an `await` to the actor. Without this class a request past
+    its deadline would be decoded to its end.
     """
 
     def __init__(self, handle: Any) -> None:

@@ -1,8 +1,8 @@
-"""The output of an agent loop that is not ours, as a rollout like any other.
+"""Makes a `Rollout` from the output of an agent loop that is not a `TurnAgentLoop`.
 
-verl's `tool_agent` and `single_turn_agent`, and whatever a user brings, return ids, mask and
-log-probs and no more. What they sampled is held against what the engine returned; the answer is
-read from the model's own words. No verl.
+verl's `tool_agent` and `single_turn_agent`, and loops of users, return only ids, mask and
+log-probs. The tokens with mask 1 are compared with those of the engine. The answer is read from the
+model's own text. No verl.
 """
 
 import sys
@@ -22,17 +22,18 @@ from samplers.rows.sources.math import boxed_answer
 def rollout_of(
     output: Any, turns: Sequence[EngineTurn], codec: HFCodec, settings: LoopSettings, source: str
 ) -> Rollout:
-    """A rollout with the tokens of a finished loop.
+    """The rollout of a finished loop.
 
     Args:
         output: verl's `AgentLoopOutput`.
-        turns: the engine's answers, in order; log-probs are taken from them.
+        turns: requests and answers of the engine, in order, with the log-probs.
         codec: the tokenizer.
-        settings: for tags and lengths.
-        source: whose row it was.
+        settings: have tags and lengths.
+        source: source of the row.
 
     Raises:
-        ValueError: mask 1 is not on the engine's tokens: the loop re-tokenised or dropped some.
+        ValueError: the tokens with mask 1 are not those of the engine: the loop tokenised the text
+            again, or dropped tokens.
     """
     mask, ids = output.response_mask, output.response_ids
     trajectory = Trajectory(output.prompt_ids)
@@ -45,7 +46,7 @@ def rollout_of(
         if not bit:
             trajectory.add_tool_tokens(ids[own], codec.decode(ids[own]))
             continue
-        # Turns with nothing between them are one run of mask 1.
+        # Turns without tool tokens between them are one run of mask 1.
         left = list(ids[own])
         while left:
             turn = returned.pop(0) if returned else None
@@ -73,15 +74,15 @@ def rollout_of(
 
 
 def partial_rollout(turns: Sequence[EngineTurn], codec: HFCodec) -> Rollout:
-    """What a loop had at its deadline, read from what it asked the engine.
+    """The rollout of a loop that was ended by its deadline, from its requests to the engine.
 
-    The prompt of each request holds all that came before, the environment's tokens too.
+    The prompt of each request has all earlier tokens, those of the environment included.
     """
     trajectory = Trajectory(turns[0].prompt_ids if turns else sorted(codec.end_ids)[:1])
     for turn in turns:
         before, asked = trajectory.ids, list(turn.prompt_ids)
         if asked[: len(before)] != before:
-            break  # it began another conversation: what follows does not continue this one
+            break  # the loop began another conversation
         if added := asked[len(before) :]:
             trajectory.add_tool_tokens(added, codec.decode(added))
         token_ids = list(turn.output.token_ids)
@@ -97,10 +98,10 @@ def partial_rollout(turns: Sequence[EngineTurn], codec: HFCodec) -> Rollout:
 
 
 def _answer(words: Sequence[str], codec: HFCodec, settings: LoopSettings) -> str | None:
-    r"""Between the answer tags, else in the last `\boxed{}`, else all of the last turn."""
+    r"""The text between the answer tags; else in the last `\boxed{}`; else the last turn."""
     if not words:
         return None
-    # A stray closing tag is not the answer: as many attempts as the words hold.
+    # A closing tag without an opening one is a malformed action. The answer may come after many.
     tags = Tags.from_config(settings.tools, [ActionKind.ANSWER], max_actions=sys.maxsize)
     actions = tags.actions("".join(words))
     if actions and actions[-1].kind == ActionKind.ANSWER:

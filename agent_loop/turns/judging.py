@@ -1,7 +1,7 @@
-"""The reward of a finished trajectory, within its deadline. No verl.
+"""Computes the reward of a finished trajectory within a deadline. No verl.
 
-It is computed where the trajectory was made, not in verl's reward worker: it then sees the model's
-own words and nothing else, and an infrastructure fault while judging is handled as any other.
+The reward is computed in the process of the agent loop, not in verl's reward worker. So the reward
+gets only the model's own text, and a fault of the infrastructure is handled as in a tool call.
 """
 
 import json
@@ -17,23 +17,23 @@ from agent_loop.turns.loop_settings import LoopSettings
 from agent_loop.turns.turn_loop import Rollout
 from agent_loop.watchdog import waits_for
 
-FOR_ALL = ("score", "acc", "format", "infra_error", "loop_error")
-"""The parts that every source has; verl stacks them, so it is given no others."""
+COMMON_PARTS = ("score", "acc", "format", "infra_error", "loop_error")
+"""Parts that every reward has. verl gets only these, because it stacks the parts of all sources."""
 
 
 async def judge(
     rollout: Rollout, row: Mapping[str, Any], settings: LoopSettings, tools: ToolBackend
 ) -> dict[str, float]:
-    """The parts of a trajectory's reward; `rollout` is lost where there is no verdict.
+    """The parts of a trajectory's reward.
 
     Args:
-        rollout: the trajectory; without a verdict it loses its gradient.
+        rollout: the trajectory. If there is no verdict, it becomes an `infra_error`.
         row: the prompt's row.
-        settings: which reward the row's source has, and the deadline for its verdict.
+        settings: have the reward of the row's source, and the deadline.
         tools: for rewards that run the answer.
 
     Returns:
-        `FOR_ALL`, of which the last two are 1 or 0, and the reward's own parts where it judged.
+        `COMMON_PARTS`, of which the last two are 1 or 0; and further parts of the reward.
     """
     source, timeout_s = row["data_source"], settings.mixed.deadlines.reward_s
     reward = settings.reward_name_of(source)
@@ -48,7 +48,8 @@ async def judge(
         except ToolError as error:
             rollout.lose(error.tool or "reward", f"reward={reward}: {error}")
         except Exception as error:
-            if isinstance(error, TimeoutError) and deadline.expired():  # else the reward's own
+            # A `TimeoutError` of the reward's own code is not the deadline.
+            if isinstance(error, TimeoutError) and deadline.expired():
                 rollout.lose("reward", f"reward={reward}: no verdict within reward_s={timeout_s} s")
             else:
                 rollout.lose("loop", f"reward={reward}: {type(error).__name__}: {error}")
@@ -62,12 +63,12 @@ async def judge(
 
 
 def attempt_of(rollout: Rollout, row: Mapping[str, Any], max_response_length: int) -> Attempt:
-    """A trajectory as rewards see it.
+    """What a reward gets of a trajectory.
 
     Args:
         rollout: the trajectory.
         row: the prompt's row.
-        max_response_length: tokens that the response could have.
+        max_response_length: limit of tokens in the response.
     """
     extra_info = dict(row.get("extra_info") or {})
     extra_info["extras"] = json.loads(extra_info.get("extras") or "{}")

@@ -1,6 +1,6 @@
-"""What every trajectory of a process shares: settings, the watchdog, who was named already.
+"""Settings of agent loops, and state that all trajectories of a process share.
 
-Read from the run config once per process. No verl but for the shape of its config.
+Read from the run config once per process. Of verl only the keys of its config are used.
 """
 
 import logging
@@ -21,18 +21,18 @@ from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig, lo
 logger = logging.getLogger(__name__)
 
 STRING_STOPS = frozenset({"hf", "vllm", "vllm_cpu"})
-"""Backends that end a request behind a string. verl starts vLLM with its tokenizer
-(workers/rollout/vllm_rollout/vllm_async_server.py:328 at 0.9.1), which it needs for that."""
+"""Backends that can stop at a string. vLLM needs a tokenizer for that, with which verl starts it
+(workers/rollout/vllm_rollout/vllm_async_server.py:328 at 0.9.1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSettings:
-    """The part of the run config that agent loops read, and what they share in a process."""
+    """The part of the run config that agent loops read, and their shared state."""
 
     mixed: MixedConfig
     tools: ToolConfig
     budget: Budget
-    """Of a source that names no limits of its own."""
+    """Limits of sources that have none of their own."""
 
     max_actions: int
     """Actions that one turn may ask for."""
@@ -41,11 +41,11 @@ class LoopSettings:
     """verl's name of the rollout backend."""
 
     sampling: Mapping[str, float]
-    """The common temperature and top_p of training."""
+    """Temperature and top_p of training, for sources that have none of their own."""
 
     watchdog: Watchdog
-    named: Counter[str] = field(default_factory=Counter)
-    """Errors of loops that were logged with their trace, and how often they came."""
+    error_counts: Counter[str] = field(default_factory=Counter)
+    """Kind of an error in a loop -> how often it occurred."""
 
     def source(self, name: str) -> SourceConfig | None:
         return self.mixed.sources.get(name)
@@ -55,7 +55,7 @@ class LoopSettings:
 
         Args:
             source: its name.
-            step_deadline: when its step gives up waiting, on `time.monotonic`; None: never.
+            step_deadline: end of its step, on `time.monotonic`; None: no end.
         """
         budget = self.budget
         if step_deadline is not None:
@@ -72,9 +72,9 @@ class LoopSettings:
         )
 
     def sampling_of(self, source: str, given: dict[str, Any]) -> dict[str, Any]:
-        """verl's sampling parameters with a source's own in place of the common ones.
+        """verl's sampling parameters, with the source's own values.
 
-        A validation that samples otherwise than training keeps its own values.
+        A value that differs from training's (in validation) stays.
         """
         own = self.source(source)
         changed = {
@@ -98,18 +98,18 @@ class LoopSettings:
         """The source's reward, with its options and terms.
 
         Raises:
-            ValueError: it cannot be loaded, see `agent_loop.rewards.reward_for`.
+            ValueError: the reward cannot be loaded, see `agent_loop.rewards.reward_for`.
         """
         own, name = self.source(source), self.reward_name_of(source)
         if own is None:
             return reward_for(name)
         return with_terms(reward_for(name, own.reward_options), own.reward_terms)
 
-    def name_once(self, source: str, row_id: str, error: str, trace: str) -> None:
-        """Log what a loop raised: the first of its kind with its trace, then each doubling."""
+    def log_loop_error(self, source: str, row_id: str, error: str, trace: str) -> None:
+        """Log the first error of a kind with its traceback; later the 2nd, 4th, 8th and so on."""
         kind = f"{source} {error.split(':')[0]} {trace.splitlines()[-3:-2]}"
-        self.named[kind] += 1
-        count = self.named[kind]
+        self.error_counts[kind] += 1
+        count = self.error_counts[kind]
         if count == 1:
             logger.error("agent loop raised source=%s row_id=%s\n%s", source, row_id, trace)
         elif count & (count - 1) == 0:
@@ -119,15 +119,15 @@ class LoopSettings:
             )
 
 
-# The config itself is kept, because an id comes again once its object is gone.
+# The config is kept too: otherwise a new object could get the id of a deleted one.
 _settings: dict[int, tuple[DictConfig, LoopSettings]] = {}
 
 
 def settings_of(config: DictConfig) -> LoopSettings:
-    """The settings of a run config, made when a process first asks.
+    """The settings of a run config, which are read once in a process.
 
     Raises:
-        ConfigError: `mixed` or `tool_config` break a rule.
+        ConfigError: `mixed` or `tool_config` has a mistake.
     """
     if id(config) not in _settings:
         _settings[id(config)] = config, _read(config)

@@ -1,7 +1,7 @@
-"""How a tool's words enter the response: inside the same message, or as a message of their own.
+"""Tokens of tool results: in the assistant's message (`inline`) or as own messages (`chat`).
 
-Decides the tokens of an observation and how it is cut when it does not fit: in the middle, with a
-visible mark, between whole characters. No verl, no torch: the chat template is a function.
+A result that is too long is cut in the middle, between whole characters, and gets a visible mark.
+No verl, no torch: the chat template is given as a function.
 
 `inline`: markers around the result in the assistant's message (ReTool, Feng et al. 2025; Search-R1,
 Jin et al. 2025). `chat`: a message of the role `tool`, through verl's continuous-token builder.
@@ -16,24 +16,24 @@ from jinja2 import TemplateError
 
 CUT_MARK = "..."
 BROKEN = "\ufffd"
-"""What a decoder shows where a character is not whole."""
+"""Bytes that are not a whole character decode to this."""
 
 LONG_TOKEN = 16
-"""Characters that one token of room is worth, when a huge result is pre-cut as text."""
+"""A huge result is first cut as text, to so many characters for each token of room."""
 
 
 class TokenCodec(Protocol):
-    """The two directions of a tokenizer that a loop needs."""
+    """What a loop needs of a tokenizer."""
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end a message; they say nothing."""
+        """Tokens that end a message; they are not part of its text."""
         ...
 
     def encode(self, text: str) -> list[int]: ...
 
     def encode_plain(self, text: str) -> list[int]:
-        """As `encode`, but text that spells a control token stays text: a tool may print it."""
+        """As `encode`, but the text of a control token stays text, because a tool may print it."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
@@ -42,14 +42,15 @@ class TokenCodec(Protocol):
 class HFCodec:
     """A Hugging Face tokenizer as `TokenCodec`: no special tokens added or dropped.
 
-    It works on copies of its own of the fast tokenizer below. A call of the wrapper with
-    `split_special_tokens` changes the one that all threads share: a thread that encodes meanwhile
-    fails with "Already borrowed", or reads the other's setting. Copies are dear; see `codec_of`.
+    The class has its own copies of the fast tokenizer below the wrapper. A call of the wrapper with
+    `split_special_tokens` changes the tokenizer that all threads share. A thread that encodes at
+    the same time fails with "Already borrowed", or gets the other thread's setting. Copies take
+    long to make, so `codec_of` keeps one codec for each tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self.message_end_id: int | None = _message_end(tokenizer)
-        """Ends an assistant's message in the chat template; eos where there is none."""
+        """Ends an assistant's message in the chat template; eos without a template."""
 
         ends = {self.message_end_id, tokenizer.eos_token_id}
         self.end_ids = frozenset(end for end in ends if end is not None)
@@ -57,14 +58,14 @@ class HFCodec:
         self._plain = _copy_of(tokenizer, control_tokens=False)
 
     def add_ends(self, token_ids: Sequence[int]) -> None:
-        """Further tokens that end a message: engines stop at those of the generation config."""
+        """Add tokens that end a message, as the engine's of the generation config."""
         self.end_ids |= frozenset(token_ids)
 
     def encode(self, text: str) -> list[int]:
         return self._common.encode(text, add_special_tokens=False).ids
 
     def encode_plain(self, text: str) -> list[int]:
-        whole = text.encode(errors="replace").decode()  # JSON may bring half a character
+        whole = text.encode(errors="replace").decode()  # JSON may have half a character
         return self._plain.encode(whole, add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -72,20 +73,19 @@ class HFCodec:
 
 
 def _message_end(tokenizer: Any) -> int | None:
-    """The control token behind a message's content, which need not be eos: base models have
-    another."""
+    """The control token after a message's content. In base models it is another one than eos."""
     if not getattr(tokenizer, "chat_template", None):
         return tokenizer.eos_token_id
     try:
         rendered = [
             tokenizer.apply_chat_template(
-                [{"role": "user", "content": "u"}, {"role": "assistant", "content": said}],
+                [{"role": "user", "content": "u"}, {"role": "assistant", "content": text}],
                 tokenize=True,
                 return_dict=False,
             )
-            for said in ("a", "b")
+            for text in ("a", "b")
         ]
-    except TemplateError:  # it wants messages of another kind
+    except TemplateError:  # the template needs other messages
         return tokenizer.eos_token_id
     same = 0
     while same < min(map(len, rendered)) and rendered[0][-1 - same] == rendered[1][-1 - same]:
@@ -97,15 +97,15 @@ def _message_end(tokenizer: Any) -> int | None:
 
 
 def _copy_of(tokenizer: Any, *, control_tokens: bool) -> Any:
-    """The fast tokenizer below a wrapper.
+    """A copy of the fast tokenizer below a wrapper.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the tokenizer is not a fast one.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
-            f"tokenizer={type(tokenizer).__name__} is not a fast one: agent loops need it to keep "
-            "a tool's text apart from control tokens; convert it to tokenizer.json"
+            f"tokenizer={type(tokenizer).__name__} is not a fast one: agent loops need a fast one "
+            "to keep a tool's text apart from control tokens; convert it to tokenizer.json"
         )
     own = copy.deepcopy(tokenizer.backend_tokenizer)
     own.no_truncation()
@@ -114,12 +114,12 @@ def _copy_of(tokenizer: Any, *, control_tokens: bool) -> Any:
     return own
 
 
-# The tokenizer itself is kept, because an id comes again once its object is gone.
+# The tokenizer is kept too: otherwise a new object could get the id of a deleted one.
 _codecs: dict[int, tuple[Any, HFCodec]] = {}
 
 
 def codec_of(tokenizer: Any) -> HFCodec:
-    """This process's codec of a tokenizer, made on first use."""
+    """The codec of a tokenizer, which is made once in a process."""
     if id(tokenizer) not in _codecs:
         _codecs[id(tokenizer)] = tokenizer, HFCodec(tokenizer)
     return _codecs[id(tokenizer)][1]
@@ -132,41 +132,42 @@ class Shown:
     token_ids: list[int]  # (t,)
     text: str
     drop: int = 0
-    """Tokens at the end of the model's turn that the template takes back."""
+    """Tokens that the template removes from the end of the model's turn."""
 
 
 class ObservationStyle(Protocol):
-    """Lays the results of one turn's actions out as tokens."""
+    """Makes tokens of the results of one turn's actions."""
 
     async def show(
-        self, said: str, results: Sequence[str], ids: Sequence[int], room: int
+        self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
     ) -> Shown | None:
         """Tokens for the results of a turn.
 
         Args:
-            said: the turn's text, as the loop acted on it.
-            results: what each action brought, in order.
+            turn_text: the model's text of this turn, as the loop acted on it.
+            results: the texts of the actions' results, in order.
             ids: prompt and response so far.
-            room: tokens that all of it may take.
+            room: tokens that may be added.
 
         Returns:
-            None when not even the markers fit.
+            None if not even the markers fit.
         """
         ...
 
 
 def cut_middle(text: str, codec: TokenCodec, room: int) -> list[int]:
-    """The tokens of a text, or its first and last ones around a mark, `room` at most.
+    """The tokens of a text; if it has more than `room`, its first and last tokens around a mark.
 
-    A text of more than `2 * LONG_TOKEN` characters a token of room counts as too long unread.
+    With room for 7 tokens, `1 2 3 4 5 6 7 8 9` becomes `1 2 3 ... 7 8 9`, if the mark is one token.
 
     Args:
-        text: what a tool said, of any length.
+        text: of any length. More than `2 * LONG_TOKEN` characters for each token of room are too
+            long, whatever their tokens are.
         codec: the tokenizer.
-        room: tokens; where not even the mark fits, there are none.
+        room: tokens at most. There are none if not even the mark fits.
     """
     reach = LONG_TOKEN * max(1, room)
-    if len(text) > 2 * reach:  # megabytes would take the tokenizer seconds
+    if len(text) > 2 * reach:  # the tokenizer would need seconds for megabytes
         first, last = codec.encode_plain(text[:reach]), codec.encode_plain(text[-reach:])
     else:
         first = last = codec.encode_plain(text)
@@ -185,7 +186,7 @@ def cut_middle(text: str, codec: TokenCodec, room: int) -> list[int]:
 
 
 def _ends_whole(text: str, head: Sequence[int], codec: TokenCodec) -> bool:
-    """Whether the broken-looking end is a character of the text itself."""
+    """Whether U+FFFD at the end is a character of the text itself."""
     return text.startswith(codec.decode(head))
 
 
@@ -194,14 +195,16 @@ def _begins_whole(text: str, tail: Sequence[int], codec: TokenCodec) -> bool:
 
 
 def share_room(lengths: Sequence[int], room: int) -> list[int]:
-    """Room for each of several results: none is cut before a longer one has given way.
+    """Share `room` among several results. The longest results are cut first.
+
+    Lengths 2, 10 and 20 with room for 16 get 2, 7 and 7.
 
     Args:
-        lengths: tokens that each would take whole.
-        room: tokens for all of them, >= 0.
+        lengths: tokens of each result.
+        room: tokens for all results, >= 0.
 
     Returns:
-        One share each, at most its length, together at most `room`.
+        Tokens for each result: at most its length, together at most `room`.
     """
     shares = [0] * len(lengths)
     for rank, at in enumerate(sorted(range(len(lengths)), key=lambda i: lengths[i])):
@@ -215,9 +218,9 @@ class InlineStyle:
 
     Args:
         codec: the tokenizer.
-        opening: before a result.
-        closing: after it.
-        max_length: tokens of one result, markers not counted; None: whatever fits.
+        opening: text before a result.
+        closing: text after a result.
+        max_length: tokens of one result without markers; None: as many as fit.
     """
 
     def __init__(
@@ -227,7 +230,7 @@ class InlineStyle:
         self._opening, self._closing = codec.encode(opening), codec.encode(closing)
 
     async def show(
-        self, said: str, results: Sequence[str], ids: Sequence[int], room: int
+        self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
     ) -> Shown | None:
         around = len(self._opening) + len(self._closing)
         left = room - around * len(results)
@@ -243,7 +246,7 @@ class InlineStyle:
 def fit(
     results: Sequence[str], codec: TokenCodec, room: int, max_length: int | None
 ) -> list[list[int]]:
-    """The tokens of several results, cut so that together they take `room` at most."""
+    """The tokens of several results, cut so that all together are `room` at most."""
     cap = room if max_length is None else min(room, max_length)
     inner = [cut_middle(text, codec, cap) for text in results]
     if sum(map(len, inner)) <= room:
@@ -253,47 +256,48 @@ def fit(
 
 
 Render = Callable[[str, Sequence[str], Sequence[int]], tuple[list[int], int]]
-"""(what the model said, tool messages, ids so far) -> (tokens to append, tokens to drop first)."""
+"""(text of the turn, tool messages, ids so far) -> (tokens to append, tokens to remove before)."""
 
 
 class ChatStyle:
-    """Each result as a message, with the template's own glue.
+    """Each result as a message of its own, with the tokens that the chat template puts around it.
 
     Args:
         codec: the tokenizer.
         render: the chat template.
-        keep: told what was said and shown, once it has entered the response.
-        max_length: tokens of one result; None: whatever fits.
+        keep: is called with the text of the turn and the results that were added to the response.
+        max_length: tokens of one result; None: as many as fit.
     """
 
     def __init__(
         self,
         codec: TokenCodec,
         render: Render,
-        keep: Callable[[str, Sequence[str]], None] = lambda said, shown: None,
+        keep: Callable[[str, Sequence[str]], None] = lambda turn_text, texts: None,
         max_length: int | None = None,
     ) -> None:
         self._codec, self._render, self._keep = codec, render, keep
         self._max_length = max_length
 
     async def show(
-        self, said: str, results: Sequence[str], ids: Sequence[int], room: int
+        self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
     ) -> Shown | None:
-        # Mostly all of it fits: the glue is rendered alone, which costs as much, only when it does
-        # not. Text that is tokenised inside a template may take another token or two at its edges.
+        # Usually all results fit at once. Only if they do not, the template is rendered with empty
+        # results, to measure the tokens around them. That costs as much as rendering with results.
+        # Inside a template a text may have a token or two more at its edges.
         glue: int | None = None
         left = room
         while left >= len(self._codec.encode_plain(CUT_MARK)):
             inner = fit(results, self._codec, left, self._max_length)
             if any(text and not own for text, own in zip(results, inner, strict=True)):
                 return None
-            shown = [self._codec.decode(own) for own in inner]
-            token_ids, drop = self._render(said, shown, ids)
+            texts = [self._codec.decode(own) for own in inner]
+            token_ids, drop = self._render(turn_text, texts, ids)
             if len(token_ids) <= room:
-                self._keep(said, shown)
+                self._keep(turn_text, texts)
                 return Shown(token_ids=token_ids, text=self._codec.decode(token_ids), drop=drop)
             if glue is None:
-                glue = len(self._render(said, [""] * len(results), ids)[0])
+                glue = len(self._render(turn_text, [""] * len(results), ids)[0])
                 left -= glue
             else:
                 left -= len(token_ids) - room

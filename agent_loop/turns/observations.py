@@ -1,7 +1,7 @@
-"""What the model reads back from a tool: one text per result. Pure; no verl, no I/O.
+"""Text of a tool's result, as the model reads it. Pure functions; no verl, no I/O.
 
-The model's own mistakes come out as short, plain text it can learn from. Infrastructure faults
-never get here (see `agent_loop.turns.turn_loop`).
+A mistake of the model becomes a short text, from which it can learn. A fault of the infrastructure
+has no text, because it ends the trajectory (`agent_loop.turns.turn_loop`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""ReAct's lines as a language of actions: Thought, Action with JSON arguments, Observation.
+"""ReAct: actions as lines of text, `Action:` and `Action Input:` with JSON arguments.
 
-ReAct: Yao et al. 2023. Where we differ: an action ends with its JSON object, not with the word
-`Observation:`, which is the environment's to write. Pure text: no verl, no I/O.
+ReAct: Yao et al. 2023. One difference: an action ends with its JSON object, not with the word
+`Observation:`, which only the environment writes. Pure text: no verl, no I/O.
 
     Thought: I need the author.
     Action: search
@@ -20,7 +20,7 @@ from agent_loop.turns.tags import Action, ActionKind
 OBSERVATION = "Observation:"
 FINAL_ANSWER = "Final Answer:"
 
-# One repetition between two marks, never two that could share a space: hostile text is linear.
+# No two repetitions beside each other match the same space: so the time is linear in any text.
 _CALL = re.compile(r"^[ \t]*Action:([^\n]*)\n[ \t]*Action Input:[ \t]*", re.MULTILINE)
 _FINAL = re.compile(r"^[ \t]*Final Answer:", re.MULTILINE)
 _ATTEMPT = re.compile(r"^[ \t]*Action(?: Input)?:", re.MULTILINE)
@@ -29,28 +29,29 @@ _OBSERVED = re.compile(r"^[ \t]*Observation:", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class ReAct:
-    """Actions as ReAct writes them; the answer is the rest of the text after `Final Answer:`."""
+    """Reads ReAct's lines. The answer is the rest of the text after `Final Answer:`."""
 
     max_actions: int = 1
     """Actions that one turn may ask for."""
 
     @property
     def stop_texts(self) -> list[str]:
-        """The environment's word: what a model writes after it was never observed.
+        """`Observation:`, because all that a model writes after it is made up.
 
-        With its line break, which no JSON string holds: an argument may say `Observation:`.
+        The text begins with a line break, which no JSON string has: an argument may contain
+        `Observation:`.
         """
         return [f"\n{OBSERVATION}"]
 
     def find_end(self, text: str) -> int:
-        """Just past the JSON of the last action, or past `Observation:` where none is readable."""
+        """Index after the JSON of the last action; if no JSON can be read, after `Observation:`."""
         if (calls := self._calls(text)) and calls[-1].end > 0:
             return calls[-1].end
         observed = _OBSERVED.search(text)
         return observed.end() if observed else -1
 
     def actions(self, text: str) -> list[Action]:
-        """Actions in the order of the text; or the final answer."""
+        """The actions in the order of the text, or the final answer."""
         if calls := self._calls(text):
             return [call.action for call in calls]
         final = _FINAL.search(text)
@@ -65,26 +66,26 @@ class ReAct:
         return [Action(kind=ActionKind.ANSWER, content=answer, is_open=observed is None)]
 
     def _calls(self, text: str) -> list["_Call"]:
-        """The actions before a final answer, the first that is malformed included."""
-        found: list[_Call] = []
+        """The actions before a final answer, up to the first malformed one."""
+        calls: list[_Call] = []
         final = _FINAL.search(text)
         matches = list(_CALL.finditer(text, 0, final.start() if final else len(text)))
         for match in matches[: self.max_actions]:
-            if found and match.start() < found[-1].end:
-                continue  # inside the JSON of the one before
-            if _OBSERVED.search(text, found[-1].end if found else 0, match.start()):
-                break  # the model made up what it observed: all after it is not asked for
-            found.append(_read_call(match.group(1).strip(), text, match.end()))
-            if found[-1].action.kind == ActionKind.MALFORMED:
+            if calls and match.start() < calls[-1].end:
+                continue  # the match is inside the JSON of the action before
+            if _OBSERVED.search(text, calls[-1].end if calls else 0, match.start()):
+                break  # the model made up an observation: the actions after it do not count
+            calls.append(_read_call(match.group(1).strip(), text, match.end()))
+            if calls[-1].action.kind == ActionKind.MALFORMED:
                 break
-        return found
+        return calls
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
     action: Action
     end: int
-    """Index just past its JSON, 0 where that cannot be read."""
+    """Index after its JSON; 0 if the JSON cannot be read."""
 
 
 def _read_call(name: str, text: str, at: int) -> _Call:
@@ -93,8 +94,9 @@ def _read_call(name: str, text: str, at: int) -> _Call:
         return _Call(Action(kind=ActionKind.MALFORMED, content=f"no tool {name!r}"), 0)
     try:
         arguments, end = _DECODER.raw_decode(text, at)
-        json.dumps(arguments, ensure_ascii=False).encode()  # no half of a character, as "\ud83d"
-    except (ValueError, RecursionError) as error:  # an integer may be too long, too
+        # Raises for half a character, as "\ud83d".
+        json.dumps(arguments, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:  # ValueError also for an integer that is too long
         problem = f"the arguments of {name!r} are no JSON: {str(error).split(':')[0]}"
         return _Call(Action(kind=ActionKind.MALFORMED, content=problem), 0)
     if not isinstance(arguments, dict):

@@ -1,7 +1,7 @@
-"""Where a turn ends and what it asks for: tags in the model's own text.
+"""Tags: finds the end of a turn, and the actions that the turn asks for, in the model's text.
 
-Pure text and token counts: no verl, no I/O. The cut falls on a token boundary, because a token that
-was sampled is kept whole or dropped whole.
+Pure functions of text and token ids: no verl, no I/O. A turn is cut between two tokens, because a
+sampled token is kept or dropped as a whole.
 """
 
 import re
@@ -18,58 +18,58 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class ActionKind(StrEnum):
-    """What a turn can ask for; a loop of one's own may use words of its own besides."""
+    """Kinds of actions. A loop of a user may have further kinds, which are plain strings."""
 
     CODE = "code"
     SEARCH = "search"
     ANSWER = "answer"
     MALFORMED = "malformed"
-    """An attempt that cannot be read; `content` says what is wrong, and the model reads it."""
+    """An action that cannot be read; `content` says why, and the model reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One thing that a turn asks for."""
+    """One action of a turn."""
 
     kind: str
     """An `ActionKind`, or the name of a tool."""
 
     content: str
-    """What stands between the tags."""
+    """Text between the tags."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Named arguments, where the language has them."""
+    """Named arguments, if the language has them."""
 
     is_open: bool = False
-    """Whether `content` is all the rest of the turn: where that was cut short, so is this."""
+    """Whether `content` goes to the end of the turn. If the turn was cut, so was `content`."""
 
 
 class Language(Protocol):
-    """How a model asks for things: tags, or ReAct's lines."""
+    """The form in which a model writes actions: tags, or ReAct's lines."""
 
     @property
     def stop_texts(self) -> list[str]:
-        """Texts behind which nothing of a turn is needed: the engine may stop there."""
+        """Texts after which the engine may stop, because the turn ends there."""
         ...
 
     def find_end(self, text: str) -> int:
-        """Index just past the end of a turn in `text`, or -1 when it ends nowhere in it."""
+        """Index after the end of the turn in `text`; -1 if the turn does not end in it."""
         ...
 
     def actions(self, text: str) -> list[Action]:
-        """What a turn, cut at its end, asks for; the answer is the last. Empty: nothing."""
+        """Actions of a turn that was cut at its end. If one is the answer, it is the last."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tags:
-    """Start and end tag of each action a loop allows."""
+    """Start and end tags of the actions that a loop allows."""
 
     pairs: Mapping[str, tuple[str, str]]
     """Action kind -> its tags; `ActionKind.ANSWER` ends the trajectory."""
 
     max_actions: int = 1
-    """Actions that one turn may ask for; an answer ends it in any case."""
+    """Actions that one turn may ask for; an answer always ends the turn."""
 
     answer_boxed: bool = False
     r"""Whether the last `\boxed{...}` of a turn without any tagged action is its answer."""
@@ -86,8 +86,8 @@ class Tags:
 
         Args:
             config: the run's tags.
-            kinds: what a loop allows.
-            own: tags of a loop's own kinds.
+            kinds: actions that a loop allows.
+            own: tags of kinds that `config` does not have.
             options: `max_actions`, `answer_boxed`.
         """
         own = own or {}
@@ -111,7 +111,7 @@ class Tags:
 
     @property
     def stop_texts(self) -> list[str]:
-        """Closing tags; where a turn may hold several actions, that of the answer only."""
+        """Closing tags. If a turn may have several actions, only the answer's."""
         return [
             end
             for kind, (_, end) in self.pairs.items()
@@ -119,7 +119,8 @@ class Tags:
         ]
 
     def find_end(self, text: str) -> int:
-        """Just past the answer's closing tag, the last that `max_actions` allows, or the last."""
+        """Index after the closing tag that ends the turn: the first that is the answer's, the one
+        with number `max_actions`, or else the last."""
         end = -1
         for count, match in enumerate(self._closing.finditer(text), start=1):
             end = match.end()
@@ -128,7 +129,7 @@ class Tags:
         return end
 
     def actions(self, text: str) -> list[Action]:
-        """The content before each closing tag, white space around it removed."""
+        """An action for each closing tag, with the text before the tag, stripped."""
         found: list[Action] = []
         begin = 0
         for match in self._closing.finditer(text):
@@ -151,24 +152,24 @@ class Tags:
 def cut_at_end(
     token_ids: Sequence[int], text: str, language: Language, decode: Decode
 ) -> int | None:
-    """How many tokens of a turn to keep: up to and with the one that completes its end.
+    """Number of tokens of a turn to keep: up to the token that completes the end of the turn.
 
     Args:
         token_ids: (t,) as the engine returned them.
-        text: their decoding.
-        language: says where the turn ends.
-        decode: token ids -> text, special tokens kept.
+        text: the text of `token_ids`.
+        language: finds the end of the turn.
+        decode: token ids -> text, with special tokens.
 
     Returns:
-        Tokens to keep, None when the turn ends nowhere in its text. A token that holds the end's
-        last character and more is kept whole: it was sampled as one.
+        Tokens to keep; None if the turn does not end in its text. If the last token has characters
+        after the end, it is kept whole, because it was sampled as one token.
     """
     end = language.find_end(text)
     if end < 0:
         return None
     wanted = text[:end]
     if not decode(token_ids[:-1]).startswith(wanted):
-        return len(token_ids)  # as an engine that stops at the tag leaves it
+        return len(token_ids)  # the usual case: the engine stopped at the tag
     low, high = 1, len(token_ids) - 1
     while low < high:
         middle = (low + high) // 2
@@ -180,13 +181,13 @@ def cut_at_end(
 
 
 def stop_token_ids(texts: Sequence[str], encode: Callable[[str], list[int]]) -> list[int]:
-    """Those texts that are one token each, so that any engine can stop there."""
+    """Token ids of the texts that are one token each: every engine can stop at those."""
     encoded = [encode(text) for text in texts]
     return [ids[0] for ids in encoded if len(ids) == 1]
 
 
 def fill_tags(template: str, config: ToolConfig) -> str:
-    """A prompt with the configured tags in place of their names in braces."""
+    """A prompt in which names in braces, as `{code_start_tag}`, are replaced by the tags."""
     for name in TAG_FIELDS:
         template = template.replace(f"{{{name}}}", getattr(config, name))
     return template

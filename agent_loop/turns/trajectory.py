@@ -1,9 +1,9 @@
-"""One trajectory's tokens, and the only code that writes `response_mask`.
+"""The tokens of one trajectory, and the only code that writes `response_mask`.
 
-Tokens go in as the engine returned them (mask 1, with log-probs) or as the environment wrote them
-(mask 0, log-prob 0.0), and come out as three lists of one length. Nothing is tokenised again, and
-nothing is looked for in text here: where a turn is cut is decided in `agent_loop.turns.tags` and
-done here, on ids, mask and log-probs at once.
+Tokens of the engine get mask 1 and their log-probs; tokens of the environment get mask 0 and
+log-prob 0.0. Ids, mask and log-probs are three lists of one length. Nothing is tokenised again, and
+no text is searched here: `agent_loop.turns.tags` decides where a turn is cut, and this module cuts
+all three lists there.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Segment:
     """Consecutive tokens of one author within the response."""
 
     author: str
-    """`model` or `tool`; the template's glue around a tool's words is the tool's."""
+    """`model` or `tool`. Tokens that the template puts around a result are of the author `tool`."""
 
     start: int
     """Index of the first token in the response."""
@@ -37,14 +37,14 @@ class Segment:
     """Tokens."""
 
     text: str
-    """What the tokens say, for people; never tokenised again."""
+    """The text of the tokens, for people. It is never tokenised again."""
 
 
 class Trajectory:
     """The response of one rollout, growing token by token.
 
-    It keeps one length for ids, mask and log-probs, and mask 1 exactly on the tokens that the
-    engine returned, in the order it returned them. It does not know tags, tools or budgets.
+    Ids, mask and log-probs always have one length. Mask 1 is exactly on the tokens that the engine
+    returned, in the order of the engine. The class uses no tags, tools or budgets.
     """
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
@@ -61,18 +61,18 @@ class Trajectory:
 
     @property
     def ids(self) -> list[int]:
-        """Prompt and response together: what the engine continues."""
+        """Prompt and response, which the engine continues."""
         return self.prompt_ids + self.response_ids
 
     def add_model_tokens(self, token_ids: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Append what the policy sampled in one turn, all of it: mask 1.
+        """Append all tokens that the policy sampled in one turn, with mask 1.
 
         Args:
             token_ids: (t,) as the engine returned them.
             log_probs: (t,) log-prob of each under the policy that sampled it.
 
         Raises:
-            ValueError: ids and log-probs differ in length: the engine left some out.
+            ValueError: the numbers of ids and log-probs differ.
         """
         if len(token_ids) != len(log_probs):
             raise ValueError(
@@ -83,11 +83,11 @@ class Trajectory:
         self._append("model", token_ids, [1] * len(token_ids), log_probs, "")
 
     def cut_turn(self, keep: int, text: str) -> None:
-        """Drop all but the first tokens of the last turn, and note what they say.
+        """Remove tokens at the end of the last turn, and set the text of the others.
 
         Args:
             keep: tokens of the turn that stay.
-            text: their decoding, which the loop acts on.
+            text: the text of these tokens, on which the loop acts.
         """
         last = self.segments[-1]
         assert last.author == "model" and 0 <= keep <= last.length, (last, keep)
@@ -97,15 +97,14 @@ class Trajectory:
         self._assert_one_length()
 
     def add_tool_tokens(self, token_ids: Sequence[int], text: str) -> None:
-        """Append what the environment wrote: mask 0, log-prob 0.0."""
+        """Append tokens of the environment, with mask 0 and log-prob 0.0."""
         self._append("tool", token_ids, [0] * len(token_ids), [0.0] * len(token_ids), text)
 
     def finish(self, filler_id: int) -> None:
-        """Check every rule of the class once more; after it nothing is appended.
+        """Check the rules of the class again. Nothing may be appended afterwards.
 
         Args:
-            filler_id: one such token stands for an empty response, since verl lays the reward on
-                the last response token.
+            filler_id: the only token of an empty response: verl puts the reward on the last token.
         """
         turns = iter(self.engine_turns)
         kept = [next(turns)[: s.length] for s in self.segments if s.author == "model"]
@@ -116,13 +115,13 @@ class Trajectory:
         self._assert_one_length()
 
     def without_gradient(self) -> None:
-        """Blank the mask of a finished trajectory: it trains nothing."""
+        """Set the mask of a finished trajectory to 0, so that it is not trained."""
         self.response_mask = [0] * len(self)
         self.log_probs = [0.0] * len(self)
 
     def loss_mask(self, state_masking: bool) -> list[int]:
-        """(T,) what the loss is taken over: `response_mask`, or, for an ablation without state
-        masking, every token of a trajectory that is not lost."""
+        """(T,) mask of the loss: `response_mask`; without state masking (an ablation) 1 for every
+        token of a trajectory that is not lost."""
         return self.response_mask if state_masking else [int(any(self.response_mask))] * len(self)
 
     def _append(

@@ -1,10 +1,10 @@
-"""Turns: generate, find the actions, run them, append the results, until an answer or a limit.
+"""The turn loop: generate, find actions, run them, append results, until an answer or a limit.
 
-Decides when a trajectory ends and what room a result may take. Knows no verl and no torch: the
-engine is a `generate` function, the tools are an `Environment`, and how a model asks (`Language`)
-and how results enter the response (`ObservationStyle`) are given. Infrastructure faults
-(`ToolUnavailable`) end the trajectory and are told apart from the model's own mistakes, which come
-back as text.
+This module decides when a trajectory ends, and how many tokens a result may take. It uses no verl
+and no torch. The engine is a `Generate` function, the tools are an `Environment`, a `Language`
+finds the actions, and an `ObservationStyle` makes tokens of the results. A fault of the
+infrastructure (`ToolUnavailable`) ends the trajectory. A mistake of the model becomes a text that
+the model reads.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from agent_loop.watchdog import waits_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """What the engine returned for one turn."""
+    """Tokens that the engine sampled in one turn."""
 
     token_ids: list[int]  # (t,)
     log_probs: list[float]  # (t,)
@@ -32,17 +32,16 @@ class Generated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Where a turn is over, besides at the end of the message.
+    """Where the engine may stop, besides at the end of the message.
 
-    An engine that cannot stop there goes on, and the turn is cut afterwards: the trajectory is the
-    same.
+    If an engine cannot stop there, the turn is cut afterwards; the trajectory is the same.
     """
 
     texts: tuple[str, ...]
     """Stop after the token that completes one of these."""
 
     token_ids: tuple[int, ...]
-    """Those of `texts` that are one token each."""
+    """Token ids of the `texts` that are one token each."""
 
 
 class Generate(Protocol):
@@ -55,14 +54,14 @@ class Generate(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What an action brought: the text the model reads, and what the call cost."""
+    """The result of an action: the text that the model reads, and the tool's answer."""
 
     text: str
     result: ToolResult | None = None
-    """None where no tool was called."""
+    """None if no tool was called."""
 
     rejected: bool = False
-    """True when the model's own mistake kept the tool from running: it reads why."""
+    """Whether the tool did not run because of a mistake of the model. The text has the reason."""
 
 
 Environment = Callable[[Action], Awaitable[Observation]]
@@ -79,16 +78,16 @@ class Budget:
     """Tokens of the whole response, tool results included."""
 
     max_turn_length: int | None = None
-    """Tokens of one generation; None leaves only the response budget."""
+    """Tokens of one generation; None: no limit of its own."""
 
     timeout_s: float = 300.0
     """Seconds for the whole trajectory."""
 
     turn_timeout_s: float | None = None
-    """Seconds for one generation and the calls that it asks for; None leaves only the others."""
+    """Seconds for one generation and its calls; None: no limit of its own."""
 
     answer_reserve: int = 16
-    """Tokens that a tool result never takes, so that the model can still answer."""
+    """Tokens that a result may not use, so that the model can still answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,26 +102,32 @@ class Call:
     """What the model wrote."""
 
     status: str = "cancelled"
-    """ok; rejected: the model's mistake; unavailable: the infrastructure's fault; failed: the
-    loop's; cancelled: a deadline or another call's fault ended it."""
+    """One of
+
+    - ok
+    - rejected: a mistake of the model
+    - unavailable: a fault of the infrastructure
+    - failed: an error in the code of the loop
+    - cancelled: ended by a deadline, or by the fault of another call
+    """
 
     tool: str = ""
     latency_s: float = 0.0
     limiter_wait_s: float = 0.0
     attempts: int = 0
-    """HTTP requests, 0 where none was needed."""
+    """HTTP requests; 0 if none was needed, as for a cached result."""
 
     error: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Turn:
-    """Where the time of one turn went."""
+    """Times and tokens of one turn."""
 
     generate_s: float = 0.0
     tools_s: float = 0.0
     tokens: int = 0
-    """Sampled and kept."""
+    """Sampled tokens that were kept."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,12 +137,12 @@ class Rollout:
     trajectory: Trajectory
     stop_reason: StopReason
     answer: str | None
-    """The answer, None without one; the model's own words only."""
+    """The answer, from the model's own text; None without one."""
 
     turns: list[Turn] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     fault: str | None = None
-    """The infrastructure's fault that ended the trajectory."""
+    """The fault that ended the trajectory."""
 
     fault_tool: str = ""
     """The tool that failed, `engine`, `reward`, or `loop`."""
@@ -146,7 +151,7 @@ class Rollout:
     """Traceback of what the loop itself raised."""
 
     def lose(self, tool: str, fault: str) -> None:
-        """The infrastructure ended it: no gradient, no part in its group's baseline."""
+        """End the trajectory as `infra_error`: no gradient, not in the baseline of its group."""
         self.stop_reason, self.answer = StopReason.INFRA_ERROR, None
         self.fault_tool, self.fault = tool, fault
 
@@ -173,24 +178,24 @@ async def run_turns(
         prompt_ids: (P,) rendered prompt.
         generate: the engine.
         environment: runs one action that is not the answer.
-        language: how the model asks and answers.
-        style: how results enter the response.
+        language: form of the model's actions.
+        style: form of the results.
         codec: the tokenizer.
         budget: limits.
-        filler_id: token that stands for the response of a trajectory that has none.
-        clock: seconds, for the time spent per phase.
+        filler_id: the only token of an empty response.
+        clock: seconds, for the time of each phase.
 
     Returns:
-        The trajectory with its one stop reason; nothing is raised but cancellation. A trajectory
-        that ended as `infra_error` has an all-zero mask; what the loop's own code raised is one,
-        with `loop_error` set.
+        The trajectory with its stop reason. Only cancellation is raised. A trajectory that ended as
+        `infra_error` has an all-zero mask. An exception in the code of the loop ends it so, and is
+        in `loop_error`.
     """
     rollout = Rollout(
         trajectory=Trajectory(prompt_ids), stop_reason=StopReason.MAX_TURNS, answer=None
     )
     try:
         if budget.timeout_s <= 0:
-            raise TimeoutError  # late before it began: the engine is not asked at all
+            raise TimeoutError  # the deadline has passed: the engine is not called
         async with timeout(budget.timeout_s):
             await _run(rollout, generate, environment, language, style, codec, budget, clock)
     except TimeoutError:
@@ -198,7 +203,7 @@ async def run_turns(
     except ToolError as error:
         rollout.lose(error.tool or "tool", f"{type(error).__name__}: {error}")
     except Exception as error:
-        # The one place where a loop's own mistake is caught: it costs one trajectory, not the run.
+        # Only here exceptions in the code of a loop are caught: they cost one trajectory.
         rollout.lose("loop", f"{type(error).__name__}: {error}")
         rollout.loop_error = traceback.format_exc()
     rollout.trajectory.finish(filler_id)
@@ -233,7 +238,7 @@ async def _run(
             waits_for("engine", turn=number)
             generated = await generate(trajectory.ids, max_tokens=limit, stop=stop)
             turn.generate_s = clock() - started
-            text, is_whole = _take(trajectory, generated, language, codec)
+            text, is_whole = _append_turn(trajectory, generated, language, codec)
             turn.tokens = trajectory.segments[-1].length
 
             actions = language.actions(text)
@@ -249,7 +254,7 @@ async def _run(
                 rollout.stop_reason, rollout.answer = StopReason.ANSWERED, actions[-1].content
                 return
             if number == budget.max_turns:
-                return  # nobody would read the results
+                return  # the model would not read the results
 
             started = clock()
             calls = [Call(turn=number, action=a.kind, arguments=a.content) for a in actions]
@@ -272,31 +277,32 @@ async def _run(
             trajectory.add_tool_tokens(shown.token_ids, shown.text)
 
 
-def _take(
+def _append_turn(
     trajectory: Trajectory, generated: Generated, language: Language, codec: TokenCodec
 ) -> tuple[str, bool]:
-    """Append a turn, cut at its end.
+    """Append a turn to the trajectory, and cut it at its end.
 
     Returns:
-        What it says, without the end of the message, and whether it came to an end of its own.
+        The text of the turn without the end of the message; and whether the turn has an end (else
+        a limit of tokens cut it).
     """
     ids = generated.token_ids
     trajectory.add_model_tokens(ids, generated.log_probs)
-    silent = len(ids)
-    while silent and ids[silent - 1] in codec.end_ids:
-        silent -= 1
-    said = codec.decode(ids[:silent])
-    keep = cut_at_end(ids[:silent], said, language, codec.decode)
+    length = len(ids)  # without tokens that end the message
+    while length and ids[length - 1] in codec.end_ids:
+        length -= 1
+    text = codec.decode(ids[:length])
+    keep = cut_at_end(ids[:length], text, language, codec.decode)
     if keep is None:
-        trajectory.cut_turn(len(ids), said if silent == len(ids) else codec.decode(ids))
-        return said, silent < len(ids)
-    said = said if keep == silent else codec.decode(ids[:keep])
-    trajectory.cut_turn(keep, said)
-    return said, True
+        trajectory.cut_turn(len(ids), text if length == len(ids) else codec.decode(ids))
+        return text, length < len(ids)
+    text = text if keep == length else codec.decode(ids[:keep])
+    trajectory.cut_turn(keep, text)
+    return text, True
 
 
 async def _call(call: Call, action: Action, environment: Environment) -> str:
-    """Run one action, note what it cost, and return what the model reads."""
+    """Run one action, record status and cost in `call`, and return the text for the model."""
     if action.kind == ActionKind.MALFORMED:
         call.status = "rejected"
         return f"error: {action.content}"
@@ -316,7 +322,8 @@ async def _call(call: Call, action: Action, environment: Environment) -> str:
         raise RuntimeError(f"action={call.action} was cancelled from within") from error
     except Exception as error:
         call.status, call.error = "failed", f"{type(error).__name__}: {error}"
-        # Not the deadline's, which comes as a cancellation; in Python 3.10 they are two classes.
+        # A deadline comes as a cancellation: this `TimeoutError` (two classes in Python 3.10) is not
+        # one, and must not be taken for one.
         if isinstance(error, TimeoutError | asyncio.TimeoutError):
             raise RuntimeError(f"action={action.kind} raised {call.error}") from error
         raise
@@ -328,31 +335,31 @@ async def _call(call: Call, action: Action, environment: Environment) -> str:
 
 
 def is_being_cancelled() -> bool:
-    """Whether the current task itself was asked to stop, and not something that it awaits.
+    """Whether the current task was cancelled, and not only something that it awaits.
 
-    Python 3.10 cannot tell; there it is always taken to be.
+    Python 3.10 cannot tell; there the result is True.
     """
     cancelling = getattr(asyncio.current_task(), "cancelling", None)
     return cancelling is None or cancelling() > 0
 
 
-_OF_TURN = tuple(each.name for each in fields(Turn))
-_OF_CALL = tuple(each.name for each in fields(Call))
+_TURN_FIELDS = tuple(each.name for each in fields(Turn))
+_CALL_FIELDS = tuple(each.name for each in fields(Call))
 
 
-def _values(of: Turn | Call, names: Sequence[str]) -> dict[str, Any]:
-    """As `dataclasses.asdict`, which copies deeply and takes twenty times as long."""
-    return {name: getattr(of, name) for name in names}
+def _values(record: Turn | Call, names: Sequence[str]) -> dict[str, Any]:
+    """As `dataclasses.asdict`, which takes twenty times as long because it copies deeply."""
+    return {name: getattr(record, name) for name in names}
 
 
 def record_of(rollout: Rollout) -> dict[str, Any]:
-    """What the trainer and the trajectory files need to know, as plain JSON values."""
+    """The parts of a rollout that the trainer and the trajectory files use, as JSON values."""
     trajectory = rollout.trajectory
     return {
         "stop_reason": str(rollout.stop_reason),
         "answer": rollout.answer,
-        "turns": [_values(turn, _OF_TURN) for turn in rollout.turns],
-        "calls": [_values(call, _OF_CALL) for call in rollout.calls],
+        "turns": [_values(turn, _TURN_FIELDS) for turn in rollout.turns],
+        "calls": [_values(call, _CALL_FIELDS) for call in rollout.calls],
         "fault": rollout.fault,
         "fault_tool": rollout.fault_tool,
         "loop_error": rollout.loop_error,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent_loop.tools.protocol import ToolCall, ToolResult, ToolUnavailable
 from agent_loop.turns.foreign_loop import rollout_of
-from agent_loop.turns.judging import FOR_ALL, attempt_of, judge
+from agent_loop.turns.judging import COMMON_PARTS, attempt_of, judge
 from agent_loop.turns.observation_style import ChatStyle, InlineStyle, ObservationStyle, codec_of
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
@@ -182,4 +182,4 @@ async def test_a_source_s_terms_are_added_and_what_verl_is_given_stays_the_same_
     parts = await reward_of(rollout, ROW | {"data_source": "long"})
     assert (parts["task"], parts["term_length"], parts["acc"]) == (1.0, -1.0, 1.0)
     assert parts["score"] == 0.0
-    assert set(FOR_ALL) < parts.keys()
+    assert set(COMMON_PARTS) < parts.keys()

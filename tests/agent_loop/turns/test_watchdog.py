@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from agent_loop import watchdog
-from agent_loop.watchdog import Company, Watchdog, waits_for
+from agent_loop.watchdog import SharedWait, Watchdog, waits_for
 from tests.fakes.virtual_loop import run_virtual
 
 
@@ -110,9 +110,9 @@ def test_it_looks_four_times_in_the_time_that_is_too_long():
     assert looks == [15, 30, 45, 60]
 
 
-def test_work_in_company_speaks_for_all_who_are_present_and_for_nobody_else(clock):
+def test_a_shared_wait_is_recorded_for_all_who_joined_and_for_nobody_else(clock):
     dog = Watchdog(60.0, clock)
-    company = Company()
+    shared = SharedWait()
     seen: list[tuple[str, str]] = []
 
     async def work() -> None:
@@ -123,7 +123,7 @@ def test_work_in_company_speaks_for_all_who_are_present_and_for_nobody_else(cloc
     async def trajectory(joins_at: float, leaves_at: float) -> None:
         with dog.watch("nq", "nq:7") as activity:
             await asyncio.sleep(joins_at)
-            with company.joined():
+            with shared.joined():
                 now = activity.waits_for
                 await asyncio.sleep(leaves_at - joins_at)
             if leaves_at < 2:
@@ -133,9 +133,9 @@ def test_work_in_company_speaks_for_all_who_are_present_and_for_nobody_else(cloc
 
     async def together() -> None:
         with dog.watch("math", "math:1") as starter:
-            task = company.start(work())
+            task = shared.start(work())
             await asyncio.gather(trajectory(0, 1), trajectory(1, 3), task)
-        with company.joined():
+        with shared.joined():
             pass
         assert starter.waits_for == "start"
 
