@@ -322,8 +322,8 @@ async def _call(call: Call, action: Action, environment: Environment) -> str:
         raise RuntimeError(f"action={call.action} was cancelled from within") from error
     except Exception as error:
         call.status, call.error = "failed", f"{type(error).__name__}: {error}"
-        # A deadline comes as a cancellation: this `TimeoutError` (two classes in Python 3.10) is not
-        # one, and must not be taken for one.
+        # A deadline comes as a cancellation: this `TimeoutError` (two classes in Python 3.10) is
+        # not one, and must not be taken for one.
         if isinstance(error, TimeoutError | asyncio.TimeoutError):
             raise RuntimeError(f"action={action.kind} raised {call.error}") from error
         raise
