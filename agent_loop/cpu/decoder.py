@@ -252,11 +252,16 @@ class BatchDecoder:
         self._unseeded += 1
         return seed_from(self._seed, self._unseeded)
 
+    def _new_tokens(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(B,) state of the rows; (B,) first place and (B,) end of their new tokens, with room."""
+        state = self._state[: len(self._rows)]
+        ends = np.maximum(state["prompt_length"], state["length"] + 1)
+        self._slots.make_room(len(state), int(ends.max()))
+        return state, state["length"], ends
+
     def _pass_batched(self, copies: list[tuple[int, int, int]]) -> torch.Tensor:
         """(B, V): logits after the last token of each row, from one pass of all new tokens."""
-        state = self._state[: len(self._rows)]
-        starts, ends = state["length"], np.maximum(state["prompt_length"], state["length"] + 1)
-        self._slots.make_room(len(state), int(ends.max()))
+        state, starts, ends = self._new_tokens()
         several = np.flatnonzero(ends - starts > 1)
         singles = int(several[0]) if several.size else len(state)
         ids, places = [state["next_id"][:singles]], [starts[:singles]]
@@ -287,9 +292,7 @@ class BatchDecoder:
         The bits of a row do not depend on the other rows.
         """
         assert self._tile is not None
-        state = self._state[: len(self._rows)]
-        starts, ends = state["length"], np.maximum(state["prompt_length"], state["length"] + 1)
-        self._slots.make_room(len(state), int(ends.max()))
+        state, starts, ends = self._new_tokens()
         counts = ends - starts
         slots, last = np.arange(len(state)).repeat(counts), counts.cumsum() - 1
         places = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends, strict=True)])

@@ -37,6 +37,10 @@ class CPUDeviceId(str):
         return (CPUDeviceId, ())
 
 
+def _do_nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+    """In place of methods that have no meaning on a CPU."""
+
+
 class CPUDeviceModule:
     """What verl uses of `torch.cuda`, for a CPU. Other names are those of `torch.cpu`."""
 
@@ -51,8 +55,6 @@ class CPUDeviceModule:
 
     def current_device(self) -> CPUDeviceId:
         return CPUDeviceId()
-
-    def _do_nothing(self, *args: Any, **kwargs: Any) -> None: ...
 
     set_device = synchronize = empty_cache = ipc_collect = _do_nothing
     reset_peak_memory_stats = reset_max_memory_allocated = _do_nothing
@@ -97,6 +99,8 @@ class PlatformCPU(PlatformBase):
     device_name = "cpu"
     vendor_name = "cpu"
     device_module = _MODULE
+    set_device = synchronize = empty_cache = set_allocator_settings = _do_nothing
+    profiler_start = profiler_stop = _do_nothing
 
     def is_available(self) -> bool:
         return True
@@ -110,19 +114,11 @@ class PlatformCPU(PlatformBase):
     def device_count(self) -> int:
         return _MODULE.device_count()
 
-    def set_device(self, device_index: Any) -> None: ...
-
-    def synchronize(self, device_index: Any = None) -> None: ...
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
         torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None: ...
-
-    def empty_cache(self) -> None: ...
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return (None, None)
@@ -136,10 +132,6 @@ class PlatformCPU(PlatformBase):
     @contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
-
-    def profiler_start(self) -> None: ...
-
-    def profiler_stop(self) -> None: ...
 
     def ray_resource_name(self) -> str:
         # verl's resource pools count "GPU" and "NPU" only (single_controller/ray/base.py:226). So a

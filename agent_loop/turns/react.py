@@ -18,7 +18,6 @@ from typing import Any
 from agent_loop.turns.tags import Action, ActionKind
 
 OBSERVATION = "Observation:"
-FINAL_ANSWER = "Final Answer:"
 
 # No two repetitions beside each other match the same space: so the time is linear in any text.
 _CALL = re.compile(r"^[ \t]*Action:([^\n]*)\n[ \t]*Action Input:[ \t]*", re.MULTILINE)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,6 @@ NOTE = "demo.json"
 """In a demo's folder: what it was made from. A folder without this file is no demo."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoPaths:
-    """What `prepare_demo` made."""
-
-    folder: Path
-    model: Path
-    train_files: list[Path]
-    val_files: list[Path]
-    corpus: Path
-    probe: dict[str, float]
-    """Sampled reward of each source after the warm start."""
-
-
 class WarmStartError(RuntimeError):
     """After the supervised run a source's reward is too low for reinforcement learning."""
 
@@ -56,7 +43,7 @@ def prepare_demo(
     recipe: Recipe | None = None,
     threads: int = 1,
     progress: Callable[[str], None] = print,
-) -> DemoPaths:
+) -> None:
     """Make data, corpus, tokenizer and warm-started model, unless they are made already.
 
     Args:
@@ -72,14 +59,13 @@ def prepare_demo(
     """
     out_dir, recipe = Path(out_dir), recipe or Recipe()
     fingerprint = _fingerprint(recipe, seed)
-    if _made(out_dir, fingerprint):
+    if read_note(out_dir / NOTE).get("fingerprint") == fingerprint:
         progress(f"demo seed={seed} found in {out_dir}")
-        return _paths(out_dir)
+        return
     with made_whole(out_dir, NOTE) as draft:
         probe = _make(draft, seed, recipe, threads, progress)
         made = {"fingerprint": fingerprint, "seed": seed, "probe": probe}
         (draft / NOTE).write_text(json.dumps(made, indent=2) + "\n")
-    return _paths(out_dir)
 
 
 def _make(
@@ -170,19 +156,3 @@ def _fingerprint(recipe: Recipe, seed: int) -> str:
     ]
     text = json.dumps([asdict(recipe), seed]) + "".join(path.read_text() for path in sources)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _made(folder: Path, fingerprint: str) -> bool:
-    return read_note(folder / NOTE).get("fingerprint") == fingerprint
-
-
-def _paths(folder: Path) -> DemoPaths:
-    names = ("math", "nq", "taco")
-    return DemoPaths(
-        folder=folder,
-        model=folder / "model",
-        train_files=[folder / f"{name}_train.parquet" for name in names],
-        val_files=[folder / f"{name}_val.parquet" for name in names],
-        corpus=folder / "corpus.jsonl",
-        probe=json.loads((folder / NOTE).read_text())["probe"],
-    )

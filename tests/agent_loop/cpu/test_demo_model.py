@@ -1,5 +1,6 @@
 """The demo model: what its tokenizer, teacher and cache promise."""
 
+import json
 import random
 
 import pytest
@@ -65,13 +66,15 @@ def test_the_teacher_is_careless_about_as_often_as_asked_and_only_the_model_is_i
 
 def test_a_demo_is_made_once_and_then_found(tmp_path):
     said: list[str] = []
-    first = prepare_demo(tmp_path / "demo", 0, recipe=QUICK, progress=said.append)
-    made = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*") if path.is_file()}
+    folder = tmp_path / "demo"
+    prepare_demo(folder, 0, recipe=QUICK, progress=said.append)
+    made = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     prepare_demo(tmp_path / "demo", 0, recipe=QUICK, progress=said.append)
     assert "found" in said[-1]
     assert made == {path: path.stat().st_mtime_ns for path in made}
-    assert all(path.exists() for path in [*first.train_files, *first.val_files, first.corpus])
-    assert (first.model / "config.json").exists()
+    for source in ("math", "nq", "taco"):
+        assert {folder / f"{source}_train.parquet", folder / f"{source}_val.parquet"} <= made.keys()
+    assert {folder / "corpus.jsonl", folder / "model" / "config.json"} <= made.keys()
     assert [path.name for path in tmp_path.iterdir()] == ["demo"]
 
 
@@ -87,7 +90,8 @@ def test_a_folder_that_is_no_demo_is_left_alone(tmp_path):
 def test_a_demo_with_a_broken_note_is_made_again(note, tmp_path):
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "demo.json").write_text(note)
-    assert prepare_demo(tmp_path / "demo", 0, recipe=QUICK, progress=lambda line: None).probe
+    prepare_demo(tmp_path / "demo", 0, recipe=QUICK, progress=lambda line: None)
+    assert json.loads((tmp_path / "demo" / "demo.json").read_text())["probe"]
 
 
 def test_a_warm_start_below_its_floor_fails_by_name_and_leaves_nothing(tmp_path):
