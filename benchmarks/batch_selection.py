@@ -17,7 +17,8 @@ from verl.utils.seqlen_balancing import get_seqlen_balanced_partitions
 
 from samplers.balance import deal_groups, imbalance, spread_rows
 from samplers.mixture_plan import MixturePlan
-from samplers.replay_buffer import MixedReplayBufferAsync, Mixture, make_uid
+from samplers.replay_buffer import MixedReplayBufferAsync, Mixture
+from samplers.uid import make_uid
 
 ROUNDS = 15
 FINISHED = 10_000

@@ -26,14 +26,11 @@ last trained draw are given back and drawn again in the next step. Validation is
 # pyright: reportUntypedBaseClass=false, reportIncompatibleMethodOverride=false
 
 import time
-import uuid
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
 
 import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import (
@@ -44,6 +41,7 @@ from verl.trainer.ppo.v1.replay_buffer import (
 
 from samplers.faults import GroupFaults, SourceStarved, fault_of
 from samplers.ledger import Outcome
+from samplers.uid import prompt_of
 
 POLL_INTERVAL_S = 0.05
 """Seconds between two looks for finished groups; verl's 2 s would dominate a small step."""
@@ -69,25 +67,6 @@ class Mixture:
     """Most replaced prompts of a source in one step, per prompt of its quota."""
 
     clock: Callable[[], float] = time.monotonic
-
-
-def make_uid(source: str, draw: int) -> str:
-    """A unique name for one prompt's group that contains the prompt's source and draw.
-
-    verl keeps the name everywhere, also over a restart, and splits it only at "_".
-    """
-    return f"{uuid.uuid4().hex}.{draw}.{quote(source, safe='').replace('_', '%5F')}"
-
-
-@lru_cache(maxsize=2**16)
-def prompt_of(uid: str) -> tuple[str, int]:
-    """(source, draw) of a group.
-
-    Raises:
-        ValueError: `make_uid` did not make the name.
-    """
-    _, draw, source = uid.split(".", 2)
-    return unquote(source), int(draw)
 
 
 class _Finished(NamedTuple):

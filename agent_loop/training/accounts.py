@@ -44,7 +44,7 @@ from agent_loop.training.trained_batch import read_tokens
 from agent_loop.training.trainer_state import TrainerState
 from agent_loop.turns.observation_style import codec_of
 from samplers.ledger import LedgerEntry, Outcome
-from samplers.replay_buffer import prompt_of
+from samplers.uid import prompt_of
 
 logger = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from config.schema import StateMaskedGRPOConfig
+from samplers.uid import prompt_of
 
 STATE_MASKED_GRPO = "state_masked_grpo"
 STATE_MASKED_REMAX = "state_masked_remax"
@@ -73,7 +74,7 @@ def compute_state_masked_grpo_advantage(
             factor *= torch.tensor(
                 [
                     # A group of padding has factor 0, and a uid without a source.
-                    settings.scale.get(_source_of(uid), 1.0) if is_compared else 1.0
+                    settings.scale.get(prompt_of(uid)[0], 1.0) if is_compared else 1.0
                     for uid, is_compared in zip(groups, factor.tolist(), strict=True)
                 ]
             ).to(factor)
@@ -122,12 +123,6 @@ ESTIMATOR_FUNCTIONS = {
     STATE_MASKED_REMAX: compute_state_masked_remax_advantage,
 }
 """`algorithm.adv_estimator` -> function; `agent_loop.plugin` registers them with verl."""
-
-
-def _source_of(uid: str) -> str:
-    from samplers.replay_buffer import prompt_of
-
-    return prompt_of(uid)[0]
 
 
 def _settings(config: Any) -> StateMaskedGRPOConfig:

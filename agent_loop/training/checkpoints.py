@@ -20,7 +20,7 @@ from verl.utils.debug import marked_timer
 from agent_loop.training.run_folder import whole_checkpoint, write_lines, write_text
 from agent_loop.training.trained_batch import group_of
 from agent_loop.training.trainer_state import TrainerState
-from samplers.replay_buffer import prompt_of
+from samplers.uid import prompt_of
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """verl's, beside the checkpoints: the step of the last one."""

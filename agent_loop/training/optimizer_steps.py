@@ -40,7 +40,7 @@ from agent_loop.training.trained_batch import (
     write_temperatures,
 )
 from agent_loop.training.trainer_state import TrainerState
-from samplers.replay_buffer import prompt_of
+from samplers.uid import prompt_of
 
 logger = logging.getLogger(__name__)
 

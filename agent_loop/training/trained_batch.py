@@ -22,7 +22,7 @@ from verl.utils.seqlen_balancing import (
 from agent_loop.metrics.source_metrics import TrainedTrajectory
 from agent_loop.metrics.token_metrics import TrainedTokens
 from samplers.balance import deal_groups, imbalance, rows_per_update, spread_rows
-from samplers.replay_buffer import prompt_of
+from samplers.uid import prompt_of
 
 COMPARED_ROWS = 4096
 """Up to this many rows, verl's own layout is computed too, for `mixed/balance/stock_imbalance`."""

@@ -46,8 +46,8 @@ from samplers.replay_buffer import (
     MixedReplayBuffer,
     MixedReplayBufferAsync,
     Mixture,
-    make_uid,
 )
+from samplers.uid import make_uid
 
 
 class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):

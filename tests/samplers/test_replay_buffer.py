@@ -30,9 +30,8 @@ from samplers.replay_buffer import (
     MixedReplayBufferAsync,
     Mixture,
     SourceStarved,
-    make_uid,
-    prompt_of,
 )
+from samplers.uid import make_uid, prompt_of
 
 SIZES = {"math": 50, "nq": 31, "taco": 7}
 RATIOS = {"math": 0.45, "nq": 0.35, "taco": 0.2}

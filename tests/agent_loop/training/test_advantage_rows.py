@@ -15,7 +15,7 @@ from verl.trainer.ppo.v1 import trainer_base
 from agent_loop.training import trained_batch
 from agent_loop.training.estimators import UNTRIED, WITHIN_GROUPS
 from agent_loop.training.trainer import MixedSyncTrainer
-from samplers.replay_buffer import make_uid
+from samplers.uid import make_uid
 
 stacked: Any = NonTensorStack
 """Known to pyright as abstract."""

@@ -28,7 +28,7 @@ from agent_loop.turns.turn_loop import Rollout
 from config.schema import MixedConfig
 from samplers.faults import GroupFaults
 from samplers.ledger import LedgerEntry
-from samplers.replay_buffer import make_uid, prompt_of
+from samplers.uid import make_uid, prompt_of
 from tests.fakes.engine import trained_of
 
 UPDATES, GROUPS = 2, 4
