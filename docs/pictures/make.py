@@ -17,6 +17,7 @@ SIZE = (1280, 640)
 async def make(run: Path) -> None:
     """Write `report.png` and `viewer.png` here."""
     async with open_page(run / "report.html", SIZE) as page:
+        await page.evaluate("report.drawn")
         await page.screenshot(HERE / "report.png")
     step = max(int(path.stem) for path in (run / "trajectories").glob("*.jsonl"))
     lines = read_lines(run / "trajectories" / f"{step}.jsonl")

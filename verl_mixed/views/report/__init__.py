@@ -1,4 +1,4 @@
-"""What a run shows after, or half-way through: one HTML page, an image, a table."""
+"""The report of one run or several, finished or not: an HTML page, an image, a CSV table."""
 
 from verl_mixed.views.report.files import write_report
 from verl_mixed.views.report.page import render

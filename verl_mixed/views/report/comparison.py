@@ -1,4 +1,4 @@
-"""Several runs against each other: one colour a run, the same axes. Pure."""
+"""The section that compares several runs: one colour for each run, the same axes. Pure."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ _OF_ALL = {
 
 
 def comparison(runs: Sequence[Run]) -> Section:
-    """Curves of every run in the same charts, and where each is now."""
+    """Curves of all runs in the same charts, and a table of their last values."""
     sources = sorted({source for run in runs for source in run.sources})
     panels = []
     for source in sources:
@@ -41,7 +41,7 @@ def comparison(runs: Sequence[Run]) -> Section:
 
 
 def differing_keys(runs: Sequence[Run]) -> Table:
-    """Config keys whose values are not the same in all runs."""
+    """Config keys whose values differ between the runs."""
     keys = sorted({key for run in runs for key in run.config})
     rows = [
         [key, *values]

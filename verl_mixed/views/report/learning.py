@@ -1,4 +1,4 @@
-"""Sections on what the policy learns: rewards, lengths, the update, all numbers. Pure."""
+"""Sections on learning: rewards, lengths, the optimizer step, all numbers per source. Pure."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -20,7 +20,7 @@ from verl_mixed.views.summary import AVERAGE_OVER, SOURCE_FACTS, moving_average,
 
 
 def rewards(run: Run) -> Section:
-    """Training and validation, with their intervals."""
+    """Rewards in training and validation, with their intervals."""
     return Section(
         title="Reward",
         panels=drawn(
@@ -40,11 +40,12 @@ def rewards(run: Run) -> Section:
 
 
 def reward_parts(run: Run) -> Section:
-    """What each reward says of itself."""
+    """The parts of which each source's reward is made."""
     panels = []
+    metrics: set[str] = set().union(*(line["metrics"] for line in run.trained))
     for source in run.sources:
         prefix = f"mixed/{source}/reward_parts/"
-        names = sorted({n for line in run.trained for n in line["metrics"] if n.startswith(prefix)})
+        names = sorted(name for name in metrics if name.startswith(prefix))
         curves = [
             Curve(
                 name=name.removeprefix(prefix),
@@ -63,7 +64,7 @@ def reward_parts(run: Run) -> Section:
 
 
 def lengths(run: Run) -> Section:
-    """How long trajectories are."""
+    """Lengths of prompts and responses, and turns."""
     return Section(
         title="Lengths and turns",
         panels=drawn(
@@ -79,7 +80,7 @@ def lengths(run: Run) -> Section:
 
 
 def optimizer(run: Run) -> Section:
-    """The health of the update, of all and of each source."""
+    """Gradient norm, entropy and KL, of all sources together and of each."""
 
     def one(title: str, metric: str, floor: float | None = 0.0) -> Panel:
         points = series(run.trained, metric)
@@ -107,7 +108,7 @@ def optimizer(run: Run) -> Section:
 
 
 def facts(run: Run) -> Section:
-    """Every per-source number, first steps against last."""
+    """Every number per source: mean of the first steps and mean of the last."""
     found = source_table(run.lines)
     rows = [
         [

@@ -1,8 +1,8 @@
-"""Sections on what a step waits for: tools, the rate limiter, phases. Pure."""
+"""Sections on time: tools, the rate limiter, the phases of a step. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from verl_mixed.views.progress import Line, phase_times, series
+from verl_mixed.views.progress import Line, series
 from verl_mixed.views.report.charts import Curve, Panel
 from verl_mixed.views.report.panels import Section, drawn, per_source
 from verl_mixed.views.report.runs import Run
@@ -17,12 +17,17 @@ from verl_mixed.views.summary import (
 )
 
 PHASES_SHOWN = 6
-"""Phases with a colour of their own; the others are one layer."""
+"""The longest phases, each with a colour of its own. The other phases are one layer."""
 
 
 def tools(run: Run) -> Section:
-    """Calls, failures, latency."""
-    names = tools_of(run.trained)
+    """Calls, failures and latency of each tool."""
+    # a run of many sources has a thousand metrics a step, and `tool_rows` looks at all of them
+    lines: list[Line] = [
+        {**line, "metrics": {n: value for n, value in line["metrics"].items() if "/tools/" in n}}
+        for line in run.trained
+    ]
+    names = tools_of(lines)
 
     def per_tool(title: str, metric: str) -> Panel:
         return Panel(
@@ -48,7 +53,7 @@ def tools(run: Run) -> Section:
                     *("" if s is None else s for s in (row.p50_s, row.p95_s, row.worst_p95_s)),
                 ]
                 for source in (None, *run.sources)
-                for row in tool_rows(run.trained, source)
+                for row in tool_rows(lines, source)
             ],
         )
     ]
@@ -73,7 +78,7 @@ def tools(run: Run) -> Section:
 
 
 def limiter(run: Run) -> Section:
-    """What the rate limiter did."""
+    """Grants, waits and utilisation of the rate limiter."""
 
     def one(title: str, metric: str, ceiling: float | None = None) -> Panel:
         curve = Curve(name=metric, points=series(run.trained, f"mixed/limiter/{metric}"))
@@ -109,7 +114,7 @@ def limiter(run: Run) -> Section:
 
 
 def times(run: Run) -> Section:
-    """Phases of the step."""
+    """Seconds of each phase of a step."""
     seconds = phase_means(run.timed)
     layers = phase_layers(run)
     step = Curve(name="step", points=series(run.timed, "timing_s/step"), color=7, faint=True)
@@ -141,14 +146,14 @@ def times(run: Run) -> Section:
 
 
 def phase_layers(run: Run) -> list[Curve]:
-    """Seconds of each step: its longest phases, what is left of it, and validation on top."""
+    """Seconds of each step as layers: the longest phases, the rest of the step, validation."""
     timed = run.timed
     shown = [phase for phase in phase_means(timed) if phase != AFTER_STEP][:PHASES_SHOWN]
     layers = [_layer(timed, phase, i) for i, phase in enumerate(shown)]
-    rest = [
-        (line["step"], max(0.0, line["metrics"]["timing_s/step"] - _known(line["metrics"], shown)))
-        for line in timed
-    ]
+    rest = []
+    for line in timed:
+        seconds = [line["metrics"].get(f"timing_s/{phase}", 0.0) for phase in ("step", *shown)]
+        rest.append((line["step"], max(0.0, seconds[0] - sum(seconds[1:]))))
     layers.append(Curve(name="other", points=rest, color=7))
     layers.append(_layer(timed, AFTER_STEP, 6))
     return [layer for layer in layers if any(value > 0 for _, value in layer.points)]
@@ -157,7 +162,3 @@ def phase_layers(run: Run) -> list[Curve]:
 def _layer(timed: Sequence[Line], phase: str, color: int) -> Curve:
     name = PHASE_WORDS.get(phase, phase)
     return Curve(name=name, points=series(timed, f"timing_s/{phase}"), color=color)
-
-
-def _known(metrics: Mapping[str, float], phases: Sequence[str]) -> float:
-    return sum(seconds for phase, seconds in phase_times(metrics).items() if phase in phases)

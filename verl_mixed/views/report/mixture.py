@@ -1,14 +1,15 @@
-"""Sections on the mixture: planned against trained, prompts that were given up. Pure."""
+"""Sections on the mixture: prompts planned and trained, and prompts given up. Pure."""
 
 from collections.abc import Sequence
 from itertools import chain
 
 from verl_mixed.views.mixture_rows import RatioRow, evictions, missing_steps
 from verl_mixed.views.progress import series
-from verl_mixed.views.report.charts import Curve, Panel, number
+from verl_mixed.views.report.charts import Curve, Panel
 from verl_mixed.views.report.panels import NOTHING_YET, Section, drawn
 from verl_mixed.views.report.runs import Run
 from verl_mixed.views.report.tables import Table
+from verl_mixed.views.report.text import number
 from verl_mixed.views.summary import in_buckets
 
 MOST_ROWS = 240
@@ -16,7 +17,7 @@ MOST_ROWS = 240
 
 
 def mixture(run: Run) -> Section:
-    """Planned against trained."""
+    """Prompts planned and prompts trained."""
     rows = run.mixture
     names = sorted({name for row in rows for name in row.trained})
     counts = [

@@ -1,62 +1,74 @@
-"""The first screen of a report: what improved, is the mixture exact, what limits the step."""
+"""The first screen of a report: what improved, whether the mixture is exact, what limits a step."""
 
 from collections.abc import Sequence
 
 from verl_mixed.run.text import passed_over_words
 from verl_mixed.views.estimates import Estimate
 from verl_mixed.views.progress import series, warnings_of
-from verl_mixed.views.report.charts import Curve, Panel, bar, draw, number, words
+from verl_mixed.views.report.charts import Curve, Panel
 from verl_mixed.views.report.machinery import phase_layers
-from verl_mixed.views.report.mixture import mixture_verdict
-from verl_mixed.views.report.panels import NOTHING_YET, Section
+from verl_mixed.views.report.panels import Section
 from verl_mixed.views.report.runs import Run
-from verl_mixed.views.report.tables import Table, html
+from verl_mixed.views.report.tables import Table
+from verl_mixed.views.report.text import number
 from verl_mixed.views.summary import AFTER_STEP, PHASE_WORDS, limits_of
 
-_CLASS = {"improved": "good", "got worse": "bad"}
 
-
-def opening(runs: Sequence[Run], sections: Sequence[Section]) -> str:
-    """The first screen of one run or of several.
-
-    Args:
-        runs: at least one.
-        sections: of the first; one run has a chart of its rewards on the screen.
-    """
-    cards = [
-        ("What improved", "".join(_improved(runs))),
-        ("", _chart(sections) if len(runs) == 1 else ""),
-        ("Is the mixture exact?", "".join(_named(runs, run, _mixture(run)) for run in runs)),
-        ("What limited the step time", "".join(_named(runs, run, _limits(run)) for run in runs)),
-    ]
-    return (
-        '<div class="cards">'
-        + "".join(
-            f'<div class="card">{f"<h2>{title}</h2>" if title else ""}{text}</div>'
-            for title, text in cards
-            if text
-        )
-        + "</div>"
-    )
-
-
-def head(run: Run) -> str:
-    """Name, state and warnings."""
-    found = warnings_of(run.lines)
+def warnings_of_run(run: Run) -> list[str]:
+    """What a reader must know before anything else, one sentence each."""
+    warnings = warnings_of(run.lines)
     if run.passed_over:
-        found.append(passed_over_words(run.passed_over))
-    warnings = "".join(f'<p class="bad">Warning: {words(text)}</p>' for text in found)
-    return f"<h1>{words(run.name)}</h1><p>{words(run.status)}</p>{warnings}"
+        warnings.append(passed_over_words(run.passed_over))
+    return warnings
 
 
 def improvement_lines(run: Run) -> list[str]:
     """What improved as plain sentences, one a source."""
     compared = [
         f"{one.source}: {one.measure} {one.first.mean:.2f} → {one.last.mean:.2f} "
-        f"(step {_steps(one.first)} → {_steps(one.last)}; {one.change_words}): {one.verdict}"
+        f"(step {steps_of(one.first)} → {steps_of(one.last)}; {one.change_words}): {one.verdict}"
         for one in run.improvements
     ]
     return compared + [f"{source}: {why}" for source, why in run.not_comparable.items()]
+
+
+def measures(runs: Sequence[Run]) -> str:
+    """The measures that the runs' improvements compare, as the beginning of a sentence."""
+    names = {str(one.measure) for run in runs for one in run.improvements}
+    return " and ".join(sorted(names)).capitalize()
+
+
+def steps_of(estimate: Estimate) -> str:
+    """The steps of an estimate: `7`, or `1-10`."""
+    first, last = estimate.steps
+    return f"{first}" if first == last else f"{first}-{last}"
+
+
+def interval(estimate: Estimate) -> str:
+    """The 95 % interval of an estimate as `[0.31, 0.42]`; empty where it is unknown."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"[{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def chart_of_rewards(sections: Sequence[Section]) -> Panel | None:
+    """The chart of validation where there were two, otherwise of training."""
+    panels = {panel.title: panel for section in sections for panel in section.panels}
+    validated: Panel | None = panels.get("Validation reward")
+    if validated is not None and any(len(curve.points) > 1 for curve in validated.curves):
+        return validated
+    return panels.get("Training reward") or validated
+
+
+def trained_prompts(run: Run) -> Table | None:
+    """Prompts of each source, and their share; None before the first step."""
+    trained: dict[str, int] = {}
+    for row in run.mixture:
+        for name, count in row.trained.items():
+            trained[name] = trained.get(name, 0) + count
+    total = max(1, sum(trained.values()))
+    shares = [f"{count:,} ({count / total:.1%})" for count in trained.values()]
+    return Table(head=("", *trained), rows=[["prompts trained", *shares]]) if run.mixture else None
 
 
 def limit_sentence(run: Run) -> str:
@@ -79,94 +91,18 @@ def limit_sentence(run: Run) -> str:
     return text
 
 
-def _named(runs: Sequence[Run], run: Run, text: str) -> str:
-    return text if len(runs) == 1 else f"<h3>{words(run.name)}</h3>{text}"
+def phase_shares(run: Run) -> list[tuple[Curve, float]]:
+    """Each phase inside the step with its share of the step time; empty where no step was timed."""
+    whole = sum(seconds for _, seconds in series(run.trained, "timing_s/step"))
+    inside = [layer for layer in phase_layers(run) if layer.name != PHASE_WORDS[AFTER_STEP]]
+    if whole <= 0:
+        return []
+    return [(layer, sum(seconds for _, seconds in layer.points) / whole) for layer in inside]
 
 
-def _improved(runs: Sequence[Run]) -> list[str]:
-    rows, measures = [], set()
-    for run in runs:
-        for one in run.improvements:
-            measures.add(one.measure)
-            names = [one.source] if len(runs) == 1 else [run.name, one.source]
-            look = _CLASS.get(one.verdict, "")
-            steps = f"<br><small>step {_steps(one.first)} → {_steps(one.last)}</small>"
-            cells = [_mean(one.first), _mean(one.last), one.change_words]
-            rows.append(
-                f"<tr>{''.join(f'<td>{words(name)}</td>' for name in names[:-1])}"
-                f"<td>{words(names[-1])}{steps}</td>"
-                + "".join(f'<td class="whole">{text}</td>' for text in cells)
-                + f'<td><span class="{look}">{one.verdict}</span></td></tr>'
-            )
-        for source, why in run.not_comparable.items():
-            names = [source] if len(runs) == 1 else [run.name, source]
-            rows.append(
-                "<tr>"
-                + "".join(f"<td>{words(name)}</td>" for name in names)
-                + f'<td colspan="4">{words(why)}</td></tr>'
-            )
-    if not rows:
-        return ["<p>Nothing to compare yet: it takes two validations, or two steps.</p>"]
-    names = ["source"] if len(runs) == 1 else ["run", "source"]
-    titles = "".join(f"<th>{t}</th>" for t in [*names, "first", "last", "change", ""])
-    text = f'<div class="scroll"><table><tr>{titles}</tr>{"".join(rows)}</table></div>'
-    if not measures:
-        return [text]
-    said = " and ".join(sorted(measures)).capitalize()
-    return [text, f"<p>{words(said)}, mean and 95 % interval.</p>"]
-
-
-def _steps(estimate: Estimate) -> str:
-    first, last = estimate.steps
-    return f"{first}" if first == last else f"{first}-{last}"
-
-
-def _mean(estimate: Estimate) -> str:
-    interval = ""
-    if estimate.low is not None and estimate.high is not None:
-        interval = f" [{estimate.low:.2f}, {estimate.high:.2f}]"
-    return f"<b>{estimate.mean:.2f}</b>{interval}"
-
-
-def _chart(sections: Sequence[Section]) -> str:
-    """Validation where there were two, otherwise training."""
-    panels = {panel.title: panel for section in sections for panel in section.panels}
-    validated: Panel | None = panels.get("Validation reward")
-    if validated is not None and all(len(curve.points) < 2 for curve in validated.curves):
-        validated = None
-    panel = validated or panels.get("Training reward")
-    return "" if panel is None else draw(panel)
-
-
-def _mixture(run: Run) -> str:
-    rows, verdict = run.mixture, mixture_verdict(run)
-    look = "good" if verdict.startswith("Exact") else "" if verdict == NOTHING_YET else "bad"
-    text = f'<p class="{look}">{words(verdict)}</p>'
-    if rows:
-        trained: dict[str, int] = {}
-        for row in rows:
-            for name, count in row.trained.items():
-                trained[name] = trained.get(name, 0) + count
-        total = max(1, sum(trained.values()))
-        shares = [f"{count:,} ({count / total:.1%})" for count in trained.values()]
-        text += html(Table(head=("", *trained), rows=[["prompts trained", *shares]]))
-    return text
-
-
-def _limits(run: Run) -> str:
-    text = f"<p>{words(limit_sentence(run))}</p>"
-    layers = phase_layers(run)
-    inside = [layer for layer in layers if layer.name != PHASE_WORDS[AFTER_STEP]]
-    whole = sum(s for _, s in series(run.trained, "timing_s/step"))
-    if whole > 0:
-        parts = [(layer.name, _sum(layer) / whole) for layer in inside]
-        shares = ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= 0.005)
-        if (together := sum(share for _, share in parts)) > 1.005:
-            shares += f"; phases overlap, together they are {together:.0%} of the step"
-        text += bar([(layer.name, _sum(layer), layer.color) for layer in inside], whole)
-        text += f"<p>{words(shares)}</p>"
-    return text
-
-
-def _sum(layer: Curve) -> float:
-    return sum(value for _, value in layer.points)
+def phase_words(shares: Sequence[tuple[Curve, float]]) -> str:
+    """The shares of `phase_shares` as a list in words."""
+    words = ", ".join(f"{layer.name} {share:.0%}" for layer, share in shares if share >= 0.005)
+    if (together := sum(share for _, share in shares)) > 1.005:
+        words += f"; phases overlap, together they are {together:.0%} of the step"
+    return words

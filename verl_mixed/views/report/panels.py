@@ -1,4 +1,4 @@
-"""What a section of the report is made of, and the panels that most of them draw. Pure."""
+"""A section of the report, and the charts that most sections draw. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,8 @@ from verl_mixed.views.report.tables import Table
 from verl_mixed.views.summary import moving_average
 
 MOST_FAINT = 4
-"""Sources of which each step is drawn behind the averages; of more, nobody can follow one."""
+"""With up to this number of sources, each step is drawn behind the averages. With more sources,
+the single steps of one source could not be told from those of another."""
 
 NOTHING_YET = "No step has been trained yet."
 
@@ -24,7 +25,7 @@ class Section:
     tables: Sequence[Table] = ()
     notes: Sequence[str] = ()
     missing: str = ""
-    """Said where it has neither panel nor table."""
+    """The sentence of a section that has neither panel nor table."""
 
 
 def drawn(*panels: Panel) -> list[Panel]:
@@ -32,7 +33,7 @@ def drawn(*panels: Panel) -> list[Panel]:
 
 
 def per_source(run: Run, title: str, metric: str) -> Panel:
-    """The average; behind it each step, faint, where the sources are few."""
+    """The moving average of each source; with few sources, each step is drawn faint behind it."""
     curves: list[Curve] = []
     for i, source in enumerate(run.sources):
         points = series(run.trained, f"mixed/{source}/{metric}")

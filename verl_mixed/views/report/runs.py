@@ -1,4 +1,4 @@
-"""A run as the report takes it, read from its folder; a torn last line is left out."""
+"""A run as the report needs it, read from its folder. A last line that is cut off is left out."""
 
 import json
 import time
@@ -33,7 +33,7 @@ class Run:
     """Dotted key -> value."""
     ledger: Sequence[LedgerLine] = ()
     ledger_problem: str = ""
-    """Why the ledger could not be read; the metrics speak for the mixture then."""
+    """Why the ledger could not be read; the mixture is then taken from the metrics."""
     passed_over: int = 0
     """Lines of `metrics.jsonl` that could not be read."""
     starts: Sequence[float] = ()
@@ -53,7 +53,7 @@ class Run:
 
     @cached_property
     def improvements(self) -> list[Improvement]:
-        """What training did to each source."""
+        """First and last reward of each source, and the change between them."""
         return improvements(self.lines)
 
     @cached_property
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How far it is, in words."""
+        """Steps done, whether the run has finished, and the time of the last metrics."""
         total = self.config.get("trainer.total_training_steps", "?")
         if not self.lines:
             return f"0 of {total} steps: no metrics yet"
@@ -92,7 +92,7 @@ class Run:
 
 
 def load_run(folder: RunFolder, name: str | None = None) -> Run:
-    """The run of a folder, as far as it is.
+    """Read a run, finished or not.
 
     Args:
         folder: with a `config.yaml`.

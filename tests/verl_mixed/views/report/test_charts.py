@@ -1,7 +1,9 @@
-"""SVG charts."""
+"""Specifications of charts, and the text of names and numbers."""
 
-import xml.etree.ElementTree as ElementTree
+import json
+from collections.abc import Sequence
 from math import inf, nan
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -9,22 +11,19 @@ from hypothesis import strategies as st
 
 from verl_mixed.views.report.charts import (
     COLORS,
-    HEIGHT,
-    WIDTH,
+    MOST_DOTS,
     Axes,
     Band,
     Curve,
     Panel,
     axes_of,
-    bar,
-    draw,
+    image,
     means,
-    number,
+    specification,
     thin,
     thin_band,
-    ticks,
-    words,
 )
+from verl_mixed.views.report.text import number, plain
 
 SERIES = st.lists(
     st.tuples(st.integers(1, 50), st.floats(-1e6, 1e6)), min_size=1, max_size=400
@@ -39,16 +38,20 @@ HOSTILE = (
 )
 
 
-def svg(panel: Panel, axes: Axes | None = None) -> ElementTree.Element:
-    return ElementTree.fromstring(draw(panel, axes))
+def rows_of(chart: dict[str, Any], kind: str) -> list[list[Sequence[float]]]:
+    """The rows (step, value, low) of each series of one kind."""
+    own = [
+        series["series"]
+        for series in chart["transform"][-1]["from"]["data"]["values"]
+        if series["kind"] == kind
+    ]
+    return [[row[1:] for row in chart["data"]["values"] if row[0] == index] for index in own]
 
 
-def numbers_in(root: ElementTree.Element, tag: str) -> list[list[tuple[float, float]]]:
-    found = []
-    for element in root.iter(f"{{http://www.w3.org/2000/svg}}{tag}"):
-        pairs = [pair.split(",") for pair in element.attrib["points"].split()]
-        found.append([(float(x), float(y)) for x, y in pairs])
-    return found
+def names_of(chart: dict[str, Any]) -> dict[str, str]:
+    """Name -> colour."""
+    scale = chart["encoding"]["color"]["scale"]
+    return dict(zip(scale["domain"], scale["range"], strict=True))
 
 
 @given(points=SERIES, buckets=st.integers(1, 40))
@@ -96,38 +99,45 @@ def test_a_stack_of_means_is_the_mean_of_the_stack(steps: int, buckets: int) -> 
     assert [a + b for a, b in heights] == pytest.approx(means(both, axis, buckets))
 
 
-@given(low=st.floats(-1e9, 1e9), width=st.floats(1e-3, 1e9), count=st.integers(2, 9))
-def test_ticks_are_within_the_axis_and_not_too_many(low: float, width: float, count: int) -> None:
-    high = low + width
-    slack = (high - low) * 1e-6 + abs(low) * 1e-9
-
-    found = ticks(low, high, count) if high > low else []
-
-    assert len(found) <= 2 * count + 2
-    assert all(low - slack <= tick <= high + slack for tick in found)
-
-
 @given(points=SERIES)
-def test_every_point_lies_within_the_picture(points: list[tuple[int, float]]) -> None:
+def test_every_point_lies_within_the_axes(points: list[tuple[int, float]]) -> None:
     band = Band(points=[(step, value - 1, value + 1) for step, value in points])
-    root = svg(Panel(title="a", curves=[Curve(name="a", points=points)], bands=[band]))
+    chart = specification(
+        Panel(title="a", curves=[Curve(name="a", points=points)], bands=[band]), buckets=20
+    )
 
-    for shape in numbers_in(root, "polyline") + numbers_in(root, "polygon"):
-        assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in shape)
+    (first, last), (low, high) = (chart["encoding"][axis]["scale"]["domain"] for axis in ("x", "y"))
+    slack = 1e-4 * max(abs(low), abs(high))
+    for _, step, *values in chart["data"]["values"]:
+        assert first <= step <= last
+        assert all(low - slack <= value <= high + slack for value in values)
 
 
-def test_a_curve_goes_up_where_values_do_and_takes_the_colour_it_has() -> None:
-    curve = Curve(name="math", points=[(1, 0.0), (2, 1.0), (3, 0.5)], color=COLORS + 2)
-    root = svg(Panel(title="Reward", curves=[curve]))
+def test_a_curve_has_the_colour_that_it_is_given_and_repeated_colours_are_dashed() -> None:
+    curves = [
+        Curve(name="math", points=[(1, 0.0), (2, 1.0)], color=len(COLORS) + 2),
+        Curve(name="math", points=[(1, 0.5), (2, 0.5)], color=len(COLORS) + 2, faint=True),
+        Curve(name="each step", points=[(1, 0.5), (2, 0.5)], faint=True),
+    ]
 
-    ((first, second, third),) = numbers_in(root, "polyline")
+    chart = specification(Panel(title="Reward", curves=curves))
 
-    assert first[0] < second[0] < third[0]
-    assert second[1] < third[1] < first[1]
-    groups = [g.attrib["class"] for g in root.iter("{http://www.w3.org/2000/svg}g")]
-    assert set(groups) == {"c2"}
-    (line,) = root.iter("{http://www.w3.org/2000/svg}polyline")
-    assert line.attrib["class"] == "line dashed"
+    assert rows_of(chart, "line") == [[[1, 0], [2, 1]]]
+    assert len(rows_of(chart, "faint")) == 2
+    assert names_of(chart) == {"math": COLORS[2], "each step": COLORS[0]}
+    assert chart["encoding"]["color"]["legend"]["values"] == ["math"]
+    table = chart["transform"][-1]["from"]["data"]["values"]
+    assert [series["dashed"] for series in table] == [True, True, False]
+
+
+def test_points_are_marked_while_they_are_few() -> None:
+    def kinds(length: int, dots: bool) -> list[str]:
+        curve = Curve(name="a", points=[(i, 1.0) for i in range(length)], dots=dots)
+        chart = specification(Panel(title="a", curves=[curve]))
+        return [series["kind"] for series in chart["transform"][-1]["from"]["data"]["values"]]
+
+    assert kinds(MOST_DOTS, True) == kinds(1, False) == ["dots"]
+    assert kinds(MOST_DOTS + 1, True) == kinds(2, False) == ["line"]
 
 
 def test_layers_stand_on_each_other_and_a_missing_point_is_none() -> None:
@@ -135,14 +145,19 @@ def test_layers_stand_on_each_other_and_a_missing_point_is_none() -> None:
         Curve(name="gen", points=[(1, 1.0), (2, 1.0)]),
         Curve(name="save", points=[(2, 3.0)], color=1),
     ]
-    axes = Axes(first=1, last=2, low=0, high=4)
 
-    below, above = numbers_in(svg(Panel(title="Time", layers=layers), axes), "polygon")
+    below, above = rows_of(specification(Panel(title="Time", layers=layers)), "area")
 
-    top_of_below = [y for _, y in below[:2]]
-    assert above[0][1] == top_of_below[0]  # no height in step 1
-    assert above[1][1] == pytest.approx(54)  # 1 + 3 reach the top
-    assert [y for _, y in above[:1:-1]] == top_of_below
+    assert below == [[1, 1, 0], [2, 1, 0]]
+    assert above == [[1, 1, 1], [2, 4, 1]]  # no height in step 1
+
+
+def test_an_area_of_one_step_has_a_width() -> None:
+    layer = Curve(name="gen", points=[(7, 2.0)])
+
+    assert rows_of(specification(Panel(title="Time", layers=[layer])), "area") == [
+        [[7, 2, 0], [8, 2, 0]]
+    ]
 
 
 def test_panels_beside_each_other_have_the_same_axes() -> None:
@@ -157,52 +172,55 @@ def test_panels_beside_each_other_have_the_same_axes() -> None:
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -2.0, 1e12, 1e-9])
 def test_equal_values_have_an_axis(value: float) -> None:
-    panel = Panel(title="a", curves=[Curve(name="a", points=[(3, value)])], floor=None)
+    chart = specification(
+        Panel(title="a", curves=[Curve(name="a", points=[(3, value)])], floor=None)
+    )
 
-    assert "nan" not in draw(panel)
-    assert len(list(svg(panel).iter("{http://www.w3.org/2000/svg}circle"))) == 1
+    low, high = chart["encoding"]["y"]["scale"]["domain"]
+    assert low < high and low <= value <= high
+    assert chart["encoding"]["x"]["scale"]["domain"] == [3, 4]
 
 
 def test_what_is_no_number_is_not_drawn() -> None:
     panel = Panel(title="a", curves=[Curve(name="a", points=[(1, nan), (2, 1.0), (3, inf)])])
 
-    assert "nan" not in draw(panel) and "inf" not in draw(panel)
+    assert specification(panel)["data"]["values"] == [[0, 2, 1]]
     with pytest.raises(ValueError, match="no point; leave it out"):
-        draw(Panel(title="a", curves=[Curve(name="a", points=[(1, nan)])]))
+        specification(Panel(title="a", curves=[Curve(name="a", points=[(1, nan)])]))
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_names_are_text(text: str) -> None:
+def expressions(value: object, key: str = "") -> list[str]:
+    """Everything in a specification that Vega reads as a program."""
+    if isinstance(value, dict):
+        return [text for k, v in value.items() for text in expressions(v, str(k))]
+    if isinstance(value, list):
+        return [text for v in value for text in expressions(v, key)]
+    return [str(value)] if key in ("expr", "calculate", "filter", "test", "signal") else []
+
+
+@pytest.mark.parametrize("text", [*HOSTILE, "'+alert(1)+'", '{"expr": "alert(1)"}'])
+def test_hostile_names_are_values_and_no_expressions(text: str) -> None:
     points = [(1, 1.0), (2, 2.0)]
     curves = [Curve(name=text, points=points, dots=True)]
+    harmless = [Curve(name="a", points=points, dots=True)]
 
-    drawn = draw(Panel(title=text, curves=curves, layers=curves)) + bar([(text, 1.0, 0)], 1.0)
+    chart = specification(Panel(title=text, curves=curves, layers=curves))
 
-    root = ElementTree.fromstring(f"<x>{drawn}</x>")
-    tags = {element.tag.rpartition("}")[2] for element in root.iter()}
-    assert tags <= {
-        "x",
-        "svg",
-        "text",
-        "g",
-        "rect",
-        "line",
-        "polygon",
-        "polyline",
-        "circle",
-        "title",
-    }
-    assert not any(name.startswith("on") for e in root.iter() for name in e.attrib)
-    assert len(drawn.encode()) < 20_000
+    assert expressions(chart) == expressions(
+        specification(Panel(title="a", curves=harmless, layers=harmless))
+    )
+    (name,) = names_of(chart)
+    assert name == plain(text, 100) and "\u202e" not in json.dumps(chart, ensure_ascii=False)
+    assert len(json.dumps(chart)) < 20_000
 
 
-def test_names_that_find_no_room_are_counted() -> None:
-    curves = [Curve(name=f"a source of some length {i}", points=[(1, 1.0)]) for i in range(9)]
+def test_an_image_of_hostile_names_is_drawn() -> None:
+    curves = [Curve(name=text, points=[(1, 1.0), (2, 2.0)]) for text in HOSTILE]
+    panels = [Panel(title=text, curves=curves) for text in HOSTILE]
 
-    texts = [t.text for t in svg(Panel(title="a", curves=curves)).iter() if t.tag.endswith("text")]
+    drawn = image([("<b>", list(HOSTILE[:4]), panels), ("a run without a step", [], [])])
 
-    shown = [text for text in texts if text and text.startswith("a source")]
-    assert f"+ {9 - len(shown)} more" in texts
+    assert drawn.startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -224,8 +242,8 @@ def test_numbers_are_short(value: float, text: str) -> None:
     assert number(value) == text
 
 
-def test_words_are_escaped_and_cut() -> None:
-    assert words("<a & 'b'>") == "&lt;a &amp; &#x27;b&#x27;&gt;"
-    assert words("a\x00b\u202e") == "a b "
-    assert words("abcdef", 4) == "abc…"
-    assert words("abcd", 4) == "abcd"
+def test_text_is_cut_and_without_control_characters() -> None:
+    assert plain("<a & 'b'>") == "<a & 'b'>"
+    assert plain("a\x00b\u202e") == "a b "
+    assert plain("abcdef", 4) == "abc…"
+    assert plain("abcd", 4) == "abcd"

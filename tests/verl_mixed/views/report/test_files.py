@@ -2,7 +2,6 @@
 
 import csv
 import struct
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,10 @@ import pytest
 from tests.fakes.run_folder import write_run
 from verl_mixed.cli import main
 from verl_mixed.run.state import RunFolder
-from verl_mixed.views.report.charts import HEIGHT, WIDTH
-from verl_mixed.views.report.files import sheet, write_csv
+from verl_mixed.views.report.charts import IMAGE_COLUMNS, IMAGE_SIZE
+from verl_mixed.views.report.files import write_csv
 from verl_mixed.views.report.runs import load_run
+from verl_mixed.views.report.sections import sections_of
 
 
 def test_a_page_is_written_beside_the_run_and_its_name_printed(
@@ -71,31 +71,20 @@ def test_the_table_holds_every_number_of_the_metrics(tmp_path: Path) -> None:
 
 
 def test_the_image_shows_every_chart_of_the_page(tmp_path: Path) -> None:
-    pytest.importorskip("resvg_py", reason="the image is an extra: pip install resvg-py")
     write_run(tmp_path / "run", 12)
     run = load_run(RunFolder(tmp_path / "run"))
 
     assert main(["report", str(tmp_path / "run"), "--png"]) == 0
 
-    charts = sheet([run]).count('role="img"')
-    assert charts == (tmp_path / "run/report.html").read_text().count('role="img"') - 2  # opening
+    charts = sum(len(section.panels) for section in sections_of(run))
+    page = (tmp_path / "run/report.html").read_text()
+    assert charts == page.count('class="chart"') - 1  # the first screen repeats one
     image = (tmp_path / "run/report.png").read_bytes()
     assert image[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">II", image[16:24])
-    assert width > 3 * WIDTH and height > charts // 3 * HEIGHT
+    assert width > IMAGE_COLUMNS * IMAGE_SIZE[0]
+    assert height > charts // IMAGE_COLUMNS * IMAGE_SIZE[1]
     assert len(image) > 100_000  # curves, areas and text; an empty sheet has a tenth
-
-
-def test_without_its_library_the_image_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_run(tmp_path / "run", 3)
-    monkeypatch.setitem(sys.modules, "resvg_py", None)
-
-    assert main(["report", str(tmp_path / "run"), "--png"]) == 2
-
-    assert "pip install 'verl-mixed-agent-loop[png]'" in capsys.readouterr().err
-    assert (tmp_path / "run/report.html").exists()
 
 
 @pytest.mark.parametrize("place", ["missing/page.html", "folder"])
