@@ -1,7 +1,7 @@
-"""Results of pure tools by content, with single flight: equal calls at once become one request.
+"""Cache in memory for results of pure tools, with single flight: equal calls share one request.
 
-One cache per event loop, bounded, least recently used out first. Failures are never kept. What the
-processes share is below it (`result_store`): work starts with a look there.
+There is one cache per event loop. Its size is bounded, and the least recently used result is
+dropped first. Failures are never kept. `result_store` shares results between processes.
 """
 
 import asyncio
@@ -23,41 +23,41 @@ T = TypeVar("T")
 
 
 def content_key(call: ToolCall) -> str:
-    """Equal for calls with the same tool and the same JSON payload, in whatever key order."""
+    """A hash that is equal for calls of one tool with equal JSON payloads, in any order of keys."""
     content = [call.tool, call.payload]
     try:
         text = msgspec.json.encode(content, order="sorted")
-    except UnicodeEncodeError:  # half a character
+    except UnicodeEncodeError:  # a lone surrogate
         text = json.dumps(content, sort_keys=True).encode()
     return hashlib.sha256(text).hexdigest()
 
 
 @dataclass(slots=True, eq=False)
 class _Flight(Generic[T]):
-    """Work under way."""
+    """Work under way for one key."""
 
     task: "asyncio.Task[T]"
     company: SharedWait
     waiting: int = 0
-    """Callers that it is done for."""
+    """Callers that wait for the task."""
 
 
-class _Kept(NamedTuple):
+class _Entry(NamedTuple):
     value: Any
-    size: int
-    until: float
+    size_bytes: int
+    expires_at: float
 
 
 class SingleFlightCache(Generic[T]):
-    """Keeps finished values; joins callers of one that is under way.
+    """Keeps finished values, and lets equal callers share the work that is under way.
 
     Args:
-        capacity: values kept, >= 1.
+        capacity: most values kept, >= 1.
         keep: whether a finished value may serve later callers too.
-        again: whether a caller that joined work which failed so, with these seconds left to it,
-            goes on with newer work instead.
-        size_of: of a value, in the unit of `capacity_bytes`.
-        capacity_bytes: of all values kept.
+        again: decides for a caller whose shared work failed: given the error and the caller's
+            remaining seconds, True starts or joins newer work.
+        size_of: size of a value in bytes.
+        capacity_bytes: largest sum of the sizes of all values.
         ttl_s: seconds that a value is kept.
         clock: monotonic seconds, for `ttl_s`.
     """
@@ -76,30 +76,32 @@ class SingleFlightCache(Generic[T]):
         self._capacity, self._keep, self._again = capacity, keep, again
         self._size_of, self._capacity_bytes = size_of, capacity_bytes
         self._ttl_s, self._clock = ttl_s, clock
-        self._values: OrderedDict[str, _Kept] = OrderedDict()
+        self._values: OrderedDict[str, _Entry] = OrderedDict()
         self._under_way: dict[str, _Flight[T]] = {}
         self.size_bytes = 0
-        """Of the values that are kept."""
+        """Sum of the sizes of all values."""
 
     async def get(
         self, key: str, make: Callable[[float], Coroutine[Any, Any, T]], timeout_s: float
     ) -> tuple[T, bool]:
-        """The value of a key, made at most once at a time.
+        """The value of a key; at most one task makes it at a time.
 
-        A caller that is cancelled leaves the others waiting. Is it the last one, the work is
-        cancelled with it, and has ended when it leaves; who comes meanwhile has work of its own.
+        If a caller is cancelled, the other callers go on waiting. If the last caller is cancelled,
+        the task is cancelled too and has ended when `get` returns; a caller that comes in between
+        starts a new task.
 
         Args:
-            key: which value.
-            make: makes it, within the seconds given; runs in no caller's context.
-            timeout_s: seconds that this caller has. Another's work may end earlier: see `again`.
+            key: key of the value.
+            make: makes the value within the given seconds; it does not run in a caller's context.
+            timeout_s: seconds that this caller has. Work that it joins may have an earlier
+                deadline: see `again`.
 
         Returns:
             (value, True when no new work was started for this caller).
 
         Raises:
             TimeoutError: the work that this caller joined is not done in time.
-            Exception: whatever `make` raised; the next caller tries again.
+            Exception: the exception of `make`; the next caller tries again.
         """
         now = asyncio.get_running_loop().time
         deadline = now() + timeout_s
@@ -117,34 +119,34 @@ class SingleFlightCache(Generic[T]):
         return kept, True
 
     def kept(self, key: str) -> T | None:
-        """The value that is kept for a key."""
-        found = self._values.get(key)
-        if found is None:
+        """The cached value of a key; None if there is none or it has expired."""
+        entry = self._values.get(key)
+        if entry is None:
             return None
-        if found.until <= self._clock():
+        if entry.expires_at <= self._clock():
             self._drop(key)
             return None
         self._values.move_to_end(key)
-        return found.value
+        return entry.value
 
     def put(self, key: str, value: T) -> None:
-        """Keep a value that was made elsewhere, if it may be kept."""
+        """Cache a value that was made elsewhere, if `keep` allows it."""
         if not self._keep(value):
             return
         size = self._size_of(value)
         self._drop(key)
-        self._values[key] = _Kept(value, size, self._clock() + self._ttl_s)
+        self._values[key] = _Entry(value, size, self._clock() + self._ttl_s)
         self.size_bytes += size
         while len(self._values) > self._capacity or self.size_bytes > self._capacity_bytes:
             self._drop(next(iter(self._values)))
 
     def _drop(self, key: str) -> None:
-        kept = self._values.pop(key, None)
-        if kept is not None:
-            self.size_bytes -= kept.size
+        entry = self._values.pop(key, None)
+        if entry is not None:
+            self.size_bytes -= entry.size_bytes
 
     async def _wait(self, key: str, flight: _Flight[T], timeout_s: float | None) -> None:
-        """Until it is done; the last one to leave before cancels it."""
+        """Wait for the task; the last caller that leaves before it is done cancels it."""
         flight.waiting += 1
         try:
             with flight.company.joined():
@@ -165,7 +167,7 @@ class SingleFlightCache(Generic[T]):
         return flight
 
     async def _give_up(self, key: str, flight: _Flight[T]) -> None:
-        """Cancel work that nobody waits for, and see it end."""
+        """Cancel work that nobody waits for, and wait until it has ended."""
         self._land(key, flight)
         flight.task.cancel()
         await asyncio.wait([flight.task])
@@ -177,13 +179,13 @@ class SingleFlightCache(Generic[T]):
             self.put(key, task.result())
 
     def _land(self, key: str, flight: _Flight[T]) -> None:
-        """Nobody may join it any more; newer work under the same key is another matter."""
+        """Remove the flight, so that nobody joins it; newer work of the same key stays."""
         if self._under_way.get(key) is flight:
             del self._under_way[key]
 
 
 async def _done(task: "asyncio.Task[Any]", timeout_s: float | None) -> bool:
-    """Wait for a task, but not longer; whether it has ended. As `asyncio.wait`, in fewer steps."""
+    """Wait for a task for some seconds; True if it has ended. Like `asyncio.wait`, but faster."""
     if task.done():
         return True
     loop = asyncio.get_running_loop()

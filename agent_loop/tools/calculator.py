@@ -1,8 +1,8 @@
-"""Exact arithmetic for `POST /calculate`: an expression in, its value as text out.
+"""Exact arithmetic for `POST /calculate`: takes an expression and returns its value as text.
 
-The expression is parsed and walked, never evaluated as Python. Numbers are fractions, so `0.1 +
-0.2` is 0.3; a result that is no short decimal is shown as a rounded one. What is more than
-arithmetic is left to `agent_loop.tools.algebra`.
+The expression is parsed into a tree and never evaluated as Python. Numbers are fractions, so `0.1 +
+0.2` is 0.3. A result with more than 12 decimal places is rounded. `agent_loop.tools.algebra` does
+everything beyond arithmetic.
 """
 
 import ast
@@ -17,7 +17,7 @@ MAX_LENGTH = 400
 """Characters of an expression."""
 
 MAX_BITS = 4096
-"""Bits of a numerator or denominator; what would grow beyond is refused before it is computed."""
+"""Bits of a numerator or denominator; a larger power is refused before it is computed."""
 
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
@@ -42,11 +42,11 @@ _FUNCTIONS: dict[str, Callable[[Fraction], Fraction]] = {
 
 
 class CalculationError(ValueError):
-    """The expression has no value here; one line that says why."""
+    """The expression has no value; the message is one line that says why."""
 
 
 class NotArithmetic(CalculationError):
-    """No arithmetic of this module; algebra may know what it is."""
+    """The expression is not arithmetic; `agent_loop.tools.algebra` may be able to answer it."""
 
 
 def calculate(expression: str) -> str:
@@ -60,8 +60,8 @@ def calculate(expression: str) -> str:
         An integer, an exact decimal, or 12 significant digits.
 
     Raises:
-        NotArithmetic: not an expression of that form, or a number too large for this module.
-        CalculationError: a division by zero, or nested too deep.
+        NotArithmetic: the expression has another form, or a number is too large for this module.
+        CalculationError: a division by zero, or the expression is nested too deep.
     """
     if len(expression) > MAX_LENGTH:
         raise NotArithmetic(f"expression longer than {MAX_LENGTH} characters")
@@ -117,7 +117,7 @@ def _root(value: Fraction) -> Fraction:
 
 
 def _decimal(value: Fraction, digits: int) -> Decimal:
-    """Rounded, where a float would overflow."""
+    """The value rounded to some digits; a float could overflow."""
     return Context(digits).divide(Decimal(value.numerator), Decimal(value.denominator))
 
 
@@ -141,5 +141,5 @@ def show(value: Fraction) -> str:
         scaled = int(digits) // value.denominator
         whole, part = divmod(scaled, 10**places)
         return f"{sign}{whole}.{part:0{places}d}".rstrip("0")
-    # At least 12 digits come out of the division, so `g` only drops zeros.
+    # The division gives at least 12 digits, so `g` only drops zeros.
     return f"{_decimal(value, 12).normalize():g}"

@@ -1,10 +1,9 @@
-"""The tool client: pooled session, limiter, slot, retries, breaker, deadline, cache.
+"""The tool client: cache, rate limiter, concurrency slots, choice of server, retries, deadline.
 
-Order of a call: cache -> limiter -> slot -> server -> request. A cached answer passes neither
-limiter nor slot. Who waits for these two leaves the request its time before the deadline. A request
-that failed for a passing reason is tried again with capped exponential backoff and full jitter,
-through the limiter again, and at another server where there is one; a server that says
-`Retry-After` is obeyed by every process.
+A call goes through: cache -> limiter -> slot -> server -> request. A cached answer needs no limiter
+and no slot. Waiting for limiter and slot ends early enough to leave time for the request. A request
+that failed for a passing reason is tried again, with capped exponential backoff and full jitter,
+through the limiter, and at another server if there is one. All processes obey a `Retry-After`.
 
 Source for full jitter: Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog 2015.
 """
@@ -28,18 +27,8 @@ from typing_extensions import Self
 from yarl import URL
 
 from agent_loop.compat import gather_all, timeout
-from agent_loop.tools.accounts import Account, Accounts, account_metrics, add_up, totals
-from agent_loop.tools.answers import (
-    dumps,
-    fault_of,
-    is_repeatable,
-    loads,
-    retry_after_s,
-    sandbox_fault,
-    text_of,
-    whole,
-)
 from agent_loop.tools.cache import SingleFlightCache, content_key
+from agent_loop.tools.call_stats import CallStats, StatsByTool, call_metrics, sum_stats, totals
 from agent_loop.tools.limiter import make_limiter, state_path
 from agent_loop.tools.loop_throttle import LoopThrottle
 from agent_loop.tools.protocol import (
@@ -49,6 +38,16 @@ from agent_loop.tools.protocol import (
     ToolResult,
     ToolTimeout,
     ToolUnavailable,
+)
+from agent_loop.tools.responses import (
+    dumps,
+    fault_of,
+    is_repeatable,
+    loads,
+    replace_surrogates,
+    retry_after_s,
+    sandbox_fault,
+    text_of,
 )
 from agent_loop.tools.result_store import Store, open_store_of
 from agent_loop.tools.servers import Server, Servers
@@ -60,26 +59,26 @@ BACKOFF_START_S = 0.25
 BACKOFF_CAP_S = 8.0
 
 TOKEN_VARIABLE = "TOOL_SERVER_TOKEN"
-"""Environment variable with the bearer token of the tool servers; unset or empty: none is sent."""
+"""Environment variable with the bearer token of the tool servers; unset or empty sends none."""
 
 CALLS_PER_TURN = 64
-"""New calls that start in one turn of the event loop."""
+"""Calls that start in one pass of the event loop; see `LoopThrottle`."""
 
-OUR_FAULTS = frozenset({401, 403, 404, 405, 407})
-"""Refusals that say nothing of the call: the token is wrong, or the server is another program."""
+SETUP_FAULTS = frozenset({401, 403, 404, 405, 407})
+"""HTTP statuses of a wrong token or of another program at this URL; the call is not to blame."""
 
 BATCH_AT_ONCE = 64
-"""Calls of one `call_many` that are under way at once."""
+"""Calls of one `call_many` that run at once."""
 
 MERGED_QUERIES = 64
-"""Most searches of one `call_many` in one request."""
+"""Most queries of one `call_many` in one request."""
 
 CACHE_BYTES = 32 << 20
-"""Of results in memory, per event loop."""
+"""Size of all results in memory, per event loop."""
 
 
 class Limiter(Protocol):
-    """What a client needs of a rate limiter."""
+    """The methods of a rate limiter that a client calls."""
 
     async def acquire_async(
         self, n: int = 1, timeout_s: float | None = None, source: str = ""
@@ -89,20 +88,20 @@ class Limiter(Protocol):
 
 
 class Slots(Protocol):
-    """What a client needs of a concurrency limit."""
+    """The method of a concurrency limit that a client calls."""
 
     def hold_async(self, timeout_s: float | None = None) -> AbstractAsyncContextManager[object]: ...
 
 
 class _Again(Exception):
-    """A failure worth another attempt.
+    """A failed request that may succeed at another attempt.
 
     Args:
         reason: what went wrong.
-        retry_after_s: how long the server wants to be left alone.
-        is_overload: it has more to do than it can.
-        was_executed: the call may have been; False where it surely was not.
-        blames_server: it counts against the server's health.
+        retry_after_s: pause that the server asks for.
+        is_overload: the server has too many requests.
+        was_executed: whether the server may have executed the call.
+        blames_server: whether the failure counts for the server's breaker.
     """
 
     def __init__(
@@ -114,7 +113,7 @@ class _Again(Exception):
         was_executed: bool = True,
         blames_server: bool = True,
     ) -> None:
-        super().__init__(whole(reason))
+        super().__init__(replace_surrogates(reason))
         self.retry_after_s, self.is_overload = retry_after_s, is_overload
         self.was_executed, self.blames_server = was_executed, blames_server
 
@@ -129,28 +128,28 @@ class _Progress:
 
 @dataclass(slots=True)
 class _Opened:
-    """What an open client has, and its twins of other sources with it."""
+    """Open resources of a client, shared by the clients of all sources."""
 
     session: aiohttp.ClientSession | None = None
     store: Store | None = None
     endpoints: dict[tuple[str, str], URL] = field(default_factory=dict)
-    """(base URL, tool) -> where it is."""
+    """(base URL, tool) -> URL of the request."""
 
 
 class ToolClient:
     """Calls tools over HTTP; an async context manager.
 
     Args:
-        url: base URL of the server, or of several.
+        url: base URL of the server, or several base URLs.
         limiter: shared rate limit; None for no limit.
         slots: shared concurrency limit; None for no limit.
-        timeout_s: seconds for one call: waiting, attempts and pauses together.
-        max_retries: further attempts after the first.
-        cache_size: results of pure tools kept in memory; 0 keeps none, and none in the store.
-        cache_bytes: of all these.
-        cache_ttl_s: seconds that they are kept.
-        open_store: opens what processes share of results, when the client is opened.
-        deterministic_code: whether programs whose caller does not know are taken for such.
+        timeout_s: seconds for one call, with its waits, attempts and pauses.
+        max_retries: attempts after the first one.
+        cache_size: results of pure tools kept in memory; 0 turns cache and store off.
+        cache_bytes: largest size of all these results.
+        cache_ttl_s: seconds that a result is kept.
+        open_store: opens the store of results that processes share, when the client is opened.
+        deterministic_code: whether a program counts as deterministic if its caller does not know.
         sleep: pause between attempts.
         clock: monotonic seconds.
         rng: draws the jitter.
@@ -176,10 +175,10 @@ class ToolClient:
         urls = [each.rstrip("/") for each in ([url] if isinstance(url, str) else url)]
         self.url = ", ".join(urls)
         self.source = ""
-        """Whose calls these are, for the limiter and the accounts."""
+        """Source of the calls, for the limiter and the stats."""
 
-        self.accounts: dict[tuple[str, str], Account] = {}
-        """(source, tool) -> what its calls came to."""
+        self.stats_by_tool: dict[tuple[str, str], CallStats] = {}
+        """(source, tool) -> stats of the calls."""
 
         self._limiter, self._slots = limiter, slots
         self._timeout_s, self._max_retries = timeout_s, max_retries
@@ -208,7 +207,7 @@ class ToolClient:
 
     async def __aenter__(self) -> Self:
         token = os.environ.get(TOKEN_VARIABLE, "")
-        headers = {  # all of them: aiohttp would look for those that it may add at each request
+        headers = {  # complete, because aiohttp would look for missing ones at each request
             "Content-Type": "application/json",
             "User-Agent": "verl-mixed",
             "Accept": "*/*",
@@ -244,15 +243,16 @@ class ToolClient:
 
     @property
     def stats(self) -> Counter[str]:
-        """calls, cached, requests, retries, rejected, unavailable; of all sources together."""
-        return totals(self.accounts)
+        """calls, cached, requests, retries, rejected, unavailable; summed over all sources."""
+        return totals(self.stats_by_tool)
 
     def snapshot(self) -> dict[str, float]:
-        """What all sources' calls came to, by source and tool; see `account_metrics`."""
+        """Metrics of the calls by source and tool; see `call_metrics`."""
         return _metrics([self])
 
     def for_source(self, source: str) -> Self:
-        """The same client for calls of a source: it is open while this one is, and shares all."""
+        """A client for calls of one source; it shares everything with this client, also being
+        open."""
         twin = copy(self)
         twin.source = source
         return twin
@@ -260,83 +260,83 @@ class ToolClient:
     async def call(self, call: ToolCall) -> ToolResult:
         """Run one call.
 
-        A caller that is cancelled gives back its slot and its place in line, and closes its request
-        unless others wait for the same answer.
+        If the caller is cancelled, its slot and its limiter queue entry are freed, and its request
+        is closed unless other callers wait for the same answer.
 
         Raises:
             ToolRejected: the server refuses this call (4xx but 429): the model's own mistake.
-            ToolUnavailable: no answer of the tool's kind within the deadline or after all retries,
-                the breakers of all servers are open, or the server does not know us.
+            ToolUnavailable: no valid answer within the deadline or after all retries, the breakers
+                of all servers are open, or a server refuses the token.
         """
-        account = self._account(call.tool)
-        account.calls += 1
+        stats = self._stats(call.tool)
+        stats.calls += 1
         timeout_s = self._timeout_s
         try:
             if not self._throttle.try_enter():
-                came = self._clock()
+                entered_at = self._clock()
                 await self._throttle.enter()
-                timeout_s -= self._clock() - came
+                timeout_s -= self._clock() - entered_at
             if self._cache is not None and self._is_pure(call):
                 result = await self._call_cached(self._cache, call, timeout_s)
             else:
                 result = await self._call_in_time(call, timeout_s)
         except ToolRejected:
-            account.rejected += 1
+            stats.rejected += 1
             raise
         except ToolUnavailable:
-            account.unavailable += 1
+            stats.unavailable += 1
             raise
         if result.cached:
-            account.cached += 1
+            stats.cached += 1
         else:
-            account.latency_s.add(result.latency_s)
+            stats.latency_s.add(result.latency_s)
         return replace(result, tool=call.tool)
 
     async def call_many(
         self, calls: Sequence[ToolCall], at_once: int = BATCH_AT_ONCE
     ) -> list[ToolResult | ToolError]:
-        """Run calls side by side; searches that differ in nothing but their queries go together.
+        """Run calls concurrently; searches that differ only in their queries share a request.
 
         Args:
             calls: any number.
-            at_once: how many may be under way at once.
+            at_once: how many run at once.
 
         Returns:
-            What came of each, in the order of `calls`.
+            The result or error of each call, in the order of `calls`.
         """
         outcomes: dict[int, ToolResult | ToolError] = {}
-        portions = deque(_portions(calls))
+        batches = deque(_batches(calls))
 
         async def work() -> None:
-            while portions:
-                places = portions.popleft()
-                answers = await self._call_together([calls[place] for place in places])
-                outcomes.update(zip(places, answers, strict=True))
+            while batches:
+                indices = batches.popleft()
+                answers = await self._call_together([calls[index] for index in indices])
+                outcomes.update(zip(indices, answers, strict=True))
 
-        if portions:
-            await gather_all([work() for _ in range(min(at_once, len(portions)))])
-        return [outcomes[place] for place in range(len(calls))]
+        if batches:
+            await gather_all([work() for _ in range(min(at_once, len(batches)))])
+        return [outcomes[index] for index in range(len(calls))]
 
     async def _call_together(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | ToolError]:
-        """One call, or searches that one request can carry."""
+        """Run one call, or searches that one request can carry."""
         if len(calls) == 1:
             return [await self._outcome(calls[0])]
-        account, cache = self._account("retrieve"), self._cache
+        stats, cache = self._stats("retrieve"), self._cache
         answers: dict[int, ToolResult | ToolError] = {}
-        for place, call in enumerate(calls):
-            found = None if cache is None else await self._found(cache, content_key(call), call)
-            if found is not None:
-                answers[place] = found
-                account.calls += 1
-                account.cached += 1
-        missing = [place for place in range(len(calls)) if place not in answers]
+        for index, call in enumerate(calls):
+            cached = None if cache is None else await self._cached(cache, content_key(call), call)
+            if cached is not None:
+                answers[index] = cached
+                stats.calls += 1
+                stats.cached += 1
+        missing = [index for index in range(len(calls)) if index not in answers]
         if missing:
-            asked = [calls[place] for place in missing]
-            answers |= zip(missing, await self._search_together(asked), strict=True)
-        return [answers[place] for place in range(len(calls))]
+            searches = [calls[index] for index in missing]
+            answers |= zip(missing, await self._search_together(searches), strict=True)
+        return [answers[index] for index in range(len(calls))]
 
     async def _search_together(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | ToolError]:
-        account = self._account("retrieve")
+        stats = self._stats("retrieve")
         queries = [query for call in calls for query in call.payload["queries"]]
         merged = ToolCall(
             tool="retrieve", payload={**calls[0].payload, "queries": queries}, deterministic=False
@@ -344,15 +344,15 @@ class ToolClient:
         try:
             result = await self.call(merged)
         except ToolUnavailable as error:
-            account.calls += len(calls) - 1
-            account.unavailable += len(calls) - 1
+            stats.calls += len(calls) - 1
+            stats.unavailable += len(calls) - 1
             return [error] * len(calls)
         except ToolRejected:
             result = None
         passages = [] if result is None else result.body["result"]
-        if result is None or len(passages) != len(queries):  # one of them is to blame: which?
+        if result is None or len(passages) != len(queries):  # ask one by one to find the bad query
             return [await self._outcome(call) for call in calls]
-        account.calls += len(calls) - 1
+        stats.calls += len(calls) - 1
         results, start = [], 0
         for call in calls:
             end = start + len(call.payload["queries"])
@@ -377,15 +377,15 @@ class ToolClient:
         except ToolError as error:
             return error
 
-    def _account(self, tool: str) -> Account:
+    def _stats(self, tool: str) -> CallStats:
         key = (self.source, tool)
-        account = self.accounts.get(key)
-        if account is None:
-            account = self.accounts[key] = Account()
-        return account
+        stats = self.stats_by_tool.get(key)
+        if stats is None:
+            stats = self.stats_by_tool[key] = CallStats()
+        return stats
 
     def _is_pure(self, call: ToolCall) -> bool:
-        """Whether its answer depends on nothing but the call."""
+        """Whether the answer depends only on the call."""
         if not call.idempotent or call.deterministic is False:
             return False
         if call.tool == "run_code":
@@ -408,17 +408,17 @@ class ToolClient:
         return ToolResult(body=result.body, attempts=0, cached=True) if joined else result
 
     async def _make(self, key: str, call: ToolCall, timeout_s: float) -> ToolResult:
-        """The result that the processes share, or a new one."""
+        """The stored result, or the result of a new request."""
         if self._opened.store is None:
             return await self._call_in_time(call, timeout_s)
-        came = self._clock()
+        started = self._clock()
         if (stored := await self._stored(key, call)) is not None:
             return stored
-        result = await self._call_in_time(call, timeout_s - (self._clock() - came))
+        result = await self._call_in_time(call, timeout_s - (self._clock() - started))
         self._keep(key, result)
         return result
 
-    async def _found(
+    async def _cached(
         self, cache: SingleFlightCache[ToolResult], key: str, call: ToolCall
     ) -> ToolResult | None:
         if (kept := cache.kept(key)) is not None:
@@ -524,17 +524,17 @@ class ToolClient:
         """Wait before the next attempt.
 
         Raises:
-            ToolUnavailable: there is none.
+            ToolUnavailable: there is no further attempt.
         """
-        asked_pause_s = last.retry_after_s or 0.0
+        retry_after_s = last.retry_after_s or 0.0
         if last.is_overload or last.retry_after_s is not None:
-            if self._servers.has_other(tried):  # that one need not wait
-                self._servers.pause(server, asked_pause_s)
-                asked_pause_s = 0.0
+            if self._servers.has_other(tried):  # the other server can be asked without the pause
+                self._servers.pause(server, retry_after_s)
+                retry_after_s = 0.0
             if self._limiter is not None:
-                await self._limiter.penalise_async(asked_pause_s)
+                await self._limiter.penalise_async(retry_after_s)
         cap_s = min(BACKOFF_CAP_S, BACKOFF_START_S * 2 ** (attempt - 1))
-        pause_s = max(asked_pause_s, self._rng.uniform(0.0, cap_s))
+        pause_s = max(retry_after_s, self._rng.uniform(0.0, cap_s))
         failed = f"no answer from {server.url} for tool={call.tool!r}: {attempt} attempts within "
         if last.was_executed and not call.idempotent:
             raise ToolUnavailable(
@@ -550,13 +550,14 @@ class ToolClient:
                 tool=call.tool,
                 server=server.url,
             ) from last
-        self._account(call.tool).retries += 1
+        self._stats(call.tool).retries += 1
         await self._sleep(pause_s)
 
     async def _request_of_several(
         self, call: ToolCall, server: Server, tried: Sequence[Server], deadline: float
     ) -> dict[str, Any]:
-        """A request that leaves another server half of the time, where there is one to ask."""
+        """A request that gets half of the remaining time, so that another server can still be
+        asked."""
         if not call.idempotent or not self._servers.has_other([*tried, server]):
             return await self._request(call, server)
         patience_s = (deadline - self._clock()) / 2
@@ -573,7 +574,7 @@ class ToolClient:
         opened = self._opened
         if opened.session is None:
             raise RuntimeError("ToolClient.call outside `async with ToolClient(...)`")
-        self._account(call.tool).requests += 1
+        self._stats(call.tool).requests += 1
         url = opened.endpoints.get((server.url, call.tool))
         if url is None:
             url = URL(f"{server.url}/{call.tool}")
@@ -592,15 +593,15 @@ class ToolClient:
             raise _Again(fault)
         fault, is_final = sandbox_fault(call.tool, body)
         if is_final:
-            raise ToolRejected(whole(fault), tool=call.tool, server=server.url)
+            raise ToolRejected(replace_surrogates(fault), tool=call.tool, server=server.url)
         if fault:
-            raise _Again(fault, blames_server=False)  # it may be the program's doing
+            raise _Again(fault, blames_server=False)  # the program may have caused it
         return body
 
     def _refusal(
         self, call: ToolCall, server: Server, response: aiohttp.ClientResponse, raw: bytes
     ) -> _Again | ToolError:
-        status, text = response.status, whole(text_of(raw, response.charset)[:500])
+        status, text = response.status, replace_surrogates(text_of(raw, response.charset)[:500])
         if status in (408, 429) or status >= 500:
             return _Again(
                 f"HTTP {status} {text[:200]}",
@@ -609,45 +610,46 @@ class ToolClient:
                 was_executed=status not in (429, 503),
                 blames_server=status != 429,
             )
-        said = f"HTTP {status} for tool={call.tool!r}: {text}"
+        message = f"HTTP {status} for tool={call.tool!r}: {text}"
         place = {"tool": call.tool, "server": server.url}
-        if status in OUR_FAULTS:
+        if status in SETUP_FAULTS:
             return ToolUnavailable(
-                f"{said}; is {server.url} the tool server, and {TOKEN_VARIABLE} its token?", **place
+                f"{message}; is {server.url} the tool server, and {TOKEN_VARIABLE} its token?",
+                **place,
             )
         self._servers.note_refusal(server)
-        return ToolRejected(said, **place)
+        return ToolRejected(message, **place)
 
 
 PURE_TOOLS = frozenset({"retrieve", "calculate"})
-"""Tools whose answer depends on nothing but the call. `run_code` is one where the program is."""
+"""Tools whose answer depends only on the call. `run_code` is pure if its program is."""
 
 
-def _portions(calls: Sequence[ToolCall]) -> list[list[int]]:
-    """The places of calls that may be made as one; searches are merged, all others are alone."""
-    portions: list[list[int]] = []
-    open_portions: dict[bytes, tuple[list[int], int]] = {}
-    for place, call in enumerate(calls):
+def _batches(calls: Sequence[ToolCall]) -> list[list[int]]:
+    """Indices of the calls that share a request; a call that is not a search is alone."""
+    batches: list[list[int]] = []
+    open_batches: dict[bytes, tuple[list[int], int]] = {}
+    for index, call in enumerate(calls):
         queries = call.payload.get("queries")
         if call.tool != "retrieve" or not call.idempotent or not isinstance(queries, list):
-            portions.append([place])
+            batches.append([index])
             continue
         rest = dumps(
             {name: call.payload[name] for name in sorted(call.payload.keys() - {"queries"})}
         )
-        portion, size = open_portions.get(rest, ([], MERGED_QUERIES))
+        batch, size = open_batches.get(rest, ([], MERGED_QUERIES))
         if size + len(queries) > MERGED_QUERIES:
-            portion, size = [], 0
-            portions.append(portion)
-        portion.append(place)
-        open_portions[rest] = (portion, size + len(queries))
-    return portions
+            batch, size = [], 0
+            batches.append(batch)
+        batch.append(index)
+        open_batches[rest] = (batch, size + len(queries))
+    return batches
 
 
 def _metrics(clients: Sequence[ToolClient]) -> dict[str, float]:
-    all_accounts: list[Accounts] = [client.accounts for client in clients]
+    stats: list[StatsByTool] = [client.stats_by_tool for client in clients]
     servers = [server for client in clients for server in client._servers.all]
-    return account_metrics(add_up(all_accounts)) | {
+    return call_metrics(sum_stats(stats)) | {
         "mixed/tools/servers_down": float(sum(s.opened_at is not None for s in servers)),
         "mixed/tools/cache_mb": sum(c._cache.size_bytes for c in clients if c._cache) / 2**20,
     }
@@ -659,16 +661,17 @@ class _Shared:
     until_loop_ends: AsyncGenerator[None, None]
 
 
-# The pid, because a forked child inherits the dict; the loop itself, because an id comes again.
+# The key has the pid, because a forked child inherits the dict, and the loop itself, because the id
+# of a loop can be reused.
 _shared: dict[tuple[int, asyncio.AbstractEventLoop, ToolConfig, str], _Shared] = {}
 
 
 async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
-    """This process's client for this event loop, made on first use and kept until the loop ends.
+    """The client of this event loop, created on first use and closed when the loop ends.
 
     Args:
         config: the run's tool settings.
-        mixed: its other settings: folder and limiter.
+        mixed: the run's folder and limiter settings.
     """
     key = (os.getpid(), asyncio.get_running_loop(), config, mixed.run_dir)
     if key not in _shared:
@@ -686,20 +689,20 @@ async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
             open_store=partial(open_store_of, cache, mixed.run_dir),
             deterministic_code=config.deterministic_code,
         )
-        _shared[key] = _Shared(client, _closed_at_the_end(client))
+        _shared[key] = _Shared(client, _close_with_loop(client))
         await client.__aenter__()
         await _shared[key].until_loop_ends.__anext__()
     return _shared[key].client
 
 
 def snapshot() -> dict[str, float]:
-    """What the tool calls of this process came to since it began; see `account_metrics`."""
+    """Metrics of all tool calls of this process since its start; see `call_metrics`."""
     pid = os.getpid()
     return _metrics([shared.client for key, shared in _shared.items() if key[0] == pid])
 
 
-async def _closed_at_the_end(client: ToolClient) -> AsyncGenerator[None, None]:
-    """`asyncio.run` ends the generators of its loop while that still runs."""
+async def _close_with_loop(client: ToolClient) -> AsyncGenerator[None, None]:
+    """Closes the client when the loop ends: `asyncio.run` then closes the loop's generators."""
     try:
         yield
     finally:
@@ -707,13 +710,13 @@ async def _closed_at_the_end(client: ToolClient) -> AsyncGenerator[None, None]:
 
 
 def _forget_closed_loops() -> None:
-    """Drop clients whose loop has ended.
+    """Drop this process's clients whose loop has ended.
 
-    Not those of a parent process: ending a connection would change the parent's `epoll`, which a
-    forked child shares.
+    A parent process's clients stay, because closing a connection would change the parent's `epoll`,
+    which a forked child shares.
     """
     pid = os.getpid()
     for key in [key for key in _shared if key[0] == pid and key[1].is_closed()]:
         client = _shared.pop(key).client
-        with suppress(StopIteration):  # a loop that is closed has nothing to wait for
+        with suppress(StopIteration):  # nothing is awaited, because the loop is closed
             client.__aexit__(None, None, None).send(None)

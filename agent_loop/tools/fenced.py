@@ -1,6 +1,6 @@
-"""The code in a model's answer: what stands between the fences of Markdown.
+"""Extraction of code from a model's answer: the text between the fences of Markdown.
 
-As SandboxFusion's `POST /submit` finds it.
+The rule is the one of SandboxFusion's `POST /submit`.
 """
 
 import re
@@ -15,7 +15,11 @@ _NAMES = {
 
 
 def extract_code(completion: str, language: str) -> str:
-    """The last fenced block in this language; else the last without one; else all of it."""
+    """The code of an answer.
+
+    The last fenced block of this language; without one, the last block that names no language;
+    without one, the last block; without any block, the whole answer.
+    """
     blocks = [(name.lower(), code) for name, code in _FENCED.findall(completion)]
     wanted = _NAMES.get(language, {language.lower()})
     for names in (wanted, {""}):

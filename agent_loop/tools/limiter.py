@@ -1,7 +1,7 @@
-"""The run's rate limiter: which one, with which limits, and what it did in numbers.
+"""The run's rate limiter: the choice of its backend, its limits and its metrics.
 
-One file limits the processes of one node, a Ray actor those of a cluster. A file on several nodes
-is taken only where locks on its folder have been seen to reach them all (`lock_probe`).
+A state file limits the processes of one node; a Ray actor limits the processes of a cluster. A file
+is used on several nodes only if `lock_probe` has shown that locks on its folder reach all of them.
 """
 
 import logging
@@ -22,10 +22,10 @@ Limiter: TypeAlias = FileRateLimiter | RayRateLimiter
 
 
 def rate_of(tools: ToolConfig, mixed: MixedConfig) -> Rate:
-    """The limits a run asks for.
+    """The rate limit of a run's settings.
 
     Raises:
-        ValueError: they cannot be kept together, as a burst above what a window allows.
+        ValueError: the limits contradict each other, for example a burst above the window's limit.
     """
     window_s = mixed.rate_limit.strict_window_s
     per_minute, shares = tools.rate_limit_per_minute, mixed.rate_limit.shares
@@ -42,7 +42,7 @@ def rate_of(tools: ToolConfig, mixed: MixedConfig) -> Rate:
 
 
 def state_path(tools: ToolConfig, mixed: MixedConfig) -> Path:
-    """The limiter's file; its name too where it is an actor."""
+    """Path of the limiter's state file; with the Ray backend, the path is the actor's name."""
     return Path(tools.rate_limit_file or Path(mixed.run_dir) / "rate_limit.state")
 
 
@@ -50,8 +50,9 @@ def make_limiter(tools: ToolConfig, mixed: MixedConfig) -> Limiter:
     """This process's handle of the run's limiter.
 
     Raises:
-        ValueError: another run shares it with other limits, or they cannot be kept together.
-        OSError: the file cannot be used.
+        ValueError: another run uses the same limiter with other limits, or the limits contradict
+            each other.
+        OSError: the state file cannot be used.
     """
     rate, path, settings = rate_of(tools, mixed), state_path(tools, mixed), mixed.rate_limit
     limits = (rate.per_minute, rate.burst, rate.min_interval_s)
@@ -68,13 +69,14 @@ def make_limiter(tools: ToolConfig, mixed: MixedConfig) -> Limiter:
     )
 
 
-def settled(tools: ToolConfig, mixed: MixedConfig) -> RateLimitConfig:
-    """Who keeps the limit, on the Ray cluster that this process is connected to.
+def resolve_backend(tools: ToolConfig, mixed: MixedConfig) -> RateLimitConfig:
+    """The limiter settings with `backend` decided for the Ray cluster of this process.
 
-    For the process that starts a run: an actor that an earlier start of it left behind is ended.
+    Only the process that starts a run calls this function: it ends the limiter actor that an
+    earlier start of the run left behind.
 
     Raises:
-        RuntimeError: a file is asked for on several nodes, and does not reach them all.
+        RuntimeError: `backend` is `file` on several nodes, and locks do not reach all of them.
     """
     settings = mixed.rate_limit
     if not tools.enable_global_rate_limit:
@@ -90,7 +92,7 @@ def settled(tools: ToolConfig, mixed: MixedConfig) -> RateLimitConfig:
                 "mixed.rate_limit.backend=file does not reach all nodes: " + "; ".join(problems)
             )
         settings = settings.model_copy(update={"across_nodes": True})
-    if not tools.rate_limit_file:  # what it holds is of an earlier start of this run
+    if not tools.rate_limit_file:  # the state is from an earlier start of this run
         settings = settings.model_copy(update={"on_config_change": "adopt"})
     if settings.backend == "ray" and settings.on_config_change == "adopt":
         ray_limiter.end(str(state_path(tools, mixed)))
@@ -98,7 +100,7 @@ def settled(tools: ToolConfig, mixed: MixedConfig) -> RateLimitConfig:
 
 
 def metrics_now(limiter: Limiter) -> dict[str, float]:
-    """`limiter_metrics`; none, and a warning, where it cannot be read: no run ends by that."""
+    """`limiter_metrics`; an unreadable limiter gives a warning and no metrics, and no run ends."""
     from ray.exceptions import RayError
 
     try:
@@ -109,7 +111,11 @@ def metrics_now(limiter: Limiter) -> dict[str, float]:
 
 
 def limiter_metrics(snapshot: Snapshot) -> dict[str, float]:
-    """`mixed/limiter/*` and `mixed/<source>/limiter/*`: sums since its file was made, or now."""
+    """`mixed/limiter/*` and `mixed/<source>/limiter/*`.
+
+    `waiting`, `utilisation` and `rate_factor` are of now; the others are sums since the state
+    began.
+    """
     metrics: dict[str, float] = {
         "mixed/limiter/granted": snapshot.granted,
         "mixed/limiter/waiting": snapshot.waiting,

@@ -1,7 +1,8 @@
-"""Whether a file can limit several nodes: locks, contents and clocks, tried between all of them.
+"""A probe that shows whether a rate-limit file works across nodes: locks, contents and clocks.
 
-A probe on each node opens one file of the shared folder. Every node and the first one must exclude
-each other, see what the other wrote under the lock, and agree on the time.
+A Ray actor on each node opens one file of the shared folder. Each node is compared with the first
+node: their locks must exclude each other, each must see what the other wrote under the lock, and
+their clocks must agree.
 
 Ray adapter: one actor per node, placed by `NodeAffinitySchedulingStrategy`.
 """
@@ -19,11 +20,11 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 MOST_SKEW_S = 0.05
-"""Clocks further apart are a problem: the limit is exceeded by what passes in that time."""
+"""Largest difference of two clocks. A larger one lets more calls pass than the limit allows."""
 
 TIMEOUT_S = 60.0
 LEAVE_TIMEOUT_S = 5.0
-"""For all nodes together to remove their file; dead ones never do."""
+"""How long all nodes together may take to remove the file; a dead node never answers."""
 
 
 def alive_nodes() -> dict[str, str]:
@@ -32,10 +33,10 @@ def alive_nodes() -> dict[str, str]:
 
 
 def lock_problems(folder: Path) -> list[str]:
-    """Try the folder between all nodes of the Ray cluster.
+    """Probe a folder on all nodes of the Ray cluster.
 
     Returns:
-        A sentence for each pair of nodes that does not work; empty when the folder may be used.
+        A sentence for each pair of nodes that fails; empty when the folder works.
     """
     path = folder / f".lock-probe-{uuid4().hex}"
     nodes = alive_nodes()
@@ -51,7 +52,7 @@ def lock_problems(folder: Path) -> list[str]:
         opened = [_opened(probe) for probe in probes]
         problems = [
             f"node {address}: cannot use {folder}: {fault}; mount one folder at this path on all "
-            "nodes, and try again when the dead ones are gone (`ray status`)"
+            "nodes, and try again when `ray status` shows no dead node"
             for address, fault in zip(addresses, opened, strict=True)
             if fault
         ]
@@ -68,8 +69,8 @@ def lock_problems(folder: Path) -> list[str]:
             skew_s = _skew_s(probe)
             if skew_s > MOST_SKEW_S:
                 problems.append(
-                    f"nodes {addresses[0]} and {address}: clocks are {skew_s:.3f} s apart, at most "
-                    f"{MOST_SKEW_S} s may be; synchronise them (chrony, ntpd), or use "
+                    f"nodes {addresses[0]} and {address}: clocks are {skew_s:.3f} s apart: at most "
+                    f"{MOST_SKEW_S} s is allowed; synchronise them (chrony, ntpd), or use "
                     "mixed.rate_limit.backend=ray"
                 )
         return problems
@@ -81,7 +82,7 @@ def lock_problems(folder: Path) -> list[str]:
 
 
 def _opened(probe: Any) -> str:
-    """Why it could not open the file; empty where it could."""
+    """Why a node could not open the file; empty if it could."""
     try:
         return _get(probe.open.remote())
     except RayError as error:
@@ -89,32 +90,32 @@ def _opened(probe: Any) -> str:
 
 
 def _fault_between(holder: Any, other: Any) -> str | None:
-    """What goes wrong when one holds the lock and the other wants it."""
+    """What goes wrong when one node holds the lock and the other asks for it; None if nothing."""
     token = uuid4().hex
     if not _get(holder.lock.remote()):
-        return "a lock that nobody holds cannot be taken"
+        return "a free lock cannot be taken"
     try:
         if _get(other.lock.remote()):
             _get(other.unlock.remote())
-            return "both hold the lock at once"
+            return "both nodes hold the lock at once"
         _get(holder.write.remote(token))
     finally:
         _get(holder.unlock.remote())
     if not _get(other.lock.remote()):
-        return "a lock that was given back cannot be taken"
+        return "a released lock cannot be taken"
     try:
         if _get(other.read.remote()) != token:
-            return "one does not see what the other wrote under the lock"
+            return "one node does not see what the other wrote under the lock"
     finally:
         _get(other.unlock.remote())
     return None
 
 
 def _skew_s(probe: Any) -> float:
-    """Least difference of the clocks that explains what it says."""
+    """Smallest difference of the two clocks that explains the node's time, in seconds."""
     before_s = time.time()
-    its_s = _get(probe.now.remote())
-    return max(0.0, before_s - its_s, its_s - time.time())
+    remote_s = _get(probe.now.remote())
+    return max(0.0, before_s - remote_s, remote_s - time.time())
 
 
 def _get(reference: Any) -> Any:
@@ -122,7 +123,7 @@ def _get(reference: Any) -> Any:
 
 
 class _Probe:
-    """One node's handle of the file."""
+    """The Ray actor of one node, with its handle of the file."""
 
     def __init__(self, path: str):
         self._path, self._handle = path, -1

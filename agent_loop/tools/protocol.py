@@ -1,7 +1,8 @@
-"""What a tool call and its result are, and how a tool can fail. Imports nothing heavy.
+"""Types of a tool call, its result and its errors. Imports nothing heavy.
 
-`ToolRejected` is the model's own mistake or a request the server will never accept: it becomes an
-observation. `ToolUnavailable` is a fault of the infrastructure: it ends the trajectory.
+`ToolRejected` is the model's mistake, or a request that the server will never accept; the model
+reads the error as an observation. `ToolUnavailable` is a fault of the infrastructure; it ends the
+trajectory.
 """
 
 from dataclasses import dataclass
@@ -13,34 +14,34 @@ class ToolCall:
     """One request to a tool."""
 
     tool: str
-    """`run_code`, `retrieve` or `calculate`: also the path on the server."""
+    """`run_code`, `retrieve` or `calculate`; also the path on the server."""
 
     payload: dict[str, Any]
-    """JSON body as the server's protocol wants it."""
+    """JSON body of the request, in the server's protocol."""
 
     deterministic: bool | None = None
-    """Of `run_code`: whether the program's next run would end the same, so that its result may be
-    kept. None: the caller does not know, and `tool_config.deterministic_code` decides. Searches and
-    calculations always are."""
+    """For `run_code`: True if an equal run would end the same, so that the result may be cached.
+    None: the caller does not know, and `tool_config.deterministic_code` decides. Searches and
+    calculations are always deterministic, unless this is False."""
 
     idempotent: bool = True
-    """False: it must not be executed twice. It is sent again only where it surely was not executed
-    (nobody listened, or 429 or 503 was the answer), and its result is neither kept nor shared."""
+    """False: the call must not be executed twice. It is sent again only if it cannot have been
+    executed (no connection, or HTTP 429 or 503), and its result is neither cached nor shared."""
 
     session: str = ""
-    """Calls of one session all go to the same server, which keeps its state."""
+    """Calls of one session go to the same server, because that server holds the session's state."""
 
 
 def run_code_call(
     code: str, stdin: str, deterministic: bool | None = None, run_timeout_s: float | None = None
 ) -> ToolCall:
-    """A Python program to run.
+    """A call that runs a Python program.
 
     Args:
         code: the program.
         stdin: its input.
         deterministic: see `ToolCall`.
-        run_timeout_s: how long it may run; None leaves it to the server.
+        run_timeout_s: how long it may run; None takes the server's default.
     """
     payload: dict[str, Any] = {"code": code, "language": "python", "stdin": stdin}
     if run_timeout_s is not None:
@@ -49,7 +50,7 @@ def run_code_call(
 
 
 def cell_call(code: str, stdin: str, session: str) -> ToolCall:
-    """Python to run in a session's interpreter, which begins with its first cell."""
+    """A call that runs Python in a session's interpreter; the first call starts the interpreter."""
     payload = {"code": code, "language": "python", "stdin": stdin, "session": session}
     return ToolCall(
         tool="run_code", payload=payload, deterministic=False, idempotent=False, session=session
@@ -57,19 +58,20 @@ def cell_call(code: str, stdin: str, session: str) -> ToolCall:
 
 
 def end_session_call(session: str) -> ToolCall:
-    """The end of a session's interpreter."""
+    """A call that ends a session's interpreter."""
     return ToolCall(tool="end_session", payload={"session": session}, session=session)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What came back, and what it cost."""
+    """The answer of a tool, and how long it took."""
 
     body: dict[str, Any]
     """JSON body of the answer."""
 
     latency_s: float = 0.0
-    """From the first attempt's start to the answer, retries included; 0 on a cache hit."""
+    """From the first attempt to the answer, with retries, without `limiter_wait_s`; 0 on a cache
+    hit."""
 
     limiter_wait_s: float = 0.0
     """Time spent waiting for the limiter and a slot."""
@@ -90,10 +92,10 @@ class ToolError(Exception):
     Args:
         message: what went wrong.
         tool: the tool that was called; empty where it is not known.
-        server: base URL of its server; likewise.
+        server: base URL of its server; empty where it is not known.
     """
 
-    # No defaults on the class: Ray's copy of an error would find those first.
+    # No defaults on the class, because Ray's copy of an error would show those instead.
     tool: str
     server: str
 
@@ -111,11 +113,11 @@ class ToolUnavailable(ToolError):
 
 
 class ToolTimeout(ToolUnavailable):
-    """A call's own deadline ended it; a caller with a later one may ask again."""
+    """The call's own deadline passed; a caller with a later deadline may ask again."""
 
 
 class ToolBackend(Protocol):
-    """What the agent loops and rewards need of a tool client."""
+    """The part of a tool client that agent loops and rewards use."""
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Run one call.

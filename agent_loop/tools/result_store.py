@@ -1,11 +1,11 @@
-"""Results of pure tools that processes share: an SQLite file on a host, or a Redis server.
+"""Tool results shared between processes: in an SQLite file of a host, or on a Redis server.
 
-It only ever saves work. A file that is corrupt, locked or full, and a server that is gone, are said
-once and then done without: no call fails by them.
+The store only saves work. If the file is corrupt, locked or full, or the server does not answer,
+one warning is logged and calls go on without the store.
 
-`SqliteStore` reads in the event loop, which takes some ten microseconds of a file that is in
-memory, and writes from a thread of its own. sqlite3 of the standard library does; diskcache, looked
-at for this, has had no release since 2023 and unpickles what it finds in the file.
+`SqliteStore` reads in the event loop, because a read of a cached file takes about ten microseconds;
+a thread writes. The library diskcache is not used: it has had no release since 2023, and it
+unpickles what it finds in the file.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from config.schema import ToolCacheConfig
 _log = logging.getLogger(__name__)
 
 _MOST_PENDING = 4096
-"""Results that wait to be written; more are not kept."""
+"""Results that may wait to be written; further results are dropped."""
 
 _REST_S = 1.0
-"""A file that is locked is not read for so long."""
+"""How long a locked file is not read."""
 
 _WRITER_PATIENCE_S = 2.0
 """How long the writing thread waits for another process's transaction."""
@@ -39,11 +39,11 @@ _WRITER_PATIENCE_S = 2.0
 _CLOSE_S = 2.0
 _REDIS_TIMEOUT_S = 0.25
 _REDIS_PAUSE_S = 30.0
-"""A Redis that failed is left alone so long."""
+"""How long a Redis server is not asked after it failed."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS results_v1 (
-  number INTEGER PRIMARY KEY,  -- in the order they were made: the lowest make room
+  number INTEGER PRIMARY KEY,  -- in order of creation: the lowest numbers are deleted first
   key TEXT UNIQUE NOT NULL,
   made_at REAL NOT NULL,  -- seconds since 1970
   body BLOB NOT NULL
@@ -52,29 +52,29 @@ CREATE TABLE IF NOT EXISTS results_v1 (
 
 
 class Store(Protocol):
-    """Bodies of answers by key."""
+    """Stores JSON bodies of responses by key."""
 
     async def get(self, key: str) -> dict[str, Any] | None:
-        """The body kept for a key; raises nothing."""
+        """The body of a key; None if there is none. Never raises."""
         ...
 
     def put(self, key: str, body: dict[str, Any]) -> None:
-        """Keep a body, now or a little later or not at all; waits for nothing, raises nothing."""
+        """Store a body, possibly later or not at all. Never blocks, never raises."""
         ...
 
     async def close(self) -> None:
-        """After the last use; what is still to be written is written."""
+        """Write what is still to be written, and close."""
         ...
 
 
 class SqliteStore:
-    """A file that the processes of a host share.
+    """An SQLite file that the processes of a host share.
 
     Args:
-        path: the file; made with its folder where missing.
-        max_bytes: its size, but for the log beside it (`-wal`, some megabytes).
+        path: the file; created with its folder if missing.
+        max_bytes: largest size of the file, without its log (`-wal`, some megabytes).
         ttl_s: seconds that a result is kept.
-        clock: seconds since 1970: the processes compare it.
+        clock: seconds since 1970, because all processes must agree on it.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class SqliteStore:
             ).fetchone()
             return None if row is None else _body_of(row[0])
         except sqlite3.OperationalError as error:
-            # locked, as while another process makes the file
+            # locked, for example while another process creates the file
             self._try_again_at = self._clock() + _REST_S
             _log.debug("cache=%s: %s", self._path, error)
         except (sqlite3.Error, OSError, ValueError) as error:
@@ -132,7 +132,7 @@ class SqliteStore:
         connection = sqlite3.connect(self._path, timeout=timeout_s, isolation_level=None)
         try:
             connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = OFF")  # after a power cut there is no run
+            connection.execute("PRAGMA synchronous = OFF")  # a power cut ends the run anyway
             connection.execute(f"PRAGMA journal_size_limit = {4 << 20}")
             connection.execute(_SCHEMA)
         except BaseException:
@@ -141,7 +141,7 @@ class SqliteStore:
         return connection
 
     def _write_all(self) -> None:
-        """The writing thread: all that is pending in one transaction, until None comes."""
+        """The writing thread: writes all pending results in one transaction, until None comes."""
         connection: sqlite3.Connection | None = None
         try:
             while (batch := [self._pending.get()])[0] is not None:
@@ -152,7 +152,7 @@ class SqliteStore:
                     connection = connection or self._connect(timeout_s=_WRITER_PATIENCE_S)
                     self._write(connection, rows)
                 except sqlite3.OperationalError as error:
-                    self._warn(error)  # locked, or the disk is full: these are not kept
+                    self._warn(error)  # locked, or the disk is full: these results are lost
                 except (sqlite3.Error, OSError) as error:
                     self._give_up(error)
                 if None in batch:
@@ -174,7 +174,7 @@ class SqliteStore:
         connection.execute("COMMIT")
 
     def _make_room(self, connection: sqlite3.Connection) -> None:
-        """Delete the oldest rows until what is in use of the file is below its bound."""
+        """Delete the oldest rows until the used part of the file is within `max_bytes`."""
 
         def pragma(name: str) -> int:
             return connection.execute(f"PRAGMA {name}").fetchone()[0]
@@ -195,14 +195,16 @@ class SqliteStore:
         self._is_broken = True
 
     def _warn(self, error: Exception) -> None:
-        _warn_once(str(self._path), error, "results are not shared; delete it if no run uses it")
+        _warn_once(
+            str(self._path), error, "results are not shared; delete the file if no run uses it"
+        )
 
 
 class RedisStore:
-    """A Redis server, which all hosts may share; how much it keeps is its `maxmemory`.
+    """A Redis server that hosts share; its `maxmemory` bounds the size of the store.
 
     Args:
-        url: as redis-py takes it.
+        url: in the form of redis-py.
         ttl_s: seconds that a result is kept.
         clock: monotonic seconds.
 
@@ -231,7 +233,7 @@ class RedisStore:
         except self._errors as error:
             self._rest(error)
         except ValueError as error:
-            _warn_once(self._place, error, "another program's key?")
+            _warn_once(self._place, error, "does another program write keys of this name?")
         return None
 
     def put(self, key: str, body: dict[str, Any]) -> None:
@@ -255,19 +257,22 @@ class RedisStore:
 
     def _rest(self, error: Exception) -> None:
         self._not_before = self._clock() + _REDIS_PAUSE_S
-        _warn_once(self._place, error, "results are not shared meanwhile; is Redis up?")
+        _warn_once(
+            self._place, error, f"results are not shared for {_REDIS_PAUSE_S:.0f} s; is Redis up?"
+        )
 
 
 def open_store_of(config: ToolCacheConfig, run_dir: str) -> Store | None:
-    """The store that a run asks for; None where each process keeps its own.
+    """The store of a run's settings; None if processes do not share results.
 
     Raises:
-        ImportError: it is on Redis, and redis-py is not installed.
+        ImportError: the store is a Redis server, and redis-py is not installed.
     """
     if config.store in ("memory", "none"):
         return None
     if config.store == "sqlite":
-        # One file a host: its log is in memory that only the processes of one host share.
+        # One file per host, because SQLite's log needs memory that only processes of one host
+        # share.
         path = Path(run_dir) / f"tool_cache.{socket.gethostname()}.sqlite"
         return SqliteStore(path, config.max_mb * 2**20, config.ttl_s)
     return RedisStore(config.store, config.ttl_s)
@@ -277,7 +282,7 @@ _REDIS_PREFIX = "verl-mixed:result:"
 
 
 def _packed(body: dict[str, Any]) -> bytes | None:
-    """A body as bytes; None where it has what they cannot hold, as an integer of 30 digits."""
+    """A body as msgpack; None if msgpack cannot hold it, for example an integer of 30 digits."""
     try:
         return msgspec.msgpack.encode(body)
     except (OverflowError, ValueError, TypeError):
@@ -287,7 +292,7 @@ def _packed(body: dict[str, Any]) -> bytes | None:
 def _body_of(packed: bytes) -> dict[str, Any]:
     """
     Raises:
-        ValueError: these bytes are no body.
+        ValueError: the bytes are not a body.
     """
     return msgspec.msgpack.decode(packed, type=dict[str, Any])
 
@@ -295,7 +300,7 @@ def _body_of(packed: bytes) -> dict[str, Any]:
 _warned: set[str] = set()
 
 
-def _warn_once(place: str, error: Exception, then: str) -> None:
+def _warn_once(place: str, error: Exception, advice: str) -> None:
     if place not in _warned:
         _warned.add(place)
-        _log.warning("cannot use cache=%s: %s: %s; %s", place, type(error).__name__, error, then)
+        _log.warning("cannot use cache=%s: %s: %s; %s", place, type(error).__name__, error, advice)

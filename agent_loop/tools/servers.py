@@ -1,8 +1,9 @@
-"""Which tool server a request goes to: the least loaded one that answers. Pure but for its clock.
+"""Choice of the tool server for a request (the least loaded one that answers), and breakers.
 
-Each server has a breaker, which opens after many failures in a row: it is then left alone, but for
-one request every few seconds that tries. (purgatory, looked at for this, lets all requests try at
-once, counts cancelled ones as failures and goes by the wall clock.)
+Each server has a circuit breaker. Many failures in a row open the breaker: then the server gets
+only one trial request every few seconds, until one succeeds. (The library purgatory is not used:
+its open breaker lets all requests try at once, it counts cancelled requests as failures, and it
+uses the wall clock.) No input or output happens here; time comes in as `clock`.
 """
 
 import math
@@ -15,11 +16,11 @@ BREAKER_FAILURES = 20
 """Failed requests in a row that open the breaker."""
 
 BREAKER_OPEN_S = 5.0
-"""How long an open breaker lets nobody pass between two requests that try."""
+"""Seconds between two trial requests while a breaker is open."""
 
 
 class Server:
-    """One server, as the clients of all sources of an event loop know it.
+    """State of one server, shared by the clients of all sources of an event loop.
 
     Args:
         url: its base URL.
@@ -31,25 +32,27 @@ class Server:
         self.failures_in_a_row = 0
         self.failed_at = -math.inf
         self.opened_at: float | None = None
-        """When its breaker opened, or last let a request try; None while it is closed."""
+        """When the breaker opened or last let a trial request pass; None while it is closed."""
 
         self.paused_until = -math.inf
-        """It asked to be left alone until then."""
+        """The server asked for no requests until then (`Retry-After`)."""
 
     def may_ask(self, now: float) -> bool:
         return self.opened_at is None or now - self.opened_at >= BREAKER_OPEN_S
 
     def rank(self, now: float, may_try: bool) -> tuple[int, float]:
-        """The lowest is asked: one whose time to be tried has come, then by load; one that just
-        failed counts as loaded.
+        """Sort key: the server with the lowest rank gets the request.
+
+        First comes a server that is due for a trial request, then servers by load, then paused
+        servers. Recent failures count as load.
 
         Args:
             now: the time.
-            may_try: whether the request may be lost with the server.
+            may_try: whether the request may be a trial request, which can be lost.
         """
         if self.opened_at is not None:
             return (0 if may_try else 3), 0
-        is_fresh = now - self.failed_at < BREAKER_OPEN_S  # later it may be well again
+        is_fresh = now - self.failed_at < BREAKER_OPEN_S  # after that the server may have recovered
         load = self.in_flight + (self.failures_in_a_row if is_fresh else 0)
         return (1 if self.paused_until <= now else 2), load
 
@@ -58,26 +61,26 @@ class Servers:
     """All servers of a client.
 
     Args:
-        urls: their base URLs, one at least.
-        timeout_s: of a call.
+        urls: their base URLs, at least one.
+        timeout_s: deadline of a call.
         clock: monotonic seconds.
     """
 
     def __init__(self, urls: Sequence[str], timeout_s: float, clock: Callable[[], float]) -> None:
         self.all = [Server(url) for url in urls]
         self._clock = clock
-        self._most_request_s = timeout_s / 4
+        self._max_request_s = timeout_s / 4
         self._mean_request_s: float | None = None
 
     @property
     def request_s(self) -> float:
-        """What a request needs before its deadline: twice the mean of those that were answered."""
+        """Time to reserve for a request: twice the mean of answered requests, or less."""
         if self._mean_request_s is None:
-            return self._most_request_s
-        return min(self._most_request_s, 2 * self._mean_request_s)
+            return self._max_request_s
+        return min(self._max_request_s, 2 * self._mean_request_s)
 
     def check(self, call: ToolCall) -> None:
-        """Whether some server may be asked.
+        """Check that at least one server may be asked.
 
         Raises:
             ToolUnavailable: all breakers are open.
@@ -97,11 +100,11 @@ class Servers:
         )
 
     def choose(self, call: ToolCall, tried: Collection[Server] = ()) -> Server:
-        """The server to ask now. One with an open breaker is not chosen again for a while.
+        """The server to ask now. A call of a session always gets the same server.
 
         Args:
-            call: what it is for.
-            tried: servers that failed it; asked again only where there is no other.
+            call: the call.
+            tried: servers that failed this call; chosen again only if there is no other.
 
         Raises:
             ToolUnavailable: all breakers are open.
@@ -118,11 +121,11 @@ class Servers:
             may_try = call.idempotent
             chosen = min(fresh, key=lambda server: server.rank(now, may_try))
         if chosen.opened_at is not None:
-            chosen.opened_at = now  # this one tries, the others wait for its answer
+            chosen.opened_at = now  # this call is the trial request; others wait for its answer
         return chosen
 
     def has_other(self, tried: Collection[Server]) -> bool:
-        """Whether a server that did not fail a call yet is in good health."""
+        """Whether a healthy server remains that is not in `tried`."""
         if len(self.all) == 1:
             return False
         now = self._clock()
@@ -143,9 +146,9 @@ class Servers:
         self.note_refusal(server)
 
     def note_refusal(self, server: Server) -> None:
-        """It answered, and so is well."""
+        """The server refused a call, so it works: its breaker closes."""
         server.failures_in_a_row, server.opened_at = 0, None
 
     def pause(self, server: Server, pause_s: float) -> None:
-        """It asked for it."""
+        """Send the server no requests for `pause_s` while another server is healthy."""
         server.paused_until = max(server.paused_until, self._clock() + pause_s)

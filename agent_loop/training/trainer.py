@@ -32,7 +32,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from agent_loop.metrics.exposition import Exposition
 from agent_loop.metrics.wandb_run import end_service
-from agent_loop.tools.limiter import Limiter, make_limiter, settled
+from agent_loop.tools.limiter import Limiter, make_limiter, resolve_backend
 from agent_loop.training.accounts import Accounts
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.checkpoints import Checkpoints
@@ -83,7 +83,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         """
         values = OmegaConf.to_container(OmegaConf.select(config, TOOL_CONFIG), resolve=True)
         tools = load_section(ToolConfig, values, TOOL_CONFIG)
-        settings = settled(tools, self.mixed)
+        settings = resolve_backend(tools, self.mixed)
         with open_dict(config):
             config.mixed.rate_limit = settings.model_dump()
         self.mixed = self.mixed.model_copy(update={"rate_limit": settings})

@@ -192,7 +192,7 @@ def problems_of(folder: str) -> list[str]:
 
 def settled_with(backend: str, folder: str) -> dict[str, Any] | str:
     """What a run with its folder there settles for, or the error."""
-    from agent_loop.tools.limiter import settled
+    from agent_loop.tools.limiter import resolve_backend
     from config.schema import MixedConfig, RateLimitConfig, SourceConfig, ToolConfig
 
     mixed = MixedConfig(
@@ -202,7 +202,7 @@ def settled_with(backend: str, folder: str) -> dict[str, Any] | str:
         rate_limit=RateLimitConfig.model_validate({"backend": backend}),
     )
     try:
-        return settled(ToolConfig(server_url="http://127.0.0.1:9"), mixed).model_dump()
+        return resolve_backend(ToolConfig(server_url="http://127.0.0.1:9"), mixed).model_dump()
     except RuntimeError as error:
         return str(error)
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from ray.exceptions import RayTaskError
 
-from agent_loop.tools.answers import RETRY_AFTER_CAP_S
 from agent_loop.tools.client import ToolClient, shared_client
 from agent_loop.tools.protocol import (
     ToolCall,
@@ -22,6 +21,7 @@ from agent_loop.tools.protocol import (
     ToolTimeout,
     ToolUnavailable,
 )
+from agent_loop.tools.responses import RETRY_AFTER_CAP_S
 from agent_loop.tools.servers import BREAKER_FAILURES, BREAKER_OPEN_S, Server
 from agent_loop.watchdog import Activity, Watchdog, waits_for
 from config.schema import MixedConfig, SourceConfig, ToolConfig

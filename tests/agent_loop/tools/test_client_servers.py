@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_loop.tools import client as client_module
-from agent_loop.tools.accounts import Histogram
-from agent_loop.tools.answers import RETRY_AFTER_CAP_S, loads, retry_after_s
+from agent_loop.tools.call_stats import Histogram
 from agent_loop.tools.client import MERGED_QUERIES, shared_client, snapshot
 from agent_loop.tools.loop_throttle import LoopThrottle
 from agent_loop.tools.protocol import (
@@ -25,6 +24,7 @@ from agent_loop.tools.protocol import (
     ToolUnavailable,
     run_code_call,
 )
+from agent_loop.tools.responses import RETRY_AFTER_CAP_S, loads, retry_after_s
 from agent_loop.tools.servers import BREAKER_FAILURES, BREAKER_OPEN_S, Servers
 from config.schema import ToolCacheConfig, ToolConfig
 from tests.agent_loop.tools.test_client import CALL, GOOD, Clock, RecordingLimiter, client, mixed_in

@@ -15,7 +15,7 @@ from agent_loop.tools.limiter import (
     make_limiter,
     metrics_now,
     rate_of,
-    settled,
+    resolve_backend,
 )
 from agent_loop.tools.server import limiter_collector
 from agent_loop.tools.server.limiter_collector import LimiterCollector
@@ -82,7 +82,7 @@ def test_only_the_runs_own_file_takes_the_limits_of_a_resumed_run(
 ):
     monkeypatch.setattr(lock_probe, "alive_nodes", lambda: {"id": "address"})
     mixed = mixed_in(tmp_path)
-    settings = settled(tools_with(rate_limit_file=shared), mixed)
+    settings = resolve_backend(tools_with(rate_limit_file=shared), mixed)
     assert (settings.backend, settings.on_config_change) == ("file", change)
 
 

@@ -1,4 +1,4 @@
-"""What a tool server's answer says, read with suspicion: JSON, its shape, `Retry-After`. Pure."""
+"""Checks of a tool server's HTTP response: its JSON, its fields, its `Retry-After` header. Pure."""
 
 import json
 import math
@@ -11,63 +11,68 @@ from typing import Any
 import msgspec
 
 RETRY_AFTER_CAP_S = 600.0
-"""A `Retry-After` beyond it is taken for a mistake: it stops every process of the host."""
+"""Longest pause that is obeyed. A longer `Retry-After` is taken for a mistake, because it would
+stop every process of the host."""
 
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""What a half character comes as: JSON in UTF-8 cannot hold it otherwise."""
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""A lone surrogate (half of a character in UTF-16). UTF-8 cannot hold one, so JSON escapes it."""
 
-_OUR_MISTAKE = re.compile(r"(?!exception)[^\n]{0,200}(not supported|unsupported)", re.IGNORECASE)
-"""How a sandbox says that it will never take such a request. SandboxFusion's message on its own
-faults begins with `exception` and quotes the program, which may say anything."""
+_NEVER_SUPPORTED = re.compile(
+    r"(?!exception)[^\n]{0,200}(not supported|unsupported)", re.IGNORECASE
+)
+"""Message of a sandbox that will never accept this request. SandboxFusion reports its own faults in
+a message that begins with `exception`; that message quotes the program, so its words prove
+nothing."""
 
 
 def dumps(payload: Mapping[str, Any]) -> bytes:
-    """A request's JSON."""
+    """The JSON body of a request."""
     try:
         return msgspec.json.encode(payload)
-    except UnicodeEncodeError:  # half a character, which JSON can only hold escaped
+    except UnicodeEncodeError:  # a lone surrogate, which JSON holds only in escaped form
         return json.dumps(payload).encode()
 
 
 def loads(body: bytes, charset: str | None) -> Any:
-    """A server's JSON; a half character in its strings becomes `?`, see `whole`.
+    """The JSON of a response; a lone surrogate in a string becomes `?`.
 
     Args:
-        body: the bytes of the answer.
-        charset: as its header names it.
+        body: the bytes of the response.
+        charset: the charset in its header.
 
     Raises:
-        ValueError: it is none.
-        RecursionError: it is nested too deeply.
+        ValueError: the body is not JSON.
+        RecursionError: the JSON is nested too deeply.
     """
     try:
         return msgspec.json.decode(body)
     except ValueError:
-        pass  # NaN, a half character, another charset: rare, and slow to read
+        pass  # NaN, a lone surrogate or another charset: rare, so the slow reader below is enough
     text = text_of(body, charset)
     value = json.loads(text)
-    if _HALF.search(text):
-        value = json.loads(whole(json.dumps(value, ensure_ascii=False)))
+    if _ESCAPED_SURROGATE.search(text):
+        value = json.loads(replace_surrogates(json.dumps(value, ensure_ascii=False)))
     return value
 
 
 def text_of(body: bytes, charset: str | None) -> str:
-    """An answer's text, whatever its bytes are."""
+    """The text of a response; bytes that do not decode are replaced."""
     try:
         return body.decode(charset or "utf-8", errors="replace")
-    except LookupError:  # a charset that nobody knows
+    except LookupError:  # Python does not know the charset
         return body.decode(errors="replace")
 
 
-def whole(text: str) -> str:
-    """The text with a `?` for each half character, which no JSON line or msgpack can carry."""
+def replace_surrogates(text: str) -> str:
+    """The text with `?` for each lone surrogate, because JSON lines and msgpack cannot hold one."""
     return text.encode(errors="replace").decode()
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a `Retry-After` header asks for, given as such or as a date; None without.
+    """Pause that a `Retry-After` header asks for, in seconds; None without the header.
 
-    A date counts from the answer's own `Date`, so that no two clocks are compared.
+    The header holds seconds or a date. A date is compared with the `Date` of the same response, so
+    that a difference between the two clocks does not matter.
     """
     value = headers.get("Retry-After")
     if value is None:
@@ -91,9 +96,9 @@ def _timestamp(date: str) -> float | None:
 
 
 def fault_of(tool: str, body: Any) -> str:
-    """What is wrong with an answer: its server is broken, or another program; "" where nothing."""
+    """What is wrong with a response (a broken server, or not a tool server); "" if it is good."""
     if not isinstance(body, dict):
-        return f"the answer is no JSON object but {type(body).__name__}"
+        return f"the answer is not a JSON object but {type(body).__name__}"
     is_well_formed = _WELL_FORMED.get(tool)
     if is_well_formed is not None and not is_well_formed(body):
         return f"the answer is not one of /{tool}: {str(body)[:200]}"
@@ -101,22 +106,22 @@ def fault_of(tool: str, body: Any) -> str:
 
 
 def sandbox_fault(tool: str, body: dict[str, Any]) -> tuple[str, bool]:
-    """The sandbox's own fault under HTTP 200, which is no verdict on the program.
+    """A fault of the sandbox itself, which it reports with HTTP 200.
 
     Returns:
-        What it says, "" where there is none; and whether it refuses such requests for good.
+        The fault, "" if there is none; and whether the sandbox will never accept this request.
     """
     if tool != "run_code" or body.get("status") != "SandboxError":
         return "", False
     message = str(body.get("message"))
-    return f"SandboxError: {message}", _OUR_MISTAKE.match(message) is not None
+    return f"SandboxError: {message}", _NEVER_SUPPORTED.match(message) is not None
 
 
 def is_repeatable(body: dict[str, Any]) -> bool:
-    """Whether the next equal call would surely end the same.
+    """Whether an equal call would end the same, so that the result may be cached.
 
-    A time-out also says who else was busy, and so may a kill; an error of the calculator may be its
-    time-out.
+    A time-out or a kill may be caused by the load of the server. An error of the calculator may be
+    a time-out.
     """
     run = body.get("run_result") or {}
     if "error" in body or run.get("status") == "TimeLimitExceeded":
@@ -125,7 +130,7 @@ def is_repeatable(body: dict[str, Any]) -> bool:
 
 
 def _is_run(body: dict[str, Any]) -> bool:
-    """SandboxFusion's answer; a program that succeeded has an output."""
+    """Whether this is SandboxFusion's answer; a program that succeeded has an output."""
     run = body.get("run_result") or {}
     if not isinstance(body.get("status"), str) or not isinstance(run, dict):
         return False
@@ -133,11 +138,11 @@ def _is_run(body: dict[str, Any]) -> bool:
 
 
 def _is_search(body: dict[str, Any]) -> bool:
-    """Search-R1's answer with scores: passages per query, one query at least."""
-    found = body.get("result")
-    if not isinstance(found, list) or not found:
+    """Whether this is Search-R1's answer with scores: a list of passages for each query."""
+    result = body.get("result")
+    if not isinstance(result, list) or not result:
         return False
-    return all(isinstance(passages, list) and all(map(_is_passage, passages)) for passages in found)
+    return all(isinstance(hits, list) and all(map(_is_passage, hits)) for hits in result)
 
 
 def _is_passage(item: Any) -> bool:
@@ -154,4 +159,4 @@ _WELL_FORMED: dict[str, Callable[[dict[str, Any]], bool]] = {
     "retrieve": _is_search,
     "calculate": _is_calculation,
 }
-"""Whether an answer has what the agent loops and rewards read of it."""
+"""Tool -> whether a response has the fields that agent loops and rewards read."""
