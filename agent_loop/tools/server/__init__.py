@@ -1,8 +1,8 @@
-"""The tool server: model-written code, passage search and arithmetic over HTTP.
+"""The tool server: runs model-written code, searches passages and calculates, over HTTP.
 
-Speaks the protocols that users already run: SandboxFusion's and Search-R1's. A wrong request is 400
-with one message; a tool without its means (no corpus, no isolation) is 503, never a made-up answer;
-a tool with more work than it can line up is 429 with `Retry-After`.
+It speaks the protocols of SandboxFusion and Search-R1. A wrong request is answered with 400 and one
+message. A tool that cannot work (no corpus, no isolation) answers 503. A tool whose queue is full
+answers 429 with `Retry-After`.
 """
 
 from agent_loop.tools.server.app import app_runner, create_app, serve

@@ -1,4 +1,4 @@
-"""The server as an application, and how it is served."""
+"""The aiohttp application of the tool server, and the process that serves it."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ from agent_loop.tools.server.http import (
     Endpoint,
     Metrics,
     measure,
-    places_of,
+    slots_of,
     tool_health,
 )
 from agent_loop.tools.server.limiter_collector import LimiterCollector
@@ -38,7 +38,7 @@ from agent_loop.tools.server.run_code import RunCode
 from agent_loop.tools.server.settings import ServerSettings
 
 SHUTDOWN_S = 2.0
-"""How long answers may take to be sent, and cancelled requests to clean up, at the very end."""
+"""After draining: how long the last answers may take to be sent and cancelled requests to end."""
 
 ENDPOINTS = web.AppKey("endpoints", Sequence[Endpoint])
 STARTED = web.AppKey("started", float)
@@ -59,8 +59,8 @@ def create_app(settings: ServerSettings) -> web.Application:
     app[ENDPOINTS] = (RunCode(settings), Retrieve(settings), Calculate(settings))
     for endpoint in app[ENDPOINTS]:
         endpoint.add_routes(app.router)
-        if places := places_of(endpoint):
-            app[METRICS].watch_queue(endpoint.name, places)
+        if slots := slots_of(endpoint):
+            app[METRICS].watch_queue(endpoint.name, slots)
     if settings.limiter_path is not None:
         app[METRICS].registry.register(LimiterCollector(settings.limiter_path))
     app.router.add_get("/health", _health)
@@ -78,7 +78,7 @@ async def _started(app: web.Application) -> AsyncIterator[None]:
 
 
 async def _health(request: web.Request) -> web.Response:
-    """Whether it takes requests, for everybody; all the rest for who has the token."""
+    """`GET /health`: without the token only the status, with the token everything."""
     app = request.app
     draining = app[DRAIN].began
     answer: dict[str, Any] = {"status": "draining" if draining else "ok", "draining": draining}
@@ -96,7 +96,9 @@ async def _health(request: web.Request) -> web.Response:
 def _version() -> str:
     try:
         return metadata.version("verl-mixed-agent-loop")
-    except metadata.PackageNotFoundError:  # run from a copy of the folder, as Ray's workers do
+    except (
+        metadata.PackageNotFoundError
+    ):  # not installed: Ray's workers run from a copy of the folder
         return "not installed"
 
 
@@ -108,21 +110,23 @@ async def _metrics(request: web.Request) -> web.Response:
 
 
 def serve(settings: ServerSettings, *, ready_file: Path | None = None) -> None:
-    """Serve until SIGTERM or SIGINT; a second one does not wait for requests under way.
+    """Serve until SIGTERM or SIGINT; a second signal cancels the requests under way.
 
     Args:
-        settings: address, corpus, sandbox.
-        ready_file: gets `{"url", "pid"}` as JSON once the server listens.
+        settings: settings of the server.
+        ready_file: file that gets `{"url", "pid"}` as JSON once the server listens.
 
     Raises:
         OSError: the port is taken.
     """
-    app = create_app(settings)  # proves the sandbox, which needs no running loop
+    app = create_app(
+        settings
+    )  # runs the sandbox's probe program, which must happen outside of a running loop
     asyncio.run(_serve(app, settings, ready_file))
 
 
 def app_runner(app: web.Application) -> web.AppRunner:
-    """Runs the application so that a client that gave up frees its place in the sandbox."""
+    """A runner that cancels the work of a request when its client goes away."""
     return web.AppRunner(
         app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
     )
@@ -131,11 +135,11 @@ def app_runner(app: web.Application) -> web.AppRunner:
 async def _serve(app: web.Application, settings: ServerSettings, ready_file: Path | None) -> None:
     stop, hurry = asyncio.Event(), asyncio.Event()
 
-    def told_to_stop() -> None:
+    def on_signal() -> None:
         (hurry if stop.is_set() else stop).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told_to_stop)
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
     runner = app_runner(app)
     await runner.setup()
     try:
@@ -146,8 +150,8 @@ async def _serve(app: web.Application, settings: ServerSettings, ready_file: Pat
         url = f"http://{host}:{port}"
         if not is_loopback(settings.host) and settings.token is None:
             print(
-                f"warning: whoever reaches {url} may run programs here: set TOOL_SERVER_TOKEN, or "
-                "listen on 127.0.0.1",
+                f"warning: everybody who reaches {url} may run programs here: set "
+                "TOOL_SERVER_TOKEN, or listen on 127.0.0.1",
                 file=sys.stderr,
                 flush=True,
             )
@@ -157,7 +161,7 @@ async def _serve(app: web.Application, settings: ServerSettings, ready_file: Pat
             draft.replace(ready_file)
         print(f"tool server listening url={url} pid={os.getpid()}", flush=True)
         await stop.wait()
-        # It listens on, so that who comes late hears 503 and not silence.
+        # The server still listens while it drains, so that late requests get 503 and no error.
         cancelled = await app[DRAIN].finish(settings.drain_s, hurry)
         print(f"tool server stopping cancelled={cancelled}", flush=True)
     finally:

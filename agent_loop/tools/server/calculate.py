@@ -1,4 +1,4 @@
-"""`POST /calculate`: arithmetic here, algebra in processes that can be killed."""
+"""`POST /calculate`: arithmetic in this process, algebra in processes that can be killed."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from agent_loop.tools.algebra.pool import AlgebraPool
 from agent_loop.tools.calculator import CalculationError, NotArithmetic, calculate
-from agent_loop.tools.server.http import Places, body_of
+from agent_loop.tools.server.http import RequestSlots, body_of
 from agent_loop.tools.server.settings import ServerSettings
 
 
@@ -18,12 +18,13 @@ class CalculateRequest(BaseModel):
 
 
 class Calculate:
-    """Arithmetic and algebra. A wrong expression is an answer too: the model reads why."""
+    """The tool for arithmetic and algebra. A wrong expression is answered with 200 and its
+    error."""
 
     name = "calculate"
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.places = Places(settings.algebra_workers, settings.queue_length)
+        self.slots = RequestSlots(settings.algebra_workers, settings.queue_length)
         self.algebra = AlgebraPool(settings.algebra_s, settings.algebra_memory_mb)
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
@@ -43,7 +44,7 @@ class Calculate:
         try:
             answer = {"result": calculate(asked.expression)}
         except NotArithmetic:
-            async with self.places.place():
+            async with self.slots.hold():
                 answer = await self.algebra.answer(asked.expression)
         except CalculationError as error:
             answer = {"error": str(error)}
@@ -51,7 +52,7 @@ class Calculate:
 
 
 def calculation_answer(expression: str) -> dict[str, Any]:
-    """What `POST /calculate` says, as far as no algebra is needed."""
+    """The answer of `POST /calculate` to an expression of arithmetic."""
     try:
         return {"result": calculate(expression)}
     except CalculationError as error:

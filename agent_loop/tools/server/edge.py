@@ -1,7 +1,7 @@
-"""Who may come in, how the server stops, and what an error looks like.
+"""Middleware of the tool server: bearer token, draining at shutdown, and errors as JSON.
 
-With a token set, every path but `/health` wants `Authorization: Bearer TOKEN`. A server that was
-told to stop answers 503 to whatever is new, and lets requests under way end.
+With a token set, every path but `/health` needs `Authorization: Bearer TOKEN`. A server that drains
+answers new requests with 503 and lets the requests under way end.
 """
 
 import asyncio
@@ -16,31 +16,31 @@ from aiohttp import web
 
 from agent_loop.tools.server.http import Handler, json_error
 
-WATCHED_PATHS = frozenset(("/health", "/metrics"))
-"""Answered while the server stops."""
+MONITORING_PATHS = frozenset(("/health", "/metrics"))
+"""Paths that are answered while the server drains."""
 
 RETRY_AFTER_S = 5
-"""What a stopping server tells who comes late: another one may be there by then."""
+"""`Retry-After` of a server that drains; another server may have started by then."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class Drain:
-    """Requests under way, and the end of taking in new ones."""
+    """Requests under way, and the state of draining."""
 
     def __init__(self) -> None:
         self.began = False
-        """Nothing new is taken in."""
+        """New requests are refused."""
 
         self.ended = False
-        """What is under way is cancelled."""
+        """Requests under way are cancelled."""
 
         self._under_way: set[asyncio.Task[object]] = set()
         self._empty = asyncio.Event()
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Around the work of one request."""
+        """Count one request as under way."""
         task = asyncio.current_task()
         assert task is not None
         self._under_way.add(task)
@@ -52,14 +52,14 @@ class Drain:
                 self._empty.set()
 
     async def finish(self, drain_s: float, hurry: asyncio.Event) -> int:
-        """Let requests under way end, and cancel those that have not.
+        """Wait for the requests under way, then cancel the rest.
 
         Args:
-            drain_s: how long they may take.
-            hurry: set: they may take no longer.
+            drain_s: how long the requests may take.
+            hurry: when set, the rest is cancelled at once.
 
         Returns:
-            Requests that were cancelled.
+            Number of requests that were cancelled.
         """
         self.began = True
         if self._under_way:
@@ -77,34 +77,36 @@ class Drain:
 
 DRAIN = web.AppKey("drain", Drain)
 TOKEN = web.AppKey("token", str)
-"""Empty: everybody may come in."""
+"""The token of the server; empty serves everybody."""
 
 
 @web.middleware
 async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse who has no token and who comes too late."""
+    """Refuse requests without the token, and new requests while the server drains."""
     if request.path != "/health" and not is_authorised(request):
         raise json_error(
             web.HTTPUnauthorized,
-            "this server wants a token: send `Authorization: Bearer TOKEN`",
+            f"{request.path} needs a token: send `Authorization: Bearer TOKEN`",
             {"WWW-Authenticate": "Bearer"},
         )
-    if request.path in WATCHED_PATHS:
+    if request.path in MONITORING_PATHS:
         return await handler(request)
     drain = request.app[DRAIN]
     if drain.began:
-        raise _stopping("this server stops and takes nothing new")
+        raise _stopping(
+            "the server stops and takes no new requests: try again after Retry-After seconds"
+        )
     with drain.under_way():
         try:
             return await handler(request)
         except asyncio.CancelledError:
             if not drain.ended:
                 raise
-            raise _stopping("this server stopped before it had an answer") from None
+            raise _stopping("the server stopped before it had an answer: try again") from None
 
 
 def is_authorised(request: web.Request) -> bool:
-    """Whether the request carries the server's token, where it has one."""
+    """Whether the request has the server's token, or the server has none."""
     token = request.app[TOKEN]
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     same = hmac.compare_digest(given.strip().encode(errors="replace"), token.encode())
@@ -119,7 +121,8 @@ def _stopping(why: str) -> web.HTTPException:
 
 @web.middleware
 async def say_errors_in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """`{"error": ...}` for what no tool answered; what a tool wrote stays as it is."""
+    """Turn errors that no tool answered into `{"error": ...}`; answers of tools stay as they
+    are."""
     try:
         return await handler(request)
     except web.HTTPError as error:
@@ -140,7 +143,7 @@ def _reason(request: web.Request, error: web.HTTPError) -> str | None:
         case web.HTTPRequestEntityTooLarge():
             return f"{request.method} {request.path}: {error.text}"
         case web.HTTPNotFound() if request.match_info.http_exception is error:
-            return f"no {request.path} here; there are {', '.join(_paths(request.app))}"
+            return f"no {request.path} here: the paths are {', '.join(_paths(request.app))}"
         case web.HTTPMethodNotAllowed():
             allowed = ", ".join(sorted(error.allowed_methods))
             return f"{request.path} takes {allowed}, not {request.method}"
@@ -156,7 +159,7 @@ def _paths(app: web.Application) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether an address can only be reached from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

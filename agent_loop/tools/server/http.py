@@ -1,4 +1,4 @@
-"""What the tools of the server share: reading a request, waiting for a place, counting."""
+"""Shared by all tools of the server: request bodies, slots with a queue, metrics, JSON errors."""
 
 import asyncio
 import json
@@ -14,33 +14,31 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 Request = TypeVar("Request", bound=BaseModel)
-
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Endpoint(Protocol):
     """One tool of the server.
 
-    Where it has `places: Places`, their queue is seen in `/health` and `/metrics`; where it has a
-    `fault: str` that is not empty, `/health` says that it is not up, and why.
+    A tool may have `slots: RequestSlots`: `/health` and `/metrics` show their queue. A tool may
+    have `fault: str`: if it is not empty, `/health` shows the tool as not up, with the fault.
     """
 
     name: str
-    """Of its place in `/health`."""
+    """Key of the tool in `/health`."""
 
     def add_routes(self, router: web.UrlDispatcher) -> None: ...
 
     def health(self) -> dict[str, Any]:
-        """What `/health` says of it."""
+        """Further fields of `/health`."""
         ...
 
     async def start(self) -> None:
-        """Before the server listens."""
+        """Called before the server listens."""
         ...
 
     async def close(self) -> None:
-        """After the last request."""
+        """Called after the last request."""
         ...
 
 
@@ -59,27 +57,27 @@ class Metrics:
             "tool_in_flight", "Requests under way.", ["tool"], registry=self.registry
         )
         self.queued = prometheus_client.Gauge(
-            "tool_queued", "Requests that wait for a place.", ["tool"], registry=self.registry
+            "tool_queued", "Requests that wait for a slot.", ["tool"], registry=self.registry
         )
         prometheus_client.ProcessCollector(registry=self.registry)
 
-    def watch_queue(self, tool: str, places: "Places") -> None:
-        """Show a tool's queue as it is when asked for."""
-        self.queued.labels(tool).set_function(lambda: places.queued)
+    def watch_queue(self, tool: str, slots: "RequestSlots") -> None:
+        """Export the length of a tool's queue at the time of each scrape."""
+        self.queued.labels(tool).set_function(lambda: slots.queued)
 
 
-class Places:
-    """So many requests at once, and so many in line: first come, first served.
+class RequestSlots:
+    """Slots for requests and a bounded queue, first come, first served.
 
     Args:
-        count: requests worked on at once.
+        count: requests that run at once.
         queue_length: requests that may wait.
     """
 
     def __init__(self, count: int, queue_length: int) -> None:
         self.count, self.queue_length = count, queue_length
         self.active = 0
-        """Requests worked on."""
+        """Requests that run."""
 
         self._line: OrderedDict[asyncio.Future[None], None] = OrderedDict()
         self._mean_s = 0.05
@@ -90,11 +88,11 @@ class Places:
         return len(self._line)
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Wait for a place, and hold it. Who is cancelled leaves the line.
+    async def hold(self) -> AsyncIterator[None]:
+        """Wait for a slot and hold it. A request that is cancelled leaves the queue.
 
         Raises:
-            web.HTTPTooManyRequests: the line is full; `Retry-After` is when it may be shorter.
+            web.HTTPTooManyRequests: the queue is full; `Retry-After` estimates when it is shorter.
         """
         if self.active < self.count:
             self.active += 1
@@ -111,7 +109,7 @@ class Places:
         if self.queued >= self.queue_length:
             raise json_error(
                 web.HTTPTooManyRequests,
-                f"queue full: {self.queued} requests wait; come back after Retry-After seconds",
+                f"queue full: {self.queued} requests wait; try again after Retry-After seconds",
                 {"Retry-After": str(self._retry_after_s())},
             )
         turn = asyncio.get_running_loop().create_future()
@@ -122,14 +120,14 @@ class Places:
             if turn.cancelled():
                 self._line.pop(turn, None)
             else:
-                self._hand_on()  # its place came as it left
+                self._hand_on()  # it got the slot in the moment of its cancellation
             raise
 
     def _hand_on(self) -> None:
-        """Give a place that became free to the first in line."""
+        """Give a free slot to the first request in the queue."""
         while self._line:
             turn, _ = self._line.popitem(last=False)
-            if not turn.done():  # else its request was cancelled, and has not run since
+            if not turn.done():  # a done one was cancelled, and its request has not yet noticed
                 turn.set_result(None)
                 return
         self.active -= 1
@@ -138,17 +136,17 @@ class Places:
         return min(60, math.ceil(max(1.0, self.queued * self._mean_s / self.count)))
 
 
-def places_of(endpoint: Endpoint) -> Places | None:
-    return getattr(endpoint, "places", None)
+def slots_of(endpoint: Endpoint) -> RequestSlots | None:
+    return getattr(endpoint, "slots", None)
 
 
 def tool_health(endpoint: Endpoint) -> dict[str, Any]:
-    """What `/health` says of every tool: whether it is up, and its queue where it has one."""
+    """The tool's entry in `/health`: whether it is up, and its queue."""
     fault = getattr(endpoint, "fault", "")
-    said: dict[str, Any] = {"up": not fault} | ({"fault": fault} if fault else {})
-    if places := places_of(endpoint):
-        said |= {"places": places.count, "active": places.active, "queued": places.queued}
-    return said
+    entry: dict[str, Any] = {"up": not fault} | ({"fault": fault} if fault else {})
+    if slots := slots_of(endpoint):
+        entry |= {"places": slots.count, "active": slots.active, "queued": slots.queued}
+    return entry
 
 
 METRICS = web.AppKey("metrics", Metrics)
@@ -156,7 +154,7 @@ METRICS = web.AppKey("metrics", Metrics)
 
 @web.middleware
 async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Count the request, by tool and status."""
+    """Count and time the request, by tool and status."""
     metrics = request.app[METRICS]
     known = request.match_info.route.resource is not None
     tool = request.path.strip("/") if known else "unknown"
@@ -170,7 +168,7 @@ async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
         status = error.status
         raise
     except asyncio.CancelledError:
-        status = 499  # nginx's number for a client that went away
+        status = 499  # nginx's status for a client that closed the connection
         raise
     finally:
         metrics.in_flight.labels(tool).dec()
@@ -179,7 +177,8 @@ async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def body_of(request: web.Request, model: type[Request]) -> Request:
-    """The request's JSON as `model`; 400 with one message that names every wrong field."""
+    """The request's JSON as `model`; a wrong one is answered with 400, which names all wrong
+    fields."""
     try:
         return model.model_validate_json(await request.read())
     except ValidationError as error:
@@ -196,5 +195,5 @@ def bad_request(request: web.Request, wrong: str) -> web.HTTPException:
 def json_error(
     kind: type[web.HTTPError], why: str, headers: Mapping[str, str] | None = None
 ) -> web.HTTPException:
-    """An answer `{"error": why}`."""
+    """A response with the body `{"error": why}`."""
     return kind(text=json.dumps({"error": why}), content_type="application/json", headers=headers)

@@ -1,4 +1,4 @@
-"""A limiter's snapshot for Prometheus, taken when it is scraped."""
+"""Prometheus metrics of a rate limiter's state file, read at each scrape."""
 
 import logging
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class LimiterCollector(Collector):
-    """`limiter_*` metrics of a state file; none while there is no such file.
+    """`limiter_*` metrics of a state file; no metrics while the file does not exist.
 
     Args:
         path: the limiter's state file.
@@ -32,8 +32,8 @@ class LimiterCollector(Collector):
         try:
             metrics = list(metrics_of(snapshot_of(self.path)))
         except FileNotFoundError:
-            return  # nobody has called yet
-        except Exception as error:  # whatever it is, the other metrics of the server go out
+            return  # no call was made yet
+        except Exception as error:  # no fault may hide the other metrics of the server
             kind = type(error).__name__
             _log.warning("no metrics of limiter=%s: %s: %s", self.path, kind, error)
             return
@@ -66,7 +66,7 @@ def metrics_of(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _buckets(source: SourceSnapshot) -> list[tuple[str, float]]:
-    """Cumulative, as Prometheus has them; who passed at once waited 0 s."""
+    """Cumulative buckets in Prometheus' form; a call that passed at once waited 0 s."""
     below = source.granted - sum(source.waits)
     buckets: list[tuple[str, float]] = []
     for bound, count in zip((*WAIT_BOUNDS_S, "+Inf"), source.waits, strict=True):

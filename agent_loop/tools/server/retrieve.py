@@ -1,6 +1,6 @@
-"""`POST /retrieve`, as Search-R1 has it, and the same results as `POST /search`, as Serper has it.
+"""Passage search: `POST /retrieve` in Search-R1's protocol, `POST /search` in Serper's.
 
-Over an own index, or by another search engine: who asks cannot tell.
+The results come from an index of this server or from another search engine; their form is the same.
 """
 
 import asyncio
@@ -13,37 +13,37 @@ from pydantic import BaseModel, Field
 
 from agent_loop.tools.search import PassageIndex
 from agent_loop.tools.search.upstream import Found, UpstreamFault, upstream_of
-from agent_loop.tools.server.http import Places, body_of, json_error
+from agent_loop.tools.server.http import RequestSlots, body_of, json_error
 from agent_loop.tools.server.settings import ServerSettings
 
 TOPK = 3
-"""As Search-R1's server has it."""
+"""Results per query if the request names no number; the default of Search-R1's server."""
 
-NO_ENGINE = "this server has no corpus: start it with --corpus FILE, or with --search-upstream URL"
+NO_ENGINE = "the server has no corpus: start it with --corpus FILE, or with --search-upstream URL"
 
-QUERIES_A_HOP = 32
-"""Searched by one thread before another request has its turn."""
+QUERIES_PER_JOB = 32
+"""Queries of a request that one thread searches before it takes another request's queries."""
 
 
 class RetrieveRequest(BaseModel):
-    """Search-R1's request: it sends the queries of a whole batch at once, or none."""
+    """Search-R1's request, with the queries of a whole batch."""
 
     queries: list[str] = Field(max_length=8192)
     topk: int | None = Field(default=None, ge=0, le=1000)
-    """None and 0 are `TOPK`."""
+    """Results per query; None and 0 mean `TOPK`."""
 
     return_scores: bool = False
 
 
 class SearchRequest(BaseModel):
-    """Serper's request; what we do not know is ignored."""
+    """Serper's request; other fields are ignored."""
 
     q: str
     num: int = Field(default=10, ge=1, le=1000)
 
 
 class Retrieve:
-    """Passages of an index or of another search engine; 503 without either.
+    """The tool for passage search, with an index or another engine; without either it answers 503.
 
     Raises:
         FileNotFoundError, ValueError: the corpus cannot be indexed or the index opened; the
@@ -65,7 +65,7 @@ class Retrieve:
             )
         self.fault = "" if path or url else NO_ENGINE
         count = settings.search_workers if url is None else settings.search_connections
-        self.places = Places(count, settings.queue_length)
+        self.slots = RequestSlots(count, settings.queue_length)
         self._threads = ThreadPoolExecutor(settings.search_workers, thread_name_prefix="search")
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
@@ -103,7 +103,7 @@ class Retrieve:
             raise json_error(web.HTTPServiceUnavailable, self.fault)
         if not queries:
             return []
-        async with self.places.place():
+        async with self.slots.hold():
             if self.upstream is None:
                 return await self._in_threads(queries, topk)
             try:
@@ -112,27 +112,27 @@ class Retrieve:
                 raise _refusal(fault) from fault
 
     async def _in_threads(self, queries: Sequence[str], topk: int) -> list[list[Found]]:
-        """By the index, which lets go of the GIL while it searches."""
+        """Search the index in threads; tantivy releases the GIL while it searches."""
         assert self.index is not None
         loop = asyncio.get_running_loop()
-        hops = [
+        jobs = [
             loop.run_in_executor(
-                self._threads, _by_index, self.index, queries[i : i + QUERIES_A_HOP], topk
+                self._threads, _by_index, self.index, queries[i : i + QUERIES_PER_JOB], topk
             )
-            for i in range(0, len(queries), QUERIES_A_HOP)
+            for i in range(0, len(queries), QUERIES_PER_JOB)
         ]
-        return [found for hop in await asyncio.gather(*hops) for found in hop]
+        return [hits for job in await asyncio.gather(*jobs) for hits in job]
 
 
 def search_answer(
     index: PassageIndex, queries: Sequence[str], topk: int, return_scores: bool
 ) -> dict[str, Any]:
-    """What `POST /retrieve` says where there is an index."""
+    """The answer of `POST /retrieve` from an index."""
     return retrieve_answer(_by_index(index, queries, topk), return_scores)
 
 
 def retrieve_answer(found: Sequence[Sequence[Found]], return_scores: bool) -> dict[str, Any]:
-    """Per query the best passages, as Search-R1 has them."""
+    """The answer of `POST /retrieve`: a list of passages for each query."""
     if return_scores:
         return {
             "result": [[{"document": f.document, "score": f.score} for f in own] for own in found]
@@ -141,7 +141,7 @@ def retrieve_answer(found: Sequence[Sequence[Found]], return_scores: bool) -> di
 
 
 def serper_answer(query: str, found: Sequence[Found]) -> dict[str, Any]:
-    """The passages as Serper has pages: the first line is the title."""
+    """The answer of `POST /search`; the first line of a passage becomes the title of a page."""
     pages = []
     for position, one in enumerate(found, start=1):
         title, _, text = one.document["contents"].partition("\n")

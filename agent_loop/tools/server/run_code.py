@@ -1,6 +1,6 @@
-"""`POST /run_code`, `/run_jupyter` and `/submit`, as SandboxFusion has them.
+"""Program execution in SandboxFusion's protocol: `POST /run_code`, `/run_jupyter`, `/submit`.
 
-Besides, a request to /run_code that names a `session` runs in an interpreter that keeps its state
+An extension: a request to `/run_code` with a `session` runs in an interpreter that keeps its state
 until `POST /end_session`.
 """
 
@@ -28,41 +28,41 @@ from agent_loop.tools.sandbox import (
     SandboxUnavailable,
     choose_sandbox,
 )
-from agent_loop.tools.server.http import Places, bad_request, body_of, json_error
+from agent_loop.tools.server.http import RequestSlots, bad_request, body_of, json_error
 from agent_loop.tools.server.sessions import Sessions
 from agent_loop.tools.server.settings import ServerSettings
 from agent_loop.tools.server.submission import StdioTest, SubmitRequest, same_lines, tests_of
 
-LEAST_MEMORY_MB = 64
-"""A program that asks for less gets this: the interpreter would not start."""
+MIN_MEMORY_MB = 64
+"""Smallest memory limit; the interpreter does not start with less."""
 
-MOST_S = 120.0
-"""Longest time that a program may ask for."""
+MAX_RUN_S = 120.0
+"""Longest time limit of a request, in seconds."""
 
 
 class RunCodeRequest(BaseModel):
-    """SandboxFusion's request; what we do not know is ignored, as SandboxFusion does."""
+    """SandboxFusion's request; other fields are ignored, as SandboxFusion does."""
 
     code: str
     language: str = "python"
     stdin: str | None = ""
-    compile_timeout: float = Field(default=10.0, gt=0, le=MOST_S)
-    run_timeout: float = Field(default=5.0, gt=0, le=MOST_S)
+    compile_timeout: float = Field(default=10.0, gt=0, le=MAX_RUN_S)
+    run_timeout: float = Field(default=5.0, gt=0, le=MAX_RUN_S)
     memory_limit_MB: int = Field(-1, le=4096)
     files: dict[str, str | None] = Field(default_factory=dict)
     """Relative path -> content in base64."""
 
     fetch_files: list[str] = Field(default_factory=list)
     session: str | None = Field(default=None, min_length=1, max_length=256)
-    """Ours: the interpreter that the code runs in, kept until it is ended or long unused."""
+    """Extension: name of the interpreter, which is kept until it is ended or unused for long."""
 
 
 class RunJupyterRequest(BaseModel):
-    """SandboxFusion's request: cells of one interpreter."""
+    """SandboxFusion's request: cells that run in one interpreter."""
 
     cells: list[str] = Field(max_length=1000)
-    cell_timeout: float = Field(default=0.0, ge=0, le=MOST_S)
-    """0: only the total counts."""
+    cell_timeout: float = Field(default=0.0, ge=0, le=MAX_RUN_S)
+    """Seconds for one cell; 0 means that only `total_timeout` counts."""
 
     total_timeout: float = Field(default=45.0, gt=0, le=3600)
     kernel: str = "python3"
@@ -71,19 +71,19 @@ class RunJupyterRequest(BaseModel):
 
 
 class EndSessionRequest(BaseModel):
-    """Which one."""
+    """The session to end."""
 
     session: str
 
 
 class RunCode:
-    """Programs in the strongest sandbox that works here; 503 where none does."""
+    """The tool that runs programs; without a working sandbox it answers 503."""
 
     name = "run_code"
 
     def __init__(self, settings: ServerSettings) -> None:
         self.fault = ""
-        self.places = Places(settings.sandbox_workers, settings.queue_length)
+        self.slots = RequestSlots(settings.sandbox_workers, settings.queue_length)
         self._settings = settings
         self._cleaner: asyncio.Task[None] | None = None
         self._sandbox: Sandbox | None = None
@@ -94,7 +94,7 @@ class RunCode:
                 packages=settings.sandbox_packages,
             )
         except SandboxUnavailable as error:
-            self.fault = str(error)  # fails closed
+            self.fault = str(error)  # without isolation nothing runs
         else:
             self.sessions = Sessions(self._sandbox, settings.max_sessions, settings.session_idle_s)
 
@@ -129,10 +129,10 @@ class RunCode:
 
     @property
     def sandbox(self) -> Sandbox:
-        """Where programs run.
+        """The sandbox.
 
         Raises:
-            web.HTTPServiceUnavailable: nowhere.
+            web.HTTPServiceUnavailable: no sandbox works on this machine.
         """
         if self._sandbox is None:
             raise json_error(web.HTTPServiceUnavailable, self.fault)
@@ -165,16 +165,18 @@ class RunCode:
 
     async def _run(self, program: Program, limits: Limits) -> RunResult:
         sandbox = self.sandbox
-        async with self.places.place():
+        async with self.slots.hold():
             return await sandbox.run(program, limits)
 
     async def _run_cell(
         self, asked: RunCodeRequest, name: str, files: dict[str, bytes], limits: Limits
     ) -> dict[str, Any]:
         if asked.language != "python" or asked.fetch_files:
-            raise NotSupported("a session runs python, and has no fetch_files: print what you need")
+            raise NotSupported(
+                "a session runs python and has no fetch_files: print the content instead"
+            )
         _ = self.sandbox
-        async with self.places.place():
+        async with self.slots.hold():
             cell, is_new = await self.sessions.run_cell(
                 name, asked.code, asked.stdin or "", files, limits
             )
@@ -193,16 +195,18 @@ class RunCode:
         sandbox = self.sandbox
         if asked.kernel != "python3":
             return web.json_response(
-                not_supported(f"kernel={asked.kernel!r} is not known: this server has python3")
+                not_supported(f"kernel={asked.kernel!r} is not known: use python3")
             )
         if asked.fetch_files:
-            return web.json_response(not_supported("fetch_files by /run_jupyter"))
+            return web.json_response(
+                not_supported("/run_jupyter has no fetch_files: print the content instead")
+            )
         limits = Limits(wall_s=asked.total_timeout)
         cells: list[CellResult] = []
         ends_at = time.monotonic() + asked.total_timeout
         try:
             files = _decoded(request, asked.files)
-            async with self.places.place(), sandbox.session(limits, files) as session:
+            async with self.slots.hold(), sandbox.session(limits, files) as session:
                 for code in asked.cells:
                     left_s = max(0.01, ends_at - time.monotonic())
                     wall_s = min(asked.cell_timeout or left_s, left_s)
@@ -223,7 +227,7 @@ class RunCode:
         except ValueError as error:
             raise bad_request(request, str(error)) from error
         if not config.language:
-            raise bad_request(request, "config.language: needed for CommonOJDataset")
+            raise bad_request(request, "config.language: CommonOJDataset needs it")
         code = extract_code(asked.completion, config.language)
         limits = Limits(
             wall_s=config.run_timeout or 10.0,
@@ -249,7 +253,7 @@ class RunCode:
     async def _judge(
         self, code: str, language: str, tests: list[StdioTest], limits: Limits, *, stop: bool
     ) -> list[dict[str, Any]]:
-        """Each test's outcome, as many at once as there are places; up to the first that failed."""
+        """Run the tests concurrently; the outcomes, with `stop` up to the first failed test."""
         failed_at = len(tests)
 
         async def outcome(number: int, test: StdioTest) -> dict[str, Any] | None:
@@ -261,7 +265,9 @@ class RunCode:
                 result = await self._run(program, limits)
             except NotSupported as error:
                 done, passed = not_supported(str(error)), False
-            except SandboxUnavailable as error:  # no verdict: the caller asks again
+            except (
+                SandboxUnavailable
+            ) as error:  # 503, so that the caller tries again and takes it for no verdict
                 raise json_error(web.HTTPServiceUnavailable, str(error)) from error
             else:
                 done = run_answer(result)
@@ -274,11 +280,11 @@ class RunCode:
 
         outcomes = await gather_all([outcome(*numbered) for numbered in enumerate(tests)])
         kept = outcomes[: failed_at + 1] if stop else outcomes
-        return [own for own in kept if own is not None]
+        return [each for each in kept if each is not None]
 
 
 def _limits_of(asked: RunCodeRequest) -> Limits:
-    memory_mb = max(LEAST_MEMORY_MB, asked.memory_limit_MB)
+    memory_mb = max(MIN_MEMORY_MB, asked.memory_limit_MB)
     return Limits(
         wall_s=asked.run_timeout,
         compile_s=asked.compile_timeout,
@@ -298,16 +304,16 @@ def _decoded(request: web.Request, files: Mapping[str, str | None]) -> dict[str,
 
 
 def run_answer(result: RunResult) -> dict[str, Any]:
-    """What `POST /run_code` says of a program that ran: SandboxFusion's `RunCodeResponse`.
+    """The answer of `POST /run_code`: SandboxFusion's `RunCodeResponse`.
 
-    A program that ended by itself is Finished, whatever its exit code; Error is one that we ended
-    for its memory, its files or its output.
+    A program that ended by itself has the status Finished, with any exit code. A program that was
+    killed for its memory, files or output has the status Error.
     """
     compiled = result.compiled
     has_run = compiled is None or compiled.return_code == 0
-    good = result.status is RunStatus.FINISHED
+    is_good = result.status is RunStatus.FINISHED
     return {
-        "status": "Success" if good else "Failed",
+        "status": "Success" if is_good else "Failed",
         "message": "",
         "compile_result": None if compiled is None else _command(compiled),
         "run_result": _command(result) if has_run else None,
@@ -331,7 +337,7 @@ def _command(result: RunResult) -> dict[str, Any]:
 
 
 def sandbox_error(message: str) -> dict[str, Any]:
-    """An answer without a verdict on the program."""
+    """An answer that says nothing about the program, because the sandbox failed."""
     return {
         "status": "SandboxError",
         "message": message,
@@ -343,7 +349,7 @@ def sandbox_error(message: str) -> dict[str, Any]:
 
 
 def not_supported(what: str) -> dict[str, Any]:
-    """An answer to a request that no server like this one can ever take; callers know the words."""
+    """An answer to a request that is never accepted; callers look for the words `not supported`."""
     return sandbox_error(f"not supported: {what}")
 
 

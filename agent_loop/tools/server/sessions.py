@@ -1,4 +1,4 @@
-"""Persistent interpreters by name, so many, for so long."""
+"""Persistent interpreters by name, limited in number and idle time."""
 
 import asyncio
 import time
@@ -10,100 +10,103 @@ from agent_loop.tools.sandbox import CellResult, Limits, Sandbox, SandboxUnavail
 
 
 @dataclass(slots=True)
-class _Kept:
+class _Entry:
     session: Session
-    ends: AsyncExitStack
+    exit_stack: AsyncExitStack
+    """Closing it ends the session."""
+
     used_at: float = 0.0
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Sessions:
     """Sessions of one sandbox.
 
     Args:
-        sandbox: where they run.
-        most: kept at once; the one unused for longest makes room.
-        idle_s: one unused for so long is ended.
+        sandbox: where the sessions run.
+        max_sessions: sessions at once; a new session ends the one unused for the longest time.
+        idle_s: a session that is unused for this time is ended.
     """
 
-    def __init__(self, sandbox: Sandbox, most: int, idle_s: float) -> None:
-        self._sandbox, self._most, self._idle_s = sandbox, most, idle_s
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+    def __init__(self, sandbox: Sandbox, max_sessions: int, idle_s: float) -> None:
+        self._sandbox, self._max_sessions, self._idle_s = sandbox, max_sessions, idle_s
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._entries)
 
     async def run_cell(
         self, name: str, code: str, stdin: str, files: dict[str, bytes], limits: Limits
     ) -> tuple[CellResult, bool]:
-        """Run a cell in the session of this name; begun where there is none.
+        """Run a cell in the session of this name; a session that does not exist is started.
 
         Cells of one session run one after the other.
 
         Args:
-            name: of the session.
+            name: name of the session.
             code: Python.
-            stdin: of the cell.
-            files: there from the beginning of a new session.
-            limits: of a new session; time and output are each cell's.
+            stdin: input of the cell.
+            files: relative path -> content, written when a session starts.
+            limits: limits of a new session; its time and output limits hold for each cell.
 
         Returns:
-            (what it did, whether the session is new).
+            (result, whether the session is new).
 
         Raises:
             NotSupported: a path leads out of the session's folder.
             SandboxUnavailable: the sandbox failed; the session is gone.
         """
-        kept = self._kept.get(name)
-        is_new = kept is None or not kept.session.is_alive
-        if kept is None or is_new:
-            kept = await self._begin(name, files, limits)
-        self._kept.move_to_end(name)
-        kept.used_at = time.monotonic()
+        entry = self._entries.get(name)
+        is_new = entry is None or not entry.session.is_alive
+        if entry is None or is_new:
+            entry = await self._begin(name, files, limits)
+        self._entries.move_to_end(name)
+        entry.used_at = time.monotonic()
         try:
-            async with kept.turn:
-                return await kept.session.run_cell(code, stdin, limits.wall_s), is_new
-        except (asyncio.CancelledError, SandboxUnavailable):  # nobody knows how far it came
-            await self._end(name, kept)
+            async with entry.lock:
+                return await entry.session.run_cell(code, stdin, limits.wall_s), is_new
+        except (asyncio.CancelledError, SandboxUnavailable):  # the session's state is unknown
+            await self._end(name, entry)
             raise
         finally:
-            kept.used_at = time.monotonic()
+            entry.used_at = time.monotonic()
 
     async def end(self, name: str) -> bool:
-        """End a session; False where there is none."""
-        kept = self._kept.get(name)
-        if kept is None:
+        """End a session; False if it does not exist."""
+        entry = self._entries.get(name)
+        if entry is None:
             return False
-        await self._end(name, kept)
+        await self._end(name, entry)
         return True
 
     async def end_idle(self) -> None:
-        """End those that nobody has used for long."""
-        then = time.monotonic() - self._idle_s
-        for name, kept in list(self._kept.items()):
-            if kept.used_at < then and not kept.turn.locked():
-                await self._end(name, kept)
+        """End the sessions that are unused for `idle_s`."""
+        used_before = time.monotonic() - self._idle_s
+        for name, entry in list(self._entries.items()):
+            if entry.used_at < used_before and not entry.lock.locked():
+                await self._end(name, entry)
 
     async def close(self) -> None:
-        """End all."""
-        for name, kept in list(self._kept.items()):
-            await self._end(name, kept)
+        """End all sessions."""
+        for name, entry in list(self._entries.items()):
+            await self._end(name, entry)
 
-    async def _begin(self, name: str, files: dict[str, bytes], limits: Limits) -> _Kept:
+    async def _begin(self, name: str, files: dict[str, bytes], limits: Limits) -> _Entry:
         await self.end(name)
-        while len(self._kept) >= self._most:
-            oldest = next((n for n, k in self._kept.items() if not k.turn.locked()), None)
+        while len(self._entries) >= self._max_sessions:
+            oldest = next((n for n, e in self._entries.items() if not e.lock.locked()), None)
             if oldest is None:
                 raise SandboxUnavailable(
-                    f"all {self._most} sessions are at work: raise max_sessions, or call again"
+                    f"cannot start session={name!r}: all max_sessions={self._max_sessions} are at "
+                    "work; raise max_sessions, or call again"
                 )
             await self.end(oldest)
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(self._sandbox.session(limits, files))
-            kept = self._kept[name] = _Kept(session, stack.pop_all())
-        return kept
+            entry = self._entries[name] = _Entry(session, stack.pop_all())
+        return entry
 
-    async def _end(self, name: str, kept: _Kept) -> None:
-        if self._kept.get(name) is kept:
-            del self._kept[name]
-        await asyncio.shield(kept.ends.aclose())
+    async def _end(self, name: str, entry: _Entry) -> None:
+        if self._entries.get(name) is entry:
+            del self._entries[name]
+        await asyncio.shield(entry.exit_stack.aclose())

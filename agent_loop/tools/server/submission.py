@@ -1,7 +1,8 @@
-"""What `POST /submit` does besides running programs: reads the tests, compares the output.
+"""Tests of `POST /submit`: reads them from the request and compares outputs.
 
-As SandboxFusion's CommonOJDataset (sandbox/datasets/common_oj.py, sandbox/utils/testing.py): lines
-are compared without case and outer white space, numbers to a relative 1e-5.
+The rules are those of SandboxFusion's CommonOJDataset (sandbox/datasets/common_oj.py,
+sandbox/utils/testing.py): lines are compared without case and outer white space, numbers with a
+relative tolerance of 1e-5. This module runs no program.
 """
 
 import json
@@ -13,14 +14,14 @@ FLOAT_TOLERANCE = 1e-5
 
 
 class StdioTest(BaseModel):
-    """Streams by name; files besides stdin are not supported."""
+    """One test: stream name -> content. Only stdin and stdout are supported."""
 
     input: dict[str, str]
     output: dict[str, str]
 
 
 class SubmitConfig(BaseModel):
-    """SandboxFusion's TestConfig, as far as it bears on stdin/stdout tests."""
+    """The fields of SandboxFusion's TestConfig that matter for stdin/stdout tests."""
 
     dataset_type: str | None = None
     language: str | None = None
@@ -33,12 +34,12 @@ class SubmitConfig(BaseModel):
     @classmethod
     def _is_known(cls, value: str | None) -> str | None:
         if value not in (None, "CommonOJDataset"):
-            raise ValueError(f"{value!r} is not supported: this server judges CommonOJDataset")
+            raise ValueError(f"{value!r} is not supported: use CommonOJDataset")
         return value
 
 
 class SubmitRequest(BaseModel):
-    """SandboxFusion's request; the tests come with it, in `config.provided_data.test`."""
+    """SandboxFusion's request, with the tests in `config.provided_data.test`."""
 
     dataset: str = ""
     id: int | str = 0
@@ -47,18 +48,18 @@ class SubmitRequest(BaseModel):
 
 
 def tests_of(config: SubmitConfig) -> list[StdioTest]:
-    """The tests that came with a request.
+    """The tests of a request.
 
     Raises:
-        ValueError: there are none, or they are of another form.
+        ValueError: there are no tests, or they have another form.
     """
     given = (config.provided_data or {}).get("test")
     if isinstance(given, str):
         given = json.loads(given)
     if not isinstance(given, list) or not given:
         raise ValueError(
-            "config.provided_data.test: at least one {input: {stdin}, output: {stdout}} is needed; "
-            "this server keeps no datasets of its own"
+            "config.provided_data.test: the server has no datasets; send at least one "
+            "{input: {stdin}, output: {stdout}}"
         )
     tests = [StdioTest.model_validate(test) for test in given]
     for number, test in enumerate(tests):
@@ -71,7 +72,7 @@ def tests_of(config: SubmitConfig) -> list[StdioTest]:
 
 
 def same_lines(got: str, expected: str) -> bool:
-    """Whether an output is the expected one."""
+    """Whether an output has the expected lines."""
     lines = [text.strip().lower().split("\n") for text in (got, expected)]
     return len(lines[0]) == len(lines[1]) and all(
         a.strip() == b.strip() or _same_number(a, b) for a, b in zip(*lines, strict=True)

@@ -16,7 +16,7 @@ from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.tools.server.app import ENDPOINTS
 from agent_loop.tools.server.calculate import Calculate
 from agent_loop.tools.server.edge import is_loopback
-from agent_loop.tools.server.http import Places
+from agent_loop.tools.server.http import RequestSlots
 from tests.listening import listening
 
 pytestmark = pytest.mark.sandbox  # the servers have one
@@ -49,10 +49,10 @@ async def until(true: Any) -> None:
 
 
 async def test_places_go_to_who_came_first():
-    places, order = Places(2, queue_length=10), []
+    places, order = RequestSlots(2, queue_length=10), []
 
     async def visit(number: int) -> None:
-        async with places.place():
+        async with places.hold():
             order.append(number)
             await asyncio.sleep(0)
 
@@ -62,9 +62,9 @@ async def test_places_go_to_who_came_first():
 
 
 async def test_who_is_cancelled_leaves_the_line():
-    places = Places(1, queue_length=10)
-    async with places.place():
-        waiting = [asyncio.ensure_future(places.place().__aenter__()) for _ in range(3)]
+    places = RequestSlots(1, queue_length=10)
+    async with places.hold():
+        waiting = [asyncio.ensure_future(places.hold().__aenter__()) for _ in range(3)]
         await until(lambda: places.queued == 3)
         waiting[1].cancel()
         await asyncio.wait([waiting[1]])
@@ -74,10 +74,10 @@ async def test_who_is_cancelled_leaves_the_line():
 
 
 async def test_a_place_that_comes_as_its_waiter_leaves_goes_to_the_next():
-    places = Places(1, queue_length=10)
-    holder = places.place()
+    places = RequestSlots(1, queue_length=10)
+    holder = places.hold()
     await holder.__aenter__()
-    first, second = (asyncio.ensure_future(places.place().__aenter__()) for _ in range(2))
+    first, second = (asyncio.ensure_future(places.hold().__aenter__()) for _ in range(2))
     await until(lambda: places.queued == 2)
     await holder.__aexit__(None, None, None)  # the place is handed to the first
     first.cancel()  # who leaves before it ran
@@ -88,12 +88,12 @@ async def test_a_place_that_comes_as_its_waiter_leaves_goes_to_the_next():
 
 
 async def test_a_full_line_sends_away_with_a_time_to_come_back():
-    places = Places(1, queue_length=0)
-    async with places.place():
+    places = RequestSlots(1, queue_length=0)
+    async with places.hold():
         with pytest.raises(web.HTTPTooManyRequests) as sent_away:
-            await places.place().__aenter__()
+            await places.hold().__aenter__()
     assert 1 <= int(sent_away.value.headers["Retry-After"]) <= 60
-    async with places.place():
+    async with places.hold():
         assert places.active == 1
 
 
@@ -104,10 +104,10 @@ async def test_a_full_line_sends_away_with_a_time_to_come_back():
     steps=st.lists(st.tuples(st.sampled_from(["come", "end", "cancel"]), st.integers(0, 20))),
 )
 async def test_places_are_never_overbooked_nor_lost(count, queue_length, steps):
-    places, ends, tasks = Places(count, queue_length), [], []
+    places, ends, tasks = RequestSlots(count, queue_length), [], []
 
     async def visit(end: asyncio.Event) -> None:
-        async with places.place():
+        async with places.hold():
             await end.wait()
 
     async def settle() -> None:
@@ -141,7 +141,7 @@ async def test_places_are_never_overbooked_nor_lost(count, queue_length, steps):
 
 async def test_a_storm_on_a_full_line_is_429_and_the_rest_is_answered():
     async with server(algebra_workers=1, queue_length=8) as (session, app):
-        places = calculator_of(app).places
+        places = calculator_of(app).slots
 
         async def ask(number: int) -> tuple[int, str | None]:
             async with session.post("/calculate", json={"expression": f"x={number}"}) as answer:
@@ -160,7 +160,7 @@ async def test_a_storm_on_a_full_line_is_429_and_the_rest_is_answered():
 
 async def test_the_queue_is_seen_and_a_client_that_goes_away_leaves_it():
     async with server(algebra_workers=1, algebra_s=60) as (session, app):
-        places = calculator_of(app).places
+        places = calculator_of(app).slots
         calls = [
             asyncio.ensure_future(session.post("/calculate", json={"expression": SLOW}))
             for _ in range(3)

@@ -93,7 +93,7 @@ async def test_the_one_unused_for_longest_makes_room(url):
 
 
 async def test_one_that_nobody_uses_is_ended_and_one_at_work_is_not(sandbox):
-    sessions = Sessions(sandbox, most=2, idle_s=0.0)
+    sessions = Sessions(sandbox, max_sessions=2, idle_s=0.0)
     await sessions.run_cell("idle", "x = 1", "", {}, Limits())
     work = asyncio.create_task(
         sessions.run_cell("busy", "import time; time.sleep(0.3); 7", "", {}, Limits())
@@ -108,7 +108,7 @@ async def test_one_that_nobody_uses_is_ended_and_one_at_work_is_not(sandbox):
 
 
 async def test_cells_of_one_session_wait_for_one_another(sandbox):
-    sessions = Sessions(sandbox, most=2, idle_s=60.0)
+    sessions = Sessions(sandbox, max_sessions=2, idle_s=60.0)
     await sessions.run_cell("s", "n = 0", "", {}, Limits())
     count = "k = n\nimport time; time.sleep(0.01)\nn = k + 1\nn"
     done = await asyncio.gather(
@@ -119,7 +119,7 @@ async def test_cells_of_one_session_wait_for_one_another(sandbox):
 
 
 async def test_a_cell_that_nobody_waits_for_any_more_ends_its_session(sandbox):
-    sessions = Sessions(sandbox, most=2, idle_s=60.0)
+    sessions = Sessions(sandbox, max_sessions=2, idle_s=60.0)
     work = asyncio.create_task(sessions.run_cell("s", "while True: pass", "", {}, Limits()))
     while not len(sessions):  # noqa: ASYNC110
         await asyncio.sleep(0)
