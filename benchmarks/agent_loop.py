@@ -421,7 +421,7 @@ async def keep_tools_at_hand(contenders: Sequence[Contender]) -> None:
         settings = settings_of(contender.worker.config)
         key = (os.getpid(), loop, settings.tools, settings.mixed.run_dir)
         tools = InstantTools("http://127.0.0.1:1", limiter=None)
-        tool_client._shared[key] = tool_client._Shared(tools, tool_client._closed_at_the_end(tools))
+        tool_client._shared[key] = tool_client._Shared(tools, tool_client._close_with_loop(tools))
 
 
 def check(contender: Contender, turns: list[list[int]], tokenizer: Any) -> str:

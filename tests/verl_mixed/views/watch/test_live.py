@@ -139,13 +139,12 @@ def test_the_launchers_screen_leaves_two_lines_and_no_title(
 
 
 def test_only_a_terminal_that_can_be_drawn_over_gets_a_screen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     reader = RunReader(run_of(tmp_path / "run", steps=1))
 
     def view(is_terminal: bool, term: str) -> object:
-        monkeypatch.setenv("TERM", term)
-        console = Console(file=StringIO(), force_terminal=is_terminal)
+        console = Console(file=StringIO(), force_terminal=is_terminal, _environ={"TERM": term})
         return type(view_on(console, reader, 0))
 
     assert view(True, "xterm") is TableView
