@@ -1,8 +1,8 @@
 """The parts of the run config that are ours: `mixed:`, `multi_turn.tool_config` and
 `algorithm.state_masked_grpo`.
 
-Decides which values are legal and says every mistake at once; leaves verl's own keys to verl
-and to the launcher's preflight. Imports no torch, no Ray, no verl.
+It checks the values of these parts and reports all mistakes together. verl's own keys are checked
+by verl and by the launcher's preflight. It imports no torch, no Ray and no verl.
 """
 
 import math
@@ -30,10 +30,11 @@ class Section(BaseModel):
 
 
 NOT_SOURCES = ("balance", "drift", "limiter", "ratio_error", "remax", "state_masking", "tools")
-"""No names of sources: `mixed/<name>` is a metric of the whole run."""
+"""Names that no source may have, because `mixed/<name>` is a metric of the whole run."""
 
 Ratio = float | dict[int, float]
-"""A share, or by how many steps were trained before: `{0: 0.5, 1000: 0.2}`, linear in between."""
+"""A ratio, or a schedule `{trained steps: ratio}` such as `{0: 0.5, 1000: 0.2}`, linear in between.
+A ratio, or a schedule `{trained steps: ratio}` such as `{0: 0.5, 1000: 0.2}`, linear in between."""
 
 
 class ExampleConfig(Section):
@@ -43,21 +44,25 @@ class ExampleConfig(Section):
     """The question."""
 
     assistant: str
-    """All of the response, results of tools between their markers included."""
+    """The complete response, with tool results between their markers."""
 
 
 class PromptConfig(Section):
-    """How a row's question becomes the messages of a prompt. `{code_start_tag}` and the other names
-    of `tool_config`'s tags and markers in braces stand for what is configured there."""
+    """How a row's question becomes the messages of a prompt.
+
+    `{code_start_tag}`, and the other names of tags and markers in braces, are replaced by the
+    values of `tool_config`."""
 
     system: str | None = None
-    """A message before the row's own; rows that bring a system message keep theirs. None: none."""
+    """A system message before the row's own messages. A row with its own system message keeps it.
+    None adds no message."""
 
     user: str = "{question}"
-    """The last user message; `{question}` stands for the row's own text."""
+    """The last user message; `{question}` is replaced by the row's own text."""
 
     examples: list[ExampleConfig] = []
-    """Turns before the row's own: a small model follows them better than rules."""
+    """Worked examples before the row's own messages; a small model follows them better than rules.
+    Worked examples before the row's own messages; a small model follows them better than rules."""
 
     @model_validator(mode="after")
     def _says_what_it_should(self) -> Self:
@@ -77,24 +82,24 @@ class PromptConfig(Section):
 
 
 class FormatTermConfig(Section):
-    """1 where an answer was given in the asked form, else 0."""
+    """A reward term: 1 if an answer was given in the required format, else 0."""
 
     weight: float = Field(0.1, allow_inf_nan=False)
-    """What it adds to the score."""
+    """Added to the score, multiplied by the term."""
 
 
 class LengthTermConfig(Section):
-    """0 for a response of up to `free` tokens, falling to -1 at `limit` (DAPO, Yu et al. 2025, eq.
-    13). Tool results count: it is the room of the response that runs out."""
+    """A reward term for the length: 0 up to `free` tokens, falling to -1 at `limit` (DAPO, Yu et
+    al. 2025, eq. 13). Tool results count, because they use the room of the response too."""
 
     weight: float = Field(1.0, ge=0, allow_inf_nan=False)
-    """What the term is multiplied by before it is added to the score."""
+    """Factor of the term before it is added to the score."""
 
     free: int | None = Field(default=None, ge=0)
-    """Tokens; None: four fifths of `limit`."""
+    """Tokens without a penalty; None takes four fifths of `limit`."""
 
     limit: int | None = Field(default=None, ge=1)
-    """Tokens; None: the source's `max_response_length`."""
+    """Tokens at which the term is -1; None takes the source's `max_response_length`."""
 
     @model_validator(mode="after")
     def _falls_somewhere(self) -> Self:
@@ -104,13 +109,14 @@ class LengthTermConfig(Section):
 
 
 class RewardTerms(Section):
-    """What is added to a source's reward; `acc`, whether it counts as solved, stays as it was."""
+    """Terms that are added to a source's reward. They do not change `acc`, which says whether a
+    prompt counts as solved."""
 
     format: FormatTermConfig | None = None
-    """For answering in the asked form."""
+    """Term for an answer in the required format."""
 
     length: LengthTermConfig | None = None
-    """Against running on."""
+    """Term against long responses."""
 
 
 _BRANCHES = ("<name>", "<template>")
@@ -126,56 +132,57 @@ class SourceConfig(Section):
     """One source of the mixture."""
 
     ratio: Ratio
-    """Share of every batch, relative to the other sources; finite and >= 0. Or a schedule."""
+    """Share of every batch, relative to the other sources; finite and >= 0; or a schedule."""
 
     agent: str | None = None
     """Agent loop for every row of this source; None takes the row's own `agent_name`."""
 
     reward: str | None = None
-    """How answers of this source are judged: a name of `agent_loop.rewards`, or a function as
-    `path/to/file.py:function`; None takes the one named after the source, and exact match where
+    """Reward of this source: a name of `agent_loop.rewards`, or a function as
+    `path/to/file.py:function`. None takes the reward with the source's name, or exact match if
     there is none."""
 
     reward_options: dict[str, Any] = {}
-    """Settings of the reward, as `{judge: all, max_tests: 8}` of `code`; a function of one's own is
-    called with them."""
+    """Settings of the reward, for example `{judge: all, max_tests: 8}` for `code`. A user's own
+    function gets them as arguments."""
 
     reward_terms: RewardTerms = RewardTerms()
-    """What is added to it."""
+    """Terms that are added to the reward."""
 
     prompt: _NameOrTemplate | None = None
-    """Name of one of `mixed.prompts`, or a template of its own; None: rows as they are."""
+    """Name of one of `mixed.prompts`, or a template; None leaves the rows' prompts unchanged."""
 
     files: list[str] = []
-    """Training files that hold this source's rows and no other's; they join `data.train_files`,
-    where rows are also found by their `data_source`."""
+    """Training files with rows of this source only, in addition to `data.train_files`, where rows
+    are found by their `data_source`."""
 
     val_files: list[str] = []
     """The same, for validation."""
 
     kind: str | None = None
-    """What `files` and `val_files` are where they are not parquet rows yet: a kind of `verl-mixed
-    prepare`, or a Python file that holds one. They are prepared when a run starts, once."""
+    """Kind of the records in `files` and `val_files`, if they are not parquet rows: a kind of
+    `verl-mixed prepare`, or a Python file with a `KIND`. They are converted once, when a run
+    starts."""
 
     kind_options: dict[str, Any] = {}
-    """Options of the kind, as `{question_field: query}` of `json`."""
+    """Options of the kind, for example `{question_field: query}` for `json`."""
 
     rollout_n: int | None = Field(default=None, ge=2)
     """Trajectories per prompt in training; None takes `rollout.n`."""
 
     temperature: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Of sampling; None takes `rollout.temperature`. Validation follows, unless
-    `rollout.val_kwargs.temperature` is another than the common one."""
+    """Sampling temperature; None takes `rollout.temperature`. Validation uses it too, unless
+    `rollout.val_kwargs.temperature` differs from `rollout.temperature`."""
 
     top_p: float | None = Field(default=None, gt=0, le=1)
-    """As `temperature`, of `rollout.top_p`."""
+    """Sampling top_p; None takes `rollout.top_p`. Validation as for `temperature`."""
 
     max_turns: int | None = Field(default=None, ge=1)
     """Generations per trajectory; None takes `rollout.multi_turn.max_assistant_turns`."""
 
     max_response_length: int | None = Field(default=None, ge=1)
-    """Tokens of a response, tool results included; None takes `data.max_response_length`, which
-    bounds it."""
+    """Tokens of a response, including tool results; at most `data.max_response_length`, which None
+    takes."""
 
     observation_style: Literal["inline", "chat"] | None = None
     """How tool results enter the response; None takes `mixed.turns.observation_style`."""
@@ -200,19 +207,19 @@ class SourceConfig(Section):
 
     @property
     def schedule(self) -> dict[int, float]:
-        """Trained steps -> ratio from there on; one entry where the ratio is constant."""
+        """Trained steps -> ratio from there on; one entry if the ratio is constant."""
         return self.ratio if isinstance(self.ratio, dict) else {0: self.ratio}
 
     @property
     def takes_part(self) -> bool:
-        """Whether the ratio is above 0 at some time."""
+        """Whether the ratio is above 0 at any step."""
         return any(self.schedule.values())
 
 
 def templates_of(
     sources: Mapping[str, SourceConfig], prompts: Mapping[str, PromptConfig]
 ) -> dict[str, PromptConfig]:
-    """source -> the template of its prompts; a name that is not in `prompts` counts as none."""
+    """source -> the template of its prompts; a name that is not in `prompts` gives no template."""
     templates: dict[str, PromptConfig] = {}
     for name, source in sources.items():
         given = prompts.get(source.prompt) if isinstance(source.prompt, str) else source.prompt
@@ -221,32 +228,38 @@ def templates_of(
 
 
 class RateLimitConfig(Section):
-    """How the limit of `tool_config` (rate_limit_per_minute, burst, request_interval) is kept."""
+    """How the limits of `tool_config` (rate_limit_per_minute, burst, request_interval) are
+    enforced."""
 
     backend: Literal["auto", "file", "ray"] = "auto"
-    """Who keeps it: a file that the processes of a node lock, or a Ray actor that hands out leases.
-    auto: a file on one node, the actor on several. A file on several nodes needs a shared folder,
-    which is tried at the start (`verl-mixed doctor --locks FOLDER` tries it beforehand)."""
+    """file: a file that the processes of a node lock. ray: a Ray actor that leases slots to all
+    nodes.
+    auto: the file on one node, the actor on several nodes. A file on several nodes needs a shared
+    folder, whose locks are tested at the start (`verl-mixed doctor --locks FOLDER` tests them
+    beforehand)."""
 
     shares: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
-    """Source -> weight of its share of the rate. A chatty source then cannot starve another, and
-    what a source does not use is for all. Sources not named share the least of the weights. None:
-    first come, first served."""
+    """Source -> weight of its share of the rate. No source can use another's share, and all sources
+    may use what a source does not use. Sources that are not named together have the smallest
+    weight.
+    None: first come, first served."""
 
     adaptive: bool = False
-    """Three overloads (429, 503) within a second halve the rate; it recovers in half a minute."""
+    """Three overloads (429, 503) within a second halve the rate, which recovers in half a minute.
+    Three overloads (429, 503) within a second halve the rate, which recovers in half a minute."""
 
     strict_window_s: float | None = Field(default=None, gt=0, le=366 * 86400)
-    """Any window of so many seconds sees no more than rate_limit_per_minute allows in it, bursts
-    included: what the burst may use is taken off the sustained rate. At most a year. None: bursts
-    come on top."""
+    """Any window of this many seconds sees at most the calls of rate_limit_per_minute, bursts
+    included; the sustained rate is reduced by the burst. At most a year. None: bursts are
+    additional."""
 
     on_config_change: Literal["refuse", "adopt"] = "refuse"
-    """Where another run uses the same `rate_limit_file` with other limits: refuse, or change them
-    for all. A file of the run's own is always adopted."""
+    """If another run uses the same `rate_limit_file` with other limits: refuse, or adopt the new
+    limits for both. The run's own file always gets the run's limits."""
 
     across_nodes: bool = False
-    """Whether nodes share the file; set at the start of a run, when its folder has been tried."""
+    """Whether several nodes share the file; set at the start of a run, after the test of its
+    folder."""
 
 
 class StateMaskedGRPOConfig(Section):
@@ -257,68 +270,71 @@ class StateMaskedGRPOConfig(Section):
     `algorithm.norm_adv_by_std_in_grpo`."""
 
     dr_grpo: bool = False
-    """Dr.GRPO (Liu et al. 2025): no division by the std, whatever `norm_by_std` says, and a loss
-    that divides by a constant and not by a response's length: `actor.loss_agg_mode=
-    seq-mean-token-sum-norm` with an `actor.loss_scale_factor`, which the preflight asks for."""
+    """Dr.GRPO (Liu et al. 2025): no division by the std, even with `norm_by_std`, and a loss that
+    is divided by a constant instead of a response's length. This needs `actor.loss_agg_mode=
+    seq-mean-token-sum-norm` and an `actor.loss_scale_factor`; the preflight checks both."""
 
     scale: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
-    """Source -> factor of its advantages, after the statistics; sources not named have 1. It weighs
-    a source's gradient, not its share of the batch: that is its ratio. None: 1 for all."""
+    """Source -> factor of its advantages, after the group's statistics; other sources have 1. The
+    factor changes a source's gradient; its share of the batch is its ratio. None: 1 for all."""
 
 
 class TurnConfig(Section):
     """How the turns of our agent loops are built."""
 
     observation_style: Literal["inline", "chat"] = "inline"
-    """inline: a tool's result between `tool_config.start_state_marker` and `end_state_marker` in
-    the assistant's own message. chat: a message of the role `tool`, as the chat template has it."""
+    """inline: a tool's result is in the assistant's message, between
+    `tool_config.start_state_marker` and `end_state_marker`. chat: a tool's result is a message with
+    the role `tool`."""
 
     stop_at_tag: Literal["auto", "strings", "token_ids", "after"] = "auto"
-    """Who ends a turn at its closing tag. strings: the engine, by text. token_ids: the engine,
-    where a tag is one token. after: nobody, the turn is cut afterwards. auto: strings where the
-    backend has them. The trajectory is the same; what differs is how much is sampled in vain."""
+    """How a turn ends at its closing tag. strings: the engine stops at the text. token_ids: the
+    engine stops at the tag's token, if the tag is one token. after: the engine does not stop, and
+    the turn is cut afterwards. auto: strings if the backend has them, else after. The trajectory is
+    always the same; only the number of discarded tokens differs."""
 
     answer_reserve: int = Field(default=16, ge=0)
-    """Tokens that a tool result never takes, so that the model can still answer."""
+    """Tokens that tool results leave free, so that the model can still answer."""
 
     max_observation_length: int | None = Field(default=None, ge=8)
-    """Tokens of one tool result, cut in the middle beyond; None: as many as there is room for."""
+    """Tokens of one tool result; a longer one is cut in the middle. None: as many as fit."""
 
 
 class DeadlineConfig(Section):
-    """What may take how long. One tool call has `tool_config.timeout`.
+    """Time limits in seconds. The limit of one tool call is `tool_config.timeout`.
 
-    The clocks do not stop for the engine: in `mixed_colocate_async` it pauses while the policy is
-    updated, so `trajectory_s` must cover an update too. verl's own loops know `trajectory_s`,
-    `step_s` and `reward_s`, not `turn_s`.
+    Waiting for the engine counts. In `mixed_colocate_async` the engine pauses while the policy is
+    updated, so `trajectory_s` must include an update. verl's own loops obey `trajectory_s`,
+    `step_s` and `reward_s`, but not `turn_s`.
     """
 
     turn_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds for one generation and the calls it asks for; None leaves the trajectory's."""
+    """Seconds for one generation and its tool calls; None: only `trajectory_s` limits a turn."""
 
     trajectory_s: float = Field(default=300.0, gt=0, allow_inf_nan=False)
-    """Seconds for one trajectory; past them it ends with what it has."""
+    """Seconds for one trajectory; then it ends with the tokens that it has."""
 
     step_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds, from when a step asks for prompts, after which their trajectories end with what they
-    have; None leaves the trajectory's."""
+    """Seconds from the start of a step's prompts after which their trajectories end with the tokens
+    that they have; None: only `trajectory_s` limits them."""
 
     reward_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """Seconds for one verdict; past them the trajectory counts as `infra_error`."""
+    """Seconds for one reward; after them the trajectory counts as `infra_error`."""
 
     stuck_after_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
-    """A trajectory that waits longer for engine, limiter, tool or reward is named in the log."""
+    """A trajectory that waits longer than this for engine, limiter, tool or reward is named in the
+    log."""
 
 
 class DriftConfig(Section):
-    """The alarm for tokens, text and probabilities that no longer belong together."""
+    """The alarm for tokens, text and probabilities that do not match."""
 
     every: int = Field(default=16, ge=1)
-    """Every so many trajectories of a step one is decoded and compared."""
+    """One of this many trajectories of a step is decoded and compared."""
 
     warn_probs_diff: float | None = Field(default=None, gt=0)
-    """A step whose `training/rollout_probs_diff_max` is larger logs the trajectory and token where
-    it is; `mixed.max_probs_diff` stops the run. None: no warning."""
+    """If a step's `training/rollout_probs_diff_max` is larger, the trajectory and token are logged.
+    `mixed.max_probs_diff` stops the run. None: no warning."""
 
 
 class MixedConfig(Section):
@@ -331,10 +347,10 @@ class MixedConfig(Section):
     """Templates by name, for `mixed.sources.<name>.prompt`: a file of `config/prompts/`."""
 
     apportionment: Literal["carry", "fixed"] = "carry"
-    """carry: remainders go on to the next batch; fixed: the same whole numbers in every batch."""
+    """carry: remainders are carried to the next batch. fixed: every batch has the same counts."""
 
     seed: int = 0
-    """Seed of the order of prompts; not of the model."""
+    """Seed of the order of prompts. It does not seed the model."""
 
     experiment: str
     """Name of the run; its folder is `<run_root>/<experiment>`."""
@@ -343,54 +359,56 @@ class MixedConfig(Section):
     """Absolute folder of this run."""
 
     on_change: Literal["refuse", "continue"] = "refuse"
-    """What a resumed run does where data, ratios, batch size or seed are not its checkpoint's:
-    refuse, or go on with each source's next row under the new mixture."""
+    """If data, ratios, batch size or seed differ from the checkpoint's: refuse to resume, or
+    continue with each source's next row under the new mixture."""
 
     leakage: Literal["refuse", "allow"] = "refuse"
-    """What the check before a run does about rows of validation that are trained too."""
+    """What the check before a run does if validation rows are also training rows."""
 
     max_wait_s: float = Field(default=3600.0, gt=0)
-    """Longest wait for the groups of a batch; then the step fails and names who is missing."""
+    """Longest wait in seconds for the groups of a batch; then the step fails and names the sources
+    that lack groups."""
 
     max_replacements: int = Field(default=100, ge=1)
-    """A step in which a source needs more new prompts than this for each prompt of its quota, in
-    place of failed and filtered ones, fails and names it."""
+    """Most replacements of failed and filtered prompts in one step, per prompt of a source's quota;
+    with more, the step fails and names the source."""
 
     infra_error_limit: float = Field(default=0.5, gt=0, le=1)
-    """A source that loses a larger share of its trajectories to faults of infrastructure or of its
-    loop, over the last `infra_error_window` steps, stops the run. 1 never does. Groups that the
-    filter dropped count too. A source is judged from its third group on, or once the window is
-    full: one failed request can lose a whole group."""
+    """The run stops if a source loses a larger share of its trajectories than this to faults of the
+    infrastructure or of its loop, over the last `infra_error_window` steps. With 1 it never stops.
+    Filtered groups count too. A source is judged from its third group on, or when the window is
+    full, because one failed request can lose a whole group."""
 
     infra_error_window: int = Field(default=5, ge=1)
-    """Trained steps; at the start of a run those there are."""
+    """Number of trained steps in the window of `infra_error_limit`; fewer at the start of a run."""
 
     fail_on_loop_error: bool = False
-    """Whether one exception in an agent loop's own code stops the run. It is logged with its trace
-    and counted as `mixed/<source>/loop_error_rate` in any case."""
+    """Whether one exception in an agent loop's own code stops the run. In any case it is logged
+    with its traceback and counted as `mixed/<source>/loop_error_rate`."""
 
     turns: TurnConfig = TurnConfig()
-    """How turns are built."""
+    """Settings of turns."""
 
     deadlines: DeadlineConfig = DeadlineConfig()
-    """What may take how long."""
+    """Time limits."""
 
     drift: DriftConfig = DriftConfig()
-    """The alarm for tokens and text that differ."""
+    """The alarm for tokens and text that do not match."""
 
     tool_server: dict[str, Any] | None = None
-    """Settings of the run's own tool server, as `ServerSettings` of
-    agent_loop/tools/server/settings.py names them: sandbox, sandbox_workers, sandbox_packages,
+    """Settings of the run's own tool server, by the names of `ServerSettings` in
+    agent_loop/tools/server/settings.py: sandbox, sandbox_workers, sandbox_packages,
     search_upstream, corpus_path, ..."""
 
     trajectory_sample: int | None = Field(default=None, ge=1)
-    """Prompts of each source whose trajectories a step writes to `trajectories/`; None: all."""
+    """Number of prompts per source whose trajectories a step writes to `trajectories/`; None: all.
+    Number of prompts per source whose trajectories a step writes to `trajectories/`; None: all."""
 
     max_probs_diff: float | None = Field(default=None, gt=0)
-    """A step whose `training/rollout_probs_diff_max` is larger stops the run; None: no check."""
+    """The run stops if a step's `training/rollout_probs_diff_max` is larger; None: no check."""
 
     rate_limit: RateLimitConfig = RateLimitConfig()
-    """Who keeps the limit of tool calls, and how it is shared."""
+    """How the limit of tool calls is enforced and shared."""
 
     @field_validator("sources")
     @classmethod
@@ -429,89 +447,90 @@ class MixedConfig(Section):
 
     @property
     def ratios(self) -> dict[str, Ratio]:
-        """source -> ratio, of the sources that take part (ratio above 0)."""
+        """source -> ratio, for the sources with a ratio above 0."""
         return {name: source.ratio for name, source in self.sources.items() if source.takes_part}
 
 
 class ToolCacheConfig(Section):
-    """Where results of pure tools are kept for later equal calls."""
+    """The cache of results of pure tools, for later equal calls."""
 
     store: str = Field(default="sqlite", pattern=r"^(sqlite|memory|none|(rediss?|unix)://.+)$")
     """sqlite: a file in the run's folder, shared by the processes of a host and kept over a resume.
-    memory: each process keeps its own. none: nothing is kept, and equal calls at once are not
-    joined. redis://host:port/db: a Redis server, shared by all hosts (`pip install redis`); how
-    much it keeps is its own setting (`maxmemory`)."""
+    memory: each process has its own cache. none: no cache, and equal calls at the same time are not
+    joined. redis://host:port/db: a Redis server, shared by all hosts (`pip install redis`); its
+    setting `maxmemory` limits the size."""
 
     max_mb: float = Field(default=256.0, gt=0, allow_inf_nan=False)
-    """Most megabytes of the sqlite file; the oldest results make room. Each process keeps 32 MB of
-    them in memory, or less where this is less."""
+    """Most megabytes of the sqlite file; the oldest results are removed first. Each process also
+    keeps up to 32 MB of results in memory, at most this number."""
 
     ttl_s: float = Field(default=86_400.0, gt=0, allow_inf_nan=False)
-    """Seconds that a result is kept. After a change of the corpus or of the sandbox's limits delete
-    the file, or results of before are served until then."""
+    """Seconds that a result is kept. Delete the file after a change of the corpus or of the
+    sandbox's limits, because otherwise old results are served until then."""
 
 
 class ToolConfig(Section):
     """`actor_rollout_ref.rollout.multi_turn.tool_config`: how agent loops reach their tools."""
 
     server_url: str
-    """Base URL of the tool server, as in `http://127.0.0.1:8100`; several with commas between them,
-    or as a list: each call goes to the least loaded one that answers."""
+    """Base URL of the tool server, for example `http://127.0.0.1:8100`. With several URLs (with
+    commas, or as a list), each call goes to the least loaded server that answers."""
 
     max_retries: int = Field(default=3, ge=0)
-    """Further attempts after the first, on 429, 5xx and broken connections."""
+    """Attempts after the first one, on 429, 5xx and broken connections."""
 
     timeout: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """Seconds for one tool call, waiting and all attempts together."""
+    """Seconds for one tool call, including waiting and all attempts."""
 
     max_workers: int = Field(default=16, ge=1)
     """Tool calls in flight at once, over all processes of a node."""
 
     request_interval: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Least seconds between two calls, over all processes of the run."""
+    """Minimum seconds between two calls, over all processes of the run."""
 
     rate_limit_per_minute: float = Field(default=6000.0, gt=0, lt=6e10)
-    """Sustained tool calls a minute, over all processes of all runs with one `rate_limit_file`."""
+    """Sustained tool calls per minute, over all processes of all runs with the same
+    `rate_limit_file`."""
 
     burst: int = Field(default=100, ge=1)
-    """Calls that may pass back to back after an idle spell."""
+    """Calls that may pass at once after an idle time."""
 
     enable_global_rate_limit: bool = True
-    """False: no limiter at all, only `max_workers`."""
+    """False: no rate limiter, only `max_workers`."""
 
     cache: ToolCacheConfig = ToolCacheConfig()
-    """Results of tools that are kept for later equal calls."""
+    """Cache of tool results."""
 
     deterministic_code: bool = True
-    """Whether results of the model's own programs are kept, as those of verdicts always are: in the
-    sandbox a program sees its text and its input, a clock and random numbers. False for sources
-    whose programs are about the latter two: equal ones then run anew each time."""
+    """Whether results of the model's programs are cached; results of hidden tests always are. A
+    program in the sandbox sees only its text, its input, a clock and random numbers. Set False for
+    sources whose programs depend on the clock or on random numbers."""
 
     rate_limit_file: str | None = None
-    """State file of the limiter, or name of its actor; None puts it into the run's folder. A
-    relative one is made absolute at the start: workers run elsewhere."""
+    """State file of the limiter, or name of its actor; None: a file in the run's folder. A relative
+    path is made absolute at the start, because workers run in another folder."""
 
     code_start_tag: str = "<code>"
-    """Opens a program that the model wants to be run."""
+    """Opens a program that the model wants to run."""
 
     code_end_tag: str = "</code>"
-    """Closes it, and ends the turn."""
+    """Closes it and ends the turn."""
 
     search_start_tag: str = "<search>"
-    """Opens a query that the model wants to be searched for."""
+    """Opens a search query."""
 
     search_end_tag: str = "</search>"
-    """Closes it, and ends the turn."""
+    """Closes it and ends the turn."""
 
     answer_start_tag: str = "<answer>"
     """Opens the answer, which the reward judges."""
 
     answer_end_tag: str = "</answer>"
-    """Closes it, and ends the trajectory."""
+    """Closes it and ends the trajectory."""
 
     state_masking: bool = True
-    """Tool output is kept out of the loss. False is for ablations: the loss then covers tokens that
-    the policy never wrote, and every report says so."""
+    """Keep tool output out of the loss. False is for ablations: the loss then includes tokens that
+    the policy did not write, and every report says so."""
 
     start_state_marker: str = "<information>"
     """Opens a tool's result in the response."""
@@ -557,7 +576,7 @@ class ToolConfig(Section):
 
 
 TOOL_CONFIG = "actor_rollout_ref.rollout.multi_turn.tool_config"
-"""Where `ToolConfig` stands in the run config."""
+"""Path of `ToolConfig` in the run config."""
 
 TAG_FIELDS = (
     "code_start_tag",

@@ -1,7 +1,7 @@
-"""The step's metrics among those that each Ray node exports to Prometheus.
+"""The step's metrics for Prometheus, exported by each Ray node.
 
-Ray adapter: `ray.util.metrics.Gauge`; Ray puts `ray_` before each name. What a name in
-`metrics.jsonl` varies over becomes a label, so that one query shows all sources:
+Ray adapter: `ray.util.metrics.Gauge`; Ray puts `ray_` before each name. The variable part of a name
+in `metrics.jsonl` becomes a label, so that one query shows all sources:
 
 | metrics.jsonl                             | Prometheus                                      |
 |-------------------------------------------|-------------------------------------------------|
@@ -24,27 +24,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _LABELS = {"reward_parts": "part", "evicted": "outcome", "infra_errors": "tool", "tools": "tool"}
-"""What a part of a name varies over in the part after it."""
+"""Part of a name -> the label of the part after it."""
 
 _VERLS = ("actor", "critic", "perf", "prompt_length", "response_length", "rollout_corr", "training")
-"""verl's metrics of which there is one for the whole step."""
+"""verl's metrics that have one value for the whole step."""
 
 _AGAIN_S = 5.0
-"""Ray forgets a gauge 20 s after it was last set, and a step may take longer."""
+"""Seconds after which a gauge is set again, because Ray forgets a gauge after 20 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One number of one step, as Prometheus names it."""
+    """One number of one step, with its name and labels in Prometheus."""
 
     name: str
-    """Without Ray's `ray_`."""
+    """The name without Ray's `ray_`."""
 
     labels: dict[str, str] = field(default_factory=dict)
 
 
 def series_of(metric: str, sources: Collection[str]) -> Series | None:
-    """The series of a metric; None for one that is not exported.
+    """The series of a metric; None if the metric is not exported.
 
     Args:
         metric: its name in `metrics.jsonl`.
@@ -76,12 +76,12 @@ def _plain(*parts: str) -> str:
 
 
 class Exposition:
-    """Sets a gauge for each metric of the step; one that a later step lacks is NaN, a gap.
+    """Sets a gauge for each metric of the step. A metric that a later step lacks becomes NaN.
 
-    A thread of its own sets them again and again until the next step, or `close`.
+    A thread sets all gauges again every few seconds until the next step or `close`.
 
     Args:
-        run: label of all.
+        run: the label `run` of all series.
         sources: names of the mixture.
     """
 
@@ -95,7 +95,7 @@ class Exposition:
         self._thread: threading.Thread | None = None
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        """Make these the step's."""
+        """Set the gauges to the metrics of a step."""
         named = ((name, series_of(name, self._sources)) for name in metrics)
         shown = {name: (series, metrics[name]) for name, series in named if series is not None}
         with self._lock:
@@ -108,7 +108,7 @@ class Exposition:
             self._thread.start()
 
     def close(self) -> None:
-        """Let Ray forget them."""
+        """Stop setting the gauges, so that Ray forgets them."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join()

@@ -5,14 +5,15 @@ from math import sqrt
 from statistics import stdev
 
 Z95 = 1.959964
-"""Of a 95 % interval of the normal distribution, in standard errors."""
+"""Half width of a 95 % interval of the normal distribution, in standard errors."""
 
 _T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""The same of Student's t, for 1 to 9 degrees of freedom."""
+"""The same for Student's t, for 1 to 9 degrees of freedom."""
 
 
 def student95(freedom: int) -> float:
-    """Of a 95 % interval of Student's t; from ten on by its expansion around the normal.
+    """Half width of a 95 % interval of Student's t in standard errors; from ten degrees of freedom
+    on it is computed by its expansion around the normal distribution.
 
     Args:
         freedom: degrees of freedom, from 1.
@@ -23,7 +24,8 @@ def student95(freedom: int) -> float:
 
 
 def half_width95(values: Sequence[float]) -> float | None:
-    """Of the interval of a mean of independent values; None where fewer than two tell nothing."""
+    """Half width of the 95 % interval of a mean of independent values; None for fewer than two
+    values."""
     if len(values) < 2:
         return None
     return student95(len(values) - 1) * stdev(values) / sqrt(len(values))

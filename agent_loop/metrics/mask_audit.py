@@ -1,7 +1,7 @@
-"""Checks every mask bit of a run's trajectories against what the engine returned.
+"""Checks every mask bit of a run's trajectories against the engine's output.
 
-Works from the files alone: `trajectories/<step>.jsonl` holds the trained tokens and mask beside
-`engine_turns`, the engine's answers as they came, before any cut. Pure; reads no model.
+It uses only files: `trajectories/<step>.jsonl` holds the trained tokens and their mask, and
+`engine_turns`, the engine's output before any cut. It loads no model.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from agent_loop.turns.trajectory import StopReason
 
 @dataclass(slots=True, kw_only=True)
 class MaskReport:
-    """What was checked and what was wrong."""
+    """The number of checked trajectories and tokens, and the problems."""
 
     trajectories: int = 0
     model_tokens: int = 0
     tool_tokens: int = 0
     without_masking: int = 0
-    """Trajectories of a run with `state_masking=false`: their tool tokens are in the loss."""
+    """Trajectories with `state_masking=false`, whose tool tokens are in the loss."""
 
     problems: list[str] = field(default_factory=list)
 
@@ -42,7 +42,7 @@ class MaskReport:
 
 
 def audit_masks(run_dir: Path) -> MaskReport:
-    """Audit every trajectory that a run trained."""
+    """Check every trajectory file of a run."""
     report = MaskReport()
     paths = sorted((run_dir / "trajectories").glob("*.jsonl"), key=lambda path: int(path.stem))
     for path in paths:
@@ -54,7 +54,7 @@ def audit_masks(run_dir: Path) -> MaskReport:
 
 
 def mask_problems(record: Mapping[str, Any]) -> list[str]:
-    """Rules that one trajectory breaks; none when every bit is accounted for.
+    """The rules that one trajectory breaks; empty if every mask bit is right.
 
     Args:
         record: a line of a trajectory file.

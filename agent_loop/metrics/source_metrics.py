@@ -1,6 +1,6 @@
-"""Metrics per source from a step's trajectories. Pure; the names are those of the design.
+"""Metrics per source from a step's trajectories. Pure.
 
-A mixed mean hides which source got better: every number here is of one source.
+A mean over all sources hides which source improved, so every metric here belongs to one source.
 """
 
 from collections import Counter, defaultdict
@@ -16,16 +16,16 @@ from agent_loop.turns.trajectory import StopReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTrajectory:
-    """One trajectory of a trained batch, as read back from where the trainer took it."""
+    """One trajectory of a trained batch, as the trainer read it from TransferQueue."""
 
     key: str
     """verl's key, `<uid>_<session>_<index>`."""
 
     uid: str
-    """Its group."""
+    """The uid of its group."""
 
     draw: int
-    """How many prompts of its source were drawn before its own."""
+    """Number of prompts of its source that were drawn before its own."""
 
     source: str
     row_id: str
@@ -40,12 +40,12 @@ class TrainedTrajectory:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a fault ended it: it trains nothing and is in no baseline."""
+        """Whether a fault ended it, so that it is not trained and in no baseline."""
         return self.record["stop_reason"] == StopReason.INFRA_ERROR
 
     @property
     def is_valid(self) -> bool:
-        """Whether it is in its group's baseline: not lost, and some token of it was sampled."""
+        """Whether it is in its group's baseline: it is not lost and has a sampled token."""
         return not self.is_lost and any(self.response_mask)
 
 
@@ -59,7 +59,7 @@ def _percentile(values: Sequence[float], percent: float) -> float:
 
 
 def groups_of(trajectories: Iterable[TrainedTrajectory]) -> dict[str, list[TrainedTrajectory]]:
-    """uid -> its group, in the order of their first trajectories."""
+    """uid -> the trajectories of its group, in the order of first appearance."""
     groups: dict[str, list[TrainedTrajectory]] = defaultdict(list)
     for trajectory in trajectories:
         groups[trajectory.uid].append(trajectory)
@@ -69,21 +69,27 @@ def groups_of(trajectories: Iterable[TrainedTrajectory]) -> dict[str, list[Train
 def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float]:
     """`mixed/<source>/...` for every source of one step.
 
-    `count` is prompts, `judged` those with a valid trajectory; `trajectories` counts all, also the
-    invalid ones; `solved_all`, `solved_none`, `zero_variance` and `too_small` are shares of groups,
-    over their valid trajectories (`is_valid`): the latter two train nothing; `pass_rate`,
-    `infra_error_rate`, `loop_error_rate`, `truncated_rate` and `deadline_rate` are shares of
-    trajectories; `tool_error_rate` is the share of tool calls that were refused as the model's
-    mistake; `infra_errors/<tool>` counts trajectories; lengths are tokens, times seconds, of which
-    `generate_s/mean` and `tools_s/mean` are what a trajectory spent in each. Rewards and pass rate
-    are those of valid trajectories, and so is the mean of each part that a reward gives of itself,
-    `reward_parts/<part>`; a source without one has neither them nor `solved_*`, so that no curve
-    falls to 0 when the tools do. `reward/ci95` is half the width of the interval that holds the
-    mean over groups with 95 %; a single group has none.
+    | metric | unit | counted over |
+    | --- | --- | --- |
+    | `count`, `judged` | prompts | all; those with a valid trajectory (`is_valid`) |
+    | `trajectories` | trajectories | all |
+    | `reward/{mean, std}`, `reward_parts/<part>` | reward | valid trajectories |
+    | `reward/ci95` | half width of the 95 % interval | group means; none for a single group |
+    | `pass_rate` | share | valid trajectories |
+    | `solved_all`, `solved_none` | share | groups, by their valid trajectories |
+    | `zero_variance`, `too_small` | share of groups without a gradient | groups |
+    | `infra_error_rate`, `loop_error_rate` | share | trajectories |
+    | `truncated_rate`, `deadline_rate` | share | trajectories |
+    | `infra_errors/<tool>` | trajectories | all |
+    | `tool_error_rate` | share refused as the model's mistake | tool calls |
+    | `*_length/mean` | tokens | trajectories |
+    | `generate_s/mean`, `tools_s/mean` | seconds in the model, in tools | trajectories |
+    | `tools/<tool>/calls` | calls | all |
+    | `tools/<tool>/error_rate` | share without a result, for any reason | calls of the tool |
+    | `tools/<tool>/latency_s/{p50, p95}` | seconds | results that came from a server |
 
-    `mixed/<source>/tools/<tool>/{calls, error_rate, latency_s/p50, latency_s/p95}`, and
-    `mixed/tools/<tool>/...` over all sources: `error_rate` is the share of the calls of this tool
-    that had no result, whosever fault that was.
+    `mixed/tools/<tool>/...` is the same over all sources. A source without a valid trajectory has
+    no reward, `pass_rate` or `solved_*`, so that no curve falls to 0 because the tools fail.
     """
     by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
     for trajectory in trajectories:
@@ -118,7 +124,7 @@ def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
 
 
 def _interval(judged: Sequence[Sequence[TrainedTrajectory]]) -> dict[str, float]:
-    """Trajectories of a group share a prompt, so that the groups are the independent samples."""
+    """The interval over group means, because only groups are independent samples."""
     half = half_width95([_mean(t.reward for t in group) for group in judged])
     return {} if half is None else {"reward/ci95": half}
 
@@ -159,11 +165,11 @@ def _of_verdicts(judged: Sequence[TrainedTrajectory]) -> dict[str, float]:
 
 
 def _of_parts(judged: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    """part -> its mean over the trajectories that have it."""
+    """Part of the reward -> its mean over the trajectories that have it."""
     parts: dict[str, list[float]] = defaultdict(list)
     for trajectory in judged:
         for name, value in trajectory.record.get("reward_parts", {}).items():
-            if name not in ("infra_error", "loop_error"):  # no part of a reward
+            if name not in ("infra_error", "loop_error"):  # these are no parts of a reward
                 parts[name].append(value)
     return {name: _mean(values) for name, values in sorted(parts.items())}
 
@@ -184,7 +190,7 @@ def _of_calls(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
 
 
 def _of_tools(prefix: str, own: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    """Per tool; latencies are those of results that came from a server."""
+    """The metrics per tool; latencies are those of results that came from a server."""
     by_tool: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for call in (call for t in own for call in t.record["calls"]):
         if call["tool"]:
@@ -201,7 +207,7 @@ def _of_tools(prefix: str, own: Sequence[TrainedTrajectory]) -> dict[str, float]
 
 
 def eviction_metrics(prompts: Iterable[tuple[str, str]]) -> dict[str, float]:
-    """`mixed/<source>/evicted/<outcome>`: prompts that were replaced; what is not there is 0.
+    """`mixed/<source>/evicted/<outcome>`: replaced prompts; a missing metric means 0.
 
     Args:
         prompts: (source, outcome) of the step's prompts, outcomes as in the ledger.
@@ -214,7 +220,7 @@ def eviction_metrics(prompts: Iterable[tuple[str, str]]) -> dict[str, float]:
 
 
 def prompts_per_source(trajectories: Iterable[TrainedTrajectory]) -> dict[str, int]:
-    """source -> groups that were trained."""
+    """source -> trained groups."""
     counts: dict[str, int] = defaultdict(int)
     for group in groups_of(trajectories).values():
         counts[group[0].source] += 1
@@ -232,14 +238,14 @@ def validation_metrics(
     accs: Sequence[float],
     lost: Sequence[bool],
 ) -> dict[str, float]:
-    """`mixed/<source>/val/...` over one validation; a lost trajectory is no failure of the model.
+    """`mixed/<source>/val/...` of one validation; a lost trajectory does not count as a failed one.
 
     Args:
         sources: (V,) source of each validation trajectory.
         rewards: (V,).
-        accs: (V,) 1 where the trajectory solved its prompt.
-        lost: (V,) whether a fault ended it: it counts in `infra_error_rate` and nowhere else. A
-            source that lost all has no reward and no pass rate.
+        accs: (V,) 1 if the trajectory solved its prompt.
+        lost: (V,) whether a fault ended the trajectory. It counts only in `infra_error_rate`. A
+            source whose trajectories were all lost has no reward and no pass rate.
     """
     metrics: dict[str, float] = {}
     for source in sorted(set(sources)):

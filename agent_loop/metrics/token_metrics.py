@@ -1,7 +1,7 @@
-"""Metrics per source from the tokens of a trained batch: entropy, KL, who moves the weights. Pure.
+"""Metrics per source from the tokens of a trained batch: entropy, KL, shares of the gradient. Pure.
 
-Shares say what the mixture is worth to the optimizer: a source whose groups are all solved has
-prompts in the batch and no gradient.
+The shares show each source's effect on the weights: a source whose groups are all solved has
+prompts in the batch but no gradient.
 """
 
 from collections import defaultdict
@@ -28,11 +28,11 @@ class TrainedTokens:
 
     advantages: Floats
     entropy: Floats | None = None
-    """Of the policy before the update, nats; None where verl did not compute it."""
+    """Entropy of the policy before the update, in nats; None if verl did not compute it."""
 
     old_log_probs: Floats | None = None
     ref_log_probs: Floats | None = None
-    """Of the reference policy; None where there is none."""
+    """Log-probs of the reference policy; None without one."""
 
     @property
     def advantage(self) -> float | None:
@@ -52,8 +52,9 @@ def token_metrics(rows: Iterable[TrainedTokens]) -> dict[str, float]:
     """`mixed/<source>/{entropy/mean, kl/mean, advantage_share, gradient_token_share}`.
 
     Means are over the tokens in the loss. `advantage_share` is the source's share of the sum of |A|
-    over all such tokens, `gradient_token_share` its share of those with A != 0: where no token of
-    the batch has one, neither is there. `kl/mean` is the k3 estimate of KL(policy || reference).
+    over these tokens; `gradient_token_share` is its share of the tokens with A != 0. If every
+    advantage of the batch is 0, both metrics are missing. `kl/mean` is the k3 estimate of KL(policy
+    || reference).
 
     Source: k3: Schulman 2020, "Approximating KL Divergence".
     """

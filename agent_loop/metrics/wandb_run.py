@@ -1,4 +1,4 @@
-"""What Weights & Biases gets besides the numbers, some trajectories of a step as a table; its end.
+"""Weights & Biases: a table with some trajectories of each step, and the end of its process.
 
 wandb adapter: 0.31. verl starts the run itself (utils/tracking.py).
 """
@@ -24,9 +24,10 @@ def trajectory_rows(
     step: int,
     per_source: int = 4,
 ) -> list[list[Any]]:
-    """Rows of `COLUMNS`: of each source, the first trajectories of the prompt drawn first.
+    """Rows of `COLUMNS`: for each source, the first trajectories of the prompt that was drawn
+    first.
 
-    In the response each text says who wrote it, as `[model] ...`.
+    In the response, each text is preceded by its author, for example `[model] ...`.
     """
     by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
     for each in sorted(trajectories, key=lambda t: (t.source, t.draw, t.key)):
@@ -44,7 +45,7 @@ def trajectory_rows(
 
 
 def log_table(rows: Sequence[Sequence[Any]], step: int) -> None:
-    """Add the rows to the run of this process as `trajectories`; nothing without a run."""
+    """Log the rows as the table `trajectories`; does nothing without a run."""
     import wandb
 
     if wandb.run is not None:
@@ -53,7 +54,7 @@ def log_table(rows: Sequence[Sequence[Any]], step: int) -> None:
 
 
 def end_service() -> None:
-    """End wandb's own process: Ray ends it before wandb's exit hook, which then reports a fault."""
+    """End wandb's process before Ray does, because wandb's exit hook would report an error."""
     if "wandb" in sys.modules:
         import wandb
 

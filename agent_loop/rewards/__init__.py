@@ -1,7 +1,9 @@
-"""Rewards by name. A reward sees the model's own words and the ground truth, nothing of a tool.
+"""Rewards by name. A reward sees the text that the model wrote and the ground truth, and no tool
+output.
 
-One file a kind. Every reward gives `score`, which is trained, `acc`, 1 when the prompt counts as
-solved, and `format`, 1 when an answer was given; and parts of its own, each a metric of its source.
+Each kind of reward has its own file. Every reward returns `score`, which is trained; `acc`, which
+is 1 if the prompt counts as solved; `format`, which is 1 if an answer was given; and its own parts,
+each of which becomes a metric of the source.
 """
 
 import json
@@ -56,13 +58,13 @@ _MAKERS: dict[str, _Maker] = {
 }
 
 REWARDS: tuple[str, ...] = tuple(sorted(_MAKERS))
-"""Names; `path/to/file.py:function` is another."""
+"""Rewards by name; `path/to/file.py:function` names a user's own."""
 
 _BY_SOURCE = {"taco": "code", "nq": "qa", "math": "math"}
 
 
 def reward_for(name: str, options: Mapping[str, Any] | None = None) -> Reward:
-    """The reward of that name; one for the process.
+    """The reward with this name; the process has one instance.
 
     Args:
         name: one of `REWARDS`, or `path/to/file.py:function`.
@@ -87,12 +89,12 @@ def _reward_for(name: str, options: str) -> Reward:
 
 
 def default_reward(source: str) -> str:
-    """The reward of a source that names none: its own where it is known, else exact match."""
+    """The reward of a source that names none: the one with the source's name, else exact match."""
     return _BY_SOURCE.get(source, "exact_match")
 
 
 def runs_programs(name: str) -> bool:
-    """Whether a reward makes tool calls: one for each hidden test."""
+    """Whether a reward makes tool calls, one for each hidden test."""
     return _MAKERS.get(name) is _code
 
 

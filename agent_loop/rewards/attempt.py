@@ -1,4 +1,4 @@
-"""What a reward is given, the model's own words and what to compare them with; what it gives."""
+"""The input of a reward (`Attempt`) and the interface of rewards (`Reward`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,26 +9,26 @@ from agent_loop.tools.protocol import ToolBackend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One trajectory, as rewards see it. Nothing in it was written by a tool."""
+    """One trajectory as rewards see it; it contains no tool output."""
 
     answer: str | None
-    """What stands between the answer tags; None without an answer, or with an empty one."""
+    """The text between the answer tags; None without an answer or with an empty one."""
 
     ground_truth: Any
-    """The row's, read from its JSON text; another shape for each kind of data."""
+    """The row's ground truth, parsed from JSON; its shape depends on the kind of data."""
 
     text: str = ""
-    """All that the model wrote, turn after turn."""
+    """All text that the model wrote, turn after turn."""
 
     source: str = ""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
-    """The row's; `extras` in it already read from its JSON text."""
+    """The row's `extra_info`; its `extras` are already parsed from JSON."""
 
     response_length: int = 0
-    """Tokens of the response, those of tools included."""
+    """Tokens of the response, including tool results."""
 
     max_response_length: int = 0
-    """Tokens that the response could have."""
+    """Most tokens that the response could have."""
 
 
 class Reward(Protocol):
@@ -36,25 +36,25 @@ class Reward(Protocol):
 
     @property
     def name(self) -> str:
-        """As the config has it."""
+        """Its name in the config."""
         ...
 
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
-        """Give the reward of one trajectory.
+        """The reward of one trajectory.
 
         Args:
             attempt: the trajectory.
-            tools: for rewards that run the answer.
+            tools: the tool client, for rewards that run the answer.
 
         Returns:
-            `score`, which is trained, `acc`, 1 when the prompt counts as solved, `format`, 1 when
-            an answer was given, and the reward's own parts: the same keys for every attempt.
+            `score`, which is trained; `acc`, 1 if the prompt counts as solved; `format`, 1 if an
+            answer was given; and the reward's own parts. Every attempt has the same keys.
 
         Raises:
-            ToolUnavailable: a tool could not be reached: no verdict.
+            ToolUnavailable: a tool could not be reached, so there is no reward.
         """
         ...
 
     def truth_problem(self, ground_truth: Any) -> str | None:
-        """Why it could not judge by this ground truth; None where it can."""
+        """Why the reward cannot judge with this ground truth; None if it can."""
         ...

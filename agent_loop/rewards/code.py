@@ -1,7 +1,8 @@
-"""Programs judged by hidden tests, in the same sandbox as the model's own runs.
+"""The reward for programs: hidden tests in the same sandbox as the model's own runs.
 
-A test is a text for stdin and one that stdout has to be, or, where the ground truth has `fn_name`,
-arguments and a result, as in TACO (Li et al. 2023). What is expected never enters the sandbox.
+A test has a text for stdin and the expected stdout; or, if the ground truth has `fn_name`,
+arguments and the expected result, as in TACO (Li et al. 2023). Expected values never enter the
+sandbox.
 """
 
 import json
@@ -23,35 +24,36 @@ from agent_loop.tools.protocol import ToolBackend, ToolRejected, run_code_call
 from config.schema import Section
 
 LEAST_TIME_LIMIT_S = 5.0
-"""Of a test. The limits of public problems are for compiled languages."""
+"""Shortest time limit of a test, because the limits of public problems are for compiled languages.
+Shortest time limit of a test, because the limits of public problems are for compiled languages."""
 
 MOST_TIME_LIMIT_S = 10.0
 
 RELATIVE, ABSOLUTE = 1e-5, 1e-8
-"""Tolerances where the expected number is not whole, as numpy's `allclose`. TACO's evaluation has
-them for all: there 123456000.0 is 123456789."""
+"""Tolerances for expected numbers that are not whole, as in numpy's `allclose`. TACO's evaluation
+uses them for all numbers, so there 123456000.0 equals 123456789."""
 
 OF_WHOLE = 1e-5
-"""How far a decimal may be from an expected whole number: 4.9999999 where 5 was meant."""
+"""Largest difference of a decimal from an expected whole number: 4.9999999 counts as 5."""
 
 _AT_ONCE = 16
-"""Tests that are asked for together where the first failure ends it."""
+"""Tests that run together if the first failure decides."""
 
 
 class CodeOptions(Section):
     """`mixed.sources.<source>.reward_options` of `code`."""
 
     judge: Literal["fraction", "all"] = "fraction"
-    """fraction: the share of tests that are passed. all: 1 where every test is, else 0; the first
-    failure ends it."""
+    """fraction: the share of passed tests. all: 1 if every test passes, else 0; it stops at the
+    first failure."""
 
     max_tests: int | None = Field(default=None, ge=1)
-    """Tests that are run, spread evenly over the row's, its first and last among them (of one: the
-    last): problems begin with their examples and end with their largest inputs. None: all."""
+    """Most tests that run, spread evenly over the row's tests, with the first and the last (with 1:
+    the last), because problems begin with examples and end with the largest inputs. None: all."""
 
 
 class Outcome(StrEnum):
-    """How a program did in one test; the names of the reward's parts."""
+    """The result of a program in one test; these are the names of the reward's parts."""
 
     PASSED = "passed"
     COMPILE_ERROR = "compile_error"
@@ -66,13 +68,14 @@ class _Test:
     output: Any
     fn_name: str | None
     wrapped: bool
-    """The public data had every result in a list of its own, or the results are such lists."""
+    """Whether the public data had each result in a list of one, or the results are such lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeReward:
-    """The share of hidden tests that a program passes. Its parts are the shares of the tests that
-    ended in each `Outcome`; those that nobody ran, after one that decides, count as it did."""
+    """The share of hidden tests that a program passes. Its parts are the shares of tests with each
+    `Outcome`; tests that did not run, because an earlier one decided, have the outcome of that
+    one."""
 
     name: str
     options: CodeOptions = field(default_factory=CodeOptions)
@@ -104,7 +107,8 @@ class CodeReward:
         return verdict(score, acc=solved) | shares
 
     def _end(self, outcomes: Sequence[Outcome]) -> Outcome | None:
-        """The outcome that decides, if there is one: what does not compile fails every test."""
+        """The deciding outcome, if there is one: a program that does not compile fails every test.
+        The deciding outcome, if there is one: a program that does not compile fails every test."""
         failed = [each for each in outcomes if each is not Outcome.PASSED]
         if Outcome.COMPILE_ERROR in failed:
             return Outcome.COMPILE_ERROR
@@ -134,14 +138,14 @@ class CodeReward:
 
 
 def time_limit_s(asked: Any) -> float | None:
-    """What a test's run may take; None leaves it to the server."""
+    """Time limit of a test; None takes the server's."""
     if not isinstance(asked, int | float) or isinstance(asked, bool) or not asked > 0:
         return None
     return min(MOST_TIME_LIMIT_S, max(LEAST_TIME_LIMIT_S, float(asked)))
 
 
 def chosen(count: int, most: int | None) -> list[int]:
-    """Which of `count` tests are run; see `CodeOptions.max_tests`."""
+    """The indices of the tests that run; see `CodeOptions.max_tests`."""
     if most is None or most >= count:
         return list(range(count))
     if most == 1:
@@ -173,7 +177,7 @@ async def _outcome(program: str, test: _Test, limit_s: float | None, tools: Tool
         call = run_code_call(code, stdin, deterministic=True, run_timeout_s=limit_s)
         body = (await tools.call(call)).body
     except ToolRejected:
-        return Outcome.RUNTIME_ERROR  # a program that the server does not even take
+        return Outcome.RUNTIME_ERROR  # the server refused the program
     run = body.get("run_result") or {}
     if body.get("status") != "Success":
         return _failure(body.get("compile_result") or {}, run)
@@ -189,8 +193,8 @@ async def _outcome(program: str, test: _Test, limit_s: float | None, tools: Tool
 
 
 def _failure(compiled: Mapping[str, Any], run: Mapping[str, Any]) -> Outcome:
-    """What ended a run. Python says nothing of a traceback where it could not compile the program;
-    a `SyntaxError` of its `exec` is the program's own."""
+    """The outcome of a failed run. Without a traceback, Python could not compile the program; a
+    `SyntaxError` with a traceback comes from the program's own `exec`."""
     if run.get("status") == "TimeLimitExceeded":
         return Outcome.TIMEOUT
     error = str(run.get("stderr") or "")
@@ -243,21 +247,21 @@ from itertools import *
 from math import ceil, factorial, floor, gcd, inf, log, log2, sqrt
 from typing import *
 """
-"""What the editors of such problems import for everyone, whose solutions rely on it."""
+"""Imports that sites with such problems make for every solution."""
 
 
 def calling_program(program: str, fn_name: str, marker: str) -> str:
     """A program that calls a function of another, or a method of its class `Solution`.
 
-    Its input is a JSON list of arguments; the result is JSON on a line that begins with `marker`.
-    A program that finds the marker out can print a result without having the function, which gains
-    it nothing: it does not know which one is right.
+    Its input is a JSON list of arguments; the result is JSON on a line that begins with `marker`. A
+    program that finds the marker could print a result without the function; this gains nothing,
+    because the program does not know the right result.
     """
     return _CALL.format(preamble=_PREAMBLE, program=program, fn_name=fn_name, marker=marker)
 
 
 def returned(printed: str, marker: str) -> tuple[bool, Any]:
-    """Whether there is a result in what was printed, and the result."""
+    """(whether the output has a result, the result)."""
     _, found, text = printed.rpartition(f"\n{marker}")
     if not found:
         return False, None
@@ -268,7 +272,7 @@ def returned(printed: str, marker: str) -> tuple[bool, Any]:
 
 
 def same_value(got: Any, expected: Any) -> bool:
-    """Whether two JSON values agree; decimals to a tolerance."""
+    """Whether two JSON values are equal; decimals within a tolerance."""
     if isinstance(got, float) or isinstance(expected, float):
         if not (_is_number(got) and _is_number(expected)):
             return False
@@ -285,7 +289,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_close(got: float, expected: float) -> bool:
-    """Of numbers, not both of them `int`."""
+    """Whether two numbers, not both `int`, are equal within the tolerance."""
     if got == expected:
         return True
     if isinstance(expected, int):
@@ -302,8 +306,8 @@ def _is_close(got: float, expected: float) -> bool:
 def same_output(got: str, expected: str) -> bool:
     """Whether two outputs have the same words on the same lines.
 
-    White space between words and empty lines do not count, case does. Words that are numbers agree
-    to a tolerance where one of them has a point or an exponent, and have to be the same otherwise.
+    White space between words and empty lines are ignored; case is not. Numbers are equal within a
+    tolerance if one of them has a point or an exponent; otherwise they must be the same text.
     """
     if got == expected:
         return True

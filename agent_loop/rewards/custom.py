@@ -1,17 +1,18 @@
-"""A reward of one's own, from a file: `reward: path/to/file.py:function`.
+"""A user's own reward function from a file: `reward: path/to/file.py:function`.
 
-The function has verl's signature, `(data_source, solution_str, ground_truth, extra_info)`, is
-called by name, and may be async. `reward_options` are handed to it too, as verl's `reward_kwargs`.
+The function has verl's signature `(data_source, solution_str, ground_truth, extra_info)`. It gets
+keyword arguments, and may be async. It gets `reward_options` too, as verl passes `reward_kwargs`.
 
-- `solution_str`: all that the model wrote, tags included; nothing of a tool.
-- `ground_truth`: the row's, read from its JSON text. Where that is an object whose only key is
-  `answer`, it is the value: verl's `gsm8k` and `math` want a text, its `search_r1_like_qa_em` wants
-  `{"target": [...]}`.
-- `extra_info`: the row's, and as `answer` what stands between the answer tags, or None.
+- `solution_str`: all text that the model wrote, including tags, without tool output.
+- `ground_truth`: the row's ground truth, parsed from JSON. If it is an object with the only key
+  `answer`, the function gets the value, because verl's `gsm8k` and `math` expect a text; verl's
+  `search_r1_like_qa_em` expects `{"target": [...]}`.
+- `extra_info`: the row's `extra_info`, with the text between the answer tags, or None, as `answer`.
 
-It returns the score, or a dict with `score` and parts of its own, of which those that are numbers
-are kept. Solved is its `acc`, and without one a score of 1 or more. One that is not async runs in a
-thread; past the deadline of rewards nobody waits for it, but nothing can end it either.
+It returns the score, or a dict with `score` and its own parts; parts that are numbers are kept. A
+prompt is solved if `acc` says so, or, without `acc`, if the score is 1 or more. A function that is
+not async runs in a thread. After the deadline of rewards nobody waits for it, but it cannot be
+ended.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ _GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
 def split_path(name: str) -> tuple[str, str] | None:
-    """(path, function) of a reward that is named by its file; None of any other name."""
+    """(path, function) of a reward that is named by a file; None for any other name."""
     path, colon, function = name.rpartition(":")
     return (path, function) if colon and path.endswith(".py") else None
 
@@ -70,7 +71,7 @@ class CustomReward:
         try:
             return self.function(**given)
         except (Exception, SystemExit) as error:
-            # Here in the thread: `StopIteration`, as of `next`, never gets out of a future.
+            # In the thread, because `StopIteration` (of `next`, say) never leaves a future.
             raise self._failed(error) from error
 
     def _failed(self, error: BaseException) -> Exception:
@@ -79,12 +80,13 @@ class CustomReward:
         return RuntimeError(f"reward {self.name} raised {type(error).__name__}: {error}")
 
     def truth_problem(self, ground_truth: Any) -> str | None:
-        return None  # only the function knows
+        return None  # only the function can tell
 
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Of their own: functions that never return would take those that others need."""
+    """Separate threads, because functions that never return would block threads that others need.
+    Separate threads, because functions that never return would block threads that others need."""
     return ThreadPoolExecutor(thread_name_prefix="reward")
 
 
@@ -146,10 +148,10 @@ def _parts(name: str, value: Any, attempt: Attempt) -> dict[str, float]:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number, one in an array or a tensor too; None of anything else."""
+    """A finite number, also from an array or tensor of one element; None for anything else."""
     try:
         value = value.item() if hasattr(value, "item") else value
         number = float(value) if isinstance(value, Real) else math.nan
-    except (ValueError, RuntimeError, OverflowError):  # several elements, or beyond all floats
+    except (ValueError, RuntimeError, OverflowError):  # several elements, or too large for a float
         return None
     return number if math.isfinite(number) else None

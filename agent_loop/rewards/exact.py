@@ -1,4 +1,4 @@
-"""Answers that have to be the very text."""
+"""The reward for answers that must equal a text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from agent_loop.tools.protocol import ToolBackend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactReward:
-    """1 where the answer is the text of `target` (or one of several) or `answer` in the ground
-    truth, white space at its ends aside."""
+    """1 if the answer, without white space at its ends, equals `target` (or one of several) or
+    `answer` of the ground truth."""
 
     name: str
 
@@ -28,7 +28,7 @@ class ExactReward:
 
 
 def _wanted(ground_truth: Any) -> list[str]:
-    """Every text that is right; nothing for what is empty, null or an object."""
+    """Every right text; none for an empty value, null or an object."""
     value = ground_truth
     if isinstance(ground_truth, Mapping):
         value = ground_truth.get("target", ground_truth.get("answer"))

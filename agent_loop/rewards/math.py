@@ -1,4 +1,4 @@
-"""Mathematical answers: equal as text, as numbers, or by math-verify."""
+"""The reward for mathematical answers: equal as text, as numbers, or by math-verify."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,35 +10,35 @@ from agent_loop.rewards.verdict import no_answer, verdict
 from agent_loop.tools.protocol import ToolBackend
 
 _NO_ANSWER = " \t\n$%.\\"
-"""Characters of which alone there is no answer."""
+"""A text of only these characters is no answer."""
 
 
 async def is_equal(answer: str, target: str) -> bool:
     """Whether two answers are equal.
 
-    One that is too long, cannot be parsed or takes too long to check is wrong; see
-    `agent_loop.rewards.math_forms` for what is the same and `math_pool` for the limits.
+    An answer that is too long, cannot be parsed or takes too long to check is wrong. See
+    `agent_loop.rewards.math_forms` for the rules and `math_pool` for the limits.
     """
     return await _verdict(answer, target) is True
 
 
 async def _verdict(answer: str, target: str) -> bool | None:
-    """None where it took too long."""
+    """Whether two answers are equal; None if the check took too long."""
     found = compare(answer, target)
     return found if isinstance(found, bool) else await are_equal(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MathReward:
-    """1 where the answer is equal to the `answer` of the ground truth. The part `timeout` is 1
-    where that was not found out in time, which counts as wrong."""
+    """1 if the answer equals the `answer` of the ground truth. The part `timeout` is 1 if the check
+    took too long, which counts as wrong."""
 
     name: str
     by_text: bool = False
-    """Equal as text only, LaTeX's ways of spelling aside."""
+    """Compare as text only, after normalising LaTeX."""
 
     format_weight: float = 0.0
-    """Share of the score that is for having answered at all."""
+    """Share of the score for giving any answer."""
 
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
         answer, target = attempt.answer, str(attempt.ground_truth["answer"])

@@ -1,8 +1,8 @@
-r"""Answers of mathematics as text: one spelling of LaTeX, exact numbers, lists and brackets. Pure.
+r"""Comparison of mathematical answers as text: LaTeX spelling, numbers, lists, brackets. Pure.
 
-Most verdicts are found here: the same text, two numbers, tuples of another length. What is left are
-pairs of expressions, for math-verify: the items of tuples, intervals and matrices one by one, which
-its grammar reads ten times as fast as the whole.
+Most answers are decided here: the same text, two numbers, tuples of different length. The rest are
+pairs of expressions for math-verify. The items of tuples, intervals and matrices are compared one
+by one, because math-verify's grammar reads them ten times as fast as the whole.
 """
 
 import re
@@ -12,16 +12,16 @@ from fractions import Fraction
 from samplers.rows.sources.math import boxed_answer
 
 MAX_LENGTH = 2000
-"""Characters; a longer answer is wrong."""
+"""Longest answer in characters; a longer one is wrong."""
 
 MAX_DEPTH = 30
-"""Brackets within brackets that math-verify is asked to read."""
+"""Deepest nesting of brackets that math-verify gets."""
 
 _LEAST_PLACES = 6
-"""Of a decimal that stands for a number that it does not equal, as 0.333333."""
+"""Fewest decimal places of a rounded number, such as 0.333333 for 1/3."""
 
 _MOST_EXPONENT = 400
-"""Of scientific notation that is taken for an exact number."""
+"""Largest exponent of scientific notation that counts as an exact number."""
 
 _CHARACTERS = str.maketrans(
     {
@@ -85,11 +85,11 @@ _NUMBER = re.compile(
     rf"|(?P<m>{_DIGITS})(?:\\times|\\cdot|\*)10\^(?:\{{(?P<e>[+-]?\d{{1,4}})\}}|(?P<e1>\d)))"
 )
 _IN_BASE = re.compile(r"((?=[A-Z]*\d)[0-9A-Z]+)_\{?(\d+)\}?")
-"""With a digit: `V_1` is a name."""
+"""A number in a base begins with a digit, because `V_1` is a name."""
 
 _NUMBERS_OWN = re.compile(r"\\(?:pi|infty|frac|sqrt|cdot|times)")
 _UNREADABLE = re.compile(r"(?<![_^\d.])\d[\d.]* \d|%|\\text\s*\{[^{}]*\d")
-"""Two numbers, or a comment, which a parser of LaTeX makes something of."""
+"""Two numbers in a row, or a comment, which a LaTeX parser would misread."""
 
 _MATRIX = re.compile(r"\\begin\{[pb]?matrix\}(.*)\\end\{[pb]?matrix\}")
 _ENDLESS = re.compile(
@@ -99,11 +99,11 @@ _ENDLESS = re.compile(
 )
 
 Expressions = list[tuple[str, str]]
-"""Pairs of expressions, the target's first; answer and target are equal when each pair is."""
+"""Pairs of expressions, the target's first; answer and target are equal if every pair is equal."""
 
 
 def clean(text: str) -> str:
-    """One spelling for what LaTeX spells in many ways: boxes, fractions, brackets, spaces."""
+    """One spelling for the many spellings of LaTeX: boxes, fractions, brackets, spaces."""
     while (boxed := boxed_answer(text)) is not None and boxed != text:
         text = boxed
     text = text.strip(" \t\n$").removesuffix(".").translate(_CHARACTERS)
@@ -115,7 +115,7 @@ def clean(text: str) -> str:
 
 
 def _as_fraction(repeating: re.Match[str]) -> str:
-    r"""Of a decimal such as `0.1\overline{6}`."""
+    r"""The fraction of a decimal such as `0.1\overline{6}`."""
     whole, fixed, period = repeating.groups()
     over = 10 ** len(fixed) * (10 ** len(period) - 1)
     value = int(whole + fixed + period) - int("0" + whole + fixed)
@@ -123,17 +123,17 @@ def _as_fraction(repeating: re.Match[str]) -> str:
 
 
 def _tight(text: str) -> str:
-    """Without white space, where it does not part two numbers."""
+    """The text without white space, except between two numbers."""
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
 def normalise(text: str) -> str:
-    """The text of which two answers are equal where they differ in the spelling of LaTeX only."""
+    """The normal form of an answer; answers that differ only in LaTeX spelling have the same."""
     return _tight(clean(text).removesuffix("%").removesuffix("\\"))
 
 
 def compare(answer: str, target: str) -> bool | Expressions:
-    """Whether two answers are equal, or which expressions that depends on."""
+    """Whether two answers are equal, or the expressions on which this depends."""
     if answer == target:
         return True
     if len(answer) > MAX_LENGTH:  # before any pattern is tried on it
@@ -148,7 +148,7 @@ def compare(answer: str, target: str) -> bool | Expressions:
 
 
 def exact(text: str) -> Fraction | None:
-    """The number that a text is: a decimal, a ratio, a mixed number, scientific notation."""
+    """The exact number of a text: decimal, ratio, mixed number, scientific notation."""
     if len(text) > 100 or (found := _NUMBER.fullmatch(text)) is None:
         return None
     part = found.groupdict()
@@ -172,9 +172,9 @@ def exact(text: str) -> Fraction | None:
 
 
 def is_endless(text: str) -> bool:
-    """Whether an expression is of those that no computer finishes, or that no answer is as deep as.
+    """Whether an expression is too large to compute, or too deep for an answer.
 
-    Not all such are known by their looks: the processes that check have limits of their own.
+    Not all such expressions are recognised; the checking processes have their own limits.
     """
     depth = deepest = 0
     for character in text:
@@ -184,7 +184,7 @@ def is_endless(text: str) -> bool:
 
 
 def _without_unit(text: str) -> tuple[str, str]:
-    r"""A quantity without degrees and unit, and the unit: "12\text{ cm}^2" is 12, "cm2"."""
+    r"""(a quantity without degrees and unit, the unit): "12\text{ cm}^2" is 12, "cm2"."""
     text = re.sub(r"\^\\circ$|\s*degrees?$", "", text)
     found = _UNIT.search(text)
     if found is None or not found.start():
@@ -227,7 +227,7 @@ def _compare(ours: str, theirs: str) -> bool | Expressions:
 
 
 def _is_rounded(text: str, value: Fraction, other: Fraction) -> bool:
-    """Whether a decimal is what another number is rounded or cut to, with six places or more."""
+    """Whether a decimal is another number, rounded or cut to six places or more."""
     _, point, places = text.partition(".")
     digits = text.strip("+-").replace(".", "").lstrip("0")
     if not point or len(places) < _LEAST_PLACES or len(digits) < _LEAST_PLACES:
@@ -236,8 +236,11 @@ def _is_rounded(text: str, value: Fraction, other: Fraction) -> bool:
 
 
 def _compare_bases(ours: str, theirs: str) -> bool | None:
-    """Of numbers written as `1010_2`, where the answer may leave out what the target has; None
-    where neither is one."""
+    """Compare numbers such as `1010_2`; the answer may omit the target's base.
+
+    Returns:
+        None if neither number has a base.
+    """
     x, y = _IN_BASE.fullmatch(ours), _IN_BASE.fullmatch(theirs)
     if y is not None:
         return (x.groups() if x else (ours, y[2])) == y.groups()
@@ -245,7 +248,7 @@ def _compare_bases(ours: str, theirs: str) -> bool | None:
 
 
 def _values(text: str) -> list[str]:
-    """What an answer such as `x = 3 + 4 = 7` says is equal, the name in front left out."""
+    """The parts of an answer such as `x = 3 + 4 = 7`, without the name in front."""
     parts = [part.strip() for part in re.split(r"(?<![<>!\\])=", text)]
     is_named = re.search(r"[A-Za-z]", _NUMBERS_OWN.sub("", parts[0])) is not None
     return parts[1:] if is_named else parts
@@ -267,7 +270,7 @@ def _is_word(text: str) -> bool:
 
 
 def _all_equal(ours: Sequence[str], theirs: Sequence[str]) -> bool | Expressions:
-    """Of items in order."""
+    """Compare items in order."""
     if len(ours) != len(theirs):
         return False
     open_pairs: Expressions = []
@@ -282,7 +285,7 @@ def _all_equal(ours: Sequence[str], theirs: Sequence[str]) -> bool | Expressions
 def _equal_sets(
     whole: str, whole_target: str, ours: Sequence[str], theirs: Sequence[str]
 ) -> bool | Expressions:
-    """Of items in any order; where an item's equality is open, math-verify pairs them."""
+    """Compare items in any order; math-verify pairs the items that are undecided."""
     verdicts = [[_compare(a, b) for b in theirs] for a in ours]
     columns = list(zip(*verdicts, strict=True))
     if any(all(v is False for v in line) for line in [*verdicts, *columns]):
@@ -304,7 +307,7 @@ def _matrix(text: str) -> tuple[str, list[str]] | None:
 
 
 def _brackets(text: str) -> tuple[str, list[str]] | None:
-    """The outer brackets of a tuple or an interval, and its items; None of anything else."""
+    """(outer brackets, items) of a tuple or an interval; None for anything else."""
     if len(text) < 5 or text[0] not in "([" or text[-1] not in ")]":
         return None
     items = _split(text[1:-1])
@@ -312,7 +315,7 @@ def _brackets(text: str) -> tuple[str, list[str]] | None:
 
 
 def _listed(text: str) -> list[str] | None:
-    r"""The items of `\{1,2\}` and of `1, 2`; None where there is one only, and none within."""
+    r"""The items of `\{1,2\}` and of `1, 2`; None for a single item without braces."""
     is_set = text.startswith("\\{") and text.endswith("\\}")
     items = _split(text[2:-2] if is_set else text)
     return items if items is not None and (is_set or len(items) > 1) and all(items) else None

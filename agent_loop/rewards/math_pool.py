@@ -1,13 +1,14 @@
-r"""math-verify in two processes that can be killed, shared by all that judge in this process.
+r"""math-verify in two killable processes, shared by all rewards of this process.
 
-math-verify (Kydlicek 2025) parses with ANTLR and compares with sympy, either of which can run for
-ever or fill the memory; its own alarms work in a main thread only. Here each check has a limit of
-CPU time, which does not depend on who else is busy, so that a verdict is the same every time:
-Python code is interrupted and the process goes on; what hangs in C is killed by the kernel, which
-works without us too, and pebble starts another. A wall clock limit stands behind both.
+math-verify (Kydlicek 2025) parses with ANTLR and compares with sympy. Both can run for ever or fill
+the memory, and math-verify's own alarms work only in a main thread. Here each check has a limit of
+CPU time. CPU time does not depend on other load, so an answer is judged the same every time. Python
+code is interrupted and the process continues; a process that hangs in C code is killed by the
+kernel, and pebble starts another one. In addition there is a limit of wall time.
 
-The processes begin when first needed and end with ours. They know nothing of our `__main__`: in a
-Ray worker they would import Ray, and a script without a guard would run again.
+The processes start when first needed and end with this process. They do not import this process's
+`__main__`, because in a Ray worker they would import Ray, and a script without a guard would run
+again.
 """
 
 import asyncio
@@ -31,29 +32,29 @@ from agent_loop.rewards.math_forms import Expressions
 
 WORKERS = 2
 CPU_S = 2.0
-"""Of one answer; later in Python code."""
+"""CPU seconds of one answer, after which Python code is interrupted."""
 
 KILLED_AFTER_CPU_S = 3
-"""Of one answer; whole seconds, for the kernel."""
+"""CPU seconds of one answer, after which the kernel kills the process; a whole number."""
 
 WALL_S = 20.0
-"""Of one answer, from when a process took it; only a machine that is overrun gets there."""
+"""Wall seconds of one answer; reached only on an overloaded machine."""
 
 MEMORY_BYTES = 2 << 30
 """Address space of a process."""
 
 MOST_CHECKS = 5000
-"""Then a process is replaced: sympy never forgets."""
+"""Checks after which a process is replaced, because sympy's caches grow."""
 
 
 async def are_equal(expressions: Expressions) -> bool | None:
-    """Whether each pair is of two equal expressions.
+    """Whether the two expressions of every pair are equal.
 
     Args:
         expressions: pairs, the target's first.
 
     Returns:
-        None where that was not found out within the limits.
+        None if the limits were reached.
 
     Raises:
         RuntimeError: the processes do not start, or break twice for reasons of their own.
@@ -83,7 +84,7 @@ async def are_equal(expressions: Expressions) -> bool | None:
 
 _lock = threading.Lock()
 _pools: list[ProcessPool] = []
-"""The one in use, if any."""
+"""The current pool, if any."""
 
 
 def _pool() -> ProcessPool:
@@ -95,7 +96,7 @@ def _pool() -> ProcessPool:
 
 
 def _forget(pool: ProcessPool) -> None:
-    """Of a pool that broke; whoever comes first makes another."""
+    """Forget a broken pool; the next caller makes a new one."""
     with _lock:
         if pool in _pools:
             _pools.remove(pool)
@@ -103,7 +104,7 @@ def _forget(pool: ProcessPool) -> None:
 
 
 def _after_fork() -> None:
-    """The pool's threads stayed with the parent; its processes are the parent's."""
+    """Forget the pool in a forked child, because its threads and processes belong to the parent."""
     global _lock
     _lock = threading.Lock()
     _pools.clear()
@@ -126,7 +127,9 @@ class _Process(multiprocessing.context.SpawnProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         main = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")  # spawn has no other way to say so
+        sys.modules["__main__"] = ModuleType(
+            "__main__"
+        )  # spawn has no other way to leave `__main__` out
         try:
             return multiprocessing.context.SpawnProcess._Popen(process_obj)  # pyright: ignore[reportAttributeAccessIssue]
         finally:
@@ -144,14 +147,16 @@ class _WithoutMain(multiprocessing.context.SpawnContext):
 
 
 class TooSlow(BaseException):
-    """The CPU time is up. No `Exception`, which math-verify would catch and go on."""
+    """The CPU time is used up. It is no `Exception`, because math-verify would catch it and
+    continue."""
 
 
 def _begin() -> None:
-    """Pay for the imports, which would else count against the first answer, and set the limits."""
+    """Import the libraries now, so that they do not count against the first answer, and set limits.
+    Import the libraries now, so that they do not count against the first answer, and set limits."""
     import math_verify  # noqa: F401
 
-    logging.disable(logging.CRITICAL)  # math-verify warns that it has no alarms
+    logging.disable(logging.CRITICAL)  # hides math-verify's warning that it has no alarms
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pebble's own handler waits for C code
     signal.signal(signal.SIGPROF, _interrupt)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -163,7 +168,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def check(expressions: Expressions) -> bool | None:
-    """Runs in a process of the pool: compares pairs until one differs; None: too slow."""
+    """Run in a process of the pool: compare pairs until one differs; None if it took too long."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     kill_at = math.ceil(used.ru_utime + used.ru_stime) + KILLED_AFTER_CPU_S
     resource.setrlimit(resource.RLIMIT_CPU, (kill_at, resource.RLIM_INFINITY))
@@ -179,7 +184,7 @@ def check(expressions: Expressions) -> bool | None:
 
 @lru_cache(4096)
 def _is_equal(target: str, answer: str) -> bool:
-    """Whatever math-verify trips over is wrong."""
+    """Whether two expressions are equal; an error of math-verify counts as not equal."""
     from math_verify import verify
 
     ours, theirs = _parsed(answer), _parsed(target)
@@ -194,10 +199,10 @@ def _is_equal(target: str, answer: str) -> bool:
 
 @lru_cache(1024)
 def _parsed(text: str) -> Any:
-    """All of a text as one expression, None where it is none; `i` is the imaginary unit.
+    """The complete text as one expression, None if it is none; `i` is the imaginary unit.
 
-    math-verify's own `parse` would take an expression from somewhere in the text, and leave off
-    what may be a unit: `2m`.
+    math-verify's own `parse` takes an expression from any place in the text, and drops a possible
+    unit, such as m in `2m`.
     """
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from math_verify.grader import should_treat_as_complex
@@ -218,8 +223,8 @@ def _parsed(text: str) -> Any:
 
 
 def _differ_at_a_point(ours: Any, theirs: Any) -> bool:
-    """Whether two expressions have clearly different values somewhere: sooner known than by
-    `simplify`, which would transform them until it gives up. False says nothing."""
+    """Whether two expressions have clearly different values at some point. This is faster than
+    `simplify`. False decides nothing."""
     from sympy import E, Expr, Rational, Symbol
 
     if not (isinstance(ours, Expr) and isinstance(theirs, Expr)):
@@ -240,7 +245,7 @@ def _differ_at_a_point(ours: Any, theirs: Any) -> bool:
 
 
 def _expand_to_the_same(ours: Any, theirs: Any) -> bool:
-    """Whether two expressions are multiplied out to the same: ten times as fast as `simplify`."""
+    """Whether two expressions are equal after multiplying out; ten times as fast as `simplify`."""
     from sympy import Expr
 
     expressions: list[Any] = [ours, theirs]

@@ -1,8 +1,9 @@
-"""Short answers: exact match and token F1, after SQuAD's normalisation.
+"""The reward for short answers: exact match and token F1, after SQuAD's normalisation.
 
 Source: Rajpurkar et al. 2016, the evaluation script of SQuAD v1.1: lower case, no ASCII
-punctuation, no articles, single spaces; the best of several right answers counts. As there, texts
-of which nothing is left are an exact match and have F1 0; the reward asks for the same text then.
+punctuation, no articles, single spaces; the best of several right answers counts. As in that
+script, two texts with an empty normal form are an exact match with F1 0; for them the reward
+requires the same text.
 """
 
 import re
@@ -26,7 +27,7 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-_normal_target = lru_cache(1 << 16)(normalise)  # a target comes once for each trajectory
+_normal_target = lru_cache(1 << 16)(normalise)  # each trajectory of a group has the same target
 
 
 @lru_cache(1 << 16)
@@ -36,13 +37,14 @@ def _words(target: str) -> tuple[Counter[str], int]:
 
 
 def exact_match(answer: str, targets: Sequence[str]) -> float:
-    """1.0 when the answer has the normal form of one of the targets."""
+    """1.0 if the answer and one of the targets have the same normal form."""
     normal = normalise(answer)
     return float(any(normal == _normal_target(target) for target in targets))
 
 
 def f1(answer: str, targets: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall over the words of the normal forms; of the best."""
+    """Harmonic mean of precision and recall over the words of the normal forms, for the best
+    target."""
     words = normalise(answer).split()
     counts = Counter(words)
     best = 0.0
@@ -56,19 +58,21 @@ def f1(answer: str, targets: Sequence[str]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QAReward:
-    """Compares the answer with the `target` of the ground truth, a text or several. The parts `em`
-    and `f1` are given in either case; solved means an exact match."""
+    """Compare the answer with the `target` of the ground truth, one text or several. The parts are
+    `em` and `f1`; solved means an exact match."""
 
     name: str
     by_f1: bool = False
-    """The score is F1 and not exact match."""
+    """Whether the score is F1 instead of exact match."""
 
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
         if attempt.answer is None:
             return no_answer() | {"em": 0.0, "f1": 0.0}
         targets = _targets(attempt.ground_truth)
         em, share = exact_match(attempt.answer, targets), f1(attempt.answer, targets)
-        if em and not normalise(attempt.answer):  # `!` would be right wherever `A` is
+        if em and not normalise(
+            attempt.answer
+        ):  # otherwise `!` would equal `A`, because both have an empty normal form
             em = float(attempt.answer.lower() in {target.lower() for target in targets})
         return verdict(share if self.by_f1 else em, acc=em) | {"em": em, "f1": share}
 

@@ -1,6 +1,7 @@
-"""What can be added to any reward: for answering in the asked form, for not running on.
+"""Terms that can be added to any reward: for the format of an answer and for its length.
 
-score = reward + sum of weight x term. Solved stays what it was: `acc` is the reward's own.
+score = reward + sum of weight x term. The terms do not change `acc`, which says if a prompt is
+solved.
 """
 
 from dataclasses import dataclass
@@ -11,11 +12,11 @@ from agent_loop.tools.protocol import ToolBackend
 from config.schema import LengthTermConfig, RewardTerms
 
 FREE_SHARE = 0.8
-"""Of the limit of a length, where no length is named that is free; as in DAPO's own runs."""
+"""Default of `free` as a share of `limit`, as in DAPO's own runs."""
 
 
 def free_length(term: LengthTermConfig, max_response_length: int) -> int:
-    """Tokens up to which a response is not punished."""
+    """Tokens up to which a response has no penalty."""
     limit = term.limit or max_response_length
     return int(FREE_SHARE * limit) if term.free is None else term.free
 
@@ -32,8 +33,8 @@ def length_term(length: int, free: int, limit: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapedReward:
-    """A reward with terms. Its parts are those of the reward, the reward's own score as `task`, and
-    each term without its weight as `term_<name>`."""
+    """A reward with terms. Its parts are the parts of the reward, the reward's own score as `task`,
+    and each term without its weight as `term_<name>`."""
 
     reward: Reward
     terms: RewardTerms
@@ -61,6 +62,6 @@ class ShapedReward:
 
 
 def with_terms(reward: Reward, terms: RewardTerms) -> Reward:
-    """The reward with its terms; itself where there are none."""
+    """The reward with its terms; the reward itself if there are none."""
     is_plain = terms.format is None and terms.length is None
     return reward if is_plain else ShapedReward(reward=reward, terms=terms)
