@@ -1,7 +1,8 @@
-"""What a kind of data is: how one raw record of it becomes a row, and what can be asked of that.
+"""A kind of data: how one raw record becomes a row, and the options of this conversion.
 
-One file a kind, in `samplers.rows.sources` or anywhere else: it holds a `KIND`. Reading files is
-left to `samplers.rows.records`, everything around single records to `samplers.rows.prepare`.
+Each kind is a file with a `KIND`, in `samplers.rows.sources` or anywhere else.
+`samplers.rows.records` reads the files, and `samplers.rows.prepare` does everything except the
+conversion of one record.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,19 +13,20 @@ from samplers.rows.schema import Row
 
 
 class UnusableRecord(ValueError):
-    """A record of the right form that no reward can judge: a gap of the dataset itself, as a TACO
-    problem without tests. It is left out and counted. The message is the reason, the same for all
-    such records."""
+    """A valid record that no reward can judge, such as a TACO problem without tests.
+
+    It is left out and counted. The message is the reason, the same for all such records."""
 
 
 class BadRecord(ValueError):
-    """A record that is not of its schema: a column is missing, a value has another type, a cell
-    holds broken JSON. It ends the preparation unless `skip_bad`. The message names field, value and
-    rule; file and record are added by who reads the file.
+    """A record that breaks its schema: a missing column, a value of another type, broken JSON.
+
+    It ends the preparation unless `skip_bad`. The message names field, value and rule; the reader
+    of the file adds file and record.
 
     Args:
-        message: for people.
-        reason: the same for all records with this fault; what `skip_bad` counts by.
+        message: shown to the user.
+        reason: the same text for all records with this fault; `skip_bad` counts by it.
     """
 
     def __init__(self, message: str, *, reason: str) -> None:
@@ -33,35 +35,38 @@ class BadRecord(ValueError):
 
 
 class Reader(Protocol):
-    """One raw record in, one row out: `to_row(record, split=..., index=...)`."""
+    """Converts one raw record to one row: `to_row(record, split=..., index=...)`."""
 
     def __call__(self, record: Mapping[str, Any], *args: Any, **options: Any) -> Row:
-        """Turn a record into a row. All that follows `record` is given by keyword.
+        """Convert a record to a row. All arguments after `record` are keyword arguments.
 
         Args:
-            record: as the file holds it; never changed.
+            record: the record of the file; it is not changed.
             split: `train` or `validation`.
             index: position of the record in its file, from 0.
-            source: `data_source` of the row, and the first part of its `row_id`: the kind's name
-                unless the user gives another. A preparation always tells it, and `agent`.
-            agent: `agent_name` of the row: the kind's unless the user gives another.
-            options: the values of the kind's `options`, by name; those left out have their default.
+            source: `data_source` of the row and the first part of its `row_id`; the kind's name
+                unless
+                the user gives another name. A preparation always passes `source` and `agent`.
+            agent: `agent_name` of the row; the kind's agent unless the user gives another.
+            options: the values of the kind's `options`, by name; missing options have their
+                default.
 
         Raises:
-            UnusableRecord, BadRecord: see there.
+            UnusableRecord: no reward can judge the record.
+            BadRecord: the record breaks its schema.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Something that a kind can be told, on the command line and by keyword."""
+    """An option of a kind, on the command line and as keyword argument."""
 
     name: str
-    """As the reader's keyword; `max_tests` is `--max-tests` on the command line."""
+    """The reader's keyword; `max_tests` is `--max-tests` on the command line."""
 
     type: Callable[[str], Any]
-    """Reads the word of the command line; raises ValueError."""
+    """Converts the text of the command line; may raise ValueError."""
 
     default: Any
     help: str
@@ -72,13 +77,13 @@ class Kind:
     """A kind of data."""
 
     name: str
-    """Of the kind, and of the source (`data_source`) that its rows belong to unless told."""
+    """Name of the kind, and default `data_source` of its rows."""
 
     agent: str
-    """`agent_name` of its rows; a run's `mixed.sources.<name>.agent` goes before it."""
+    """Default `agent_name` of its rows; a run's `mixed.sources.<name>.agent` has priority."""
 
     to_row: Reader
     help: str
-    """One line: which files it reads."""
+    """One line about the files that it reads."""
 
     options: tuple[Option, ...] = ()

@@ -1,7 +1,9 @@
-"""The folder in which a file is prepared: finished parts, and how far the inputs are read.
+"""The draft folder of a file that is being prepared: finished parts, and the position in the
+inputs.
 
-A process that is killed leaves it; the next one with the same fingerprint goes on after the last
-saved part, one with another fingerprint begins anew. One process at a time: the folder is locked.
+A killed process leaves its draft. The next process with the same fingerprint continues after the
+last saved part; a process with another fingerprint starts again. The folder is locked by one
+process.
 """
 
 # pyarrow has no types; what comes of it is narrowed where it is used.
@@ -28,27 +30,28 @@ _SEEN = "seen.u64"
 
 @dataclass(slots=True, kw_only=True)
 class State:
-    """How far the inputs are read, and what came of it."""
+    """The position in the inputs, and the counts so far."""
 
     file: int = 0
     record: int = 0
-    """The next record to read, of the input number `file`."""
+    """The next record to read, in input number `file`."""
 
     read: int = 0
     kept: int = 0
     dropped: dict[str, int] = field(default_factory=dict[str, int])
-    """Reason -> records."""
+    """Reason -> number of dropped records."""
 
     seen: int = 0
-    """Digests of row ids that the draft holds."""
+    """Number of digests of row ids in the draft."""
 
     parts: int = 0
     done: bool = False
-    """Nothing is left to read."""
+    """Whether all inputs were read."""
 
 
 def draft_folder(output: Path) -> Path:
-    """Where a file is drafted: beside it, so that it can be renamed into its place."""
+    """The draft folder of a file. It is beside the file, so that the draft can be renamed into
+    place."""
     return output.with_name(f".{output.name}.draft")
 
 
@@ -60,7 +63,8 @@ class Draft:
         self._fingerprint = fingerprint
 
     def resume(self) -> tuple[State, NDArray[np.uint64]]:
-        """Where to go on, and the digests of the row ids so far; from the start if need be."""
+        """(the state to continue from, the digests of the row ids so far); the start if there is no
+        draft."""
         try:
             found = json.loads((self._folder / _STATE).read_text())
             state = State(**found.pop("state"))
@@ -77,10 +81,10 @@ class Draft:
         return State(), np.empty(0, np.uint64)
 
     def save(self, state: State, rows: Sequence[Any], seen: NDArray[np.uint64]) -> None:
-        """Add a part, and say where to go on; of a crash in between, nothing is seen.
+        """Add a part and the state after it; after a crash in between, the draft is as before.
 
         Args:
-            state: after the part; `parts` and `seen` are counted here.
+            state: the state after the part; this method counts `parts` and `seen`.
             rows: tables of one schema.
             seen: digests of the row ids that are new.
         """
@@ -106,7 +110,7 @@ class Draft:
         new.replace(self._folder / _STATE)
 
     def parts(self, state: State) -> Iterator[Any]:
-        """The tables of the saved parts, in order; not in memory until they are touched."""
+        """The tables of the saved parts in order, memory-mapped."""
         for number in range(state.parts):
             with pa.memory_map(str(self._part(number))) as source:
                 yield pa.ipc.open_file(source).read_all()
@@ -120,14 +124,14 @@ class Draft:
 
 @contextmanager
 def open_draft(output: Path, fingerprint: str) -> Generator[Draft]:
-    """The draft of one output file, ours alone.
+    """The locked draft of one output file.
 
     Args:
         output: the file that is prepared.
-        fingerprint: of everything that decides what the output will hold.
+        fingerprint: of everything that decides the content of the output.
 
     Raises:
-        OSError: the folder cannot be made, or another process has it.
+        OSError: the folder cannot be created, or another process has locked it.
     """
     folder = draft_folder(output)
     try:

@@ -1,7 +1,7 @@
-"""Draws that depend on a row's id and a seed alone, and a small set of the ids that were seen.
+"""Sampling of rows by a hash of their ids, and a compact set of seen ids.
 
-A row is drawn by 64 bits of a hash of its id: the same on every machine, whatever the order of the
-rows and whichever others there are.
+Whether a row is drawn depends on 64 bits of a hash of its id and a seed. The result is the same on
+every machine, for any order of the rows and any other rows.
 """
 
 import hashlib
@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 EVERY = np.uint64(2**64 - 1)
-"""The largest digest: at or below it is every row."""
+"""The largest digest; every row's digest is at or below it."""
 
 _LEAST_MERGED = 1 << 16
 
 
 class SeenIds:
-    """A set of 64-bit digests that only grows, of some 20 bytes each.
+    """A growing set of 64-bit digests, about 20 bytes each.
 
-    Most are in a sorted array; the newest, up to an eighth, in a set that is merged into it.
+    Most digests are in a sorted array; the newest, up to an eighth, are in a set that is merged
+    into the array.
     """
 
     def __init__(self, digests: NDArray[np.uint64]) -> None:
@@ -28,7 +29,7 @@ class SeenIds:
         self._new: list[int] = []
 
     def add(self, digests: NDArray[np.uint64]) -> list[bool]:
-        """Which of some digests were not there; (len(digests),)."""
+        """(len(digests),) whether each digest is new; adds them."""
         at = np.searchsorted(self._sorted, digests)
         is_old = np.zeros(len(digests), np.bool_)
         inside = at < len(self._sorted)
@@ -47,13 +48,13 @@ class SeenIds:
         return is_new
 
     def take_new(self) -> NDArray[np.uint64]:
-        """Those added since this was asked last."""
+        """The digests added since the last call."""
         new, self._new = np.array(self._new, np.uint64), []
         return new
 
 
 def digests_of(row_ids: Sequence[str], purpose: str) -> NDArray[np.uint64]:
-    """64 bits of each id, other ones for each purpose; the same on every machine."""
+    """A 64-bit digest of each id, different for each purpose, and the same on every machine."""
     start = hashlib.blake2b(purpose.encode(), digest_size=8)
     parts: list[bytes] = []
     for name in row_ids:
@@ -64,5 +65,6 @@ def digests_of(row_ids: Sequence[str], purpose: str) -> NDArray[np.uint64]:
 
 
 def smallest(digests: NDArray[np.uint64], count: int) -> np.uint64:
-    """The digest at or below which `count` of some lie; `EVERY` where there are no more of them."""
+    """The digest at or below which `count` digests lie; `EVERY` if there are no more than `count`.
+    The digest at or below which `count` digests lie; `EVERY` if there are no more than `count`."""
     return np.partition(digests, count - 1)[count - 1] if count < len(digests) else EVERY

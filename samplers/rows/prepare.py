@@ -1,11 +1,11 @@
-"""From a dataset's own files to parquet rows: read, convert, choose, count what was left out.
+"""Preparation of rows: read a dataset's files, convert and choose records, write parquet, count
+drops.
 
-Decides nothing about single records (`samplers.kind`) nor about formats
-(`samplers.rows.records`). Memory does not grow with the rows, but for some 20 bytes of each id that
-was seen, 8 of each kept row's length, and 8 of each kept row's draws where a number of rows is
-drawn. What is read is saved in parts (`samplers.rows.draft`), so that a killed process loses
-little; what the files hold depends on their fingerprint alone, not on how often the work was cut.
-Files are there whole or not at all.
+Single records are converted by `samplers.kind` and read by `samplers.rows.records`. Memory per row
+is about 20 bytes for each seen id, 8 bytes for each kept row's length, and 8 bytes for its draw if
+a number of rows is drawn. Rows are saved in parts (`samplers.rows.draft`), so that a killed process
+loses little. The files depend only on their fingerprint, not on interruptions. A file is complete
+or does not exist.
 """
 
 # pyarrow has no types; what comes of it is narrowed where it is used.
@@ -39,14 +39,14 @@ from samplers.rows.schema import Row, columns_of
 
 PART_RECORDS = 8192
 PART_BYTES = 64 << 20
-"""A part is saved at the first of these; a killed process loses less."""
+"""A part is saved at the first of these limits; a killed process loses at most one part."""
 
 _BATCH_RECORDS = 256
 _BATCH_BYTES = 16 << 20
-"""Records are tokenised and turned into columns together up to the first of these."""
+"""Records are tokenised and converted together, up to the first of these limits."""
 
 _FORMAT = 1
-"""Of the fingerprint; another one where the same inputs come to give other rows."""
+"""Version in the fingerprint; it changes when the same inputs give other rows."""
 
 _LENGTH = "length"
 _COPY = "it is a copy of an earlier record"
@@ -55,31 +55,31 @@ _LONG = "its prompt is longer than max_prompt_tokens"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
-    """How prompts are measured."""
+    """The tokenizer that measures prompts."""
 
     name: str
-    """Part of the fingerprint: another name, another preparation."""
+    """Its name, a part of the fingerprint."""
 
     lengths: Callable[[list[str]], list[int]]
-    """Tokens of each text."""
+    """The number of tokens of each text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which rows are kept, and which of them are for validation. None does not choose."""
+    """Which rows are kept, and which of these are for validation; None makes no choice."""
 
     limit: int | None = None
-    """Rows to keep, after which the inputs are read no further."""
+    """Number of rows to keep; reading stops there."""
 
     sample: int | None = None
-    """Rows to draw of those kept: the same ones, whatever the order of the records."""
+    """Number of kept rows to draw; the same rows for any order of the records."""
 
     validation: float | int | None = None
-    """Of the rows that are left, a share (below 1) or a number for the second file. With a share,
-    the side of a row depends on its id and the seed alone; with a number, the rows drawn first."""
+    """Share (below 1) or number of the remaining rows for the second file. With a share, a row's
+    file depends only on its id and the seed."""
 
     max_prompt_tokens: int | None = None
-    """Longer prompts are left out. Templates, which the run adds, are not counted."""
+    """Longer prompts are left out; templates, which the run adds, do not count."""
 
     seed: int = 0
 
@@ -101,7 +101,7 @@ _EVERYTHING = Choice()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareProgress:
-    """How far the inputs are read."""
+    """The progress of reading."""
 
     read_bytes: int
     size_bytes: int
@@ -110,13 +110,13 @@ class PrepareProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What came of it."""
+    """The result of a preparation."""
 
     files: dict[str, int]
-    """Path -> rows."""
+    """Path -> number of rows."""
 
     read: int
-    """Records."""
+    """Records read."""
 
     dropped: dict[str, int]
     """Reason -> records."""
@@ -128,7 +128,7 @@ class Prepared:
     """`p50`, `p90`, `p99`, `max` of the written prompts."""
 
     was_there: bool = False
-    """The files held this already, nothing was done."""
+    """Whether the files existed already, so that nothing was done."""
 
 
 def prepare(
@@ -146,28 +146,28 @@ def prepare(
     skip_bad: bool = False,
     progress: Callable[[PrepareProgress], None] = lambda _: None,
 ) -> Prepared:
-    """Turn files of records into one parquet file of rows, or two.
+    """Convert files of records to one parquet file of rows, or to two.
 
     Args:
-        kind: how a record becomes a row.
+        kind: the kind of the records.
         inputs: files as `RecordFile` reads them, one after another.
-        output: `.parquet` file; one that is there is replaced when the new one is complete.
+        output: `.parquet` file; an existing file is replaced when the new one is complete.
         split: `train` or `validation`, of the rows of `output`.
         validation_output: the second file; needed with `choice.validation`, and only then.
-        choice: of the rows.
-        options: of the kind, by name.
+        choice: which rows are kept.
+        options: the kind's options by name.
         source: `data_source` of the rows; None is the kind's name.
         agent: `agent_name` of the rows; None is the kind's.
         tokenizer: measures prompts; None counts characters.
-        skip_bad: leave out, and count, records that are not of their schema.
-        progress: told often.
+        skip_bad: leave out and count records that break their schema.
+        progress: called often.
 
     Raises:
-        BadData: a record is not of its schema, a file is damaged, the kind's own code fails, or no
-            row is left. Nothing stays behind, new folders apart.
-        ValueError: options contradict each other, or an output is no place for a file of rows.
-        OSError: an input is not there, or an output cannot be written. Neither does then.
-        KeyboardInterrupt: of the user; the draft stays, and the same call goes on from there.
+        BadData: a record breaks its schema, a file is damaged, the kind's own code fails, or no row
+            is left. No file remains, except new folders.
+        ValueError: options contradict each other, or an output path is not possible.
+        OSError: an input is missing, or an output cannot be written.
+        KeyboardInterrupt: from the user; the draft remains, and the same call continues from there.
     """
     job = _Job(
         kind=kind,
@@ -203,18 +203,18 @@ def _remove(drafts: Iterable[Draft]) -> None:
 
 
 class _Entry(NamedTuple):
-    """What became of a record."""
+    """The result of one record."""
 
     file: int
     number: int
     line: int
     outcome: Row | str | BadData
-    """A row, the reason why there is none, or what ends the reading."""
+    """A row, the reason of a drop, or the error that ends the reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """The arguments of `prepare`, with what follows from them."""
+    """The arguments of `prepare`, and values derived from them."""
 
     kind: Kind
     files: list[RecordFile]
@@ -262,7 +262,7 @@ class _Job:
         return Prepared(files=files, **account)
 
     def run(self, draft: Draft, fingerprint: str) -> Prepared:
-        """Read what is left to read, then write the files."""
+        """Read the rest of the inputs, then write the files."""
         state, digests = draft.resume()
         seen = SeenIds(digests)
         entries = self._entries(state)
@@ -326,8 +326,8 @@ class _Job:
     def _read_part(
         self, entries: Iterator[_Entry], state: State, seen: SeenIds, draft: Draft
     ) -> None:
-        """Read as much as one part holds, and save it. Where a part ends depends on the records
-        alone, so that a resumed preparation has the parts of an uninterrupted one."""
+        """Read one part and save it. The end of a part depends only on the records, so that a
+        resumed preparation has the same parts as an uninterrupted one."""
         tables: list[Any] = []
         began, size_bytes = state.read, 0
         while not state.done and state.read - began < PART_RECORDS and size_bytes < PART_BYTES:
@@ -347,7 +347,7 @@ class _Job:
             draft.save(state, tables, seen.take_new())
 
     def _take(self, batch: Sequence[_Entry], state: State, seen: SeenIds) -> Any:
-        """The rows of a batch that are kept, as a table; all are counted in `state`."""
+        """The kept rows of a batch as a table; all results are counted in `state`."""
         batch, table = self._columns(batch)
         rows = _rows(batch)
         lengths = self._lengths(rows)
@@ -378,7 +378,7 @@ class _Job:
         return table.filter(pa.array(keep, pa.bool_()))
 
     def _columns(self, batch: Sequence[_Entry]) -> tuple[Sequence[_Entry], Any]:
-        """A batch, in which rows that cannot be written have become faults, and its rows."""
+        """(the batch, with rows that cannot be written as faults; its rows)."""
         try:
             return batch, columns_of(_rows(batch))
         except (ValueError, TypeError, KeyError):
@@ -398,7 +398,7 @@ class _Job:
         return entry.outcome
 
     def _lengths(self, rows: Sequence[Row]) -> list[int]:
-        """Of the prompts, in tokens or in characters; (rows,)."""
+        """(rows,) lengths of the prompts in tokens or characters."""
         prompts = [
             "\n".join(each["content"] for each in row.messages) or row.question for row in rows
         ]
@@ -422,7 +422,7 @@ class _Job:
     # --- writing ---------------------------------------------------------------------------------
 
     def _write(self, draft: Draft, state: State, fingerprint: str) -> Prepared:
-        """Put the chosen rows of all parts into the files, and the files where they belong."""
+        """Write the chosen rows of all parts to the files, and rename the files into place."""
         side_of = self._sides(draft, state)
         lengths: list[NDArray[np.int64]] = []
         try:
@@ -443,7 +443,7 @@ class _Job:
         return self.prepared(**account)
 
     def _sides(self, draft: Draft, state: State) -> Callable[[Any], NDArray[np.int8]]:
-        """How the rows of a part are told apart: 0 and 1 are the files, -1 is not drawn."""
+        """The file of each row of a part: 0 or 1; -1 for a row that is not drawn."""
         sample, share = self.choice.sample, self.choice.validation
         last_sampled = last_validation = EVERY
 
@@ -476,7 +476,7 @@ class _Job:
     def _account(
         self, state: State, rows: Sequence[int], lengths: Sequence[NDArray[np.int64]]
     ) -> dict[str, Any]:
-        """What came of it, as the files' metadata have it and `prepared` takes it."""
+        """The summary for the files' metadata and for `Prepared`."""
         if 0 in rows:
             empty = self.outputs[rows.index(0)].path
             raise BadData(
@@ -500,7 +500,7 @@ class _Job:
 
 
 def _batch(entries: Iterator[_Entry]) -> list[_Entry]:
-    """The next records, as many as are worked on together; none at the end."""
+    """The next batch of records; empty at the end."""
     batch: list[_Entry] = []
     size_bytes = 0
     for entry in entries:
@@ -514,7 +514,7 @@ def _batch(entries: Iterator[_Entry]) -> list[_Entry]:
 
 
 def _size(value: Any) -> int:
-    """About as many bytes as a value has in JSON."""
+    """Approximate size of a value as JSON, in bytes."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -531,7 +531,7 @@ def _rows(batch: Iterable[_Entry]) -> list[Row]:
 def _options(
     kind: Kind, given: Mapping[str, Any], source: str | None, agent: str | None
 ) -> dict[str, Any]:
-    """What the reader is told besides the record: the kind's options, and names if given."""
+    """The reader's arguments besides the record: the kind's options, and names if given."""
     defaults = {option.name: option.default for option in kind.options}
     unknown = [name for name in given if name not in defaults]
     if unknown:
@@ -544,7 +544,8 @@ def _options(
 
 
 def _code_of(reader: object) -> list[Any]:
-    """What decides of a reader: the file of its function or class, and what is bound to it."""
+    """The code that decides a reader's result: the file of its function or class, and bound values.
+    The code that decides a reader's result: the file of its function or class, and bound values."""
     bound: list[Any] = []
     while isinstance(reader, partial):
         reader = cast("partial[Any]", reader)
@@ -557,7 +558,7 @@ def _code_of(reader: object) -> list[Any]:
 
 @contextmanager
 def _writing(outputs: Sequence[Output]) -> Generator[None]:
-    """Say of which outputs a fault of the disk is."""
+    """Add the names of the outputs to an error of the disk."""
     try:
         yield
     except OSError as error:

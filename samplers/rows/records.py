@@ -1,13 +1,14 @@
-"""Records out of a file, one after another in constant memory, whatever the file's format.
+"""Reads the records of a file one by one in constant memory, for every supported format.
 
-Parquet, Arrow IPC (file and stream, so the Hub's `.arrow` too), JSON lines, a JSON array, CSV and
-TSV; the texts also gzipped, told by the first bytes. A fault of one record (a broken line, a text
-that is not UTF-8, a row with too many cells) is handed out in its place, so that the caller decides
-whether it ends the work; a fault after which nothing can be read is raised. Nothing is repaired: a
-lone half of a surrogate pair is a fault, `NaN` and `Infinity` are read as Python reads them.
+Formats: Parquet, Arrow IPC (file and stream, so the Hub's `.arrow` too), JSON lines, a JSON array,
+    CSV and TSV; text formats also gzipped, recognised by their first bytes. A fault of one record
+    (a broken line, a text that is not UTF-8, a row with too many cells) is returned in place of the
+    record, so that the caller decides whether it ends the work. A fault after which nothing can be
+    read is raised. Nothing is repaired: half of a surrogate pair is a fault; `NaN` and `Infinity`
+    are read as Python reads them.
 
-Arrays are cut into elements by the scanner of Python's `json`, which tells where each ends, and the
-elements are read as lines are. (ijson 3.4 ends the file at `NaN` or an integer of 20 digits, makes
+The scanner of Python's `json` finds the end of each element of an array, and the elements are read
+like lines. (ijson 3.4 ends the file at `NaN` or an integer of 20 digits, makes
 `?` of half a surrogate pair, and takes gigabytes for deeply nested brackets.)
 """
 
@@ -33,12 +34,12 @@ import pyarrow.parquet as pq
 from samplers.kind import BadRecord
 
 MOST_RECORD_BYTES = 512 << 20
-"""A longer record ends the reading: it is a file without ends of records, to be held whole."""
+"""A longer record ends the reading, because such a file has no record ends."""
 
 _BLOCK_BYTES = 1 << 20
 _BATCH_BYTES = 16 << 20
 _BATCH_ROWS = 32
-"""Few, because a parquet file tells the mean size of its rows and not the largest."""
+"""Rows per batch; few, because a parquet file states only the mean size of its rows."""
 
 _GZIP = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
@@ -46,27 +47,27 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _scan = json.JSONDecoder(strict=False, parse_int=str, parse_float=str).raw_decode
-"""Finds the end of a value; strings and numbers are judged afterwards, when it is read."""
+"""Finds the end of a value; strings and numbers are checked later, when the value is read."""
 
 _LONGEST_WORD = 16
-"""More characters than any cut-off token of JSON has, strings and numbers apart."""
+"""Longer than any incomplete JSON token, except strings and numbers."""
 
 
 class BadData(ValueError):
-    """What the input files hold cannot be used; the message says where, why and what to do."""
+    """The input files cannot be used; the message says where, why and what to do."""
 
 
 class Record(NamedTuple):
-    """One record of a file. A tuple, because there are millions."""
+    """One record of a file; a tuple, because there may be millions."""
 
     number: int
-    """Position among the file's records, from 0; faults count, blank lines do not."""
+    """Position in the file from 0; faults count, blank lines do not."""
 
     line: int
-    """Where it begins in a text, from 1; 0 in other formats."""
+    """Its first line in a text file, from 1; 0 in other formats."""
 
     value: Mapping[str, Any] | BadRecord
-    """The record, or what is wrong with it."""
+    """The record, or the fault."""
 
 
 class RecordFile:
@@ -77,7 +78,7 @@ class RecordFile:
             `.gz` after that. A `.json` file holds an array, lines, or objects one after another.
 
     Raises:
-        FileNotFoundError, IsADirectoryError, PermissionError: it is not there to be read.
+        FileNotFoundError, IsADirectoryError, PermissionError: the file cannot be read.
         ValueError: no format has this ending.
     """
 
@@ -117,13 +118,13 @@ class RecordFile:
         self._in_array = False
         self.size_bytes: int = self.path.stat().st_size
         self.read_bytes: int = 0
-        """Of the file as it lies there, so of the packed one; near enough for a progress bar."""
+        """Size of the file on disk, for the progress bar."""
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        """Hand out the records from position `start` on.
+        """Yield the records from position `start` on.
 
         Raises:
-            BadData: the file is damaged, and nothing after that place can be read.
+            BadData: the file is damaged, and nothing after this place can be read.
         """
         if self._ending in self._tables:
             yield from self._rows(self._tables[self._ending](), start)
@@ -141,7 +142,7 @@ class RecordFile:
                 ) from error
 
     def place(self, number: int, line: int) -> str:
-        """Where a record of this file is, in words; by its `number` and `line`."""
+        """The place of a record in a message, by its `number` and `line`."""
         if self._in_array:
             return f"{self.path} record {number} (line {line})"
         return f"{self.path} line {line}" if line else f"{self.path} row {number}"
@@ -190,7 +191,8 @@ class RecordFile:
                 yield Record(index, line, _object(text))
 
     def _elements(self, file: IO[bytes], *, in_array: bool) -> Iterator[tuple[int, bytes]]:
-        """(line, text) of each element. One byte is one character here, so that places agree."""
+        """(line, text) of each element. The text is decoded with one character per byte, so that
+        places agree."""
         buffer, at, line = "", 0, 1
 
         def more() -> bool:
@@ -323,7 +325,7 @@ class RecordFile:
             yield Record(index, line, value)
 
     def _header(self, names: list[str], fault: str = "") -> list[str]:
-        """The columns' names, each there once."""
+        """The columns' names, which must be unique."""
         twice = [name for name, count in Counter(names).items() if count > 1]
         fault = fault or (f"column {twice[0]!r} comes twice" if twice else "")
         if fault:
@@ -390,21 +392,21 @@ class RecordFile:
 
 
 def _batch_rows(row_bytes: float) -> int:
-    """Rows of a batch, so that rows of megabytes do not fill the memory."""
+    """Rows per batch, so that large rows do not fill the memory."""
     return int(min(_BATCH_ROWS, max(1, _BATCH_BYTES // max(1, row_bytes))))
 
 
 def _check_offsets(batch: Any) -> None:
-    """Raise `pa.ArrowInvalid` where a column leads beyond its memory, which would end the process.
-    A text that is not UTF-8 is left to `_values`, to be a fault of its row."""
+    """Raise `pa.ArrowInvalid` if a column points beyond its memory, which would crash the process.
+    Texts that are not UTF-8 are left to `_values`, where they are faults of their rows."""
     for column in batch.columns:
         is_text = pa.types.is_string(column.type)
         (column.view(pa.binary()) if is_text else column).validate(full=True)
 
 
 def _values(batch: Any) -> list[Mapping[str, Any] | BadRecord]:
-    """The rows of a batch; Arrow checks neither that its texts are UTF-8 nor that Python has its
-    dates."""
+    """The rows of a batch. Arrow does not check that its texts are UTF-8, or that Python can hold
+    its dates."""
     try:
         return batch.to_pylist()
     except (ValueError, OverflowError) as error:
@@ -419,7 +421,7 @@ def _values(batch: Any) -> list[Mapping[str, Any] | BadRecord]:
 
 
 def _object(text: bytes) -> Mapping[str, Any] | BadRecord:
-    """A record of its JSON text, or what is wrong with the text."""
+    """The record of a JSON text, or the fault of the text."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -433,7 +435,8 @@ def _object(text: bytes) -> Mapping[str, Any] | BadRecord:
 
 
 def _as_python_reads(text: bytes) -> Any:
-    """What the strict reader refused: NaN and the infinities pass here, all else is a fault."""
+    """Read a text that the strict reader refused: NaN and infinities are accepted, all else is a
+    fault."""
     try:
         value = json.loads(text.decode())
         json.dumps(value, ensure_ascii=False).encode()
@@ -457,6 +460,6 @@ def _as_python_reads(text: bytes) -> Any:
 
 
 def _shown(text: bytes) -> str:
-    """The beginning of a text, for a message."""
+    """The start of a text, for a message."""
     words = text[:60].strip().decode(errors="replace")
     return repr(words + ("..." if len(text) > 60 else ""))

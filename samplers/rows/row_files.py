@@ -1,9 +1,8 @@
-"""Parquet files of prepared rows: where they may lie, how they are written, what they say of
-themselves.
+"""Parquet files of prepared rows: their paths, how they are written, and their metadata.
 
-A file is written in its draft folder and renamed when it is complete. Its metadata
-say how it came about (`verl_mixed.prepare`: fingerprint, split, summary); they are the file's and
-not the schema's, so that files concatenate.
+A file is written in its draft folder and renamed when it is complete. Its metadata describe the
+preparation (`verl_mixed.prepare`: fingerprint, split, summary). They are metadata of the file and
+not of the schema, so that files can be concatenated.
 """
 
 # pyarrow has no types; what comes of it is narrowed where it is used.
@@ -28,13 +27,13 @@ from samplers.rows.schema import SCHEMA
 
 GROUP_ROWS = 8192
 GROUP_BYTES = 64 << 20
-"""A row group is written at the first of these."""
+"""A row group is written at the first of these limits."""
 
 _METADATA = b"verl_mixed.prepare"
 
 
 class Output(NamedTuple):
-    """A file to write, and the split that its rows are of."""
+    """A file to write, and the split of its rows."""
 
     path: Path
     split: str
@@ -53,7 +52,7 @@ def outputs_of(
     """The files to write, the first one first.
 
     Raises:
-        ValueError: they contradict each other, or one is no place for a file of rows.
+        ValueError: the outputs contradict each other, or a path is not possible.
     """
     failed = f"cannot prepare {output}"
     if (validation is None) != (validation_output is None):
@@ -78,7 +77,7 @@ def outputs_of(
 
 
 def _followed(path: Path | str) -> Path:
-    """The file that a link leads to: renaming onto the link would replace the link."""
+    """The target of a link, because renaming onto the link would replace the link."""
     return Path(os.path.realpath(path)) if os.path.islink(path) else Path(path)
 
 
@@ -90,7 +89,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 class RowFile:
-    """A parquet file that is being written in its draft, in row groups of moderate size."""
+    """A parquet file in its draft folder, written in row groups of moderate size."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -114,7 +113,7 @@ class RowFile:
             self._write_group()
 
     def describe(self, *, fingerprint: str, summary: dict[str, Any]) -> None:
-        """Write what is left, and how the file came about."""
+        """Write the last rows and the metadata."""
         self._write_group()
         about = {
             "fingerprint": fingerprint,
@@ -141,7 +140,7 @@ def publish(outputs: Sequence[Output]) -> None:
     """Rename the finished files into their places; the first one comes last.
 
     Raises:
-        OSError: one cannot be; the message says which of the others are new.
+        OSError: a file cannot be renamed; the message says which others are new.
     """
     renamed: list[str] = []
     for output in reversed(outputs):
@@ -158,7 +157,7 @@ def publish(outputs: Sequence[Output]) -> None:
 
 
 def description(outputs: Sequence[Output], fingerprint: str) -> dict[str, Any] | None:
-    """The summary in some files, if all of them were written under this fingerprint."""
+    """The summary in the files, if all of them have this fingerprint."""
     summary: dict[str, Any] | None = None
     for output in outputs:
         try:

@@ -1,8 +1,9 @@
-"""The rows that every source is turned into: one Arrow schema, so that files concatenate.
+"""The rows of all sources in one Arrow schema, so that files can be concatenated.
 
-Decides the columns, the stable row id and what a file must hold; reading a dataset's own records is
-left to `samplers.rows.sources`. verl's columns, see DESIGN "Rows": what differs between sources
-(`ground_truth`, `extras`) travels as JSON text, because one Arrow type must hold all of them.
+This module defines the columns, the stable row id, and the checks of a file.
+`samplers.rows.sources` reads a dataset's own records. The columns are verl's (docs/mixture.md lists
+them). Values that differ between sources (`ground_truth`, `extras`) are JSON text, because one
+Arrow type must hold all of them.
 """
 
 # pyarrow has no types, and makes its compute functions at run time; what comes of it is narrowed
@@ -50,21 +51,21 @@ SCHEMA = pa.schema(
 _REMEDY = "write it with `verl-mixed prepare`"
 
 _SHOWN = 5
-"""Files and rows that a message spells out."""
+"""Files and rows that a message lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One prompt of a source, and what its reward needs."""
+    """One prompt of a source, and the data for its reward."""
 
     data_source: str
     agent_name: str
     question: str
-    """The one user message; with `messages`, the last of theirs that is the user's."""
+    """The user message; with `messages`, the last user message."""
 
     ability: str
     ground_truth: Mapping[str, Any]
-    """What the reward compares with; JSON values, another shape for each source."""
+    """The values that the reward compares with; JSON values, in a shape of the source."""
 
     split: str
     index: int
@@ -74,27 +75,26 @@ class Row:
     """Stable name: `<source>:<16 hex digits>`, see `row_id`."""
 
     extras: Mapping[str, Any]
-    """What the agent loop of this source needs besides the prompt; JSON values."""
+    """Further data for the agent loop of this source; JSON values."""
 
     messages: Sequence[Mapping[str, str]] = ()
-    """The prompt, where the data brings more than a question: `role` and `content` each. Empty:
-    `question` is all of it."""
+    """The prompt as messages with `role` and `content`; empty if `question` is the whole prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRows:
-    """What one parquet file holds."""
+    """The content of one parquet file."""
 
     path: Path
     rows_by_source: dict[str, int]
-    """data_source -> rows, in the order in which the sources first appear."""
+    """data_source -> number of rows, in the order of first appearance."""
 
 
 def row_id(source: str, record: Mapping[str, Any]) -> str:
-    """Name a raw record by its content, so that the name outlives shuffling and file names.
+    """Name a raw record by its content, so that the name does not depend on order or file names.
 
-    Any value has a name: numpy's are taken as the lists and numbers that they hold, what JSON has
-    no form for (bytes, dates, decimals) as the text that it prints.
+    numpy's values count as the lists and numbers that they hold. Values that JSON does not have
+    (bytes, dates, decimals) count as their printed text.
 
     Args:
         source: the source that the record belongs to.
@@ -109,7 +109,7 @@ def row_id(source: str, record: Mapping[str, Any]) -> str:
 
 
 def _printed(value: Any) -> Any:
-    """What stands for a value that JSON has no form for."""
+    """The text for a value that JSON does not have."""
     if hasattr(value, "tolist"):  # numpy; its own text is cut in the middle
         return value.tolist()
     if isinstance(value, Mapping):
@@ -123,7 +123,7 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, ensure_ascii=False, default=_print
 
 
 def _flat(record: Any) -> str:
-    """One text for each record, however deep and whatever its keys."""
+    """A text that identifies a record of any depth, with any keys."""
     parts: list[str] = []
     waiting: list[Any] = [record]
     while waiting:
@@ -145,7 +145,7 @@ def _flat(record: Any) -> str:
 
 
 def write_rows(path: Path | str, rows: Iterable[Row]) -> int:
-    """Write one parquet file in `SCHEMA`; the file is there whole or not at all.
+    """Write one parquet file in `SCHEMA`; the file is complete or does not exist.
 
     Returns:
         Rows written.
@@ -169,8 +169,8 @@ def columns_of(rows: Sequence[Row]) -> Any:
     """A `pa.Table` of rows in `SCHEMA`.
 
     Args:
-        rows: any number. No column of a row group may pass 2 GiB, or nobody can read it: give rows
-            with large tests in small numbers.
+        rows: any number. A column of a row group must stay below 2 GiB, because otherwise it cannot
+            be read; pass few rows with large tests at a time.
 
     Raises:
         ValueError: a text is not Unicode, or `ground_truth` or `extras` is not JSON; with the id of
@@ -187,7 +187,7 @@ def columns_of(rows: Sequence[Row]) -> Any:
 
 
 def _table(rows: Sequence[Row]) -> Any:
-    """Whole columns at once: several times as fast as a dictionary for each row."""
+    """Build whole columns, which is several times as fast as a dictionary per row."""
     messages = [row.messages or ({"role": "user", "content": row.question},) for row in rows]
     flat = [message for each in messages for message in each]
     ends = np.cumsum([0, *map(len, messages)], dtype=np.int32)
@@ -220,7 +220,7 @@ def _table(rows: Sequence[Row]) -> Any:
 
 
 def _struct(of: Any, *columns: Sequence[Any]) -> Any:
-    """One struct column from its fields' values."""
+    """A struct column from the values of its fields."""
     arrays = [pa.array(column, field.type) for column, field in zip(columns, of, strict=True)]
     return pa.StructArray.from_arrays(arrays, fields=list(of))
 
@@ -229,7 +229,7 @@ _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def _json(row: Row, name: str, value: Any) -> str:
-    """JSON text that is Unicode whatever the value holds."""
+    """JSON text in valid Unicode, for any value."""
     try:
         text = _JSON.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -257,7 +257,7 @@ def _is_unicode(row: Row) -> bool:
 
 
 def read_sources(files: Sequence[Path | str]) -> list[FileRows]:
-    """Count the rows of each source in each file, and check that the columns are ours.
+    """Count the rows of each source in each file, and check the columns.
 
     Args:
         files: parquet files, in the order in which they are concatenated.
@@ -266,8 +266,8 @@ def read_sources(files: Sequence[Path | str]) -> list[FileRows]:
         One entry per file, in the same order.
 
     Raises:
-        ValueError: a file is missing, is no parquet, is empty or lacks a column or type; all such
-            mistakes in one message, a line each.
+        ValueError: a file is missing, is no parquet file, is empty, or has a wrong column; the
+            message has a line for each fault.
     """
     found: list[FileRows] = []
     problems = [] if files else ["no file named: a run needs at least one; set TRAIN_FILES"]
@@ -281,10 +281,10 @@ def read_sources(files: Sequence[Path | str]) -> list[FileRows]:
 
 
 def row_id_problems(files: Sequence[Path | str]) -> list[str]:
-    """What keeps `extra_info.row_id` from naming one row each, over all files together.
+    """Faults of `extra_info.row_id`: rows without an id, and ids of several rows, over all files.
 
     Args:
-        files: files that `read_sources` finds nothing wrong with.
+        files: files without a fault in `read_sources`.
 
     Returns:
         A sentence for the rows without an id, and one for the ids that several rows share.
@@ -316,13 +316,13 @@ def row_id_problems(files: Sequence[Path | str]) -> list[str]:
 
 
 def _row_ids(path: Path) -> Any:
-    """The ids of one file, a chunked column of strings; nothing else is read."""
+    """The ids of one file as a chunked column; no other column is read."""
     with pq.ParquetFile(path) as file:
         return pc.struct_field(file.read(columns=["extra_info.row_id"])["extra_info"], "row_id")
 
 
 def _places(positions: Any, lengths: Sequence[int]) -> NDArray[np.int64]:
-    """(N, 2) file and row in it, of N positions in all files' rows end to end."""
+    """(N, 2) file and row of N positions in the concatenation of all files."""
     at = np.asarray(positions, dtype=np.int64)
     ends = np.cumsum(np.array(lengths, dtype=np.int64))
     file = np.searchsorted(ends, at, side="right")
@@ -330,13 +330,13 @@ def _places(positions: Any, lengths: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _files(places: NDArray[np.int64], files: Sequence[Path | str]) -> str:
-    """The files of some places, the first few by name."""
+    """The files of some places as text; the first few by name."""
     names = [str(files[file]) for file in np.unique(places[:, 0])]
     return _few(names[:_SHOWN], len(names))
 
 
 def _rows(places: NDArray[np.int64], files: Sequence[Path | str]) -> str:
-    """Some places, the first few by name."""
+    """Some places as text; the first few by name."""
     return _few([_row(place, files) for place in places[:_SHOWN]], len(places))
 
 
@@ -349,7 +349,7 @@ def _few(names: Sequence[str], of: int) -> str:
 
 
 def _inspect(path: Path) -> tuple[list[str], dict[str, int]]:
-    """(problems, rows by source) of one file."""
+    """(faults, rows by source) of one file."""
     failed = f"cannot read rows from {path}"
     if not path.is_file():
         return [f"{failed}: no such file; {_REMEDY}, or correct the name"], {}
