@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from agent_loop.tools.sandbox import Sandbox, SandboxUnavailable, choose_sandbox
 from agent_loop.tools.sandbox.bubblewrap import BubblewrapSandbox
 from agent_loop.tools.sandbox.host import interpreter, readable_paths
-from agent_loop.tools.sandbox.watch import descendants
+from agent_loop.tools.sandbox.usage_monitor import descendants
 
 TRIVIAL = "print(6 * 7)"
 HEAVY = "import numpy, sympy\nprint(6 * 7)"

@@ -1,7 +1,8 @@
-"""Running untrusted programs, shut away from the host.
+"""Sandbox for untrusted programs: the choice of a backend that isolates them from the host.
 
-`choose_sandbox` proves the isolation before it hands a sandbox out; where no backend stands the
-proof it raises, and nothing is executed. How many programs run at once is the caller's business.
+`choose_sandbox` runs a probe program in a backend before it returns the backend. If no backend
+passes the probe, it raises an error and no program is run. Callers limit how many programs run at
+once.
 """
 
 from collections.abc import Sequence
@@ -44,27 +45,27 @@ _BACKENDS: dict[str, type[Sandbox]] = {
     "rlimits": RlimitsSandbox,
 }
 _ISOLATING = ("bubblewrap", "landlock")
-"""What `auto` chooses from, the strongest first."""
+"""The backends that `auto` tries, the strongest first."""
 
 
 def choose_sandbox(
     kind: SandboxKind = "auto", *, workers: int = 1, packages: Sequence[str] = ()
 ) -> Sandbox:
-    """The strongest sandbox that works on this machine, proven by a probe program.
+    """The strongest sandbox that works on this machine, tested with a probe program.
 
-    Blocks for one or two short programs; call it once, before serving.
+    Blocks while the probe program runs in one or two backends; call it once, before serving.
 
     Args:
-        kind: one backend by name, or `auto`: bubblewrap, else Landlock.
-        workers: zygotes.
-        packages: distributions that programs may import, loaded before they start.
+        kind: name of a backend, or `auto`, which tries bubblewrap, then Landlock.
+        workers: zygotes, the processes from which programs are forked.
+        packages: distributions that programs may import; zygotes load them before programs start.
 
     Returns:
-        A sandbox whose `why` says what was chosen and what was passed over.
+        A sandbox; its `why` says why this backend was chosen and why others were not.
 
     Raises:
-        ValueError: `kind` is no backend.
-        SandboxUnavailable: no backend isolates here; the message names each reason.
+        ValueError: `kind` is not a backend.
+        SandboxUnavailable: no backend isolates on this machine; the message has each reason.
     """
     if kind != "auto" and kind not in _BACKENDS:
         raise ValueError(f"unknown sandbox={kind!r}: expected auto, {', '.join(_BACKENDS)}")

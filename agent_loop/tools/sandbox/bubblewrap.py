@@ -1,9 +1,9 @@
-"""Isolation by namespaces: zygotes in bubblewrap, and for each run namespaces of its own.
+"""Isolation by namespaces: zygotes run in bubblewrap, and each run has its own namespaces.
 
-A zygote sees the interpreter and its libraries read-only, no network, no environment of ours. Each
-run gets fresh pid, mount, network, ipc and uts namespaces on top, one small tmpfs, a user without
-any capability, and a seccomp filter. The pid namespace dies with its first process, and with it
-whatever the program started. See bwrap(1), namespaces(7).
+A zygote sees the interpreter and its libraries read-only, and neither the network nor the server's
+environment. Each run adds fresh pid, mount, network, ipc and uts namespaces, one small tmpfs, a
+user without capabilities, and a seccomp filter. When the first process of the pid namespace ends,
+the kernel kills everything that the program started. See bwrap(1), namespaces(7).
 """
 
 import os
@@ -24,22 +24,23 @@ from agent_loop.tools.sandbox.seccomp import build_filter
 from agent_loop.tools.sandbox.zygote import Launch, Zygote
 
 _UIDS = range(1000, 1064)
-"""Whose programs are, inside, where root serves: the kernel counts processes by user, and no
-root's."""
+"""Users of programs inside the sandbox if root serves. The kernel limits processes by user and does
+not limit root, so each run at the same time has its own user."""
 
 _HOST_UID = 61_936
-"""Who the first of them is outside: nobody."""
+"""User of the host to which the first of these users is mapped; no account has this number."""
 
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
 _RUN_PROCESSES = 1
-"""The one that sees a run through."""
+"""The first process of a run, which starts and watches the program."""
 
 _ZYGOTE_PROCESSES = 8
-"""Its own, bubblewrap's and a spare's, which count too where they are the same user's."""
+"""Processes of a zygote, of bubblewrap and of the spare run; without root they have the programs'
+user, so they count for its limit."""
 
-# Makes a user namespace, says so, and holds it until its input ends.
+# Creates a user namespace, writes "1", and keeps the namespace until its input ends.
 _HOLD = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -51,7 +52,7 @@ os.read(0, 1)
 
 
 class BubblewrapSandbox(Sandbox):
-    """Programs in namespaces of their own."""
+    """Sandbox with Linux namespaces, created by bubblewrap."""
 
     name = "bubblewrap"
     has_processes = True
@@ -61,21 +62,20 @@ class BubblewrapSandbox(Sandbox):
         bwrap = program("bwrap")
         self._filter = build_filter(processes=True)
         paths = package_paths(packages)
-        self._has_tmp = not any(
-            path.startswith("/tmp/")
-            for path in readable_paths(paths)  # they would be hidden
-        )
-        self._folders = list(dict.fromkeys(str(path.parent) for path in paths))
+        readable = readable_paths(paths)
+        # A run's own /tmp is mounted over the host's, so packages below /tmp would disappear.
+        self._has_tmp = not any(path.startswith("/tmp/") for path in readable)
+        self._paths = paths
         self._argv = [
             bwrap,
             *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
             "--clearenv",
             *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)),
-            *_binds(readable_paths(paths)),
+            *_binds(readable),
             *("--tmpfs", "/dev", "--dir", "/dev/shm", "--dir", "/box", "--dir", "/tmp"),
-            # No ptys: one run would see those of another.
+            # No ptys, because a run would see those of another run.
             *(word for path in _DEVICES for word in ("--dev-bind", path, path)),
-            # bwrap's own root and /dev are tmpfs too, without a size limit.
+            # bwrap's root and /dev are tmpfs without a size limit, so they become read-only.
             *("--remount-ro", "/", "--remount-ro", "/dev"),
             *(word for name in _CAPABILITIES for word in ("--cap-add", name)),
         ]
@@ -84,16 +84,13 @@ class BubblewrapSandbox(Sandbox):
         is_root = os.geteuid() == 0
         users = user_namespace(open_fds) if is_root else None
         return Launch(
-            plan={
-                "namespaces": True,
-                "landlock": False,
-                "filter": self._filter.hex(),
-                "uid": None,
-                "uids": list(_UIDS) if is_root else [],
-                "tmp": self._has_tmp,
-                "packages": self._folders,
-                "preload": self.preload(),
-            },
+            plan=self.plan(
+                self._paths,
+                namespaces=True,
+                filter=self._filter.hex(),
+                uids=list(_UIDS) if is_root else [],
+                tmp=self._has_tmp,
+            ),
             prefix=[
                 *self._argv,
                 *(["--unshare-user"] if users is None else ["--userns", str(users)]),
@@ -103,13 +100,16 @@ class BubblewrapSandbox(Sandbox):
         )
 
     def processes(self, zygote: Zygote, limits: Limits) -> int:
-        if os.geteuid() == 0:  # a user of its own for each run
+        if os.geteuid() == 0:  # each run has its own user
             return _RUN_PROCESSES + limits.processes
         return _ZYGOTE_PROCESSES + (zygote.active + 1) * (_RUN_PROCESSES + limits.processes)
 
 
 def user_namespace(open_fds: ExitStack) -> int:
-    """A new user namespace with root and one user more; only root can make one.
+    """A new user namespace with root and the users of programs; only root can create one.
+
+    Returns:
+        Its descriptor, closed with `open_fds`.
 
     Raises:
         SandboxUnavailable: the kernel refuses.
@@ -122,23 +122,23 @@ def user_namespace(open_fds: ExitStack) -> int:
     ) as holder:
         assert holder.stdout is not None and holder.stderr is not None
         if holder.stdout.read(1) != b"1":
-            words = holder.stderr.read().decode(errors="replace").strip()
-            raise SandboxUnavailable(f"no user namespace ({words})")
+            reason = holder.stderr.read().decode(errors="replace").strip()
+            raise SandboxUnavailable(f"no user namespace ({reason})")
         proc = Path(f"/proc/{holder.pid}")
         try:
-            for what in ("uid", "gid"):
-                (proc / f"{what}_map").write_text(
+            for kind in ("uid", "gid"):
+                (proc / f"{kind}_map").write_text(
                     f"0 0 1\n{_UIDS.start} {_HOST_UID} {len(_UIDS)}\n"
                 )
             users = os.open(proc / "ns" / "user", os.O_RDONLY)
         except OSError as error:
-            raise SandboxUnavailable(f"no user namespace with two users ({error})") from error
+            raise SandboxUnavailable(f"no user namespace with further users ({error})") from error
         open_fds.callback(os.close, users)
         return users
 
 
 def _binds(paths: list[str]) -> list[str]:
-    """Read-only binds, and the links into /usr that most distributions have in the root."""
+    """Options of bwrap that bind paths read-only, and the links from the root into /usr."""
     argv = []
     for link in ("/bin", "/lib", "/lib64"):
         if os.path.islink(link):
@@ -146,7 +146,9 @@ def _binds(paths: list[str]) -> list[str]:
         elif os.path.isdir(link):
             argv += ["--ro-bind", link, link]
     above = {str(folder): None for path in paths for folder in reversed(Path(path).parents)}
-    for folder in list(above)[1:]:  # all but the root; a private home's would stay private
+    for folder in list(above)[
+        1:
+    ]:  # all but the root; made readable, because a home folder is often private
         argv += ["--perms", "0755", "--dir", folder]
     for path in paths:
         argv += ["--ro-bind", path, path]

@@ -1,4 +1,4 @@
-"""Reads what a program writes, and keeps the beginning."""
+"""Collector of a program's output: reads a pipe and keeps the beginning."""
 
 import asyncio
 import os
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 CUT_MARK = "\n... [cut: {what} has more than {limit} bytes]\n"
 
 DROPPED_BYTES = 64 << 20
-"""A program that writes so much more than is kept is ended."""
+"""A program that writes this much beyond the limit is killed."""
 
 _CHUNK_BYTES = 64 * 1024
 
@@ -17,9 +17,9 @@ class Collector:
     """Reads a pipe to its end and keeps the beginning.
 
     Args:
-        limit_bytes: kept.
-        end: called once far more than that has come.
-        until: what ends it before the pipe does.
+        limit_bytes: bytes that are kept.
+        end: called with the reason when more than `DROPPED_BYTES` were dropped.
+        until: bytes after which reading stops before the pipe ends; empty reads to the end.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Collector:
         self.data = bytearray()
         self.dropped = 0
         self.on_first: Callable[[bytes], None] | None = None
-        """Called with what came first."""
+        """Called with the first bytes that arrive."""
 
         self._limit, self._end, self._until = limit_bytes, end, until
         self._fd = -1
@@ -48,7 +48,7 @@ class Collector:
             self.ended.cancel()
 
     def read_rest(self) -> None:
-        """What is there now, of a pipe that need not end."""
+        """Read what is in the pipe now; the pipe may stay open."""
         while self._fd >= 0 and self._read():
             pass
 
@@ -62,8 +62,8 @@ class Collector:
             return False
         room = self._limit - len(self.data)
         self.data += chunk[:room]
-        was, self.dropped = self.dropped, self.dropped + max(0, len(chunk) - room)
-        if was <= DROPPED_BYTES < self.dropped:
+        before, self.dropped = self.dropped, self.dropped + max(0, len(chunk) - room)
+        if before <= DROPPED_BYTES < self.dropped:
             self._end("its output")
         if self.on_first is not None:
             on_first, self.on_first = self.on_first, None
@@ -80,19 +80,19 @@ class Collector:
             self.ended.set_result(None)
 
     def text(self, what: str) -> str:
-        """What was kept, with a mark where it was cut."""
+        """The output that was kept, with a mark if it was cut."""
         text = self.data.decode(errors="replace")
         return text + CUT_MARK.format(what=what, limit=self._limit) if self.dropped else text
 
 
-def pipe_to(collector: Collector, open_fds: ExitStack, theirs: ExitStack) -> int:
-    """A pipe that the collector reads.
+def pipe_to(collector: Collector, open_fds: ExitStack, child_fds: ExitStack) -> int:
+    """Create a pipe that the collector reads.
 
     Returns:
-        Its other end, closed with `theirs`.
+        The end to write to, closed with `child_fds`.
     """
     read, write = os.pipe()
     open_fds.callback(os.close, read)
-    theirs.callback(os.close, write)
+    child_fds.callback(os.close, write)
     collector.begin(read)
     return write

@@ -65,7 +65,7 @@ def package_paths(names: Iterable[str]) -> list[Path]:
     Raises:
         SandboxUnavailable: one of them is not installed.
     """
-    found: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     seen, waiting = set[str](), list(names)
     while waiting:
         name = waiting.pop()
@@ -80,12 +80,12 @@ def package_paths(names: Iterable[str]) -> list[Path]:
             ) from error
         for file in distribution.files or ():
             if ".." not in file.parts:  # scripts lie outside
-                found[Path(str(distribution.locate_file(file.parts[0])))] = None
+                paths[Path(str(distribution.locate_file(file.parts[0])))] = None
         for requirement in distribution.requires or ():
-            wanted = Requirement(requirement)
-            if wanted.marker is None:
-                waiting.append(wanted.name)
-    return list(found)
+            parsed = Requirement(requirement)
+            if parsed.marker is None:
+                waiting.append(parsed.name)
+    return list(paths)
 
 
 def program(name: str) -> str:
@@ -94,10 +94,10 @@ def program(name: str) -> str:
     Raises:
         SandboxUnavailable: it is not on PATH.
     """
-    found = shutil.which(name)
-    if found is None:
+    path = shutil.which(name)
+    if path is None:
         raise SandboxUnavailable(f"{name} is not on PATH")
-    return os.path.realpath(found)
+    return os.path.realpath(path)
 
 
 def memory_file(open_fds: ExitStack, content: bytes | None = None) -> int:

@@ -1,12 +1,14 @@
-"""Isolation without namespaces: Landlock for files, seccomp for everything else.
+"""Isolation without namespaces: Landlock restricts files, seccomp restricts system calls.
 
-For machines that deny user namespaces (many containers). A program may read the interpreter, the
-system's libraries and a folder of its own, which it may also fill; the seccomp filter leaves it no
-sockets, no further processes and no signals. Weaker than namespaces in two points: it may ask
-whether a path exists (`stat`), which Landlock does not guard, and the host's disk is protected by
-a look at its folder five times a second. See landlock(7), seccomp(2).
+This is for machines that deny user namespaces, as many containers do. A program may read the
+interpreter and the system's libraries, and may read and write its own folder. The seccomp filter
+refuses sockets, further processes and signals. Two points are weaker than with namespaces:
 
-From Linux 5.13 (ABI 1) on; sandlock 0.9, a library for the same, wants ABI 6 (Linux 6.12).
+- a program can find out whether a path exists (`stat`), because Landlock does not restrict that;
+- the size of its folder on the host's disk is only checked five times a second.
+
+See landlock(7), seccomp(2). It needs Linux 5.13 (Landlock ABI 1). The library sandlock 0.9 is not
+used, because it needs ABI 6 (Linux 6.12).
 """
 
 import os
@@ -20,14 +22,14 @@ from agent_loop.tools.sandbox.host import ENVIRONMENT, package_paths, readable_p
 from agent_loop.tools.sandbox.program import Limits
 from agent_loop.tools.sandbox.sandbox import Sandbox
 from agent_loop.tools.sandbox.seccomp import build_filter
-from agent_loop.tools.sandbox.watch import remove
+from agent_loop.tools.sandbox.usage_monitor import remove
 from agent_loop.tools.sandbox.zygote import Launch
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 
 class FolderSandbox(Sandbox):
-    """A sandbox whose runs have folders on the host's disk."""
+    """A sandbox in which each run has a folder on the host's disk."""
 
     has_processes = False
 
@@ -43,19 +45,19 @@ class FolderSandbox(Sandbox):
 
     @property
     def folder(self) -> Path:
-        """Holds the folders of all runs; made on first use, removed with the sandbox."""
+        """Parent folder of all runs' folders; created on first use, removed with the sandbox."""
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="sandbox-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
 
     def environment(self) -> dict[str, str]:
-        """What a program sees of it."""
+        """The whole environment of a program."""
         return ENVIRONMENT | {"TMPDIR": ".", "HOME": "."}
 
 
 class LandlockSandbox(FolderSandbox):
-    """Programs that gave up their rights before they started."""
+    """Sandbox with Landlock and seccomp."""
 
     name = "landlock"
 
@@ -65,17 +67,13 @@ class LandlockSandbox(FolderSandbox):
 
     def launch(self, open_fds: ExitStack) -> Launch:
         return Launch(
-            plan={
-                "namespaces": False,
-                "landlock": True,
-                "filter": self._filter,
-                "readable": readable_paths(self._paths),
-                "devices": [path for path in DEVICES if os.path.exists(path)],
-                "folder": str(self.folder),
-                "uid": None,
-                "uids": [],
-                "packages": list(dict.fromkeys(str(path.parent) for path in self._paths)),
-                "preload": self.preload(),
-            },
+            plan=self.plan(
+                self._paths,
+                landlock=True,
+                filter=self._filter,
+                readable=readable_paths(self._paths),
+                devices=[path for path in DEVICES if os.path.exists(path)],
+                folder=str(self.folder),
+            ),
             env=self.environment(),
         )

@@ -1,29 +1,29 @@
-"""The languages besides Python that a sandbox runs, as far as the machine has them.
+"""The languages besides Python that a sandbox runs if the machine has their programs.
 
-Names are SandboxFusion's.
+The names are SandboxFusion's.
 """
 
 import os
 from dataclasses import dataclass
 
 FOLDER = "/usr/bin"
-"""Where their programs are looked for; of the host's programs, a sandbox sees these."""
+"""Folder of compilers and interpreters; a sandbox sees no other programs of the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Language:
-    """How its programs are run, in the folder that holds the source."""
+    """Commands of a language, which run in the folder of the source file."""
 
     source: str
     run: tuple[str, ...]
     compile: tuple[str, ...] = ()
 
     reserves_memory: bool = False
-    """Takes address space far beyond what it uses: only its memory is limited."""
+    """The runtime reserves far more address space than it uses, so only its memory is limited."""
 
     @property
     def is_here(self) -> bool:
-        """Whether this machine has what it takes."""
+        """Whether this machine has the compiler, or the interpreter if there is no compiler."""
         first = self.compile or self.run
         return os.access(f"{FOLDER}/{first[0]}", os.X_OK)
 

@@ -1,7 +1,7 @@
-"""Proof of a sandbox: a program that tries to get out, run before any other.
+"""Test of a sandbox's isolation: a probe program that tries to get out, run before any other.
 
-It must come back having reached nothing: no host file, no environment, no network, no process of
-others, no memory beyond its limit. A sandbox that fails one point is not used.
+The probe tries to reach host files, the server's environment, the network, other processes, and
+memory beyond its limit. A sandbox in which one attempt succeeds is not used.
 """
 
 import asyncio
@@ -56,10 +56,13 @@ print(json.dumps(reached))
 
 
 def prove(sandbox: Sandbox) -> str:
-    """Run the probe program; one line that says what holds.
+    """Run the probe program.
+
+    Returns:
+        One line that says what is isolated.
 
     Raises:
-        SandboxUnavailable: the probe did not run, or reached something that it should not.
+        SandboxUnavailable: the probe did not run, or one of its attempts succeeded.
     """
     with tempfile.TemporaryDirectory(prefix="sandbox-probe-") as folder:
         secret = Path(folder) / "secret"
@@ -73,14 +76,14 @@ def prove(sandbox: Sandbox) -> str:
             "memory": 2 * _LIMITS.memory_mb * 1024 * 1024,
         }
         probe = Program(code=_PROGRAM, stdin=json.dumps(plan))
-        with ThreadPoolExecutor(1) as pool:  # a loop may run in this thread already
+        with ThreadPoolExecutor(1) as pool:  # this thread may already run an event loop
             done = pool.submit(asyncio.run, sandbox.run(probe, _LIMITS)).result()
     if done.status is not RunStatus.FINISHED:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.return_code}"]
         raise SandboxUnavailable(f"the probe program did not run ({lines[-1]})")
     reached = json.loads(done.stdout)
     if not sandbox.isolates:
-        return "limits and nothing else, as asked for: programs reach what their user reaches"
+        return "limits only, no isolation, as configured: programs reach what their user reaches"
     if reached:
         raise SandboxUnavailable(f"the probe program got out ({', '.join(reached)})")
     return "no host file, environment, network, process or signal within reach"

@@ -1,4 +1,4 @@
-"""What is run, what it may use, and what came of it."""
+"""Types of a sandboxed program: its limits, its result, and the errors of a sandbox."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,15 +7,15 @@ from agent_loop.compat import StrEnum
 
 
 class SandboxUnavailable(RuntimeError):
-    """This machine cannot isolate programs, so none are run."""
+    """The sandbox cannot isolate a program, so the program is not run."""
 
 
 class NotSupported(ValueError):
-    """A program that this sandbox does not run: its language, or a path outside its folder."""
+    """The sandbox does not run this program: unknown language, or a path outside its folder."""
 
 
 class RunStatus(StrEnum):
-    """How a program ended, in SandboxFusion's words."""
+    """How a program ended; the values are SandboxFusion's."""
 
     FINISHED = "Finished"
     ERROR = "Error"
@@ -24,87 +24,88 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one program may use."""
+    """Limits of one program."""
 
     wall_s: float = 10.0
-    """Real time."""
+    """Real time of the program, in seconds."""
 
     compile_s: float = 10.0
-    """Real time of the compiler, where the language has one."""
+    """Real time of the compiler, in seconds, if the language has one."""
 
     cpu_s: int = 10
-    """Processor time of each process; whole seconds, because the kernel counts no finer."""
+    """Processor time of each process, in whole seconds, because the kernel counts in seconds."""
 
     memory_mb: int = 512
-    """Address space of each process, which the interpreter itself uses some 20 MiB of, and memory
-    of all together, looked at five times a second."""
+    """Address space of each process (the interpreter uses about 20 MiB), and memory of all
+    processes together, which is checked five times a second."""
 
     output_bytes: int = 1024 * 1024
-    """Bytes kept of stdout, and as many of stderr; the rest is dropped, with a mark."""
+    """Bytes kept of stdout and of stderr each; the rest is dropped, and a mark is added."""
 
     file_mb: int = 16
-    """Largest file, and all files together."""
+    """Size of the largest file, and of all files together."""
 
     files: int = 4096
-    """Files and folders."""
+    """Number of files and folders."""
 
     open_files: int = 64
-    """File descriptors of each process, and sockets of all together."""
+    """File descriptors of each process, and sockets of all processes together."""
 
     processes: int = 32
-    """Processes and threads at once; Landlock allows no further process, and its threads are looked
-    at five times a second."""
+    """Processes and threads at once. Landlock allows no further process; its threads are checked
+    five times a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What is run."""
+    """A program to run."""
 
     code: str
     language: str = "python"
     stdin: str = ""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Relative path -> content; there before the program starts."""
+    """Relative path -> content; written before the program starts."""
 
     fetch: tuple[str, ...] = ()
-    """Relative paths of files wanted afterwards."""
+    """Relative paths of files to return after the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a program did. Its own mistakes are results, not exceptions."""
+    """Result of a program. A failed program is a result, not an exception."""
 
     status: RunStatus
     return_code: int
-    """Exit code; 128 + signal where a signal ended it, 137 where we killed it."""
+    """Exit code; 128 + signal if a signal ended the program, 137 if the sandbox killed it."""
 
     stdout: str
     stderr: str
     execution_time_s: float
     cpu_time_s: float = 0.0
-    """Of its processes together."""
+    """Processor time of all its processes."""
 
     stdout_truncated: bool = False
     stderr_truncated: bool = False
     killed: bool = False
-    """We ended it, for its time, its memory, its files or its output."""
+    """Whether the sandbox killed it for its time, memory, files or output."""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Of those wanted, the ones that are there and no larger than `file_mb`."""
+    """Path -> content of the files in `Program.fetch` that exist and are at most `file_mb`
+    large."""
 
     compiled: "RunResult | None" = None
-    """What the compiler did; where it failed this is all there is, with its status."""
+    """Result of the compiler. If the compiler failed, the status above is the compiler's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """What a session's cell did."""
+    """Result of a session's cell."""
 
     result: RunResult
 
     shown: str | None = None
-    """The value of its last expression, where that is one and not None."""
+    """`repr` of the last expression's value; None if the cell does not end in an expression."""
 
     error: tuple[str, str] | None = None
-    """Name and text of what it raised."""
+    """Name and text of the exception that the cell raised."""

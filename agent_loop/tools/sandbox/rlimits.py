@@ -1,7 +1,7 @@
-"""No isolation but the kernel's limits on processes, for trusted programs and by name only.
+"""Resource limits without isolation, for trusted programs; never chosen by `auto`.
 
-A program reads what its user reads, and reaches the network. Refused to root. What a program leaves
-behind is killed, unless it hides from its parent.
+A program can read every file of its user and reach the network. Root may not use this backend.
+Processes that a program leaves behind are killed, unless they hide from their parent.
 """
 
 import os
@@ -13,7 +13,7 @@ from agent_loop.tools.sandbox.zygote import Launch
 
 
 class RlimitsSandbox(FolderSandbox):
-    """Programs under limits and nothing else."""
+    """Sandbox with the kernel's resource limits only."""
 
     name = "rlimits"
     isolates = False
@@ -21,19 +21,8 @@ class RlimitsSandbox(FolderSandbox):
 
     def __init__(self, workers: int = 1, packages: tuple[str, ...] = ()) -> None:
         if os.geteuid() == 0:
-            raise SandboxUnavailable("rlimits do not isolate, and root is refused: be another user")
+            raise SandboxUnavailable("rlimits do not isolate, so root is refused: use another user")
         super().__init__(workers, packages)
 
     def launch(self, open_fds: ExitStack) -> Launch:
-        return Launch(
-            plan={
-                "namespaces": False,
-                "landlock": False,
-                "filter": "",
-                "uid": None,
-                "uids": [],
-                "packages": list(dict.fromkeys(str(path.parent) for path in self._paths)),
-                "preload": self.preload(),
-            },
-            env=self.environment(),
-        )
+        return Launch(plan=self.plan(self._paths), env=self.environment())

@@ -1,6 +1,6 @@
-"""Runs programs in zygotes' children: feeds them, caps their output, sees them dead.
+"""Runs programs in children of zygotes: sends input, limits output, waits until all is dead.
 
-Decides what a result is called; how a zygote is isolated is the backends' business.
+It also turns reports of zygotes into results. The backends decide how a zygote is isolated.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agent_loop.tools.sandbox.collector import Collector, pipe_to
@@ -32,41 +32,41 @@ from agent_loop.tools.sandbox.program import (
     RunStatus,
     SandboxUnavailable,
 )
-from agent_loop.tools.sandbox.watch import Watch
+from agent_loop.tools.sandbox.usage_monitor import UsageMonitor
 from agent_loop.tools.sandbox.zygote import Launch, Zygote
 
 TIME_LIMIT = "the time limit"
 SESSION_S = 3600.0
 """Longest life of a session."""
 
-MOST_NAME, MOST_DEEP = 255, 12
-"""Bytes of a file's name; folders above each other."""
+MAX_NAME_BYTES, MAX_DEPTH = 255, 12
+"""Bytes of a file name; parts of a path."""
 
-MOST_REPLY_BYTES = 1 << 17
+MAX_REPLY_BYTES = 1 << 17
 
 INTERRUPT_S = 1.0
-"""How long a cell may take to end after it was interrupted."""
+"""How long a cell may take to end after it was interrupted, in seconds."""
 
 GRACE_S = 5.0
-"""A run that the zygote itself has not ended so long after its time is ended with the zygote."""
+"""If a run is still alive this long after its time limit, its zygote is killed with it."""
 
 _PYTHON = Language(source="main.py", run=())
 
 
 class Sandbox(ABC):
-    """One way of isolating programs. No state passes from one run to another.
+    """One way to isolate programs. No state passes from one run to another.
 
     Args:
-        workers: zygotes; runs at once are the caller's business.
-        packages: distributions that programs may import, loaded before they start.
+        workers: zygotes; the caller limits how many programs run at once.
+        packages: distributions that programs may import; zygotes load them before programs start.
     """
 
     name: str
     isolates: bool = True
-    """Whether a program is kept from what its user may do."""
+    """Whether a program is denied what its user may do."""
 
     has_processes: bool
-    """Whether a program may start others, and so whether languages besides Python run."""
+    """Whether a program may start processes; languages besides Python need this."""
 
     def __init__(self, workers: int = 1, packages: Sequence[str] = ()) -> None:
         self.why = "not proven"
@@ -77,41 +77,41 @@ class Sandbox(ABC):
 
     @abstractmethod
     def launch(self, open_fds: ExitStack) -> Launch:
-        """How a zygote is started; what is opened for that closes with `open_fds`.
+        """How a zygote is started; descriptors that it needs are closed with `open_fds`.
 
         Raises:
-            SandboxUnavailable: this machine cannot.
+            SandboxUnavailable: this machine does not support the backend.
         """
 
     def home_of_run(self, open_fds: ExitStack, limits: Limits) -> str:
-        """The folder of a run on the host, where it needs one; removed with `open_fds`."""
+        """Folder of a run on the host, removed with `open_fds`; empty if the backend needs none."""
         return ""
 
     @property
     def languages(self) -> list[str]:
-        """Those that run here."""
+        """Languages that run on this machine."""
         others = LANGUAGES.items() if self.has_processes else ()
         return ["python", *(name for name, language in others if language.is_here)]
 
     def close(self) -> None:
-        """End the zygotes, and every run with them; the next run starts them anew."""
+        """Kill the zygotes and all their runs; the next run starts new zygotes."""
         with self._lock:
-            for at, zygote in enumerate(self._zygotes):
+            for index, zygote in enumerate(self._zygotes):
                 if zygote is not None:
                     zygote.close()
-                    self._zygotes[at] = None
+                    self._zygotes[index] = None
 
     async def run_python(
         self, code: str, stdin: str = "", limits: Limits | None = None
     ) -> RunResult:
-        """As `run`."""
+        """Run a Python program; see `run`."""
         return await self.run(Program(code=code, stdin=stdin), limits)
 
     async def run(self, program: Program, limits: Limits | None = None) -> RunResult:
-        """Run one program to its end and leave nothing of it behind.
+        """Run one program and wait until all of its processes are dead.
 
         Raises:
-            NotSupported: its language does not run here, or a path leads out of its folder.
+            NotSupported: the language does not run here, or a path leads out of the folder.
             SandboxUnavailable: the isolation could not be set up, so nothing ran.
         """
         limits = limits or Limits()
@@ -123,16 +123,16 @@ class Sandbox(ABC):
             stdout = Collector(limits.output_bytes, run.end)
             stderr = Collector(limits.output_bytes, run.end)
             try:
-                with ExitStack() as theirs:
+                with ExitStack() as child_fds:
                     fds = [
-                        memory_file(theirs, _payload(program)),
-                        memory_file(theirs, program.stdin.encode(errors="replace")),
-                        pipe_to(stdout, open_fds, theirs),
-                        pipe_to(stderr, open_fds, theirs),
+                        memory_file(child_fds, _payload(program)),
+                        memory_file(child_fds, program.stdin.encode(errors="replace")),
+                        pipe_to(stdout, open_fds, child_fds),
+                        pipe_to(stderr, open_fds, child_fds),
                     ]
                     run.start(fds, open_fds)
                 longest_s = limits.wall_s + limits.compile_s + GRACE_S
-                await run.see_dead(longest_s, stdout.ended, stderr.ended)
+                await run.wait_dead(longest_s, stdout.ended, stderr.ended)
             finally:
                 stdout.close()
                 stderr.close()
@@ -142,11 +142,11 @@ class Sandbox(ABC):
     async def session(
         self, limits: Limits | None = None, files: Mapping[str, bytes] | None = None
     ) -> AsyncIterator["Session"]:
-        """A Python interpreter that keeps its state from cell to cell, as isolated as a run.
+        """A Python interpreter that keeps its state from cell to cell, isolated like a run.
 
         Args:
-            limits: of the whole session; time and output are each cell's.
-            files: relative path -> content; there from the beginning.
+            limits: limits of the whole session; time and output limits hold for each cell.
+            files: relative path -> content, written before the first cell.
 
         Raises:
             NotSupported: a path leads out of the session's folder.
@@ -159,19 +159,19 @@ class Sandbox(ABC):
         with ExitStack() as open_fds:
             zygote = await self._ready_zygote()
             run = _Run(zygote, self._order(zygote, _PYTHON, whole, open_fds), whole)
-            channel, theirs_of_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            channel, child_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             open_fds.callback(channel.close)
             channel.setblocking(False)
-            with ExitStack() as theirs, theirs_of_channel:
-                payload = memory_file(theirs, _payload(program))
-                nothing = os.open(os.devnull, os.O_RDWR)
-                theirs.callback(os.close, nothing)
-                fds = [payload, nothing, nothing, nothing]
-                run.start(fds, open_fds, [theirs_of_channel.fileno()])
+            with ExitStack() as child_fds, child_channel:
+                payload = memory_file(child_fds, _payload(program))
+                devnull = os.open(os.devnull, os.O_RDWR)
+                child_fds.callback(os.close, devnull)
+                fds = [payload, devnull, devnull, devnull]
+                run.start(fds, open_fds, [child_channel.fileno()])
             try:
                 yield Session(run, channel, limits)
             finally:
-                await run.see_dead(0.0)
+                await run.wait_dead(0.0)
 
     def _order(
         self,
@@ -192,7 +192,7 @@ class Sandbox(ABC):
         }
 
     def processes(self, zygote: Zygote, limits: Limits) -> int:
-        """The kernel's limit on processes of the run's user; 0 where it is of no use."""
+        """The kernel's limit on processes of the run's user; 0 sets no limit."""
         return 0
 
     def _language_of(self, name: str) -> Language:
@@ -206,7 +206,7 @@ class Sandbox(ABC):
         if not self.has_processes:
             raise NotSupported(
                 f"language={name!r} needs processes, which sandbox={self.name} refuses: this "
-                "server runs python; use bubblewrap for others"
+                "server runs python; use bubblewrap for other languages"
             )
         if not language.is_here:
             tool = (language.compile or language.run)[0]
@@ -217,78 +217,92 @@ class Sandbox(ABC):
         return language
 
     async def _ready_zygote(self) -> Zygote:
-        """As `_zygote`; who has to start one does not stop the others."""
+        """As `_zygote`, but a zygote that has to be started does not block the event loop."""
         zygotes = [zygote for zygote in self._zygotes if zygote is not None and zygote.is_alive]
         if len(zygotes) == len(self._zygotes):
             return min(zygotes, key=lambda zygote: zygote.active)
         return await asyncio.to_thread(self._zygote)
 
     def _zygote(self) -> Zygote:
-        """The one with least to do; one that died is replaced."""
+        """The zygote with the fewest runs; a dead or missing one is started first."""
         with self._lock:
-            for at, zygote in enumerate(self._zygotes):
+            for index, zygote in enumerate(self._zygotes):
                 if zygote is None or not zygote.is_alive:
                     if zygote is not None:
                         zygote.close()
                     with ExitStack() as open_fds:
-                        self._zygotes[at] = Zygote(self.launch(open_fds), self.name)
+                        self._zygotes[index] = Zygote(self.launch(open_fds), self.name)
                     break
             return min(filter(None, self._zygotes), key=lambda zygote: zygote.active)
 
-    def preload(self) -> list[str]:
-        """Modules that a zygote imports."""
-        return [*COMMON_MODULES, *(name.replace("-", "_") for name in self.packages)]
+    def plan(self, package_paths: Sequence[Path], **backend: Any) -> dict[str, Any]:
+        """Settings of a zygote; see `Launch.plan`.
+
+        Args:
+            package_paths: paths of the packages that programs may import.
+            backend: settings that differ from those of no isolation.
+        """
+        plan = {
+            "namespaces": False,
+            "landlock": False,
+            "filter": "",
+            "uid": None,
+            "uids": [],
+            "packages": list(dict.fromkeys(str(path.parent) for path in package_paths)),
+            "preload": [*COMMON_MODULES, *(name.replace("-", "_") for name in self.packages)],
+        }
+        return plan | backend
 
 
 class _Run:
-    """One run, from the server's side.
+    """One run, as the server sees it.
 
     Args:
-        zygote: where it runs.
-        order: what the zygote is told.
-        limits: of the run.
+        zygote: the zygote that forks the run.
+        order: the message to the zygote.
+        limits: limits of the run.
     """
 
     def __init__(self, zygote: Zygote, order: dict[str, Any], limits: Limits) -> None:
         self._zygote, self._order, self._limits = zygote, order, limits
         self._status = Collector(4096, until=b"done\n")
-        self._watch = Watch(zygote.process.pid, order["home"], limits, self.end)
-        self._status.on_first = self._watch.begin
+        self._monitor = UsageMonitor(zygote.process.pid, order["home"], limits, self.end)
+        self._status.on_first = self._monitor.begin
         self.ended_why = ""
-        """Why we ended it early."""
+        """Why the server killed the program; empty if it did not."""
 
     @property
     def is_over(self) -> bool:
         return self._status.ended.done()
 
     def end(self, why: str) -> None:
-        """Kill the program, for this reason; what it leaves is still looked at."""
+        """Kill the program for this reason; its output and files are still collected."""
         self.ended_why = self.ended_why or why
-        self._tell("stop")
+        self._signal("stop")
 
     def interrupt(self) -> None:
-        """As ^C."""
-        self._tell("interrupt")
+        """Send SIGINT to the program."""
+        self._signal("interrupt")
 
-    def _tell(self, word: str) -> None:
-        with suppress(SandboxUnavailable):  # then it is dead
-            self._zygote.order({word: self._order["id"]})
+    def _signal(self, action: str) -> None:
+        with suppress(SandboxUnavailable):  # the zygote is dead, and so is the run
+            self._zygote.order({action: self._order["id"]})
 
     def start(self, fds: Sequence[int], open_fds: ExitStack, channel: Sequence[int] = ()) -> None:
-        """Let the zygote begin.
+        """Send the order to the zygote.
 
         Args:
             fds: payload, stdin, stdout, stderr.
-            open_fds: closes what is needed until the run is dead.
-            channel: of a session.
+            open_fds: closes descriptors that are needed until the run is dead.
+            channel: socket of a session.
 
         Raises:
-            SandboxUnavailable: the zygote is gone.
+            SandboxUnavailable: the zygote is dead.
         """
         self._started = time.monotonic()
         self._result = memory_file(open_fds)
-        with ExitStack() as theirs:
-            status = pipe_to(self._status, open_fds, theirs)
+        with ExitStack() as child_fds:
+            status = pipe_to(self._status, open_fds, child_fds)
             try:
                 self._zygote.order(self._order, [*fds, self._result, status, *channel])
             except SandboxUnavailable:
@@ -296,51 +310,53 @@ class _Run:
                 raise
         self._zygote.active += 1
 
-    async def see_dead(self, timeout_s: float, *further: "asyncio.Future[None]") -> None:
-        """Until all of it is dead, and these are done; killed where it takes longer."""
+    async def wait_dead(self, timeout_s: float, *further: "asyncio.Future[None]") -> None:
+        """Wait until the run is dead and `further` are done; after `timeout_s` kill the run."""
         ended = asyncio.ensure_future(asyncio.gather(self._status.ended, *further))
         try:
             await asyncio.wait([ended], timeout=timeout_s)
         finally:
             if not ended.done():
                 self.ended_why = self.ended_why or TIME_LIMIT
-                self._tell("kill")
-                await asyncio.shield(self._see_killed(ended))
+                self._signal("kill")
+                await asyncio.shield(self._wait_killed(ended))
             self._zygote.active -= 1
             self.close()
 
     def close(self) -> None:
-        """Listen no longer."""
-        self._watch.end()
+        """Stop the monitor and close the status pipe."""
+        self._monitor.end()
         self._status.close()
 
-    async def see_over(self) -> None:
-        """Until all of it is dead, of itself or, where that takes long, killed."""
+    async def wait_over(self) -> None:
+        """Wait until the run is dead; kill it if that takes long."""
         await asyncio.wait([self._status.ended], timeout=INTERRUPT_S)
         if not self.is_over:
             self.end("an answer out of turn")
             await asyncio.wait([self._status.ended], timeout=GRACE_S)
 
-    async def _see_killed(self, ended: "asyncio.Future[Any]") -> None:
+    async def _wait_killed(self, ended: "asyncio.Future[Any]") -> None:
         await asyncio.wait([ended], timeout=GRACE_S)
         if not ended.done():
             self._zygote.close()
             await asyncio.wait([ended])
 
     def report(self) -> dict[str, Any]:
-        """What the zygote says of a run that is dead: `compile`, `run`, `files`.
+        """The report of a dead run: `compile`, `run`, `files`.
 
         Raises:
             SandboxUnavailable: nothing ran, or the zygote died.
         """
         if not self._status.data.endswith((b"done\n", b"ended\n")):
             self._zygote.close()
-            raise SandboxUnavailable("the sandbox died with the program: the next call starts anew")
+            raise SandboxUnavailable(
+                "the sandbox died with the program: the next call starts a new one; call again"
+            )
         text = os.pread(self._result, os.fstat(self._result).st_size, 0)
-        if not text and self.ended_why:  # killed before it could say anything
+        if not text and self.ended_why:  # killed before it could report
             wall_s = time.monotonic() - self._started
             return {"run": {"code": -signal.SIGKILL, "late": False, "wall_s": wall_s, "cpu_s": 0.0}}
-        report = json.loads(text) if text else {"fault": "it died before the program"}
+        report = json.loads(text) if text else {"fault": "the run died before its program started"}
         if "fault" in report:
             last = report["fault"].strip().splitlines()[-1]
             raise SandboxUnavailable(
@@ -351,7 +367,7 @@ class _Run:
 
 
 class Session:
-    """An interpreter that runs one cell after the other."""
+    """A Python interpreter in a sandbox that runs one cell after the other."""
 
     def __init__(self, run: _Run, channel: socket.socket, limits: Limits) -> None:
         self._run, self._channel, self._limits = run, channel, limits
@@ -364,14 +380,14 @@ class Session:
     async def run_cell(self, code: str, stdin: str = "", wall_s: float | None = None) -> CellResult:
         """Run a cell of Python.
 
-        One that is late is interrupted, and keeps its state; one that goes on nevertheless ends the
-        session.
+        A cell that exceeds its time is interrupted, and the session keeps its state. If the cell
+        does not end after the interrupt, the session is killed.
 
         Raises:
-            SandboxUnavailable: the session is over: a cell ended it, or its sandbox died.
+            SandboxUnavailable: the session is over, because a cell ended it or its sandbox died.
         """
         if self._run.is_over:
-            raise SandboxUnavailable("the session is over: begin another one")
+            raise SandboxUnavailable("the session is over: start another one")
         wall_s = wall_s or self._limits.wall_s
         self._cells += 1
         stdout, stderr = (Collector(self._limits.output_bytes, self._run.end) for _ in range(2))
@@ -380,17 +396,17 @@ class Session:
         reply = b""
         with ExitStack() as open_fds:
             try:
-                with ExitStack() as theirs:
+                with ExitStack() as child_fds:
                     fds = [
-                        memory_file(theirs, code.encode(errors="replace")),
-                        memory_file(theirs, stdin.encode(errors="replace")),
-                        pipe_to(stdout, open_fds, theirs),
-                        pipe_to(stderr, open_fds, theirs),
+                        memory_file(child_fds, code.encode(errors="replace")),
+                        memory_file(child_fds, stdin.encode(errors="replace")),
+                        pipe_to(stdout, open_fds, child_fds),
+                        pipe_to(stderr, open_fds, child_fds),
                     ]
-                    with suppress(OSError):  # it died: no reply will come
+                    with suppress(OSError):  # the session died, so no reply will come
                         socket.send_fds(self._channel, [str(self._cells).encode()], fds)
                 loop = asyncio.get_running_loop()
-                answer = asyncio.ensure_future(loop.sock_recv(self._channel, MOST_REPLY_BYTES))
+                answer = asyncio.ensure_future(loop.sock_recv(self._channel, MAX_REPLY_BYTES))
                 try:
                     for patience_s, give_up in (
                         (wall_s, self._run.interrupt),
@@ -407,31 +423,32 @@ class Session:
                     reply = b""
                 finally:
                     answer.cancel()
-                said = _said(reply, self._cells)
-                if not said:
-                    await self._run.see_over()
+                parsed = _parse_reply(reply, self._cells)
+                if not parsed:
+                    await self._run.wait_over()
                 stdout.read_rest()
                 stderr.read_rest()
             finally:
                 stdout.close()
                 stderr.close()
         wall_s = time.monotonic() - started
-        own = {"late": is_late, "wall_s": wall_s, "cpu_s": 0.0}
-        own["code"] = said["code"] if said else self._run.report()["run"]["code"]
-        result = _result_of({"run": own}, stdout, stderr, self._run.ended_why)
-        return CellResult(result=result, shown=said.get("shown"), error=said.get("error"))
+        step = {"late": is_late, "wall_s": wall_s, "cpu_s": 0.0}
+        step["code"] = parsed["code"] if parsed else self._run.report()["run"]["code"]
+        result = _result_of({"run": step}, stdout, stderr, self._run.ended_why)
+        return CellResult(result=result, shown=parsed.get("shown"), error=parsed.get("error"))
 
 
-def _said(reply: bytes, cell: int) -> dict[str, Any]:
-    """A session's answer to this cell. Its program may have forged it: then it is empty."""
+def _parse_reply(reply: bytes, cell: int) -> dict[str, Any]:
+    """A session's reply to this cell; empty if it is malformed, because the program can forge
+    it."""
     try:
-        said = json.loads(reply)
-        error = said["error"]
-        if said["cell"] != cell:
+        parsed = json.loads(reply)
+        error = parsed["error"]
+        if parsed["cell"] != cell:
             return {}
         return {
-            "code": int(said["code"]) & 0xFF,
-            "shown": None if said["shown"] is None else str(said["shown"]),
+            "code": int(parsed["code"]) & 0xFF,
+            "shown": None if parsed["shown"] is None else str(parsed["shown"]),
             "error": None if error is None else (str(error[0]), str(error[1])),
         }
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
@@ -446,10 +463,10 @@ def _payload(program: Program) -> bytes:
 def _result_of(report: dict[str, Any], out: Collector, err: Collector, ended_why: str) -> RunResult:
     compiled = None
     if "compile" in report:
-        own = report["compile"]
+        step = report["compile"]
         is_last = "run" not in report
-        compiled = _one_result(own, own["stdout"], own["stderr"], ended_why if is_last else "")
-        if "run" not in report:
+        compiled = _step_result(step, step["stdout"], step["stderr"], ended_why if is_last else "")
+        if is_last:
             return RunResult(
                 status=compiled.status,
                 return_code=compiled.return_code,
@@ -459,7 +476,7 @@ def _result_of(report: dict[str, Any], out: Collector, err: Collector, ended_why
                 killed=compiled.killed,
                 compiled=compiled,
             )
-    return _one_result(
+    return _step_result(
         report["run"],
         out.text("stdout"),
         err.text("stderr"),
@@ -475,12 +492,12 @@ def _result_of(report: dict[str, Any], out: Collector, err: Collector, ended_why
     )
 
 
-def _one_result(
-    own: dict[str, Any], stdout: str, stderr: str, ended_why: str, **further: Any
+def _step_result(
+    step: dict[str, Any], stdout: str, stderr: str, ended_why: str, **further: Any
 ) -> RunResult:
-    code = own["code"]
+    code = step["code"]
     return_code = 128 - code if code < 0 else code
-    is_late = own["late"] or ended_why == TIME_LIMIT
+    is_late = step["late"] or ended_why == TIME_LIMIT
     if ended_why and not is_late:
         stderr = f"{stderr}\nended for {ended_why}".lstrip("\n")
     if is_late:
@@ -492,18 +509,19 @@ def _one_result(
         return_code=return_code,
         stdout=stdout,
         stderr=stderr,
-        execution_time_s=own["wall_s"],
-        cpu_time_s=own["cpu_s"],
+        execution_time_s=step["wall_s"],
+        cpu_time_s=step["cpu_s"],
         killed=bool(ended_why) or is_late,
         **further,
     )
 
 
 def check_files(program: Program, limits: Limits, source: str) -> None:
-    """What a program brings and wants, before anything is started.
+    """Check the files of a program and the files to fetch, before anything is started.
 
     Raises:
-        NotSupported: a path leads out of its folder or is none, or there is too much.
+        NotSupported: a path is wrong or leads out of the folder, or the files are too many or
+            large.
     """
     paths = [PurePosixPath(path) for path in program.files]
     for path in (*program.files, *program.fetch):
@@ -515,17 +533,17 @@ def check_files(program: Program, limits: Limits, source: str) -> None:
     if size > (limits.file_mb << 20) * 9 // 10 or len(paths) > limits.files // 2:
         raise NotSupported(
             f"{len(paths)} files of {size} bytes with the code: a program's folder has "
-            f"{limits.file_mb} MB for {limits.files} files, its own among them"
+            f"{limits.file_mb} MB for {limits.files} files, with those that it writes; send less"
         )
     if len(program.fetch) > limits.files:
         raise NotSupported(f"fetch_files={len(program.fetch)}: at most {limits.files}")
 
 
 def check_path(path: str) -> None:
-    """A path of a program's own.
+    """Check a path of a program.
 
     Raises:
-        NotSupported: it leads out of its folder, or no file can be called so.
+        NotSupported: the path leads out of the folder, or cannot be the name of a file.
     """
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts:
@@ -535,9 +553,9 @@ def check_path(path: str) -> None:
     try:
         longest = max(len(part.encode()) for part in parts)
     except UnicodeEncodeError:
-        longest = MOST_NAME + 1
-    if "\0" in path or longest > MOST_NAME or len(parts) > MOST_DEEP:
+        longest = MAX_NAME_BYTES + 1
+    if "\0" in path or longest > MAX_NAME_BYTES or len(parts) > MAX_DEPTH:
         raise NotSupported(
-            f"file path={path[:80]!r} is no file name: at most {MOST_NAME} bytes of UTF-8 in each "
-            f"of at most {MOST_DEEP} parts"
+            f"file path={path[:80]!r} is not a file name: use at most {MAX_NAME_BYTES} bytes of "
+            f"UTF-8 in each of at most {MAX_DEPTH} parts"
         )

@@ -1,9 +1,9 @@
-"""The system calls that no program in a sandbox may make, as a classic BPF filter.
+"""The seccomp filter of sandboxed programs: denied system calls, as a classic BPF program.
 
-It refuses sockets, new namespaces, and everything that reaches for the kernel's or another
-process's state; and, to a program without namespaces of its own, new processes (threads pass),
-signals and file attributes. A call newer than the table answers ENOSYS, so that the list stays
-complete when the kernel grows. Numbers: Linux `arch/x86/entry/syscalls/syscall_64.tbl` and
+The filter refuses sockets, new namespaces, and calls that reach the state of the kernel or of
+another process. A program without namespaces of its own is also refused new processes (threads are
+allowed), signals and file attributes. A call that is newer than the table gets ENOSYS, so that a
+newer kernel opens no hole. Numbers: Linux `arch/x86/entry/syscalls/syscall_64.tbl` and
 `include/uapi/asm-generic/unistd.h`.
 """
 
@@ -33,9 +33,9 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "sched_setattr": (314, 274),
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
-    # network and other channels out
+    # network and other channels out of the sandbox
     "socket": (41, 198),
-    "setsockopt": (54, 208),  # larger buffers are memory that nobody counts
+    "setsockopt": (54, 208),  # larger buffers are memory that no limit counts
     "shmget": (29, 194),
     "shmat": (30, 196),
     "shmctl": (31, 195),
@@ -112,7 +112,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "modify_ldt": (154, None),
 }
 
-# Denied besides to a program that shares its pid and mount namespaces with the host.
+# Also denied to a program that shares its pid and mount namespaces with the host.
 _DENIED_OUTSIDE: dict[str, tuple[int | None, int | None]] = {
     # new processes
     "fork": (57, None),
@@ -159,11 +159,11 @@ _FLAGS_OF_SOCKETS = (0, 0x800, 0x80000, 0x80800)  # SOCK_NONBLOCK, SOCK_CLOEXEC
 _DENIED_OPTIONS: dict[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
     # F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to any process of the same user
     "fcntl": ((72, 25), 1, (8, 10, 15)),
-    # FIOSETOWN, SIOCSPGRP, FIOASYNC: likewise
+    # FIOSETOWN, SIOCSPGRP, FIOASYNC: a signal to any process of the same user
     "ioctl": ((16, 29), 1, (0x8901, 0x8902, 0x5452)),
-    # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER: it must die with its parent
+    # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER: the program must die with its parent
     "prctl": ((157, 167), 0, (1, 36)),
-    # all but SOCK_STREAM: a pair of datagrams sends to, and connects with, sockets of the host
+    # all but SOCK_STREAM, because a datagram socket can send to sockets of the host
     "socketpair": (
         (53, 199),
         1,
@@ -186,18 +186,18 @@ _CLONE_NEW = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWP
 
 
 class UnsupportedArchitecture(SandboxUnavailable):
-    """The filter has no table for this machine."""
+    """The filter has no table of system calls for this architecture."""
 
 
 def build_filter(machine: str | None = None, *, processes: bool) -> bytes:
     """The filter as an array of `struct sock_filter`, 8 bytes each.
 
     Args:
-        machine: as `platform.machine()` names it; this one where it is None.
-        processes: whether the program has namespaces of its own, and so may start processes.
+        machine: architecture in the form of `platform.machine()`; None takes this machine's.
+        processes: whether the program has its own namespaces, so that it may start processes.
 
     Raises:
-        UnsupportedArchitecture: neither x86_64 nor aarch64.
+        UnsupportedArchitecture: the architecture is neither x86_64 nor aarch64.
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES:
@@ -215,7 +215,7 @@ def build_filter(machine: str | None = None, *, processes: bool) -> bytes:
         # Also refuses the x32 calls, whose numbers carry bit 30.
         (_JUMP_GT, 0, 1, _NEWEST_KNOWN),
         (_RETURN, 0, 0, absent),
-        # clone3 passes its flags in memory, out of a filter's sight: libc falls back to clone.
+        # clone3 passes its flags in memory, which a filter cannot read; libc falls back to clone.
         (_JUMP_EQ, 0, 1, clone3),
         (_RETURN, 0, 0, absent),
     ]
@@ -235,7 +235,7 @@ def build_filter(machine: str | None = None, *, processes: bool) -> bytes:
         (_LOAD, 0, 0, _AT_ARGS),
         (_JUMP_SET, 0, 5, _CLONE_NEW) if processes else (_JUMP_SET, 5, 0, _CLONE_THREAD),
         (_RETURN, 0, 0, deny),
-        # prlimit64 on oneself (pid 0) only.
+        # prlimit64 only on the calling process (pid 0).
         (_JUMP_EQ, 0, 3, prlimit64),
         (_LOAD, 0, 0, _AT_ARGS),
         (_JUMP_EQ, 1, 0, 0),

@@ -1,4 +1,8 @@
-"""A zygote seen from the server: how it is started, what is asked of it, how it ends."""
+"""The server's side of a zygote: starts it, sends it orders, kills it.
+
+A zygote is an interpreter that has loaded common modules and forks a process for each program
+(`inside/__main__.py`).
+"""
 
 import json
 import os
@@ -17,7 +21,7 @@ START_S = 30.0
 """How long a zygote may take to load what it preloads."""
 
 SEND_S = 5.0
-"""How long it may take to hear an order; it does little else."""
+"""How long a zygote may take to receive an order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,25 +29,25 @@ class Launch:
     """How a backend starts a zygote."""
 
     plan: Mapping[str, Any]
-    """What `inside/` is told: namespaces, landlock, filter, readable, devices, folder, uid,
-    packages, preload."""
+    """Settings that the zygote gets as JSON: namespaces, landlock, filter, readable, devices,
+    folder, tmp, uid, uids, packages, preload."""
 
     prefix: Sequence[str] = ()
-    """Command that the interpreter is started by."""
+    """Command that starts the interpreter, for example bwrap with its options."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     pass_fds: Sequence[int] = ()
 
 
 class Zygote:
-    """A running zygote. Closed, killed and reaped at the latest with the object.
+    """A running zygote; it is killed and reaped by `close`, or when the object is collected.
 
     Args:
         launch: how it is started.
-        name: of the sandbox, for messages.
+        name: name of the sandbox, for messages.
 
     Raises:
-        SandboxUnavailable: it did not start; its last words say why.
+        SandboxUnavailable: it did not start; the message has the last line of its stderr.
     """
 
     def __init__(self, launch: Launch, name: str) -> None:
@@ -51,32 +55,32 @@ class Zygote:
         self.active = 0
         """Runs under way."""
 
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ExitStack() as stack, theirs:
+        self._control, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ExitStack() as stack, child:
             stack.callback(self._control.close)
-            spoken = os.memfd_create("zygote")
-            stack.callback(os.close, spoken)
+            stderr = os.memfd_create("zygote")
+            stack.callback(os.close, stderr)
             argv = [
                 *launch.prefix,
                 *(interpreter(), "-I", "-S", "-X", "utf8", str(INSIDE)),
-                *(str(theirs.fileno()), json.dumps(launch.plan)),
+                *(str(child.fileno()), json.dumps(launch.plan)),
             ]
             try:
                 process = subprocess.Popen(
                     argv,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=spoken,
+                    stderr=stderr,
                     cwd="/",
                     env=dict(launch.env),
-                    pass_fds=(theirs.fileno(), *launch.pass_fds),
+                    pass_fds=(child.fileno(), *launch.pass_fds),
                     start_new_session=True,
                 )
             except OSError as error:
                 raise SandboxUnavailable(
-                    f"cannot start sandbox={name} ({error}): its programs must be installed"
+                    f"cannot start sandbox={name} ({error}): check that its programs are installed"
                 ) from error
-            theirs.close()
+            child.close()
             stack.callback(_end, self._control, process)
             self._control.settimeout(START_S)
             try:
@@ -84,11 +88,11 @@ class Zygote:
             except OSError:
                 is_ready = False
             if not is_ready:
-                words = os.pread(spoken, 1 << 16, 0).decode(errors="replace").strip()
-                last = words.splitlines()[-1] if words else "it said nothing"
+                lines = os.pread(stderr, 1 << 16, 0).decode(errors="replace").strip().splitlines()
+                last = lines[-1] if lines else "no message on stderr"
                 raise SandboxUnavailable(f"sandbox={name} does not start ({last})")
             self._control.settimeout(SEND_S)
-            os.close(spoken)
+            os.close(stderr)
             stack.pop_all()
         self.process = process
         self.close = weakref.finalize(self, _end, self._control, process)
@@ -98,23 +102,23 @@ class Zygote:
         return self.close.alive and not _has_ended(self.process)
 
     def order(self, order: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Tell it something.
+        """Send an order; `inside/__main__.py` lists the orders.
 
         Raises:
-            SandboxUnavailable: it does not listen; it is ended then.
+            SandboxUnavailable: the zygote does not receive the order; it is killed.
         """
         try:
             socket.send_fds(self._control, [json.dumps(order).encode()], list(fds))
         except OSError as error:
             self.close()
             raise SandboxUnavailable(
-                f"sandbox={self._name} does not listen ({error}): its runs are lost, and the next "
-                "call starts it anew"
+                f"sandbox={self._name} does not answer ({error}): its runs are lost; the next call "
+                "starts a new one"
             ) from error
 
 
 def _end(control: socket.socket, process: "subprocess.Popen[bytes]") -> None:
-    """It ends when its orders end; all of its runs with it. Killed where it does not."""
+    """Kill and reap a zygote; its runs die with it."""
     control.close()
     with suppress(ProcessLookupError):
         os.killpg(process.pid, 9)
@@ -122,9 +126,9 @@ def _end(control: socket.socket, process: "subprocess.Popen[bytes]") -> None:
 
 
 def _has_ended(process: "subprocess.Popen[bytes]") -> bool:
-    """Whether it has, without burying it: until `_end` its number stays its own, so that no other
-    process group can be killed in its stead."""
+    """Whether the process has ended. It is not reaped here: its pid stays reserved until `_end`, so
+    that `killpg` cannot hit another process group that got the same number."""
     try:
         return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:  # somebody else has buried it
+    except ChildProcessError:  # it was reaped elsewhere
         return True

@@ -1,4 +1,4 @@
-"""Gives rights up: files by Landlock, system calls by seccomp, root's powers by leaving root.
+"""Functions that give up rights: Landlock for files, seccomp for calls, capabilities of root.
 
 Constants: linux/landlock.h, linux/prctl.h, linux/seccomp.h, linux/capability.h.
 """
@@ -16,7 +16,7 @@ REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, TRUNCATE = 1 << 4, 1 << 5, 1 << 7, 
 READ = EXECUTE | READ_FILE | READ_DIR
 ON_FILES = EXECUTE | READ_FILE | WRITE_FILE | TRUNCATE
 OWN = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | TRUNCATE
-# Rights on files, by the Landlock ABI that brought them; one more bit each, all handled.
+# Landlock ABI -> number of its rights on files, which are the lowest bits of the mask.
 FILE_RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15, 5: 16}
 
 PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 22, 24, 38, 47
@@ -31,10 +31,10 @@ locked_libc = ctypes.PyDLL(None, use_errno=True)
 
 
 def checked(what: str, value: int) -> int:
-    """The value of a system call.
+    """The value that a system call returned.
 
     Raises:
-        OSError: it failed.
+        OSError: the call failed.
     """
     if value < 0:
         raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
@@ -47,8 +47,9 @@ def prctl(option: int, value: int, further: int = 0) -> None:
 
 
 def fork() -> int:
-    """`os.fork` without what Python does for threads, of which there is one: a child that runs it
-    writes to 150 pages more, which it shares until then.
+    """`os.fork` without Python's hooks for threads, because the zygote has one thread only.
+
+    The hooks write to 150 memory pages in the child, and each page would have to be copied.
 
     Raises:
         OSError: the kernel refuses.
@@ -57,19 +58,20 @@ def fork() -> int:
 
 
 def set_signal_mask(mask: bytes) -> None:
-    """Which signals are blocked; `signal.pthread_sigmask` would make an object of each of them."""
+    """Block the signals of a mask. `signal.pthread_sigmask` is slower: it makes an object of
+    each."""
     checked("sigprocmask", libc.sigprocmask(signal.SIG_SETMASK, mask, None))
 
 
 def no_new_privs() -> None:
-    """No program that this one starts has more rights than it."""
+    """Programs that this process starts gain no rights, for example by setuid."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def leave_root(uid: "int | None") -> None:
-    """Lose all capabilities, and become another user where one is given.
+    """Drop all capabilities, and become user `uid` if one is given.
 
-    For good only after `drop_bounding_set`.
+    This is final only after `drop_bounding_set`.
     """
     if uid is not None and os.geteuid() != uid:
         os.setgroups([])
@@ -80,7 +82,7 @@ def leave_root(uid: "int | None") -> None:
 
 
 def drop_bounding_set() -> None:
-    """Not even an exec as root brings capabilities back."""
+    """Empty the capability bounding set, so that even an exec as root gains no capabilities."""
     number = 0
     while libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
         number += 1
@@ -89,18 +91,18 @@ def drop_bounding_set() -> None:
 
 
 def drop_capabilities() -> None:
-    """Effective, permitted and inheritable."""
+    """Drop the effective, permitted and inheritable capabilities."""
     header = struct.pack("=Ii", CAPABILITY_VERSION_3, 0)
     checked("capset", libc.syscall(CAPSET, header, bytes(24)))
 
 
 def restrict_files(readable: "list[str]", devices: "list[str]", own: "list[str]") -> None:
-    """Refuse every file but these, for this process and all it becomes.
+    """Deny all other files to this process and its descendants, by Landlock.
 
     Args:
-        readable: files and folders to read and execute.
-        devices: files to read and write.
-        own: folders to do anything in.
+        readable: files and folders that may be read and executed.
+        devices: files that may be read and written.
+        own: folders in which files may be created, read, written and removed.
     """
     version_flag = 1
     abi = checked("landlock", libc.syscall(LANDLOCK_CREATE_RULESET, None, 0, version_flag))

@@ -19,14 +19,14 @@ import confine
 import interpreter
 
 PR_SET_PDEATHSIG = 1
-MOST_BYTES = 1 << 16
+MAX_ORDER_BYTES = 1 << 16
 """Size of the largest order."""
 
-MOST_DESCRIPTORS = 4096
+MAX_DESCRIPTORS = 4096
 """Descriptors below this number are closed in a program. A zygote has no descriptor above it while
 the server's limit on open files is 4096 or less; with a higher limit it may have one."""
 
-LEAST_OWN_DESCRIPTOR = 10
+MIN_OWN_DESCRIPTOR = 10
 """The channel moves to this number or above, so that 0 to 3 are free for the program's streams."""
 
 MIB = 1 << 20
@@ -40,11 +40,11 @@ class ForkServerClient:
     """
 
     def __init__(self, plan: dict) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._channel, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = confine.fork()
         if self.pid == 0:
-            serve(plan, theirs)
-        theirs.close()
+            serve(plan, child)
+        child.close()
 
     def begin(self, order: dict, fds: list[int]) -> None:
         """Send the program; the forked interpreter becomes its process.
@@ -58,17 +58,17 @@ class ForkServerClient:
         """
         with self._channel as channel:
             socket.send_fds(channel, [json.dumps(order).encode()], fds)
-            if fault := channel.recv(MOST_BYTES):
+            if fault := channel.recv(MAX_ORDER_BYTES):
                 raise RuntimeError(fault.decode(errors="replace"))
 
 
 def serve(plan: dict, channel: socket.socket) -> None:
     """Wait for an order and become its program. Does not return."""
-    own = fcntl.fcntl(channel.fileno(), fcntl.F_DUPFD_CLOEXEC, LEAST_OWN_DESCRIPTOR)
+    own = fcntl.fcntl(channel.fileno(), fcntl.F_DUPFD_CLOEXEC, MIN_OWN_DESCRIPTOR)
     channel = socket.socket(fileno=own)
     try:
         os.closerange(3, own)
-        os.closerange(own + 1, MOST_DESCRIPTORS)
+        os.closerange(own + 1, MAX_DESCRIPTORS)
         if plan["namespaces"] or plan["landlock"]:
             confine.leave_root(plan["uid"])
         if not plan["namespaces"]:
@@ -76,12 +76,11 @@ def serve(plan: dict, channel: socket.socket) -> None:
         os.setsid()
         confine.no_new_privs()
         random.seed()  # otherwise all runs would draw the same numbers
-        if (
-            plan["filter"] and not plan["landlock"]
-        ):  # Landlock's own calls would be refused by the filter
+        # With Landlock the filter comes later, because it would refuse the calls of Landlock.
+        if plan["filter"] and not plan["landlock"]:
             confine.load_filter(bytes.fromhex(plan["filter"]))
         rehearse()
-        data, fds, _, _ = socket.recv_fds(channel, MOST_BYTES, 5)
+        data, fds, _, _ = socket.recv_fds(channel, MAX_ORDER_BYTES, 5)
         if not data:
             os._exit(0)
         order = json.loads(data)
@@ -112,7 +111,7 @@ def enter_sandbox(plan: dict, order: dict, fds: list[int], own: int) -> str:
     if channel:
         os.dup2(channel[0], 3, inheritable=False)
     os.closerange(4 if channel else 3, own)
-    os.closerange(own + 1, MOST_DESCRIPTORS)
+    os.closerange(own + 1, MAX_DESCRIPTORS)
     limit(order)
     if plan["landlock"]:
         confine.restrict_files(plan["readable"], plan["devices"], ["."])

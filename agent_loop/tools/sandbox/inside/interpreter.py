@@ -1,4 +1,4 @@
-"""Becomes `python main.py`, or a session's interpreter, without starting another one."""
+"""Runs `python main.py` or a session's cells in this interpreter, without starting another one."""
 
 import ast
 import atexit
@@ -14,21 +14,21 @@ import threading
 import traceback
 import types
 
-MOST_SHOWN = 8192
-"""Characters of a value or an error that a session's answer holds."""
+MAX_SHOWN = 8192
+"""Characters of a value or an error in a session's reply; the rest is cut."""
 
-SHOWN = "/box"
-"""Where a program is, in its tracebacks: the same in every sandbox."""
+TRACEBACK_FOLDER = "/box"
+"""Folder of a program in its tracebacks, the same in every sandbox."""
 
 
 def run_main(code: str, home: str, source: str) -> int:
-    """Run a program as the main module; its exit code."""
+    """Run a program as the main module; returns its exit code."""
     module = _main_module(home, source)
-    return _execute(code, module.__dict__, f"{SHOWN}/{source}")
+    return _execute(code, module.__dict__, f"{TRACEBACK_FOLDER}/{source}")
 
 
 def end(status: int) -> None:
-    """End as an interpreter does. Does not return."""
+    """End the process like an interpreter: threads, exit handlers, streams. Does not return."""
     try:
         status = _finish() or status
     finally:
@@ -36,10 +36,10 @@ def end(status: int) -> None:
 
 
 def run_cells(channel: socket.socket, home: str) -> None:
-    """Run cells in one module, as they come, with their streams. Does not return."""
+    """Run cells in one module as they arrive, with their own streams. Does not return."""
     names = _main_module(home, "cell").__dict__
     try:
-        nothing = os.open(os.devnull, os.O_RDWR)
+        devnull = os.open(os.devnull, os.O_RDWR)
         while True:
             number, fds, _, _ = socket.recv_fds(channel, 32, 4)
             if not number:
@@ -51,12 +51,12 @@ def run_cells(channel: socket.socket, home: str) -> None:
             sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), errors="surrogateescape")
             with open(payload, encoding="utf-8", errors="replace") as file:
                 text = file.read()
-            done = execute_cell(text, names, f"<cell {number.decode()}>")
-            done["cell"] = int(number)
-            done["code"] = _flush() or done["code"]
+            reply = execute_cell(text, names, f"<cell {number.decode()}>")
+            reply["cell"] = int(number)
+            reply["code"] = _flush() or reply["code"]
             for own in range(3):
-                os.dup2(nothing, own)
-            channel.send(json.dumps(done).encode())
+                os.dup2(devnull, own)
+            channel.send(json.dumps(reply).encode())
     finally:
         os._exit(0)
 
@@ -65,8 +65,8 @@ def _main_module(home: str, source: str) -> types.ModuleType:
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=f"{home}/{source}", __builtins__=builtins)
     sys.modules["__main__"] = module
-    for ours in ("confine", "interpreter", "run", "fork_server"):
-        sys.modules.pop(ours, None)
+    for own_module in ("confine", "interpreter", "run", "fork_server"):
+        sys.modules.pop(own_module, None)
     sys.argv[:] = [source]
     sys.orig_argv[:] = ["python", source]
     sys.path[0] = home
@@ -76,14 +76,14 @@ def _main_module(home: str, source: str) -> types.ModuleType:
 
 
 def _execute(code: str, names: dict, path: str) -> int:
-    """The exit code of a program; what it raised goes to stderr."""
+    """Run a program; returns its exit code. An exception goes to stderr."""
     try:
         exec(compile(code, path, "exec", dont_inherit=True), names)
     except SystemExit as end:
         return _exit_code(end.code)
     except BaseException as error:
-        ours = error.__traceback__
-        error.__traceback__ = ours.tb_next if ours else None
+        own_frame = error.__traceback__
+        error.__traceback__ = own_frame.tb_next if own_frame else None
         sys.excepthook(type(error), error, error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
@@ -93,11 +93,11 @@ def execute_cell(code: str, names: dict, path: str) -> dict:
     """Run a cell.
 
     Returns:
-        `code`, as an exit code; `shown`, the value of a last expression; `error`, the name and the
-        text of what was raised. What a notebook knows of a cell, cut to fit a message.
+        `code`: exit code; `shown`: `repr` of the last expression's value; `error`: name and text of
+        the exception. Long texts are cut.
     """
     linecache.cache[path] = len(code), None, code.splitlines(True), path
-    done: dict = {"code": 0, "shown": None, "error": None}
+    reply: dict = {"code": 0, "shown": None, "error": None}
     try:
         tree = ast.parse(code, path)
         last = None
@@ -107,17 +107,17 @@ def execute_cell(code: str, names: dict, path: str) -> dict:
         exec(compile(tree, path, "exec", dont_inherit=True), names)
         if last is not None:
             value = eval(compile(last, path, "eval"), names)
-            done["shown"] = None if value is None else repr(value)[:MOST_SHOWN]
+            reply["shown"] = None if value is None else repr(value)[:MAX_SHOWN]
     except SystemExit as end:
-        done["code"] = _exit_code(end.code)
+        reply["code"] = _exit_code(end.code)
     except BaseException as error:
-        ours = error.__traceback__
+        own_frame = error.__traceback__
         is_parsing = isinstance(error, SyntaxError) and error.filename == path
-        error.__traceback__ = None if is_parsing or ours is None else ours.tb_next
+        error.__traceback__ = None if is_parsing or own_frame is None else own_frame.tb_next
         traceback.print_exception(error)
-        done["error"] = type(error).__name__, str(error)[:MOST_SHOWN]
-        done["code"] = 130 if isinstance(error, KeyboardInterrupt) else 1
-    return done
+        reply["error"] = type(error).__name__, str(error)[:MAX_SHOWN]
+        reply["code"] = 130 if isinstance(error, KeyboardInterrupt) else 1
+    return reply
 
 
 def _exit_code(code: object) -> int:
@@ -130,7 +130,7 @@ def _exit_code(code: object) -> int:
 
 
 def _finish() -> int:
-    """What an interpreter does at its end; its exit code where that fails."""
+    """Join threads, run exit handlers, flush streams; returns an exit code if flushing fails."""
     threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()
     return _flush()
@@ -142,5 +142,5 @@ def _flush() -> int:
         try:
             stream.flush()
         except (OSError, ValueError, AttributeError):
-            status = 120  # as Python itself
+            status = 120  # the exit code of Python in this case
     return status

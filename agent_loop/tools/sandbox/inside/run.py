@@ -1,7 +1,6 @@
-"""One run: sets its surroundings up, starts the program, and sees that nothing outlives it.
+"""The first process of a run: sets up folder and limits, starts the program, kills what it leaves.
 
-It is the first process of the run's pid namespace where there is one, and the parent of the program
-in any case.
+It is the parent of the program, and with namespaces the first process of the run's pid namespace.
 """
 
 import base64
@@ -20,15 +19,15 @@ from fork_server import PR_SET_PDEATHSIG, ForkServerClient
 MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 2, 4, 32, 4096
 PR_SET_CHILD_SUBREAPER = 36
 HOME = "/box"
-HEARD = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
-KEPT_OF_COMPILER = 65536  # bytes of what it says, of each stream
+AWAITED_SIGNALS = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
+COMPILER_OUTPUT_BYTES = 65536  # bytes kept of each stream of a compiler
 
 
 class Run:
-    """A program's life; begun before there is a program.
+    """One run; created before its program arrives.
 
     Args:
-        plan: of the zygote.
+        plan: the zygote's settings.
     """
 
     def __init__(self, plan: dict) -> None:
@@ -41,13 +40,13 @@ class Run:
             confine.prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._spare: ForkServerClient | None = ForkServerClient(plan)
 
-    def see_through(self, order: dict, fds: list[int]) -> None:
-        """Set up, run, clean up, and write what came of it to `result`.
+    def execute(self, order: dict, fds: list[int]) -> None:
+        """Set up, compile if needed, run, clean up, and write a report to `result`.
 
-        The signals `HEARD` are blocked.
+        The signals `AWAITED_SIGNALS` must be blocked.
 
         Args:
-            order: the server's.
+            order: the server's order.
             fds: payload, stdin, stdout, stderr, result, status, and a session's channel.
         """
         payload, stdin, stdout, stderr, result, status, *channel = fds
@@ -67,23 +66,23 @@ class Run:
         report: dict = {}
         if compiler:
             out, err = open_unnamed(), open_unnamed()
-            own = [stdin, out, err, payload]
-            done = self._step(order | {"argv": compiler}, own, limits["compile_s"])
-            report["compile"] = done | {"stdout": beginning_of(out), "stderr": beginning_of(err)}
+            streams = [stdin, out, err, payload]
+            step = self._step(order | {"argv": compiler}, streams, limits["compile_s"])
+            report["compile"] = step | {"stdout": beginning_of(out), "stderr": beginning_of(err)}
             os.lseek(stdin, 0, os.SEEK_SET)
         if not compiler or report["compile"]["code"] == 0:
-            own = [stdin, stdout, stderr, payload, *channel]
-            report["run"] = self._step(order, own, limits["wall_s"])
-        os.close(stdout)  # their readers need not wait until this process has ended
+            streams = [stdin, stdout, stderr, payload, *channel]
+            report["run"] = self._step(order, streams, limits["wall_s"])
+        os.close(stdout)  # so that their readers need not wait for the end of this process
         os.close(stderr)
-        most = limits["file_mb"] << 20
-        report["files"] = {path: read_file(path, most) for path in content["fetch"]}
+        max_bytes = limits["file_mb"] << 20
+        report["files"] = {path: read_file(path, max_bytes) for path in content["fetch"]}
         with os.fdopen(result, "w") as file:
             json.dump(report, file)
-        say(status, "done\n")
+        write_status(status, "done\n")
 
     def _step(self, order: dict, fds: list[int], wall_s: float) -> dict:
-        """Run one program until it and all that it started are dead."""
+        """Run one program (compiler or program) until it and its descendants are dead."""
         started, before_s = time.monotonic(), cpu_of_children_s()
         client, self._spare = self._spare or ForkServerClient(self._plan), None
         client.begin(order, fds)
@@ -93,17 +92,17 @@ class Run:
             if left_s <= 0 and not is_late:
                 is_late = True
                 os.kill(client.pid, signal.SIGKILL)
-            heard = signal.sigtimedwait(HEARD, max(0.0, left_s) or 60.0)
-            if heard is not None and heard.si_signo == signal.SIGUSR1:
+            received = signal.sigtimedwait(AWAITED_SIGNALS, max(0.0, left_s) or 60.0)
+            if received is not None and received.si_signo == signal.SIGUSR1:
                 os.kill(client.pid, signal.SIGKILL)
-            elif heard is not None and heard.si_signo == signal.SIGUSR2:
+            elif received is not None and received.si_signo == signal.SIGUSR2:
                 os.kill(client.pid, signal.SIGINT)
             status = self._reap(client.pid)
         wall_s = time.monotonic() - started
         cpu_s = cpu_of_children_s() - before_s
         self._sweep()
         code = os.waitstatus_to_exitcode(status)
-        # Who ignores the soft limit's signal is killed at the hard one.
+        # A program that ignores SIGXCPU of the soft limit is killed at the hard limit.
         is_spent = code == -signal.SIGKILL and cpu_s >= order["limits"]["cpu_s"]
         return {
             "code": code,
@@ -113,14 +112,14 @@ class Run:
         }
 
     def _sweep(self) -> None:
-        """Kill whatever the program left behind; under Landlock it could start nothing."""
+        """Kill the processes that the program left; under Landlock it could start none."""
         if self._has_namespace:
             kill_namespace()
         elif not self._plan["landlock"]:
             kill_children()
 
     def _reap(self, program: int) -> "int | None":
-        """The program's status, if it has ended."""
+        """Reap all dead children; the program's status if it has ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -133,15 +132,17 @@ class Run:
 
 
 def cpu_of_children_s() -> float:
-    """Of those that have ended."""
+    """Processor time of the children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def kill_namespace() -> None:
-    """Everything in the pid namespace that this process is the first of."""
+    """Kill and reap all other processes of the pid namespace; this process must be its first."""
     if os.getpid() != 1:
-        raise RuntimeError("not the first process of a pid namespace: would kill the host's")
+        raise RuntimeError(
+            "not the first process of a pid namespace: this would kill the processes of the host"
+        )
     while True:
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
@@ -152,7 +153,7 @@ def kill_namespace() -> None:
 
 
 def kill_children() -> None:
-    """Everything that this process is the parent of; the dead's children become its own."""
+    """Kill and reap all children; children of a dead child become children of this process."""
     own = os.getpid()
     while True:
         with open(f"/proc/{own}/task/{own}/children") as file:
@@ -165,7 +166,7 @@ def kill_children() -> None:
 
 
 def make_home(*, has_tmp: bool) -> None:
-    """A full device, not a full host: all files of the run are on one small tmpfs."""
+    """Mount one small tmpfs for all files of the run, so that a run cannot fill the host's disk."""
     mount("tmpfs", HOME, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=16,mode=0755")
     for name, where in (("tmp", "/tmp"), ("shm", "/dev/shm"), ("home", HOME)):
         os.mkdir(f"{HOME}/{name}")
@@ -175,7 +176,7 @@ def make_home(*, has_tmp: bool) -> None:
 
 
 def limit_home(limits: dict) -> None:
-    """Its size, once it is known."""
+    """Set the size of the tmpfs, which is known only when the order arrives."""
     options = f"size={limits['file_mb']}m,nr_inodes={limits['files']}"
     mount("tmpfs", HOME, None, MS_REMOUNT | MS_NOSUID | MS_NODEV, options)
 
@@ -183,52 +184,52 @@ def limit_home(limits: dict) -> None:
 def mount(source: str, target: str, kind: "str | None", flags: int, options: "str | None") -> None:
     """mount(2)."""
     encoded = [None if text is None else text.encode() for text in (source, target, kind, options)]
-    done = confine.libc.mount(*encoded[:3], ctypes.c_ulong(flags), encoded[3])
-    confine.checked(f"mount {target}", done)
+    value = confine.libc.mount(*encoded[:3], ctypes.c_ulong(flags), encoded[3])
+    confine.checked(f"mount {target}", value)
 
 
 def write_file(path: str, content: bytes) -> None:
-    """A file of the program, with the folders above it."""
+    """Write a file of the program and create the folders above it."""
     if folder := os.path.dirname(path):
         os.makedirs(folder, exist_ok=True)
     with open(path, "wb") as file:
         file.write(content)
 
 
-def read_file(path: str, most: int) -> "str | None":
-    """A regular file's content in base64; None where there is none, or a larger one.
+def read_file(path: str, max_bytes: int) -> "str | None":
+    """Content of a regular file in base64; None if there is none or it is larger.
 
-    Never follows a link and never waits: the program chose what is there.
+    It follows no link and never blocks, because the program chose what lies at the path.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
             return None
         with open(fd, "rb", closefd=False) as file:
-            return base64.b64encode(file.read(most)).decode()
+            return base64.b64encode(file.read(max_bytes)).decode()
     finally:
         os.close(fd)
 
 
 def open_unnamed() -> int:
-    """A file on the run's own disk that has no name."""
-    fd = os.open("spoken", os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    os.unlink("spoken")
+    """Open a new file in the run's folder and remove its name."""
+    fd = os.open(".compiler-output", os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    os.unlink(".compiler-output")
     return fd
 
 
 def beginning_of(fd: int) -> str:
-    """What a compiler said first; closes the file."""
-    said = os.pread(fd, KEPT_OF_COMPILER, 0).decode(errors="replace")
+    """The beginning of a compiler's output; closes the file."""
+    text = os.pread(fd, COMPILER_OUTPUT_BYTES, 0).decode(errors="replace")
     os.close(fd)
-    return said
+    return text
 
 
-def say(status: int, words: str) -> None:
-    """To a server that may not listen any more."""
+def write_status(status: int, text: str) -> None:
+    """Write to the status pipe; the server may have closed its end."""
     with suppress(BrokenPipeError):
-        os.write(status, words.encode())
+        os.write(status, text.encode())

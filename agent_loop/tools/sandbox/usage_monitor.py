@@ -1,7 +1,7 @@
-"""What the kernel does not limit by itself: memory of all processes of a run, sockets, threads and
-files on the host.
+"""Monitor of limits that the kernel does not keep for a run: memory, sockets, threads, host files.
 
-Looked at five times a second, so runs that end sooner cost nothing.
+It measures a run five times a second. A run that ends within 0.2 s is not measured and costs
+nothing.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from agent_loop.tools.sandbox.program import Limits
 
 EVERY_S = 0.2
 
-MOST_HIDDEN = 4
-"""Files of the largest size each that a program may hide on the host's disk."""
+MAX_HIDDEN = 4
+"""Deleted files that a program may keep mapped; each can take `file_mb` of the host's disk."""
 
 
-class Watch:
-    """Ends a run that takes too much.
+class UsageMonitor:
+    """Ends a run that exceeds its limits.
 
     Args:
-        ancestor: process that the zygote descends from, or the zygote.
-        home: the run's folder on the host; empty where its files are on a disk of its own.
-        limits: the run's.
-        end: called with the reason.
+        ancestor: pid of the zygote, or of a process from which the zygote descends.
+        home: the run's folder on the host; empty if its files are on a tmpfs of the run.
+        limits: the run's limits.
+        end: called with the reason if a limit is exceeded.
     """
 
     def __init__(
@@ -37,13 +37,18 @@ class Watch:
         self._pid = 0
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, said: bytes) -> None:
-        """Watch the run's first process, of which the zygote said its pid."""
-        self._inner_pid = int(said.split()[0])
+    def begin(self, status: bytes) -> None:
+        """Start measuring.
+
+        Args:
+            status: first bytes of the status pipe, which hold the pid of the run's first process
+                as the zygote sees it.
+        """
+        self._inner_pid = int(status.split()[0])
         self._wait()
 
     def end(self) -> None:
-        """Watch no longer."""
+        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -58,7 +63,7 @@ class Watch:
             self._wait()
 
     def _excess(self) -> str:
-        """What it takes too much of."""
+        """The limit that the run exceeds; empty if none."""
         limits, pid = self._limits, self._pid
         if pid and memory_bytes(pid) > limits.memory_mb << 20:
             return f"its memory limit of {limits.memory_mb} MB"
@@ -70,24 +75,25 @@ class Watch:
         if threads_of(program) > limits.processes:
             return f"its limit of {limits.processes} threads"
         held = held_bytes(program)
-        if not fits(self._home, limits, held) or hidden_files(program, self._home) > MOST_HIDDEN:
+        if not fits(self._home, limits, held) or hidden_files(program, self._home) > MAX_HIDDEN:
             return f"its limit of {limits.file_mb} MB in {limits.files} files"
         return ""
 
     def _outer_pid(self) -> int:
-        """The run's first process as this one sees it; 0 where it cannot be told."""
+        """Pid of the run's first process in this process's namespace; 0 if it is not found."""
         for pid in descendants(self._ancestor):
             with suppress(OSError, StopIteration), open(f"/proc/{pid}/status") as file:
                 line = next(line for line in file if line.startswith("NSpid:"))
                 pids = [int(number) for number in line.split()[1:]]
-                # Of a run in a namespace of its own: ours, the zygote's, 1.
+                # In a namespace of its own, a run has three pids: the server's, the zygote's, and
+                # 1.
                 if pids[-2:] == [self._inner_pid, 1] or pids == [self._inner_pid]:
                     return pid
         return 0
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """The processes below one, whichever of its threads started them."""
+    """All descendants of a process, whichever of its threads started them."""
     with suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError):
@@ -99,7 +105,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def memory_bytes(pid: int) -> int:
-    """Memory of a process and all below it; what several share counts once."""
+    """Memory of a process and its descendants; shared memory counts once."""
     return sum(map(_own_memory, (pid, *descendants(pid))))
 
 
@@ -112,14 +118,14 @@ def _own_memory(pid: int) -> int:
 
 
 def sockets_of(pid: int) -> int:
-    """Sockets in the process's network namespace; their buffers are nobody's memory."""
+    """Sockets in the process's network namespace; their buffers are in no process's memory."""
     with suppress(OSError), open(f"/proc/{pid}/net/sockstat") as file:
         return int(file.readline().split()[2])
     return 0
 
 
 def threads_of(pid: int) -> int:
-    """Threads of a process; 0 where it is gone."""
+    """Threads of a process; 0 if it has ended."""
     try:
         return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
@@ -127,7 +133,7 @@ def threads_of(pid: int) -> int:
 
 
 def hidden_files(pid: int, home: str) -> int:
-    """Files that a process removed and still holds, mapped, and so on the disk."""
+    """Number of deleted files below `home` that a process maps, so that they still use the disk."""
     held = set[str]()
     with suppress(OSError), open(f"/proc/{pid}/maps") as file:
         for line in file:
@@ -137,24 +143,24 @@ def hidden_files(pid: int, home: str) -> int:
 
 
 def held_bytes(pid: int) -> int:
-    """Of files without a name that a process has open; not its standard streams, which are ours."""
+    """Size of deleted files that a process has open, without its standard streams."""
     size = 0
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
-                found = os.stat(f"/proc/{pid}/fd/{fd}")
-                if int(fd) > 2 and stat.S_ISREG(found.st_mode) and found.st_nlink == 0:
-                    size += found.st_blocks * 512
+                status = os.stat(f"/proc/{pid}/fd/{fd}")
+                if int(fd) > 2 and stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                    size += status.st_blocks * 512
     return size
 
 
 def fits(home: str, limits: Limits, size: int = 0) -> bool:
-    """Whether a run's folder, and what it has on the disk besides, is within its limits.
+    """Whether a run's files are within its limits.
 
     Args:
-        home: the folder.
-        limits: the run's.
-        size: bytes besides.
+        home: the run's folder.
+        limits: the run's limits.
+        size: bytes that the run has on the disk outside of the folder.
     """
     files = 0
     folders = [home]
@@ -171,16 +177,16 @@ def fits(home: str, limits: Limits, size: int = 0) -> bool:
                         return False
         except FileNotFoundError:
             continue
-        except OSError:  # a name too long to be looked at
+        except OSError:  # a path too long to be read
             return False
     return True
 
 
 def remove(home: str) -> None:
-    """A run's folder, whatever its program made of it."""
+    """Remove a run's folder, also if it is nested too deeply for Python."""
     try:
         shutil.rmtree(home)
     except FileNotFoundError:
         return
-    except (OSError, RecursionError):  # folders deeper than Python reaches
+    except (OSError, RecursionError):  # nested too deeply for Python
         subprocess.run(["rm", "-rf", home], check=False, capture_output=True)
