@@ -1,7 +1,8 @@
-"""Algebra for `POST /calculate`: equations, symbols, calculus and matrices, by sympy.
+"""Algebra for `POST /calculate`: equations, symbols, calculus and matrices, with sympy.
 
-A typed expression is parsed by `syntax` and built into sympy's objects node by node, from a list of
-what is allowed (`build`, `functions`): sympy's own parser evaluates its text as Python, so no text
-ever reaches it. What sympy then does can take any time and memory, so it happens in processes
-(`worker`) that are killed when it does (`pool`).
+- `syntax` parses a typed expression into a Python syntax tree.
+- `build` turns the tree into sympy objects, with allowed functions only (`functions`). No text
+  reaches sympy's own parser, because that parser evaluates its text as Python.
+- `worker` is the process in which sympy calculates, and `pool` kills workers that take too long,
+  because sympy can take any time and memory.
 """

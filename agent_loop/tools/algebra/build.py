@@ -1,6 +1,7 @@
-"""From a typed expression to its answer.
+"""Evaluation of a typed expression: builds sympy objects from its tree and returns the answer.
 
-`i` is the imaginary unit unless it is bound, as in `sum(i, i, 1, 10)`; `e` is Euler's number.
+`i` is the imaginary unit unless a function binds it, as in `sum(i, i, 1, 10)`; `e` is Euler's
+number.
 """
 
 import ast
@@ -16,9 +17,9 @@ from sympy.logic.boolalg import BooleanAtom
 from agent_loop.tools.algebra.equations import is_relation, solve
 from agent_loop.tools.algebra.functions import (
     ANY_ARGUMENTS,
-    AS_IT_IS,
     FUNCTIONS,
-    OF_MATRICES,
+    MATRIX_FUNCTIONS,
+    NOT_SIMPLIFIED,
     divided,
     power,
 )
@@ -28,15 +29,15 @@ from agent_loop.tools.calculator import CalculationError, NotArithmetic, calcula
 
 
 def solve_text(expression: str) -> str:
-    """What an expression comes to.
+    """The answer to an expression.
 
     Args:
         expression: arithmetic, an expression to simplify, equations or inequalities to solve, or
             one of `FUNCTIONS`.
 
     Raises:
-        CalculationError: no expression, or one without an answer; one line that says why.
-        RecursionError, MemoryError: too deep, or too large.
+        CalculationError: the text is not an expression, or has no answer; one line says why.
+        RecursionError, MemoryError: the expression is too deep or too large.
     """
     tree = parse(expression, FUNCTIONS, CONSTANTS)
     try:
@@ -49,23 +50,25 @@ def solve_text(expression: str) -> str:
         raise
     except ZeroDivisionError as error:
         raise CalculationError("division by zero") from error
-    except Exception as error:  # whatever sympy trips over
-        said = " ".join(f"{type(error).__name__} {error}".split())[:200]
-        raise CalculationError(f"cannot calculate {expression.strip()[:100]!r}: {said}") from error
+    except Exception as error:  # sympy raises many types of errors
+        reason = " ".join(f"{type(error).__name__} {error}".split())[:200]
+        raise CalculationError(
+            f"cannot calculate {expression.strip()[:100]!r}: {reason}"
+        ) from error
     if len(text) > MAX_ANSWER:
         raise CalculationError(f"the answer has {len(text)} characters, more than {MAX_ANSWER}")
     return text
 
 
 def _answer(tree: ast.expr) -> str:
-    found = _Builder(tree).build(tree)
-    relations = found if isinstance(found, tuple) else (found,)
+    built = _Builder(tree).build(tree)
+    relations = built if isinstance(built, tuple) else (built,)
     if relations and all(map(is_relation, relations)):
         return solve(*relations)
     match tree:
-        case ast.Call(func=ast.Name(id=name)) if name in AS_IT_IS:
-            return text_of(found)
-    return text_of(_simpler(found) if isinstance(found, sympy.Expr) else found)
+        case ast.Call(func=ast.Name(id=name)) if name in NOT_SIMPLIFIED:
+            return text_of(built)
+    return text_of(_simpler(built) if isinstance(built, sympy.Expr) else built)
 
 
 def _simpler(value: sympy.Expr) -> sympy.Expr:
@@ -119,10 +122,10 @@ _BINDERS = frozenset(
 
 
 class _Builder:
-    """Builds the sympy object of a tree.
+    """Builds sympy objects from a syntax tree.
 
     Args:
-        tree: the whole of it: a letter `i` is the imaginary unit unless some function binds it.
+        tree: the whole tree; it decides whether `i` is the imaginary unit or a bound variable.
     """
 
     def __init__(self, tree: ast.expr) -> None:
@@ -185,7 +188,7 @@ class _Builder:
             plural = "" if count == "1" else "s"
             fail(f"{name} takes {count} argument{plural}, not {len(arguments)}")
         if name not in ANY_ARGUMENTS:
-            wanted = sympy.MatrixBase if name in OF_MATRICES else sympy.Expr
+            wanted = sympy.MatrixBase if name in MATRIX_FUNCTIONS else sympy.Expr
             arguments = [
                 sympy.ImmutableMatrix(argument)
                 if wanted is sympy.MatrixBase and isinstance(argument, list)
@@ -193,12 +196,15 @@ class _Builder:
                 for argument in arguments
             ]
             if not all(isinstance(argument, wanted) for argument in arguments):
-                fail(f"{name} takes {'matrices' if name in OF_MATRICES else 'expressions'} only")
+                fail(
+                    f"{name} takes {'matrices' if name in MATRIX_FUNCTIONS else 'expressions'} only"
+                )
         return function(*arguments)
 
 
 def _bound_name(call: ast.Call) -> str:
-    """The variable of a call: `x` of `diff(f, x)`, `sum(f, (x, 1, 9))` and `subs(f, x=1)`."""
+    """The variable of a call, such as `x` in `diff(f, x)`, `sum(f, (x, 1, 9))` and `subs(f,
+    x=1)`."""
     if not (isinstance(call.func, ast.Name) and call.func.id in _BINDERS and len(call.args) > 1):
         return ""
     match call.args[1]:

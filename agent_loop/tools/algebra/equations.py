@@ -1,7 +1,7 @@
-"""Equations and inequalities, and what solves them as text.
+"""Solver of equations and inequalities; the solutions are text.
 
-Equations are solved over the complex numbers; inequalities, and equations with trigonometric
-functions or absolute values, over the real ones.
+Equations are solved over the complex numbers. Inequalities, and equations with trigonometric
+functions or absolute values, are solved over the real numbers.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from agent_loop.tools.algebra.text import LONG, Solutions, digits_of, fail, plai
 
 
 def solve(equations: Any, *given: Any) -> Solutions:
-    """Solve for the variables given, or for all there are.
+    """Solve for the given variables, or for all variables.
 
     Args:
-        equations: a relation, an expression that shall be 0, or several of them.
+        equations: a relation, an expression that must equal 0, or several of both.
         given: further relations, then variables.
 
     Raises:
-        CalculationError: nothing that can be solved.
+        CalculationError: the arguments are no equations, or no solution method is known.
     """
     relations: list[Any] = list(equations) if isinstance(equations, (list, tuple)) else [equations]
     unknowns = [one for item in given for one in (item if _is_many(item) else (item,))]
@@ -57,12 +57,12 @@ def solve(equations: Any, *given: Any) -> Solutions:
 
 
 def is_relation(value: object) -> bool:
-    """Whether it is an equation or inequality, or one that was found to hold or not."""
+    """Whether a value is an equation or inequality; sympy turns a trivial one into a bool."""
     return isinstance(value, (Relational, bool))
 
 
 def _solve_equations(differences: Sequence[Any], unknowns: Sequence[Any]) -> Solutions:
-    """Where all differences are 0."""
+    """Values of the unknowns for which all differences are 0."""
     differences = [one for one in differences if sympy.simplify(one) != 0]
     if not differences:
         return Solutions(f"true for every {', '.join(map(str, unknowns))}")
@@ -120,7 +120,7 @@ def _solve_numerically(difference: Any, unknown: Any) -> Solutions:
 
 
 def _solve_periodic(difference: Any, unknown: Any) -> Solutions | None:
-    """Real solutions that repeat, or None where sympy's answer is no list of such."""
+    """Periodic real solutions; None if sympy gives them in another form."""
     real, n = sympy.Symbol(str(unknown), real=True), sympy.Symbol("n", integer=True)
     found = sympy.solveset(difference.subs(unknown, real), real, sympy.S.Reals)
     if found is sympy.S.EmptySet:

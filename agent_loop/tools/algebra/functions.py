@@ -1,4 +1,4 @@
-"""The functions an expression may call, and the arithmetic that must not grow without bounds."""
+"""The functions that an expression may call, with bounds on the size of results."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -11,7 +11,7 @@ from agent_loop.tools.algebra.text import Solutions, fail, text_of
 from agent_loop.tools.calculator import CalculationError
 
 MAX_BITS = 1 << 16
-"""Of a number that a power or factorial makes; what would grow beyond is not computed."""
+"""Bits of the result of a power; a larger power is not computed."""
 
 
 def divided(left: Any, right: Any) -> Any:
@@ -40,7 +40,7 @@ def _factorial(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _variable(value: Any, given: Sequence[Any]) -> sympy.Symbol:
-    """The variable that is named, or the only one there is."""
+    """The given variable, or the only variable of the expression."""
     if given:
         if not isinstance(given[0], sympy.Symbol):
             fail(f"{text_of(given[0])} is no variable")
@@ -52,7 +52,7 @@ def _variable(value: Any, given: Sequence[Any]) -> sympy.Symbol:
 
 
 def _span(name: str, value: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """(variable,) or (variable, from, to) out of `x, a, b` or `(x, a, b)`."""
+    """(variable,) or (variable, from, to), given as `x, a, b` or as `(x, a, b)`."""
     if len(given) == 1 and isinstance(given[0], tuple):
         given = tuple(given[0])
     if len(given) not in (0, 1, 3):
@@ -70,12 +70,12 @@ def _diff(value: Any, *given: Any) -> Any:
 _UNDONE = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit)
 
 
-def _closed(made: Any, what: str) -> Any:
-    """A sum or integral that sympy could do; else digits of it, where it is a number."""
-    made = made.doit()
-    if not made.has(*_UNDONE):
-        return made
-    if made.is_number and not (digits := sympy.N(made, 15)).has(*_UNDONE):
+def _closed(value: Any, what: str) -> Any:
+    """The closed form of a sum or integral; without one, its digits if it is a number."""
+    value = value.doit()
+    if not value.has(*_UNDONE):
+        return value
+    if value.is_number and not (digits := sympy.N(value, 15)).has(*_UNDONE):
         return digits
     fail(f"no closed form of this {what} is known")
 
@@ -237,14 +237,14 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
     "dot": (_vector(lambda a, b: a.dot(b)), 2, 2),
     "cross": (_vector(lambda a, b: a.cross(b)), 2, 2),
 }  # fmt: skip
-"""Name -> (what it does, fewest arguments, most arguments)."""
+"""Name -> (function, fewest arguments, most arguments)."""
 
-OF_MATRICES = frozenset(
+MATRIX_FUNCTIONS = frozenset(
     ("det", "inv", "transpose", "trace", "rank", "rref", "eigenvalues", "dot", "cross")
 )
 ANY_ARGUMENTS = frozenset(("solve", "subs", "integrate", "integral", "sum", "summation", "product"))
-AS_IT_IS = frozenset(
+NOT_SIMPLIFIED = frozenset(
     ("expand", "factor", "apart", "together", "cancel", "simplify", "trigsimp", "series", "diff",
      "derivative", "integrate", "integral")
 )  # fmt: skip
-"""Their answer has the form that was asked for."""
+"""Functions whose answer is not simplified, because its form was asked for."""

@@ -1,7 +1,8 @@
-"""Processes that do algebra, each killed when it takes too long, and replaced.
+"""Pool of algebra processes; a process that takes too long is killed and replaced.
 
-Not pebble's pool, which breaks for good when a worker that waits is killed, counts no time before a
-worker took the task, and first asks a stuck worker kindly: here every worker has its own pipe.
+Each worker has its own pipe. The library pebble is not used: its pool breaks when an idle worker is
+killed, its time limit starts only when a worker takes the task, and it first sends SIGTERM to a
+stuck worker.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from contextlib import suppress
 from agent_loop.compat import timeout
 
 START_S = 60.0
-"""How long sympy may take to be imported."""
+"""Seconds that a worker may take to import sympy."""
 
 
 class WorkerCrashed(Exception):
@@ -23,12 +24,12 @@ class WorkerCrashed(Exception):
 
 
 class AlgebraPool:
-    """Answers expressions, each in one of a few processes.
+    """Answers expressions in worker processes, which start when they are needed.
 
-    A worker starts when it is first needed. Callers beyond `workers` at once must wait outside.
+    The pool has as many workers as calls at once; the caller must limit these.
 
     Args:
-        timeout_s: of one expression.
+        timeout_s: seconds for one expression.
         memory_mb: address space of a worker.
     """
 
@@ -37,22 +38,23 @@ class AlgebraPool:
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
         self.counts: Counter[str] = Counter()
-        """`started`, `timed_out`, `crashed`, `retired` workers."""
+        """Number of workers that were `started`, `timed_out`, `crashed` and `retired`."""
 
     @property
     def workers(self) -> int:
-        """Processes there are."""
+        """Number of worker processes."""
         return len(self._all)
 
     async def answer(self, expression: str) -> dict[str, str]:
-        """`{"result"}` or `{"error"}`; one whose worker dies is asked once more."""
+        """`{"result": text}` or `{"error": text}`; if the worker dies, the call is tried once
+        more."""
         try:
             try:
                 return await self._ask(expression)
             except WorkerCrashed:
                 return await self._ask(expression)
         except WorkerCrashed:
-            return {"error": "the calculation crashed, and so it did when tried again"}
+            return {"error": "the calculation crashed twice"}
         except TimeoutError:
             return {"error": f"time limit: the calculation took longer than {self._timeout_s:g} s"}
 
@@ -78,7 +80,7 @@ class AlgebraPool:
         finally:
             if keep:
                 self._idle.append(worker)
-            else:  # it still calculates, or is no more
+            else:  # it still calculates, or it is dead
                 await asyncio.shield(asyncio.ensure_future(self._drop(worker)))
 
     async def _start(self) -> "_Worker":
@@ -108,8 +110,9 @@ class _Worker:
 
     @classmethod
     async def start(cls, timeout_s: float, memory_mb: int) -> "_Worker":
-        # Our path, and nothing else of our environment: it may hold secrets. A session of its own
-        # keeps the terminal's Ctrl-C from it: the server decides when its calculations end.
+        # The worker gets only the import path of the environment, because the rest may hold
+        # secrets. It has a session of its own, so that Ctrl-C in a terminal reaches only the
+        # server.
         environ = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
         process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -129,10 +132,10 @@ class _Worker:
         await self._line()
 
     async def ask(self, expression: str) -> tuple[dict[str, str], bool]:
-        """The answer, and whether the worker ends after it.
+        """The answer, and whether the worker ends after this answer.
 
         Raises:
-            WorkerCrashed: the process is gone.
+            WorkerCrashed: the process has ended.
         """
         assert self._process.stdin is not None
         try:
@@ -144,9 +147,9 @@ class _Worker:
         return answer, last
 
     async def kill(self) -> None:
-        """End it and reap it."""
+        """Kill and reap the process."""
         if self._process.returncode is None:
-            # Not `Process.kill`, which may reap it under asyncio's feet.
+            # `Process.kill` might reap the process before asyncio does.
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
         await self._process.wait()

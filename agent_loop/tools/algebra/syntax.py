@@ -1,7 +1,7 @@
-"""Mathematics as people type it, as an `ast` of Python: `2x+3=7`, `5!`, `|x-1|`, `30°`, `x->0`.
+"""Parser of typed mathematics into a Python syntax tree: `2x+3=7`, `5!`, `|x-1|`, `30°`, `x->0`.
 
-Decides where a product is meant and where an operand ends; what names mean is the caller's. Nothing
-is evaluated. LaTeX is not understood.
+It adds the products that people leave out, as in `2x`, and finds where an operand ends. It does not
+evaluate anything and gives names no meaning. It does not accept LaTeX.
 """
 
 import ast
@@ -16,7 +16,7 @@ MAX_LENGTH = 2000
 """Characters of an expression."""
 
 MAX_DEPTH = 100
-"""Brackets within each other; Python's own parser ends at 200."""
+"""Depth of nested brackets; Python's own parser fails at 200."""
 
 _SPELLED = str.maketrans(
     {
@@ -41,16 +41,16 @@ _THOUSANDS = re.compile(r",([0-9]{3})(?![0-9])")
 
 
 def parse(text: str, functions: Collection[str], constants: Collection[str]) -> ast.expr:
-    """The expression as a Python one.
+    """The syntax tree of an expression.
 
     Args:
-        text: what was typed. Several equations are parted by `,`, `;`, `and` or a line's end.
+        text: the typed text; `,`, `;`, `and` or a line break separates equations.
         functions: names that take arguments; any other name before a bracket is a factor.
-        constants: further names that stay whole. Two or three letters that are no name are a
+        constants: further known names. Two or three letters that are not a known name are a
             product, as in `2xy`.
 
     Raises:
-        CalculationError: no expression; says what is wrong.
+        CalculationError: the text is not an expression; the message says what is wrong.
     """
     if len(text) > MAX_LENGTH:
         raise CalculationError(f"expression longer than {MAX_LENGTH} characters")
@@ -61,22 +61,22 @@ def parse(text: str, functions: Collection[str], constants: Collection[str]) -> 
     python = _Writer(functions, frozenset(functions) | frozenset(constants)).write(typed)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python's advice on its own syntax
+            warnings.simplefilter("ignore")  # warnings of Python about its own syntax
             return ast.parse(python, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise CalculationError(f"not an expression: {shown[:100]!r}") from error
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str, int]]:
-    """(kind, token, where it ends), spaces left out."""
+    """(kind, token, index of its end), without spaces."""
     at = 0
     while at < len(text):
-        found = _TOKEN.match(text, at)
-        if found is None or found.lastgroup is None:
+        match = _TOKEN.match(text, at)
+        if match is None or match.lastgroup is None:
             raise CalculationError(f"not understood: {text[at : at + 20]!r}")
-        at = found.end()
-        if found.lastgroup != "space":
-            yield found.lastgroup, found.group(), at
+        at = match.end()
+        if match.lastgroup != "space":
+            yield match.lastgroup, match.group(), at
 
 
 @dataclass(slots=True)
@@ -87,10 +87,11 @@ class _Writer:
     known: Collection[str]
     out: list[str] = field(default_factory=list)
     opened: list[tuple[str, int, bool]] = field(default_factory=list)
-    """Brackets: (what closes it, where the operand began, whether commas part arguments)."""
+    """Open brackets: (closing bracket, index where the operand began, whether commas separate
+    arguments)."""
 
     operand: int | None = None
-    """Where the operand that has just ended began; None where one must come."""
+    """Index in `out` where the operand before this token began; None if an operand must follow."""
 
     def write(self, text: str) -> str:
         skip_to, callee = 0, False
@@ -142,7 +143,7 @@ class _Writer:
         self.out += tokens
 
     def _times(self) -> None:
-        """A product where two operands stand side by side."""
+        """Add `*` if an operand follows an operand."""
         if self.operand is not None:
             self.out.append("*")
 

@@ -1,6 +1,7 @@
-"""sympy's objects as text: exact, with twelve digits beside them where they are no short decimal.
+"""Text of sympy objects: the exact form, and twelve digits if that is not a short decimal.
 
-`log` is the natural logarithm and printed as `ln`, `i` and `e` are the numbers of that name.
+`log` is the natural logarithm and is printed as `ln`; `i` is the imaginary unit, `e` Euler's
+number.
 """
 
 from decimal import Context
@@ -17,15 +18,16 @@ MAX_ANSWER = 2000
 """Characters of an answer."""
 
 LONG = 60
-"""Characters of a number; of a longer root, or one twice as long, only the digits are shown."""
+"""Longest exact form in characters. A longer solution, or another number twice as long, is shown as
+digits only."""
 
 
 class Solutions(str):
-    """Text of what `solve` found; nothing to calculate on with."""
+    """The text of solutions; no further calculation with it is possible."""
 
 
 class _Printer(StrPrinter):
-    """Prints what this module reads."""
+    """Prints sympy objects in the syntax that `syntax` parses."""
 
     def _print_log(self, expr: Any) -> str:
         return f"ln({self._print(expr.args[0])})"
@@ -61,7 +63,7 @@ def plain(value: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """An answer as text: exact, and in digits where that says more."""
+    """An answer as text: the exact form, and digits if they say more."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -86,7 +88,7 @@ def text_of(value: Any) -> str:
 
 
 def digits_of(value: Any) -> str | None:
-    """Twelve significant digits of a number; None for what is none."""
+    """Twelve significant digits of a number; None if the value is not a finite number."""
     if not isinstance(value, sympy.Expr) or not value.is_number or value.is_infinite:
         return None
     if isinstance(value, sympy.Rational) and int(value.p).bit_length() <= MAX_ANSWER * 3:
@@ -94,7 +96,7 @@ def digits_of(value: Any) -> str | None:
     real, imaginary = (part.evalf(15, chop=True) for part in sympy.N(value, 20).as_real_imag())
     if not all(part.is_Float or part.is_Rational for part in (real, imaginary)):
         return None
-    if abs(imaginary) <= abs(real) * 1e-14:  # what rounding left of a real root
+    if abs(imaginary) <= abs(real) * 1e-14:  # the imaginary part of a real root is a rounding error
         return _rounded(real)
     size = _rounded(abs(imaginary)) + "*"
     size = "" if size == "1*" else size

@@ -1,7 +1,7 @@
-"""The process that does algebra: an expression a line in, an answer a line out, both JSON.
+"""The algebra process: reads one expression per line and writes one answer per line, as JSON.
 
-Started and killed by `agent_loop.tools.algebra.pool`. It bounds its own memory, and ends by itself
-when its parent is gone: at the end of its input, or by the kernel's alarm while it calculates.
+`agent_loop.tools.algebra.pool` starts and kills it. It limits its own memory. If its parent dies,
+it ends at the end of its input, or by an alarm signal while it calculates.
 """
 
 import json
@@ -12,19 +12,19 @@ import sys
 from collections.abc import Callable
 
 ALARM_GRACE_S = 2.0
-"""How long after the time limit the alarm rings; the parent should have killed it by then."""
+"""Seconds between the time limit, when the parent kills the worker, and the worker's alarm."""
 
 
 def main(timeout_s: float, memory_mb: int) -> None:
     """Answer until the input ends.
 
     Args:
-        timeout_s: of one expression.
-        memory_mb: address space; half of it used once is a reason to end after that answer.
+        timeout_s: seconds for one expression.
+        memory_mb: address space; after an answer that used more than half, the worker ends.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
-    # What sympy prints must not be taken for an answer.
+    # Answers go to a copy of stdout; stdout itself becomes stderr, because sympy may print.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     from agent_loop.tools.algebra.build import solve_text
@@ -41,14 +41,14 @@ def main(timeout_s: float, memory_mb: int) -> None:
 
 
 def peak_mb() -> float:
-    """Most memory that this program used. `ru_maxrss` would count the parent, which an exec does
-    not forget."""
+    """Peak memory of this process. `ru_maxrss` is not used, because it includes the parent's memory
+    before the exec."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmHWM:")) / 1024
 
 
 def answer_of(expression: str, solve: Callable[[str], str]) -> dict[str, str]:
-    """What `POST /calculate` says."""
+    """The answer of `POST /calculate`."""
     from agent_loop.tools.calculator import CalculationError
 
     try:

@@ -1,4 +1,4 @@
-"""Passage search: a corpus into an index on disk, an index under words, an engine behind a URL."""
+"""Passage search: reads a corpus, builds an index on disk, searches it, or asks another engine."""
 
 from agent_loop.tools.search.corpus import CorpusProgress
 from agent_loop.tools.search.index import Passage, PassageIndex

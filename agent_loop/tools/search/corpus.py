@@ -1,9 +1,9 @@
-"""Passages out of a corpus file, one at a time, and an account of what was left out.
+"""Reader of a corpus file: yields its passages one by one and counts the lines it leaves out.
 
-Search-R1's format: JSON lines of `{"id", "contents"}`, where `contents` is the quoted title, a line
-break, the text; lines with `title` and `text` instead are put together so. Plain or gzip, told by
-the first bytes, not by the name. Other keys are ignored, an id that comes twice is not noticed: a
-corpus may be larger than memory.
+The format is Search-R1's: JSON lines of `{"id", "contents"}`, where `contents` is the title in
+quotes, a line break and the text. A line may have `title` and `text` instead of `contents`. Other
+keys are ignored. The file is plain or gzip, which its first bytes show. An id that comes twice is
+not detected, because a corpus may be larger than memory.
 """
 
 import gzip
@@ -19,12 +19,12 @@ from typing import IO
 
 import msgspec
 
-MOST_LINE_BYTES = 64 << 20
-"""A longer line is an error: a file without line breaks would be read into memory whole."""
+MAX_LINE_BYTES = 64 << 20
+"""Longest line. Without this limit a file without line breaks would be read into memory."""
 
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
-_FORM = 'each line is a JSON object with "id" and "contents"'
+FORM = 'each line is a JSON object with "id" and "contents"'
 
 
 class _Row(msgspec.Struct):
@@ -38,23 +38,23 @@ _decode = msgspec.json.Decoder(_Row).decode
 
 
 class BadLine(ValueError):
-    """A line that is no passage."""
+    """A line that is not a passage."""
 
     def __init__(self, place: str, kind: str, detail: str) -> None:
         super().__init__(
-            f"cannot index {place}: {kind} ({detail}); {_FORM}: mend the line, "
+            f"cannot index {place}: {kind} ({detail}); {FORM}; correct the line, "
             "or leave such lines out with `verl-mixed prepare corpus --skip-bad`"
         )
         self.kind = kind
-        """What is wrong, without the particulars."""
+        """The reason without details, for counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusProgress:
-    """How far a corpus is read."""
+    """How much of a corpus has been read."""
 
     read_bytes: int
-    """Of the file as it lies there, so of the packed one."""
+    """Bytes of the file as stored, so of a gzip file the compressed bytes."""
 
     size_bytes: int
     rows: int
@@ -63,8 +63,8 @@ class CorpusProgress:
     kept: int
 
 
-class _Told(io.RawIOBase):
-    """A file that counts and hashes what is read of it."""
+class _HashingFile(io.RawIOBase):
+    """A file that counts and hashes the bytes that are read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -86,13 +86,13 @@ class CorpusReader:
 
     Args:
         path: the file.
-        skip_bad: leave out, and count, lines that are no passage.
+        skip_bad: leave out and count lines that are not passages.
         limit: passages to read; None reads all.
 
     Raises:
         FileNotFoundError: there is no such file.
-        BadLine: a line is no passage, unless they are skipped.
-        ValueError: the packed file is damaged.
+        BadLine: a line is not a passage, and `skip_bad` is False.
+        ValueError: the gzip file is damaged.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class CorpusReader:
 
     def __enter__(self) -> "CorpusReader":
         self._file = self.path.open("rb")
-        self._told = _Told(self._file)
+        self._hashing_file = _HashingFile(self._file)
         return self
 
     def __exit__(
@@ -126,7 +126,7 @@ class CorpusReader:
     @property
     def progress(self) -> CorpusProgress:
         return CorpusProgress(
-            read_bytes=self._told.read_bytes,
+            read_bytes=self._hashing_file.read_bytes,
             size_bytes=self.stat.st_size,
             rows=self.rows,
             kept=self.kept,
@@ -134,8 +134,8 @@ class CorpusReader:
 
     @property
     def sha256(self) -> str:
-        """Of the bytes read so far, as they lie in the file."""
-        return self._told.sha256.hexdigest()
+        """Checksum of the bytes of the file that were read so far."""
+        return self._hashing_file.sha256.hexdigest()
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         for line in self._lines():
@@ -155,23 +155,22 @@ class CorpusReader:
                 return
 
     def _lines(self) -> Iterator[bytes]:
-        buffered = io.BufferedReader(self._told, 1 << 20)
-        is_packed = buffered.peek(2)[:2] == _GZIP
-        lines = gzip.GzipFile(fileobj=buffered) if is_packed else buffered
+        buffered = io.BufferedReader(self._hashing_file, 1 << 20)
+        is_gzip = buffered.peek(2)[:2] == _GZIP
+        lines = gzip.GzipFile(fileobj=buffered) if is_gzip else buffered
         try:
-            while line := lines.readline(MOST_LINE_BYTES + 1):
+            while line := lines.readline(MAX_LINE_BYTES + 1):
                 yield line
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(
                 f"cannot index {self.path}: the gzip file is damaged after line {self.rows} "
-                f"({error}); fetch it again"
+                f"({error}); download it again"
             ) from error
 
     def _passage(self, line: bytes) -> tuple[str, str] | None:
-        if len(line) > MOST_LINE_BYTES:
+        if len(line) > MAX_LINE_BYTES:
             raise ValueError(
-                f"cannot index {self._place}: it is longer than {MOST_LINE_BYTES >> 20} MiB; "
-                f"{_FORM}"
+                f"cannot index {self._place}: it is longer than {MAX_LINE_BYTES >> 20} MiB; {FORM}"
             )
         if self.rows == 1:
             line = line.removeprefix(_BOM)

@@ -1,8 +1,9 @@
-"""An index of passages on disk: built once, whole or absent, opened in milliseconds.
+"""Search index of passages on disk: built once from a corpus, opened in milliseconds.
 
-A folder of tantivy's files and `manifest.json`, which says what they were made of and how long each
-is. It is written under another name and renamed when it is complete; who opens a folder that is
-damaged, foreign or of another version is told which of these it is.
+An index is a folder of tantivy's files and `manifest.json`, which describes the corpus and the size
+of each file. The folder is written under another name and renamed when it is complete, so that an
+incomplete index never has the right name. Opening a folder that is damaged, has another version, or
+is not an index, fails with an error that says so.
 """
 
 import importlib.metadata
@@ -17,19 +18,19 @@ from pathlib import Path
 import tantivy
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from agent_loop.tools.search.corpus import CorpusProgress, CorpusReader, sha256_of
+from agent_loop.tools.search.corpus import FORM, CorpusProgress, CorpusReader, sha256_of
 from agent_loop.tools.search.ranking import Ranking
 from samplers.disk import claimed, flush, sync
 
 FORMAT = 1
-"""Of the folder; another one has to be built again."""
+"""Version of the folder's format; an index of another version must be built again."""
 
 MANIFEST = "manifest.json"
 WRITER_HEAP_BYTES = 200_000_000
-"""What a build holds before it writes a segment; 100k passages of 100 words are one."""
+"""Memory of a build before it writes a segment; 100k passages of 100 words fit in one segment."""
 
 PROGRESS_EVERY = 1000
-"""Passages between two calls of a progress function."""
+"""Passages between two calls of the progress function."""
 
 _TEMPORARY = "passages-"
 _TANTIVY = importlib.metadata.version("tantivy")
@@ -43,11 +44,11 @@ class Passage:
     id: str
     contents: str
     score: float
-    """BM25; only comparable within one query."""
+    """BM25 score; only comparable within one query."""
 
 
 class CorpusFile(BaseModel):
-    """Which file an index was built from."""
+    """The file from which an index was built."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,20 +56,20 @@ class CorpusFile(BaseModel):
     size_bytes: int
     mtime_ns: int
     sha256: str
-    """Of the file as it lay there; where `limit` cut it short, of the part that was read."""
+    """Checksum of the file; with `limit`, of the part that was read."""
 
     limit: int | None
-    """Passages that were wanted at most."""
+    """Most passages to read; None for all."""
 
 
 class Manifest(BaseModel):
-    """What `manifest.json` says."""
+    """Content of `manifest.json`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     format: int
     tantivy: str
-    """Version that wrote it."""
+    """Version of tantivy that wrote the index."""
 
     passages: int
     rows: int
@@ -83,15 +84,15 @@ class Manifest(BaseModel):
 
 
 class PassageIndex:
-    """A searchable corpus; safe to share between threads, and open in many processes at once.
+    """A searchable corpus; threads may share it, and many processes may open it.
 
-    Stays usable when its folder is replaced or removed meanwhile.
+    An open index works on when its folder is replaced or removed.
     """
 
     def __init__(self, index: tantivy.Index, manifest: Manifest) -> None:
         self.manifest = manifest
         self.size = manifest.passages
-        """Passages."""
+        """Number of passages."""
 
         self._searcher = index.searcher()
         self._ranking = Ranking(self._searcher, index.schema, "contents")
@@ -106,21 +107,21 @@ class PassageIndex:
         skip_bad: bool = False,
         limit: int | None = None,
     ) -> "PassageIndex":
-        """Index a corpus. Constant memory; a build that is killed leaves nothing that opens.
+        """Build an index of a corpus. Constant memory; a killed build leaves no folder that opens.
 
         Args:
-            corpus_path: JSON lines as `corpus` describes them, plain or gzip.
-            index_dir: folder of the index; an index that is there is replaced, anything else is
-                left alone. None keeps it in a temporary folder, removed with the object or the
-                process.
-            progress: told now and then, and at the end, how far it is.
-            skip_bad: leave out, and count, lines that are no passage.
-            limit: passages to take; None takes all.
+            corpus_path: JSON lines in the format of `corpus`, plain or gzip.
+            index_dir: folder of the index. An existing index is replaced; any other content is an
+                error. None takes a temporary folder, removed with the object or the process.
+            progress: called every `PROGRESS_EVERY` passages and at the end.
+            skip_bad: leave out and count lines that are not passages.
+            limit: most passages to read; None reads all.
 
         Raises:
             FileNotFoundError: there is no such corpus.
-            ValueError: a line is no passage, or none is; `index_dir` is something else.
-            OSError: the folder cannot be written, or another process builds it now.
+            ValueError: a line is not a passage, the corpus has no passages, or `index_dir` has
+                other content.
+            OSError: the folder cannot be written, or another process builds the index now.
         """
         reader = CorpusReader(corpus_path, skip_bad=skip_bad, limit=limit)
         if index_dir is None:
@@ -147,7 +148,7 @@ class PassageIndex:
 
         Raises:
             FileNotFoundError: there is no such folder.
-            ValueError: it is no index, or damaged, or of another version.
+            ValueError: the folder is not an index, is damaged, or has another version.
         """
         folder = Path(index_dir)
         manifest = read_manifest(folder)
@@ -171,7 +172,7 @@ class PassageIndex:
         held = opened._searcher.num_docs
         if held != manifest.passages:
             raise ValueError(
-                f"cannot open index {folder}: it holds {held} passages and {MANIFEST} says "
+                f"cannot open index {folder}: it has {held} passages, {MANIFEST} says "
                 f"{manifest.passages}; {_REBUILD}"
             )
         return opened
@@ -183,16 +184,16 @@ class PassageIndex:
         *,
         progress: Callable[[CorpusProgress], None] = lambda _: None,
     ) -> "PassageIndex":
-        """The index that a setting names.
+        """The index of an index folder or of a corpus file.
 
         Args:
-            path: an index folder, or a corpus. A corpus whose index lies beside it, as
-                `<corpus>.index`, and was built of all of it as it is now, is not indexed again;
-                otherwise it is, into a temporary folder.
-            progress: told how far that is.
+            path: an index folder, or a corpus. For a corpus, `<corpus>.index` beside it is opened
+                if it was built from the whole, unchanged corpus; otherwise an index is built in a
+                temporary folder.
+            progress: called while an index is built.
 
         Raises:
-            FileNotFoundError, ValueError: as `open` and `build`.
+            FileNotFoundError, ValueError: see `open` and `build`.
         """
         path = Path(path)
         if path.is_dir():
@@ -205,7 +206,9 @@ class PassageIndex:
         return cls.build(path, progress=progress)
 
     def is_of(self, corpus_path: Path | str) -> bool:
-        """Whether it holds all of the corpus as it is now: same length, and same time or content.
+        """Whether it was built from the whole corpus, which has not changed since.
+
+        A corpus is unchanged if its size is the same, and its time or its checksum.
 
         Raises:
             FileNotFoundError: there is no such corpus.
@@ -223,10 +226,10 @@ class PassageIndex:
 
         Args:
             query: any text.
-            k: most passages wanted, >= 1.
+            k: most passages to return, >= 1.
 
         Returns:
-            At most k passages, best first; none when no word of the query is in the corpus.
+            At most k passages, best first; none if the corpus has no word of the query.
 
         Raises:
             ValueError: k is below 1.
@@ -247,16 +250,16 @@ class PassageIndex:
 
 
 def index_beside(corpus_path: Path) -> Path:
-    """Where `verl-mixed prepare corpus` puts the index of a corpus unless told otherwise."""
+    """Default folder of the index that `verl-mixed prepare corpus` builds."""
     return corpus_path.with_name(f"{corpus_path.name}.index")
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What an index folder says of itself.
+    """The manifest of an index folder.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: it is not an index, or of another format.
+        ValueError: the folder is not an index, or has another format.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"cannot open index {folder}: no such folder; {_REBUILD}")
@@ -287,15 +290,17 @@ def read_manifest(folder: Path) -> Manifest:
 
 @contextmanager
 def _links(folder: Path, names: Iterable[str]) -> Iterator[Path]:
-    """A folder of links to the index: tantivy writes a lock beside what it opens, and an index may
-    lie where it cannot. Needed only until it is open."""
+    """A temporary folder of links to the index's files, needed until the index is open.
+
+    tantivy writes a lock beside the files that it opens, and the index may be on a read-only disk.
+    """
     links = Path(tempfile.mkdtemp(prefix="index-links-"))
     try:
         for name in names:
             (links / name).symlink_to(folder.resolve() / name)
         yield links
     finally:
-        for _ in range(100):  # a thread of tantivy's may put the lock back, once, in between
+        for _ in range(100):  # a thread of tantivy may write the lock once more meanwhile
             shutil.rmtree(links, ignore_errors=True)
             if not links.exists():
                 break
@@ -315,7 +320,7 @@ def _fill(
     builder.add_bytes_field("id", stored=True)
     builder.add_text_field("contents", stored=True, index_option="freq")
     index = tantivy.Index(builder.build(), path=str(folder))
-    # One thread: passages keep their order, so that equal scores come in the same order anywhere.
+    # One thread keeps the order of passages, so that equal scores have the same order everywhere.
     writer = index.writer(heap_size=WRITER_HEAP_BYTES, num_threads=1)
     with reader:
         for id, contents in reader:
@@ -330,12 +335,12 @@ def _fill(
         if reader.kept == 0:
             reasons = ", ".join(f"{count} x {why}" for why, count in reader.dropped.items())
             raise ValueError(
-                f"cannot index {reader.path}: it holds no passage ({reasons or 'empty'})"
+                f"cannot index {reader.path}: it has no passages ({reasons or 'empty'}); {FORM}"
             )
     with _writing(folder):
         writer.commit()
         writer.wait_merging_threads()
-    for path in folder.iterdir():  # tantivy makes some readable for their owner alone
+    for path in folder.iterdir():  # tantivy creates some files readable for their owner only
         path.chmod(folder.stat().st_mode & 0o666)
     corpus = CorpusFile(
         name=reader.path.name,
@@ -366,15 +371,16 @@ def _fill(
 def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
-    except ValueError as error:  # tantivy's word for a full disk too
+    except ValueError as error:  # tantivy raises it for a full disk too
         free = shutil.disk_usage(folder).free
         raise OSError(
-            f"cannot write index {folder}: {error}; {free >> 20} MiB are free there"
+            f"cannot write index {folder}: {error} ({free >> 20} MiB are free there); free space "
+            "on the disk, or give another folder"
         ) from error
 
 
 def _refuse_other(folder: Path) -> None:
-    """Nothing but an index of ours, of any format, is replaced."""
+    """Raise an error if the folder exists and is neither empty nor an index (of any format)."""
     if folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir())):
         return
     if folder.exists() or folder.is_symlink():
@@ -385,13 +391,14 @@ def _refuse_other(folder: Path) -> None:
 
 @contextmanager
 def _draft(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder`, ours alone; what a killed build left in it is removed."""
+    """An empty folder beside `folder`, locked by this process; remains of a killed build are
+    removed."""
     draft = folder.with_name(f".{folder.name}.draft")
     draft.mkdir(parents=True, exist_ok=True)
     with claimed(draft) as is_ours:
         if not is_ours:
             raise OSError(
-                f"cannot build index {folder}: another process builds it now; wait for it"
+                f"cannot build index {folder}: another process builds it now; wait for its end"
             )
         for path in draft.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -403,7 +410,8 @@ def _draft(folder: Path) -> Iterator[Path]:
 
 
 def _rename(draft: Path, folder: Path) -> None:
-    """Put the index where it belongs. Between two renames there is none, where one was before."""
+    """Rename the draft to `folder`. An older index is renamed first, so for a moment there is
+    none."""
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

@@ -1,10 +1,15 @@
-"""BM25 over a tantivy searcher, with the same passages and scores as a query of all its words.
+"""Fast BM25 search with tantivy; the result equals that of one query of all words.
 
-tantivy's Python binding reads every posting of every word, and of the common ones there are as many
-as passages. So a query is split: a passage must hold one of the rare words, and the common ones
-only add to its score. That is exact where the best passages score more than all common words
-together can give, which is known afterwards; where it is not so, a second search takes the words
-that are missing. A word cannot give more than `(K1 + 1) * idf`.
+tantivy's Python binding reads all postings of all words, and a common word has about as many
+postings as there are passages. So a query is split: a passage must contain one of the rare words,
+and common words only add to its score. A word adds at most `(K1 + 1) * idf` to a score.
+
+The result is exact if the k-th best score exceeds the sum that all common words together can add:
+then no passage without a rare word can be among the best k. Otherwise a second search moves more
+words to the rare ones.
+
+Example: idf 6.0 of "nadia" and 0.1 of "the", k = 1. A passage with only "the" scores less than
+(1.2 + 1) * 0.1 = 0.22. If the best passage with "nadia" scores 5.0, "the" need not be searched for.
 
 Source: MaxScore, Turtle & Flood 1995, "Query evaluation: strategies and optimizations".
 """
@@ -17,15 +22,15 @@ from dataclasses import dataclass
 
 import tantivy
 
-MOST_WORDS = 256
-"""Distinct words of a query that are looked up; further ones are ignored."""
+MAX_WORDS = 256
+"""Distinct words of a query that are searched; further words are ignored."""
 
 K1 = 1.2
-"""tantivy's, which cannot be set."""
+"""Parameter k1 of BM25 in tantivy, which cannot be set."""
 
 _GUESS = 1.5
-"""Times the idf of the rarest word: what the last passage found may score. Measured: from 1 to 2
-matters little."""
+"""First guess of the k-th best score, in idf of the rarest word. Values from 1 to 2 are about as
+fast (measured)."""
 
 Hit = tuple[float, tantivy.DocAddress]
 
@@ -33,10 +38,10 @@ Hit = tuple[float, tantivy.DocAddress]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Word:
     passages: int
-    """That hold it."""
+    """Number of passages with the word."""
 
-    most: float
-    """It adds less than this to a score."""
+    max_score: float
+    """Upper bound of what the word adds to a score."""
 
     query: tantivy.Query
 
@@ -59,13 +64,14 @@ class Ranking:
         for each in filters:
             builder = builder.filter(each)
         self._analyzer = builder.build()
-        self._analyzing = threading.Lock()  # two threads in it at once: "Already borrowed"
+        self._analyzing = threading.Lock()  # two threads at once raise "Already borrowed"
 
     def best(self, text: str, k: int) -> list[Hit]:
-        """Score and address of the k best passages, best first; fewer where fewer hold a word.
+        """Score and address of the k best passages, best first; fewer if fewer passages have a
+        word.
 
         Args:
-            text: any text; punctuation is never syntax, a word that comes twice counts twice.
+            text: any text; punctuation is not syntax, and a word that comes twice counts twice.
             k: >= 1.
         """
         words = self._words(text)
@@ -80,17 +86,17 @@ class Ranking:
         return hits
 
     def all_words(self, text: str, k: int) -> list[Hit]:
-        """The same by one query of all words, as tantivy offers it: what `best` must agree with."""
+        """The same result by one query of all words; tests compare `best` with it."""
         words = self._words(text)
         return self._search(words, len(words), k) if words else []
 
     def _words(self, text: str) -> list[_Word]:
-        """Those that any passage holds, rarest first."""
+        """The words of a text that any passage contains, rarest first."""
         with self._analyzing:
             tokens = self._analyzer.analyze(text)
         counts = Counter(tokens)
         words = []
-        for word, count in list(counts.items())[:MOST_WORDS]:
+        for word, count in list(counts.items())[:MAX_WORDS]:
             passages = self._searcher.doc_freq(self._field, word)
             if not passages:
                 continue
@@ -98,8 +104,8 @@ class Ranking:
             if count > 1:
                 query = tantivy.Query.boost_query(query, float(count))
             idf = math.log(1 + (self._size - passages + 0.5) / (passages + 0.5))
-            most = count * (K1 + 1) * idf * (1 + 1e-5)  # scores are rounded
-            words.append(_Word(passages=passages, most=most, query=query))
+            max_score = count * (K1 + 1) * idf * (1 + 1e-5)  # scores are rounded
+            words.append(_Word(passages=passages, max_score=max_score, query=query))
         return sorted(words, key=lambda word: word.passages)
 
     def _search(self, words: Sequence[_Word], cut: int, k: int) -> list[Hit]:
@@ -107,7 +113,9 @@ class Ranking:
         query = tantivy.Query.boolean_query(
             [(tantivy.Occur.Should, word.query) for word in words[:cut]]
         )
-        for word in words[cut:]:  # one by one: a union of them would be read from end to end
+        for word in words[
+            cut:
+        ]:  # one by one, because all postings of a union of words would be read
             query = tantivy.Query.boolean_query(
                 [(tantivy.Occur.Must, query), (tantivy.Occur.Should, word.query)]
             )
@@ -115,19 +123,19 @@ class Ranking:
 
 
 def _needed(words: Sequence[_Word], least: float) -> int:
-    """How many of the words, from the rarest on, every passage that scores `least` holds one of."""
+    """Smallest n so that each passage with a score of `least` has one of the n rarest words."""
     cut, rest = len(words), 0.0
-    while cut > 1 and rest + words[cut - 1].most < least:
+    while cut > 1 and rest + words[cut - 1].max_score < least:
         cut -= 1
-        rest += words[cut].most
+        rest += words[cut].max_score
     return cut
 
 
 def _rarest_idf(words: Sequence[_Word], k: int) -> float:
-    """Of the rarest word that, with the rarer ones, k passages hold."""
+    """Idf of the first word, from the rarest on, up to which the words are in k passages."""
     found = 0
     for word in words:
         found += word.passages
         if found >= k:
-            return word.most / (K1 + 1)
+            return word.max_score / (K1 + 1)
     return 0.0

@@ -1,8 +1,8 @@
-"""Search engines behind a URL, that answer as an own index does.
+"""Clients of other search engines: Search-R1's server and Serper's web search.
 
-Search-R1's server (`POST /retrieve`) and Serper (`POST /search`, which searches the web). What they
-answer is checked, not trusted: a fault of theirs is told as one, never as an empty result. The key
-is read from the environment and goes nowhere but into the header.
+The engines are Search-R1's server (`POST /retrieve`) and Serper (`POST /search`). Their answers are
+checked: a wrong answer is reported as a fault, never as an empty result. Serper's key is read from
+the environment and only sent in the request header.
 """
 
 import asyncio
@@ -22,22 +22,23 @@ Kind = Literal["auto", "search_r1", "serper"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """One result, as Search-R1 has it."""
+class SearchHit:
+    """One search result, in Search-R1's form."""
 
     document: Mapping[str, Any]
-    """`contents` for certain, `id` where the engine has one, and what else it gives."""
+    """Has `contents`, `id` if the engine gives one, and further fields of the engine."""
 
     score: float
 
 
 class UpstreamFault(Exception):
-    """The engine did not answer as it should.
+    """The engine gave no valid answer.
 
     Args:
-        status: what to tell who asks: 429 and 503 as the engine said, 502 for an answer that is
-            none, 504 for none in time.
-        retry_after_s: when to try again, where the engine said so.
+        status: HTTP status for the caller: 429 or 503 from the engine, 502 for an invalid answer,
+            504 for no answer in time.
+        message: what went wrong.
+        retry_after_s: seconds after which the engine may be asked again, if it said so.
     """
 
     def __init__(self, status: int, message: str, retry_after_s: int | None = None) -> None:
@@ -52,32 +53,32 @@ class Upstream(Protocol):
     """A search engine behind a URL."""
 
     name: str
-    """Kind and place, without what is secret."""
+    """Kind and URL of the engine, without secrets."""
 
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...
 
-    async def search(self, queries: Sequence[str], k: int) -> list[list[Found]]:
-        """Per query at most k results, best first.
+    async def search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
+        """At most k results for each query, best first.
 
         Raises:
-            UpstreamFault: there is no answer, or one that is none.
+            UpstreamFault: there is no valid answer.
         """
         ...
 
 
 def upstream_of(url: str, kind: Kind, *, timeout_s: float, connections: int) -> Upstream:
-    """The engine at a URL.
+    """The client of an engine.
 
     Args:
-        url: of the server, or of its `/retrieve` or `/search`.
-        kind: `auto` takes a URL that ends in `/search` for Serper's.
-        timeout_s: for one request, connecting included.
+        url: URL of the server, or of its `/retrieve` or `/search`.
+        kind: protocol; `auto` takes Serper for a URL that ends in `/search`, else Search-R1.
+        timeout_s: seconds for one request, with connecting.
         connections: requests at once.
 
     Raises:
-        ValueError: the URL is none, or the key is missing.
+        ValueError: the URL is wrong, or the key is missing.
     """
     try:
         address = URL(url)
@@ -91,7 +92,7 @@ def upstream_of(url: str, kind: Kind, *, timeout_s: float, connections: int) -> 
 
 
 class _Http:
-    """One pooled session, and what its answers mean."""
+    """Shared by both clients: a pooled HTTP session, and checks of responses."""
 
     kind: str
     endpoint: str
@@ -116,14 +117,14 @@ class _Http:
             await self._session.close()
 
     async def _post(self, payload: Mapping[str, Any]) -> Any:
-        """The answer's JSON.
+        """The JSON of the engine's answer.
 
         Raises:
-            UpstreamFault: see there.
+            UpstreamFault: there is no answer, or it is not JSON.
         """
         assert self._session is not None
         try:
-            # A redirect is not followed: it would carry the key elsewhere.
+            # No redirect is followed, because it would send the key to another server.
             async with self._session.post(
                 self._address, json=payload, allow_redirects=False
             ) as response:
@@ -139,47 +140,47 @@ class _Http:
 
     def _refusal(self, response: aiohttp.ClientResponse) -> UpstreamFault:
         status = response.status
-        said = response.headers.get("Retry-After", "")
-        retry_after_s = int(said) if said.isascii() and said.isdigit() else 1
+        value = response.headers.get("Retry-After", "")
+        retry_after_s = int(value) if value.isascii() and value.isdigit() else 1
         if status == 429:
-            return self._fault(429, "it says 429, too many requests", retry_after_s)
+            return self._fault(429, "it answered 429, too many requests", retry_after_s)
         if status >= 500:
-            return self._fault(503, f"it says {status}", retry_after_s)
+            return self._fault(503, f"it answered {status}", retry_after_s)
         hint = f"; check {KEY_VARIABLE}" if status in (401, 403) and self.headers else ""
-        return self._fault(502, f"it says {status}{hint}")
+        return self._fault(502, f"it answered {status}{hint}")
 
     def _fault(self, status: int, what: str, retry_after_s: int | None = None) -> UpstreamFault:
         return UpstreamFault(status, f"cannot search by {self.name}: {what}", retry_after_s)
 
 
 class SearchR1(_Http):
-    """Search-R1's `retrieval_server.py`, or another server of ours.
+    """Client of Search-R1's `retrieval_server.py`, or of another tool server of this repository.
 
     Source: https://github.com/PeterGriffinJin/Search-R1 search_r1/search/retrieval_server.py
     """
 
     kind, endpoint = "search_r1", "/retrieve"
 
-    async def search(self, queries: Sequence[str], k: int) -> list[list[Found]]:
+    async def search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
         body = await self._post({"queries": list(queries), "topk": k, "return_scores": True})
         result = body.get("result") if isinstance(body, dict) else None
         if not isinstance(result, list) or len(result) != len(queries):
             raise self._fault(502, f"its answer has no `result` of {len(queries)} lists")
-        return [self._found(items)[:k] for items in result]
+        return [self._hits(items)[:k] for items in result]
 
-    def _found(self, items: Any) -> list[Found]:
+    def _hits(self, items: Any) -> list[SearchHit]:
         try:
-            found = [Found(document=i["document"], score=float(i["score"])) for i in items]
-            good = all(isinstance(f.document["contents"], str) for f in found)
+            hits = [SearchHit(document=i["document"], score=float(i["score"])) for i in items]
+            is_good = all(isinstance(hit.document["contents"], str) for hit in hits)
         except (TypeError, KeyError, ValueError, OverflowError) as error:
-            raise self._fault(502, "a result of it has no document and score") from error
-        if not good or not all(math.isfinite(f.score) for f in found):
-            raise self._fault(502, "a result of it has no text or no score")
-        return found
+            raise self._fault(502, "one of its results has no document or score") from error
+        if not is_good or not all(math.isfinite(hit.score) for hit in hits):
+            raise self._fault(502, "one of its results has no text or no score")
+        return hits
 
 
 class Serper(_Http):
-    """Serper's web search. Its answer box and knowledge graph come before the pages.
+    """Client of Serper's web search. Its answer box and knowledge graph come before the pages.
 
     Source: https://serper.dev
     """
@@ -196,15 +197,15 @@ class Serper(_Http):
             )
         self.headers = {"X-API-KEY": key}
 
-    async def search(self, queries: Sequence[str], k: int) -> list[list[Found]]:
+    async def search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
         tasks = [asyncio.ensure_future(self._one(query, k)) for query in queries]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
-            for task in tasks:  # one that failed ends the others
+            for task in tasks:  # if one query failed, the others are cancelled
                 task.cancel()
 
-    async def _one(self, query: str, k: int) -> list[Found]:
+    async def _one(self, query: str, k: int) -> list[SearchHit]:
         if not query.strip():
             return []
         body = await self._post({"q": query, "num": k})
@@ -213,16 +214,16 @@ class Serper(_Http):
         except (TypeError, KeyError, AttributeError) as error:
             raise self._fault(502, "its answer is not a list of pages") from error
         return [
-            Found(document={"id": link, "contents": f'"{title}"\n{text}'}, score=1.0 / place)
+            SearchHit(document={"id": link, "contents": f'"{title}"\n{text}'}, score=1.0 / place)
             for place, (link, title, text) in enumerate(pages[:k], start=1)
         ]
 
 
 def _pages(body: Any) -> list[tuple[str, str, str]]:
-    """Link, title and text of what Serper found.
+    """(link, title, text) of the pages in Serper's answer.
 
     Raises:
-        TypeError, KeyError, AttributeError: that is not Serper's answer.
+        TypeError, KeyError, AttributeError: this is not Serper's answer.
     """
     pages = []
     if box := body.get("answerBox"):
@@ -234,10 +235,10 @@ def _pages(body: Any) -> list[tuple[str, str, str]]:
     for page in body["organic"]:
         pages.append((page["link"], page.get("title", ""), page.get("snippet", "")))
     if not all(isinstance(part, str) for page in pages for part in page):
-        raise TypeError("a link, title or text is no text")
+        raise TypeError("a link, title or text is not a string")
     return [page for page in pages if page[2]]
 
 
 def _shown(address: URL) -> str:
-    """Without user, password and query, any of which may be secret."""
+    """The URL without user, password and query, which may be secret."""
     return str(address.with_user(None).with_query(None).with_fragment(None))

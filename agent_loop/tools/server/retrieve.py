@@ -12,7 +12,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field
 
 from agent_loop.tools.search import PassageIndex
-from agent_loop.tools.search.upstream import Found, UpstreamFault, upstream_of
+from agent_loop.tools.search.upstream import SearchHit, UpstreamFault, upstream_of
 from agent_loop.tools.server.http import RequestSlots, body_of, json_error
 from agent_loop.tools.server.settings import ServerSettings
 
@@ -98,7 +98,7 @@ class Retrieve:
         (found,) = await self._found([asked.q], asked.num)
         return web.json_response(serper_answer(asked.q, found))
 
-    async def _found(self, queries: Sequence[str], topk: int) -> list[list[Found]]:
+    async def _found(self, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
         if self.fault:
             raise json_error(web.HTTPServiceUnavailable, self.fault)
         if not queries:
@@ -111,7 +111,7 @@ class Retrieve:
             except UpstreamFault as fault:
                 raise _refusal(fault) from fault
 
-    async def _in_threads(self, queries: Sequence[str], topk: int) -> list[list[Found]]:
+    async def _in_threads(self, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
         """Search the index in threads; tantivy releases the GIL while it searches."""
         assert self.index is not None
         loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ def search_answer(
     return retrieve_answer(_by_index(index, queries, topk), return_scores)
 
 
-def retrieve_answer(found: Sequence[Sequence[Found]], return_scores: bool) -> dict[str, Any]:
+def retrieve_answer(found: Sequence[Sequence[SearchHit]], return_scores: bool) -> dict[str, Any]:
     """The answer of `POST /retrieve`: a list of passages for each query."""
     if return_scores:
         return {
@@ -140,7 +140,7 @@ def retrieve_answer(found: Sequence[Sequence[Found]], return_scores: bool) -> di
     return {"result": [[f.document for f in own] for own in found]}
 
 
-def serper_answer(query: str, found: Sequence[Found]) -> dict[str, Any]:
+def serper_answer(query: str, found: Sequence[SearchHit]) -> dict[str, Any]:
     """The answer of `POST /search`; the first line of a passage becomes the title of a page."""
     pages = []
     for position, one in enumerate(found, start=1):
@@ -150,10 +150,10 @@ def serper_answer(query: str, found: Sequence[Found]) -> dict[str, Any]:
     return {"searchParameters": {"q": query, "type": "search"}, "organic": pages}
 
 
-def _by_index(index: PassageIndex, queries: Sequence[str], topk: int) -> list[list[Found]]:
+def _by_index(index: PassageIndex, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
     return [
         [
-            Found(document={"id": p.id, "contents": p.contents}, score=p.score)
+            SearchHit(document={"id": p.id, "contents": p.contents}, score=p.score)
             for p in index.search(query, topk)
         ]
         for query in queries

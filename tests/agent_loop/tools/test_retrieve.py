@@ -15,7 +15,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.tools.search.upstream import Found, UpstreamFault, _pages
+from agent_loop.tools.search.upstream import SearchHit, UpstreamFault, _pages
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.tools.server.retrieve import retrieve_answer, serper_answer
 from tests.listening import listening
@@ -466,7 +466,7 @@ async def test_an_index_answers_as_serper_does(url):
 )
 def test_pages_made_of_passages_are_those_passages(passages):
     found = [
-        Found(document={"id": title, "contents": f'"{title}"\n{text}'}, score=1 / place)
+        SearchHit(document={"id": title, "contents": f'"{title}"\n{text}'}, score=1 / place)
         for place, (title, text) in enumerate(passages, start=1)
     ]
     pages = _pages(serper_answer("q", found))

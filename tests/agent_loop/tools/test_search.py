@@ -202,7 +202,7 @@ def test_a_corpus_in_another_encoding_is_refused_with_its_line(tmp_path):
 
 
 def test_a_line_that_never_ends_is_refused_before_memory_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr("agent_loop.tools.search.corpus.MOST_LINE_BYTES", 1000)
+    monkeypatch.setattr("agent_loop.tools.search.corpus.MAX_LINE_BYTES", 1000)
     with pytest.raises(ValueError, match="line 1: it is longer"):
         PassageIndex.build(write(tmp_path / "c.jsonl", ["x" * 5000]))
 
