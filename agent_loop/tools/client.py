@@ -16,15 +16,13 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
-import aiohttp
 import msgspec
 from typing_extensions import Self
-from yarl import URL
 
 from agent_loop.compat import gather_all, timeout
 from agent_loop.tools.cache import SingleFlightCache, content_key
@@ -43,14 +41,10 @@ from agent_loop.tools.responses import (
     dumps,
     fault_of,
     is_repeatable,
-    loads,
-    replace_surrogates,
-    retry_after_s,
-    sandbox_fault,
-    text_of,
 )
 from agent_loop.tools.result_store import Store, open_store_of
 from agent_loop.tools.servers import Server, Servers
+from agent_loop.tools.transport import HttpTransport, RequestFailed
 from agent_loop.watchdog import waits_for
 from config.schema import MixedConfig, ToolConfig
 from rate_limit.slots import FileSlots
@@ -58,14 +52,8 @@ from rate_limit.slots import FileSlots
 BACKOFF_START_S = 0.25
 BACKOFF_CAP_S = 8.0
 
-TOKEN_VARIABLE = "TOOL_SERVER_TOKEN"
-"""Environment variable with the bearer token of the tool servers; unset or empty sends none."""
-
 CALLS_PER_TURN = 64
 """Calls that start in one pass of the event loop; see `LoopThrottle`."""
-
-SETUP_FAULTS = frozenset({401, 403, 404, 405, 407})
-"""HTTP statuses of a wrong token or of another program at this URL; the call is not to blame."""
 
 BATCH_AT_ONCE = 64
 """Calls of one `call_many` that run at once."""
@@ -93,31 +81,6 @@ class Slots(Protocol):
     def hold_async(self, timeout_s: float | None = None) -> AbstractAsyncContextManager[object]: ...
 
 
-class _Again(Exception):
-    """A failed request that may succeed at another attempt.
-
-    Args:
-        reason: what went wrong.
-        retry_after_s: pause that the server asks for.
-        is_overload: the server has too many requests.
-        was_executed: whether the server may have executed the call.
-        blames_server: whether the failure counts for the server's breaker.
-    """
-
-    def __init__(
-        self,
-        reason: str,
-        retry_after_s: float | None = None,
-        *,
-        is_overload: bool = False,
-        was_executed: bool = True,
-        blames_server: bool = True,
-    ) -> None:
-        super().__init__(replace_surrogates(reason))
-        self.retry_after_s, self.is_overload = retry_after_s, is_overload
-        self.was_executed, self.blames_server = was_executed, blames_server
-
-
 @dataclass(slots=True)
 class _Progress:
     """How far a call is."""
@@ -130,10 +93,8 @@ class _Progress:
 class _Opened:
     """Open resources of a client, shared by the clients of all sources."""
 
-    session: aiohttp.ClientSession | None = None
+    transport: HttpTransport | None = None
     store: Store | None = None
-    endpoints: dict[tuple[str, str], URL] = field(default_factory=dict)
-    """(base URL, tool) -> URL of the request."""
 
 
 class ToolClient:
@@ -206,21 +167,7 @@ class ToolClient:
             )
 
     async def __aenter__(self) -> Self:
-        token = os.environ.get(TOKEN_VARIABLE, "")
-        headers = {  # complete, because aiohttp would look for missing ones at each request
-            "Content-Type": "application/json",
-            "User-Agent": "verl-mixed",
-            "Accept": "*/*",
-            "Accept-Encoding": "identity",
-        }
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
-        self._opened.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=headers,
-        )
+        self._opened.transport = HttpTransport()
         if self._open_store is not None:
             self._opened.store = self._open_store()
         return self
@@ -232,11 +179,11 @@ class ToolClient:
         traceback: TracebackType | None,
     ) -> None:
         opened = self._opened
-        session, opened.session = opened.session, None
+        transport, opened.transport = opened.transport, None
         store, opened.store = opened.store, None
         try:
-            if session is not None:
-                await session.close()
+            if transport is not None:
+                await transport.close()
         finally:
             if store is not None:
                 await store.close()
@@ -492,12 +439,12 @@ class ToolClient:
                         outcome = await self._request(call, server)
                     else:
                         outcome = await self._request_of_several(call, server, tried, deadline)
-                except _Again as failure:
+                except RequestFailed as failure:
                     outcome = failure
                 finally:
                     server.in_flight -= 1
             progress.asked = None
-            if not isinstance(outcome, _Again):
+            if not isinstance(outcome, RequestFailed):
                 now = clock()
                 servers.note_answer(server, now - asked_at)
                 return ToolResult(
@@ -515,7 +462,7 @@ class ToolClient:
     async def _pause(
         self,
         attempt: int,
-        last: _Again,
+        last: RequestFailed,
         server: Server,
         tried: Sequence[Server],
         call: ToolCall,
@@ -568,57 +515,14 @@ class ToolClient:
         except TimeoutError as error:
             if not limit.expired():
                 raise
-            raise _Again(f"no answer within {patience_s:.1f} s") from error
+            raise RequestFailed(f"no answer within {patience_s:.1f} s") from error
 
     async def _request(self, call: ToolCall, server: Server) -> dict[str, Any]:
-        opened = self._opened
-        if opened.session is None:
+        transport = self._opened.transport
+        if transport is None:
             raise RuntimeError("ToolClient.call outside `async with ToolClient(...)`")
         self._stats(call.tool).requests += 1
-        url = opened.endpoints.get((server.url, call.tool))
-        if url is None:
-            url = URL(f"{server.url}/{call.tool}")
-            opened.endpoints[server.url, call.tool] = url
-        try:
-            async with opened.session.request("POST", url, data=dumps(call.payload)) as response:
-                raw = await response.read()
-                if response.status >= 400:
-                    raise self._refusal(call, server, response, raw)
-                body = loads(raw, response.charset)
-        except aiohttp.ClientConnectorError as error:  # nothing was sent
-            raise _Again(f"{type(error).__name__}: {error}", was_executed=False) from error
-        except (aiohttp.ClientError, ConnectionError, ValueError, RecursionError) as error:
-            raise _Again(f"{type(error).__name__}: {error}") from error
-        if fault := fault_of(call.tool, body):
-            raise _Again(fault)
-        fault, is_final = sandbox_fault(call.tool, body)
-        if is_final:
-            raise ToolRejected(replace_surrogates(fault), tool=call.tool, server=server.url)
-        if fault:
-            raise _Again(fault, blames_server=False)  # the program may have caused it
-        return body
-
-    def _refusal(
-        self, call: ToolCall, server: Server, response: aiohttp.ClientResponse, raw: bytes
-    ) -> _Again | ToolError:
-        status, text = response.status, replace_surrogates(text_of(raw, response.charset)[:500])
-        if status in (408, 429) or status >= 500:
-            return _Again(
-                f"HTTP {status} {text[:200]}",
-                retry_after_s(response.headers),
-                is_overload=status in (429, 503),
-                was_executed=status not in (429, 503),
-                blames_server=status != 429,
-            )
-        message = f"HTTP {status} for tool={call.tool!r}: {text}"
-        place = {"tool": call.tool, "server": server.url}
-        if status in SETUP_FAULTS:
-            return ToolUnavailable(
-                f"{message}; is {server.url} the tool server, and {TOKEN_VARIABLE} its token?",
-                **place,
-            )
-        self._servers.note_refusal(server)
-        return ToolRejected(message, **place)
+        return await transport.post(call, server)
 
 
 PURE_TOOLS = frozenset({"retrieve", "calculate"})

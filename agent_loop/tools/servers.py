@@ -37,6 +37,10 @@ class Server:
         self.paused_until = -math.inf
         """The server asked for no requests until then (`Retry-After`)."""
 
+    def close_breaker(self) -> None:
+        """The server answered, so it works; a refusal is an answer too."""
+        self.failures_in_a_row, self.opened_at = 0, None
+
     def may_ask(self, now: float) -> bool:
         return self.opened_at is None or now - self.opened_at >= BREAKER_OPEN_S
 
@@ -143,11 +147,7 @@ class Servers:
     def note_answer(self, server: Server, request_s: float) -> None:
         mean_s = request_s if self._mean_request_s is None else self._mean_request_s
         self._mean_request_s = mean_s + (request_s - mean_s) / 8
-        self.note_refusal(server)
-
-    def note_refusal(self, server: Server) -> None:
-        """The server refused a call, so it works: its breaker closes."""
-        server.failures_in_a_row, server.opened_at = 0, None
+        server.close_breaker()
 
     def pause(self, server: Server, pause_s: float) -> None:
         """Send the server no requests for `pause_s` while another server is healthy."""

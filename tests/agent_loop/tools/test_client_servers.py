@@ -425,7 +425,7 @@ async def test_threads_have_clients_of_their_own_which_end_with_their_loops(tmp_
             thread.start()
         for thread in threads:
             await asyncio.to_thread(thread.join)
-        sessions = [shared.client._opened.session for shared in client_module._shared.values()]
+        sessions = [shared.client._opened.transport for shared in client_module._shared.values()]
         assert bodies == [GOOD] * 4 and len(server.seen) == 4
         assert [session for session in sessions if session is not None] == []
         await ask_shared(server.url, tmp_path)
@@ -441,4 +441,4 @@ def test_a_loop_that_was_only_closed_leaves_no_client_either(tmp_path):
     loop.close()
     client_module._forget_closed_loops()
     assert tools not in [shared.client for shared in client_module._shared.values()]
-    assert tools._opened.session is None
+    assert tools._opened.transport is None

@@ -186,7 +186,7 @@ def test_threads_share_an_index(zipf):
         (["[" * 100_000], "line 1"),
         (['{"id": "a", "contents": "\\ud800"}'], "line 1"),
         ([], "no passage"),
-        (["", '{"id": "a", "contents": " "}'], "no passage .*blank line.*contents is empty"),
+        (["", '{"id": "a", "contents": " "}'], "no passages .*blank line.*contents is empty"),
     ],
 )
 def test_a_corpus_that_is_wrong_is_refused_with_its_line(tmp_path, lines, why):
@@ -356,7 +356,7 @@ DAMAGE = {
     "manifest.json: Invalid JSON": lambda folder: (folder / MANIFEST).write_text("{"),
     "files: Field required": lambda folder: (folder / MANIFEST).write_text('{"format": 1}'),
     "its format is 99": lambda folder: break_manifest(folder, format=99),
-    "it holds 2 passages and manifest.json says 3": lambda f: break_manifest(f, passages=3),
+    "it has 2 passages, manifest.json says 3": lambda f: break_manifest(f, passages=3),
     "is missing": lambda folder: largest(folder).unlink(),
     "was written with": lambda folder: os.truncate(largest(folder), 10),
     "cannot open index": lambda folder: (folder / "meta.json").write_bytes(
