@@ -164,7 +164,7 @@ def test_a_submission_in_another_language_is_compiled(url):
     [
         ({"provided_data": {}}, "provided_data.test"),
         ({"provided_data": {"test": [{"input": {"f": ""}, "output": {}}]}}, "only stdin"),
-        ({"dataset_type": "HumanEvalDataset"}, "judges CommonOJDataset"),
+        ({"dataset_type": "HumanEvalDataset"}, "use CommonOJDataset"),
         ({"language": None}, "config.language"),
     ],
 )
