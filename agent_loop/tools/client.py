@@ -18,7 +18,6 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Protocol
 
 import msgspec
@@ -172,12 +171,7 @@ class ToolClient:
             self._opened.store = self._open_store()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         opened = self._opened
         transport, opened.transport = opened.transport, None
         store, opened.store = opened.store, None
