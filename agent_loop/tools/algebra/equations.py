@@ -72,14 +72,14 @@ def _solve_equations(differences: Sequence[Any], unknowns: Sequence[Any]) -> Sol
             if periodic:
                 return periodic
         try:
-            found = _solve_one(differences[0], unknowns[0])
+            solutions = _solve_one(differences[0], unknowns[0])
         except NotImplementedError:
             return _solve_numerically(differences[0], unknowns[0])
     else:
-        found = sympy.solve(differences, unknowns, dict=True)
+        solutions = sympy.solve(differences, unknowns, dict=True)
     cases = [
         ", ".join(_assigned(name, case[name]) for name in unknowns if name in case)
-        for case in found
+        for case in solutions
     ]
     return Solutions(" or ".join(cases) if any(cases) else "no solution")
 
@@ -88,10 +88,10 @@ def _solve_one(difference: Any, unknown: Any) -> list[dict[Any, Any]]:
     if difference.has(sympy.Abs, sympy.sign, sympy.floor, sympy.ceiling, sympy.Max, sympy.Min):
         real = sympy.Symbol(str(unknown), real=True)
         return [{unknown: root} for root in sympy.solve(difference.subs(unknown, real), real)]
-    found = sympy.solve(difference, unknown, dict=True)
-    if any(case[unknown].has(sympy.CRootOf) for case in found):
+    solutions = sympy.solve(difference, unknown, dict=True)
+    if any(case[unknown].has(sympy.CRootOf) for case in solutions):
         return [{unknown: root} for root in sympy.Poly(difference, unknown).nroots(n=15)]
-    return found
+    return solutions
 
 
 def _is_many(value: object) -> bool:
@@ -122,11 +122,11 @@ def _solve_numerically(difference: Any, unknown: Any) -> Solutions:
 def _solve_periodic(difference: Any, unknown: Any) -> Solutions | None:
     """Periodic real solutions; None if sympy gives them in another form."""
     real, n = sympy.Symbol(str(unknown), real=True), sympy.Symbol("n", integer=True)
-    found = sympy.solveset(difference.subs(unknown, real), real, sympy.S.Reals)
-    if found is sympy.S.EmptySet:
+    solutions = sympy.solveset(difference.subs(unknown, real), real, sympy.S.Reals)
+    if solutions is sympy.S.EmptySet:
         return Solutions("no real solution")
     cases = []
-    for part in found.args if isinstance(found, sympy.Union) else (found,):
+    for part in solutions.args if isinstance(solutions, sympy.Union) else (solutions,):
         if not isinstance(part, sympy.ImageSet) or part.base_sets != (sympy.S.Integers,):
             return None
         cases.append(f"{unknown} = {plain(sympy.expand(part.lamda(n)))}")
@@ -137,7 +137,7 @@ def _solve_inequalities(relations: Sequence[Any], unknowns: Sequence[Any]) -> So
     if len(unknowns) != 1:
         fail("inequalities are solved for one variable only")
     real = sympy.Symbol(str(unknowns[0]), real=True)
-    found = sympy.S.Reals
+    solutions = sympy.S.Reals
     for one in relations:
         one = one.subs(unknowns[0], real)
         if isinstance(one, BooleanAtom):
@@ -146,12 +146,12 @@ def _solve_inequalities(relations: Sequence[Any], unknowns: Sequence[Any]) -> So
             part = sympy.solveset(one, real, sympy.S.Reals)
         else:
             part = sympy.solve_univariate_inequality(one, real, relational=False)
-        found = found.intersect(part)
-    if found is sympy.S.EmptySet:
+        solutions = solutions.intersect(part)
+    if solutions is sympy.S.EmptySet:
         return Solutions("no solution")
-    if found is sympy.S.Reals:
+    if solutions is sympy.S.Reals:
         return Solutions(f"true for every real {real}")
-    parts = found.args if isinstance(found, sympy.Union) else (found,)
+    parts = solutions.args if isinstance(solutions, sympy.Union) else (solutions,)
     return Solutions(" or ".join(_range(str(real), part) for part in parts))
 
 

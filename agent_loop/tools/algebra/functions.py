@@ -104,12 +104,12 @@ def _limit(value: Any, *given: Any) -> Any:
     if sympy.sympify(given[1]).is_infinite:
         side = "-" if given[1] == sympy.oo else "+"
     try:
-        found = sympy.limit(value, _variable(value, given), given[1], side)
+        result = sympy.limit(value, _variable(value, given), given[1], side)
     except ValueError as error:
         raise CalculationError(f"there is no limit: {' '.join(str(error).split())}") from error
-    if found.has(sympy.zoo):
+    if result.has(sympy.zoo):
         fail("there is no limit: the two sides differ; give 1 or -1 as the side")
-    return _closed(found, "limit")
+    return _closed(result, "limit")
 
 
 def _series(value: Any, *given: Any) -> Any:
@@ -132,10 +132,10 @@ def _subs(value: Any, *given: Any) -> Any:
 def _factor(value: Any) -> Any:
     if not value.is_Integer:
         return sympy.factor(value)
-    found = sympy.factorint(value)
+    result = sympy.factorint(value)
     return Solutions(
         " * ".join(
-            f"{prime}^{power}" if power > 1 else str(prime) for prime, power in found.items()
+            f"{prime}^{power}" if power > 1 else str(prime) for prime, power in result.items()
         )
     )
 
@@ -155,8 +155,8 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
     def work(*values: Any) -> Any:
         if not all(value.is_Integer for value in values):
             fail("whole numbers are needed")
-        found = function(*map(int, values))
-        return Solutions(str(found).lower()) if isinstance(found, bool) else sympy.sympify(found)
+        result = function(*map(int, values))
+        return Solutions(str(result).lower()) if isinstance(result, bool) else sympy.sympify(result)
 
     return work
 
@@ -172,8 +172,8 @@ def _arrangements(n: Any, k: Any) -> Any:
 
 
 def _eigenvalues(matrix: Any) -> Any:
-    found = matrix.eigenvals(multiple=True)
-    return Solutions(", ".join(map(text_of, sorted(found, key=sympy.default_sort_key))))
+    result = matrix.eigenvals(multiple=True)
+    return Solutions(", ".join(map(text_of, sorted(result, key=sympy.default_sort_key))))
 
 
 def _vector(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

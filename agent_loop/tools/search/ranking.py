@@ -133,9 +133,9 @@ def _needed(words: Sequence[_Word], least: float) -> int:
 
 def _rarest_idf(words: Sequence[_Word], k: int) -> float:
     """Idf of the first word, from the rarest on, up to which the words are in k passages."""
-    found = 0
+    covered = 0
     for word in words:
-        found += word.passages
-        if found >= k:
+        covered += word.passages
+        if covered >= k:
             return word.max_score / (K1 + 1)
     return 0.0

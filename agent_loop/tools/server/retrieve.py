@@ -90,15 +90,15 @@ class Retrieve:
 
     async def _retrieve(self, request: web.Request) -> web.Response:
         asked = await body_of(request, RetrieveRequest)
-        found = await self._found(asked.queries, asked.topk or TOPK)
-        return web.json_response(retrieve_answer(found, asked.return_scores))
+        hits = await self._hits(asked.queries, asked.topk or TOPK)
+        return web.json_response(retrieve_answer(hits, asked.return_scores))
 
     async def _search(self, request: web.Request) -> web.Response:
         asked = await body_of(request, SearchRequest)
-        (found,) = await self._found([asked.q], asked.num)
-        return web.json_response(serper_answer(asked.q, found))
+        (hits,) = await self._hits([asked.q], asked.num)
+        return web.json_response(serper_answer(asked.q, hits))
 
-    async def _found(self, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
+    async def _hits(self, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
         if self.fault:
             raise json_error(web.HTTPServiceUnavailable, self.fault)
         if not queries:
@@ -131,19 +131,19 @@ def search_answer(
     return retrieve_answer(_by_index(index, queries, topk), return_scores)
 
 
-def retrieve_answer(found: Sequence[Sequence[SearchHit]], return_scores: bool) -> dict[str, Any]:
+def retrieve_answer(hits: Sequence[Sequence[SearchHit]], return_scores: bool) -> dict[str, Any]:
     """The answer of `POST /retrieve`: a list of passages for each query."""
     if return_scores:
         return {
-            "result": [[{"document": f.document, "score": f.score} for f in own] for own in found]
+            "result": [[{"document": f.document, "score": f.score} for f in own] for own in hits]
         }
-    return {"result": [[f.document for f in own] for own in found]}
+    return {"result": [[f.document for f in own] for own in hits]}
 
 
-def serper_answer(query: str, found: Sequence[SearchHit]) -> dict[str, Any]:
+def serper_answer(query: str, hits: Sequence[SearchHit]) -> dict[str, Any]:
     """The answer of `POST /search`; the first line of a passage becomes the title of a page."""
     pages = []
-    for position, one in enumerate(found, start=1):
+    for position, one in enumerate(hits, start=1):
         title, _, text = one.document["contents"].partition("\n")
         page = {"title": title.strip('"'), "link": str(one.document.get("id", ""))}
         pages.append(page | {"snippet": text or title, "position": position})
