@@ -37,7 +37,7 @@ class _Flight(Generic[T]):
     """Work under way for one key."""
 
     task: "asyncio.Task[T]"
-    company: SharedWait
+    shared_wait: SharedWait
     waiting: int = 0
     """Callers that wait for the task."""
 
@@ -149,7 +149,7 @@ class SingleFlightCache(Generic[T]):
         """Wait for the task; the last caller that leaves before it is done cancels it."""
         flight.waiting += 1
         try:
-            with flight.company.joined():
+            with flight.shared_wait.joined():
                 done = await _done(flight.task, timeout_s)
         finally:
             flight.waiting -= 1
@@ -161,8 +161,8 @@ class SingleFlightCache(Generic[T]):
     def _start(
         self, key: str, make: Callable[[float], Coroutine[Any, Any, T]], timeout_s: float
     ) -> _Flight[T]:
-        company = SharedWait()
-        flight = self._under_way[key] = _Flight(company.start(make(timeout_s)), company)
+        shared_wait = SharedWait()
+        flight = self._under_way[key] = _Flight(shared_wait.start(make(timeout_s)), shared_wait)
         flight.task.add_done_callback(lambda _: self._finish(key, flight))
         return flight
 
