@@ -34,7 +34,7 @@ NOT_SOURCES = ("balance", "drift", "limiter", "ratio_error", "remax", "state_mas
 
 Ratio = float | dict[int, float]
 """A ratio, or a schedule `{trained steps: ratio}` such as `{0: 0.5, 1000: 0.2}`, linear in between.
-A ratio, or a schedule `{trained steps: ratio}` such as `{0: 0.5, 1000: 0.2}`, linear in between."""
+"""
 
 
 class ExampleConfig(Section):
@@ -62,7 +62,7 @@ class PromptConfig(Section):
 
     examples: list[ExampleConfig] = []
     """Worked examples before the row's own messages; a small model follows them better than rules.
-    Worked examples before the row's own messages; a small model follows them better than rules."""
+    """
 
     @model_validator(mode="after")
     def _says_what_it_should(self) -> Self:
@@ -246,7 +246,7 @@ class RateLimitConfig(Section):
 
     adaptive: bool = False
     """Three overloads (429, 503) within a second halve the rate, which recovers in half a minute.
-    Three overloads (429, 503) within a second halve the rate, which recovers in half a minute."""
+    """
 
     strict_window_s: float | None = Field(default=None, gt=0, le=366 * 86400)
     """Any window of this many seconds sees at most the calls of rate_limit_per_minute, bursts
@@ -402,7 +402,7 @@ class MixedConfig(Section):
 
     trajectory_sample: int | None = Field(default=None, ge=1)
     """Number of prompts per source whose trajectories a step writes to `trajectories/`; None: all.
-    Number of prompts per source whose trajectories a step writes to `trajectories/`; None: all."""
+    """
 
     max_probs_diff: float | None = Field(default=None, gt=0)
     """The run stops if a step's `training/rollout_probs_diff_max` is larger; None: no check."""

@@ -16,8 +16,8 @@ The limiter does not promise:
   this, it raises an error. `across_hosts` is for folders whose locks were tested; use
   `RayRateLimiter` otherwise.
 - progress while a process that has the file locked is stopped (SIGSTOP). Callers with `timeout_s`
-  get
-  an error; the others wait until the process continues or is killed. Event loops are not blocked.
+  get an error; the others wait until the process continues or is killed. Event loops are not
+  blocked.
 """
 
 import asyncio
@@ -112,8 +112,7 @@ class FileRateLimiter:
         burst: calls that may pass at once after an idle time.
         min_interval_s: minimum seconds between two calls, also within a burst.
         shares: source -> weight of its share of the rate, for `acquire(source=...)`. All sources
-            may
-            use what a source does not use. Sources without a weight together have the smallest
+            may use what a source does not use. Sources without a weight together have the smallest
             weight.
         adaptive: many overloads (`penalise`) halve the rate, which then recovers.
         on_config_change: if the file has other limits: "refuse" them, or "adopt" the new limits for
@@ -300,8 +299,7 @@ class FileRateLimiter:
         return (yield from self._see_through(slot, blocking=blocking))
 
     def _serve(self, batch: "_Batch") -> None:
-        """Reserve for all callers of a batch under one lock, now or, if the file is locked, later.
-        Reserve for all callers of a batch under one lock, now or, if the file is locked, later."""
+        """Reserve for all callers of a batch under one lock, later if the file is locked."""
         places = [place for place, want in enumerate(batch.wants) if want is not None]
         try:
             if not self._file.lock(blocking=False):

@@ -1,5 +1,4 @@
-"""The slots that one process has leased, and its waiting callers. Pure; see `leases` for the rules.
-The slots that one process has leased, and its waiting callers. Pure; see `leases` for the rules."""
+"""The leased slots of one process, and its waiting callers. Pure; `leases` has the rules."""
 
 from collections import deque
 from collections.abc import Callable

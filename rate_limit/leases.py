@@ -8,9 +8,8 @@ The limit: in no window of length t do more than burst + rate * t calls pass, ov
 is kept for these reasons:
 
 - A slot for instant T is sent as `delay = T - replied`. It may be used from `received + delay`,
-  which
-  is never before T. A caller must take it by `asked + held + delay + linger`, which is never after
-  T + linger, because the keeper replied after `asked + held` and before `received`.
+  which is never before T. A caller must take it by `asked + held + delay + linger`, which is never
+  after T + linger, because the keeper replied after `asked + held` and before `received`.
 - So the calls that pass in a window of length t have their instants T in a window of length
   t + linger, and the keeper reserves with the burst less rate * linger (`split_burst`).
 - A keeper that lost its state starts with a bucket that is empty at now + `HORIZON_NS`. All slots

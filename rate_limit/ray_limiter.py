@@ -18,8 +18,7 @@ Faults and their effects:
 The limiter does not promise:
 
 - the instant of a call. A slot is valid for its linger time; a process that gets the answer or
-  wakes
-  later passes late.
+  wakes later passes late.
 - the complete burst at once. Up to half of the burst is reserved for slots that are used late.
 - that a pause (`penalise`) starts at once. Callers that have a slot, at most `leases.HORIZON_NS`
   ahead, still pass. Spare slots of other processes become void when they hear of the pause.
@@ -122,8 +121,7 @@ class RayRateLimiter:
 
         Raises:
             LimiterTimeout: the slot is beyond `timeout_s` (nothing was reserved), or the actor does
-                not
-                answer in time.
+                not answer in time.
             ValueError: n is below 1, or the name now belongs to other limits.
         """
         if self._pass_now(n, source):

@@ -246,8 +246,7 @@ def _choose(
     source: str,
     latest_ns: float,
 ) -> tuple[Grant, Spread]:
-    """Grant the source's own tokens, or spare tokens if they come earlier and before `latest_ns`.
-    Grant the source's own tokens, or spare tokens if they come earlier and before `latest_ns`."""
+    """Grant own tokens, or spare tokens if they come earlier and before `latest_ns`."""
     buckets = _buckets(rate)
     cost = n * buckets.token
     own, after = _of_own(spread, now_ns, n, buckets, pace, source)

@@ -11,8 +11,7 @@ A caller that finds no free slot joins a queue, so nobody starves:
   ahead and at most every 20 ms. No process takes a slot ahead of the queue. A process that got a
   slot goes back to the end.
 - The callers of a process queue in memory (`CallerQueue`), and only the first of them polls. A
-  caller
-  that gives up leaves the process's place in the file to the next caller.
+  caller that gives up leaves the process's place in the file to the next caller.
 
 Faults and their effects:
 
@@ -161,11 +160,9 @@ class FileSlots:
         return type(self), (self.path, self.slots, self.timeout_s)
 
     def _begin_anew(self) -> None:
-        """Forget the waiting callers, and check the file before the next hold; for a forked child.
-        Forget the waiting callers, and check the file before the next hold; for a forked child."""
-        self._mutex = (
-            threading.RLock()
-        )  # reentrant, because a finalizer may free a slot at any moment
+        """Forget waiting callers, and check the file before the next hold; after a fork."""
+        # Reentrant, because a finalizer may free a slot at any moment.
+        self._mutex = threading.RLock()
         self._queue = CallerQueue()
         self._check_at = -math.inf
 

@@ -27,7 +27,7 @@ class SourceSnapshot:
 
     waits: tuple[int, ...] = (0,) * (len(WAIT_BOUNDS_S) + 1)
     """Calls that waited and passed, by `WAIT_BOUNDS_S`; calls that passed at once are not counted.
-    Calls that waited and passed, by `WAIT_BOUNDS_S`; calls that passed at once are not counted."""
+    """
 
     refused: int = 0
     """Calls that were refused because their slot was beyond their timeout; they used no slot."""

@@ -45,8 +45,8 @@ class Reader(Protocol):
             split: `train` or `validation`.
             index: position of the record in its file, from 0.
             source: `data_source` of the row and the first part of its `row_id`; the kind's name
-                unless
-                the user gives another name. A preparation always passes `source` and `agent`.
+                unless the user gives another name. A preparation always passes `source` and
+                `agent`.
             agent: `agent_name` of the row; the kind's agent unless the user gives another.
             options: the values of the kind's `options`, by name; missing options have their
                 default.

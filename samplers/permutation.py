@@ -121,8 +121,7 @@ class RowOrder:
         return start
 
     def _shuffle_blocks(self, which: int) -> NDArray[np.int64]:
-        """A complete pass in blocks: each block holds the same rows in every pass, in a new order.
-        A complete pass in blocks: each block holds the same rows in every pass, in a new order."""
+        """A complete pass in blocks, which hold the same rows in every pass, in a new order."""
         rows = np.argsort(_random_words(f"{self._key}", self.size), kind="stable")
         blocks = np.arange(self.size) // self._block
         return rows[np.lexsort((_random_words(f"{self._key}/{which}", self.size), blocks))]

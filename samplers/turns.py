@@ -109,10 +109,9 @@ class Dues:
     def curve(self, first: int, last: int) -> tuple[list[int], NDArray[Any]]:
         """What is due after each of `first` .. `last` turns.
 
-        Returns:
-            (whole turns due after `first` (S,); the dues less these whole turns,
-            (S, last - first + 1) in units of 1 / `scale`, as 64-bit integers if they fit, else as
-            Python's integers).
+        Returns: (whole turns due after `first` (S,); the dues less these whole turns, (S, last -
+            first + 1) in units of 1 / `scale`, as 64-bit integers if they fit, else as Python's
+            integers).
         """
         start = self.after(first)
         floors = [due // self.scale for due in start]

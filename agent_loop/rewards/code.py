@@ -25,7 +25,7 @@ from config.schema import Section
 
 LEAST_TIME_LIMIT_S = 5.0
 """Shortest time limit of a test, because the limits of public problems are for compiled languages.
-Shortest time limit of a test, because the limits of public problems are for compiled languages."""
+"""
 
 MOST_TIME_LIMIT_S = 10.0
 
@@ -107,8 +107,7 @@ class CodeReward:
         return verdict(score, acc=solved) | shares
 
     def _end(self, outcomes: Sequence[Outcome]) -> Outcome | None:
-        """The deciding outcome, if there is one: a program that does not compile fails every test.
-        The deciding outcome, if there is one: a program that does not compile fails every test."""
+        """The deciding outcome, if any: a program that does not compile fails every test."""
         failed = [each for each in outcomes if each is not Outcome.PASSED]
         if Outcome.COMPILE_ERROR in failed:
             return Outcome.COMPILE_ERROR

@@ -85,8 +85,7 @@ class CustomReward:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    """Separate threads, because functions that never return would block threads that others need.
-    Separate threads, because functions that never return would block threads that others need."""
+    """Separate threads, because functions that never return would block shared ones."""
     return ThreadPoolExecutor(thread_name_prefix="reward")
 
 

@@ -152,8 +152,7 @@ class TooSlow(BaseException):
 
 
 def _begin() -> None:
-    """Import the libraries now, so that they do not count against the first answer, and set limits.
-    Import the libraries now, so that they do not count against the first answer, and set limits."""
+    """Import the libraries, whose time must not count for the first answer, and set limits."""
     import math_verify  # noqa: F401
 
     logging.disable(logging.CRITICAL)  # hides math-verify's warning that it has no alarms

@@ -65,6 +65,5 @@ def digests_of(row_ids: Sequence[str], purpose: str) -> NDArray[np.uint64]:
 
 
 def smallest(digests: NDArray[np.uint64], count: int) -> np.uint64:
-    """The digest at or below which `count` digests lie; `EVERY` if there are no more than `count`.
-    The digest at or below which `count` digests lie; `EVERY` if there are no more than `count`."""
+    """The digest at or below which `count` digests lie; `EVERY` if there are at most `count`."""
     return np.partition(digests, count - 1)[count - 1] if count < len(digests) else EVERY

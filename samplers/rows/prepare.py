@@ -544,8 +544,7 @@ def _options(
 
 
 def _code_of(reader: object) -> list[Any]:
-    """The code that decides a reader's result: the file of its function or class, and bound values.
-    The code that decides a reader's result: the file of its function or class, and bound values."""
+    """The code that decides a reader's result: the file of its function, and bound values."""
     bound: list[Any] = []
     while isinstance(reader, partial):
         reader = cast("partial[Any]", reader)

@@ -8,8 +8,8 @@ Formats: Parquet, Arrow IPC (file and stream, so the Hub's `.arrow` too), JSON l
     are read as Python reads them.
 
 The scanner of Python's `json` finds the end of each element of an array, and the elements are read
-like lines. (ijson 3.4 ends the file at `NaN` or an integer of 20 digits, makes
-`?` of half a surrogate pair, and takes gigabytes for deeply nested brackets.)
+like lines. (ijson 3.4 ends the file at `NaN` or an integer of 20 digits, makes `?` of half a
+surrogate pair, and takes gigabytes for deeply nested brackets.)
 """
 
 # pyarrow has no types; what comes of it is narrowed where it is used.

@@ -1,8 +1,8 @@
 """Natural Questions, open form: a question and its accepted short answers.
 
 Reads three public schemas: google-research-datasets/nq_open (`question`, `answer`), FlashRAG's
-(`question`, `golden_answers`, `id`), and rows made for verl as Search-R1 has them
-(`prompt`, `reward_model.ground_truth.target`).
+(`question`, `golden_answers`, `id`), and rows made for verl as Search-R1 has them (`prompt`,
+`reward_model.ground_truth.target`).
 """
 
 from collections.abc import Mapping
