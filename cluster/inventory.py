@@ -1,6 +1,7 @@
-"""The hosts of a cluster and the settings of each.
+"""The hosts of a cluster and the settings of each host.
 
-They come from a hosts file, a script's block and the environment. The hosts file is Ansible's INI
+Settings come from a hosts file, a script's block and the environment. The hosts file is Ansible's
+INI
 subset: groups `[head]` and `[workers]`, `[all:vars]`, `[head:vars]`, `[workers:vars]`, and lines
 `ADDRESS key=value ...`. Standard library only: this runs on the jumphost, and cluster/lib/remote.sh
 reads what it prints:
@@ -56,28 +57,28 @@ _CLUSTER_DEFAULTS = {
     "OBJECT_STORE_MEMORY": "",
 }
 
-# A first character that is no dash: ssh would read the word as an option.
+# The first character is no dash, because ssh would read the word as an option.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*")
 _JUMP = re.compile(r"[A-Za-z0-9_\[][A-Za-z0-9_.:@,%\[\]-]*")
 
-# Ray appends this, and a unix socket's path ends at 107 bytes.
+# Ray appends this text, and the path of a unix socket has at most 107 bytes.
 _LONGEST_TEMP_DIR = 107 - len("/session_2026-01-31_23-59-59_123456_1234567/sockets/plasma_store")
 
 
 class InventoryError(ValueError):
-    """Every mistake of the hosts and settings, a line each."""
+    """All mistakes in the hosts and settings, one per line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One host as its line and its groups' variables say; an empty field was not given."""
+    """One host with its settings from its line and groups; an empty field was not given."""
 
     name: str
     """The address as written, unique in the cluster."""
 
     ssh_host: str = ""
-    """What ssh connects to, where that is not `name`."""
+    """The address for ssh, if it is not `name`."""
 
     ip: str = ""
     """The address for Ray, as the other hosts reach it."""
@@ -97,7 +98,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The hosts, head first, with every setting decided, and the settings of all of them."""
+    """The hosts, head first, with all their settings, and the settings of the cluster."""
 
     hosts: tuple[Host, ...]
     settings: dict[str, str]
@@ -107,17 +108,17 @@ class Cluster:
 
     @property
     def cluster_id(self) -> str:
-        """The head's name, safe as a file's name and in a shell."""
+        """The head's name with only characters that are safe in a file name and in a shell."""
         return safe_id(self.hosts[0].name)
 
 
 def safe_id(name: str) -> str:
-    """`name` with every character replaced that a file name or a mark should not hold."""
+    """`name` with every unsafe character replaced."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", name)
 
 
 def session(index: int) -> str:
-    """The tmux session, and Ray's name, of the host at this place of the list."""
+    """Name of the tmux session and of the Ray node of the host at this place in the list."""
     return "head" if index == 0 else f"node{index - 1}"
 
 
@@ -166,7 +167,7 @@ def _is_ip(value: str) -> bool:
 
 
 def _assignment(word: str) -> tuple[str, str] | str:
-    """(field, value) of `key=value`, or what is wrong with it."""
+    """(field, value) of `key=value`, or the fault."""
     key, equals, value = word.partition("=")
     key = key.strip()
     if not equals:
@@ -186,10 +187,10 @@ def parse_hosts(text: str, place: str = "hosts") -> tuple[Host, ...]:
         place: its name, for messages.
 
     Returns:
-        The head, then the workers in the order of the file, with the groups' variables filled in.
+        The head, then the workers in file order, with the groups' variables filled in.
 
     Raises:
-        InventoryError: naming every mistake with its line number.
+        InventoryError: lists every mistake with its line number.
     """
     problems: list[tuple[int, str]] = []
     sections = _sections(text, problems)
@@ -266,7 +267,7 @@ def _variables(
 
 
 def render_hosts(hosts: Sequence[Host]) -> str:
-    """The hosts file that `parse_hosts` reads back as these hosts."""
+    """A hosts file that `parse_hosts` reads back as these hosts."""
     lines = ["[head]"]
     for index, host in enumerate(hosts):
         if index == 1:
@@ -288,16 +289,16 @@ def resolve(
     """Decide every setting: environment > hosts file > block > what `setup` recorded > default.
 
     Args:
-        environment: setting -> value, as the environment gave it; lists as shell words.
-        block: the same, as the script's block gave it.
-        repo_root: this checkout; REMOTE_REPO when nothing else is said.
+        environment: setting -> value from the environment; lists as shell words.
+        block: setting -> value from the script's block.
+        repo_root: this checkout, which is the default of REMOTE_REPO.
         records: the folder with a record per cluster, or None.
 
     Returns:
         The cluster.
 
     Raises:
-        InventoryError: naming every mistake.
+        InventoryError: lists every mistake.
         OSError: the hosts file cannot be read.
     """
     problems: list[str] = []
@@ -428,7 +429,7 @@ def _record(records: Path | None, master: str) -> tuple[tuple[Host, ...], dict[s
 
 
 def _resolved(address: str) -> str:
-    """The IP address of a name, as this machine knows it; empty for an alias of ssh."""
+    """The IP address of a name on this machine; empty for an alias of ssh."""
     if _is_ip(address):
         return address
     try:
@@ -439,7 +440,7 @@ def _resolved(address: str) -> str:
 
 
 def shell_lines(cluster: Cluster, repo_root: str) -> str:
-    """Assignments for bash, every value quoted; cluster/lib/remote.sh says what each one is."""
+    """Assignments for bash with quoted values; cluster/lib/remote.sh describes each one."""
     head, *workers = cluster.hosts
     names = [host.name for host in cluster.hosts]
     shared = {
@@ -484,7 +485,7 @@ def shell_lines(cluster: Cluster, repo_root: str) -> str:
 
 
 def node_settings(cluster: Cluster, index: int) -> str:
-    """What cluster/lib/node.sh knows of the host that it runs on: assignments, a line each."""
+    """Assignments for cluster/lib/node.sh about the host that it runs on, one per line."""
     head, host = cluster.hosts[0], cluster.hosts[index]
     values = {
         "CLUSTER_ID": cluster.cluster_id,
@@ -521,7 +522,7 @@ def _given(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def main() -> int:
-    """Read the given settings from stdin, print the assignments; 2 with every mistake on stderr."""
+    """Read settings from stdin and print the assignments; return 2 with all mistakes on stderr."""
     repo_root = sys.argv[1]
     environment, block = _given(sys.stdin.read().split("\0")[:-1])
     try:

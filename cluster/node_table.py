@@ -1,8 +1,8 @@
 """The table of `setup_cluster.sh status`. Standard library only: it runs on the jumphost.
 
 `python3 -m cluster.node_table FOLDER NAME...` reads FOLDER/<i>.status of the i-th host (from
-node.sh on that host) and FOLDER/ray.jsonl (from cluster/ray_nodes.py on the head); exit 1 when a
-node is not there.
+node.sh on that host) and FOLDER/ray.jsonl (from cluster/ray_nodes.py on the head); exit 1 if a
+node is missing.
 """
 
 import json
@@ -27,7 +27,7 @@ def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Two units at most: `42 s`, `3 min`, `5 h 07 min`, `2 d 05 h`."""
+    """A duration in at most two units: `42 s`, `3 min`, `5 h 07 min`, `2 d 05 h`."""
     minutes, hours, days = int(seconds) // 60, int(seconds) // 3600, int(seconds) // 86400
     if days:
         return f"{days} d {hours % 24:02d} h"
@@ -47,11 +47,11 @@ def used_of(pair: Sequence[float] | None, unit: float = 1.0, name: str = "") -> 
 def rows(
     statuses: Mapping[str, Mapping[str, str]], records: Sequence[Mapping[str, Any]]
 ) -> tuple[list[list[str]], bool]:
-    """The rows of the table, and whether every node is there.
+    """(rows of the table, whether every node is alive).
 
     Args:
-        statuses: host -> what node.sh said there (empty: it did not answer), head first.
-        records: what cluster/ray_nodes.py said on the head.
+        statuses: host -> output of node.sh on the host (empty if it did not answer), head first.
+        records: output of cluster/ray_nodes.py on the head.
     """
     in_ray = {record["node"]: record for record in records if "node" in record}
     table, complete = [], True

@@ -1,18 +1,20 @@
-"""Whether what verl asks of Ray can ever be placed on some nodes. Pure arithmetic over numbers.
+"""Whether Ray can place a run's actors on given nodes. Pure arithmetic.
 
-verl waits for its placement groups, and TransferQueue for its actors, without a deadline: what no
-node can take hangs for ever. What is asked is read off verl 0.9.1 (`single_controller/ray/base.py`,
-`workers/rollout/replica.py`, `trainer/ppo/v1`) and TransferQueue 0.1.11:
+verl waits for its placement groups, and TransferQueue for its actors, without a deadline. So a run
+whose actors cannot be placed hangs for ever. The needs are those of verl 0.9.1
+(`single_controller/ray/base.py`, `workers/rollout/replica.py`, `trainer/ppo/v1`) and TransferQueue
+0.1.11:
 
-- a pool is one placement group a node, each STRICT_PACK: a bundle of 1 GPU and 3 CPUs for every
-  process, 2 CPUs where the process only generates (the replicas of `mixed_separate_async`);
-- a storage unit takes 1 CPU; unit i goes to node i modulo their number, and to no other;
+- a pool is one placement group per node, each STRICT_PACK: a bundle of 1 GPU and 3 CPUs for every
+  process, 2 CPUs if the process only generates (the replicas of `mixed_separate_async`);
+- a storage unit takes 1 CPU; unit i goes to node i modulo the number of nodes, and to no other;
 - TransferQueue's controller takes 1 CPU of any node;
-- runner, agent loop workers, reward workers and servers of engines name no resources: Ray places
-  such an actor even where all CPUs are taken.
+- runner, agent loop workers, reward workers and engine servers need no resources: Ray places such
+  an
+  actor even if all CPUs are taken.
 
-Who takes a CPU where is partly Ray's choice (the controller's node, the order of nodes), so a need
-without a problem may still be placed badly on nodes that it fills to the last CPU.
+Ray chooses the controller's node and the order of nodes. So a need without a problem may still be
+placed badly on nodes that it fills to the last CPU.
 """
 
 import math
@@ -24,10 +26,10 @@ from typing import Any
 from config.lookup import at
 
 TRAINING_CPUS = 3
-"""Of a process that trains, in a bundle of verl's pools."""
+"""CPUs of a training process in a bundle of verl's pools."""
 
 GENERATING_CPUS = 2
-"""Of a process that only generates, in a pool of a replica's own."""
+"""CPUs of a process that only generates, in the pool of a replica."""
 
 CONTROLLER_CPUS = 1
 
@@ -37,37 +39,37 @@ _UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What one node has in all, used or not."""
+    """The resources of one node, used or not."""
 
     cpus: float
     gpus: float
-    """Logical ones too."""
+    """Including logical ones."""
 
     name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Equal placement groups; each must lie on one node, and several may share a node."""
+    """Equal placement groups; each group needs one node, and several groups may share a node."""
 
     keys: str
-    """The config keys behind it, for messages."""
+    """The config keys that decide the pool, for messages."""
 
     groups: int
     processes: int
-    """Of a group; each takes 1 GPU."""
+    """Processes of a group; each takes 1 GPU."""
 
     cpus_per_process: int = TRAINING_CPUS
 
     @property
     def cpus(self) -> int:
-        """Of a group."""
+        """CPUs of a group."""
         return self.processes * self.cpus_per_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """All that a run has placed at once."""
+    """Everything that a run places at the same time."""
 
     pools: tuple[Pool, ...]
     storage_units: int
@@ -75,24 +77,24 @@ class Need:
 
     @property
     def gpus(self) -> int:
-        """Of all pools."""
+        """GPUs of all pools."""
         return sum(pool.groups * pool.processes for pool in self.pools)
 
     @property
     def cpus(self) -> int:
-        """Of pools, storage and controller; what one machine alone must have."""
+        """CPUs of pools, storage and controller, which a single machine must have."""
         pools = sum(pool.groups * pool.cpus for pool in self.pools)
         return pools + self.storage_units + self.controller_cpus
 
 
 def need_of(config: Mapping[str, Any]) -> Need | None:
-    """What a run has placed.
+    """The need of a run.
 
     Args:
         config: the resolved run config.
 
     Returns:
-        None where a number that it depends on is none; `verl_mixed.checks.preflight` says which.
+        None if a number that it needs is wrong; `verl_mixed.checks.preflight` reports which.
     """
     pools = [_pool(config, "trainer")]
     if at(config, "trainer.v1.trainer_mode") == "mixed_separate_async":
@@ -118,7 +120,7 @@ def _pool(config: Mapping[str, Any], section: str) -> Pool | None:
 
 
 def _replicas(config: Mapping[str, Any]) -> Pool | None:
-    """The engines of `mixed_separate_async`, each in a pool of its own."""
+    """The pools of the engines of `mixed_separate_async`, one per engine."""
     nodes, per_node = at(config, f"{_ROLLOUT}.nnodes"), at(config, f"{_ROLLOUT}.n_gpus_per_node")
     sizes = [
         at(config, f"{_ROLLOUT}.{kind}_parallel_size", 1)
@@ -129,7 +131,7 @@ def _replicas(config: Mapping[str, Any]) -> Pool | None:
     replica = math.prod(sizes)
     processes = min(per_node, replica)
     if replica % processes:
-        return None  # verl's own assertion, said at once
+        return None  # verl's own assertion, which fails at once
     return Pool(
         keys=f"{_ROLLOUT}.nnodes={nodes} x n_gpus_per_node={per_node}, replicas of {replica}",
         groups=nodes * per_node // replica * (replica // processes),
@@ -147,7 +149,7 @@ def own_node(config: Mapping[str, Any], gpus_here: Callable[[], int]) -> Node:
 
     Args:
         config: the resolved run config.
-        gpus_here: counts this machine's GPUs, asked where the config names no number.
+        gpus_here: counts this machine's GPUs; called if the config has no number.
     """
     cpus = at(config, "ray_kwargs.ray_init.num_cpus")
     gpus = at(config, "ray_kwargs.ray_init.num_gpus")
@@ -159,14 +161,14 @@ def own_node(config: Mapping[str, Any], gpus_here: Callable[[], int]) -> Node:
 
 
 def placement_problems(need: Need, nodes: Sequence[Node]) -> list[str]:
-    """Why a need can never be met on these nodes, whoever else uses them.
+    """Why a need can never be placed on these nodes, even if nobody else uses them.
 
     Args:
-        need: what a run has placed.
-        nodes: all nodes that are alive; their order means nothing.
+        need: the need of a run.
+        nodes: all nodes that are alive, in any order.
 
     Returns:
-        One sentence each, with the numbers and the remedy; empty when some placement meets it all.
+        One sentence each, with the numbers and the remedy; empty if a placement exists.
     """
     if not nodes:
         return ["no node is alive: verl would wait for ever; start the cluster"]
@@ -177,7 +179,7 @@ def placement_problems(need: Need, nodes: Sequence[Node]) -> list[str]:
 
 
 def _pool_problems(pool: Pool, nodes: Sequence[Node]) -> list[str]:
-    """What keeps this pool from being placed if there were no other."""
+    """Why this pool could not be placed even if it were the only one."""
     if not pool.groups:
         return [f"{pool.keys}: fewer GPUs than one replica takes; raise them, or lower its sizes"]
     by_gpus = sum(int(node.gpus) // pool.processes for node in nodes)
@@ -213,7 +215,7 @@ def _together(need: Need, nodes: Sequence[Node]) -> str:
 
 
 def _words(nodes: Sequence[Node]) -> str:
-    """Nodes of one size together, as in `2 nodes of 8 GPUs and 96 CPUs`."""
+    """The nodes grouped by size, as in `2 nodes of 8 GPUs and 96 CPUs`."""
     sizes: dict[tuple[float, float], list[str]] = {}
     for node in nodes:
         sizes.setdefault((node.gpus, node.cpus), []).append(node.name)
@@ -232,8 +234,8 @@ def _room(pool: Pool, node: Node) -> int:
 def fits(need: Need, nodes: Sequence[Node]) -> bool:
     """Whether some placement of everything exists: pools, storage units and controller.
 
-    Goes through the nodes and keeps every amount that can be left to place; exact, because a node
-    that could take one more group of a pool never needs to be spared it.
+    It goes through the nodes and keeps every possible remainder. This is exact, because a node that
+    can take one more group of a pool may always take it.
     """
     pools = sorted((pool for pool in need.pools if pool.groups), key=lambda pool: -pool.processes)
     units, longer = divmod(need.storage_units, len(nodes))
@@ -258,8 +260,10 @@ def fits(need: Need, nodes: Sequence[Node]) -> bool:
 def _after(
     pools: Sequence[Pool], left: tuple[int, ...], gpus: int, cpus: int
 ) -> list[tuple[int, ...]]:
-    """What can be left of each pool after a node took all that it can; none where storage alone is
-    too much for it."""
+    """The possible remainders of the pools after a node took all that it can.
+
+    None is possible if storage alone is too much for the node.
+    """
     if cpus < 0:
         return []
     if not pools:

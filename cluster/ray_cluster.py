@@ -1,7 +1,7 @@
-"""What a run asks of a Ray cluster that is up, without joining it: its nodes and its jobs.
+"""The nodes and jobs of a running Ray cluster, without joining it.
 
-The question is asked by `cluster.ray_nodes` in a process of its own: Ray itself retries for minutes
-where a head does not answer or refuses a token.
+`cluster.ray_nodes` asks the head in a separate process, because Ray itself retries for minutes if a
+head does not answer or refuses a token.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ASK_S = 20.0
-"""Deadline of one question; an answer takes a second or two, most of it `import ray`."""
+"""Deadline of one question in seconds; an answer takes one or two, mostly for `import ray`."""
 
 KNOCK_S = 5.0
 
@@ -25,7 +25,7 @@ _QUESTION = Path(__file__).with_name("ray_nodes.py")
 
 
 class ClusterUnreachable(RuntimeError):
-    """The head does not answer, or not to us; the message says which address and what to do."""
+    """The head does not answer, or refuses us; the message names the address and a remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +33,13 @@ class RayNode:
     """A node that is alive."""
 
     name: str
-    """What `ray start --node-name` said; its address without that."""
+    """The name of `ray start --node-name`, or its address without one."""
 
     ip: str
     cpus: float
     cpus_used: float
     gpus: float
-    """Logical ones too."""
+    """Including logical ones."""
 
     gpus_used: float
 
@@ -49,14 +49,14 @@ class RayCluster:
     """The answer of a head."""
 
     nodes: tuple[RayNode, ...]
-    """Alive, by address."""
+    """The nodes that are alive, sorted by address."""
 
     jobs: tuple[str, ...]
-    """Entry points of the jobs that run now."""
+    """Entry points of the running jobs."""
 
 
 def address_of(environ: Mapping[str, str]) -> str | None:
-    """Where the cluster of these settings answers, `ip:port`; None where they name none."""
+    """The address of the cluster in these settings, `ip:port`; None if they name none."""
     head = environ.get("MASTER_IP", "").strip()
     return f"{head}:{environ.get('RAY_PORT', '').strip() or _PORT}" if head else None
 
@@ -116,7 +116,7 @@ def _read(records: Iterable[Mapping[str, Any]]) -> RayCluster:
 
 
 def _knock(address: str) -> None:
-    """Tell an address where nobody is from a head that refuses; Ray says the same, and late."""
+    """Check that something listens, because Ray reports this late, and as if the head refused."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=KNOCK_S).close()

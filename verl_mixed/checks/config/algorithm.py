@@ -1,4 +1,5 @@
-"""What of `algorithm`, of the losses and of the critic would end a run late, or silently differ."""
+"""Checks of `algorithm`, the losses and the critic: faults that end a run late or change it
+silently."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ from config.schema import StateMaskedGRPOConfig
 from verl_mixed.run.sections import named_sources, section_of
 
 FILTER_METRICS = ("reward", "acc", "format", "score")
-"""What groups may be filtered by: the reward, or a part that every source has."""
+"""Metrics for filtering groups: the reward, or a part that every source has."""
 
 _ACTOR = "actor_rollout_ref.actor"
 _STATE_MASKED_GRPO = "algorithm.state_masked_grpo"
@@ -46,7 +47,7 @@ def _estimator_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def _critic_problems(config: Mapping[str, Any]) -> list[str]:
-    """What the critic of `gae` lacks; verl says it after minutes, or in its first update."""
+    """Faults of the critic of `gae`, which verl reports after minutes or at the first update."""
     if at(config, "algorithm.adv_estimator") != "gae" and not at(config, "critic.enable"):
         return []
     problems = []
@@ -70,7 +71,7 @@ def _critic_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def _grpo_problems(config: Mapping[str, Any]) -> list[str]:
-    """Settings of our own estimator, and losses whose denominator would vary by chance."""
+    """Faults of our estimator's settings, and losses whose denominator would vary by chance."""
     values = at(config, _STATE_MASKED_GRPO, {})
     _, problems = section_of(StateMaskedGRPOConfig, values, _STATE_MASKED_GRPO)
     settings = values if isinstance(values, Mapping) else {}
@@ -97,7 +98,7 @@ def _grpo_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def _filter_problems(config: Mapping[str, Any]) -> list[str]:
-    """A metric that no trajectory has would end the run when the first group is finished."""
+    """A filter metric that no trajectory has, which would end the run at its first group."""
     key = "algorithm.filter_groups"
     if not at(config, f"{key}.enable"):
         return []
@@ -116,5 +117,5 @@ def _filter_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is a whole number of 1 at least."""
+    """Whether a value is a whole number >= 1."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1

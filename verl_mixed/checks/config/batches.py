@@ -17,12 +17,12 @@ _REF = "actor_rollout_ref.ref"
 
 
 def batch_problems(config: Mapping[str, Any]) -> list[str]:
-    """Sizes that verl must be able to split evenly; without even splits it pads or raises."""
+    """Batch sizes that verl cannot split evenly; it would pad or raise."""
     batch, n = at(config, "data.train_batch_size"), at(config, f"{_ROLLOUT}.n")
     mini = at(config, f"{_ACTOR}.ppo_mini_batch_size")
     processes = _processes(config)
     if not all(is_count(size) for size in (batch, n, mini, processes)):
-        return []  # said by the check of numbers
+        return []  # the check of numbers reports it
     problems = []
     separate = at(config, "trainer.v1.trainer_mode") == "mixed_separate_async"
     if separate:
@@ -35,7 +35,9 @@ def batch_problems(config: Mapping[str, Any]) -> list[str]:
     sources = sound_sources(config).values()
     groups = {source.rollout_n or n for source in sources if source.takes_part}
     if len(groups) > 1:
-        return problems  # the trainer pads each optimizer update to a number that can be split
+        return (
+            problems  # the trainer pads each optimizer update to a number that can be split evenly
+        )
     n = groups.pop() if groups else n
     at_once, key = (
         (mini, f"{_ACTOR}.ppo_mini_batch_size") if separate else (batch, "data.train_batch_size")
@@ -65,7 +67,7 @@ def batch_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> list[str]:
-    """What verl asserts of a trainer with rollout on GPUs of its own."""
+    """Rules of verl for a trainer whose rollout has separate GPUs."""
     problems = []
     key = "trainer.v1.separate_async.parameter_sync_step"
     updates = at(config, key)
@@ -93,7 +95,7 @@ def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> list
 
 
 def _processes(config: Mapping[str, Any]) -> int:
-    """Training processes over all nodes; 0 where a number is wrong."""
+    """Training processes over all nodes; 0 if a number is wrong."""
     per_node, nodes = at(config, "trainer.n_gpus_per_node"), at(config, "trainer.nnodes")
     return per_node * nodes if isinstance(per_node, int) and isinstance(nodes, int) else 0
 

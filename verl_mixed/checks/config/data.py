@@ -1,7 +1,7 @@
-"""What is wrong with the rows of a run: files, sources, ids, agents, ground truths, leakage.
+"""Checks of a run's rows: files, sources, ids, agents, ground truths, leakage.
 
-Rows are read in batches, so that files may be larger than the memory. Prompts are looked at in
-`verl_mixed.checks.config.prompts`.
+Rows are read in batches, so that files may be larger than the memory.
+`verl_mixed.checks.config.prompts` checks the prompts.
 """
 
 import json
@@ -25,16 +25,16 @@ BATCH_ROWS = 256
 
 
 def data_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[str]:
-    """What is wrong with the files as a whole: missing, damaged, of other sources, ids twice.
+    """Faults of whole files: missing, damaged, of other sources, duplicate ids.
 
     Args:
         config: the resolved run config.
-        agents: names of agent loops; None where they are not known.
+        agents: names of agent loops; None if they are not known.
     """
     problems = []
     for key in ("data.train_files", "data.val_files"):
         if key in unset_keys(config):
-            continue  # said by then
+            continue  # already reported
         files = files_at(config, key)
         times = Counter(map(os.path.abspath, files))
         problems += [
@@ -56,7 +56,7 @@ def data_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[st
 
 
 def _readable(files: Sequence[str]) -> tuple[list[FileRows], list[str]]:
-    """What the good files hold, each looked at once, and what is wrong with the others."""
+    """(content of the good files, faults of the others); each file is read once."""
     found: list[FileRows] = []
     problems: list[str] = []
     for some in [[file] for file in dict.fromkeys(map(os.path.abspath, files))] or [[]]:
@@ -95,7 +95,7 @@ def _missing_source_problems(
 def _own_file_problems(
     config: Mapping[str, Any], files: Sequence[str], found: Sequence[FileRows]
 ) -> list[str]:
-    """Rows of other sources in a file that one source names as its own."""
+    """Rows of other sources in a file that one source names as its own file."""
     rows_of = {str(file.path): file.rows_by_source for file in found}
     trained = set(map(os.path.abspath, files))
     problems = []
@@ -124,7 +124,7 @@ def _own_file_problems(
 def _row_agent_problems(
     config: Mapping[str, Any], found: Sequence[FileRows], agents: set[str] | None
 ) -> list[str]:
-    """Agents that rows name themselves, where the mixture leaves it to them."""
+    """Unknown agents in rows of sources that name no agent."""
     left_to_rows = {
         name
         for name, source in sound_sources(config).items()
@@ -148,9 +148,9 @@ def _row_agent_problems(
 
 
 def row_problems(config: Mapping[str, Any]) -> list[str]:
-    """What single rows have: cells that no run can read, rows of training that validate.
+    """Faults of single rows: unusable cells, and validation rows that are also training rows.
 
-    Files that cannot be read are left to `data_problems`.
+    `data_problems` reports files that cannot be read.
 
     Args:
         config: the resolved run config.
@@ -170,7 +170,7 @@ def row_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def batches(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Some columns of one of the `sound_files`, as rows, with the number of the first."""
+    """(number of the first row, rows with some columns) of each batch of a good file."""
     with pq.ParquetFile(path) as file:
         row = 0
         for batch in file.iter_batches(columns=list(columns), batch_size=BATCH_ROWS):
@@ -179,14 +179,14 @@ def batches(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[dict[
 
 
 def sound_files(files: Sequence[str]) -> list[str]:
-    """Those that can be read and have our columns; the others are said by `data_problems`."""
+    """The files that can be read and have our columns; `data_problems` reports the others."""
     readable = {str(file.path) for file in _readable(files)[0]}
     return [file for file in files if os.path.abspath(file) in readable]
 
 
 def _cell_problems(rewards: Mapping[str, Reward], path: str) -> list[str]:
-    """Rows that no run can use, and ground truths that the reward of their source cannot judge by;
-    a line for each of the two of a source."""
+    """Unusable rows, and ground truths with which the source's reward cannot judge; one line per
+    source and kind of fault."""
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
 
@@ -212,7 +212,7 @@ def _cell_problems(rewards: Mapping[str, Reward], path: str) -> list[str]:
 
 
 def prompt_problem(prompt: Any) -> str | None:
-    """Why a cell of the column `prompt` is none."""
+    """Why a cell of the column `prompt` is not a prompt."""
     if not prompt:
         return "its prompt has no messages"
     if not all(message and message["role"] and message["content"] for message in prompt):
@@ -240,7 +240,7 @@ def _truth_problem(reward: Reward, text: str | None) -> str | None:
 
 
 def rewards_of(config: Mapping[str, Any]) -> dict[str, Reward]:
-    """source -> its reward; without those that have none, which the check of the choices says."""
+    """source -> its reward, without sources whose reward is wrong, which another check reports."""
     rewards: dict[str, Reward] = {}
     for name, source in sound_sources(config).items():
         with suppress(ValueError):
@@ -250,7 +250,7 @@ def rewards_of(config: Mapping[str, Any]) -> dict[str, Reward]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Identity:
-    """By what a row of training is known again."""
+    """The identity of a training row."""
 
     place: str
     row_id: str
@@ -259,7 +259,7 @@ class _Identity:
 
 
 def _identities(config: Mapping[str, Any], files: Sequence[str]) -> Iterator[_Identity]:
-    """Of the rows of sources that take part."""
+    """The identities of the rows of sources with a ratio above 0."""
     sources = sound_sources(config)
     for path in files:
         for first, rows in batches(path, ["data_source", "prompt", "extra_info.row_id"]):
@@ -267,7 +267,7 @@ def _identities(config: Mapping[str, Any], files: Sequence[str]) -> Iterator[_Id
                 source = sources.get(values["data_source"])
                 row_id = (values["extra_info"] or {}).get("row_id")
                 if source is None or not source.takes_part or not row_id:
-                    continue  # those without an id are said by `row_id_problems`
+                    continue  # `row_id_problems` reports rows without an id
                 if prompt_problem(values["prompt"]) is None:
                     said = [(message["role"], message["content"]) for message in values["prompt"]]
                     yield _Identity(
@@ -280,7 +280,7 @@ def _identities(config: Mapping[str, Any], files: Sequence[str]) -> Iterator[_Id
 def _leakage_problems(
     config: Mapping[str, Any], train: Sequence[str], validation: Sequence[str]
 ) -> list[str]:
-    """Rows of validation that are trained: by their id, or by the same prompt."""
+    """Validation rows that are also training rows, by id or by prompt."""
     ids: set[str] = set()
     prompts: set[int] = set()
     for row in _identities(config, train):

@@ -1,7 +1,8 @@
 """Devices of a run: engine sizes on GPUs, rules for a CPU, packages and GPUs of this machine.
 
-Rules of verl 0.9.1, which it says after minutes, or never: `workers/rollout/llm_server.py` and
-`replica.py` (how engines share the GPUs), `utils/seqlen_balancing.py` (micro-batches by tokens),
+The rules are those of verl 0.9.1, which reports them after minutes or never:
+`workers/rollout/llm_server.py` and `replica.py` (how engines share the GPUs),
+`utils/seqlen_balancing.py` (micro-batches by tokens),
 `workers/rollout/vllm_rollout/vllm_async_server.py` (`max_model_len`).
 """
 
@@ -40,7 +41,7 @@ def device_problems(config: Mapping[str, Any]) -> list[str]:
             f"{_ROLLOUT}.enforce_eager": True,
             f"{_ROLLOUT}.enable_sleep_mode": False,
             f"{_ROLLOUT}.free_cache_engine": False,
-            # vLLM 0.28 moves back the seeds of prompts that it takes in parts, which a CPU refuses
+            # vLLM 0.28 resets the seeds of prompts that it processes in parts, which a CPU cannot
             f"{_ROLLOUT}.full_determinism": False,
             "actor_rollout_ref.model.lora_rank": 0,
         }
@@ -56,7 +57,7 @@ def device_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def gpu_problems(config: Mapping[str, Any]) -> list[str]:
-    """Every size of the config that cannot work on GPUs; needs none here.
+    """Sizes in the config that cannot work on GPUs; the check needs no GPU.
 
     Args:
         config: the resolved run config, of `trainer.device=cuda`.
@@ -76,7 +77,7 @@ def _engine_problems(config: Mapping[str, Any]) -> list[str]:
     for pool in pools:
         nodes, per_node = at(config, f"{pool}.nnodes"), at(config, f"{pool}.n_gpus_per_node")
         if not is_count(nodes) or not is_count(per_node):
-            continue  # said by the check of numbers
+            continue  # the check of numbers reports it
         where = f"{pool}.n_gpus_per_node={per_node} on {pool}.nnodes={nodes}"
         if nodes * per_node % engine or (per_node % engine and engine % per_node):
             problems.append(
@@ -91,7 +92,7 @@ def _length_problems(config: Mapping[str, Any]) -> list[str]:
     """Limits in tokens that are below the longest prompt and response together."""
     lengths = [at(config, f"data.max_{part}_length") for part in ("prompt", "response")]
     if not all(map(is_count, lengths)):
-        return []  # said by the check of numbers
+        return []  # the check of numbers reports it
     longest = sum(lengths)
     limits: dict[str, Any] = {f"{_ROLLOUT}.max_model_len": at(config, f"{_ROLLOUT}.max_model_len")}
     if at(config, f"{_ACTOR}.use_dynamic_bsz"):
@@ -120,13 +121,13 @@ def _length_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def package_gaps(config: Mapping[str, Any]) -> list[str]:
-    """Packages that the run would miss on this machine.
+    """Packages that the run needs and this machine lacks.
 
     Args:
         config: the resolved run config.
 
     Returns:
-        One sentence each; a run that starts elsewhere does not need them here.
+        One sentence each; a run on another machine does not need them here.
     """
     gaps = []
     backend = at(config, f"{_ROLLOUT}.name")
@@ -161,7 +162,7 @@ def _is_installed(module: str) -> bool:
 
 
 def machine_problems(config: Mapping[str, Any]) -> list[str]:
-    """What this machine lacks that the run needs; a cluster that is there answers for its own."""
+    """What the run needs and this machine lacks; a running cluster is checked separately."""
     nodes, wanted = at(config, "trainer.nnodes"), at(config, "trainer.n_gpus_per_node")
     if at(config, ADDRESS_KEY):
         return []
@@ -184,7 +185,7 @@ def machine_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def _own_placement_problems(config: Mapping[str, Any]) -> list[str]:
-    """What the Ray that the run starts could never place; a cluster that is up is asked itself."""
+    """Why the run's own Ray could not place the run; a running cluster is checked separately."""
     need = need_of(config)
     if need is None or at(config, ADDRESS_KEY):
         return []
@@ -201,7 +202,7 @@ def _own_placement_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def cuda_devices() -> int:
-    """NVIDIA GPUs that this process may use, told by the driver: importing torch takes seconds."""
+    """NVIDIA GPUs that this process may use, from the driver, because importing torch is slow."""
     count = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -23,7 +23,7 @@ _MODES = ("mixed_sync", "mixed_colocate_async", "mixed_separate_async")
 
 
 def mode_problems(config: Mapping[str, Any]) -> list[str]:
-    """Ways of verl to train that would lose the mixture."""
+    """Modes and settings of verl that would lose the mixture."""
     problems = []
     mode = at(config, "trainer.v1.trainer_mode")
     if mode not in _MODES:
@@ -62,11 +62,11 @@ def mode_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def loop_problems(config: Mapping[str, Any]) -> list[str]:
-    """Settings of the agent loops that contradict one another, or their backend."""
+    """Settings of the agent loops that contradict one another or the rollout backend."""
     mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if mixed is None or tools is None:
-        return []  # said by the check of the sections
+        return []  # the check of sections reports it
     problems = _foreign_problems(config)
     backend = at(config, f"{_ROLLOUT}.name")
     if mixed.turns.stop_at_tag == "strings" and backend not in STRING_STOPS:
@@ -109,7 +109,7 @@ def _foreign_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def resume_problems(config: Mapping[str, Any]) -> list[str]:
-    """A checkpoint to begin from that is none, or was interrupted."""
+    """A `resume_from_path` that is no checkpoint, or one that was interrupted."""
     if at(config, "trainer.resume_mode") != "resume_path":
         return []
     given = at(config, "trainer.resume_from_path")

@@ -1,4 +1,4 @@
-"""Values of verl's own settings that it would take, and fail on, or train something else with."""
+"""Checks of verl's own settings: values that verl accepts and then fails on or misuses."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -78,7 +78,7 @@ _CHECKS = _checks(_KINDS)
 
 
 def number_problems(config: Mapping[str, Any]) -> list[str]:
-    """One sentence for each value that is none.
+    """One sentence for each wrong value.
 
     Args:
         config: the resolved run config.

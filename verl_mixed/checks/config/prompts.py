@@ -1,7 +1,6 @@
-"""The prompts of a run as its model will read them: do they fit, and how do they look.
+"""Checks of prompts as the model reads them: their lengths, and the chat template.
 
-Decides nothing about what a prompt says: that is `agent_loop.prompts` and the agent's own
-`system_prompt`.
+The text of a prompt comes from `agent_loop.prompts` and the agent's own `system_prompt`.
 """
 
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ _COLUMNS = ("prompt", "data_source", "agent_name")
 
 
 def model_problems(config: Mapping[str, Any]) -> list[str]:
-    """A model folder that is not there, and prompts that do not fit; a hub's name is left alone."""
+    """A missing model folder, and prompts that do not fit; a hub's name is not checked."""
     path = _model(config)
     if path is None:
         return []
@@ -46,7 +45,7 @@ def model_problems(config: Mapping[str, Any]) -> list[str]:
 def first_prompts(config: Mapping[str, Any]) -> dict[str, str]:
     """source -> the first prompt of its training rows.
 
-    It is rendered by the model's chat template where the model is a folder here, else message by
+    It is rendered by the model's chat template if the model is a local folder, else message by
     message.
     """
     path, prompts = _model(config), _Prompts(config)
@@ -61,7 +60,7 @@ def first_prompts(config: Mapping[str, Any]) -> dict[str, str]:
                     messages = prompts.of(row)
                     try:
                         found[source] = _shown(messages, tokenizer)
-                    except _Refused:  # said by `model_problems`
+                    except _Refused:  # `model_problems` reports it
                         found[source] = _shown(messages, None)
             if found.keys() == wanted:
                 return found
@@ -73,18 +72,18 @@ def _shown(messages: list[dict[str, Any]], tokenizer: Any) -> str:
         return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except Exception as error:  # a template is a program
+    except Exception as error:  # a template is a program and may raise anything
         raise _Refused(" ".join(str(error).split())) from error
 
 
 def _model(config: Mapping[str, Any]) -> Path | None:
-    """The model's folder; None where it is a hub's name, or not set."""
+    """The model's folder; None for a hub's name or no value."""
     path = Path(str(at(config, _MODEL))).expanduser()
     return path if path.is_absolute() and _MODEL not in unset_keys(config) else None
 
 
 def _tokenizer(config: Mapping[str, Any], model: Path) -> Any:
-    """The tokenizer of a folder, as verl loads it; None without one that can render messages."""
+    """The tokenizer of a folder, as verl loads it; None if none can render messages."""
     if not model.is_dir():
         return None
     try:
@@ -94,22 +93,24 @@ def _tokenizer(config: Mapping[str, Any], model: Path) -> Any:
     if template := at(config, _CUSTOM_TEMPLATE):
         tokenizer = copy(tokenizer)
         tokenizer.chat_template = template
-    return tokenizer if tokenizer.chat_template else None  # one is made up where there are no files
+    return (
+        tokenizer if tokenizer.chat_template else None
+    )  # transformers makes up a tokenizer if there are no files
 
 
 @lru_cache(maxsize=1)
 def _loaded(model: Path) -> Any:
-    from transformers import AutoTokenizer  # a second or two
+    from transformers import AutoTokenizer  # takes one or two seconds
 
     return AutoTokenizer.from_pretrained(str(model))
 
 
 class _Refused(ValueError):
-    """The chat template does not render these messages; the text says why."""
+    """The chat template cannot render these messages; the text has the reason."""
 
 
 class _Prompts:
-    """What the run makes of a row's messages."""
+    """The messages that the run makes from a row's messages."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
@@ -137,7 +138,7 @@ class _Prompts:
         return messages
 
     def have_system(self, source: str) -> bool:
-        """Whether the run puts a system message before this source's rows."""
+        """Whether the run adds a system message before this source's rows."""
         return bool(self.templates[source].system) or self.sources[source].agent in self.of_agents
 
 
@@ -145,12 +146,12 @@ def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompt
     """Files with prompts that are longer than `data.max_prompt_length`, or that the model's chat
     template refuses.
 
-    verl would drop the long ones, and the mixture plan counts on every row.
+    verl would drop long prompts, but the mixture plan needs every row.
     """
     limit = at(config, "data.max_prompt_length")
     files = [*files_at(config, "data.train_files"), *files_at(config, "data.val_files")]
     if not isinstance(limit, int):
-        return []  # said by the check of numbers
+        return []  # the check of numbers reports it
     problems = []
     for path in dict.fromkeys(sound_files(files)):
         too_long: list[int] = []
@@ -185,10 +186,10 @@ def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompt
 
 
 def _system_prompts(config: Mapping[str, Any], tools: ToolConfig | None) -> dict[str, str]:
-    """Agent -> the message that it puts before a row's own, tags and tools filled in."""
+    """Agent -> its system message with tags and tools filled in."""
     loops, problems = agent_loops(config)
     if tools is None or loops is None or problems:
-        return {}  # said by their own checks
+        return {}  # their own checks report it
     prompts = {}
     for agent, entry in loops.items():
         if text := entry.get("system_prompt"):
@@ -203,7 +204,7 @@ def _system_prompts(config: Mapping[str, Any], tools: ToolConfig | None) -> dict
 
 
 def _template_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> list[str]:
-    """Messages that the loops will send and the model's chat template refuses."""
+    """Messages of the loops that the model's chat template refuses."""
     common = at(config, "mixed.turns.observation_style")
     said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
     problems = []

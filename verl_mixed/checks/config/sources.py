@@ -32,7 +32,7 @@ def source_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[
 
 
 def _limit_problems(config: Mapping[str, Any]) -> list[str]:
-    """Shares of no source; and limits, each right for itself, that cannot be kept together."""
+    """Shares of unknown sources, and limits that cannot be kept together."""
     shares, sources = at(config, "mixed.rate_limit.shares"), named_sources(config)
     unknown = {*shares} - {"", *sources} if isinstance(shares, Mapping) else set()
     problems = [
@@ -63,7 +63,7 @@ def _choice_problems(config: Mapping[str, Any], agents: set[str] | None) -> list
                 f"{', '.join(sorted(agents))}"
             )
         if not isinstance(reward, str) or not isinstance(options, Mapping):
-            continue  # said by the check of the section
+            continue  # the check of section reports it
         try:
             reward_for(reward, options)
         except ValueError as error:
@@ -74,7 +74,7 @@ def _choice_problems(config: Mapping[str, Any], agents: set[str] | None) -> list
 
 
 def _schedule_problems(config: Mapping[str, Any]) -> list[str]:
-    """Schedules that leave no source a share at some step, or that cannot be followed."""
+    """Schedules that leave no source with a ratio at some step, or that cannot be followed."""
     sources = sound_sources(config)
     schedules = {name: source.schedule for name, source in sources.items()}
     moving = [name for name, schedule in schedules.items() if len(schedule) > 1]
@@ -87,7 +87,7 @@ def _schedule_problems(config: Mapping[str, Any]) -> list[str]:
     if len(sources) < len(named_sources(config)) or not any(
         own.takes_part for own in sources.values()
     ):
-        return problems  # said by the check of the section
+        return problems  # the check of section reports it
     steps = sorted({0}.union(*schedules.values()))
     empty = [step for step in steps if not any(_at_step(own, step) for own in schedules.values())]
     problems += [
@@ -99,7 +99,7 @@ def _schedule_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def _at_step(schedule: Mapping[int, float], step: int) -> float:
-    """A schedule's ratio at one step; exactly 0 where it is."""
+    """The ratio of a schedule at one step."""
     knots = sorted(schedule)
     return float(np.interp(step, knots, [schedule[knot] for knot in knots]))
 
@@ -130,7 +130,7 @@ def _engine_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def _length_term_problems(name: str, source: SourceConfig, longest: int) -> list[str]:
-    """A punishment that no response is long enough for."""
+    """A length term that no response is long enough to reach."""
     term, room = source.reward_terms.length, source.max_response_length or longest
     if term is None or (free := free_length(term, room)) < room:
         return []

@@ -58,7 +58,7 @@ def devices(config: Mapping[str, Any] | None) -> list[Finding]:
     """
     build = torch_build()
     if build is None:
-        return []  # said by the check of the packages
+        return []  # the check of packages reports it
     number, cuda = build
     shown = f"torch {number} ({f'CUDA {cuda}' if cuda else 'CPU build'})"
     on_cpu = config is not None and at(config, "trainer.device") == "cpu"

@@ -44,7 +44,7 @@ def tools(config: Mapping[str, Any], *, own_server: bool) -> list[Finding]:
         return sandbox(str(given.get("sandbox", "auto")), needed=runs_code(config))
     section, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if section is None:
-        return []  # said by the check of the config
+        return []  # the check of config reports it
     needed = runs_code(config)
     return [finding for url in section.server_urls for finding in _server(url, needed)]
 

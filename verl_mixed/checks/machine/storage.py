@@ -73,7 +73,7 @@ def limiter(config: Mapping[str, Any], *, cluster: bool) -> list[Finding]:
     mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if mixed is None or tools is None:
-        return []  # said by the check of the config
+        return []  # the check of config reports it
     if not tools.enable_global_rate_limit:
         return [ok("limiter", f"off ({TOOL_CONFIG}.enable_global_rate_limit=false)")]
     backend = mixed.rate_limit.backend
