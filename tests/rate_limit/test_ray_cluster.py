@@ -313,7 +313,7 @@ def test_a_folder_that_is_another_on_one_node_names_both_nodes(cluster: Cluster)
     assert problems
     for problem in problems:  # one for each of the others where the odd one was tried first
         assert odd in problem and any(other in problem for other in others)
-        assert f"both hold the lock at once on {cluster.torn}" in problem
+        assert f"both nodes hold the lock at once on {cluster.torn}" in problem
         assert "backend=ray, or a folder whose locks reach all nodes" in problem
 
 
