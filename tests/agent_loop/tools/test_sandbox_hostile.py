@@ -146,6 +146,10 @@ def _hold(host: Host) -> None:
     os.dup(0)
 
 
+def _leave(host: Host) -> None:
+    os.spawnvp(os.P_NOWAIT, "sleep", ["sleep", "600"])
+
+
 @pytest.mark.parametrize(
     ("harm", "finding"),
     [
@@ -156,6 +160,7 @@ def _hold(host: Host) -> None:
         (_litter, "left "),
         (_mark, "left "),
         (_hold, "left 1 descriptors"),
+        (_leave, "stray processes: 4 processes where 3 were"),
     ],
 )
 async def test_harm_to_the_host_is_found(opened: Bench, harm: Callable[[Host], None], finding: str):

@@ -40,6 +40,10 @@ from tests.agent_loop.tools.hostile.program import LIMITS, MARKED, SECRET_WORD, 
 PATIENCE_S = 5.0
 """How long what is left of a run may take to go away."""
 
+IDLE_PROCESSES = {"landlock": 3, "bubblewrap": 5}
+"""Sandbox -> its processes when nothing runs: the zygote, the next run and the fork server of its
+program; with bubblewrap also two of bwrap."""
+
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -58,8 +62,8 @@ class Verdict:
 
 
 class Host:
-    """A file, a process, sockets and queues, of which each must be as it was; and all the children
-    of this process, of which none may be new.
+    """A file, a process, sockets and queues, of which each must be as it was; and the processes
+    that other tests have left, which are not counted.
 
     While it is open, orphans become this process's children, and temporary files go to a folder of
     its own.
@@ -85,6 +89,7 @@ class Host:
             self.file = self.folder / "secret"
             self.file.write_text(self.secret)
             self._file_was = self._stat_of_file()
+            self.others = frozenset(_children())
             self.canary = subprocess.Popen(
                 ["sleep", "600"],
                 stdin=subprocess.DEVNULL,
@@ -205,11 +210,12 @@ class Judge:
 
     def __init__(self, sandbox: Sandbox, host: Host) -> None:
         self._sandbox, self._host = sandbox, host
+        self._idle = IDLE_PROCESSES[sandbox.name]
 
     async def begin(self) -> Self:
         """Remember what is there when nothing runs."""
         await self._trivial()
-        self._zygotes = await steady(self._processes)
+        await holds(self._is_idle)
         self._files = self._left()
         self._descriptors = _descriptors()
         return self
@@ -253,7 +259,7 @@ class Judge:
 
     async def _close(self) -> None:
         def is_marked() -> bool:
-            return any(_name(child) == MARKED for child in _children())
+            return any(_name(child) == MARKED for child in self._children())
 
         await holds(is_marked)
         self._sandbox.close()
@@ -289,7 +295,7 @@ class Judge:
         findings = []
         if fault := await self._trivial():
             findings.append(fault)
-        if not await holds(lambda: len(self._processes()) == len(self._zygotes)):
+        if not await holds(self._is_idle):
             findings += self._strays()
         findings += self._host.findings()
         if not await holds(lambda: self._left() == self._files):
@@ -303,8 +309,8 @@ class Judge:
 
     def _strays(self) -> list[str]:
         """Counted, and ended, so that the next program is judged for itself."""
-        counted = f"{len(self._processes())} processes where {len(self._zygotes)} were"
-        counted += f": {[f'{_name(child)} {_status(child)}' for child in _children()]}"
+        counted = f"{len(self._processes())} processes where {self._idle} were"
+        counted += f": {[f'{_name(child)} {_status(child)}' for child in self._children()]}"
         self._sandbox.close()
         for pid in self._processes():
             with contextlib.suppress(ProcessLookupError):
@@ -321,7 +327,15 @@ class Judge:
             if child.pid not in own and _status(child) == psutil.STATUS_ZOMBIE:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(child.pid, os.WNOHANG)
-        return frozenset(each.pid for each in _children() if each.pid != self._host.canary.pid)
+        return frozenset(
+            child.pid for child in self._children() if child.pid != self._host.canary.pid
+        )
+
+    def _children(self) -> list[psutil.Process]:
+        return [child for child in _children() if child not in self._host.others]
+
+    def _is_idle(self) -> bool:
+        return len(self._processes()) == self._idle
 
     def _left(self) -> frozenset[str]:
         """All that is in folders of the sandbox's."""
@@ -387,18 +401,3 @@ async def holds(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -
             return False
         await asyncio.sleep(0.005)
     return True
-
-
-async def steady(look: Callable[[], frozenset[int]]) -> frozenset[int]:
-    """What is seen when it has not changed for a while."""
-    seen, since = look(), time.monotonic()
-
-    def is_steady() -> bool:
-        nonlocal seen, since
-        now = look()
-        if now != seen:
-            seen, since = now, time.monotonic()
-        return time.monotonic() - since > 0.3
-
-    await holds(is_steady)
-    return seen
