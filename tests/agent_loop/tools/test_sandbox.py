@@ -33,7 +33,7 @@ from agent_loop.tools.sandbox.languages import LANGUAGES
 from agent_loop.tools.sandbox.probe import prove
 from agent_loop.tools.sandbox.seccomp import UnsupportedArchitecture, build_filter
 from agent_loop.tools.sandbox.zygote import Launch
-from tests.agent_loop.tools.hostile.judge import holds, steady
+from tests.agent_loop.tools.hostile.judge import IDLE_PROCESSES, holds
 
 pytestmark = pytest.mark.sandbox
 
@@ -77,7 +77,7 @@ async def session(sandbox: Sandbox) -> AsyncIterator[Session]:
         yield begun
 
 
-def children_of(pid: int | None = None) -> set[int]:
+def children_of(pid: int) -> set[int]:
     return {child.pid for child in psutil.Process(pid).children(recursive=True)}
 
 
@@ -85,6 +85,12 @@ def processes_of(sandbox: Sandbox) -> set[int]:
     """Its zygotes, and all below them."""
     zygotes = {zygote.process.pid for zygote in filter(None, sandbox._zygotes)}
     return zygotes.union(*map(children_of, zygotes))
+
+
+async def children_when_idle(sandbox: Sandbox) -> set[int]:
+    """Wait until the sandbox has only its own processes; the children of this process."""
+    assert await holds(lambda: len(processes_of(sandbox)) == IDLE_PROCESSES[sandbox.name])
+    return {child.pid for child in psutil.Process().children()}
 
 
 def are_gone(pids: set[int]) -> bool:
@@ -477,14 +483,14 @@ async def test_a_short_run_does_not_wait_for_a_long_one(sandbox: Sandbox):
 
 async def test_nothing_is_left_of_a_run_that_was_killed_or_cancelled(sandbox: Sandbox):
     await sandbox.run_python("1")
-    count = len(await steady(lambda: frozenset(children_of())))
+    children = await children_when_idle(sandbox)
     descriptors = len(os.listdir("/proc/self/fd"))
     folder = sandbox.folder if isinstance(sandbox, LandlockSandbox) else None
     await sandbox.run_python(SLEEPER, limits=Limits(wall_s=0.2))
     with pytest.raises(TimeoutError):
         async with timeout(0.2):
             await sandbox.run_python(SLEEPER)
-    assert await holds(lambda: len(children_of()) == count)
+    assert await children_when_idle(sandbox) == children
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     assert folder is None or os.listdir(folder) == []
 
@@ -857,14 +863,14 @@ async def test_a_forged_reply_neither_hangs_nor_breaks_the_server(sandbox: Sandb
 
 async def test_a_session_that_is_over_leaves_nothing(sandbox: Sandbox):
     await sandbox.run_python("1")
-    count = len(await steady(lambda: frozenset(children_of())))
+    children = await children_when_idle(sandbox)
     descriptors = len(os.listdir("/proc/self/fd"))
     async with sandbox.session() as session:
         await session.run_cell("open('f', 'w').write('x')")
     async with sandbox.session() as session:
         await session.run_cell("import os; os._exit(0)")
     await sandbox.run_python("1")
-    assert await holds(lambda: len(children_of()) == count)
+    assert await children_when_idle(sandbox) == children
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     if isinstance(sandbox, LandlockSandbox):
         assert os.listdir(sandbox.folder) == []
