@@ -4,15 +4,14 @@ import json
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from agent_loop.tools.limiter import state_path
 from cluster.cluster_watch import own_ip
 from config.lookup import at, files_at
-from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig, load_section
+from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
+from verl_mixed.checks.machine.services import read_health, runs_code
 from verl_mixed.launch import processes
 from verl_mixed.launch.failure import RunFailed, reason_of_end
 from verl_mixed.launch.plan import Plan
@@ -64,13 +63,8 @@ def start_tool_server(
     url = json.loads(ready_file.read_text())["url"]
     at(plan.config, TOOL_CONFIG)["server_url"] = url
     save_config(plan.config, folder.config)
-    token = environ.get("TOOL_SERVER_TOKEN", "")
-    request = urllib.request.Request(
-        f"{url}/health", headers={"Authorization": f"Bearer {token}"} if token else {}
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        health = json.load(answer)
-    if health["sandbox"] is None and _runs_code(plan.config):
+    health = json.loads(read_health(url, environ, timeout_s=10))
+    if health["sandbox"] is None and runs_code(plan.config):
         raise RunFailed(f"no isolation for programs, so none is run: {health['sandbox_why']}")
     say(f"tools        {url} (sandbox {health['sandbox']}, {health['passages']} passages)")
     return server
@@ -91,14 +85,3 @@ def _command(plan: Plan, ready_file: Path) -> list[str]:
     if not {"corpus_path", "search_upstream"} & settings.keys() and corpus.exists():
         command += ["--corpus", str(corpus)]
     return command
-
-
-def _runs_code(config: Mapping[str, Any]) -> bool:
-    """Whether an agent or a reward of the run executes programs."""
-    sources = at(config, "mixed.sources", {}).values()
-    return any(
-        load_section(SourceConfig, source, "mixed.sources").takes_part
-        and str(source.get(key)).startswith("code")
-        for source in sources
-        for key in ("agent", "reward")
-    )

@@ -49,16 +49,30 @@ def tools(config: Mapping[str, Any], *, own_server: bool) -> list[Finding]:
     return [finding for url in section.server_urls for finding in _server(url, needed)]
 
 
-def ask_health(url: str) -> bytes | Finding:
-    """What the `/health` of a tool server answers; a bad finding if it does not answer."""
-    url = url.rstrip("/")
-    token = os.environ.get("TOOL_SERVER_TOKEN", "")
+def read_health(url: str, environ: Mapping[str, str], *, timeout_s: float) -> bytes:
+    """What the `/health` of a tool server answers.
+
+    Args:
+        url: of the server, without a slash at its end.
+        environ: may hold the server's token, TOOL_SERVER_TOKEN.
+        timeout_s: how long the server may be silent, in seconds.
+
+    Raises:
+        urllib.error.HTTPError, OSError, ValueError, http.client.HTTPException: no good answer.
+    """
+    token = environ.get("TOOL_SERVER_TOKEN", "")
     request = urllib.request.Request(
         f"{url}/health", headers={"Authorization": f"Bearer {token}"} if token else {}
     )
+    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+        return answer.read()
+
+
+def ask_health(url: str) -> bytes | Finding:
+    """What the `/health` of a tool server answers; a bad finding if it does not answer."""
+    url = url.rstrip("/")
     try:
-        with urllib.request.urlopen(request, timeout=HEALTH_S) as answer:
-            return answer.read()
+        return read_health(url, os.environ, timeout_s=HEALTH_S)
     except urllib.error.HTTPError as error:
         draining = " (it is about to end)" if error.code == 503 else ""
         words = f"{url}/health (TOOL_SERVER_URL) answers {error.code}{draining}"
