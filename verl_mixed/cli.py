@@ -85,12 +85,11 @@ def parser_for(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     Args:
         words: the command line.
     """
-    as_written = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="verl-mixed",
         description=OVERVIEW,
         epilog=OVERVIEW_END,
-        formatter_class=as_written,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     named = next((word for word in words if not word.startswith("-")), None)
@@ -99,7 +98,7 @@ def parser_for(words: Sequence[str] = ()) -> argparse.ArgumentParser:
             commands.add_parser(name, help=summary)
             continue
         command = command_module(name)
-        own = commands.add_parser(name, help=summary, formatter_class=as_written)
+        own = commands.add_parser(name, help=summary)
         command.HELP.add_to(own)
         if name == "prepare":
             command.add_arguments(own, words)  # they depend on the kind of data that is named

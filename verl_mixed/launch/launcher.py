@@ -76,8 +76,9 @@ def train(
                 report_and_list_files(plan.folder, say)
                 return GOOD
             _make_ready(plan, refused)
-            _note_start(plan, arguments, environ, config_files, say)
-            return _run(plan, environ, trainer, console, say)
+            seen = plan.folder.last_step()
+            _note_start(plan, seen, arguments, environ, config_files, say)
+            return _run(plan, seen, environ, trainer, console, say)
     except ConfigError as error:
         count = len(error.problems)
         say(f"cannot start, {count} problem{'s' * (count > 1)}:")
@@ -138,12 +139,19 @@ def _make_ready(plan: Plan, refused: Sequence[str]) -> None:
 
 def _note_start(
     plan: Plan,
+    seen: int,
     arguments: Sequence[str],
     environ: Mapping[str, str],
     config_files: Sequence[Path],
     say: Callable[[str], None],
 ) -> None:
-    """Write config, command and versions into the run's folder, and print where things are."""
+    """Write config, command and versions into the run's folder, and print where things are.
+
+    Args:
+        plan: the run.
+        seen: the last step that the run has reached; 0 if it is new.
+        arguments, environ, config_files, say: as `train` has them.
+    """
     folder = plan.folder
     save_config(plan.config, folder.config)
     for state in folder.path.glob("rate_limit.*"):
@@ -152,7 +160,6 @@ def _note_start(
     folder.note_command(["verl-mixed", "train", *arguments], settings)
     keep_copies(config_files, folder.path / "config")
     folder.stop_request.unlink(missing_ok=True)
-    seen = folder.last_step()
     say(
         f"run          {folder.path} "
         f"({f'resuming, {seen} of {plan.total_steps} steps seen' if seen else 'new'})"
@@ -171,6 +178,7 @@ def _note_start(
 
 def _run(
     plan: Plan,
+    seen: int,
     environ: Mapping[str, str],
     trainer: Sequence[str],
     console: Console,
@@ -182,7 +190,6 @@ def _run(
         RunFailed, RunStopped: the run ended before it was complete.
     """
     folder = plan.folder
-    seen = folder.last_step()
     if plan.cluster is not None and plan.own_tool_server and not environ.get("TOOL_SERVER_TOKEN"):
         # other machines reach the tool server too
         environ = {**environ, "TOOL_SERVER_TOKEN": secrets.token_hex(16)}
