@@ -493,7 +493,6 @@ def node_settings(cluster: Cluster, index: int) -> str:
         "WORKER_NODES": " ".join(other.name for other in cluster.hosts[1:]),
         "NODE_NAME": session(index),
         "NODE_IP": host.ip,
-        "PACKAGES": " ".join(EQUAL_ON_NODES),
         "HEAD_IP": head.ip,
         "HEAD_ADDRESS": (f"[{head.ip}]" if ":" in head.ip else head.ip)
         + f":{cluster.settings['RAY_PORT']}",
@@ -509,7 +508,9 @@ def node_settings(cluster: Cluster, index: int) -> str:
         },
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in values.items()]
-    return "\n".join([*lines, f"SHARED_DIRS=({cluster.settings['SHARED_DIRS']})"])
+    lines.append(f"SHARED_DIRS=({cluster.settings['SHARED_DIRS']})")
+    lines.append(f"PACKAGES=({shlex.join(EQUAL_ON_NODES)})")
+    return "\n".join(lines)
 
 
 def _given(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:

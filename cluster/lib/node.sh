@@ -298,8 +298,7 @@ probe() {
   printf 'foreign_ray=%s\n' "$(foreign_ray | paste -sd' ' -)"
   printf 'python=%s\n' "${python}"
   if [[ -x "${python}" ]]; then
-    # shellcheck disable=SC2086 # a list of words
-    "${python}" - ${PACKAGES} <<'PYTHON' || true
+    "${python}" - "${PACKAGES[@]}" <<'PYTHON' || true
 import importlib.metadata
 import sys
 
