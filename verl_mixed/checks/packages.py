@@ -23,7 +23,16 @@ PLUGIN_NAME, PLUGIN_MODULE = "mixed_agent_loop", "agent_loop.plugin"
 
 PLUGIN_S = 60.0
 
-_PLUGIN = "from agent_loop.plugin import is_loaded; import verl, sys; sys.exit(not is_loaded())"
+_PLUGIN = """\
+import sys
+import verl
+
+by_verl = "agent_loop.plugin" in sys.modules
+from agent_loop.plugin import is_loaded  # its error says why verl could not import it
+
+sys.exit(None if by_verl and is_loaded() else "verl has not registered it")
+"""
+"""Program that fails unless `import verl` has loaded the plugin; its last line says why."""
 
 
 def python() -> list[Finding]:

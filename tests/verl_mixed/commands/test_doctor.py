@@ -972,3 +972,11 @@ def test_a_folder_of_configs_that_is_not_there_is_exit_2(capsys: pytest.CaptureF
 @pytest.mark.slow
 def test_verl_loads_the_plugin():
     assert only(packages.plugin()).status == "ok"
+
+
+@pytest.mark.slow
+def test_a_plugin_that_only_we_import_is_bad(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(packages, "entry_point", list)
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "another")
+
+    assert "verl has not registered it" in only(packages.plugin()).words
