@@ -7,11 +7,16 @@ first used, because most commands draw nothing.
 
 import json
 import math
+import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from agent_loop.training.run_folder import write_text
+from verl_mixed.run.user_cache import user_cache
 from verl_mixed.views.report.text import plain
 from verl_mixed.views.summary import Points, in_buckets
 
@@ -293,10 +298,23 @@ def shared_specification() -> dict[str, Any]:
 
 
 def drawing_scripts() -> str:
-    """Vega, Vega-Lite and vega-embed as one script, which defines `window.vegaEmbed`."""
+    """Vega, Vega-Lite and vega-embed as one script, which defines `window.vegaEmbed`.
+
+    The package needs two seconds of processor time to put the script together, so that it is kept
+    in the user's cache.
+    """
+    name = f"vega-embed-{version('vl-convert-python')}.js"
+    with suppress(OSError):
+        return (user_cache() / name).read_text(encoding="utf-8")
+
     import vl_convert
 
-    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    with suppress(OSError):  # the cache cannot be written
+        draft = user_cache() / f"{name}.{os.getpid()}"  # two reports may be made at once
+        write_text(draft, script)
+        draft.replace(user_cache() / name)
+    return script
 
 
 def image(groups: Sequence[tuple[str, Sequence[str], Sequence[Panel]]]) -> bytes:

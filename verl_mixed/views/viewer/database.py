@@ -10,6 +10,8 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
+from verl_mixed.run.user_cache import user_cache
+
 FILE_NAME = "viewer.sqlite"
 
 _VERSION = 2
@@ -38,11 +40,8 @@ def open_database(run_dir: Path) -> tuple[Path, sqlite3.Connection]:
     beside = run_dir / FILE_NAME
     with suppress(OSError, sqlite3.OperationalError):  # not writable
         return beside, _connect(beside)
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    cache = Path(home) / "verl-mixed"
-    cache.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(os.fsencode(run_dir.absolute())).hexdigest()[:16]
-    path = cache / f"viewer-{name}.sqlite"
+    path = user_cache() / f"viewer-{name}.sqlite"
     return path, _connect(path)
 
 

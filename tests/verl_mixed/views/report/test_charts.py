@@ -3,9 +3,11 @@
 import json
 from collections.abc import Sequence
 from math import inf, nan
+from pathlib import Path
 from typing import Any
 
 import pytest
+import vl_convert
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +19,7 @@ from verl_mixed.views.report.charts import (
     Curve,
     Panel,
     axes_of,
+    drawing_scripts,
     image,
     means,
     specification,
@@ -221,6 +224,26 @@ def test_an_image_of_hostile_names_is_drawn() -> None:
     drawn = image([("<b>", list(HOSTILE[:4]), panels), ("a run without a step", [], [])])
 
     assert drawn.startswith(b"\x89PNG")
+
+
+def test_the_script_is_put_together_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    script = drawing_scripts()
+    monkeypatch.delattr(vl_convert, "javascript_bundle")
+
+    assert "window.vegaEmbed" in script
+    assert drawing_scripts() == script
+    assert [path.suffix for path in tmp_path.glob("*/*")] == [".js"]
+
+
+def test_without_a_cache_the_script_is_put_together_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(vl_convert, "javascript_bundle", lambda snippet: f"script; {snippet}")
+
+    assert drawing_scripts() == "script; window.vegaEmbed = vegaEmbed;"
 
 
 @pytest.mark.parametrize(
