@@ -21,6 +21,7 @@ source "${REPO_ROOT}/cluster/lib/bootstrap.sh"
 
 # --- settings; the environment overrides each ---------------------------------
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # two threads on a shared core are slower than one
+export RAY_worker_niceness="${RAY_worker_niceness:-0}" # with Ray's own 15 its workers wait for all other tests
 SUITE_LIMIT_S="${SUITE_LIMIT_S:-2700}"         # a suite that hangs outside of any test is ended after this time, with traces
 export PYTHONFAULTHANDLER=1
 BOUNDED=(--signal=ABRT --kill-after=60 "${SUITE_LIMIT_S}")
@@ -122,7 +123,7 @@ show_from() {
 
 main() {
   local folders only=""
-  local -a selection=(-m "not (${LONG})") shell=(--print-output-on-failure) apart=() beside=(tests/e2e tests/rate_limit "tests/samplers tests/nodes")
+  local -a selection=(-m "not (${LONG})") shell=(--print-output-on-failure) apart=() beside=(tests/e2e "tests/samplers tests/nodes tests/rate_limit")
   while (($#)); do
     case "$1" in
       -h | --help)

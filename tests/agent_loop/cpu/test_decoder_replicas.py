@@ -75,6 +75,8 @@ class Servers:
         from agent_loop.cpu.rollout import HFReplica, HFServerAdapter
 
         self.model_config = OmegaConf.create({"path": str(folder)})
+        self.dtype = getattr(torch, dtype)
+        self.most_off = DTYPES[dtype]
         self.config = RolloutConfig(
             name="hf",
             tensor_model_parallel_size=1,
@@ -122,6 +124,14 @@ class Servers:
             ray.kill(actor)
 
 
+@pytest.fixture(scope="module")
+def servers(request: pytest.FixtureRequest, cluster: None, folder: Path) -> Generator[Servers]:
+    started = Servers(folder, request.param)
+    asyncio.run(started.start(folder))
+    yield started
+    started.end()
+
+
 @torch.inference_mode()
 def log_probs_of(model: Any, prompt_ids: list[int], token_ids: list[int]) -> list[float]:
     ids = torch.tensor([[*prompt_ids, *token_ids]])
@@ -129,13 +139,11 @@ def log_probs_of(model: Any, prompt_ids: list[int], token_ids: list[int]) -> lis
     return rows.gather(1, torch.tensor(token_ids).unsqueeze(1)).squeeze(1).tolist()
 
 
-@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("servers", list(DTYPES), indirect=True)
 async def test_each_replica_has_the_weights_of_its_rank_and_a_trajectory_stays_on_it(
-    cluster, folder, dtype
+    servers, folder
 ):
-    servers = Servers(folder, dtype)
-    await servers.start(folder)
-    models = [model_of(rank, folder).to(getattr(torch, dtype)) for rank in range(2)]
+    models = [model_of(rank, folder).to(servers.dtype) for rank in range(2)]
     client = servers.client()
 
     async def trajectory(number: int) -> int:
@@ -154,7 +162,7 @@ async def test_each_replica_has_the_weights_of_its_rank_and_a_trajectory_stays_o
                 .item()
                 for model in models
             ]
-            assert min(off) < DTYPES[dtype] < max(off)
+            assert min(off) < servers.most_off < max(off)
             ranks.add(off.index(min(off)))
             assert (output.extra_fields["num_cached_tokens"] > len(PROMPT)) == (turn > 0)
             ids += [*output.token_ids, 5, 6, 7]
@@ -162,14 +170,12 @@ async def test_each_replica_has_the_weights_of_its_rank_and_a_trajectory_stays_o
         return ranks.pop()
 
     assert set(await asyncio.gather(*(trajectory(number) for number in range(6)))) == {0, 1}
-    servers.end()
 
 
+@pytest.mark.parametrize("servers", ["float32"], indirect=True)
 async def test_an_aborted_trajectory_goes_on_after_a_weight_sync_with_its_tokens_kept(
-    cluster, folder
+    servers, folder
 ):
-    servers = Servers(folder, "float32")
-    await servers.start(folder)
     client = servers.client()
     params = {"max_tokens": 400, "seed": 1, "logprobs": True}
     asked = asyncio.create_task(
@@ -207,4 +213,3 @@ async def test_an_aborted_trajectory_goes_on_after_a_weight_sync_with_its_tokens
     again = await handle.abort_all_requests.remote(reject_request=True)
     rejected = await handle.generate.remote(PROMPT, params, "late")
     assert (again["aborted_count"], rejected.stop_reason, rejected.token_ids) == (0, "aborted", [])
-    servers.end()
