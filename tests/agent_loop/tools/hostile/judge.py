@@ -44,6 +44,9 @@ IDLE_PROCESSES = {"landlock": 3, "bubblewrap": 5}
 """Sandbox -> its processes when nothing runs: the zygote, the next run and the fork server of its
 program; with bubblewrap also two of bwrap."""
 
+_NEW_AFTER_A_RUN = 2
+"""Of these, the next run and its fork server are new after each run."""
+
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -293,9 +296,10 @@ class Judge:
 
     async def _left_over(self) -> list[str]:
         findings = []
+        before = self._processes()
         if fault := await self._trivial():
             findings.append(fault)
-        if not await holds(self._is_idle):
+        if not await holds(lambda: self._is_idle(before)):
             findings += self._strays()
         findings += self._host.findings()
         if not await holds(lambda: self._left() == self._files):
@@ -334,8 +338,15 @@ class Judge:
     def _children(self) -> list[psutil.Process]:
         return [child for child in _children() if child not in self._host.others]
 
-    def _is_idle(self) -> bool:
-        return len(self._processes()) == self._idle
+    def _is_idle(self, before: frozenset[int] = frozenset()) -> bool:
+        """Whether the sandbox's processes are there and no others.
+
+        A number alone does not show it: a stray process makes up for the next run while that one
+        is not forked yet. But the stray was there `before` the last run.
+        """
+        processes = self._processes()
+        kept = processes & before
+        return len(processes) == self._idle and len(kept) <= self._idle - _NEW_AFTER_A_RUN
 
     def _left(self) -> frozenset[str]:
         """All that is in folders of the sandbox's."""
