@@ -4,22 +4,13 @@ The record, little endian: header (magic, version, the clock's identity, the rat
 terms (`Terms`), arrivals (`Arrivals`, or `Spread` if the rate has weights), CRC-32 of all. Header
 and terms change rarely. So the hot path compares their bytes and unpacks only the arrivals.
 
-Faults and their effects:
-
 - The process with the lock is killed: the kernel frees the lock; the record is complete, or its
   checksum is wrong.
-- The record is cut, overwritten, or has a time far in the future: the next reader starts again with
-  an empty bucket, so the rate is kept, and logs one warning. Waiting reservations become void and
-  are made again (`epoch`).
+- The record is damaged, or the host has rebooted: the next reader starts with an empty bucket, so
+  the rate is kept. Waiting reservations become void and are made again (`epoch`).
 - The file is deleted or replaced: processes that have it open notice this within `CHECK_NS` and add
-  their state to the new file. A file that replaces a deleted one lets no call pass before that.
-- The host reboots: the clock starts again, so the bucket is empty. If this happens repeatedly, two
-  hosts share the file, which is an error.
-- The file has another rate when it is opened: an error names both rates; or, with `adopt`, the new
-  rate is written, and all processes that have the file open use it.
-
-A new file is made under `filelock` and is complete before it gets its name; the hot path needs only
-flock. The file `<path>.made` shows whether a missing state file was deleted or never existed.
+  their state to the new file. A file that replaces a deleted one lets no call pass before that;
+  `<path>.made` shows whether a missing file was deleted or never existed.
 """
 
 import errno
@@ -121,12 +112,9 @@ class StateFile:
         self._name_is_known_until_ns = 0
         self._prefix = b""  # header and terms of the last read record
         self._prefix_crc = 0
-        self._lane: _Lane | None = None
+        self._may_pass_now = False  # the prefix is known, with the full rate and without weights
         self._moved_from: tuple[State, Terms] | None = None
         self._mutex = threading.Lock()  # flock does not exclude threads of one process
-        self.pass_now: PassNow = _no_lane
-        """Let one call pass if it may pass now, and count it; see `_fast_path`."""
-
         _open_files.add(self)
         self._open(on_config_change)
 
@@ -192,6 +180,52 @@ class StateFile:
             return False
         return os.pread(handle, len(self._prefix), 0) == self._prefix
 
+    def pass_now(self, blocking: bool, count: tuple[Counts, int]) -> bool:
+        """Let one call pass if it may pass now and nothing unusual happened; the common case.
+
+        It is `lock`, `read`, `gcra.reserve` and `write` in few steps. Only the arrivals are read.
+        Their checksum covers header and terms too, so it is wrong if another process changed them.
+
+        Args:
+            blocking: whether to wait for the lock.
+            count: (counts, at): the call is added to counts[at].
+
+        Returns:
+            False, and nothing is taken, if `lock`, `read` and `write` are needed.
+        """
+        if not self._mutex.acquire(blocking):
+            return False
+        try:
+            handle, at = self._handle, len(self._prefix)
+            if handle < 0 or not self._may_pass_now:
+                return False
+            try:
+                fcntl.flock(handle, _LOCK if blocking else _LOCK_NOW)
+            except OSError:
+                return False
+            try:
+                record, now_ns = os.pread(handle, _SEALED.size, at), self._clock_ns()
+                if len(record) != _SEALED.size or now_ns > self._name_is_known_until_ns:
+                    return False
+                tat_ns, tat_parts, spaced_ns, granted, crc = _SEALED.unpack(record)
+                if crc != zlib.crc32(record[:-4], self._prefix_crc):
+                    return False
+                rate, parts = self.rate, self.rate.parts_per_ns
+                now = now_ns * parts
+                tat = max(now, tat_ns * parts + tat_parts) + rate.interval_parts
+                if spaced_ns > now_ns or tat - now > rate.burst * rate.interval_parts:
+                    return False
+                spaced_ns = now_ns + rate.min_interval_ns
+                arrivals = Arrivals(tat // parts, tat % parts, spaced_ns, granted + 1)
+                os.pwrite(handle, _sealed(arrivals, self._prefix_crc), at)
+                counts, place = count
+                counts[place] += 1
+                return True
+            finally:
+                fcntl.flock(handle, _UNLOCK)
+        finally:
+            self._mutex.release()
+
     def reset(self) -> None:
         """Start again with an empty bucket: no pause, no penalties, the full rate, nothing granted.
 
@@ -205,7 +239,6 @@ class StateFile:
             self._close()
 
     def _close(self) -> None:
-        self._close_lane()
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
@@ -228,8 +261,6 @@ class StateFile:
                 return True
             if self._has_its_name():
                 self._name_is_known_until_ns = now_ns + CHECK_NS
-                if self._lane is not None:
-                    self._lane.open_until(self._name_is_known_until_ns)
                 return True
             state = self._state_in(os.pread(self._handle, _MOST_BYTES, 0))
             if state is not None:
@@ -259,8 +290,6 @@ class StateFile:
         state = _unpacked(record[len(self._prefix) : -4], self.rate)
         if state is None:
             return None
-        if self._lane is None and self.terms.pace == FULL_PACE and not self.rate.weights:
-            self._open_lane()
         latest_ns = self._clock_ns() + FARTHEST_NS + self.rate.burst_ns
         farthest_ns = arithmetic_of(self.rate).latest_ns(state, self.rate)
         return state if max(farthest_ns, self.terms.paused_ns) <= latest_ns else None
@@ -268,24 +297,7 @@ class StateFile:
     def _know(self, prefix: bytes) -> None:
         self._prefix, self._prefix_crc = prefix, zlib.crc32(prefix)
         self.terms = Terms(*_TERMS.unpack(prefix[-_TERMS.size :]))
-        self._close_lane()
-
-    def _open_lane(self) -> None:
-        self._lane = _fast_path(
-            self._handle,
-            self._mutex,
-            self._clock_ns,
-            self.rate,
-            len(self._prefix),
-            self._prefix_crc,
-        )
-        self._lane.open_until(self._name_is_known_until_ns)
-        self.pass_now = self._lane.pass_now
-
-    def _close_lane(self) -> None:
-        if self._lane is not None:
-            self._lane.open_until(-1)
-            self._lane, self.pass_now = None, _no_lane
+        self._may_pass_now = self.terms.pace == FULL_PACE and not self.rate.weights
 
     def _record(self, state: State) -> bytes:
         """A new record with this object's rate and new terms."""
@@ -480,102 +492,6 @@ class StateFile:
                 error.errno,
                 f"cannot {verb} state_file={str(self.path)!r}: {error.strerror or error}{remedy}",
             ) from error
-
-
-PassNow = Callable[[bool, tuple[Counts, int]], bool]
-
-
-def _no_lane(blocking: bool, count: tuple[Counts, int]) -> bool:
-    return False
-
-
-class _Lane(NamedTuple):
-    pass_now: PassNow
-    open_until: Callable[[int], None]
-
-
-def _fast_path(
-    handle: int,
-    mutex: threading.Lock,
-    clock_ns: Callable[[], int],
-    rate: Rate,
-    prefix_bytes: int,
-    prefix_crc: int,
-) -> _Lane:
-    """The common case in the fewest steps: one call passes now, and nothing unusual happened.
-
-    It uses closures, because their variables cost half as much as attributes. Only the arrivals are
-    read: their checksum covers header and terms too, so it is wrong if another process changed
-        them.
-
-    Returns:
-        `pass_now(blocking, (counts, at))`, which lets one call pass and adds it to counts[at]; it
-        returns False, and takes nothing, if `StateFile.lock`, `read` and `write` are needed.
-        `open_until(now_ns)`: after that time `pass_now` always returns False.
-    """
-    seen: bytes | None = None  # never equal to the bytes of a record
-    tat_ns = tat_parts = spaced_ns = granted = 0
-    open_until_ns = -1
-    interval, parts, min_interval_ns = rate.interval_parts, rate.parts_per_ns, rate.min_interval_ns
-    tolerance = rate.burst * interval
-    acquire, release = mutex.acquire, mutex.release
-    pack, unpack, size, place = _ARRIVALS.pack, _SEALED.unpack, _SEALED.size, prefix_bytes
-    flock, pread, pwrite, crc32 = fcntl.flock, os.pread, os.pwrite, zlib.crc32
-
-    def pass_now(blocking: bool, count: tuple[Counts, int]) -> bool:
-        nonlocal seen, tat_ns, tat_parts, spaced_ns, granted
-        if not acquire(blocking):
-            return False
-        try:
-            if open_until_ns < 0:
-                return False
-            try:
-                flock(handle, _LOCK if blocking else _LOCK_NOW)
-            except OSError:
-                return False
-            try:
-                record = pread(handle, size, place)
-                now_ns = clock_ns()
-                if record != seen:
-                    seen = None
-                    if len(record) != size:
-                        return False
-                    tat_ns, tat_parts, spaced_ns, granted, crc = unpack(record)
-                    if crc32(record[:-4], prefix_crc) != crc:
-                        return False
-                if now_ns > open_until_ns or spaced_ns > now_ns:
-                    return False
-                if parts == 1:
-                    tat = (tat_ns if tat_ns > now_ns else now_ns) + interval
-                    if tat - now_ns > tolerance:
-                        return False
-                    rest = 0
-                else:
-                    now, tat = now_ns * parts, tat_ns * parts + tat_parts
-                    tat = (tat if tat > now else now) + interval
-                    if tat - now > tolerance:
-                        return False
-                    tat, rest = divmod(tat, parts)
-                if min_interval_ns:
-                    spaced_ns = now_ns + min_interval_ns
-                record = pack(tat, rest, spaced_ns, granted + 1)
-                record += crc32(record, prefix_crc).to_bytes(4, "little")
-                pwrite(handle, record, place)
-                seen, tat_ns, tat_parts = record, tat, rest
-                granted += 1
-                counts, at = count
-                counts[at] += 1
-                return True
-            finally:
-                flock(handle, _UNLOCK)
-        finally:
-            release()
-
-    def open_until(now_ns: int) -> None:
-        nonlocal open_until_ns
-        open_until_ns = now_ns
-
-    return _Lane(pass_now, open_until)
 
 
 _REMEDIES = {

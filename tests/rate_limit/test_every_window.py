@@ -134,17 +134,11 @@ class RecordedFile(StateFile):
         super().write(state, terms)
         RECORDER.written(state)
 
-    def _open_lane(self) -> None:
-        super()._open_lane()
-        in_lane = self.pass_now
-
-        def pass_now(*args: Any) -> bool:
-            passed = in_lane(*args)
-            if passed:
-                RECORDER.passed_in_lane()
-            return passed
-
-        self.pass_now = pass_now
+    def pass_now(self, *args: Any) -> bool:
+        passed = super().pass_now(*args)
+        if passed:
+            RECORDER.passed_in_lane()
+        return passed
 
 
 def limiter_of(path: Path, rate: Rate, **options: Any) -> FileRateLimiter:
