@@ -25,13 +25,13 @@ import math
 import os
 import time
 import types
-import weakref
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rate_limit import shares as shared
+from rate_limit.forks import after_fork
 from rate_limit.gcra import (
     SECOND_NS,
     YEAR_NS,
@@ -642,12 +642,4 @@ def _next_tick() -> Generator[None]:
     yield
 
 
-_all_limiters: weakref.WeakSet[FileRateLimiter] = weakref.WeakSet()
-
-
-def _begin_anew_after_fork() -> None:
-    for limiter in list(_all_limiters):
-        limiter._begin_anew()  # pyright: ignore[reportPrivateUsage]
-
-
-os.register_at_fork(after_in_child=_begin_anew_after_fork)
+_all_limiters = after_fork(FileRateLimiter._begin_anew)  # pyright: ignore[reportPrivateUsage]

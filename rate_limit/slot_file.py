@@ -8,10 +8,10 @@ import logging
 import os
 import stat
 import tempfile
-import weakref
 from contextlib import suppress
 from pathlib import Path
 
+from rate_limit.forks import after_fork
 from rate_limit.queues import ByteLocks, ProcessQueue
 
 _log = logging.getLogger(__name__)
@@ -146,12 +146,4 @@ def _make(path: Path, content: bytes) -> None:
             os.link(draft.name, path)
 
 
-_all_files: weakref.WeakSet[SlotFile] = weakref.WeakSet()
-
-
-def _close_after_fork() -> None:
-    for file in list(_all_files):
-        file.close()
-
-
-os.register_at_fork(after_in_child=_close_after_fork)
+_all_files = after_fork(SlotFile.close)

@@ -35,12 +35,12 @@ import math
 import os
 import threading
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rate_limit.forks import after_fork
 from rate_limit.gcra import LimiterTimeout
 from rate_limit.queues import CallerQueue, Place, TaskPlace, ThreadPlace
 from rate_limit.slot_file import SlotFile
@@ -272,12 +272,4 @@ class _Slot(NamedTuple):
     waited_s: float
 
 
-_all_slots: weakref.WeakSet[FileSlots] = weakref.WeakSet()
-
-
-def _begin_anew_after_fork() -> None:
-    for slots in list(_all_slots):
-        slots._begin_anew()  # pyright: ignore[reportPrivateUsage]
-
-
-os.register_at_fork(after_in_child=_begin_anew_after_fork)
+_all_slots = after_fork(FileSlots._begin_anew)  # pyright: ignore[reportPrivateUsage]

@@ -23,12 +23,11 @@ import stat
 import struct
 import threading
 import time
-import weakref
 import zlib
 from array import array
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 from uuid import UUID
@@ -36,6 +35,7 @@ from uuid import UUID
 from filelock import FileLock, Timeout
 
 from rate_limit import gcra, shares
+from rate_limit.forks import after_fork
 from rate_limit.gcra import (
     FULL_PACE,
     SECOND_NS,
@@ -238,6 +238,11 @@ class StateFile:
         with self._mutex:
             self._close()
 
+    def _after_fork(self) -> None:
+        """Take a mutex and a handle of one's own, because a child shares its parent's flock."""
+        self._mutex = threading.Lock()
+        self._close()
+
     def _close(self) -> None:
         handle, self._handle = self._handle, -1
         if handle >= 0:
@@ -326,11 +331,12 @@ class StateFile:
             try:
                 with FileLock(guard, timeout=_OPEN_TIMEOUT_S if blocking else 0):
                     if not self.path.exists():
-                        self._make(
-                            self._for_newcomers()
-                            if made.exists()
-                            else arithmetic_of(self.rate).idle(self.rate)
-                        )
+                        arithmetic = arithmetic_of(self.rate)
+                        state = arithmetic.idle(self.rate)
+                        if made.exists():  # others may use the deleted file for CHECK_NS
+                            empty_ns = self._clock_ns() + 2 * CHECK_NS
+                            state = arithmetic.drained(empty_ns, self.rate)
+                        self._make(state)
                         made.touch(mode=0o600)
                     if not made.exists():
                         self._refuse_another_kind()
@@ -356,11 +362,6 @@ class StateFile:
             raise FileExistsError(
                 errno.EEXIST, f"{self.path} is no limiter's file; choose another path"
             )
-
-    def _for_newcomers(self) -> State:
-        """The first state of a file that replaces a deleted one, which others may use for
-        `CHECK_NS`."""
-        return arithmetic_of(self.rate).drained(self._clock_ns() + 2 * CHECK_NS, self.rate)
 
     def _make(self, state: State) -> None:
         draft = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
@@ -646,24 +647,9 @@ def _namespace_offset_ns() -> int:
 _OFFSET_NS = _namespace_offset_ns()
 
 
-def _boottime_without_offset_ns() -> int:
+def boottime_ns() -> int:
+    """Nanoseconds since boot, with suspension; the same for all processes, and never set back."""
     return time.clock_gettime_ns(_BOOT_CLOCK) - _OFFSET_NS
 
 
-boottime_ns: Callable[[], int] = (
-    _boottime_without_offset_ns if _OFFSET_NS else partial(time.clock_gettime_ns, _BOOT_CLOCK)
-)
-"""Nanoseconds since boot, including suspension; the same for all processes, and never set back."""
-
-
-_open_files: weakref.WeakSet[StateFile] = weakref.WeakSet()
-
-
-def _reopen_after_fork() -> None:
-    """Give a forked child its own files and mutexes, because it would share its parent's flock."""
-    for file in list(_open_files):
-        file._mutex = threading.Lock()  # pyright: ignore[reportPrivateUsage]
-        file._close()  # pyright: ignore[reportPrivateUsage]
-
-
-os.register_at_fork(after_in_child=_reopen_after_fork)
+_open_files = after_fork(StateFile._after_fork)  # pyright: ignore[reportPrivateUsage]

@@ -19,13 +19,13 @@ import socket
 import stat
 import threading
 import time
-import weakref
 from array import array
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rate_limit.forks import after_fork
 from rate_limit.gcra import FULL_PACE, SECOND_NS, pace_at
 from rate_limit.queues import ByteLocks
 from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot, SourceSnapshot, wait_bucket
@@ -368,12 +368,7 @@ def _names(counts: Counts) -> Iterator[tuple[int, str]]:
             yield at, text[1:].rstrip(b"\0").decode(errors="replace")
 
 
-_all_stats: weakref.WeakSet[Stats] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for stats in list(_all_stats):
-        stats.after_fork()
+_all_stats = after_fork(Stats.after_fork)
 
 
 def _write_all() -> None:
@@ -381,5 +376,4 @@ def _write_all() -> None:
         stats.write()
 
 
-os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_write_all)
