@@ -241,7 +241,7 @@ class FileRateLimiter:
             return False
         return True
 
-    def penalise(self, retry_after_s: float = 0.0, *, until_s: float | None = None) -> None:
+    def penalise(self, retry_after_s: float = 0.0) -> None:
         """Pause all calls, including waiting ones, because a server answered 429 or 503.
 
         After the pause, calls pass at the sustained rate without a burst. If the limiter is
@@ -250,24 +250,17 @@ class FileRateLimiter:
         Args:
             retry_after_s: the server's `Retry-After` in seconds, 0 to 86400; 0 if there was none. A
                 pause that ends before the current one changes nothing.
-            until_s: alternatively the end of the pause in seconds, on the clock of `boottime_ns`.
         """
-        run(self._penalise(retry_after_s, until_s, blocking=True), self._sleep)
+        run(self._penalise(retry_after_s, blocking=True), self._sleep)
 
-    async def penalise_async(
-        self, retry_after_s: float = 0.0, *, until_s: float | None = None
-    ) -> None:
+    async def penalise_async(self, retry_after_s: float = 0.0) -> None:
         """`penalise` for coroutines."""
-        await run_async(self._penalise(retry_after_s, until_s, blocking=False), self._sleep_async)
+        await run_async(self._penalise(retry_after_s, blocking=False), self._sleep_async)
 
     def snapshot(self) -> Snapshot:
         """What all processes with this file have done so far; takes no lock."""
         self._stats.write()
         return snapshot_of(self.path, self._clock_ns)
-
-    async def snapshot_async(self) -> Snapshot:
-        """`snapshot`, which never blocks."""
-        return self.snapshot()
 
     def close(self) -> None:
         """Close the files; the next call opens them again."""
@@ -553,10 +546,8 @@ class FileRateLimiter:
         self.abandoned += n
         self._stats.abandon(n)
 
-    def _penalise(
-        self, retry_after_s: float, until_s: float | None, *, blocking: bool
-    ) -> Steps[None]:
-        length_ns = pause_ns(retry_after_s, until_s, self._clock_ns())
+    def _penalise(self, retry_after_s: float, *, blocking: bool) -> Steps[None]:
+        length_ns = pause_ns(retry_after_s)
         yield from self._lock(None, blocking)
         file = self._file
         try:

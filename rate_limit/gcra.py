@@ -138,9 +138,7 @@ class Rate:
         return weights
 
     @classmethod
-    def within_window(
-        cls, limit: int, window_s: float, burst: int, min_interval_s: float = 0.0
-    ) -> "Rate":
+    def within_window(cls, limit: int, window_s: float, burst: int) -> "Rate":
         """The rate with at most `limit` calls in any `window_s` seconds, bursts included.
 
         Args:
@@ -156,8 +154,7 @@ class Rate:
                 f"cannot limit to {limit} calls in window_s={window_s}: the window must be above 0 "
                 f"and the limit above burst={burst}; lower the burst"
             )
-        per_minute = (limit - burst) * 60 / window_s
-        return cls(per_minute=per_minute, burst=burst, min_interval_s=min_interval_s)
+        return cls(per_minute=(limit - burst) * 60 / window_s, burst=burst)
 
     @property
     def burst_ns(self) -> int:
@@ -287,19 +284,12 @@ def penalise(
     )
 
 
-def pause_ns(retry_after_s: float, until_s: float | None, now_ns: int) -> int:
-    """The length of a pause in nanoseconds, from seconds or from its end.
-
-    Args:
-        retry_after_s: seconds from now, 0 to 86400.
-        until_s: alternatively the end of the pause, in seconds on the clock of `now_ns`.
-        now_ns: the time now.
+def pause_ns(retry_after_s: float) -> int:
+    """The length of a pause in nanoseconds.
 
     Raises:
-        ValueError: the pause is out of range.
+        ValueError: the pause is not from 0 to 86400 s.
     """
-    if until_s is not None:
-        retry_after_s = max(0.0, until_s - now_ns / SECOND_NS)
     if not 0 <= retry_after_s <= 86400:
         raise ValueError(
             f"cannot penalise by retry_after_s={retry_after_s}: must be from 0 to 86400"

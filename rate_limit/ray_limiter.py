@@ -108,21 +108,11 @@ class RayRateLimiter:
         return self._limits.rate
 
     def acquire(self, n: int = 1, timeout_s: float | None = None, source: str = "") -> float:
-        """Wait until n calls may pass together.
-
-        Args:
-            n: calls, >= 1. More calls than the burst pass one by one, and the caller waits for the
-                last.
-            timeout_s: longest wait; None for no limit.
-            source: the source of the calls, for `shares`.
-
-        Returns:
-            Seconds waited; 0.0 if there was a leased slot.
+        """`FileRateLimiter.acquire`; returns 0.0 if there was a leased slot.
 
         Raises:
-            LimiterTimeout: the slot is beyond `timeout_s` (nothing was reserved), or the actor does
-                not answer in time.
-            ValueError: n is below 1, or the name now belongs to other limits.
+            LimiterTimeout: also if the actor does not answer in time.
+            ValueError: also if the name now belongs to other limits.
         """
         if self._pass_now(n, source):
             return 0.0
@@ -160,40 +150,24 @@ class RayRateLimiter:
         return self._passed(caller)
 
     def try_acquire(self, n: int = 1, source: str = "") -> bool:
-        """Let n calls pass if they may pass now; waits only for the actor's answer."""
+        """`FileRateLimiter.try_acquire`; waits for the actor's answer."""
         try:
             self.acquire(n, timeout_s=0.0, source=source)
         except LimiterTimeout:
             return False
         return True
 
-    def penalise(self, retry_after_s: float = 0.0, *, until_s: float | None = None) -> None:
-        """Pause all calls, including waiting ones, because a server answered 429 or 503.
+    def penalise(self, retry_after_s: float = 0.0) -> None:
+        """`FileRateLimiter.penalise`."""
+        self._call("penalise", pause_ns(retry_after_s)).result()
 
-        After the pause, calls pass at the sustained rate without a burst. If the limiter is
-        `adaptive`, each call of this method counts as an overload too.
-
-        Args:
-            retry_after_s: the server's `Retry-After` in seconds, 0 to 86400; 0 if there was none. A
-                pause that ends before the current one changes nothing.
-            until_s: alternatively the end of the pause in seconds, on this host's `boottime_ns`.
-        """
-        self._call("penalise", pause_ns(retry_after_s, until_s, boottime_ns())).result()
-
-    async def penalise_async(
-        self, retry_after_s: float = 0.0, *, until_s: float | None = None
-    ) -> None:
+    async def penalise_async(self, retry_after_s: float = 0.0) -> None:
         """`penalise` for coroutines."""
-        length_ns = pause_ns(retry_after_s, until_s, boottime_ns())
-        await asyncio.wrap_future(self._call("penalise", length_ns))
+        await asyncio.wrap_future(self._call("penalise", pause_ns(retry_after_s)))
 
     def snapshot(self) -> Snapshot:
         """The counts of all processes; those of other processes are up to a second old."""
         return self._call("snapshot").result()
-
-    async def snapshot_async(self) -> Snapshot:
-        """`snapshot` for coroutines."""
-        return await asyncio.wrap_future(self._call("snapshot"))
 
     def close(self) -> None:
         """Report the counts and end the thread; waiting callers fail, and the next call starts

@@ -94,12 +94,6 @@ def _buckets(rate: Rate) -> _Buckets:
     )
 
 
-def burst_of(source: str, rate: Rate) -> int:
-    """Calls of a source that may pass at once, whatever the other sources do."""
-    buckets = _buckets(rate)
-    return buckets.sizes[buckets.place.get(source, buckets.place[""])] // buckets.token
-
-
 def idle(rate: Rate) -> Spread:
     """The state with all buckets full, after a long time without calls."""
     return Spread((0,) * len(rate.weights), 0, 0, 0, 0, 0)

@@ -347,12 +347,6 @@ def test_without_adaptive_a_storm_changes_nothing(path: Path, clock: FakeClock):
     assert [limiter.acquire() for _ in range(3)] == [0.0, 1.0, 1.0]
 
 
-def test_a_penalty_may_name_its_end(path: Path, clock: FakeClock):
-    limiter = limiter_at(path, clock)
-    limiter.penalise(until_s=clock.now_ns / SECOND_NS + 7)
-    assert limiter.acquire() == pytest.approx(7.0)
-
-
 def test_an_adopted_rate_is_followed_by_all_who_have_the_file_open(path: Path, clock: FakeClock):
     first = limiter_at(path, clock, per_minute=60, burst=1)
     first.acquire()
