@@ -11,27 +11,21 @@ Steps = Generator[float, None, T]
 
 def run(steps: Steps[T], sleep: Callable[[float], None]) -> T:
     """Run the steps, sleeping in this thread."""
-    while True:
-        try:
-            sleep_s = next(steps)
-        except StopIteration as done:
-            return done.value
-        try:
-            sleep(sleep_s)
-        except BaseException:
-            steps.close()  # clean up now, not at garbage collection
-            raise
+    try:
+        while True:
+            sleep(next(steps))
+    except StopIteration as done:
+        return done.value
+    finally:
+        steps.close()  # after an error in the sleep: clean up now, not at garbage collection
 
 
 async def run_async(steps: Steps[T], sleep: Callable[[float], Awaitable[None]]) -> T:
     """Run the steps, sleeping in this task."""
-    while True:
-        try:
-            sleep_s = next(steps)
-        except StopIteration as done:
-            return done.value
-        try:
-            await sleep(sleep_s)
-        except BaseException:
-            steps.close()
-            raise
+    try:
+        while True:
+            await sleep(next(steps))
+    except StopIteration as done:
+        return done.value
+    finally:
+        steps.close()
