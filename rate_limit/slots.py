@@ -1,32 +1,23 @@
 """A limit on how many callers work at once, over all processes of a host. A slot is a locked byte.
 
 The locks are open-file-description locks, so the kernel frees a slot when its holder dies in any
-way. A process has one handle per `FileSlots`, and remembers which slots it holds.
+way; they reach the processes of one host only. A caller that finds no free slot joins a queue, so
+nobody starves:
 
-A caller that finds no free slot joins a queue, so nobody starves:
-
-- Processes queue in the file: far beyond its end, a process locks the byte behind the last locked
-  byte. A process is first if no byte of the queue before its own is locked. The first process tries
-  to take a slot every 1 to 2 ms. The others check whether they are first, every 2 ms per process
-  ahead and at most every 20 ms. No process takes a slot ahead of the queue. A process that got a
-  slot goes back to the end.
+- Processes queue in the file (`ProcessQueue`). The first process tries to take a slot every 1 to
+  2 ms. The others check whether they are first, every 2 ms per process ahead and at most every
+  20 ms. A process that got a slot goes back to the end.
 - The callers of a process queue in memory (`CallerQueue`), and only the first of them polls. A
   caller that gives up leaves the process's place in the file to the next caller.
 
 Faults and their effects:
 
-- A process is killed while it waits: the kernel removes its byte from the queue.
 - The first process is stopped, or its event loop is blocked: a process behind it that sees a free
   slot for 0.2 s passes over it and ignores it until it is gone. It is first again when it
-  continues.
-- A process is stopped while it holds a slot: it keeps the slot.
+  continues. A process that is stopped while it holds a slot keeps the slot.
 - The file is deleted or replaced: processes notice this within 50 ms, or at the next poll. Until
   the last holder of a slot in the old file is done, more callers than slots may work.
 - A process forks: the child holds no slot of its parent and is in no queue.
-
-The locks reach the processes of one host only.
-
-Source: fcntl(2), "Open file description locks" (Linux 3.15).
 """
 
 import asyncio
@@ -61,13 +52,12 @@ class FileSlots:
     """A number of slots that all processes with the same `path` share.
 
     It is a sync and async context manager (`async with slots as waited_s:`) for any number of
-    threads and tasks at once. `hold` and `hold_async` take another timeout. It can be pickled to
-    other processes of this host. A forked child holds none of its parent's slots.
+    threads and tasks at once. `hold` and `hold_async` take a timeout. It can be pickled to other
+    processes of this host.
 
     Args:
         path: the file; it is created with its folder if it is missing.
         slots: most slots held at once, over all processes.
-        timeout_s: longest wait of `with` and `async with`; None for no limit.
         clock: seconds, for the timeout and the checks of the file.
         sleep: sleeps in the first thread of the queue.
         sleep_async: sleeps in the first coroutine of the queue.
@@ -82,7 +72,6 @@ class FileSlots:
         self,
         path: str | os.PathLike[str],
         slots: int,
-        timeout_s: float | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -92,7 +81,6 @@ class FileSlots:
             raise ValueError(f"cannot share slots={slots} at {path}: need at least 1")
         self.path: Path = Path(path).absolute()
         self.slots = slots
-        self.timeout_s = timeout_s
         self._clock, self._sleep, self._sleep_async = clock, sleep, sleep_async
         self._tries = min(slots, max(32, slots // 16))  # bytes tried in one poll
         self._entered: list[_Slot] = []  # all slots are equal, so leaving frees the last one taken
@@ -123,7 +111,7 @@ class FileSlots:
             self._free(slot)
 
     def __enter__(self) -> float:
-        slot = self._take(self.timeout_s)
+        slot = self._take(None)
         self._entered.append(slot)
         return slot.waited_s
 
@@ -131,7 +119,7 @@ class FileSlots:
         self._free(self._entered.pop())
 
     async def __aenter__(self) -> float:
-        slot = await self._take_async(self.timeout_s)
+        slot = await self._take_async(None)
         self._entered.append(slot)
         return slot.waited_s
 
@@ -149,10 +137,10 @@ class FileSlots:
             return self._current(self._clock(), check=True).queue.count()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.path, self.slots, self.timeout_s)
+        return type(self), (self.path, self.slots)
 
     def _begin_anew(self) -> None:
-        """Forget waiting callers, and check the file before the next hold; after a fork."""
+        """Forget waiting callers, and check the file before the next hold."""
         # Reentrant, because a finalizer may free a slot at any moment.
         self._mutex = threading.RLock()
         self._queue = CallerQueue()
