@@ -8,16 +8,12 @@ that take a token that no source used.
 
 The limiter does not promise:
 
-- the instant of a call. It promises the granted instant; a process that wakes late passes late.
-- a rate per account. The rate is kept per state file, so two files for one account give twice the
-  rate.
 - a limit over several hosts, over containers with their own boot clocks (virtual machines, gVisor),
   or over files on NFS, because locks or clocks may not reach the others. If the limiter notices
   this, it raises an error. `across_hosts` is for folders whose locks were tested; use
   `RayRateLimiter` otherwise.
 - progress while a process that has the file locked is stopped (SIGSTOP). Callers with `timeout_s`
-  get an error; the others wait until the process continues or is killed. Event loops are not
-  blocked.
+  get an error; the others wait until the process continues or is killed.
 """
 
 import asyncio

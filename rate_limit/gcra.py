@@ -11,11 +11,9 @@ Example: 60 calls a minute, burst 3, from an idle state at time 0. Five calls at
 Times are nanoseconds. An emission interval is a fraction of nanoseconds (`Rate.interval_parts` over
 `Rate.parts_per_ns`), so neither 7 calls a minute nor 300 million a second drift.
 
-Four things are added to the standard algorithm. Calls may be kept a minimum interval apart; this is
-a second TAT without burst. More calls than a burst may be reserved; they are served over time. A
-server may pause all calls (`penalise`): the TAT moves past the pause, and a new epoch makes callers
-that still wait reserve again. An overloaded server may slow all calls (`overloaded`): the rate is
-halved and recovers steadily.
+Added to the standard algorithm: a minimum interval between calls (a second TAT without burst), more
+calls than a burst in one reservation (served over time), pauses (`penalise`; a new epoch makes
+callers that still wait reserve again), and a rate that is halved by overloads (`overloaded`).
 
 Source: ITU-T I.371, Annex A (virtual scheduling); conformance is judged at the granted instant.
 Additive increase, multiplicative decrease: Chiu and Jain 1989.

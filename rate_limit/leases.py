@@ -4,8 +4,7 @@ The `Keeper` reserves slots (gcra) on its own clock, in the order of requests or
 most `HORIZON_NS` ahead. Each process has a `LeasePool`. It requests a slot for each waiting caller
 and, if calls come fast, spare slots for later calls. Messages contain delays, never times.
 
-The limit: in no window of length t do more than burst + rate * t calls pass, over all processes. It
-is kept for these reasons:
+In no window of length t do more than burst + rate * t calls pass, over all processes:
 
 - A slot for instant T is sent as `delay = T - replied`. It may be used from `received + delay`,
   which is never before T. A caller must take it by `asked + held + delay + linger`, which is never
@@ -15,10 +14,9 @@ is kept for these reasons:
 - A keeper that lost its state starts with a bucket that is empty at now + `HORIZON_NS`. All slots
   leased before are earlier than that.
 
-The limit holds for the taken slots: a caller that gets the answer or wakes more than `linger` late
-passes late. If `linger` is 0 (a burst below 3, or a minimum interval between calls), there are no
-spare slots and each caller gets the exact slot that it waited for. Spare slots that are not taken
-in time are lost; a process holds at most rate * linger of them per source.
+A caller that gets the answer or wakes more than `linger` late passes late. If `linger` is 0 (a
+burst below 3, or a minimum interval between calls), there are no spare slots. Spare slots that are
+not taken in time are lost; a process holds at most rate * linger of them per source.
 
 Fair shares: the callers of a source form a queue, and the queue that was served least for its
 weight is served next. Sources without a weight form one common queue, with the weight of "" or else

@@ -4,9 +4,8 @@
 A process's place in a `ProcessQueue` is a locked byte far beyond the end of a file. The kernel
 frees the byte when the process dies.
 
-In a `CallerQueue` only the first caller acts; the others sleep until they are woken. Only the order
-decides who is first, so no turn is lost when a caller leaves by success, timeout or cancellation. A
-task whose event loop is blocked delays the callers behind it.
+In a `CallerQueue` only the first caller acts; the others sleep until they are woken. A task whose
+event loop is blocked delays the callers behind it.
 
 Source: fcntl(2), "Open file description locks" (Linux 3.15).
 """

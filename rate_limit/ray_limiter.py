@@ -5,23 +5,13 @@ Each process talks to the actor from one separate thread, so that neither other 
 loops wait for Ray. A caller takes a leased slot; or it sleeps until its slot is known, and then
 until the slot. Requests that arrive meanwhile are sent together.
 
-Faults and their effects:
+If the actor is killed or its node is lost, Ray starts it again, or the next process that asks makes
+another one. The new actor finds in the cluster's store that it is not the first, and starts with an
+empty bucket. Waiting callers ask again, in the same order within their process.
 
-- The actor is killed or its node is lost: Ray starts it again, or the next process that asks makes
-  another one. The new actor finds in the cluster's store that it is not the first, and starts with
-  an empty bucket. Waiting callers ask again, in the same order within their process; one warning is
-  logged.
-- A process is killed: its slots expire, and its callers lose their places after
-  `leases.SILENCE_NS`.
-- The cluster is lost: the limiter's state is lost with it.
-
-The limiter does not promise:
-
-- the instant of a call. A slot is valid for its linger time; a process that gets the answer or
-  wakes later passes late.
-- the complete burst at once. Up to half of the burst is reserved for slots that are used late.
-- that a pause (`penalise`) starts at once. Callers that have a slot, at most `leases.HORIZON_NS`
-  ahead, still pass. Spare slots of other processes become void when they hear of the pause.
+The limiter does not promise the complete burst at once, because up to half of it is reserved for
+slots that are used late. It does not promise that a pause (`penalise`) starts at once: callers that
+have a slot, at most `leases.HORIZON_NS` ahead, still pass.
 """
 
 import asyncio

@@ -1,5 +1,4 @@
 """Weighted shares of one rate: a token bucket per source, and a spare bucket for unused tokens.
-Pure.
 
 Each source has its own bucket, which is filled at the source's share of the rate, so no other
 source can take its tokens. Tokens that do not fit into a full bucket go to the spare bucket, from
@@ -14,9 +13,9 @@ token is not there, and an own token would have come meanwhile, the call queues 
 calls of its source. So a call waits in its source's queue at most twice.
 
 Example: one call a second, weights a 3, b 1, and 1 for all other sources. From empty buckets at
-    time 0, source a has a token every 5/3 s and b every 5 s: three calls of a pass at 1.67, 3.33
-    and 5.00 s, and one call of b at 5.00 s. If b makes no call, its bucket of one token is full at
-    5 s; its next tokens go to the spare bucket, and a can use them.
+time 0, source a has a token every 5/3 s and b every 5 s: three calls of a pass at 1.67, 3.33 and
+5.00 s, and one call of b at 5.00 s. If b makes no call, its bucket of one token is full at 5 s; its
+next tokens go to the spare bucket, and a can use them.
 
 Units: a token is `Rate.interval_parts` * sum of the weights. The clock of a source with weight w
 advances by w * `Rate.parts_per_ns` per nanosecond; the spare bucket's clock advances by the tokens
@@ -109,19 +108,9 @@ def drained(now_ns: int, rate: Rate, granted: int = 0) -> Spread:
 def reserve(
     spread: Spread, now_ns: int, n: int, rate: Rate, pace: int = FULL_PACE, source: str = ""
 ) -> tuple[Grant, Spread]:
-    """Grant the next n calls of a source.
+    """Grant the next n calls of a source, as `gcra.reserve`; one without a share counts as "".
 
-    Args:
-        spread: the state now.
-        now_ns: the time now.
-        n: calls that pass together, >= 1; above the source's burst they count as passing one by one
-            at its share of the rate, and are granted when the last of them may.
-        rate: the limits.
-        pace: share of the rate in force, of `FULL_PACE`.
-        source: the caller's source; one without a share counts as "".
-
-    Returns:
-        (when the calls may pass, the state after the grant).
+    Calls above the source's burst count as passing one by one at its share of the rate.
     """
     spread = _spill(spread, now_ns, _buckets(rate))
     return _choose(spread, now_ns, n, rate, pace, source, math.inf)
@@ -136,11 +125,7 @@ def confirm(
     pace: int = FULL_PACE,
     source: str = "",
 ) -> tuple[Grant, Spread]:
-    """Confirm or replace a grant with a mark, at its time.
-
-    Returns:
-        (the grant that replaces it, the state after it).
-    """
+    """Confirm or replace a grant with a mark, at its time; returns as `reserve`."""
     buckets = _buckets(rate)
     spread = _spill(spread, now_ns, buckets)
     if grant.mark is None or grant.generation != spread.generation:

@@ -1,7 +1,4 @@
-"""The file of `FileSlots`: it is created completely, opened safely, and its bytes are locked.
-
-A forked child closes the file without freeing slots, because the parent holds them.
-"""
+"""The file of `FileSlots`: it is created completely, opened safely, and its bytes are locked."""
 
 import errno
 import logging

@@ -2,11 +2,9 @@
 
 `<path>.stats` holds cells of one page. The first cell is common: the number of resets, and a ring
 of (time, calls granted until then) with one sample a second while calls come. Every other cell
-belongs to the process that has locked the cell's byte. The process writes its cell on the slow path
-of the limiter, so the counters are behind by the calls of 10 ms at most. The cell outlives the
-process; the next process that takes the cell continues its sums.
-
-Counters are kept by source. A process counts 18 sources separately and the others as one.
+belongs to the process that has locked the cell's byte; the next process continues its sums. A
+process counts 18 sources separately and the others as one. It writes its cell on the slow path of
+the limiter, so the counters are behind by the calls of 10 ms at most.
 
 Counting never stops a call. If the file cannot be used, the process counts in memory and logs one
 warning. The total of granted calls and the penalties come from the limiter's record.
