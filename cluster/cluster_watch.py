@@ -55,28 +55,23 @@ class ClusterWatch:
         self._ended = threading.Event()
         self._known: dict[str, RayNode] = {}
         self._silent = 0
-        self._lost = ""
-        self._thread = threading.Thread(target=self._run, name="cluster-watch", daemon=True)
-
-    @property
-    def lost(self) -> str:
+        self.lost = ""
         """Which node was lost, and why; empty while all nodes are alive."""
-        return self._lost
+
+        self._thread = threading.Thread(target=self._run, name="cluster-watch", daemon=True)
 
     def explain(self, reason: str) -> str:
         """Which node was lost, if this may be why the trainer failed; otherwise empty.
 
         A trainer that loses a peer fails at once, but the head declares a node dead only after some
-        missed heartbeats. So this method waits up to `DECLARED_S` for the head.
-
-        Args:
-            reason: the trainer's last error.
+        missed heartbeats. So this method waits up to `DECLARED_S` for the head, if `reason`, the
+        trainer's last error, speaks of a lost peer.
         """
         deadline = time.monotonic() + DECLARED_S
-        while not self._lost and _OF_A_LOST_PEER.search(reason) and time.monotonic() < deadline:
+        while not self.lost and _OF_A_LOST_PEER.search(reason) and time.monotonic() < deadline:
             self._look()
             self._ended.wait(1.0)
-        return self._lost
+        return self.lost
 
     def __enter__(self) -> Self:
         self._look()
@@ -96,20 +91,15 @@ class ClusterWatch:
         except ClusterUnreachable as error:
             self._silent += 1
             if self._silent == UNANSWERED:
-                self._lost = f"lost the head: {error}"
+                self.lost = f"lost the head: {error}"
             return
         self._silent = 0
         self._known |= {node.name: node for node in nodes}
-        self._lost = lost_nodes(self._known, nodes)
+        self.lost = lost_nodes(self._known, nodes)
 
 
 def lost_nodes(known: Mapping[str, RayNode], nodes: Sequence[RayNode]) -> str:
-    """A sentence on the nodes that were alive and are no longer alive; empty without one.
-
-    Args:
-        known: name -> node, for all nodes that were seen alive.
-        nodes: the nodes that are alive now.
-    """
+    """A sentence on the `known` nodes that are not among the alive `nodes`; empty without one."""
     alive = {node.name for node in nodes}
     gone = [node for name, node in known.items() if name not in alive]
     words = [f"{node.ip} ({node.name})" if node.name != node.ip else node.ip for node in gone]

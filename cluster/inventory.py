@@ -1,10 +1,9 @@
 """The hosts of a cluster and the settings of each host.
 
 Settings come from a hosts file, a script's block and the environment. The hosts file is Ansible's
-INI
-subset: groups `[head]` and `[workers]`, `[all:vars]`, `[head:vars]`, `[workers:vars]`, and lines
-`ADDRESS key=value ...`. Standard library only: this runs on the jumphost, and cluster/lib/remote.sh
-reads what it prints:
+INI subset: groups `[head]` and `[workers]`, `[all:vars]`, `[head:vars]`, `[workers:vars]`, and
+lines `ADDRESS key=value ...`. Standard library only: this runs on the jumphost, and
+cluster/lib/remote.sh reads what it prints:
 
     python3 -m cluster.inventory REPO_ROOT < given
 """
@@ -180,17 +179,10 @@ def _assignment(word: str) -> tuple[str, str] | str:
 
 
 def parse_hosts(text: str, place: str = "hosts") -> tuple[Host, ...]:
-    """Read a hosts file.
-
-    Args:
-        text: its content.
-        place: its name, for messages.
-
-    Returns:
-        The head, then the workers in file order, with the groups' variables filled in.
+    """The head of a hosts file, then its workers, with the groups' variables filled in.
 
     Raises:
-        InventoryError: lists every mistake with its line number.
+        InventoryError: lists every mistake with its line number; `place` is the file's name.
     """
     problems: list[tuple[int, str]] = []
     sections = _sections(text, problems)
@@ -294,9 +286,6 @@ def resolve(
         repo_root: this checkout, which is the default of REMOTE_REPO.
         records: the folder with a record per cluster, or None.
 
-    Returns:
-        The cluster.
-
     Raises:
         InventoryError: lists every mistake.
         OSError: the hosts file cannot be read.
@@ -317,16 +306,11 @@ def resolve(
         master = _only_record(records)
     recorded_hosts, recorded = _record(records, master)
 
-    def workers() -> list[str]:
-        if environment.get("WORKER_NODES"):
-            return _words("WORKER_NODES", environment["WORKER_NODES"], problems)
-        if from_file:
-            return [host.name for host in from_file[1:]]
-        if block.get("WORKER_NODES"):
-            return _words("WORKER_NODES", block["WORKER_NODES"], problems)
-        return [host.name for host in recorded_hosts[1:]]
-
-    names = [master, *workers()]
+    in_block = "" if from_file else block.get("WORKER_NODES", "")
+    if workers := environment.get("WORKER_NODES") or in_block:
+        names = [master, *_words("WORKER_NODES", workers, problems)]
+    else:
+        names = [master, *(host.name for host in (from_file or recorded_hosts)[1:])]
     for index, name in enumerate(names):
         broken = _rule("name", name)
         if broken:
@@ -421,11 +405,8 @@ def _record(records: Path | None, master: str) -> tuple[tuple[Host, ...], dict[s
     if folder is None or not (folder / "hosts").is_file():
         return (), {}
     hosts = parse_hosts((folder / "hosts").read_text(), str(folder / "hosts"))
-    settings: dict[str, str] = {}
-    for word in shlex.split((folder / "settings.env").read_text(), comments=True):
-        name, _, value = word.partition("=")
-        settings[name] = value
-    return hosts, settings
+    words = shlex.split((folder / "settings.env").read_text(), comments=True)
+    return hosts, {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 def _resolved(address: str) -> str:

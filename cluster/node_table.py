@@ -47,19 +47,16 @@ def used_of(pair: Sequence[float] | None, unit: float = 1.0, name: str = "") -> 
 def rows(
     statuses: Mapping[str, Mapping[str, str]], records: Sequence[Mapping[str, Any]]
 ) -> tuple[list[list[str]], bool]:
-    """(rows of the table, whether every node is alive).
+    """(rows of the table, whether every node is alive); `statuses` has the head first.
 
-    Args:
-        statuses: host -> output of node.sh on the host (empty if it did not answer), head first.
-        records: output of cluster/ray_nodes.py on the head.
+    The status of a host that did not answer is empty.
     """
     in_ray = {record["node"]: record for record in records if "node" in record}
     table, complete = [], True
     for index, (host, status) in enumerate(statuses.items()):
         name = session(index)
         record = in_ray.get(name, {})
-        there = bool(record) and status.get("session") == "ours_alive"
-        complete = complete and there
+        complete = complete and bool(record) and status.get("session") == "ours_alive"
         sessions = {"ours_alive": name, "ours_dead": f"{name} (ended)", "foreign": "not ours"}
         uptime = status.get("uptime_s")
         table.append(

@@ -10,8 +10,7 @@ whose actors cannot be placed hangs for ever. The needs are those of verl 0.9.1
 - a storage unit takes 1 CPU; unit i goes to node i modulo the number of nodes, and to no other;
 - TransferQueue's controller takes 1 CPU of any node;
 - runner, agent loop workers, reward workers and engine servers need no resources: Ray places such
-  an
-  actor even if all CPUs are taken.
+  an actor even if all CPUs are taken.
 
 Ray chooses the controller's node and the order of nodes. So a need without a problem may still be
 placed badly on nodes that it fills to the last CPU.
@@ -88,10 +87,7 @@ class Need:
 
 
 def need_of(config: Mapping[str, Any]) -> Need | None:
-    """The need of a run.
-
-    Args:
-        config: the resolved run config.
+    """The need of a run, from its resolved config.
 
     Returns:
         None if a number that it needs is wrong; `verl_mixed.checks.preflight` reports which.
@@ -147,9 +143,7 @@ def _is_count(value: Any) -> bool:
 def own_node(config: Mapping[str, Any], gpus_here: Callable[[], int]) -> Node:
     """The one node of the Ray that a run starts for itself.
 
-    Args:
-        config: the resolved run config.
-        gpus_here: counts this machine's GPUs; called if the config has no number.
+    `gpus_here` counts this machine's GPUs; it is called if the config has no number.
     """
     cpus = at(config, "ray_kwargs.ray_init.num_cpus")
     gpus = at(config, "ray_kwargs.ray_init.num_gpus")
@@ -162,10 +156,6 @@ def own_node(config: Mapping[str, Any], gpus_here: Callable[[], int]) -> Node:
 
 def placement_problems(need: Need, nodes: Sequence[Node]) -> list[str]:
     """Why a need can never be placed on these nodes, even if nobody else uses them.
-
-    Args:
-        need: the need of a run.
-        nodes: all nodes that are alive, in any order.
 
     Returns:
         One sentence each, with the numbers and the remedy; empty if a placement exists.
@@ -254,7 +244,7 @@ def fits(need: Need, nodes: Sequence[Node]) -> bool:
                 int(node.cpus) - units - (state[1] - more) - (state[2] - controller),
             )
         }
-    return (tuple(0 for _ in pools), 0, 0) in states
+    return ((0,) * len(pools), 0, 0) in states
 
 
 def _after(

@@ -37,11 +37,8 @@ class RayNode:
 
     ip: str
     cpus: float
-    cpus_used: float
     gpus: float
     """Including logical ones."""
-
-    gpus_used: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +61,10 @@ def address_of(environ: Mapping[str, str]) -> str | None:
 def ask(
     address: str, *, environ: Mapping[str, str] | None = None, timeout_s: float = ASK_S
 ) -> RayCluster:
-    """Ask the head.
+    """Ask the head at `ip:port`.
 
     Args:
-        address: `ip:port` of the head.
         environ: with RAY_AUTH_MODE and the token's place; None takes this process's.
-        timeout_s: longest wait.
 
     Raises:
         ClusterUnreachable: no answer in time, or a refusal.
@@ -101,17 +96,8 @@ def _read(records: Iterable[Mapping[str, Any]]) -> RayCluster:
         if "job" in record:
             jobs.append(str(record["entrypoint"] or record["job"]))
             continue
-        (cpus_used, cpus), (gpus_used, gpus) = record["CPU"], record["GPU"]
-        nodes.append(
-            RayNode(
-                name=record["node"],
-                ip=record["ip"],
-                cpus=cpus,
-                cpus_used=cpus_used,
-                gpus=gpus,
-                gpus_used=gpus_used,
-            )
-        )
+        (_, cpus), (_, gpus) = record["CPU"], record["GPU"]
+        nodes.append(RayNode(name=record["node"], ip=record["ip"], cpus=cpus, gpus=gpus))
     return RayCluster(nodes=tuple(sorted(nodes, key=lambda node: node.ip)), jobs=tuple(jobs))
 
 

@@ -50,11 +50,7 @@ def is_running(job: Any) -> bool:
 
 
 def bootstrap_address() -> str:
-    """`ip:port` of the Ray that runs on this machine.
-
-    Raises:
-        ConnectionError: none runs here.
-    """
+    """`ip:port` of the Ray that runs on this machine; a ConnectionError if none runs."""
     return canonicalize_bootstrap_address_or_die("auto")
 
 
@@ -62,10 +58,6 @@ def ask_once(address: str, timeout_s: float) -> tuple[dict, list[dict], list[str
     """Versions, nodes and jobs of the cluster at an address, in one attempt.
 
     `GcsClient` refuses a wrong token at once; `ray.init` and `GlobalStateAccessor` retry.
-
-    Args:
-        address: `ip:port` of the head.
-        timeout_s: longest wait for an answer.
 
     Returns:
         (`ray_version`, `python_version`, ...; every node, the head first; what the jobs run).

@@ -16,7 +16,7 @@ ADDRESS = "10.0.0.1:6379"
 
 
 def node(ip: str) -> RayNode:
-    return RayNode(name=ip, ip=ip, cpus=8, cpus_used=0, gpus=1, gpus_used=0)
+    return RayNode(name=ip, ip=ip, cpus=8, gpus=1)
 
 
 class Head:
