@@ -165,19 +165,6 @@ def _is_ip(value: str) -> bool:
     return True
 
 
-def _assignment(word: str) -> tuple[str, str] | str:
-    """(field, value) of `key=value`, or the fault."""
-    key, equals, value = word.partition("=")
-    key = key.strip()
-    if not equals:
-        return f"'{word}' is not key=value"
-    known = _ANSIBLE_KEYS.get(key, key)
-    if known not in HOST_KEYS and known not in _OF_ONE_HOST:
-        return f"unknown key {key!r}: give one of {', '.join([*_OF_ONE_HOST[1:], *HOST_KEYS])}"
-    broken = _rule(known, value.strip())
-    return f"{key}={value.strip()} {broken}" if broken else (known, value.strip())
-
-
 def parse_hosts(text: str, place: str = "hosts") -> tuple[Host, ...]:
     """The head of a hosts file, then its workers, with the groups' variables filled in.
 
@@ -191,8 +178,7 @@ def parse_hosts(text: str, place: str = "hosts") -> tuple[Host, ...]:
     lines: dict[str, int] = {}
     for group in _GROUPS:
         for number, (name, *words) in sections[group]:
-            broken = _rule("name", name)
-            if broken:
+            if broken := _rule("name", name):
                 problems.append((number, f"{name!r} {broken}"))
             if name in lines:
                 problems.append((number, f"{name} again (first on line {lines[name]})"))
@@ -245,16 +231,25 @@ def _sections(text: str, problems: list[tuple[int, str]]) -> dict[str, list[tupl
 def _variables(
     lines: Sequence[tuple[int, Sequence[str]]], problems: list[tuple[int, str]]
 ) -> dict[str, str]:
+    """Field -> value, from words `key=value`."""
     found: dict[str, str] = {}
     for number, words in lines:
         for word in words:
-            read = _assignment(word)
-            if isinstance(read, str):
-                problems.append((number, read))
-            elif read[0] in found:
-                problems.append((number, f"{read[0]} is given twice"))
+            given, equals, value = (part.strip() for part in word.partition("="))
+            key = _ANSIBLE_KEYS.get(given, given)
+            if not equals:
+                problem = f"'{word}' is not key=value"
+            elif key not in HOST_KEYS and key not in _OF_ONE_HOST:
+                known = ", ".join([*_OF_ONE_HOST[1:], *HOST_KEYS])
+                problem = f"unknown key {given!r}: give one of {known}"
+            elif broken := _rule(key, value):
+                problem = f"{given}={value} {broken}"
+            elif key in found:
+                problem = f"{key} is given twice"
             else:
-                found[read[0]] = read[1]
+                found[key] = value
+                continue
+            problems.append((number, problem))
     return found
 
 
@@ -312,8 +307,7 @@ def resolve(
     else:
         names = [master, *(host.name for host in (from_file or recorded_hosts)[1:])]
     for index, name in enumerate(names):
-        broken = _rule("name", name)
-        if broken:
+        if broken := _rule("name", name):
             problems.append(f"{'MASTER_IP' if index == 0 else 'WORKER_NODES'}: {name!r} {broken}")
         if name in names[:index]:
             problems.append(f"{name} is in the list twice: a host has one role")
@@ -322,8 +316,7 @@ def resolve(
     in_record = {host.name: host for host in recorded_hosts}
     for key, setting in HOST_KEYS.items():
         for values, place in ((environment, "environment"), (block, "block")):
-            broken = _rule(key, values.get(setting, ""))
-            if broken:
+            if broken := _rule(key, values.get(setting, "")):
                 problems.append(f"{setting}={values[setting]} ({place}) {broken}")
 
     def decided(name: str) -> Host:
@@ -356,8 +349,7 @@ def resolve(
             values = [value]
         settings[name] = value
         for one in values:
-            broken = _rule(name.lower(), one)
-            if broken:
+            if broken := _rule(name.lower(), one):
                 problems.append(f"{name}={one} {broken}")
     hosts = tuple(decided(name) for name in names)
     if len(hosts) > 1 and hosts[0].ip.startswith("127."):
@@ -439,7 +431,7 @@ def shell_lines(cluster: Cluster, repo_root: str) -> str:
         f"RECORD_SETTINGS={shlex.quote(recorded)}",
         f"RECORD_HOSTS={shlex.quote(render_hosts(cluster.hosts))}",
         "HOSTS_FILE=''",
-        f"HOST_NAMES=({shlex.join(host.name for host in cluster.hosts)})",
+        f"HOST_NAMES=({shlex.join(names)})",
         f"RECORDED_WORKERS={shlex.quote(' '.join(cluster.recorded_workers))}",
         f"LEFT_OUT=({shlex.join(name for name in cluster.recorded_workers if name not in names)})",
     ]
