@@ -8,6 +8,7 @@ by verl and by the launcher's preflight. It imports no torch, no Ray and no verl
 import math
 import re
 from collections.abc import Mapping
+from itertools import combinations
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
@@ -562,12 +563,9 @@ class ToolConfig(Section):
     def _tags_can_be_told_apart(self) -> Self:
         tags = {name: getattr(self, name) for name in TAG_FIELDS}
         problems = [f"{name} is empty" for name, tag in tags.items() if not tag.strip()]
-        names = list(tags)
-        for i, first in enumerate(names):
-            for second in names[i + 1 :]:
-                a, b = tags[first], tags[second]
-                if a and b and (a in b or b in a):
-                    problems.append(f"{first}={a!r} and {second}={b!r} contain one another")
+        for (first, a), (second, b) in combinations(tags.items(), 2):
+            if a and b and (a in b or b in a):
+                problems.append(f"{first}={a!r} and {second}={b!r} contain one another")
         if problems:
             raise ValueError(
                 "; ".join(problems) + "; give each tag its own text, none part of another"
@@ -602,15 +600,10 @@ class ConfigError(ValueError):
 
 
 def load_section(section: type[S], values: Any, path: str) -> S:
-    """Validate one subtree of the resolved config.
-
-    Args:
-        section: the model to build.
-        values: the subtree as plain containers, no `DictConfig`.
-        path: dotted path of the subtree in the run config, for messages.
+    """Validate one subtree of the resolved config, in plain containers, no `DictConfig`.
 
     Raises:
-        ConfigError: every broken rule, one line each, by dotted path.
+        ConfigError: every broken rule, one line each, by its dotted path below `path`.
     """
     try:
         return section.model_validate(values)

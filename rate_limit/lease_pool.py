@@ -1,6 +1,6 @@
 """The leased slots of one process, and its waiting callers. Pure; `leases` has the rules."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
@@ -65,7 +65,7 @@ class LeasePool:
         self._asked: dict[int, Caller] = {}
         self._leaving: dict[int, Caller] = {}  # the keeper must be told that they left
         self._told: dict[int, Caller] = {}  # the keeper is being told
-        self._sources: dict[str, _Source] = {}
+        self._sources: defaultdict[str, _Source] = defaultdict(_Source)
         self._fresh = True
         self._epoch = 0
         self._round_trip_ns = 0
@@ -105,7 +105,7 @@ class LeasePool:
 
     def enter(self, caller: Caller, now_ns: int) -> None:
         """Give a caller a near spare slot, or let it wait for the keeper."""
-        source = self._source(caller.source)
+        source = self._sources[caller.source]
         slot = source.first(caller.n, now_ns)
         if slot is None or (caller.deadline_ns is not None and slot.from_ns > caller.deadline_ns):
             caller.id = next(self._ids)
@@ -117,13 +117,13 @@ class LeasePool:
     def leave(self, caller: Caller, now_ns: int) -> None:
         """Remove a caller; the next caller gets its slot."""
         if caller.slot is not None:
-            self._source(caller.source).give_back(caller.slot, now_ns)
+            self._sources[caller.source].give_back(caller.slot, now_ns)
         elif self._unasked.pop(caller.id, None) is None and self._asked.pop(caller.id, None):
             self._leaving[caller.id] = caller
 
     def passed(self, caller: Caller, now_ns: int) -> float:
         """Count a caller that passed; returns the seconds it waited."""
-        source = self._source(caller.source)
+        source = self._sources[caller.source]
         source.passed += caller.n
         waited_s = max(0, now_ns - caller.entered_ns) / SECOND_NS
         source.waited_s += waited_s * caller.n
@@ -132,16 +132,14 @@ class LeasePool:
 
     def refused(self, caller: Caller) -> None:
         """Count a refused caller."""
-        self._source(caller.source).refused += caller.n
+        self._sources[caller.source].refused += caller.n
 
     def ask(self, now_ns: int) -> Ask:
         """The next request and report to the keeper; `served` takes the answer."""
         wants = [caller.want(now_ns) for caller in self._unasked.values()]
         self._asked.update(self._unasked)
         self._told, self._leaving, self._unasked = self._leaving, {}, {}
-        far = (
-            2 * self._round_trip_ns > self._linger_ns
-        )  # spare slots would be too late when they arrive
+        far = 2 * self._round_trip_ns > self._linger_ns  # spare slots would arrive too late
         spare: dict[str, int] = {}
         counts: dict[str, Counts] = {}
         for name, source in self._sources.items():
@@ -161,7 +159,7 @@ class LeasePool:
         self.hear(answer, asked_ns, now_ns)
         self._told = {}
         for name, delay_ns, n in answer.spare:
-            source = self._source(name)
+            source = self._sources[name]
             slot = self._slot(delay_ns, n, asked_ns, now_ns)
             if slot.from_ns > slot.until_ns:  # no caller waits for it, so it must not be used late
                 source.abandoned += n
@@ -187,7 +185,7 @@ class LeasePool:
                 self._settle(caller, self._slot(delay_ns, caller.n, asked_ns, now_ns))
             elif caller := self._leaving.pop(key, None) or self._told.pop(key, None):
                 slot = self._slot(delay_ns, caller.n, asked_ns, now_ns)
-                self._source(caller.source).give_back(slot, now_ns)
+                self._sources[caller.source].give_back(slot, now_ns)
         for key, delay_ns in answer.refused:
             if caller := self._asked.pop(key, None):
                 caller.error = self._too_far(caller, now_ns + delay_ns)
@@ -207,20 +205,13 @@ class LeasePool:
             caller.error = error
             caller.wake()
 
-    def _source(self, name: str) -> "_Source":
-        source = self._sources.get(name)
-        if source is None:
-            source = self._sources[name] = _Source()
-        return source
-
     def _slot(self, delay_ns: int, n: int, asked_ns: int, now_ns: int) -> Slot:
         # The keeper replied between `asked_ns` and `now_ns`. The later time is safe for the start,
-        # the
-        # earlier one for the end.
+        # the earlier one for the end.
         return Slot(now_ns + delay_ns, asked_ns + delay_ns + self._linger_ns, n)
 
     def _settle(self, caller: Caller, slot: Slot) -> None:
-        self._source(caller.source).used += caller.n
+        self._sources[caller.source].used += caller.n
         caller.slot = slot
         caller.wake()
 

@@ -71,9 +71,7 @@ class Limits:
     """(source, weight) sorted by source; empty for first come, first served."""
 
     def __post_init__(self) -> None:
-        wrong = [
-            f"{source!r}: {weight}" for source, weight in self.shares if not _is_weight(weight)
-        ]
+        wrong = [f"{name!r}: {weight}" for name, weight in self.shares if not 0 < weight < math.inf]
         if wrong:
             raise ValueError(
                 f"cannot share a rate by {', '.join(wrong)}: a weight must be above 0 and finite; "
@@ -87,10 +85,6 @@ class Limits:
             f"min_interval_s={rate.min_interval_s}, adaptive={self.adaptive}, "
             f"shares={dict(self.shares)}"
         )
-
-
-def _is_weight(weight: float) -> bool:
-    return 0 < weight < math.inf
 
 
 def split_burst(rate: Rate) -> tuple[Rate, int]:
@@ -120,7 +114,6 @@ class Counts(NamedTuple):
     abandoned: int
 
     def plus(self, other: "Counts") -> "Counts":
-        """The sum of both."""
         return Counts(
             self.passed + other.passed,
             self.waited_s + other.waited_s,

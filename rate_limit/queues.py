@@ -16,16 +16,12 @@ import os
 import struct
 import threading
 from collections import OrderedDict
-from functools import lru_cache
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock, 64 bit: type, whence, start, length, pid (0)
 _LINE = 1 << 40  # the first byte of the queue
 _END = 2**63 - 1
-_WHOLE_LINE = _FLOCK.pack(fcntl.F_WRLCK, 0, _LINE, _END - _LINE, 0)
-_NOBODY = fcntl.F_UNLCK.to_bytes(2, "little")
 
 
-@lru_cache(maxsize=1024)
 def _request(kind: int, byte: int) -> bytes:
     return _FLOCK.pack(kind, 0, byte, 1, 0)
 
@@ -99,9 +95,7 @@ class ProcessQueue:
 
     def is_empty(self) -> bool:
         """Whether no other process is in the queue."""
-        if self._passed_over:
-            return self._locks.other(self._start(), _END) is None
-        return fcntl.fcntl(self._locks.handle, fcntl.F_OFD_GETLK, _WHOLE_LINE)[:2] == _NOBODY
+        return self._locks.other(self._start(), _END) is None
 
     def stand(self) -> int:
         """Join the queue or keep the place; returns the number of processes ahead."""

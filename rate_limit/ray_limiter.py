@@ -21,9 +21,9 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from rate_limit.gcra import SECOND_NS, YEAR_NS, LimiterTimeout, Rate, pause_ns
 from rate_limit.lease_pool import Caller, LeasePool
@@ -34,7 +34,6 @@ from rate_limit.state_file import boottime_ns
 __all__ = ["LimiterTimeout", "RayRateLimiter"]
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 NAMESPACE = "verl-mixed"
 
@@ -232,7 +231,7 @@ class RayRateLimiter:
     def _call(self, method: str, *args: object) -> "concurrent.futures.Future[Any]":
         with self._lock:
             agent = self._wake_agent()
-        return agent.submit(agent.call(method, *args))
+        return agent.call(method, *args)
 
 
 class _Agent:
@@ -259,9 +258,9 @@ class _Agent:
             self._woken = True
             self._loop.call_soon_threadsafe(self._work.set)
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> "concurrent.futures.Future[T]":
-        """Run a coroutine in this thread's event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+    def call(self, method: str, *args: object) -> "concurrent.futures.Future[Any]":
+        """Call a method of the actor, after reporting the counts of this process."""
+        return asyncio.run_coroutine_threadsafe(self._call(method, *args), self._loop)
 
     def stop(self) -> None:
         """Send the last report and end."""
@@ -270,8 +269,7 @@ class _Agent:
             self.wake()
         self._thread.join()
 
-    async def call(self, method: str, *args: object) -> Any:
-        """Call a method of the actor, after reporting the counts of this process."""
+    async def _call(self, method: str, *args: object) -> Any:
         from ray.exceptions import RayActorError
 
         while True:
