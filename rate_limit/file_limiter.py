@@ -104,9 +104,7 @@ class FileRateLimiter:
 
     Args:
         path: the state file; each file has its own limit.
-        per_minute: sustained calls per minute.
-        burst: calls that may pass at once after an idle time.
-        min_interval_s: minimum seconds between two calls, also within a burst.
+        per_minute, burst, min_interval_s: as in `Rate`.
         shares: source -> weight of its share of the rate, for `acquire(source=...)`. All sources
             may use what a source does not use. Sources without a weight together have the smallest
             weight.
@@ -118,8 +116,6 @@ class FileRateLimiter:
             the time by which the clocks differ. The statistics are those of this host.
         clock_ns: the time in nanoseconds, the same clock for all processes; None for the time since
             boot.
-        sleep: sleeps in threads.
-        sleep_async: sleeps in coroutines.
 
     Raises:
         ValueError: a limit is out of range, or the file belongs to other limits.

@@ -31,8 +31,6 @@ from rate_limit.leases import Answer, Ask, Keeper, Limits
 from rate_limit.snapshot import Snapshot
 from rate_limit.state_file import boottime_ns
 
-__all__ = ["LimiterTimeout", "RayRateLimiter"]
-
 _log = logging.getLogger(__name__)
 
 NAMESPACE = "verl-mixed"
@@ -52,9 +50,7 @@ class RayRateLimiter:
 
     Args:
         name: name of the limit.
-        per_minute: sustained calls per minute.
-        burst: calls that may pass at once after an idle time.
-        min_interval_s: minimum seconds between two calls, also within a burst.
+        per_minute, burst, min_interval_s: as in `Rate`.
         adaptive: many overloads (`penalise`) halve the rate, which then recovers.
         shares: source -> weight of its share of the rate while all sources have waiting callers.
             Other sources have one share together: that of "", or else the smallest. None for first
@@ -467,7 +463,9 @@ def snapshot_of(name: str) -> Snapshot:
     Raises:
         ValueError: there is no limiter with this name.
     """
-    return _ray().get(_existing(name).snapshot.remote(), timeout=_CONNECT_S)
+    import ray
+
+    return ray.get(_existing(name).snapshot.remote(), timeout=_CONNECT_S)
 
 
 def end(name: str) -> None:
@@ -477,25 +475,22 @@ def end(name: str) -> None:
     The new limiter starts with an empty bucket and may have other limits. Processes that use the
     old one continue with the new one, or get an error if the limits differ.
     """
+    import ray
+
     with contextlib.suppress(ValueError):
-        _ray().kill(_existing(name))
+        ray.kill(_existing(name))
 
 
 def _existing(name: str) -> Any:
+    import ray
+
     try:
-        return _ray().get_actor(_actor_name(name), namespace=NAMESPACE)
+        return ray.get_actor(_actor_name(name), namespace=NAMESPACE)
     except ValueError as error:
         raise ValueError(
             f"no limiter {name!r} in this Ray cluster; look for actors named rate-limit:* with "
             "`ray list actors`"
         ) from error
-
-
-def _ray() -> Any:
-    """Import Ray when it is needed; the package works without Ray."""
-    import ray
-
-    return ray
 
 
 def _actor_name(name: str) -> str:

@@ -59,8 +59,7 @@ class FileSlots:
         path: the file; it is created with its folder if it is missing.
         slots: most slots held at once, over all processes.
         clock: seconds, for the timeout and the checks of the file.
-        sleep: sleeps in the first thread of the queue.
-        sleep_async: sleeps in the first coroutine of the queue.
+        sleep, sleep_async: sleep in the first thread or coroutine of the queue.
 
     Raises:
         ValueError: `slots` is below 1, or the file is for another number.

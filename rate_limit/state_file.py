@@ -2,7 +2,7 @@
 
 The record, little endian: header (magic, version, the clock's identity, the rate and its weights),
 terms (`Terms`), arrivals (`Arrivals`, or `Spread` if the rate has weights), CRC-32 of all. Header
-and terms change rarely. So the hot path compares their bytes and unpacks only the arrivals.
+and terms change rarely, so `pass_now` reads only the arrivals.
 
 - The process with the lock is killed: the kernel frees the lock; the record is complete, or its
   checksum is wrong.
@@ -281,23 +281,18 @@ class StateFile:
 
     def _state_in(self, record: bytes) -> State | None:
         """The state of a valid record of this boot; its rate and terms are adopted."""
-        if self._prefix and record.startswith(self._prefix):
-            if not _is_whole(record):
-                return None
-        else:
-            found = _found_in(record)
-            if found is None or found.clock_id != self._clock_id:
-                return None
+        found = _found_in(record)
+        if found is None or found.clock_id != self._clock_id:
+            return None
+        prefix = record[: found.prefix_bytes]
+        if prefix != self._prefix:
             if found.rate != self.rate:
                 _log.warning("state_file=%s changed to %s", self.path, _words(found.rate))
                 self.rate = found.rate
-            self._know(record[: found.prefix_bytes])
-        state = _unpacked(record[len(self._prefix) : -4], self.rate)
-        if state is None:
-            return None
+            self._know(prefix)
         latest_ns = self._clock_ns() + FARTHEST_NS + self.rate.burst_ns
-        farthest_ns = arithmetic_of(self.rate).latest_ns(state, self.rate)
-        return state if max(farthest_ns, self.terms.paused_ns) <= latest_ns else None
+        farthest_ns = arithmetic_of(self.rate).latest_ns(found.state, self.rate)
+        return found.state if max(farthest_ns, self.terms.paused_ns) <= latest_ns else None
 
     def _know(self, prefix: bytes) -> None:
         self._prefix, self._prefix_crc = prefix, zlib.crc32(prefix)
