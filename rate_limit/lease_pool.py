@@ -45,7 +45,6 @@ class Caller:
         self.error: Exception | None = None
 
     def want(self, now_ns: int) -> Want:
-        """The request to the keeper."""
         left_ns = None if self.deadline_ns is None else max(0, self.deadline_ns - now_ns)
         return Want(self.id, self.source, self.n, left_ns)
 
@@ -84,7 +83,6 @@ class LeasePool:
 
     @property
     def must_report(self) -> bool:
-        """Whether there is a report for the keeper."""
         return any(source.left or source.has_counts for source in self._sources.values())
 
     def pass_now(self, n: int, source_name: str, now_ns: int) -> bool:
@@ -100,7 +98,6 @@ class LeasePool:
         return True
 
     def is_low(self, source_name: str) -> bool:
-        """Whether a source has few spare slots left."""
         return self._sources[source_name].is_low
 
     def enter(self, caller: Caller, now_ns: int) -> None:
@@ -131,7 +128,6 @@ class LeasePool:
         return waited_s
 
     def refused(self, caller: Caller) -> None:
-        """Count a refused caller."""
         self._sources[caller.source].refused += caller.n
 
     def ask(self, now_ns: int) -> Ask:
@@ -198,7 +194,6 @@ class LeasePool:
         self._fresh = True
 
     def fail(self, error: Exception) -> None:
-        """Fail all waiting callers."""
         waiting = [*self._asked.values(), *self._unasked.values()]
         self._asked, self._unasked = {}, {}
         for caller in waiting:
@@ -257,7 +252,6 @@ class _Source:
         return self.slots[0] if self.slots and self.slots[0].n >= n else None
 
     def take(self, n: int) -> None:
-        """Use n calls of the first slot."""
         slot = self.slots[0]
         if slot.n == n:
             self.slots.popleft()
@@ -278,7 +272,6 @@ class _Source:
         self.left += slot.n
 
     def void(self) -> None:
-        """Drop all spare slots."""
         self.slots.clear()
         self._lose(self.left)
 
@@ -291,7 +284,6 @@ class _Source:
         return max(0, worth)
 
     def report(self) -> Counts:
-        """The counts since the last report."""
         counts = Counts(self.passed, self.waited_s, tuple(self.waits), self.refused, self.abandoned)
         self.passed = self.refused = self.abandoned = 0
         self.waited_s, self.waits = 0.0, list(NOTHING_DONE.waits)

@@ -109,7 +109,6 @@ class ProcessQueue:
         return self._locks.count(self._start(), self._place)
 
     def leave(self) -> None:
-        """Leave the queue, if this process is in it."""
         place, self._place = self._place, 0
         if place:
             self._locks.unlock(place)
@@ -157,7 +156,6 @@ class TaskPlace:
         self._called: asyncio.Future[None] = self._loop.create_future()
 
     def call(self) -> bool:
-        """As `ThreadPlace.call`."""
         try:
             self._loop.call_soon_threadsafe(self._hear)
         except RuntimeError:  # the loop is closed
@@ -165,7 +163,6 @@ class TaskPlace:
         return True
 
     async def wait(self, timeout_s: float | None) -> None:
-        """As `ThreadPlace.wait`."""
         await asyncio.wait([self._called], timeout=timeout_s)
 
     def _hear(self) -> None:
@@ -185,7 +182,6 @@ class CallerQueue:
         """The first place; None if nobody waits."""
 
     def join(self, place: Place) -> None:
-        """Join at the end."""
         self._places[place] = None
         if self.first is None:
             self.first = place

@@ -89,7 +89,6 @@ class RayRateLimiter:
 
     @property
     def rate(self) -> Rate:
-        """The limits."""
         return self._limits.rate
 
     def acquire(self, n: int = 1, timeout_s: float | None = None, source: str = "") -> float:
@@ -147,7 +146,6 @@ class RayRateLimiter:
         self._call("penalise", pause_ns(retry_after_s)).result()
 
     async def penalise_async(self, retry_after_s: float = 0.0) -> None:
-        """`penalise` for coroutines."""
         await asyncio.wrap_future(self._call("penalise", pause_ns(retry_after_s)))
 
     def snapshot(self) -> Snapshot:

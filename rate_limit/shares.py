@@ -62,7 +62,6 @@ class Grant(NamedTuple):
     """The spare clock's time at which the calls may pass; None if `start_ns` is certain."""
 
     generation: int = 0
-    """The generation of the mark."""
 
     latest_ns: float = math.inf
     """The time at which an own token would have come; from then on an own token is taken."""

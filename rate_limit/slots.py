@@ -214,7 +214,6 @@ class FileSlots:
 
     @contextmanager
     def _queued(self, place: P) -> Generator[P]:
-        """Be in the queue."""
         try:
             with self._mutex:
                 self._queue.join(place)

@@ -140,7 +140,6 @@ class StateFile:
         return False
 
     def unlock(self) -> None:
-        """Release the lock."""
         try:
             fcntl.flock(self._handle, _UNLOCK)
         finally:

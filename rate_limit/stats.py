@@ -75,7 +75,6 @@ class Stats:
                 counts[at] += n
 
     def begin_wait(self, source: str) -> None:
-        """Count a caller that starts to wait."""
         counts, at = self._block(source)
         with self._changing():
             counts[at + _WAITING] += 1
@@ -91,7 +90,6 @@ class Stats:
                 counts[at + _WAITS + wait_bucket(waited_s)] += passed
 
     def refuse(self, source: str, n: int) -> None:
-        """Count n refused calls."""
         counts, at = self._block(source)
         with self._changing():
             counts[at + _REFUSED] += n
@@ -114,7 +112,6 @@ class Stats:
         self._try_to_write(array("q", (now_ns, granted)), at)
 
     def write(self) -> None:
-        """Write the counters to the file."""
         with self._changing():
             pass  # calls that pass at once can be counted without the file
 
