@@ -607,8 +607,7 @@ class _Batch:
         self.slots: dict[int, _Slot | BaseException] = {}
         """Place in `wants` -> its result; empty if all passed at once."""
 
-        self.closed = False
-
+        self.closed = False  # no caller may join any more
         self.done = False
         self.served: asyncio.Event | None = None
         """Set when done; used only if another process had locked the file."""

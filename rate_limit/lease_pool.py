@@ -2,6 +2,7 @@
 
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
@@ -20,32 +21,27 @@ class Slot(NamedTuple):
     n: int
 
 
+@dataclass(slots=True, eq=False)
 class Caller:
     """A caller of this process that waits or has a slot."""
 
-    __slots__ = ("deadline_ns", "entered_ns", "error", "id", "n", "slot", "source", "wake")
+    n: int
+    source: str
+    entered_ns: int
+    timeout_s: float | None
+    wake: Callable[[], object]
+    id: int = 0
+    slot: Slot | None = None
+    error: Exception | None = None
 
-    def __init__(
-        self,
-        n: int,
-        source: str,
-        entered_ns: int,
-        timeout_s: float | None,
-        wake: Callable[[], object],
-    ):
-        self.n: int = n
-        self.source: str = source
-        self.entered_ns: int = entered_ns
-        self.deadline_ns: int | None = (
-            None if timeout_s is None else entered_ns + int(timeout_s * SECOND_NS)
-        )
-        self.wake: Callable[[], object] = wake
-        self.id: int = 0
-        self.slot: Slot | None = None
-        self.error: Exception | None = None
+    @property
+    def deadline_ns(self) -> int | None:
+        timeout_s = self.timeout_s
+        return None if timeout_s is None else self.entered_ns + int(timeout_s * SECOND_NS)
 
     def want(self, now_ns: int) -> Want:
-        left_ns = None if self.deadline_ns is None else max(0, self.deadline_ns - now_ns)
+        deadline_ns = self.deadline_ns
+        left_ns = None if deadline_ns is None else max(0, deadline_ns - now_ns)
         return Want(self.id, self.source, self.n, left_ns)
 
 
@@ -103,8 +99,8 @@ class LeasePool:
     def enter(self, caller: Caller, now_ns: int) -> None:
         """Give a caller a near spare slot, or let it wait for the keeper."""
         source = self._sources[caller.source]
-        slot = source.first(caller.n, now_ns)
-        if slot is None or (caller.deadline_ns is not None and slot.from_ns > caller.deadline_ns):
+        slot, deadline_ns = source.first(caller.n, now_ns), caller.deadline_ns
+        if slot is None or (deadline_ns is not None and slot.from_ns > deadline_ns):
             caller.id = next(self._ids)
             self._unasked[caller.id] = caller
             return
@@ -211,11 +207,12 @@ class LeasePool:
         caller.wake()
 
     def _too_far(self, caller: Caller, slot_ns: int) -> LimiterTimeout:
-        assert caller.deadline_ns is not None
+        deadline_ns = caller.deadline_ns
+        assert deadline_ns is not None
         return LimiterTimeout(
             f"no slot for n={caller.n} calls from limiter {self._name!r}: the next is "
             f"{(slot_ns - caller.entered_ns) / SECOND_NS:.3f} s away, beyond "
-            f"timeout_s={(caller.deadline_ns - caller.entered_ns) / SECOND_NS}; "
+            f"timeout_s={(deadline_ns - caller.entered_ns) / SECOND_NS}; "
             "wait longer or raise the rate"
         )
 

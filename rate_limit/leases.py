@@ -28,7 +28,7 @@ Source: start-time fair queueing: Goyal, Vin and Cheng 1996. Leases: Gray and Ch
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from rate_limit.gcra import (
@@ -310,7 +310,7 @@ class Keeper:
         if not line.places:
             line.tag = max(line.tag, self._virtual)
         deadline_ns = None if want.timeout_ns is None else now_ns + want.timeout_ns
-        place = _Place(process, want, deadline_ns)
+        place = _Place(process, want, deadline_ns, missing=want.n)
         if deadline_ns is not None:
             slot_ns = self._expected_ns(line, want.n, now_ns)
             if place.is_late(slot_ns):
@@ -388,40 +388,37 @@ class Keeper:
         return gone
 
 
-class _Queue:
-    """The queued callers of one source, or of the sources of the common queue."""
-
-    __slots__ = ("backlog", "places", "tag", "weight")
-
-    def __init__(self, weight: float):
-        self.weight = weight
-        self.places: deque[_Place] = deque()
-        self.backlog = 0
-        """Calls requested by all of them."""
-
-        self.tag = 0.0
-        """Virtual time at which the first caller is served."""
-
-
+@dataclass(slots=True, eq=False)
 class _Place:
     """A caller's place in a queue."""
 
-    __slots__ = ("deadline_ns", "missing", "process", "want")
-
-    def __init__(self, process: str, want: Want, deadline_ns: int | None):
-        self.process, self.want, self.deadline_ns = process, want, deadline_ns
-        self.missing = want.n
+    process: str
+    want: Want
+    deadline_ns: int | None
+    missing: int
+    """Calls that are not granted yet."""
 
     def is_late(self, slot_ns: int) -> bool:
         return self.deadline_ns is not None and slot_ns > self.deadline_ns
 
 
+@dataclass(slots=True, eq=False)
+class _Queue:
+    """The queued callers of one source, or of the sources of the common queue."""
+
+    weight: float
+    places: deque[_Place] = field(default_factory=deque[_Place])
+    backlog: int = 0
+    """Calls requested by all of them."""
+
+    tag: float = 0.0
+    """Virtual time at which the first caller is served."""
+
+
+@dataclass(slots=True, eq=False)
 class _Process:
     """The keeper's record of a process."""
 
-    __slots__ = ("granted", "heard_ns", "refused")
-
-    def __init__(self, now_ns: int):
-        self.heard_ns = now_ns
-        self.granted: list[tuple[int, int]] = []
-        self.refused: list[tuple[int, int]] = []
+    heard_ns: int
+    granted: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    refused: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
