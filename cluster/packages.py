@@ -4,7 +4,6 @@ This is the only list of packages besides the ranges in pyproject.toml. The chec
 the hosts of a cluster and of Ray's nodes use it, and so does the record of a run's versions.
 """
 
-from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
 PROJECT = "verl-mixed-agent-loop"
@@ -53,9 +52,9 @@ EQUAL_ON_NODES = (
 """Packages whose version must be the same on every node, because the nodes exchange objects."""
 
 
-def versions(names: Iterable[str] = NEEDED) -> dict[str, str | None]:
-    """Package -> installed version, None if the package is not installed."""
-    return {name: version_of(name) for name in names}
+def versions() -> dict[str, str | None]:
+    """Needed package -> installed version, None if the package is not installed."""
+    return {name: version_of(name) for name in NEEDED}
 
 
 def version_of(name: str) -> str | None:

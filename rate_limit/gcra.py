@@ -159,11 +159,6 @@ class Rate:
         """Time to fill an empty bucket, rounded up."""
         return self.for_calls_ns(self.burst)
 
-    @property
-    def burst_tolerance_ns(self) -> int:
-        """How far the TAT may be ahead of a call that passes (tau), rounded up."""
-        return self.for_calls_ns(self.burst - 1)
-
     def for_calls_ns(self, n: int) -> int:
         """Time that n calls take at the sustained rate, rounded up."""
         return -(-n * self.interval_parts // self.parts_per_ns)
@@ -274,7 +269,8 @@ def penalise(
         return arrivals, terms
     # Waiting reservations become void; calls that passed moved the TAT at most to `drained`.
     limit = drained(now_ns, rate)
-    tat_ns = max(min(arrivals.tat_ns + 1, limit.tat_ns), paused_ns + rate.burst_tolerance_ns)
+    tau_ns = rate.for_calls_ns(rate.burst - 1)  # how far the TAT of a call that passes is ahead
+    tat_ns = max(min(arrivals.tat_ns + 1, limit.tat_ns), paused_ns + tau_ns)
     spaced_ns = min(arrivals.spaced_ns, limit.spaced_ns)
     return (
         Arrivals(tat_ns, 0, spaced_ns, arrivals.granted),
