@@ -67,22 +67,18 @@ class Stats:
 
     def count(self, calls: Mapping[str, int]) -> None:
         """Count calls of these sources that passed at once."""
-        blocks = [
-            (self.at_once.get(source) or self._new_block(source), n) for source, n in calls.items()
-        ]
         with self._changing():
-            for (counts, at), n in blocks:
+            for source, n in calls.items():
+                counts, at = self.at_once.get(source) or self._add_block(source)
                 counts[at] += n
 
     def begin_wait(self, source: str) -> None:
-        counts, at = self._block(source)
-        with self._changing():
+        with self._changing_block(source) as (counts, at):
             counts[at + _WAITING] += 1
 
     def end_wait(self, source: str, passed: int, waited_s: float) -> None:
         """Count a caller that stops waiting; `passed` calls, 0 if it was cancelled or refused."""
-        counts, at = self._block(source)
-        with self._changing():
+        with self._changing_block(source) as (counts, at):
             counts[at + _WAITING] -= counts[at + _WAITING] > 0  # a forked child starts with 0
             if passed:
                 counts[at + _AFTER_WAIT] += passed
@@ -90,8 +86,7 @@ class Stats:
                 counts[at + _WAITS + wait_bucket(waited_s)] += passed
 
     def refuse(self, source: str, n: int) -> None:
-        counts, at = self._block(source)
-        with self._changing():
+        with self._changing_block(source) as (counts, at):
             counts[at + _REFUSED] += n
 
     def abandon(self, n: int) -> None:
@@ -137,6 +132,12 @@ class Stats:
                     _clear(self._counts)
             yield
             self._try_to_write(self._counts, self._cell * _CELL_BYTES)
+
+    @contextmanager
+    def _changing_block(self, source: str) -> Generator[tuple[Counts, int]]:
+        with self._changing():
+            counts, at_once = self.at_once.get(source) or self._add_block(source)
+            yield counts, at_once - _AT_ONCE
 
     def _count_alone(self) -> None:
         self._locks: ByteLocks | None = None  # closing it closes the file and frees the cell
@@ -188,14 +189,6 @@ class Stats:
             self.path,
             error,
         )
-
-    def _block(self, source: str) -> tuple[Counts, int]:
-        counts, at_once = self.at_once.get(source) or self._new_block(source)
-        return counts, at_once - _AT_ONCE
-
-    def _new_block(self, source: str) -> tuple[Counts, int]:
-        with self._mutex:
-            return self._add_block(source)
 
     def _add_block(self, source: str) -> tuple[Counts, int]:
         text = b"\1" + str(source).encode(errors="replace")[: _NAME_BYTES - 1]
