@@ -486,23 +486,15 @@ def node_settings(cluster: Cluster, index: int) -> str:
     return "\n".join(lines)
 
 
-def _given(words: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """(environment, block) from `environment NAME VALUE block NAME VALUE ...`."""
-    environment: dict[str, str] = {}
-    block: dict[str, str] = {}
-    for place, name, value in zip(words[0::3], words[1::3], words[2::3], strict=True):
-        (environment if place == "environment" else block)[name] = value
-    return environment, block
-
-
 def main() -> int:
     """Read settings from stdin and print the assignments; return 2 with all mistakes on stderr."""
     repo_root = sys.argv[1]
-    environment, block = _given(sys.stdin.read().split("\0")[:-1])
+    words = sys.stdin.read().split("\0")[:-1]  # environment NAME VALUE block NAME VALUE ...
+    given: dict[str, dict[str, str]] = {"environment": {}, "block": {}}
+    for place, name, value in zip(words[0::3], words[1::3], words[2::3], strict=True):
+        given[place][name] = value
     try:
-        cluster = resolve(
-            environment, block, repo_root=repo_root, records=Path(repo_root) / ".cluster"
-        )
+        cluster = resolve(**given, repo_root=repo_root, records=Path(repo_root) / ".cluster")
     except (InventoryError, OSError) as error:
         print("\n".join(f"error: {line}" for line in str(error).split("\n")), file=sys.stderr)
         return 2

@@ -34,8 +34,7 @@ NOT_SOURCES = ("balance", "drift", "limiter", "ratio_error", "remax", "state_mas
 """Names that no source may have, because `mixed/<name>` is a metric of the whole run."""
 
 Ratio = float | dict[int, float]
-"""A ratio, or a schedule `{trained steps: ratio}` such as `{0: 0.5, 1000: 0.2}`, linear in between.
-"""
+"""A ratio, or a schedule `{trained steps: ratio}`, linear in between: `{0: 0.5, 1000: 0.2}`."""
 
 
 class ExampleConfig(Section):
@@ -62,8 +61,7 @@ class PromptConfig(Section):
     """The last user message; `{question}` is replaced by the row's own text."""
 
     examples: list[ExampleConfig] = []
-    """Worked examples before the row's own messages; a small model follows them better than rules.
-    """
+    """Worked examples before the row's own messages; they help a small model more than rules do."""
 
     @model_validator(mode="after")
     def _says_what_it_should(self) -> Self:
@@ -234,20 +232,17 @@ class RateLimitConfig(Section):
 
     backend: Literal["auto", "file", "ray"] = "auto"
     """file: a file that the processes of a node lock. ray: a Ray actor that leases slots to all
-    nodes.
-    auto: the file on one node, the actor on several nodes. A file on several nodes needs a shared
-    folder, whose locks are tested at the start (`verl-mixed doctor --locks FOLDER` tests them
-    beforehand)."""
+    nodes. auto: the file on one node, the actor on several nodes. A file on several nodes needs a
+    shared folder, whose locks are tested at the start (`verl-mixed doctor --locks FOLDER` tests
+    them beforehand)."""
 
     shares: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
     """Source -> weight of its share of the rate. No source can use another's share, and all sources
     may use what a source does not use. Sources that are not named together have the smallest
-    weight.
-    None: first come, first served."""
+    weight. None: first come, first served."""
 
     adaptive: bool = False
-    """Three overloads (429, 503) within a second halve the rate, which recovers in half a minute.
-    """
+    """Three overloads (429, 503) in a second halve the rate, which recovers in half a minute."""
 
     strict_window_s: float | None = Field(default=None, gt=0, le=366 * 86400)
     """Any window of this many seconds sees at most the calls of rate_limit_per_minute, bursts
@@ -402,8 +397,7 @@ class MixedConfig(Section):
     search_upstream, corpus_path, ..."""
 
     trajectory_sample: int | None = Field(default=None, ge=1)
-    """Number of prompts per source whose trajectories a step writes to `trajectories/`; None: all.
-    """
+    """Prompts per source whose trajectories a step writes to `trajectories/`; None: all."""
 
     max_probs_diff: float | None = Field(default=None, gt=0)
     """The run stops if a step's `training/rollout_probs_diff_max` is larger; None: no check."""

@@ -26,8 +26,7 @@ class SourceSnapshot:
     """Seconds waited by all calls that passed; n calls that pass together count n times."""
 
     waits: tuple[int, ...] = (0,) * (len(WAIT_BOUNDS_S) + 1)
-    """Calls that waited and passed, by `WAIT_BOUNDS_S`; calls that passed at once are not counted.
-    """
+    """Calls that waited and passed, by `WAIT_BOUNDS_S`; without calls that passed at once."""
 
     refused: int = 0
     """Calls that were refused because their slot was beyond their timeout; they used no slot."""
