@@ -173,7 +173,7 @@ def _pool_problems(pool: Pool, nodes: Sequence[Node]) -> list[str]:
     if not pool.groups:
         return [f"{pool.keys}: fewer GPUs than one replica takes; raise them, or lower its sizes"]
     by_gpus = sum(int(node.gpus) // pool.processes for node in nodes)
-    both = sum(_room(pool, node) for node in nodes)
+    both = sum(min(int(node.gpus) // pool.processes, int(node.cpus) // pool.cpus) for node in nodes)
     if min(by_gpus, both) >= pool.groups:
         return []
     wanted = f"{pool.groups} x {pool.processes} GPUs, each on one node"
@@ -214,11 +214,6 @@ def _words(nodes: Sequence[Node]) -> str:
         f"and {cpus:g} CPUs"
         for (gpus, cpus), names in sizes.items()
     )
-
-
-def _room(pool: Pool, node: Node) -> int:
-    """Groups of a pool that an empty node can take."""
-    return min(int(node.gpus) // pool.processes, int(node.cpus) // pool.cpus)
 
 
 def fits(need: Need, nodes: Sequence[Node]) -> bool:

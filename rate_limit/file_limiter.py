@@ -274,7 +274,11 @@ class FileRateLimiter:
         want = _Want(n, source, entered_ns, deadline_ns)
         waited = yield from self._lock(deadline_ns, blocking, want)
         try:
-            slot = self._reserve(want)
+            state, now_ns = self._read()
+            slot, after = self._next(state, now_ns, want)
+            if after is not state:
+                self._file.write(after)
+            self._count_at_once(slot)
         finally:
             self._file.unlock()
         if not waited and slot.passes_at_once:
@@ -409,19 +413,6 @@ class FileRateLimiter:
         state, now_ns = self._file.read(), self._clock_ns()
         self._stats.sample(now_ns, state.granted)
         return state, now_ns
-
-    def _reserve(self, want: _Want) -> _Slot:
-        """Under the lock.
-
-        Raises:
-            LimiterTimeout: the slot is beyond the deadline; nothing was reserved.
-        """
-        state, now_ns = self._read()
-        slot, after = self._next(state, now_ns, want)
-        if after is not state:
-            self._file.write(after)
-        self._count_at_once(slot)
-        return slot
 
     def _count_at_once(self, slot: _Slot) -> None:
         if slot.passes_at_once:
