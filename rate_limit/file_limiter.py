@@ -68,7 +68,7 @@ class _Want(NamedTuple):
     n: int
     source: str
     entered_ns: int
-    deadline_ns: int | None
+    deadline_ns: float  # infinite without a timeout
 
 
 class _Slot(NamedTuple):
@@ -196,7 +196,7 @@ class FileRateLimiter:
         if batch is None or batch.closed or batch.loop is not loop:
             batch = self._batch = _Batch(loop, self._clock_ns())
         entered_ns = batch.entered_ns
-        deadline_ns = None if timeout_s is None else entered_ns + int(timeout_s * SECOND_NS)
+        deadline_ns = math.inf if timeout_s is None else entered_ns + int(timeout_s * SECOND_NS)
         place = len(batch.wants)
         batch.wants.append(_Want(n, source, entered_ns, deadline_ns))
         try:
@@ -270,7 +270,7 @@ class FileRateLimiter:
     ) -> Steps[float]:
         timeout_s = self._checked(n, timeout_s)
         entered_ns = self._clock_ns()
-        deadline_ns = None if timeout_s is None else entered_ns + int(timeout_s * SECOND_NS)
+        deadline_ns = math.inf if timeout_s is None else entered_ns + int(timeout_s * SECOND_NS)
         want = _Want(n, source, entered_ns, deadline_ns)
         waited = yield from self._lock(deadline_ns, blocking, want)
         try:
@@ -341,13 +341,11 @@ class FileRateLimiter:
                 self._count_at_once(slot)
         file.write(state)
 
-    async def _until_served(self, served: asyncio.Event, deadline_ns: int | None) -> None:
-        if deadline_ns is None:
-            await served.wait()
-            return
-        left_ns = deadline_ns + _LOCK_GRACE_NS - self._clock_ns()
+    async def _until_served(self, served: asyncio.Event, deadline_ns: float) -> None:
+        left_ns = max(0, deadline_ns + _LOCK_GRACE_NS - self._clock_ns())
         try:
-            await asyncio.wait_for(served.wait(), max(0, left_ns) / SECOND_NS)
+            left_s = None if left_ns == math.inf else left_ns / SECOND_NS
+            await asyncio.wait_for(served.wait(), left_s)
         except (TimeoutError, asyncio.TimeoutError):
             raise self._held() from None
 
@@ -370,15 +368,14 @@ class FileRateLimiter:
 
     def _sleep_until_due(self, slot: _Slot, blocking: bool) -> Steps[int]:
         """Sleep until the slot; returns the time afterwards."""
-        deadline_ns = slot.want.deadline_ns
         while not slot.is_due(now_ns := self._clock_ns()):
             try:
                 while (left_ns := slot.start_ns - self._clock_ns()) > 0:  # a sleep may end early
                     yield left_ns / SECOND_NS
                 if slot.grant.mark is None and self._file.still(slot.epoch):
                     continue
-                lock_deadline_ns = deadline_ns and max(deadline_ns, slot.start_ns)
-                yield from self._lock(lock_deadline_ns, blocking, slot.want)
+                deadline_ns = max(slot.want.deadline_ns, slot.start_ns)
+                yield from self._lock(deadline_ns, blocking, slot.want)
             except BaseException:
                 self._leave(slot, slot.want.n)
                 raise
@@ -434,7 +431,6 @@ class FileRateLimiter:
         """
         n, source, entered_ns, deadline_ns = want
         rate, terms = self._file.rate, self._file.terms
-        latest_ns = None if deadline_ns is None else max(deadline_ns, now_ns)
         pace = pace_at(terms, now_ns)
         if isinstance(state, Arrivals):
             start_ns, after = reserve(state, now_ns, n, rate, pace)
@@ -448,8 +444,7 @@ class FileRateLimiter:
                 f"cannot reserve n={n} calls from {self.path}: the last one is more than a year "
                 "away; raise the rate"
             )
-        if latest_ns is not None and grant.start_ns > latest_ns:
-            assert deadline_ns is not None
+        if grant.start_ns > max(deadline_ns, now_ns):
             self._stats.refuse(source, n)
             raise LimiterTimeout(
                 f"no slot for n={n} calls from {self.path}: the next is "
@@ -460,8 +455,7 @@ class FileRateLimiter:
 
     def _reuse(self, want: _Want, now_ns: int) -> _Slot | None:
         """The next slot of a cancelled caller that fits; drops slots whose time has passed."""
-        epoch, deadline_ns = self._file.terms.epoch, want.deadline_ns
-        latest_ns = None if deadline_ns is None else max(deadline_ns, now_ns)
+        epoch, latest_ns = self._file.terms.epoch, max(want.deadline_ns, now_ns)
         for slot in [s for s in self._left if s.start_ns <= now_ns or s.epoch != epoch]:
             self._left.remove(slot)  # in place, because another thread may be adding one
             self._abandon(slot.want.n)
@@ -469,7 +463,7 @@ class FileRateLimiter:
             slot
             for slot in self._left
             if slot.want.n == want.n
-            and (latest_ns is None or slot.start_ns <= latest_ns)
+            and slot.start_ns <= latest_ns
             and (not self.rate.weights or slot.want.source == want.source)
         ]
         if not fitting:
@@ -529,7 +523,7 @@ class FileRateLimiter:
 
     def _penalise(self, retry_after_s: float, *, blocking: bool) -> Steps[None]:
         length_ns = pause_ns(retry_after_s)
-        yield from self._lock(None, blocking)
+        yield from self._lock(math.inf, blocking)
         file = self._file
         try:
             state, now_ns = self._read()
@@ -540,9 +534,7 @@ class FileRateLimiter:
         finally:
             file.unlock()
 
-    def _lock(
-        self, deadline_ns: int | None, blocking: bool, want: _Want | None = None
-    ) -> Steps[bool]:
+    def _lock(self, deadline_ns: float, blocking: bool, want: _Want | None = None) -> Steps[bool]:
         """Take the file's lock: at once, by waiting in the kernel, or by trying again later.
 
         Returns:
@@ -557,7 +549,7 @@ class FileRateLimiter:
             yield retry_s
             if self._file.lock(blocking=False):
                 return True
-            if deadline_ns is not None and self._clock_ns() > deadline_ns + _LOCK_GRACE_NS:
+            if self._clock_ns() > deadline_ns + _LOCK_GRACE_NS:
                 if want is not None:
                     self._stats.refuse(want.source, want.n)
                 raise self._held()
