@@ -20,7 +20,8 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+import types
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -198,9 +199,9 @@ class FileRateLimiter:
         entered_ns = batch.entered_ns
         deadline_ns = math.inf if timeout_s is None else entered_ns + int(timeout_s * SECOND_NS)
         place = len(batch.wants)
-        batch.wants.append(_Want(n, source, entered_ns, deadline_ns))
+        batch.wants.append((n, source, entered_ns, deadline_ns))
         try:
-            await asyncio.sleep(0)  # afterwards all callers of this pass are in the batch
+            await _next_tick()  # afterwards all callers of this pass are in the batch
             if not batch.closed:
                 batch.closed = True
                 self._serve(batch)
@@ -316,7 +317,7 @@ class FileRateLimiter:
         by_source: dict[str, int] = {}
         for want in batch.wants:
             if want is not None:
-                by_source[want.source] = by_source.get(want.source, 0) + want.n
+                by_source[want[1]] = by_source.get(want[1], 0) + want[0]
         rate, total = file.rate, sum(by_source.values())
         if (
             isinstance(state, Arrivals)
@@ -333,7 +334,7 @@ class FileRateLimiter:
             want = batch.wants[place]
             assert want is not None
             try:
-                slot, state = self._next(state, now_ns, want)
+                slot, state = self._next(state, now_ns, _Want(*want))
             except (LimiterTimeout, OverflowError) as error:
                 batch.slots[place] = error
             else:
@@ -584,7 +585,7 @@ class _Batch:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, entered_ns: int):
         self.loop, self.entered_ns = loop, entered_ns
-        self.wants: list[_Want | None] = []
+        self.wants: list[tuple[int, str, int, float] | None] = []
         """The requests in order; None for a caller that left."""
 
         self.slots: dict[int, _Slot | BaseException] = {}
@@ -596,6 +597,12 @@ class _Batch:
         """Set when done; used only if another process had locked the file."""
 
         self.retry_s = _FIRST_RETRY_S
+
+
+@types.coroutine
+def _next_tick() -> Generator[None]:
+    """Let other coroutines run; the same as `asyncio.sleep(0)` with one step fewer."""
+    yield
 
 
 _all_limiters = after_fork(FileRateLimiter._begin_anew)  # pyright: ignore[reportPrivateUsage]

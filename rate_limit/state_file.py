@@ -215,8 +215,9 @@ class StateFile:
                 if spaced_ns > now_ns or tat - now > rate.burst * rate.interval_parts:
                     return False
                 spaced_ns = now_ns + rate.min_interval_ns
-                arrivals = Arrivals(tat // parts, tat % parts, spaced_ns, granted + 1)
-                os.pwrite(handle, _sealed(arrivals, self._prefix_crc), at)
+                record = _ARRIVALS.pack(tat // parts, tat % parts, spaced_ns, granted + 1)
+                crc = zlib.crc32(record, self._prefix_crc)
+                os.pwrite(handle, record + crc.to_bytes(4, "little"), at)
                 counts, place = count
                 counts[place] += 1
                 return True
