@@ -461,9 +461,7 @@ def snapshot_of(name: str) -> Snapshot:
     Raises:
         ValueError: there is no limiter with this name.
     """
-    import ray
-
-    return ray.get(_existing(name).snapshot.remote(), timeout=_CONNECT_S)
+    return _ray().get(_existing(name).snapshot.remote(), timeout=_CONNECT_S)
 
 
 def end(name: str) -> None:
@@ -473,22 +471,25 @@ def end(name: str) -> None:
     The new limiter starts with an empty bucket and may have other limits. Processes that use the
     old one continue with the new one, or get an error if the limits differ.
     """
-    import ray
-
     with contextlib.suppress(ValueError):
-        ray.kill(_existing(name))
+        _ray().kill(_existing(name))
 
 
 def _existing(name: str) -> Any:
-    import ray
-
     try:
-        return ray.get_actor(_actor_name(name), namespace=NAMESPACE)
+        return _ray().get_actor(_actor_name(name), namespace=NAMESPACE)
     except ValueError as error:
         raise ValueError(
             f"no limiter {name!r} in this Ray cluster; look for actors named rate-limit:* with "
             "`ray list actors`"
         ) from error
+
+
+def _ray() -> Any:
+    """Import Ray when it is needed; the package works without Ray."""
+    import ray
+
+    return ray
 
 
 def _actor_name(name: str) -> str:

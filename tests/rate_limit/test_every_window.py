@@ -27,7 +27,7 @@ from rate_limit import file_limiter, shares
 from rate_limit.file_limiter import FileRateLimiter, LimiterTimeout, boottime_ns
 from rate_limit.gcra import SECOND_NS, Rate, Terms
 from rate_limit.shares import Grant, Spread
-from rate_limit.state_file import State, StateFile
+from rate_limit.state_file import Counts, State, StateFile
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
@@ -134,8 +134,8 @@ class RecordedFile(StateFile):
         super().write(state, terms)
         RECORDER.written(state)
 
-    def pass_now(self, *args: Any) -> bool:
-        passed = super().pass_now(*args)
+    def pass_now(self, blocking: bool, count: tuple[Counts, int]) -> bool:
+        passed = super().pass_now(blocking, count)
         if passed:
             RECORDER.passed_in_lane()
         return passed
