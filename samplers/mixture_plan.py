@@ -39,10 +39,13 @@ _log = logging.getLogger(__name__)
 
 Apportionment = Literal["carry", "fixed"]
 
-Ratio = float | Mapping[int, float]
-"""A number relative to the other sources' ratios, or a schedule `{batches before: ratio}`, such as
-`{0: 0.5, 1000: 0.2}`. A schedule is constant before its first entry and after its last. Between the
-entries of all sources together, the shares change linearly."""
+Schedule = Mapping[int, float]
+"""Batches before -> ratio, such as `{0: 0.5, 1000: 0.2}`. A schedule is constant before its first
+entry and after its last. Between the entries of all sources together, the shares change linearly.
+"""
+
+Ratio = float | Schedule
+"""A number relative to the other sources' ratios, or a schedule of such numbers."""
 
 _CHUNK = 2**15
 """Prompts that are computed at a time; a batch is taken from the chunk that holds it."""
@@ -100,21 +103,26 @@ class MixturePlan:
         seed: int,
         apportionment: Apportionment = "carry",
     ):
-        _check(sizes, ratios, batch_size, apportionment)
+        schedules: dict[str, Schedule] = {
+            name: ratio if isinstance(ratio, Mapping) else {0: ratio}
+            for name, ratio in ratios.items()
+        }
+        _check(sizes, schedules, batch_size, apportionment)
         self.sources: tuple[str, ...] = tuple(sorted(ratios))  # the mapping's order must not matter
         self.sizes: dict[str, int] = {name: int(sizes.get(name, 0)) for name in self.sources}
         self.batch_size: int = int(batch_size)
         self.seed: int = int(seed)
         self.apportionment: Apportionment = apportionment
-        self._steps, self._shares = _shares_at_knots(ratios)
+        self._steps = sorted({0}.union(*schedules.values()))
+        self._shares = [
+            exact_shares({name: _at(schedule, step) for name, schedule in schedules.items()})
+            for step in self._steps
+        ]
+        """For each knot of all schedules together: source -> exact share."""
         if apportionment == "fixed":
             seats = apportion(self._shares[0], self.batch_size)
             self._say_starved(seats)
             self._shares = [{name: Fraction(seats[name], self.batch_size) for name in self.sources}]
-        self.shares: dict[str, Fraction] = {name: self._shares[0][name] for name in self.sources}
-        """Source -> its exact share in the first batch."""
-        self.ratios: dict[str, float] = {name: float(own) for name, own in self.shares.items()}
-        """Source -> its share in the first batch as a float; they sum to 1."""
         common = math.lcm(*(own.denominator for at in self._shares for own in at.values()))
         knots = [
             Knot(step=step, weights=tuple(int(at[name] * common) for name in self.sources))
@@ -172,14 +180,6 @@ class MixturePlan:
         return {
             name: Fraction(due, self._dues.scale)
             for name, due in zip(self.sources, dues, strict=True)
-        }
-
-    def ratios_at(self, batch_index: int) -> dict[str, float]:
-        """Source -> its share of one batch; S entries that sum to 1."""
-        weights = self._dues.weights(batch_index)
-        return {
-            name: weight / self._dues.scale
-            for name, weight in zip(self.sources, weights, strict=True)
         }
 
     def rows(self, source: str, draws: ArrayLike) -> NDArray[np.int64]:
@@ -373,21 +373,7 @@ class MixturePlan:
                 )
 
 
-def _shares_at_knots(ratios: Mapping[str, Ratio]) -> tuple[list[int], list[dict[str, Fraction]]]:
-    """(batches before each knot, exact shares there), knots of all sources together."""
-    schedules = {
-        name: {0: ratio} if isinstance(ratio, float | int | Fraction) else dict(ratio)
-        for name, ratio in ratios.items()
-    }
-    steps = sorted({0}.union(*schedules.values()))
-    shares = [
-        exact_shares({name: _at(schedule, step) for name, schedule in schedules.items()})
-        for step in steps
-    ]
-    return steps, shares
-
-
-def _at(schedule: Mapping[int, float], step: int) -> float | Fraction:
+def _at(schedule: Schedule, step: int) -> float | Fraction:
     """The exact ratio of a schedule at one step."""
     knots = sorted(schedule)
     after = bisect_right(knots, step)
@@ -403,14 +389,15 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 
 def _check(
-    sizes: Mapping[str, int], ratios: Mapping[str, Ratio], batch_size: int, apportionment: str
+    sizes: Mapping[str, int],
+    schedules: Mapping[str, Schedule],
+    batch_size: int,
+    apportionment: str,
 ) -> None:
     problems = [
-        f"source={source!r} has rows but no ratio" for source in sizes if source not in ratios
+        f"source={source!r} has rows but no ratio" for source in sizes if source not in schedules
     ]
-    steps: set[int] = {0}
-    for source, ratio in ratios.items():
-        schedule = ratio if isinstance(ratio, Mapping) else {0: ratio}
+    for source, schedule in schedules.items():
         if not schedule or any(step < 0 for step in schedule):
             problems.append(
                 f"the schedule of source={source!r} is {dict(schedule)}; want one entry or more, "
@@ -422,21 +409,21 @@ def _check(
             f"ratio={own} of source={source!r} is not a finite number >= 0" for own in wrong
         ]
         if not wrong and any(schedule.values()) and sizes.get(source, 0) < 1:
+            ratio = schedule[0] if list(schedule) == [0] else schedule
             problems.append(f"source={source!r} has ratio={ratio} but no rows")
         if len(schedule) > 1 and apportionment == "fixed":
             problems.append(
                 f"source={source!r} has a schedule, and apportionment='fixed' gives every batch "
                 "the same counts; use carry"
             )
-        steps.update(schedule)
     if not problems:
-        schedules = [own if isinstance(own, Mapping) else {0: own} for own in ratios.values()]
-        problems += [
+        steps = sorted({0}.union(*schedules.values()))
+        problems = [
             "no source has a ratio above 0" + (f" after {step} batches" if len(steps) > 1 else "")
-            for step in sorted(steps)
-            if not any(_at(schedule, step) for schedule in schedules)
+            for step in steps
+            if not any(_at(schedule, step) for schedule in schedules.values())
         ]
-    elif not any(any(own.values()) if isinstance(own, Mapping) else own for own in ratios.values()):
+    elif not any(any(schedule.values()) for schedule in schedules.values()):
         problems.append("no source has a ratio above 0")
     if batch_size < 1:
         problems.append(f"batch_size={batch_size} is below 1")
