@@ -11,9 +11,11 @@ file. `samplers.audit` compares the file with the plan.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
+
+import msgspec
 
 from samplers.disk import flush, sync
 
@@ -166,9 +168,10 @@ class Ledger:
             start = data.rfind(b"\n", 0, end - 1) + 1
             try:
                 line = _decode(data[start:end])
-            except (ValueError, TypeError) as error:
+            except ValueError as error:
                 if end < len(data) or dropped:
-                    raise self._unreadable(data, start, error) from error
+                    number = data.count(b"\n", 0, start) + 1
+                    raise _not_a_line(self.path, number, error) from error
                 line = None  # a crash cut it short
             if line is not None and is_end(line):
                 break
@@ -204,9 +207,6 @@ class Ledger:
             _write_whole(self.path, b"".join([*raw[:first], *kept, _encode([end])]))
         return dropped
 
-    def _unreadable(self, data: bytes, start: int, error: Exception) -> ValueError:
-        return _not_a_line(self.path, data.count(b"\n", 0, start) + 1, error)
-
 
 def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
     """The lines in file order, without a last step that was cut short.
@@ -224,7 +224,7 @@ def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
     for number, text in enumerate(raw, start=1):
         try:
             lines.append(_decode(text))
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             if number == len(raw) and not tail:
                 break
             raise _not_a_line(path, number, error) from error
@@ -247,35 +247,21 @@ def _encode(lines: Sequence[Line]) -> bytes:
 def _decode(text: bytes) -> Line:
     parsed: Any = json.loads(text)
     values = cast(dict[str, Any], parsed if isinstance(parsed, dict) else {})
-    for kind, fields in _FIELDS.items():
-        if values.keys() == fields.keys() and all(
-            isinstance(value, fields[name]) and not isinstance(value, bool)
-            for name, value in values.items()
-        ):
-            if kind is LedgerEntry and values["outcome"] not in get_args(Outcome):
-                raise ValueError(f"no outcome is {values['outcome']!r}")
-            return kind(**values)
-    raise ValueError("want the fields of a prompt, of a step's end or of a plan, of their types")
+    kind = _KINDS.get(frozenset(values))
+    if kind is None:
+        raise ValueError("want the fields of a prompt, of a step's end or of a plan")
+    return msgspec.convert(values, kind)
 
 
 _PLAN_LINE = b'{"from_step": '
 _END_OF_STEP = b'"drawn": {'
 """The start of a plan's line, and a text that only the end line of a step holds."""
 
-_FIELDS: dict[type[Line], dict[str, Any]] = {
-    LedgerEntry: {
-        "step": int,
-        "source": str,
-        "draw": int,
-        "row": int,
-        "row_id": str,
-        "outcome": str,
-        "trajectories": int,
-        "reward_mean": float | int | None,
-    },
-    StepEnd: {"step": int, "prompts": int, "drawn": dict},
-    PlanStart: {"from_step": int, "plan": dict},
+_KINDS: dict[frozenset[str], type[Line]] = {
+    frozenset(field.name for field in fields(kind)): kind
+    for kind in (LedgerEntry, StepEnd, PlanStart)
 }
+"""Names of a line's fields -> what the line is."""
 
 
 def _write_whole(path: Path, data: bytes) -> None:

@@ -279,7 +279,7 @@ def test_a_broken_line_in_the_middle_is_an_error_with_its_number(path: Path, bro
 def test_an_outcome_that_is_none_is_an_error(path: Path):
     write_run(path, 1)
     path.write_bytes(path.read_bytes().replace(b'"trained"', b'"solved"', 1))
-    with pytest.raises(ValueError, match=r"line 2: .*no outcome is 'solved'"):
+    with pytest.raises(ValueError, match=r"line 2: .*'solved' - at .*outcome"):
         read_ledger(path)
 
 
