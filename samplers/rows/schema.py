@@ -14,9 +14,7 @@ Arrow type must hold all of them.
 
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -144,25 +142,9 @@ def _flat(record: Any) -> str:
     return "\0".join(parts)
 
 
-def write_rows(path: Path | str, rows: Iterable[Row]) -> int:
-    """Write one parquet file in `SCHEMA`; the file is complete or does not exist.
-
-    Returns:
-        Rows written.
-    """
-    path = Path(path)
-    table = columns_of(list(rows))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    try:
-        pq.write_table(table, temporary)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    return table.num_rows
+def write_rows(path: Path | str, rows: Sequence[Row]) -> None:
+    """Write one parquet file in `SCHEMA`, in an existing folder."""
+    pq.write_table(columns_of(rows), path)
 
 
 def columns_of(rows: Sequence[Row]) -> Any:

@@ -20,6 +20,7 @@ def write_source(
     path: Path, source: str, count: int, agent: str = "math_agent", first: int = 0
 ) -> Path:
     """A parquet file with `count` rows of one source, which any reward can judge."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_rows(
         path,
         [
