@@ -31,10 +31,6 @@ class SourceAccount:
     under_way: int
     """Prompts that were drawn and have no outcome yet."""
 
-    @property
-    def trained(self) -> int:
-        return self.outcomes.get("trained", 0)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
@@ -64,15 +60,11 @@ class AuditReport:
     @property
     def trained(self) -> dict[str, int]:
         """Source -> prompts trained."""
-        return {name: account.trained for name, account in self.sources.items()}
+        return {name: own.outcomes.get("trained", 0) for name, own in self.sources.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Era:
-    """The steps that were drawn from one plan."""
-
-    from_step: int
-    plan: MixturePlan
+_Plans = list[tuple[int, MixturePlan]]
+"""(first step, plan of the steps from there on), in order of steps."""
 
 
 def audit(
@@ -92,16 +84,16 @@ def audit(
     """
     entries = [line for line in lines if isinstance(line, LedgerEntry)]
     ends = [line for line in lines if isinstance(line, StepEnd)]
-    eras, problems = _eras(lines, plan)
+    plans, problems = _plans_of(lines, plan)
     by_step: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for end in ends:
         by_step[end.step] = Counter()
     for entry in entries:
         by_step[entry.step][entry.source] += entry.outcome == "trained"
-    worst, cumulative, due, found = _batches(by_step, eras)
+    worst, cumulative, due, found = _batches(by_step, plans)
     problems += _steps([end.step for end in ends])
     problems += _few(found)
-    problems += _few(_rows(entries, eras, row_ids))
+    problems += _few(_rows(entries, plans, row_ids))
     problems += _few(_twice(entries))
     problems += _few(_miscounted(entries, ends))
     drawn = ends[-1].drawn if ends else {}
@@ -127,23 +119,22 @@ def audit(
     )
 
 
-def _eras(lines: Sequence[Line], plan: MixturePlan) -> tuple[list[_Era], list[str]]:
+def _plans_of(lines: Sequence[Line], plan: MixturePlan) -> tuple[_Plans, list[str]]:
     """The plans in the ledger, and whether the last one is the plan of the run."""
-    eras: list[_Era] = []
+    plans: _Plans = []
     for start in lines:
         if isinstance(start, PlanStart):
-            era = _Era(from_step=start.from_step, plan=MixturePlan.from_description(start.plan))
-            eras = [earlier for earlier in eras if earlier.from_step < era.from_step] + [era]
-    if not eras:
-        return [_Era(from_step=1, plan=plan)], ["the ledger does not say which plan it follows"] * (
-            len(lines) > 0
-        )
-    differing = plan.differences(eras[-1].plan.state_dict())
-    return eras, [f"the ledger's plan has {words}" for words in differing]
+            plans = [earlier for earlier in plans if earlier[0] < start.from_step]
+            plans.append((start.from_step, MixturePlan.from_description(start.plan)))
+    if not plans:
+        unnamed = ["the ledger does not say which plan it follows"]
+        return [(1, plan)], unnamed if lines else []
+    differing = plan.differences(plans[-1][1].state_dict())
+    return plans, [f"the ledger's plan has {words}" for words in differing]
 
 
 def _batches(
-    by_step: Mapping[int, Counter[str]], eras: Sequence[_Era]
+    by_step: Mapping[int, Counter[str]], plans: _Plans
 ) -> tuple[int, Fraction, dict[str, Fraction], list[str]]:
     """(worst batch, largest cumulative error, source -> prompts due in total, problems)"""
     found: list[str] = []
@@ -153,7 +144,7 @@ def _batches(
     for step in sorted(by_step):
         if step < 1:
             continue  # the check of steps reports it
-        plan = _plan_at(eras, step)
+        plan = [own for start, own in plans if start <= step or start == plans[0][0]][-1]
         planned, counts = plan.counts(step - 1), by_step[step]
         for source in sorted(planned.keys() | counts.keys()):
             error = counts[source] - planned.get(source, 0)
@@ -170,10 +161,6 @@ def _batches(
         trained.update(counts)
         largest = max([largest, *(abs(trained[name] - due[name]) for name in due)])
     return worst, largest, dict(due), found
-
-
-def _plan_at(eras: Sequence[_Era], step: int) -> MixturePlan:
-    return [era.plan for era in eras if era.from_step <= step or era is eras[0]][-1]
 
 
 def _steps(steps: list[int]) -> list[str]:
@@ -195,7 +182,7 @@ def _steps(steps: list[int]) -> list[str]:
 
 def _rows(
     entries: Sequence[LedgerEntry],
-    eras: Sequence[_Era],
+    plans: _Plans,
     row_ids: Mapping[str, Sequence[str]] | None,
 ) -> list[str]:
     found: list[str] = []
@@ -203,7 +190,7 @@ def _rows(
     for entry in entries:
         by_source[entry.source].append(entry)
     for source, own in by_source.items():
-        known = [era for era in eras if era.plan.sizes.get(source)]
+        known = [(start, plan) for start, plan in plans if plan.sizes.get(source)]
         if not known:
             found.append(f"source={source!r} is in the ledger and in no plan")
             continue
@@ -211,12 +198,12 @@ def _rows(
         found += [f"step {e.step} has draw={e.draw} of source={source!r}" for e in wrong]
         own = [entry for entry in own if entry.draw >= 0]
         # A prompt that was drawn before the plan changed has a row of the earlier plan.
-        choices = [era.plan.rows(source, [e.draw for e in own]).tolist() for era in known]
+        choices = [plan.rows(source, [e.draw for e in own]).tolist() for _, plan in known]
         for number, entry in enumerate(own):
             rows = {
                 chosen[number]
-                for era, chosen in zip(known, choices, strict=True)
-                if era.from_step <= entry.step or era is known[0]
+                for (start, _), chosen in zip(known, choices, strict=True)
+                if start <= entry.step or start == known[0][0]
             }
             if entry.row not in rows:
                 found.append(
