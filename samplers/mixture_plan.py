@@ -22,6 +22,7 @@ import json
 import logging
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -228,12 +229,10 @@ class MixturePlan:
         self.drawn.update(drawn)
 
     def _draw(self, names: Sequence[str]) -> list[PlannedPrompt]:
-        rows: dict[str, Iterator[int]] = {}
-        for name in dict.fromkeys(names):
-            coming: list[int] = (
-                self._orders[name].rows(self.drawn[name], names.count(name)).tolist()
-            )
-            rows[name] = iter(coming)
+        rows: dict[str, Iterator[int]] = {
+            name: iter(self._orders[name].rows(self.drawn[name], count).tolist())
+            for name, count in Counter(names).items()
+        }
         planned: list[PlannedPrompt] = []
         for name in names:
             planned.append(PlannedPrompt(source=name, draw=self.drawn[name], row=next(rows[name])))

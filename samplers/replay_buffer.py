@@ -181,10 +181,9 @@ class _ExactQuotas:
 
     def _forget_surplus(self, selected: list[str]) -> None:
         """Drop the groups after the last trained draw of each source, and give their draws back."""
-        self._note_losses(
-            "train", set(self._pooled)
-        )  # all groups, because evicted groups alone would look worse
-        self._clear_groups("train", set(self._pooled))
+        surplus = set(self._pooled)
+        self._note_losses("train", surplus)  # all, because evicted groups alone would look worse
+        self._clear_groups("train", surplus)
         ends: dict[str, int] = {}
         for source, draw in map(prompt_of, selected):
             ends[source] = max(ends.get(source, 0), draw + 1)
@@ -251,15 +250,13 @@ class _ExactQuotas:
         evicted, *rest = super()._evict_terminal_groups(  # type: ignore[misc]
             global_steps, partition_id, eviction_reasons
         )
-        speculative = (
-            self.trainer_mode == "sync"
-        )  # in sync mode verl starts two prompts for a filtered group
         for uid in sorted(evicted, key=prompt_of):
             source, _ = prompt_of(uid)
             why: Outcome = "stale" if uid in stale else "filtered" if uid in filtered else "failed"
             self.given_up.append((uid, why))
             self._replaced[source][why] += 1
-            self._owed[source] += 2 if why == "filtered" and speculative else 1
+            # In sync mode, verl starts two prompts for a filtered group.
+            self._owed[source] += 2 if why == "filtered" and self.trainer_mode == "sync" else 1
         if evicted:  # groups of validation are never evicted
             self._check_patience()
         return evicted, *rest

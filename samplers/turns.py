@@ -134,10 +134,10 @@ class Dues:
         target = whole * self.scale
         knot = bisect_right([dues[source] for dues in self._at_knots], target - 1) - 1
         low = self._steps[knot]
-        if (
-            knot < len(self._steps) - 1
-        ):  # find the last step of this piece that ends below the target
-            high = self._steps[knot + 1]
+        if knot < len(self._steps) - 1:
+            high = self._steps[
+                knot + 1
+            ]  # find the last step of this piece that is below the target
             while high - low > 1:
                 middle = (low + high) // 2
                 if self.after(middle * self.turns_per_step)[source] < target:

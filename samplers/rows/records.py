@@ -24,6 +24,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -97,8 +98,8 @@ class RecordFile:
             ".jsonl": self._json_lines,
             ".ndjson": self._json_lines,
             ".json": self._json,
-            ".csv": self._csv,
-            ".tsv": self._tsv,
+            ".csv": partial(self._cells, ","),
+            ".tsv": partial(self._cells, "\t"),
         }
         self._tables: dict[str, Callable[[], Iterator[Any]]] = {
             ".parquet": self._parquet_batches,
@@ -262,13 +263,7 @@ class RecordFile:
         if next_character():
             raise broken("text follows the end", at)
 
-    def _csv(self, file: IO[bytes], start: int) -> Iterator[Record]:
-        return self._cells(file, start, ",")
-
-    def _tsv(self, file: IO[bytes], start: int) -> Iterator[Record]:
-        return self._cells(file, start, "\t")
-
-    def _cells(self, file: IO[bytes], start: int, delimiter: str) -> Iterator[Record]:
+    def _cells(self, delimiter: str, file: IO[bytes], start: int) -> Iterator[Record]:
         is_utf8 = True
 
         def lines() -> Iterator[str]:
