@@ -10,11 +10,11 @@ import os
 import sys
 import textwrap
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from gzip import BadGzipFile, GzipFile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from verl_mixed.diagnose.log_scan import CHUNK_BYTES, Finding, Place, Scan
 from verl_mixed.diagnose.signatures import SIGNATURES
@@ -149,29 +149,22 @@ def _has_content(path: Path) -> bool:
 def _chunks(log: _Log) -> Iterator[bytes]:
     """The bytes of a file, unpacked if it is gzip."""
     if log.path is None:
-        yield from _read(sys.stdin.buffer)
+        yield from _read(sys.stdin.buffer.read)
         return
     with log.path.open("rb") as file:
-        is_gzip = file.read(2) == b"\x1f\x8b" if file.seekable() else False
-        if file.seekable():
-            file.seek(0)
-        if not is_gzip:
-            yield from _read(file)
+        if not file.seekable() or file.peek(2)[:2] != b"\x1f\x8b":
+            yield from _read(file.read)
             return
         try:
             with GzipFile(fileobj=file) as packed:
-                while chunk := packed.read1(
-                    CHUNK_BYTES
-                ):  # gives the bytes before a damage, then raises
-                    yield chunk
+                yield from _read(packed.read1)  # gives the bytes before a damage, then raises
         except (BadGzipFile, EOFError, zlib.error) as error:
             # the log is still written, or a full disk cut it off
             print(f"note: {log.name} ends in its middle: {error}", file=sys.stderr)
 
 
-def _read(file: BinaryIO) -> Iterator[bytes]:
-    while chunk := file.read(CHUNK_BYTES):
-        yield chunk
+def _read(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    return iter(lambda: read(CHUNK_BYTES), b"")
 
 
 # --- output -------------------------------------------------------------------------------------
