@@ -2,7 +2,7 @@
 
 import fcntl
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -42,3 +42,20 @@ def flush(file: IO[Any]) -> None:
     """Write the content of an open file to the disk."""
     file.flush()
     os.fsync(file.fileno())
+
+
+def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
+    """Replace a file at once: readers see the old file or the new one, never a part.
+
+    Raises:
+        OSError: it cannot be written; the old file stays, and no draft is left.
+    """
+    draft = path.with_name(path.name + ".tmp")
+    try:
+        with draft.open("wb") as file:
+            file.writelines(blocks)
+            flush(file)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

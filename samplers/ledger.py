@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from samplers.disk import flush, sync
+from samplers.disk import flush, sync, write_whole
 
 Outcome = Literal["trained", "filtered", "failed", "stale", "unfinished"]
 """The outcome of a prompt.
@@ -204,7 +204,8 @@ class Ledger:
         dropped = end.prompts - len(kept)
         if dropped:
             end = replace(end, prompts=len(kept))
-            _write_whole(self.path, b"".join([*raw[:first], *kept, _encode([end])]))
+            write_whole(self.path, [*raw[:first], *kept, _encode([end])])
+            sync(self.path.parent)
         return dropped
 
 
@@ -262,13 +263,3 @@ _KINDS: dict[frozenset[str], type[Line]] = {
     for kind in (LedgerEntry, StepEnd, PlanStart)
 }
 """Names of a line's fields -> what the line is."""
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Replace the file by one rename."""
-    draft = path.with_name(f"{path.name}.tmp")
-    with open(draft, "wb") as file:
-        file.write(data)
-        flush(file)
-    os.replace(draft, path)
-    sync(path.parent)

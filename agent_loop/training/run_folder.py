@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from samplers.disk import flush
+from samplers.disk import write_whole
 
 STOP_FILE = "stop"
 """If this file is in a run's folder, the trainer saves a checkpoint after the step and ends."""
@@ -64,23 +64,6 @@ def _raw(record: Mapping[str, Any]) -> bytes:
 def write_text(path: Path, text: str) -> None:
     """Write a whole text file, as `write_whole`; characters that UTF-8 lacks become `?`."""
     write_whole(path, [text.encode(errors="replace")])
-
-
-def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
-    """Replace a file at once: readers see the old file or the new one, never a part.
-
-    Raises:
-        OSError: it cannot be written; the old file stays, and no draft is left.
-    """
-    draft = path.with_name(path.name + ".tmp")
-    try:
-        with draft.open("wb") as file:
-            file.writelines(blocks)
-            flush(file)
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def metrics_line(raw: bytes) -> dict[str, Any] | None:

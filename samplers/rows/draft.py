@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from samplers.disk import claimed, flush, sync
+from samplers.disk import claimed, flush, sync, write_whole
 
 _STATE = "state.json"
 _SEEN = "seen.u64"
@@ -103,11 +103,8 @@ class Draft:
             file.write(seen.tobytes())
             flush(file)
         state.seen += len(seen)
-        new = self._folder / f"{_STATE}.new"
-        with new.open("w") as file:
-            json.dump({"fingerprint": self._fingerprint, "state": asdict(state)}, file)
-            flush(file)
-        new.replace(self._folder / _STATE)
+        saved = {"fingerprint": self._fingerprint, "state": asdict(state)}
+        write_whole(self._folder / _STATE, [json.dumps(saved).encode()])
 
     def parts(self, state: State) -> Iterator[Any]:
         """The tables of the saved parts in order, memory-mapped."""
