@@ -1,8 +1,4 @@
-"""Whole prompts per source from fractional ratios, in exact `Fraction` arithmetic.
-
-`exact_shares` turns ratios into exact shares; `apportion` turns shares into whole prompts of one
-batch. `samplers.turns` decides the order of the prompts.
-"""
+"""Whole prompts per source from fractional ratios, in exact `Fraction` arithmetic."""
 
 import math
 from collections.abc import Mapping
@@ -17,16 +13,13 @@ _SAME = Fraction(1, 10**14)
 
 
 def exact_shares(ratios: Mapping[str, float | Fraction]) -> dict[str, Fraction]:
-    """Shares of the stream that `ratios` ask for, as fractions that sum to exactly 1.
+    """Shares of the stream that `ratios` ask for, in their order, summing to exactly 1.
 
     A ratio means the decimal number that it prints as: 0.1 means 1/10 and not the binary float. If
     all shares are simple fractions up to the last digits of a float, they mean these fractions.
 
     Args:
         ratios: source -> relative ratio; finite, >= 0, not all zero.
-
-    Returns:
-        source -> share; S entries in the order of `ratios`.
     """
     exact = {
         source: ratio if isinstance(ratio, Fraction) else Fraction(str(ratio))
@@ -42,14 +35,10 @@ def exact_shares(ratios: Mapping[str, float | Fraction]) -> dict[str, Fraction]:
 
 
 def apportion(shares: Mapping[str, Fraction], seats: int) -> dict[str, int]:
-    """Divide `seats` prompts among sources in proportion to `shares`.
+    """Divide `seats` prompts among sources in proportion to `shares`, which sum to 1.
 
     Largest-remainder method: each source gets the floor of its quota, then the largest fractional
     parts get one more each. Equal remainders go to the name that sorts first.
-
-    Args:
-        shares: source -> share; S entries summing to 1.
-        seats: prompts to divide, >= 0.
 
     Returns:
         source -> prompts; S entries in the order of `shares`, summing to `seats`.

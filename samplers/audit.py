@@ -1,8 +1,7 @@
 """Compares a run's ledger with its mixture plan.
 
-The ledger alone proves three things: every trained batch held the plan's counts; each prompt has
-the row of its draw; and in each source no draw was skipped or used twice. Each source is checked
-separately, because a lost prompt is replaced by the next prompt of the *same* source.
+The ledger proves three things: every trained batch held the plan's counts; each prompt has the row
+of its draw; and in each source no draw was skipped or used twice.
 """
 
 from collections import Counter, defaultdict
@@ -37,10 +36,8 @@ class AuditReport:
     """The result of an audit."""
 
     steps: int
-    """Steps in the ledger."""
-
     sources: dict[str, SourceAccount]
-    """S entries in the order of the plan."""
+    """In the order of the plan."""
 
     worst_batch: int
     """Largest difference between planned and trained prompts of a source in one batch."""
@@ -54,7 +51,6 @@ class AuditReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the run kept the plan."""
         return not self.problems
 
     @property
@@ -77,7 +73,7 @@ def audit(
     """Compare a ledger with the plan of its run.
 
     Args:
-        lines: N lines in file order.
+        lines: all lines in file order.
         plan: the plan with the settings of the run.
         in_flight: the run is asynchronous and not complete, so prompts may have no outcome yet.
         row_ids: source -> the row ids of its rows; None to skip the check of row ids.

@@ -28,7 +28,7 @@ def deal_groups(
         quotas: (M,) groups of each source in each update; together all P groups.
 
     Returns:
-        M lists of group indices, which hold exactly the quotas.
+        (M,) the indices of each update's groups.
 
     Raises:
         ValueError: the quotas do not sum to the groups of each source.
@@ -63,12 +63,12 @@ def spread_rows(
     the least busy rank while this reduces their difference.
 
     Args:
-        updates: rows of each update; each number of rows is a multiple of `ranks`.
+        updates: rows of each update.
         workloads: cost of each row, by row index.
         ranks: data-parallel ranks, >= 1.
 
     Returns:
-        One list of rows per rank: its rows of the first update, then of the second, and so on.
+        (ranks,) the rows of each rank, in the order of the updates.
 
     Raises:
         ValueError: the rows of an update are no multiple of `ranks`.
@@ -130,20 +130,15 @@ def imbalance(of_ranks: Sequence[Sequence[int]], workloads: Sequence[float]) -> 
     return max(loads) / mean - 1 if mean else 0.0
 
 
-def rows_per_update(
-    rows: Sequence[int], ranks: int, update_unit: int = 1, batch_unit: int = 1
-) -> int:
-    """The number of rows to which every update is padded, so that all have one legal size.
+def rows_per_update(rows: Sequence[int], ranks: int, update_unit: int, batch_unit: int) -> int:
+    """The smallest number of rows to which every update can be padded.
 
     Args:
-        rows: (M,) rows of each update before it is filled up.
+        rows: (M,) rows of each update before it is padded.
         ranks: data-parallel ranks.
         update_unit: rows of one rank in one update are a multiple of this (the micro-batch).
         batch_unit: rows of one rank in the batch are a multiple of this (the micro-batch of the
             log-prob passes).
-
-    Returns:
-        The smallest legal number that is not below any of `rows`.
     """
     unit = ranks * update_unit
     size = -(-max(rows) // unit) * unit

@@ -10,12 +10,9 @@ from typing import IO, Any
 
 @contextmanager
 def claimed(folder: Path) -> Generator[bool]:
-    """Lock a folder for the time of the block; yields whether this process has the lock.
+    """Lock an existing folder for the time of the block; yields whether this process has the lock.
 
     It has no lock if another process holds the folder, or removed or renamed the folder meanwhile.
-
-    Args:
-        folder: an existing folder.
     """
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -6,10 +6,7 @@ from typing import Any
 
 
 class SourceStarved(RuntimeError):
-    """A source cannot fill its quota.
-
-    It is defined apart from the replay buffer that raises it, because Ray sends it to processes
-    that do not import verl's buffer."""
+    """A source cannot fill its quota. Ray sends this error to processes that do not import verl."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

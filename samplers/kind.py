@@ -1,8 +1,6 @@
 """A kind of data: how one raw record becomes a row, and the options of this conversion.
 
 Each kind is a file with a `KIND`, in `samplers.rows.sources` or anywhere else.
-`samplers.rows.records` reads the files, and `samplers.rows.prepare` does everything except the
-conversion of one record.
 """
 
 from collections.abc import Callable, Mapping
@@ -45,11 +43,9 @@ class Reader(Protocol):
             split: `train` or `validation`.
             index: position of the record in its file, from 0.
             source: `data_source` of the row and the first part of its `row_id`; the kind's name
-                unless the user gives another name. A preparation always passes `source` and
-                `agent`.
+                unless the user gives another.
             agent: `agent_name` of the row; the kind's agent unless the user gives another.
-            options: the values of the kind's `options`, by name; missing options have their
-                default.
+            options: the values of the kind's `options`, by name.
 
         Raises:
             UnusableRecord: no reward can judge the record.
@@ -74,8 +70,6 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of data."""
-
     name: str
     """Name of the kind, and default `data_source` of its rows."""
 

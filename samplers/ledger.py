@@ -3,9 +3,7 @@
 `ledger.jsonl` holds three kinds of lines: the plan of the following steps, at the start and at
 every change; one line per prompt; and one line at the end of each step. The lines of a step are
 written to the disk together, before its checkpoint. A step without its last line was cut short and
-does not count. After a crash the ledger may be ahead of the checkpoint: resume calls
-`Ledger.rewind`, so a step that is trained again is in the file only once. One process writes a
-file. `samplers.audit` compares the file with the plan.
+does not count. One process writes a file.
 """
 
 import json
@@ -36,7 +34,6 @@ class LedgerEntry:
     `plan.batch(step - 1)`."""
 
     source: str
-
     draw: int
     """Number of prompts of its source that were drawn before it."""
 
@@ -47,7 +44,6 @@ class LedgerEntry:
     """Stable name of the row, `<source>:<sha1>`; empty if only the draw is known."""
 
     outcome: Outcome
-
     trajectories: int
     """Trajectories of its group that were trained."""
 
@@ -73,18 +69,14 @@ class PlanStart:
 
     from_step: int
     plan: dict[str, Any]
-    """`MixturePlan.description`."""
+    """`MixturePlan.description`"""
 
 
 Line = LedgerEntry | StepEnd | PlanStart
 
 
 class Ledger:
-    """Appends a run's prompts to `ledger.jsonl`, one step at a time.
-
-    Args:
-        path: the file; it is made on the first write. A step that a crash cut short is removed.
-    """
+    """Appends a run's prompts to a file, step by step. A step that was cut short is removed."""
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path: Path = Path(path)
@@ -94,11 +86,7 @@ class Ledger:
         self._cut(lambda line: not isinstance(line, LedgerEntry))
 
     def begin(self, plan: Mapping[str, Any]) -> None:
-        """Write the plan of the next steps, unless it is the last plan in the file.
-
-        Args:
-            plan: `MixturePlan.description`.
-        """
+        """Write the description of the next steps' plan, unless it is the last one in the file."""
         if self._plan != plan:
             self._append([PlanStart(from_step=self.last_step + 1, plan=dict(plan))])
             self._plan = dict(plan)
@@ -110,7 +98,7 @@ class Ledger:
 
         Args:
             step: above every step in the file.
-            entries: the step's prompts, each with this step.
+            entries: the step's prompts.
             drawn: source -> prompts drawn so far.
 
         Raises:
@@ -127,13 +115,9 @@ class Ledger:
         self.last_step = step
 
     def rewind(self, step: int) -> int:
-        """Drop the lines of all steps above `step`, because a resumed run trains them again.
+        """Drop the lines that a run resumed after `step` writes again; returns the prompts dropped.
 
-        Prompts that were not finished when the run ended are dropped too, because the resumed run
-        generates them again.
-
-        Returns:
-            Prompts dropped.
+        These are all later steps, and the prompts that were not finished when the run ended.
         """
         dropped = self._cut(
             lambda line: (
@@ -157,11 +141,7 @@ class Ledger:
             sync(self.path.parent)
 
     def _cut(self, is_end: Callable[[Line], bool]) -> int:
-        """Drop the lines after the last line for which `is_end` is true, searching from the end.
-
-        Returns:
-            Prompts dropped.
-        """
+        """Drop the lines after the last for which `is_end` is true; returns the prompts dropped."""
         data = self.path.read_bytes() if self.path.exists() else b""
         dropped, end = 0, data.rfind(b"\n") + 1  # text after the last newline was cut short
         while end:
@@ -194,7 +174,6 @@ class Ledger:
             self.last_step = json.loads(data[start : data.index(b"\n", start)])["step"]
 
     def _drop_unfinished(self) -> int:
-        """Drop the prompts that were not finished when the run ended."""
         raw = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
         end = _decode(raw[-1]) if raw else None
         if not isinstance(end, StepEnd):
@@ -210,10 +189,7 @@ class Ledger:
 
 
 def read_ledger(path: str | os.PathLike[str]) -> list[Line]:
-    """The lines in file order, without a last step that was cut short.
-
-    Returns:
-        N lines; none if there is no file.
+    """The lines in file order, without a last step that was cut short; none if there is no file.
 
     Raises:
         ValueError: a line before the last one is not a ledger line.

@@ -1,8 +1,6 @@
 """The mixture plan as verl's dataloader: prompts in the order of the plan.
 
-Each source has its own `StatefulDataLoader`, with a sampler that follows the plan's order of the
-source (`SourceSampler`). `PlanStream` takes the next prompts of the plan from these loaders, and
-replacements of lost prompts out of turn. The loaders may read ahead in worker processes. Rows that
+Each source has its own `StatefulDataLoader`, which may read ahead in worker processes. Rows that
 were read ahead are not part of the state: the plan counts the prompts that were taken, and after a
 restart the loaders begin there.
 """
@@ -35,13 +33,10 @@ class Rows(Protocol):
 
 
 def rows_by_source(data_sources: Any) -> dict[str, NDArray[np.int64]]:
-    """Dataset index of each source's rows, in the order of the files.
+    """source -> (rows of the source,) dataset index of each; sources by their first appearance.
 
     Args:
-        data_sources: the dataset's `data_source` column, (N,): a pyarrow column or a sequence.
-
-    Returns:
-        source -> int64 (rows of the source,), sources in the order in which they first appear.
+        data_sources: (N,) the dataset's `data_source` column: a pyarrow column or a sequence.
 
     Raises:
         ValueError: a row has no source.
@@ -64,10 +59,7 @@ class SourceSampler(Sampler[int]):
     """Endless dataset rows of one source, in the order of the plan.
 
     Args:
-        plan: the mixture.
-        source: the source.
         index: (rows of the source,) dataset index of each of its rows.
-        first_draw: the first draw.
     """
 
     def __init__(
@@ -89,12 +81,10 @@ class PlanStream:
 
     Args:
         dataset: all rows of all sources.
-        plan: the mixture over them.
         index: `rows_by_source` of the dataset.
         collate: verl's collate function: rows -> columns.
         workers: processes that read ahead, for all sources together; 0 reads on demand.
-        on_change: `refuse` or `continue` for a state of another mixture; see
-            `MixturePlan.load_state_dict`.
+        on_change: see `MixturePlan.load_state_dict`.
     """
 
     def __init__(
@@ -118,22 +108,11 @@ class PlanStream:
         return len(self.dataset)
 
     def take(self, prompts: int) -> tuple[list[PlannedPrompt], dict[str, Any]]:
-        """The next prompts of the stream.
-
-        Returns:
-            (the planned prompts, their columns), both in stream order.
-        """
+        """(the next prompts of the stream, their columns), both in stream order."""
         return self._read(self.plan.take(prompts))
 
     def replace(self, wanted: Mapping[str, int]) -> tuple[list[PlannedPrompt], dict[str, Any]]:
-        """The next prompts of some sources, outside the order of the stream.
-
-        Args:
-            wanted: source -> prompts.
-
-        Returns:
-            The same as `take`.
-        """
+        """The same as `take` for a number of prompts per source, outside the stream's order."""
         return self._read(self.plan.replace(wanted))
 
     def give_back(self, drawn: Mapping[str, int]) -> None:
@@ -144,11 +123,7 @@ class PlanStream:
         return self.plan.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state` was taken.
-
-        Raises:
-            ValueError: the plan's fingerprint differs: sources, ratios, batch size or seed changed.
-        """
+        """Continue where `state` was taken; errors as `MixturePlan.load_state_dict`."""
         self.plan.load_state_dict(state, on_change=self._on_change)
 
     def _read(self, planned: list[PlannedPrompt]) -> tuple[list[PlannedPrompt], dict[str, Any]]:

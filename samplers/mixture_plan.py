@@ -1,20 +1,18 @@
 """The mixture plan: the stream of (source, row) from which training takes its prompts.
 
-Prompt i is a function of (sizes, ratios, batch size, seed, i), so a resumed run needs a few numbers
-and no replay. The plan keeps three promises:
+Prompt i is a function of (sizes, ratios, batch size, seed, i). The plan keeps two promises:
 
 1. After any i prompts, source s was drawn within one prompt of its due number, i * share (`carry`).
    A batch whose quotas are whole numbers therefore holds exactly these numbers, and remainders are
    carried to the next batch. With a schedule, the due number is the sum of the shares so far.
 2. A source repeats no row before all its rows were drawn. Each pass has another order. No row
    is twice in one batch, unless the source has fewer rows than its part of the batch.
-3. `prompt(i)` does not depend on earlier calls.
 
 Example: ratios 0.5, 0.3, 0.2 and batches of 4 give counts (2, 1, 1), (2, 2, 0), (2, 1, 1), ...;
 after five batches the sources have exactly 10, 6 and 4 prompts.
 
-A prompt that is lost before training is replaced by the next row of the same source (`replace`).
-Each source counts its own draws, so the state is only `drawn` and `position`.
+A lost prompt is replaced by the next row of the same source. Each source counts its own draws, so
+the state is only `drawn` and `position`.
 """
 
 import hashlib
@@ -68,10 +66,8 @@ class PlannedPrompt:
     """One prompt that was drawn."""
 
     source: str
-
     draw: int
-    """Number of prompts of its source that were drawn before; it identifies the prompt in the
-    ledger."""
+    """Number of prompts of its source that were drawn before; it identifies the prompt."""
 
     row: int
     """Row within its source, in the order of the files."""
@@ -80,17 +76,13 @@ class PlannedPrompt:
 class MixturePlan:
     """The stream of prompts of one mixture.
 
-    All methods are functions of their arguments, except `take`, `replace` and `give_back`, which
-    change the state.
-
     Args:
         sizes: source -> rows it has.
         ratios: source -> relative ratio, finite and >= 0; 0 leaves a source out. Or a schedule.
         batch_size: prompts per batch (B), >= 1.
         seed: seed of the order of each source's rows.
-        apportionment: `carry` carries remainders to the next batch, so shares are exact over time;
-            `fixed` gives every batch the same largest-remainder counts, so a small share may get no
-            prompt at all.
+        apportionment: `carry` carries remainders to the next batch; `fixed` gives every batch the
+            same largest-remainder counts, so a small share may get no prompt at all.
 
     Raises:
         ValueError: lists every mistake.
@@ -204,18 +196,11 @@ class MixturePlan:
         return self._draw(names)
 
     def replace(self, wanted: Mapping[str, int]) -> list[PlannedPrompt]:
-        """Draw prompts outside the stream, for prompts that were lost.
-
-        Args:
-            wanted: source -> prompts.
-        """
+        """Draw a number of prompts per source outside the stream, for prompts that were lost."""
         return self._draw([name for name, count in wanted.items() for _ in range(count)])
 
     def give_back(self, drawn: Mapping[str, int]) -> None:
-        """Undo the last draws of some sources, so that they are drawn again.
-
-        Args:
-            drawn: source -> the new value of `drawn`.
+        """Set `drawn` of some sources back, so that the later draws are drawn again.
 
         Raises:
             ValueError: a value is above what was drawn.
@@ -254,8 +239,7 @@ class MixturePlan:
                 position is that of the same batch.
 
         Raises:
-            ValueError: the state belongs to another stream (the message names the differences), or
-                it is not a state.
+            ValueError: the state belongs to another stream, or is not a state.
         """
         position, drawn = state.get("position"), state.get("drawn")
         if not isinstance(position, int) or position < 0:
@@ -294,7 +278,7 @@ class MixturePlan:
         ]
 
     def description(self) -> dict[str, Any]:
-        """All arguments of the stream as plain JSON values; `from_description` reads them back."""
+        """All arguments of the stream as plain JSON values, for `from_description`."""
         return {
             "sizes": self.sizes,
             "ratios": {
@@ -311,11 +295,7 @@ class MixturePlan:
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> "MixturePlan":
-        """The plan with this `description`.
-
-        Raises:
-            ValueError: it is not a description.
-        """
+        """The plan with this `description`; raises ValueError if it is none."""
         try:
             ratios = {
                 name: {int(step): Fraction(share) for step, share in shares.items()}

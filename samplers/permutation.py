@@ -1,16 +1,13 @@
 """The order of a source's rows: a keyed permutation for each pass, computed and not stored.
 
-Rows 0 .. size-1 are arranged in columns and permuted by a Feistel network. One half of the
-network's value is the column, the other half the place in the column. A result outside the range
-goes through the network again until it is inside (cycle walking). Each pass over the source has
-another key and so another order. The network has the statistical quality that training needs; it is
-not a cipher. Small sources are shuffled completely instead, which is as fast, and fairer, because a
-network with few bits prefers some orders.
+Rows 0 .. size-1 are permuted by a Feistel network, whose halves are a column and a place in the
+column. A result outside the range goes through the network again until it is inside (cycle
+walking). Small sources are shuffled completely instead, because a network with few bits prefers
+some orders.
 
 A row at the end of one pass and at the start of the next could be twice in one batch. So the rows
 at the end of a pass are moved away from the start of the next pass. If a batch takes more than a
-quarter of the source, the rows are shuffled within blocks that hold the same rows in every pass, so
-that a row returns only after a batch of other rows.
+quarter of the source, the rows are shuffled within blocks that hold the same rows in every pass.
 
 Source: Luby & Rackoff 1988 (Feistel); Black & Rogaway 2002, Ciphers with Arbitrary Finite Domains,
 sec. 3 and 4 (cycle walking, halves of any size).
@@ -44,9 +41,8 @@ def order_key(seed: int, source: str) -> int:
 class RowOrder:
     """The row of each draw from one source, as a function of the draw.
 
-    Draws k*size .. (k+1)*size - 1 are pass k. A pass holds every row once, in its own order. (With
-    two or three rows there are few orders, so two passes may have the same.) Any `share`
-    consecutive draws have different rows, unless the source has fewer rows.
+    Draws k*size .. (k+1)*size - 1 are pass k. A pass holds every row once, in its own order. Any
+    `share` consecutive draws have different rows, unless the source has fewer rows.
 
     Args:
         size: rows of the source, >= 1.
@@ -108,8 +104,7 @@ class RowOrder:
     def _guarded_start(self, which: int) -> NDArray[np.int64]:
         """The first places of a pass, without the rows at the end of the previous pass.
 
-        Such rows are swapped with the rows that follow. The swaps do not reach the end of the pass,
-        so the end of the previous pass needs no such step.
+        The swaps do not reach the end of the pass, so that end is as `_permute` has it.
         """
         guarded = self._guarded
         start = self._permute(which, np.arange(3 * guarded))
@@ -165,8 +160,7 @@ class RowOrder:
 def _mix(values: NDArray[Any], key: Any, shift: Any) -> NDArray[Any]:
     """(N,) a hash of each value, without its lowest `shift` bits.
 
-    Source: the multipliers and shifts are those of lowbias32 (Wellons, 2018) and SplitMix64 (Steele
-    et al. 2014).
+    Source: multipliers and shifts of lowbias32 (Wellons, 2018), SplitMix64 (Steele et al. 2014).
     """
     word = values.dtype.type
     wide = word is np.uint64

@@ -1,21 +1,18 @@
 """verl's replay buffers with the quotas of the mixture: they choose the groups that are trained.
 
 verl adapter: `ReplayBuffer` and `ReplayBufferAsync` (trainer/ppo/v1/replay_buffer.py at 0.9.1).
-verl waits until as many groups of any source are finished as the batch holds, takes the oldest, and
-replaces an evicted group by the next prompt of any source. These subclasses change four things:
+verl takes the oldest finished groups of any source, and replaces an evicted group by the next
+prompt of any source. These subclasses change four things:
 
 - verl sees at most each source's quota of finished groups, oldest first. So its condition "enough
   groups" means "every quota is full".
 - Evicted groups are counted by source. verl's request for a number of new prompts becomes a request
   for a number of each source.
-- A trajectory that was lost to infrastructure does not decide whether its group is filtered. The
-  lost trajectories of groups that are not trained are kept for the trainer's counts.
-- A step in which a source cannot fill its quota fails with the source's name, instead of waiting
-  for ever.
+- A trajectory that was lost to infrastructure does not decide whether its group is filtered.
+- A step in which a source cannot fill its quota fails, instead of waiting for ever.
 
-In synchronous mode, the trained groups of a source are the first surviving groups in draw order,
-whether they were fast or slow. verl discards groups that it started in surplus; the draws after the
-last trained draw are given back and drawn again in the next step. Validation is not changed.
+In synchronous mode, the trained groups of a source are the first surviving groups in draw order.
+The draws after the last trained draw are given back and drawn again in the next step.
 """
 
 # verl has no type annotations.
@@ -78,12 +75,7 @@ class _Finished(NamedTuple):
 
 
 class _ExactQuotas:
-    """The part that both buffers share; see the module.
-
-    Args:
-        mixture: functions of the trainer, and limits.
-        options: verl's own arguments without `refill_fn`.
-    """
+    """The part that both buffers share. `options` are verl's own arguments without `refill_fn`."""
 
     # verl's, in both classes
     trainer_mode: str
@@ -196,11 +188,9 @@ class _ExactQuotas:
         """verl's filtered groups, and groups without information among their valid trajectories.
 
         verl compares all trajectories of a group. The reward 0 of a lost trajectory (its mask is
-        all zero) then makes a group of solved ones look informative. A group that verl filters
-        stays
-        filtered: if all its rewards are equal, the rewards of its valid trajectories are equal too.
-        Each other group is checked once. It is filtered too if fewer than two trajectories are
-        valid, or if the valid ones have equal rewards, because its advantages are zero.
+        all zero) then makes a group of solved ones look informative. Each group that verl keeps is
+        checked once, and filtered if fewer than two trajectories are valid, or if the valid ones
+        have equal rewards, because its advantages are zero.
         """
         verdicts = self._dapo_classification_cache[partition_id]  # uid -> shared value, or None
         known = set(verdicts)
@@ -214,8 +204,7 @@ class _ExactQuotas:
         return filtered, counts
 
     def _metric_of_valid(self, partition_id: str, uids: set[str]) -> dict[str, list[float]]:
-        """uid -> the filter's metric of its valid trajectories, for groups that verl has
-        classified."""
+        """uid -> the filter's metric of its valid trajectories."""
         metrics: dict[str, list[float]] = {uid: [] for uid in uids}
         keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in uids]
         if not keys:

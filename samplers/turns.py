@@ -1,15 +1,14 @@
 """The order in which sources give prompts.
 
 After any number of prompts, each source is within one prompt of its share. A prompt's place in the
-order is called a turn. What a source is due is exact: whole numbers over one common denominator
-(`Dues`).
+order is called a turn.
 
 Each turn of a source has a release and a deadline. The j-th turn of a source is released when the
 source is first due more than j - 1 turns, and its deadline is when the source is first due j turns.
 If every turn lies between its release and its deadline, each source is always within one turn of
 what it is due. `Turns` gives each turn to the released turn with the earliest deadline. This meets
-every deadline for any number of sources and any ratios, also if the ratios change. The simpler rule
-"always serve the source that is furthest behind" is off by more than one turn from five sources on.
+every deadline for any number of sources and any ratios. The simpler rule "always serve the source
+that is furthest behind" is off by more than one turn from five sources on.
 
 The order is computed in blocks. The state at the first turn of a block is its pin. A pin holds how
 many turns each source has had. It is computed without the turns before it (`Turns._pin_after`), so
@@ -109,9 +108,9 @@ class Dues:
     def curve(self, first: int, last: int) -> tuple[list[int], NDArray[Any]]:
         """What is due after each of `first` .. `last` turns.
 
-        Returns: (whole turns due after `first` (S,); the dues less these whole turns, (S, last -
-            first + 1) in units of 1 / `scale`, as 64-bit integers if they fit, else as Python's
-            integers).
+        Returns:
+            (S,) whole turns due after `first`; (S, last - first + 1) the dues less these whole
+            turns, in units of 1 / `scale`, as 64-bit integers if they fit, else Python's integers.
         """
         start = self.after(first)
         floors = [due // self.scale for due in start]
@@ -163,9 +162,8 @@ class Dues:
 class Turns:
     """The order of turns. Its methods are functions of their arguments; results are cached.
 
-    If the order repeats after at most `MAX_PERIOD` turns, one period is stored and every turn costs
-    the same. Otherwise the pins up to a turn are computed on first use, about ten million turns a
-    second, and stored with one byte per source and block.
+    Unless one period of the order is stored, the pins up to a turn are computed on first use, about
+    ten million turns a second, and stored with one byte per source and block.
     """
 
     def __init__(self, dues: Dues) -> None:

@@ -16,10 +16,6 @@ def make_uid(source: str, draw: int) -> str:
 
 @lru_cache(maxsize=2**16)
 def prompt_of(uid: str) -> tuple[str, int]:
-    """(source, draw) of a group.
-
-    Raises:
-        ValueError: `make_uid` did not make this uid.
-    """
+    """(source, draw) of a group; raises ValueError for a uid that `make_uid` did not make."""
     _, draw, source = uid.split(".", 2)
     return unquote(source), int(draw)
