@@ -1,9 +1,7 @@
 """The draft folder of a file that is being prepared: finished parts, and the position in the
 inputs.
 
-A killed process leaves its draft. The next process with the same fingerprint continues after the
-last saved part; a process with another fingerprint starts again. The folder is locked by one
-process.
+A process with the fingerprint of a draft continues after its last part; another starts again.
 """
 
 # pyarrow has no types; what comes of it is narrowed where it is used.
@@ -50,8 +48,7 @@ class State:
 
 
 def draft_folder(output: Path) -> Path:
-    """The draft folder of a file. It is beside the file, so that the draft can be renamed into
-    place."""
+    """The draft folder of a file, beside it, so that the draft can be renamed into place."""
     return output.with_name(f".{output.name}.draft")
 
 
@@ -63,8 +60,7 @@ class Draft:
         self._fingerprint = fingerprint
 
     def resume(self) -> tuple[State, NDArray[np.uint64]]:
-        """(the state to continue from, the digests of the row ids so far); the start if there is no
-        draft."""
+        """(the state to continue from, the digests of the row ids so far)"""
         try:
             found = json.loads((self._folder / _STATE).read_text())
             state = State(**found.pop("state"))
@@ -86,7 +82,7 @@ class Draft:
         Args:
             state: the state after the part; this method counts `parts` and `seen`.
             rows: tables of one schema.
-            seen: digests of the row ids that are new.
+            seen: digests of the new row ids.
         """
         if rows:
             table = pa.concat_tables(rows)
@@ -124,7 +120,6 @@ def open_draft(output: Path, fingerprint: str) -> Generator[Draft]:
     """The locked draft of one output file.
 
     Args:
-        output: the file that is prepared.
         fingerprint: of everything that decides the content of the output.
 
     Raises:

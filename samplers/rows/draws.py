@@ -17,11 +17,8 @@ _LEAST_MERGED = 1 << 16
 
 
 class SeenIds:
-    """A growing set of 64-bit digests, about 20 bytes each.
-
-    Most digests are in a sorted array; the newest, up to an eighth, are in a set that is merged
-    into the array.
-    """
+    """A growing set of 64-bit digests, about 20 bytes each: a sorted array, and a set of the newest
+    that is merged into the array."""
 
     def __init__(self, digests: NDArray[np.uint64]) -> None:
         self._sorted = np.sort(digests)

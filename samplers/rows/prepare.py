@@ -1,11 +1,9 @@
 """Preparation of rows: read a dataset's files, convert and choose records, write parquet, count
 drops.
 
-Single records are converted by `samplers.kind` and read by `samplers.rows.records`. Memory per row
-is about 20 bytes for each seen id, 8 bytes for each kept row's length, and 8 bytes for its draw if
-a number of rows is drawn. Rows are saved in parts (`samplers.rows.draft`), so that a killed process
-loses little. The files depend only on their fingerprint, not on interruptions. A file is complete
-or does not exist.
+Memory per row is about 20 bytes for each seen id, 8 bytes for each kept row's length, and 8 bytes
+for its draw if a number of rows is drawn. Rows are saved in parts (`samplers.rows.draft`), so that
+a killed process loses little. The files depend only on their fingerprint, not on interruptions.
 """
 
 # pyarrow has no types; what comes of it is narrowed where it is used.
@@ -101,8 +99,6 @@ _EVERYTHING = Choice()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareProgress:
-    """The progress of reading."""
-
     read_bytes: int
     size_bytes: int
     kept: int
@@ -116,8 +112,6 @@ class Prepared:
     """Path -> number of rows."""
 
     read: int
-    """Records read."""
-
     dropped: dict[str, int]
     """Reason -> records."""
 
@@ -149,18 +143,15 @@ def prepare(
     """Convert files of records to one parquet file of rows, or to two.
 
     Args:
-        kind: the kind of the records.
         inputs: files as `RecordFile` reads them, one after another.
         output: `.parquet` file; an existing file is replaced when the new one is complete.
         split: `train` or `validation`, of the rows of `output`.
         validation_output: the second file; needed with `choice.validation`, and only then.
-        choice: which rows are kept.
         options: the kind's options by name.
         source: `data_source` of the rows; None is the kind's name.
         agent: `agent_name` of the rows; None is the kind's.
         tokenizer: measures prompts; None counts characters.
         skip_bad: leave out and count records that break their schema.
-        progress: called often.
 
     Raises:
         BadData: a record breaks its schema, a file is damaged, the kind's own code fails, or no row
@@ -214,7 +205,7 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """The arguments of `prepare`, and values derived from them."""
+    """The arguments of `prepare`, checked."""
 
     kind: Kind
     files: list[RecordFile]
@@ -531,7 +522,7 @@ def _rows(batch: Iterable[_Entry]) -> list[Row]:
 def _options(
     kind: Kind, given: Mapping[str, Any], source: str | None, agent: str | None
 ) -> dict[str, Any]:
-    """The reader's arguments besides the record: the kind's options, and names if given."""
+    """The reader's arguments besides the record."""
     defaults = {option.name: option.default for option in kind.options}
     unknown = [name for name in given if name not in defaults]
     if unknown:

@@ -1,11 +1,9 @@
 """Reads the records of a file one by one in constant memory, for every supported format.
 
 Formats: Parquet, Arrow IPC (file and stream, so the Hub's `.arrow` too), JSON lines, a JSON array,
-    CSV and TSV; text formats also gzipped, recognised by their first bytes. A fault of one record
-    (a broken line, a text that is not UTF-8, a row with too many cells) is returned in place of the
-    record, so that the caller decides whether it ends the work. A fault after which nothing can be
-    read is raised. Nothing is repaired: half of a surrogate pair is a fault; `NaN` and `Infinity`
-    are read as Python reads them.
+CSV and TSV. A fault of one record (a broken line, a text that is not UTF-8, a row with too many
+cells) is returned in place of the record; a fault after which nothing can be read is raised.
+Nothing is repaired: half of a surrogate pair is a fault; `NaN` is read as Python reads it.
 
 The scanner of Python's `json` finds the end of each element of an array, and the elements are read
 like lines. (ijson 3.4 ends the file at `NaN` or an integer of 20 digits, makes `?` of half a
@@ -58,9 +56,7 @@ class BadData(ValueError):
     """The input files cannot be used; the message says where, why and what to do."""
 
 
-class Record(NamedTuple):
-    """One record of a file; a tuple, because there may be millions."""
-
+class Record(NamedTuple):  # there may be millions
     number: int
     """Position in the file from 0; faults count, blank lines do not."""
 
@@ -75,8 +71,8 @@ class RecordFile:
     """One file of records.
 
     Args:
-        path: `.parquet`, `.arrow`, `.jsonl`, `.ndjson`, `.json`, `.csv`, `.tsv`; the texts may have
-            `.gz` after that. A `.json` file holds an array, lines, or objects one after another.
+        path: `.parquet`, `.arrow`, `.jsonl`, `.ndjson`, `.json` (an array, lines, or objects one
+            after another), `.csv`, `.tsv`; texts may have `.gz` after that.
 
     Raises:
         FileNotFoundError, IsADirectoryError, PermissionError: the file cannot be read.
@@ -122,11 +118,7 @@ class RecordFile:
         """Size of the file on disk, for the progress bar."""
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        """Yield the records from position `start` on.
-
-        Raises:
-            BadData: the file is damaged, and nothing after this place can be read.
-        """
+        """Yield the records from position `start` on; raises BadData where a file is damaged."""
         if self._ending in self._tables:
             yield from self._rows(self._tables[self._ending](), start)
             return
@@ -393,7 +385,7 @@ def _batch_rows(row_bytes: float) -> int:
 
 def _check_offsets(batch: Any) -> None:
     """Raise `pa.ArrowInvalid` if a column points beyond its memory, which would crash the process.
-    Texts that are not UTF-8 are left to `_values`, where they are faults of their rows."""
+    `_values` finds texts that are not UTF-8."""
     for column in batch.columns:
         is_text = pa.types.is_string(column.type)
         (column.view(pa.binary()) if is_text else column).validate(full=True)

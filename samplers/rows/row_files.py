@@ -1,8 +1,7 @@
 """Parquet files of prepared rows: their paths, how they are written, and their metadata.
 
-A file is written in its draft folder and renamed when it is complete. Its metadata describe the
-preparation (`verl_mixed.prepare`: fingerprint, split, summary). They are metadata of the file and
-not of the schema, so that files can be concatenated.
+Metadata of the file describe the preparation (`verl_mixed.prepare`: fingerprint, split, summary).
+In the schema they would keep files from being concatenated.
 """
 
 # pyarrow has no types; what comes of it is narrowed where it is used.
@@ -115,11 +114,7 @@ class RowFile:
     def describe(self, *, fingerprint: str, summary: dict[str, Any]) -> None:
         """Write the last rows and the metadata."""
         self._write_group()
-        about = {
-            "fingerprint": fingerprint,
-            "split": self._output.split,
-            "summary": summary,
-        }
+        about = {"fingerprint": fingerprint, "split": self._output.split, "summary": summary}
         self._writer.add_key_value_metadata({_METADATA: json.dumps(about)})
 
     def _write_group(self) -> None:

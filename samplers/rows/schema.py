@@ -1,9 +1,7 @@
 """The rows of all sources in one Arrow schema, so that files can be concatenated.
 
-This module defines the columns, the stable row id, and the checks of a file.
-`samplers.rows.sources` reads a dataset's own records. The columns are verl's (docs/mixture.md lists
-them). Values that differ between sources (`ground_truth`, `extras`) are JSON text, because one
-Arrow type must hold all of them.
+The columns are verl's. Values that differ between sources (`ground_truth`, `extras`) are JSON text,
+because one Arrow type must hold all of them.
 """
 
 # pyarrow has no types, and makes its compute functions at run time; what comes of it is narrowed
@@ -81,8 +79,6 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRows:
-    """The content of one parquet file."""
-
     path: Path
     rows_by_source: dict[str, int]
     """data_source -> number of rows, in the order of first appearance."""
@@ -91,12 +87,8 @@ class FileRows:
 def row_id(source: str, record: Mapping[str, Any]) -> str:
     """Name a raw record by its content, so that the name does not depend on order or file names.
 
-    numpy's values count as the lists and numbers that they hold. Values that JSON does not have
-    (bytes, dates, decimals) count as their printed text.
-
-    Args:
-        source: the source that the record belongs to.
-        record: the raw record; the order of its keys does not matter.
+    The order of keys does not matter. numpy's values count as the lists and numbers that they hold;
+    values that JSON does not have (bytes, dates, decimals) count as their printed text.
     """
     try:
         text = _CANONICAL.encode(record)
@@ -148,11 +140,7 @@ def write_rows(path: Path | str, rows: Sequence[Row]) -> None:
 
 
 def columns_of(rows: Sequence[Row]) -> Any:
-    """A `pa.Table` of rows in `SCHEMA`.
-
-    Args:
-        rows: any number. A column of a row group must stay below 2 GiB, because otherwise it cannot
-            be read; pass few rows with large tests at a time.
+    """A `pa.Table` of rows in `SCHEMA`. A column must stay below 2 GiB, or it cannot be read again.
 
     Raises:
         ValueError: a text is not Unicode, or `ground_truth` or `extras` is not JSON; with the id of
@@ -239,13 +227,7 @@ def _is_unicode(row: Row) -> bool:
 
 
 def read_sources(files: Sequence[Path | str]) -> list[FileRows]:
-    """Count the rows of each source in each file, and check the columns.
-
-    Args:
-        files: parquet files, in the order in which they are concatenated.
-
-    Returns:
-        One entry per file, in the same order.
+    """Count the rows of each source in each parquet file, and check the columns.
 
     Raises:
         ValueError: a file is missing, is no parquet file, is empty, or has a wrong column; the
@@ -263,13 +245,10 @@ def read_sources(files: Sequence[Path | str]) -> list[FileRows]:
 
 
 def row_id_problems(files: Sequence[Path | str]) -> list[str]:
-    """Faults of `extra_info.row_id`: rows without an id, and ids of several rows, over all files.
+    """A sentence each for rows without an id, and for ids of several rows, over all files.
 
     Args:
         files: files without a fault in `read_sources`.
-
-    Returns:
-        A sentence for the rows without an id, and one for the ids that several rows share.
     """
     columns: list[Any] = [_row_ids(Path(file)) for file in files]
     lengths = [len(column) for column in columns]

@@ -12,9 +12,6 @@ KINDS: dict[str, Kind] = {kind.name: kind for kind in (taco.KIND, nq.KIND, math.
 def kind_of(name_or_path: str) -> Kind:
     """A kind by its name, or from the Python file that holds it as `KIND`.
 
-    Args:
-        name_or_path: a name of `KINDS`, or a path that ends in `.py`.
-
     Raises:
         ValueError: there is no such kind, or the file holds none.
     """

@@ -1,7 +1,7 @@
 """What stands in a record's cells: text, lists, JSON. For readers of any kind of data.
 
-Each function takes a value as parquet, JSON or csv hands it over, and gives it back as JSON has it,
-or raises `BadRecord` with the field, the value and the rule.
+Each function takes a value as parquet, JSON or csv hands it over and gives it back as JSON has it,
+or raises `BadRecord`. `field` is the column, or the path in it, for messages.
 """
 
 import ast
@@ -28,22 +28,12 @@ ROLES = ("system", "user", "assistant")
 
 
 def bad(field: str, value: object, rule: str) -> BadRecord:
-    """The error for a cell that breaks a rule.
-
-    Args:
-        field: the column, or the path in it.
-        value: what stands there; cut where it is long.
-        rule: the same words for all such cells, without the value.
-    """
+    """The error for a cell that breaks a rule; `rule` has the same words for all such cells."""
     return BadRecord(f"{field}={_SHORT.repr(value)}: {rule}", reason=f"{field}: {rule}")
 
 
 def present(record: Mapping[str, Any], field: str) -> Any:
-    """The value of a column that every record of the schema has.
-
-    Raises:
-        BadRecord: there is no such column.
-    """
+    """The value of a column that every record of the schema has."""
     if field not in record:
         raise missing(record, field)
     return record[field]
@@ -56,11 +46,7 @@ def missing(record: Mapping[str, Any], *fields: str) -> BadRecord:
 
 
 def text_of(field: str, value: object) -> str:
-    """Text without white space around it; null is empty.
-
-    Raises:
-        BadRecord: another type, or no Unicode.
-    """
+    """Text without white space around it; null is empty. It must be Unicode."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -74,11 +60,7 @@ def text_of(field: str, value: object) -> str:
 
 
 def question_of(field: str, value: object) -> str:
-    """Text that says something.
-
-    Raises:
-        BadRecord: another type, or empty.
-    """
+    """Text that is not empty, as `text_of`."""
     text = text_of(field, value)
     if not text:
         raise bad(field, value, "must not be empty")
@@ -91,11 +73,7 @@ def answers_of(field: str, value: object) -> list[str]:
     Numbers become what Python prints, truth values `true` and `false`.
 
     Args:
-        field: the column, for messages.
         value: text, number, truth value, or a list or array of those.
-
-    Raises:
-        BadRecord: another type, or no answer at all.
     """
     given = items_of(value)
     answers = [_answer(field, item) for item in ([value] if given is None else given)]
@@ -135,10 +113,7 @@ def is_blank(value: object) -> bool:
 
 
 def literal_list(text: str) -> list[str] | None:
-    """The texts of a list written as Python or JSON writes it; None when the text is no such list.
-
-    Literals only: nothing in it is run.
-    """
+    """The texts of a list literal of Python or JSON, of which nothing is run; else None."""
     if not text.startswith("[") or len(text) > _LITERAL:
         return None
     try:
@@ -154,14 +129,10 @@ def literal_list(text: str) -> list[str] | None:
 
 
 def messages_of(field: str, value: object) -> list[dict[str, str]]:
-    """The messages of a prompt: `role` and `content` each; a list, or the JSON text of one.
+    """The messages of a prompt, from a list or its JSON text; one must be the user's.
 
     Args:
-        field: the column, for messages.
-        value: content is text, or a list of `{"type": "text", "text": ...}`.
-
-    Raises:
-        BadRecord: no such list, another role, no message of the user, images.
+        value: messages with `role` and `content`: a text, or a list of `{"type": "text", ...}`.
     """
     if isinstance(value, str):
         value = json_of(field, value)
@@ -200,16 +171,11 @@ def _content(field: str, value: object) -> str:
 
 
 def last_question(messages: Sequence[Mapping[str, str]]) -> str:
-    """The last message of the user."""
     return next(m["content"] for m in reversed(messages) if m["role"] == "user")
 
 
 def json_of(field: str, text: str) -> Any:
-    """What a cell's JSON text says.
-
-    Raises:
-        BadRecord: it is broken.
-    """
+    """What a cell's JSON text says."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -217,18 +183,10 @@ def json_of(field: str, text: str) -> Any:
 
 
 def json_value(field: str, value: Any) -> Any:
-    """A value as JSON has it, without loss.
-
-    Args:
-        field: the column, for messages; empty where the value is all of a record.
-        value: anything.
+    """A value as JSON has it, without loss; `field` is empty where the value is a whole record.
 
     Dates become their ISO text, decimals a number where that is exact and else text, numpy's
-    values lists and numbers.
-
-    Raises:
-        BadRecord: JSON has no form for it (bytes, NaN, keys that are no text), or it is nested too
-            deeply.
+    values lists and numbers. Bytes, NaN and keys that are no text are refused.
     """
     try:
         return _json_value(field, value)

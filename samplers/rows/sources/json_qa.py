@@ -45,12 +45,8 @@ def to_row(
     Args:
         record: `answer` is a text, number, truth value or list of those; `messages` a list of
             `{role, content}`, or its JSON text.
-        split, index, source, agent: see `samplers.kind.Reader`.
         question_field, answer_field, messages_field: what the record calls them. Without an
             `answer_field` (empty) the ground truth is empty, for a reward that reads the extras.
-
-    Raises:
-        BadRecord: no question, no answer, a cell of another type, an entry that JSON cannot hold.
     """
     messages: list[dict[str, str]] = []
     if not is_blank(record.get(messages_field)):

@@ -35,14 +35,6 @@ def to_row(
 
     The answer is that of the solution's last box; a column `answer` counts only where there is no
     box.
-
-    Args:
-        record: `problem`, `level`, `type`, `solution`.
-        split, index, source, agent: see `samplers.kind.Reader`.
-
-    Raises:
-        UnusableRecord: no box in the solution.
-        BadRecord: no problem, or a cell of another type.
     """
     question = question_of("problem", present(record, "problem"))
     given = record.get("answer")
@@ -83,10 +75,7 @@ def boxed_answer(solution: str) -> str | None:
     r"""Content of the last `\boxed{}` or `\fbox{}` whose braces balance and hold something.
 
     `\boxed 7` without braces holds what follows up to the next `$` or white space. Braces behind a
-    backslash are characters of the answer. One pass, whatever the text.
-
-    Returns:
-        None without such a box.
+    backslash are characters of the answer. None without such a box.
     """
     last, answer = -1, None
     opened: list[re.Match[str] | None] = []  # each open brace's box, None for other braces

@@ -40,10 +40,6 @@ def to_row(
     Args:
         record: `question`, else `prompt`, a list of messages; and `answer`, `golden_answers` or
             `reward_model`, whichever comes first: a text, a list, or the text of a list.
-        split, index, source, agent: see `samplers.kind.Reader`.
-
-    Raises:
-        BadRecord: no question, no answer, or a cell of another type.
     """
     messages: list[dict[str, str]] = []
     if record.get("question") is None and record.get("prompt") is not None:

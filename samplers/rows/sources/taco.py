@@ -1,11 +1,8 @@
 """TACO: programming problems judged by hidden tests.
 
-Reads records of the public dataset (BAAI/TACO, 17 columns; Li et al. 2023). Most problems are
-programs that read their input and print; their tests are pairs of texts. Where `input_output` has a
-`fn_name` the answer is a function, and the tests are arguments and results.
-
-The ground truth of a row is `{"inputs": [...], "outputs": [...]}`, one of each a test, both texts;
-or, with a function:
+Reads records of the public dataset (BAAI/TACO; Li et al. 2023). The ground truth of a row is
+`{"inputs": [...], "outputs": [...]}`, one of each a test, both texts. Where `input_output` has a
+`fn_name`, the answer is a function, and the ground truth is:
 
 - `fn_name`: the function, or the method of a `class Solution`.
 - `inputs`: a list of arguments each, JSON values: `fn_name(*arguments)`.
@@ -88,21 +85,16 @@ def to_row(
 ) -> Row:
     """Turn one raw record into a row.
 
-    Of the tests those are kept that come first; one that does not fit into what the earlier ones
-    left of `max_test_bytes` is passed over. `extras` tell how many there were (`tests`), how many
-    are left (`tests_kept`) and their size (`test_bytes`), and have what else is known of the
-    problem; `example_input` is the first test's where the problem reads its input.
+    The first tests are kept; a test that does not fit into what the earlier ones left of
+    `max_test_bytes` is passed over. `extras` have the number of tests in the record (`tests`), the
+    number and size of the kept ones (`tests_kept`, `test_bytes`), what else is known of the
+    problem, and the first test's `example_input` where the problem reads its input.
 
     Args:
         record: the 17 public columns; `input_output` is JSON text, or an object already.
-        split, index, source, agent: see `samplers.kind.Reader`.
         max_tests: tests of a row at most.
         max_test_bytes: their texts together at most.
         difficulty: only problems of these; empty means all.
-
-    Raises:
-        UnusableRecord: no question, tests that are missing or broken, another difficulty.
-        BadRecord: `question` or `input_output` is missing, or a cell has another type.
     """
     question = text_of("question", present(record, "question"))
     level = text_of("difficulty", record.get("difficulty"))
