@@ -1,9 +1,8 @@
 """Translate config files in AgentFly's style into Hydra overrides of the run config.
 
 `agent_config.yaml` and `training_config.yaml` describe one agent with its tools and its reward. A
-run has a mixture of sources instead, so these values are set for every source. The table in
-`verl_mixed.agentfly.keys` says what each key sets. Keys of the run config itself are passed on
-unchanged. All mistakes are reported together: unknown keys, wrong types, contradictions.
+run has a mixture of sources instead, so these values are set for every source. Keys of the run
+config itself are passed on unchanged.
 """
 
 import re
@@ -50,16 +49,12 @@ _NAMED_BY_USER = ("mixed.sources", "mixed.prompts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A config file that was read."""
-
     path: Path
     content: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """What config files set."""
-
     overrides: list[str]
     """Hydra overrides, without the keys that the command line sets."""
 
@@ -69,8 +64,6 @@ class Translation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Value:
-    """A value of a file."""
-
     key: str
     """The key as the file spells it."""
 
@@ -96,7 +89,7 @@ def translate_files(
     Args:
         paths: files of `--config`, which together are one config.
         given: overrides of the command line; they win.
-        environ: environment; PROFILE is used if neither files nor overrides name a profile.
+        environ: PROFILE is used if neither files nor overrides name a profile.
 
     Raises:
         ConfigError: all mistakes in the files, a line each.
@@ -168,8 +161,7 @@ def translate(
         given: overrides of the command line; they win.
 
     Raises:
-        ConfigError: unknown keys, wrong types and contradictions, a line each. A value with a
-            wrong type is left out of the search for contradictions.
+        ConfigError: unknown keys, wrong types and contradictions, a line each.
     """
     values: list[_Value] = []
     problems: list[str] = []
@@ -264,20 +256,16 @@ def _sets(given: _Value, active: Sequence[str]) -> Iterator[_Set]:
 
 
 def _last(values: Sequence[_Value], name: str) -> _Value | None:
-    """The last value of a key."""
     return next((each for each in reversed(values) if each.name == name), None)
 
 
 def _mixture(
     values: Sequence[_Value], run: Mapping[str, Any]
 ) -> tuple[list[_Set], list[str], list[str]]:
-    """The mixture that the section `data` describes.
+    """(what the section `data` sets, the sources that take part, the mistakes)
 
-    - Raw files, or rows with `data.source`, are the only source.
-    - Otherwise the run's mixture is kept, with the ratios of `data.ratios` if these are given.
-
-    Returns:
-        What the keys set, the sources that take part, and the mistakes.
+    Raw files, or rows with `data.source`, are the only source. Otherwise the run's mixture is kept,
+    with the ratios of `data.ratios` if these are given.
     """
     sources = at(run, "mixed.sources") or {}
     named, ratios = _last(values, "data.source"), _last(values, "data.ratios")
@@ -401,11 +389,7 @@ def _shown(value: Any) -> str:
 
 
 def hydra_text(value: Any) -> str:
-    """A value in the syntax of Hydra's overrides. Interpolations in texts are escaped.
-
-    Args:
-        value: None, a bool, number or text, or lists and mappings of these.
-    """
+    """A JSON value in the syntax of Hydra's overrides. Interpolations in texts are escaped."""
     if value is None:
         return "null"
     if isinstance(value, bool):

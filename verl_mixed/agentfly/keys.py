@@ -54,8 +54,6 @@ TOOLS_OF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What a key of AgentFly's style sets."""
-
     wants: str
     """Description of the accepted values, for messages."""
 
@@ -64,8 +62,6 @@ class Key:
     """Keys of the run config."""
 
     convert: Callable[[Any], Any] = lambda value: value
-    """AgentFly's value -> the run config's value."""
-
     sets_with_others: str = ""
     """What the key sets together with other keys; such a key has no `sets`."""
 

@@ -28,8 +28,6 @@ _MOST_KINDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Log:
-    """One file to read."""
-
     path: Path | None
     """None: standard input."""
 
@@ -39,7 +37,6 @@ class _Log:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `verl-mixed diagnose`."""
     parser.add_argument(
         "logs",
         nargs="*",
@@ -79,13 +76,10 @@ def _print(text: str) -> None:
 
 
 def diagnose_tail(text: str) -> Finding | None:
-    """The failure that most probably ended a run.
+    """The failure that most probably ended a run: the first fatal one since its last start.
 
     Args:
         text: the end of the run's log.
-
-    Returns:
-        The first fatal finding of the run's last start; None without one.
     """
     scan = Scan()
     scan.read([text.encode("utf-8", "replace")], "log")

@@ -23,9 +23,6 @@ _TIME = re.compile(
 def clean_line(raw: bytes) -> tuple[str, str, int]:
     """Take a line of a log apart.
 
-    Args:
-        raw: the line, with or without its newline.
-
     Returns:
         (text, speaker, count): the text without colours, prefixes and Ray's repeat mark; Ray's
         prefix, which names the process that wrote the line; how often Ray saw the line. For example

@@ -168,15 +168,12 @@ class Scan:
         self._files = 0
 
     def read(self, chunks: Iterable[bytes], name: str, *, finite_only: bool = False) -> int:
-        """Read one log.
+        """Read one log; returns its size in bytes.
 
         Args:
             chunks: its bytes in order, cut anywhere.
             name: the log's name in findings.
             finite_only: of the numbers of steps, report only those that are not finite.
-
-        Returns:
-            How many bytes the log has.
         """
         self._files += 1
         reader = _Reader(self, name, self._files, finite_only)
@@ -190,7 +187,6 @@ class Scan:
         """Count one event.
 
         Args:
-            event: the event.
             start: number of the run's last start before the event, within the file.
             file_index: number of the file, from 1.
         """
@@ -215,8 +211,7 @@ class Scan:
         """The findings, the most probable root cause first.
 
         Findings of the last start come first; then fatal ones; then those that do not follow from
-        another failure; then by place. Events that a signature counts only as a storm are left out
-        where there was no storm.
+        another failure; then by place.
         """
         shown = [f for f in self.findings.values() if f.signature.storm is None or f.is_storm]
         return sorted(shown, key=self._rank)
@@ -335,7 +330,6 @@ class _Reader:
         return end
 
     def _read(self, offset: int, raw: bytes, is_hit: bool) -> None:
-        """Read one segment."""
         if not raw:
             return
         self._segments += 1

@@ -82,8 +82,7 @@ class StepChecks:
 
         Args:
             metrics: name -> number, which may be NaN.
-            finite_only: report only numbers that are not finite: of this log's steps, another file
-                has the other numbers.
+            finite_only: report only numbers that are not finite.
 
         Yields:
             (id of the signature, source, phase or metric, text).

@@ -20,13 +20,9 @@ def prepare_corpus(
     """Build the index, unless there is an index of the corpus in its present state.
 
     Args:
-        corpus: JSON lines, plain or gzip.
         folder: folder of the index; None is `<corpus>.index`, where the tool server looks.
-        skip_bad: leave out lines that are not passages.
-        limit: how many passages to take.
 
-    Raises:
-        ValueError, OSError: as `PassageIndex.build`.
+    The other arguments, and the errors, are those of `PassageIndex.build`.
     """
     console = Console(highlight=False)
     folder = folder or index_beside(corpus.absolute())

@@ -29,12 +29,8 @@ def prepare_files(
     """`samplers.rows.prepare.prepare` with a progress bar and a summary.
 
     Args:
-        kind, inputs, output, options: arguments of `samplers.rows.prepare.prepare`.
         console: shows the summary; the bar goes to stderr.
         again: show the summary even if the files were complete already.
-
-    Raises:
-        ValueError, OSError: as `samplers.rows.prepare.prepare`.
     """
     console = console or Console(highlight=False)
     with reading_bar(kind.name, "rows") as show:
@@ -52,15 +48,7 @@ def prepare_files(
 def reading_bar(
     name: str, items: str
 ) -> "Generator[Callable[[PrepareProgress | CorpusProgress], None]]":
-    """A progress bar on stderr over the bytes read, with a count of the items kept.
-
-    Args:
-        name: what is read.
-        items: name of the items.
-
-    Yields:
-        Shows a progress.
-    """
+    """A progress bar on stderr over the bytes read of `name`, with a count of the `items` kept."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -83,10 +71,7 @@ def reading_bar(
 
 
 def tokenizer_of(name: str) -> Tokenizer:
-    """Prompt lengths in tokens, measured with a model's tokenizer.
-
-    Args:
-        name: folder, or name on the Hugging Face Hub.
+    """The tokenizer of a model, given its folder or its name on the Hugging Face Hub.
 
     Raises:
         ValueError: the tokenizer cannot be loaded.

@@ -30,9 +30,6 @@ def add_files_of_sources(config: DictConfig) -> None:
 
     Raw files are prepared first, unless this was done before, and are replaced by their rows.
 
-    Args:
-        config: the composed config; it is changed.
-
     Raises:
         ConfigError: files that cannot be prepared, a line each.
     """
