@@ -33,8 +33,6 @@ class SourceAccount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """The result of an audit."""
-
     steps: int
     sources: dict[str, SourceAccount]
     """In the order of the plan."""

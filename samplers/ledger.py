@@ -27,8 +27,6 @@ were too old (stale); or it was not finished when the run ended."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """One prompt."""
-
     step: int
     """Optimizer step, from 1, in which it was trained or given up; its batch is
     `plan.batch(step - 1)`."""

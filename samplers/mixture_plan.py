@@ -63,8 +63,6 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPrompt:
-    """One prompt that was drawn."""
-
     source: str
     draw: int
     """Number of prompts of its source that were drawn before; it identifies the prompt."""

@@ -89,7 +89,6 @@ class Dues:
 
     @property
     def is_constant(self) -> bool:
-        """Whether every step has the same weights."""
         return len(self._steps) == 1
 
     def weights(self, step: int) -> list[int]:

@@ -53,8 +53,6 @@ _LONG = "its prompt is longer than max_prompt_tokens"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
-    """The tokenizer that measures prompts."""
-
     name: str
     """Its name, a part of the fingerprint."""
 
@@ -106,8 +104,6 @@ class PrepareProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The result of a preparation."""
-
     files: dict[str, int]
     """Path -> number of rows."""
 
@@ -194,8 +190,6 @@ def _remove(drafts: Iterable[Draft]) -> None:
 
 
 class _Entry(NamedTuple):
-    """The result of one record."""
-
     file: int
     number: int
     line: int
@@ -205,8 +199,6 @@ class _Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """The arguments of `prepare`, checked."""
-
     kind: Kind
     files: list[RecordFile]
     outputs: list[Output]
@@ -413,7 +405,6 @@ class _Job:
     # --- writing ---------------------------------------------------------------------------------
 
     def _write(self, draft: Draft, state: State, fingerprint: str) -> Prepared:
-        """Write the chosen rows of all parts to the files, and rename the files into place."""
         side_of = self._sides(draft, state)
         lengths: list[NDArray[np.int64]] = []
         try:

@@ -312,7 +312,6 @@ class RecordFile:
             yield Record(index, line, value)
 
     def _header(self, names: list[str], fault: str = "") -> list[str]:
-        """The columns' names, which must be unique."""
         twice = [name for name, count in Counter(names).items() if count > 1]
         fault = fault or (f"column {twice[0]!r} comes twice" if twice else "")
         if fault:
@@ -447,6 +446,5 @@ def _as_python_reads(text: bytes) -> Any:
 
 
 def _shown(text: bytes) -> str:
-    """The start of a text, for a message."""
     words = text[:60].strip().decode(errors="replace")
     return repr(words + ("..." if len(text) > 60 else ""))

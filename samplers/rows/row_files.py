@@ -32,8 +32,6 @@ _METADATA = b"verl_mixed.prepare"
 
 
 class Output(NamedTuple):
-    """A file to write, and the split of its rows."""
-
     path: Path
     split: str
 

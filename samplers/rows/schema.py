@@ -99,7 +99,6 @@ def row_id(source: str, record: Mapping[str, Any]) -> str:
 
 
 def _printed(value: Any) -> Any:
-    """The text for a value that JSON does not have."""
     if hasattr(value, "tolist"):  # numpy; its own text is cut in the middle
         return value.tolist()
     if isinstance(value, Mapping):
@@ -190,7 +189,6 @@ def _table(rows: Sequence[Row]) -> Any:
 
 
 def _struct(of: Any, *columns: Sequence[Any]) -> Any:
-    """A struct column from the values of its fields."""
     arrays = [pa.array(column, field.type) for column, field in zip(columns, of, strict=True)]
     return pa.StructArray.from_arrays(arrays, fields=list(of))
 

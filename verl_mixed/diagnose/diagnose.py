@@ -225,7 +225,6 @@ def _wrapped(name: str, text: str) -> list[str]:
 
 
 def as_json(scan: Scan) -> dict[str, Any]:
-    """The findings as a JSON object."""
     return {
         "bytes": scan.bytes_read,
         "findings": [

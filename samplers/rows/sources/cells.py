@@ -175,7 +175,6 @@ def last_question(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def json_of(field: str, text: str) -> Any:
-    """What a cell's JSON text says."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

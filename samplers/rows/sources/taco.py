@@ -137,7 +137,6 @@ def to_row(
 
 
 def _prompt(question: str, starter_code: str, fn_name: str | None) -> str:
-    """The problem, the code to start from, and the function that is called."""
     parts = [question]
     if starter_code:
         parts.append(f"```python\n{starter_code}\n```")
