@@ -48,12 +48,6 @@ _NAMED_BY_USER = ("mixed.sources", "mixed.prompts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    path: Path
-    content: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
     overrides: list[str]
     """Hydra overrides, without the keys that the command line sets."""
@@ -63,7 +57,9 @@ class Translation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Value:
+class Value:
+    """A value of a config file."""
+
     key: str
     """The key as the file spells it."""
 
@@ -94,27 +90,24 @@ def translate_files(
     Raises:
         ConfigError: all mistakes in the files, a line each.
     """
-    documents: list[Document] = []
+    values: list[Value] = []
     problems: list[str] = []
     for path in paths:
         try:
-            documents.append(read(path))
+            values += read(path)
         except ConfigError as error:
             problems += error.problems
     groups = [each for each in given if override_key(each) in _GROUPS]
     if not any(override_key(each) == "profile" for each in groups):
         key = "hardware.profile"
         named = [
-            each.value
-            for document in documents
-            for each in _values(document)
-            if each.name == key and KEYS[key].accepts(each.value)
+            each.value for each in values if each.name == key and KEYS[key].accepts(each.value)
         ]
         if profile := (*named, environ.get("PROFILE", ""))[0]:
             groups.append(f"profile={hydra_text(profile)}")
     run = cast(dict[str, Any], OmegaConf.to_container(compose_config(groups), resolve=False))
     try:
-        translation = translate(documents, run, given)
+        translation = translate(values, run, given)
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from error
     if problems:
@@ -122,7 +115,7 @@ def translate_files(
     return translation
 
 
-def read(path: Path) -> Document:
+def read(path: Path) -> list[Value]:
     """Read a config file and replace its interpolations (`${oc.env:HOME}`).
 
     Raises:
@@ -147,25 +140,25 @@ def read(path: Path) -> Document:
         raise ConfigError([f"cannot read --config {path}: {reason}; correct the YAML"]) from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError([f"--config {path}: want sections with keys; see {PAGE}"])
-    return Document(path=path, content=cast(dict[str, Any], content))
+    return [*values_of(path, cast(dict[str, Any], content))]
 
 
 def translate(
-    documents: Sequence[Document], run: Mapping[str, Any], given: Sequence[str] = ()
+    read_values: Sequence[Value], run: Mapping[str, Any], given: Sequence[str] = ()
 ) -> Translation:
-    """Translate config files that were read.
+    """Translate the values of config files.
 
     Args:
-        documents: files that together are one config.
+        read_values: of all files, which together are one config.
         run: the composed run config; its keys and sources are the known ones.
         given: overrides of the command line; they win.
 
     Raises:
         ConfigError: unknown keys, wrong types and contradictions, a line each.
     """
-    values: list[_Value] = []
+    values: list[Value] = []
     problems: list[str] = []
-    for each in (each for document in documents for each in _values(document)):
+    for each in read_values:
         if (problem := _problem(each, run)) is None:
             values.append(each)
         else:
@@ -180,28 +173,24 @@ def translate(
     return _render(values, sets, run, given)
 
 
-_Set = tuple[str, Any, _Value]
+_Set = tuple[str, Any, Value]
 """A key of the run config, its new value, and the value of a file that sets it."""
 
 
-def _values(document: Document) -> Iterator[_Value]:
+def values_of(path: Path, content: Mapping[str, Any], prefix: str = "") -> Iterator[Value]:
     """The values of a file: those of keys of the table whole, other mappings key by key.
 
     A null is left out where the table or a section of the run config has the key.
     """
-
-    def below(prefix: str, mapping: Mapping[str, Any]) -> Iterator[_Value]:
-        for key, value in mapping.items():
-            one = _Value(key=f"{prefix}{key}", value=value, path=document.path)
-            if isinstance(value, dict) and value and one.name not in KEYS:
-                yield from below(f"{prefix}{key}.", cast(dict[str, Any], value))
-            elif value is not None or (one.name not in KEYS and prefix):
-                yield one
-
-    return below("", document.content)
+    for key, value in content.items():
+        one = Value(key=f"{prefix}{key}", value=value, path=path)
+        if isinstance(value, dict) and value and one.name not in KEYS:
+            yield from values_of(path, cast(dict[str, Any], value), f"{one.key}.")
+        elif value is not None or (one.name not in KEYS and prefix):
+            yield one
 
 
-def _problem(given: _Value, run: Mapping[str, Any]) -> str | None:
+def _problem(given: Value, run: Mapping[str, Any]) -> str | None:
     """Why a value is refused; None if it is accepted."""
     if (key := KEYS.get(given.name)) is not None:
         return None if key.accepts(given.value) else f"{given}: want {key.wants}; correct it"
@@ -241,7 +230,7 @@ def _is_known(key: str, run: Mapping[str, Any]) -> bool:
     return not isinstance(value, Mapping) or not value
 
 
-def _sets(given: _Value, active: Sequence[str]) -> Iterator[_Set]:
+def _sets(given: Value, active: Sequence[str]) -> Iterator[_Set]:
     """What one value sets, as far as this does not depend on other values."""
     if (key := KEYS.get(given.name)) is None:
         is_path = given.key.endswith(".path") and isinstance(given.value, str)
@@ -255,12 +244,12 @@ def _sets(given: _Value, active: Sequence[str]) -> Iterator[_Set]:
             yield ours, key.convert(given.value), given
 
 
-def _last(values: Sequence[_Value], name: str) -> _Value | None:
+def _last(values: Sequence[Value], name: str) -> Value | None:
     return next((each for each in reversed(values) if each.name == name), None)
 
 
 def _mixture(
-    values: Sequence[_Value], run: Mapping[str, Any]
+    values: Sequence[Value], run: Mapping[str, Any]
 ) -> tuple[list[_Set], list[str], list[str]]:
     """(what the section `data` sets, the sources that take part, the mistakes)
 
@@ -308,7 +297,7 @@ _OF_SOURCE = {"data.train_files": "files", "data.val_files": "val_files"}
 """Key of files of the run -> key of files of a source."""
 
 
-def _agents(values: Sequence[_Value], active: Sequence[str]) -> tuple[list[_Set], list[str]]:
+def _agents(values: Sequence[Value], active: Sequence[str]) -> tuple[list[_Set], list[str]]:
     """The agent of each source, chosen by type and tools; and the mistakes."""
     kind, tools = _last(values, "agent.agent_type"), _last(values, "agent.tools")
     wanted = {TOOLS[name] for name in texts(tools.value)} - {""} if tools else set[str]()
@@ -322,11 +311,11 @@ def _agents(values: Sequence[_Value], active: Sequence[str]) -> tuple[list[_Set]
         agent = fitting[0] if fitting else "react_agent"
     else:
         return [], []
-    origin = cast(_Value, kind or tools)
+    origin = cast(Value, kind or tools)
     return [(f"mixed.sources.{name}.agent", agent, origin) for name in active], []
 
 
-def _kl_loss(values: Sequence[_Value]) -> list[_Set]:
+def _kl_loss(values: Sequence[Value]) -> list[_Set]:
     """`training.kl_coef` also switches the KL loss on or off, unless `use_kl_loss` is given."""
     coefficient = _last(values, "training.kl_coef")
     if coefficient is None or _last(values, "training.use_kl_loss") is not None:
@@ -334,7 +323,7 @@ def _kl_loss(values: Sequence[_Value]) -> list[_Set]:
     return [(f"{ACTOR}.use_kl_loss", coefficient.value > 0, coefficient)]
 
 
-def _contradictions(values: Sequence[_Value], sets: Sequence[_Set]) -> list[str]:
+def _contradictions(values: Sequence[Value], sets: Sequence[_Set]) -> list[str]:
     """Pairs of values that set the same key differently: two keys, or one key in two files."""
     together = [
         (each.name, each.value, each)
@@ -343,7 +332,7 @@ def _contradictions(values: Sequence[_Value], sets: Sequence[_Set]) -> list[str]
     ]
     problems: dict[tuple[int, int], str] = {}
     for group in (together, sets):
-        first: dict[str, tuple[Any, _Value]] = {}
+        first: dict[str, tuple[Any, Value]] = {}
         for place, value, given in group:
             before, origin = first.setdefault(place, (value, given))
             if before != value:
@@ -357,7 +346,7 @@ def _contradictions(values: Sequence[_Value], sets: Sequence[_Set]) -> list[str]
 
 
 def _render(
-    values: Sequence[_Value], sets: Sequence[_Set], run: Mapping[str, Any], given: Sequence[str]
+    values: Sequence[Value], sets: Sequence[_Set], run: Mapping[str, Any], given: Sequence[str]
 ) -> Translation:
     """The overrides, each key once, and the lines that explain them."""
     taken = {override_key(each) for each in given}

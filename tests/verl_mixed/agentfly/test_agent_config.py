@@ -16,13 +16,14 @@ from config.lookup import at, flatten
 from config.schema import ConfigError
 from tests.verl_mixed.conftest import REPO_ROOT
 from verl_mixed.agentfly.files import (
-    Document,
     Translation,
+    Value,
     hydra_text,
     keep_copies,
     read,
     translate,
     translate_files,
+    values_of,
 )
 from verl_mixed.agentfly.keys import AGENTS, EVERY_SOURCE, KEYS, TOOLS
 from verl_mixed.run.compose import compose_config
@@ -82,14 +83,17 @@ def container(overrides: list[str]) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
 
 
-def document(text: str, name: str = "my.yaml") -> Document:
-    content = cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
-    return Document(path=Path(name), content=content)
+def document(text: str, name: str = "my.yaml") -> list[Value]:
+    return [*values_of(Path(name), content_of(text))]
+
+
+def content_of(text: str) -> dict[str, Any]:
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
 
 
 def problems_of(text: str, run: Mapping[str, Any]) -> list[str]:
     with pytest.raises(ConfigError) as refused:
-        translate([document(text)], run)
+        translate(document(text), run)
     return refused.value.problems
 
 
@@ -101,9 +105,9 @@ def test_two_files_together_say_agent_data_algorithm_hardware_and_name(
     run: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    documents = [document(AGENT, "agent.yaml"), document(TRAINING, "training.yaml")]
+    values = document(AGENT, "agent.yaml") + document(TRAINING, "training.yaml")
 
-    config = composed(translate(documents, run))
+    config = composed(translate(values, run))
 
     source = config["mixed"]["sources"]["json"]
     assert source["agent"] == "react_agent"
@@ -143,11 +147,11 @@ def test_two_files_together_say_agent_data_algorithm_hardware_and_name(
 
 
 def test_every_key_of_a_file_has_a_line_that_says_what_it_comes_to(run: dict[str, Any]) -> None:
-    translation = translate([document(AGENT, "a.yaml"), document(TRAINING, "t.yaml")], run)
+    translation = translate(document(AGENT, "a.yaml") + document(TRAINING, "t.yaml"), run)
 
     assert translation.lines[0] == "a.yaml:" and "t.yaml:" in translation.lines
     said = {line.split(" = ")[0].strip() for line in translation.lines if " = " in line}
-    assert said == {*flatten(document(AGENT).content), *flatten(document(TRAINING).content)}
+    assert said == {*flatten(content_of(AGENT)), *flatten(content_of(TRAINING))}
     assert "  agent.num_chains = 6 -> actor_rollout_ref.rollout.n=6" in translation.lines
     assert (
         "  agent.template = qwen2.5-no-tool -> nothing: the model's own chat template is used"
@@ -235,7 +239,7 @@ def test_a_mistake_is_said_with_the_place_to_look_at(
 
 
 def test_tools_that_change_no_agent_say_so(run: dict[str, Any]) -> None:
-    translation = translate([document("agent: {tools: []}")], run)
+    translation = translate(document("agent: {tools: []}"), run)
 
     assert translation.overrides == []
     assert translation.lines[1:] == [
@@ -256,7 +260,7 @@ def test_tools_that_change_no_agent_say_so(run: dict[str, Any]) -> None:
 def test_a_key_that_two_files_have_is_named_once_with_what_it_sets(
     text: str, other: str, said: str, run: dict[str, Any]
 ) -> None:
-    both = [document(text % "math", "a.yaml"), document(text % other, "b.yaml")]
+    both = document(text % "math", "a.yaml") + document(text % other, "b.yaml")
 
     with pytest.raises(ConfigError) as refused:
         translate(both, run)
@@ -291,7 +295,7 @@ def test_what_contradicts_itself_is_refused(text: str, said: str, run: dict[str,
 def test_two_files_that_say_one_thing_differently_are_refused(
     key: str, run: dict[str, Any]
 ) -> None:
-    both = [document(key % "math", "a.yaml"), document(key % "code", "b.yaml")]
+    both = document(key % "math", "a.yaml") + document(key % "code", "b.yaml")
 
     with pytest.raises(ConfigError, match=r"='code' \(b.yaml\) contradicts .*='math' \(a.yaml\)"):
         translate(both, run)
@@ -300,7 +304,7 @@ def test_two_files_that_say_one_thing_differently_are_refused(
 def test_one_key_may_be_said_twice_alike(run: dict[str, Any]) -> None:
     text = "agent: {model_name_or_path: a/b, max_steps: 8, max_turns: 8}\nmodel: {path: a/b}"
 
-    overrides = translate([document(text)], run).overrides
+    overrides = translate(document(text), run).overrides
 
     assert overrides == [
         "actor_rollout_ref.model.path='a/b'",
@@ -311,9 +315,9 @@ def test_one_key_may_be_said_twice_alike(run: dict[str, Any]) -> None:
 def test_parts_that_agentfly_puts_agent_keys_under_make_no_difference(run: dict[str, Any]) -> None:
     nested = "agent: {init_config: {backend: async_verl}, generation_config: {max_tokens: 64}}"
 
-    overrides = translate([document(nested)], run).overrides
+    overrides = translate(document(nested), run).overrides
 
-    assert overrides == translate([document("agent: {max_tokens: 64}")], run).overrides
+    assert overrides == translate(document("agent: {max_tokens: 64}"), run).overrides
     assert overrides == ["actor_rollout_ref.rollout.multi_turn.max_turn_length=64"]
 
 
@@ -329,7 +333,7 @@ def test_parts_that_agentfly_puts_agent_keys_under_make_no_difference(run: dict[
 def test_tools_choose_the_agent_where_no_type_is_given(
     tools: str, agent: str, run: dict[str, Any]
 ) -> None:
-    config = composed(translate([document(f"agent: {{tools: {tools}}}")], run))
+    config = composed(translate(document(f"agent: {{tools: {tools}}}"), run))
 
     assert {one["agent"] for one in config["mixed"]["sources"].values()} == {agent}
 
@@ -337,7 +341,7 @@ def test_tools_choose_the_agent_where_no_type_is_given(
 def test_ratios_are_the_mixture_and_sources_not_named_are_left_out(run: dict[str, Any]) -> None:
     text = "data: {ratios: {math: 0.75, nq: 0.25}}\nagent: {reward_name: exact_match_reward}"
 
-    sources = composed(translate([document(text)], run))["mixed"]["sources"]
+    sources = composed(translate(document(text), run))["mixed"]["sources"]
 
     assert {name: one["ratio"] for name, one in sources.items()} == {
         "taco": 0,
@@ -354,7 +358,7 @@ def test_ratios_are_the_mixture_and_sources_not_named_are_left_out(run: dict[str
 def test_rows_of_parquet_files_keep_the_mixture(run: dict[str, Any], tmp_path: Path) -> None:
     text = f"data: {{train_files: {tmp_path}/a.parquet, val_files: [{tmp_path}/b.parquet]}}"
 
-    overrides = translate([document(text)], run).overrides
+    overrides = translate(document(text), run).overrides
 
     assert overrides == [
         f"data.train_files=['{tmp_path}/a.parquet']",
@@ -369,7 +373,7 @@ trainer: {resume_mode: disable}
 actor_rollout_ref: {model: {override_config: {attn_implementation: eager}}}
 """
 
-    config = composed(translate([document(text)], run))
+    config = composed(translate(document(text), run))
 
     assert config["mixed"]["sources"]["mine"] == {"ratio": 0.5, "files": ["a.parquet"]}
     assert config["mixed"]["prompts"]["mine"] == {"user": "{question}?"}
@@ -419,7 +423,10 @@ def test_values_of_the_environment_stand_in_files(
     file = tmp_path / "my.yaml"
     file.write_text("model: {path: '${oc.env:MY_MODEL}'}\ntraining: {learning_rate: 5e-7}\n")
 
-    assert read(file).content == {"model": {"path": "a/b"}, "training": {"learning_rate": 5e-7}}
+    assert read(file) == [
+        Value(key="model.path", value="a/b", path=file),
+        Value(key="training.learning_rate", value=5e-7, path=file),
+    ]
 
 
 def test_a_variable_that_is_not_set_is_named_with_its_key(tmp_path: Path) -> None:
