@@ -178,7 +178,6 @@ def describe(scan: Scan) -> list[str]:
 
 def _describe_one(number: int, finding: Finding, is_stale: bool) -> list[str]:
     signature, first = finding.signature, finding.first
-    assert first is not None, "a finding is made with its first event"
     notes = ["follows from another failure"] * signature.follows
     notes += ["before the last start of the run"] * is_stale
     note = f" ({', '.join(notes)})" if notes else ""
@@ -236,7 +235,7 @@ def as_json(scan: Scan) -> dict[str, Any]:
                 "before_last_start": scan.is_stale(finding),
                 "count": finding.count,
                 "of": dict(finding.of),
-                "first": finding.first and asdict(finding.first),
+                "first": asdict(finding.first),
                 "cause": finding.signature.cause,
                 "remedy": finding.signature.remedy,
             }

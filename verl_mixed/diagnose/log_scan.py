@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from verl_mixed.diagnose.log_line import as_seconds, clean_line, time_in
-from verl_mixed.diagnose.signatures import BY_ID, IN_LINES, Signature
+from verl_mixed.diagnose.signatures import BY_ID, IN_LINES, Signature, Storm
 from verl_mixed.diagnose.step_checks import StepChecks, step_of_console, step_of_record
 
 CHUNK_BYTES = 1 << 20
@@ -86,22 +86,28 @@ class Place:
     text: str
 
 
+_Moment = tuple[float | None, int, int]
+"""(seconds, line, count) of an event."""
+
+
 @dataclass(slots=True)
 class Finding:
     """All events of one signature."""
 
     signature: Signature
+    first: Place
+    file_index: int
+    """Of the first event."""
+
     count: int = 0
-    first: Place | None = None
     of: Counter[str] = field(default_factory=Counter)
     """Events by what the pattern's group `of` matched."""
 
     last_start: int = 0
     """Number, within the file, of the run's start that the last event followed."""
 
-    file_index: int = 0
-    recent: deque[tuple[float | None, int, int]] = field(default_factory=deque)
-    """(seconds, line, count) of the events that may be one storm."""
+    recent: deque[_Moment] = field(default_factory=deque)
+    """The events that may be one storm."""
 
     is_storm: bool = False
 
@@ -190,12 +196,11 @@ class Scan:
             start: number of the run's last start before the event, within the file.
             file_index: number of the file, from 1.
         """
-        finding = self.findings.setdefault(event.signature.id, Finding(event.signature))
+        new = Finding(event.signature, event.place, file_index)
+        finding = self.findings.setdefault(event.signature.id, new)
         finding.count += event.count
         finding.last_start = start
-        if finding.first is None:
-            finding.first, finding.file_index = event.place, file_index
-        elif finding.file_index == file_index and event.place.offset < finding.first.offset:
+        if finding.file_index == file_index and event.place.offset < finding.first.offset:
             finding.first = event.place  # a traceback is noted when it ends
         if event.of and (event.of in finding.of or len(finding.of) < _MOST_KINDS):
             finding.of[event.of] += event.count
@@ -203,7 +208,7 @@ class Scan:
         if storm is not None and not finding.is_storm:
             recent = finding.recent
             recent.append((as_seconds(event.place.time), event.place.line, event.count))
-            while not _are_close(recent[0], recent[-1], storm.seconds, storm.lines):
+            while not _are_close(recent[0], recent[-1], storm):
                 recent.popleft()
             finding.is_storm = sum(count for _, _, count in recent) >= storm.events
 
@@ -221,7 +226,6 @@ class Scan:
         return finding.last_start < self.starts.get(finding.file_index, 0)
 
     def _rank(self, finding: Finding) -> tuple[bool, bool, bool, int, int]:
-        assert finding.first is not None, "a finding is made with its first event"
         return (
             self.is_stale(finding),
             finding.signature.severity != "fatal",
@@ -471,13 +475,8 @@ def _end_of(block: bytes, start: int) -> int:
     return end if cut < 0 else cut
 
 
-def _are_close(
-    first: tuple[float | None, int, int],
-    last: tuple[float | None, int, int],
-    seconds: float,
-    lines: int,
-) -> bool:
+def _are_close(first: _Moment, last: _Moment, storm: Storm) -> bool:
     """Whether two events are close: by their times, or by their lines if one has no time."""
     if first[0] is not None and last[0] is not None:
-        return abs(last[0] - first[0]) <= seconds
-    return abs(last[1] - first[1]) <= lines
+        return abs(last[0] - first[0]) <= storm.seconds
+    return abs(last[1] - first[1]) <= storm.lines
