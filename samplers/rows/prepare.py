@@ -17,7 +17,7 @@ import json
 import os
 import traceback
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -409,7 +409,7 @@ class _Job:
         lengths: list[NDArray[np.int64]] = []
         try:
             with _writing(self.outputs), ExitStack() as stack:
-                files = [stack.enter_context(RowFile(output)) for output in self.outputs]
+                files = [stack.enter_context(closing(RowFile(output))) for output in self.outputs]
                 for part in draft.parts(state):
                     sides = side_of(part)
                     lengths.append(part[_LENGTH].to_numpy()[sides >= 0])

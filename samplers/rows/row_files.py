@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from typing_extensions import Self
 
 from samplers.disk import sync
 from samplers.rows.draft import draft_folder
@@ -94,10 +93,7 @@ class RowFile:
         self._waiting: list[Any] = []
         self.rows: int = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *details: object) -> None:
+    def close(self) -> None:
         self._writer.close()
 
     def add(self, table: Any) -> None:
