@@ -13,8 +13,7 @@ from itertools import pairwise
 from samplers.ledger import LedgerEntry, Line, PlanStart, StepEnd
 from samplers.mixture_plan import MixturePlan
 
-_SHOWN = 5
-"""Problems of one kind that a report lists; further ones are counted."""
+_SHOWN = 5  # problems of one kind that a report lists; further ones are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +24,6 @@ class SourceAccount:
     """Prompts that the plan gives the source over the steps in the ledger."""
 
     outcomes: dict[str, int]
-    """Outcome -> prompts."""
-
     under_way: int
     """Prompts that were drawn and have no outcome yet."""
 

@@ -13,8 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-_SWAPS_PER_RANK = 4
-"""Most pairs of rows that are swapped at the end; further swaps hardly help."""
+_SWAPS_PER_RANK = 4  # further swaps hardly help
 
 
 def deal_groups(

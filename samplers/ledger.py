@@ -36,8 +36,6 @@ class LedgerEntry:
     """Number of prompts of its source that were drawn before it."""
 
     row: int
-    """Row within its source."""
-
     row_id: str
     """Stable name of the row, `<source>:<sha1>`; empty if only the draw is known."""
 
@@ -55,8 +53,6 @@ class StepEnd:
 
     step: int
     prompts: int
-    """Number of prompt lines of the step."""
-
     drawn: dict[str, int]
     """Source -> prompts drawn so far, including prompts that are not finished."""
 

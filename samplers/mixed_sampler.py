@@ -20,8 +20,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from samplers.mixture_plan import MixturePlan, PlannedPrompt
 
-_AHEAD = 256
-"""Draws that a sampler computes at a time."""
+_AHEAD = 256  # draws that a sampler computes at a time
 
 
 class Rows(Protocol):

@@ -21,15 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ROUNDS = 6
-_STORED = 2**13
-"""Sources with at most this many rows are shuffled completely."""
-
+_STORED = 2**13  # sources with at most this many rows are shuffled completely
 _GUARDED = 2**10
 """Rows at the end of a pass that are kept away from the start of the next pass; more for larger
 batches, and at most a quarter of the source."""
 
-_KEPT = 4
-"""Number of passes whose rows stay in memory."""
+_KEPT = 4  # passes whose rows stay in memory
 
 
 def order_key(seed: int, source: str) -> int:

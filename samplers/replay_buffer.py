@@ -58,8 +58,6 @@ class Mixture:
     """Takes draws back: source -> its next draw; later draws are drawn again."""
 
     max_wait_s: float
-    """Longest wait for a batch."""
-
     max_replacements: int
     """Most replaced prompts of a source in one step, per prompt of its quota."""
 
@@ -93,7 +91,6 @@ class _ExactQuotas:
     def __init__(self, mixture: Mixture, **options: Any) -> None:
         self.mixture = mixture
         self.given_up: list[tuple[str, Outcome]] = []
-        """(uid, reason) of the groups evicted since the trainer last asked."""
         self._losses: list[GroupFaults] = []
         self._last_fault: dict[str, str] = {}
         """source -> the last fault among its dropped groups in this wait."""

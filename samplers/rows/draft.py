@@ -37,14 +37,11 @@ class State:
     read: int = 0
     kept: int = 0
     dropped: dict[str, int] = field(default_factory=dict[str, int])
-    """Reason -> number of dropped records."""
-
     seen: int = 0
     """Number of digests of row ids in the draft."""
 
     parts: int = 0
     done: bool = False
-    """Whether all inputs were read."""
 
 
 def draft_folder(output: Path) -> Path:

@@ -43,9 +43,7 @@ _BATCH_RECORDS = 256
 _BATCH_BYTES = 16 << 20
 """Records are tokenised and converted together, up to the first of these limits."""
 
-_FORMAT = 1
-"""Version in the fingerprint; it changes when the same inputs give other rows."""
-
+_FORMAT = 1  # of the fingerprint; it changes when the same inputs give other rows
 _LENGTH = "length"
 _COPY = "it is a copy of an earlier record"
 _LONG = "its prompt is longer than max_prompt_tokens"
@@ -57,7 +55,6 @@ class Tokenizer:
     """Its name, a part of the fingerprint."""
 
     lengths: Callable[[list[str]], list[int]]
-    """The number of tokens of each text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +106,6 @@ class Prepared:
 
     read: int
     dropped: dict[str, int]
-    """Reason -> records."""
-
     unit: str
     """Of `lengths`: `tokens`, or `characters` without a tokenizer."""
 

@@ -64,7 +64,6 @@ class Record(NamedTuple):  # there may be millions
     """Its first line in a text file, from 1; 0 in other formats."""
 
     value: Mapping[str, Any] | BadRecord
-    """The record, or the fault."""
 
 
 class RecordFile:

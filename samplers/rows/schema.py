@@ -46,8 +46,7 @@ SCHEMA = pa.schema(
 
 _REMEDY = "write it with `verl-mixed prepare`"
 
-_SHOWN = 5
-"""Files and rows that a message lists."""
+_SHOWN = 5  # files and rows that a message lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,8 +61,6 @@ class Value:
     """A value of a config file."""
 
     key: str
-    """The key as the file spells it."""
-
     value: Any
     path: Path
 
@@ -294,7 +292,6 @@ def _mixture(
 
 
 _OF_SOURCE = {"data.train_files": "files", "data.val_files": "val_files"}
-"""Key of files of the run -> key of files of a source."""
 
 
 def _agents(values: Sequence[Value], active: Sequence[str]) -> tuple[list[_Set], list[str]]:

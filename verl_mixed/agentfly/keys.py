@@ -49,7 +49,6 @@ TOOLS_OF = {
     "math_agent": {"calculate"},
     "react_agent": {"run_code", "search", "calculate"},
 }
-"""Agent -> the tools that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +58,6 @@ class Key:
 
     accepts: Callable[[Any], bool]
     sets: tuple[str, ...] = ()
-    """Keys of the run config."""
-
     convert: Callable[[Any], Any] = lambda value: value
     sets_with_others: str = ""
     """What the key sets together with other keys; such a key has no `sets`."""

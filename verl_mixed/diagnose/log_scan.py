@@ -58,17 +58,12 @@ _LOG_LINE = re.compile(
 )
 _ERROR_LINE = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|^[A-Za-z_][\w.]*(?:Error|Exception)\b")
 
-_TRACE_LINES = 400
-"""Lines that a traceback has at most, without its frames."""
-
+_TRACE_LINES = 400  # of a traceback at most, without its frames
 _TRACE_SILENCE = 500
 """A traceback ends when its process has written none of so many segments."""
 
-_MOST_KINDS = 50
-"""Values of a pattern's group `of` that a finding counts separately."""
-
-_MOST_TEXT = 400
-"""Characters of a place's text."""
+_MOST_KINDS = 50  # values of a pattern's group `of` that a finding counts separately
+_MOST_TEXT = 400  # characters of a place's text
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +81,7 @@ class Place:
     text: str
 
 
-_Moment = tuple[float | None, int, int]
-"""(seconds, line, count) of an event."""
+_Moment = tuple[float | None, int, int]  # (seconds, line, count) of an event
 
 
 @dataclass(slots=True)
@@ -148,7 +142,6 @@ class _Trace:
     lines: int = 0
     event: Event | None = None
     exception: Place | None = None
-    """The last line that names an exception."""
 
 
 class Scan:

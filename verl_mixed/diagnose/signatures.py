@@ -99,4 +99,3 @@ SIGNATURES = parse_signatures(FILE.read_text(encoding="utf-8"))
 BY_ID: Mapping[str, Signature] = {signature.id: signature for signature in SIGNATURES}
 
 IN_LINES: tuple[Signature, ...] = tuple(s for s in SIGNATURES if s.pattern is not None)
-"""The signatures that a line of a log can show, in order."""

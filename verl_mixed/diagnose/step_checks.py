@@ -11,12 +11,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from statistics import median
 
-HISTORY = 50
-"""Steps before a step that it is compared with."""
-
-LEAST_HISTORY = 5
-"""Steps that must come before a comparison."""
-
+HISTORY = 50  # steps before a step that it is compared with
+LEAST_HISTORY = 5  # steps that must come before a comparison
 _PERIODIC = ("testing", "save_checkpoint")
 """Phases that only some steps have: such a phase is compared with its own earlier times."""
 

@@ -21,9 +21,7 @@ _SHORT = reprlib.Repr()
 """Shows a value in a message, cut where it is long."""
 _SHORT.maxstring = _SHORT.maxother = 80
 
-_LITERAL = 100_000
-"""Characters of a Python literal that are still read."""
-
+_LITERAL = 100_000  # characters of a Python literal that are still read
 ROLES = ("system", "user", "assistant")
 
 
