@@ -6,7 +6,6 @@ frames, and the exceptions that follow from that cause, do not count.
 """
 
 import re
-import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -330,9 +329,8 @@ class _Reader:
         if not raw:
             return
         self._segments += 1
-        if raw.startswith(_RECORD) and self._read_record(offset, raw):
-            return
-        if is_hit and _STEP in raw and self._read_console(offset, raw):
+        if (step := _step_in(raw, is_hit)) is not None:
+            self._check_step(*step, offset)
             return
         cues = [cue for cue in _CUES if cue in raw] if is_hit else []
         if not cues and not self._traces:
@@ -420,29 +418,8 @@ class _Reader:
                 return Event(signature, of, segment.count, place)
         return None
 
-    def _read_record(self, offset: int, raw: bytes) -> bool:
-        """Check a line of metrics.jsonl; False if it is not one."""
-        step = step_of_record(raw)
-        if step is None:
-            return False
-        number, time_s, metrics = step
-        try:
-            moment = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(time_s)) if time_s else None
-        except (ValueError, OverflowError, OSError):
-            moment = None
-        self._check_step(number, metrics, offset, moment)
-        return True
-
-    def _read_console(self, offset: int, raw: bytes) -> bool:
-        """Check a line of verl's console logger; False if it is not one."""
-        step = step_of_console(clean_line(raw)[0])
-        if step is None:
-            return False
-        self._check_step(step[0], step[1], offset, time_in(raw))
-        return True
-
     def _check_step(
-        self, step: int, metrics: dict[str, float], offset: int, moment: str | None
+        self, step: int, metrics: dict[str, float], moment: str | None, offset: int
     ) -> None:
         for identity, of, text in self._steps.check(metrics, finite_only=self._finite_only):
             place = self._place(offset, f"step {step}: {text}", moment)
@@ -458,6 +435,15 @@ class _Reader:
             start = max(0, around - 100) if around > 250 else 0
             text = "…" * bool(start) + text[start : start + _MOST_TEXT - 20] + "…"
         return Place(self._name, self._line, offset, moment, text)
+
+
+def _step_in(raw: bytes, is_hit: bool) -> tuple[int, dict[str, float], str | None] | None:
+    """(step, metrics, time) of a line of metrics.jsonl or of verl's console logger."""
+    if raw.startswith(_RECORD) and (record := step_of_record(raw)) is not None:
+        return record
+    if is_hit and _STEP in raw and (step := step_of_console(clean_line(raw)[0])) is not None:
+        return *step, time_in(raw)
+    return None
 
 
 def _end_of(block: bytes, start: int) -> int:

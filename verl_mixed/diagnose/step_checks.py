@@ -7,6 +7,7 @@ no limits for models or runs of a certain size.
 import json
 import math
 import re
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from statistics import median
@@ -23,8 +24,8 @@ _USED = ("actor/", "critic/vf_loss", "training/rollout_", "mixed/", "timing_s/")
 _LOST = re.compile(r"mixed/([^/]+)/(infra_error|loop_error)_rate")
 
 
-def step_of_record(line: bytes) -> tuple[int, float | None, dict[str, float]] | None:
-    """(step, time, metrics) of a line of `metrics.jsonl`; None for any other line."""
+def step_of_record(line: bytes) -> tuple[int, dict[str, float], str | None] | None:
+    """(step, metrics, time) of a line of `metrics.jsonl`; None for any other line."""
     try:
         record = json.loads(line)
         metrics = {
@@ -32,10 +33,14 @@ def step_of_record(line: bytes) -> tuple[int, float | None, dict[str, float]] | 
             for name, value in record["metrics"].items()
             if isinstance(value, int | float)
         }
-        time_s = record.get("time")
-        return int(record["step"]), float(time_s) if time_s is not None else None, metrics
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        time_s, step = float(record.get("time") or 0), int(record["step"])
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
+    try:
+        moment = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(time_s)) if time_s else None
+    except (ValueError, OverflowError, OSError):
+        moment = None
+    return step, metrics, moment
 
 
 def step_of_console(text: str) -> tuple[int, dict[str, float]] | None:
