@@ -25,7 +25,7 @@ The draws after the last trained draw are given back and drawn again in the next
 import time
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -203,22 +203,21 @@ class _ExactQuotas:
     def _metric_of_valid(self, partition_id: str, uids: set[str]) -> dict[str, list[float]]:
         """uid -> the filter's metric of its valid trajectories."""
         metrics: dict[str, list[float]] = {uid: [] for uid in uids}
-        keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in uids]
-        if not keys:
-            return metrics
         name = self.filter_groups_metric
         field = "rm_scores" if name == FILTER_GROUPS_REWARD_METRIC else "extra_fields"
-        data: Any = tq.kv_batch_get(
-            keys=keys, partition_id=partition_id, select_fields=["response_mask", field]
-        )
-        for key, mask, value in zip(keys, data["response_mask"], data[field], strict=True):
+        keys = self._keys_of(partition_id, uids)
+        for key, mask, value in _read(partition_id, keys, "response_mask", field):
             if mask.any():
                 if field == "rm_scores":
                     metric = value.sum()
                 else:
                     metric = getattr(value, "data", value)["reward_extra_info"][name]
-                metrics[key.split("_")[0]].append(float(metric))
+                metrics[_uid_of(key)].append(float(metric))
         return metrics
+
+    def _keys_of(self, partition_id: str, uids: set[str]) -> list[str]:
+        """The keys of the trajectories of some groups."""
+        return [key for key in self.partitions[partition_id] if _uid_of(key) in uids]
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
         stale, filtered, failed, counts = super()._terminal_eviction_reasons(  # type: ignore[misc]
@@ -251,25 +250,15 @@ class _ExactQuotas:
         """Read the lost trajectories of groups before the groups are cleared."""
         if not dropped:
             return
-        keys = [key for key in self.partitions[partition_id] if key.split("_")[0] in dropped]
-        if not keys:
-            return
-        masks: Any = tq.kv_batch_get(
-            keys=keys, partition_id=partition_id, select_fields=["response_mask"]
-        )
-        faults: dict[str, list[str]] = {key.split("_")[0]: [] for key in keys}
-        sizes = Counter(key.split("_")[0] for key in keys)
-        blank = [
-            key for key, mask in zip(keys, masks["response_mask"], strict=True) if not mask.any()
-        ]
-        if blank:
-            data: Any = tq.kv_batch_get(
-                keys=blank, partition_id=partition_id, select_fields=["extra_fields"]
-            )
-            for key, value in zip(blank, data["extra_fields"], strict=True):
-                record = getattr(value, "data", value)["mixed"]
-                if record["fault"] is not None:  # its first token was not late
-                    faults[key.split("_")[0]].append(fault_of(record))
+        keys = self._keys_of(partition_id, dropped)
+        sizes = Counter(map(_uid_of, keys))
+        faults: dict[str, list[str]] = {uid: [] for uid in sizes}
+        masks = _read(partition_id, keys, "response_mask")
+        blank = [key for key, mask in masks if not mask.any()]
+        for key, value in _read(partition_id, blank, "extra_fields"):
+            record = getattr(value, "data", value)["mixed"]
+            if record["fault"] is not None:  # its first token was not late
+                faults[_uid_of(key)].append(fault_of(record))
         for uid, own in faults.items():
             source, _ = prompt_of(uid)
             self._losses.append(
@@ -368,6 +357,17 @@ class MixedReplayBufferAsync(_ExactQuotas, ReplayBufferAsync):
         if partition_id == "train" and self.train_batch_size is not None:
             self._quota = self.mixture.quota(self.train_batch_size)
         return super().get_sampleable_count(global_steps, partition_id)
+
+
+def _uid_of(key: str) -> str:
+    return key.split("_")[0]
+
+
+def _read(partition_id: str, keys: list[str], *fields: str) -> Iterator[tuple[Any, ...]]:
+    """(key, value of each field) of trajectories."""
+    if keys:
+        data: Any = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=[*fields])
+        yield from zip(keys, *(data[field] for field in fields), strict=True)
 
 
 def _is_before(uid: str, ends: Mapping[str, int]) -> bool:
