@@ -28,7 +28,7 @@ the bound; the windows are those of Steiner & Yeomans, Management Science 39 (19
 
 import heapq
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -133,15 +133,10 @@ class Dues:
         knot = bisect_right([dues[source] for dues in self._at_knots], target - 1) - 1
         low = self._steps[knot]
         if knot < len(self._steps) - 1:
-            high = self._steps[
-                knot + 1
-            ]  # find the last step of this piece that is below the target
-            while high - low > 1:
-                middle = (low + high) // 2
-                if self.after(middle * self.turns_per_step)[source] < target:
-                    low = middle
-                else:
-                    high = middle
+            later = range(low + 1, self._steps[knot + 1])
+            low += bisect_left(  # the last step of this piece that begins below the target
+                later, target, key=lambda step: self.after(step * self.turns_per_step)[source]
+            )
         missing = target - self.after(low * self.turns_per_step)[source]
         rate = self.weights(low)[source]
         return low * self.turns_per_step - (-missing // rate) if rate else math.inf
