@@ -3,9 +3,9 @@
 Each kind is a file with a `KIND`, in `samplers.rows.sources` or anywhere else.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from samplers.rows.schema import Row
 
@@ -32,26 +32,22 @@ class BadRecord(ValueError):
         self.reason = reason
 
 
-class Reader(Protocol):
-    """Converts one raw record to one row: `to_row(record, split=..., index=...)`."""
+Reader = Callable[..., Row]
+"""Converts one raw record to one row: `to_row(record, *, split, index, source, agent, **options)`.
 
-    def __call__(self, record: Mapping[str, Any], *args: Any, **options: Any) -> Row:
-        """Convert a record to a row. All arguments after `record` are keyword arguments.
+Args:
+    record: the record of the file, a mapping; it is not changed.
+    split: `train` or `validation`.
+    index: position of the record in its file, from 0.
+    source: `data_source` of the row and the first part of its `row_id`; the kind's name unless
+        the user gives another.
+    agent: `agent_name` of the row; the kind's agent unless the user gives another.
+    options: the values of the kind's `options`, by name.
 
-        Args:
-            record: the record of the file; it is not changed.
-            split: `train` or `validation`.
-            index: position of the record in its file, from 0.
-            source: `data_source` of the row and the first part of its `row_id`; the kind's name
-                unless the user gives another.
-            agent: `agent_name` of the row; the kind's agent unless the user gives another.
-            options: the values of the kind's `options`, by name.
-
-        Raises:
-            UnusableRecord: no reward can judge the record.
-            BadRecord: the record breaks its schema.
-        """
-        ...
+Raises:
+    UnusableRecord: no reward can judge the record.
+    BadRecord: the record breaks its schema.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
