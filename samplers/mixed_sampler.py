@@ -10,7 +10,8 @@ restart the loaders begin there.
 # pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,14 +22,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from samplers.mixture_plan import MixturePlan, PlannedPrompt
 
 _AHEAD = 256  # draws that a sampler computes at a time
-
-
-class Rows(Protocol):
-    """A dataset with rows by number."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, item: int, /) -> dict[str, Any]: ...
 
 
 def rows_by_source(data_sources: Any) -> dict[str, NDArray[np.int64]]:
@@ -79,7 +72,7 @@ class PlanStream:
     """The object that verl uses as its training dataloader, and saves in checkpoints.
 
     Args:
-        dataset: all rows of all sources.
+        dataset: all rows of all sources, by number.
         index: `rows_by_source` of the dataset.
         collate: verl's collate function: rows -> columns.
         workers: processes that read ahead, for all sources together; 0 reads on demand.
@@ -88,7 +81,7 @@ class PlanStream:
 
     def __init__(
         self,
-        dataset: Rows,
+        dataset: Any,
         plan: MixturePlan,
         index: Mapping[str, NDArray[np.int64]],
         collate: Callable[[list[dict[str, Any]]], dict[str, Any]],
@@ -96,7 +89,7 @@ class PlanStream:
         workers: int = 0,
         on_change: str = "refuse",
     ) -> None:
-        self.dataset: Rows = dataset
+        self.dataset: Any = dataset
         self.plan: MixturePlan = plan
         self._index, self._collate = index, collate
         self._workers, self._on_change = workers, on_change
@@ -113,10 +106,6 @@ class PlanStream:
     def replace(self, wanted: Mapping[str, int]) -> tuple[list[PlannedPrompt], dict[str, Any]]:
         """The same as `take` for a number of prompts per source, outside the stream's order."""
         return self._read(self.plan.replace(wanted))
-
-    def give_back(self, drawn: Mapping[str, int]) -> None:
-        """Undo the last draws of some sources; see `MixturePlan.give_back`."""
-        self.plan.give_back(drawn)
 
     def state_dict(self) -> dict[str, Any]:
         return self.plan.state_dict()
@@ -141,14 +130,10 @@ class PlanStream:
             return (self.dataset[row] for row in sampler)
         return iter(
             StatefulDataLoader(
-                self.dataset,  # type: ignore[arg-type]
+                self.dataset,
                 batch_size=1,
                 sampler=sampler,
                 num_workers=max(1, self._workers // len(self._index)),
-                collate_fn=_the_one,
+                collate_fn=itemgetter(0),
             )
         )
-
-
-def _the_one(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return rows[0]

@@ -147,7 +147,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
             Mixture(
                 quota=self._quota,
                 draw=self._add_prompts_to_generate,
-                give_back=lambda drawn: self.stream.give_back(drawn),
+                give_back=lambda drawn: self.stream.plan.give_back(drawn),
                 max_wait_s=self.mixed.max_wait_s,
                 max_replacements=self.mixed.max_replacements,
             ),

@@ -64,7 +64,7 @@ def use(taken: PlanStream, parts: Sequence[tuple[str, int]]) -> list[Taken]:
             results.append(taken.replace({"nq": prompts, "taco": 1}))
         else:
             drawn = taken.plan.drawn
-            taken.give_back({"nq": max(0, drawn["nq"] - prompts)})
+            taken.plan.give_back({"nq": max(0, drawn["nq"] - prompts)})
     return results
 
 
@@ -188,7 +188,7 @@ def test_draws_given_back_are_read_again():
     taken = stream()
     taken.take(10)
     first = taken.replace({"nq": 3})
-    taken.give_back({"nq": 5})
+    taken.plan.give_back({"nq": 5})
     assert taken.replace({"nq": 3}) == first
 
 
