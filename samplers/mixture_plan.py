@@ -32,7 +32,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplers.apportionment import apportion, exact_shares
 from samplers.permutation import RowOrder, order_key
-from samplers.turns import Dues, Knot, Turns
+from samplers.turns import Dues, Turns
 
 _log = logging.getLogger(__name__)
 
@@ -104,21 +104,21 @@ class MixturePlan:
         self.batch_size: int = int(batch_size)
         self.seed: int = int(seed)
         self.apportionment: Apportionment = apportionment
-        self._steps = sorted({0}.union(*schedules.values()))
-        self._shares = [
-            exact_shares({name: _at(schedule, step) for name, schedule in schedules.items()})
-            for step in self._steps
-        ]
-        """For each knot of all schedules together: source -> exact share."""
+        self._shares = {
+            step: exact_shares({name: _at(schedule, step) for name, schedule in schedules.items()})
+            for step in _steps_of(schedules)
+        }
+        """Batches before -> source -> exact share, for the entries of all schedules together."""
         if apportionment == "fixed":
             seats = apportion(self._shares[0], self.batch_size)
             self._say_starved(seats)
-            self._shares = [{name: Fraction(seats[name], self.batch_size) for name in self.sources}]
-        common = math.lcm(*(own.denominator for at in self._shares for own in at.values()))
-        knots = [
-            Knot(step=step, weights=tuple(int(at[name] * common) for name in self.sources))
-            for step, at in zip(self._steps, self._shares, strict=True)
-        ]
+            fixed = {name: Fraction(seats[name], self.batch_size) for name in self.sources}
+            self._shares = {0: fixed}
+        common = math.lcm(*(own.denominator for at in self._shares.values() for own in at.values()))
+        knots = {
+            step: tuple(int(at[name] * common) for name in self.sources)
+            for step, at in self._shares.items()
+        }
         self._dues = Dues(knots, self.batch_size)
         self._turns = Turns(self._dues)
         self._orders = {
@@ -280,10 +280,7 @@ class MixturePlan:
         return {
             "sizes": self.sizes,
             "ratios": {
-                name: {
-                    str(step): str(at[name])
-                    for step, at in zip(self._steps, self._shares, strict=True)
-                }
+                name: {str(step): str(at[name]) for step, at in self._shares.items()}
                 for name in self.sources
             },
             "batch_size": self.batch_size,
@@ -334,7 +331,7 @@ class MixturePlan:
         return Batch(source_ids=source_ids, rows=rows)
 
     def _most_in_a_batch(self, name: str) -> int:
-        quotas = [at[name] * self.batch_size for at in self._shares]
+        quotas = [at[name] * self.batch_size for at in self._shares.values()]
         if len(quotas) == 1 and quotas[0].denominator == 1:
             return int(quotas[0])
         return min(self.batch_size, math.ceil(max(quotas)) + 1)
@@ -348,6 +345,11 @@ class MixturePlan:
                     name,
                     self.batch_size,
                 )
+
+
+def _steps_of(schedules: Mapping[str, Schedule]) -> list[int]:
+    """The steps at which any schedule has an entry, and 0."""
+    return sorted({0}.union(*schedules.values()))
 
 
 def _at(schedule: Schedule, step: int) -> float | Fraction:
@@ -394,7 +396,7 @@ def _check(
                 "the same counts; use carry"
             )
     if not problems:
-        steps = sorted({0}.union(*schedules.values()))
+        steps = _steps_of(schedules)
         problems = [
             "no source has a ratio above 0" + (f" after {step} batches" if len(steps) > 1 else "")
             for step in steps

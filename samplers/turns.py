@@ -29,8 +29,7 @@ the bound; the windows are those of Steiner & Yeomans, Management Science 39 (19
 import heapq
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -51,39 +50,29 @@ Counts = tuple[int, ...]
 """(S,) whole numbers, one per source."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Knot:
-    """Weights from a step on. They change linearly between two knots and stay after the last."""
-
-    step: int
-    """First step with these weights; the first knot is at 0."""
-
-    weights: Counts
-    """(S,) weight of each source, >= 0; the same sum at every knot."""
-
-
 class Dues:
     """What each source is due after any number of turns.
 
     Args:
-        knots: in order of steps, the first at step 0.
+        knots: step -> (S,) weight of each source from there on, >= 0, with the same sum at every
+            knot; in order of steps, the first at 0. Weights change linearly between two knots.
         turns_per_step: turns in one step; all of one step have the same weights.
     """
 
-    def __init__(self, knots: Sequence[Knot], turns_per_step: int) -> None:
+    def __init__(self, knots: Mapping[int, Counts], turns_per_step: int) -> None:
         self.turns_per_step = turns_per_step
-        self._steps = [knot.step for knot in knots]
+        self._steps = list(knots)
         lengths = [after - before for before, after in pairwise(self._steps)]
         finest = math.lcm(*lengths) if lengths else 1
-        self.scale: int = sum(knots[0].weights) * finest
+        self.scale: int = sum(knots[0]) * finest
         """The unit of the dues: one whole turn is this number."""
-        self._weights = [[weight * finest for weight in knot.weights] for knot in knots]
+        self._weights = [[weight * finest for weight in weights] for weights in knots.values()]
         self._slopes = [
             [(b - a) // length for a, b in zip(self._weights[i], self._weights[i + 1], strict=True)]
             for i, length in enumerate(lengths)
         ]
-        self._slopes.append([0] * len(knots[0].weights))
-        self._at_knots = [[0] * len(knots[0].weights)]
+        self._slopes.append([0] * len(knots[0]))
+        self._at_knots = [[0] * len(knots[0])]
         for i, length in enumerate(lengths):
             self._at_knots.append(self._within(i, length, 0))
 

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplers.turns import BLOCK, MAX_PERIOD, Dues, Knot, Turns
+from samplers.turns import BLOCK, MAX_PERIOD, Counts, Dues, Turns
+
+Knots = dict[int, Counts]
 
 SMALL_BLOCKS = st.sampled_from([16, 64, 5, 2])
 SMALL_PERIODS = st.sampled_from([1, 8, 64, 512])
@@ -35,11 +37,11 @@ def blocks_of(block: int, max_period: int) -> Iterator[None]:
 
 
 def constant(weights: Sequence[int], turns_per_step: int = 1) -> Dues:
-    return Dues([Knot(step=0, weights=tuple(weights))], turns_per_step)
+    return Dues({0: tuple(weights)}, turns_per_step)
 
 
 @st.composite
-def knots(draw: st.DrawFn, most_knots: int = 4) -> list[Knot]:
+def knots(draw: st.DrawFn, most_knots: int = 4) -> Knots:
     """One to nine sources of any weights, zeros among them; one knot or several."""
     sources = draw(st.integers(1, 9))
     row = st.lists(WEIGHT, min_size=sources, max_size=sources).filter(any)
@@ -47,10 +49,10 @@ def knots(draw: st.DrawFn, most_knots: int = 4) -> list[Knot]:
     rows = draw(st.lists(row, min_size=count, max_size=count))
     later = st.sets(st.integers(1, 40), min_size=count - 1, max_size=count - 1)
     total = math.lcm(*map(sum, rows))
-    return [
-        Knot(step=step, weights=tuple(weight * (total // sum(weights)) for weight in weights))
+    return {
+        step: tuple(weight * (total // sum(weights)) for weight in weights)
         for step, weights in zip([0, *sorted(draw(later))], rows, strict=True)
-    ]
+    }
 
 
 TURNS_PER_STEP = st.integers(1, 12)
@@ -68,15 +70,20 @@ def farthest_from_due(dues: Dues, turns: Sequence[int]) -> Fraction:
     return Fraction(worst, dues.scale)
 
 
-def weights_by_hand(given_knots: Sequence[Knot], step: int) -> list[Fraction]:
+def weights_by_hand(given_knots: Knots, step: int) -> list[Fraction]:
     """What each source is due in one turn of a step, of a whole turn."""
-    total = sum(given_knots[0].weights)
+    total = sum(given_knots[0])
     for left, right in pairwise(given_knots):
-        if left.step <= step < right.step:
-            way = Fraction(step - left.step, right.step - left.step)
-            pairs = zip(left.weights, right.weights, strict=True)
+        if left <= step < right:
+            way = Fraction(step - left, right - left)
+            pairs = zip(given_knots[left], given_knots[right], strict=True)
             return [(a + (b - a) * way) / total for a, b in pairs]
-    return [Fraction(weight, total) for weight in given_knots[-1].weights]
+    return [Fraction(weight, total) for weight in last_of(given_knots)]
+
+
+def last_of(given_knots: Knots) -> Counts:
+    """The weights after the last knot."""
+    return [*given_knots.values()][-1]
 
 
 # --- dues ---------------------------------------------------------------------------------------
@@ -84,10 +91,10 @@ def weights_by_hand(given_knots: Sequence[Knot], step: int) -> list[Fraction]:
 
 @given(knots(), TURNS_PER_STEP, st.integers(1, 200))
 def test_what_is_due_is_the_sum_over_the_turns_so_far(
-    given_knots: list[Knot], turns_per_step: int, turns: int
+    given_knots: Knots, turns_per_step: int, turns: int
 ):
     dues = Dues(given_knots, turns_per_step)
-    total = [Fraction(0)] * len(given_knots[0].weights)
+    total = [Fraction(0)] * len(given_knots[0])
     for turn in range(turns):
         rates = weights_by_hand(given_knots, turn // turns_per_step)
         total = [due + rate for due, rate in zip(total, rates, strict=True)]
@@ -99,7 +106,7 @@ def test_what_is_due_is_the_sum_over_the_turns_so_far(
 
 @given(knots(), TURNS_PER_STEP, st.integers(0, 10**9))
 def test_all_sources_together_are_due_every_turn(
-    given_knots: list[Knot], turns_per_step: int, turns: int
+    given_knots: Knots, turns_per_step: int, turns: int
 ):
     dues = Dues(given_knots, turns_per_step)
     assert sum(dues.after(turns)) == turns * dues.scale
@@ -107,7 +114,7 @@ def test_all_sources_together_are_due_every_turn(
 
 @given(knots(), TURNS_PER_STEP, st.integers(0, 300), st.integers(1, 60))
 def test_a_curve_is_what_is_due_after_each_of_its_turns(
-    given_knots: list[Knot], turns_per_step: int, first: int, length: int
+    given_knots: Knots, turns_per_step: int, first: int, length: int
 ):
     dues = Dues(given_knots, turns_per_step)
     floors, curve = dues.curve(first, first + length)
@@ -122,13 +129,13 @@ def test_a_curve_is_what_is_due_after_each_of_its_turns(
 
 @given(knots(), st.integers(1, 6), st.integers(1, 12))
 def test_a_whole_turn_is_first_due_where_it_is_due_and_was_not_before(
-    given_knots: list[Knot], turns_per_step: int, whole: int
+    given_knots: Knots, turns_per_step: int, whole: int
 ):
     dues = Dues(given_knots, turns_per_step)
-    for source in range(len(given_knots[0].weights)):
+    for source in range(len(given_knots[0])):
         turns = dues.first_with(source, whole)
         if math.isinf(turns):
-            assert given_knots[-1].weights[source] == 0
+            assert last_of(given_knots)[source] == 0
             assert dues.after(41 * turns_per_step)[source] < whole * dues.scale
         else:
             assert dues.after(int(turns))[source] >= whole * dues.scale
@@ -140,7 +147,7 @@ def test_a_whole_turn_is_first_due_where_it_is_due_and_was_not_before(
 
 @given(knots(), TURNS_PER_STEP, SMALL_BLOCKS, SMALL_PERIODS, st.integers(1, 150))
 def test_every_prefix_is_within_one_turn_of_what_is_due(
-    given_knots: list[Knot], turns_per_step: int, block: int, max_period: int, length: int
+    given_knots: Knots, turns_per_step: int, block: int, max_period: int, length: int
 ):
     dues = Dues(given_knots, turns_per_step)
     with blocks_of(block, max_period):
@@ -189,7 +196,7 @@ def test_one_in_a_billion_has_its_turn_once_in_a_billion():
 
 @given(knots(), TURNS_PER_STEP, SMALL_BLOCKS, SMALL_PERIODS, st.integers(0, 120), st.data())
 def test_turns_had_are_the_turns_between(
-    given_knots: list[Knot],
+    given_knots: Knots,
     turns_per_step: int,
     block: int,
     max_period: int,
@@ -199,7 +206,7 @@ def test_turns_had_are_the_turns_between(
     last = data.draw(st.integers(first, 180))
     with blocks_of(block, max_period):
         turns = Turns(Dues(given_knots, turns_per_step))
-        inside = np.bincount(turns.between(first, last), minlength=len(given_knots[0].weights))
+        inside = np.bincount(turns.between(first, last), minlength=len(given_knots[0]))
         before, after = turns.had(first), turns.had(last)
     assert [b - a for a, b in zip(before, after, strict=True)] == inside.tolist()
     assert sum(before) == first
@@ -213,7 +220,7 @@ def test_turns_had_are_the_turns_between(
     st.lists(st.tuples(st.integers(0, 150), st.integers(0, 40)), min_size=1, max_size=6),
 )
 def test_turns_read_anywhere_and_in_any_order_are_those_read_in_sequence(
-    given_knots: list[Knot],
+    given_knots: Knots,
     turns_per_step: int,
     block: int,
     max_period: int,
@@ -266,12 +273,11 @@ def test_the_order_far_into_an_endless_one_is_lawful():
 
 @given(knots(), TURNS_PER_STEP, SMALL_BLOCKS)
 def test_numbers_beyond_64_bits_give_the_order_of_the_same_weights_within(
-    given_knots: list[Knot], turns_per_step: int, block: int
+    given_knots: Knots, turns_per_step: int, block: int
 ):
-    huge = [
-        Knot(step=knot.step, weights=tuple(weight << 64 for weight in knot.weights))
-        for knot in given_knots
-    ]
+    huge = {
+        step: tuple(weight << 64 for weight in weights) for step, weights in given_knots.items()
+    }
     with blocks_of(block, 1):
         within = Turns(Dues(given_knots, turns_per_step)).between(0, 80)
         beyond = Turns(Dues(huge, turns_per_step)).between(0, 80)
@@ -304,7 +310,7 @@ def test_a_period_is_kept_whole_up_to_its_limit_only():
 
 def test_the_order_of_turns_never_changes():
     assert Turns(constant([5, 3, 2])).between(0, 10).tolist() == PINNED
-    ramp = [Knot(step=0, weights=(8, 1, 1)), Knot(step=3, weights=(2, 4, 4))]
+    ramp = {0: (8, 1, 1), 3: (2, 4, 4)}
     assert Turns(Dues(ramp, 4)).between(0, 20).tolist() == PINNED_RAMP
 
 
