@@ -10,6 +10,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from statistics import median
 
 HISTORY = 50  # steps before a step that it is compared with
@@ -19,7 +20,7 @@ _PERIODIC = ("testing", "save_checkpoint")
 
 _LOSSES = ("actor/loss", "actor/pg_loss", "actor/grad_norm", "critic/vf_loss")
 _NUMBER = re.compile(r"(?:np\.\w+\()?([-+]?(?:nan|inf|[\d.]+(?:e[-+]?\d+)?))\)?", re.IGNORECASE)
-_STEP = re.compile(r"(?:^|\s)step:(\d+) - ")
+_STEP = re.compile(r"(?:^|\s)step:(\d{1,18}) - ")
 _USED = ("actor/", "critic/vf_loss", "training/rollout_", "mixed/", "timing_s/")
 _LOST = re.compile(r"mixed/([^/]+)/(infra_error|loop_error)_rate")
 
@@ -53,16 +54,10 @@ def step_of_console(text: str) -> tuple[int, dict[str, float]] | None:
         if not part.startswith(_USED):
             continue
         name, _, value = part.rpartition(":")
-        number = _NUMBER.fullmatch(value.strip())
-        if number is not None:
-            try:
+        if number := _NUMBER.fullmatch(value.strip()):
+            with suppress(ValueError):
                 metrics[name] = float(number[1])
-            except ValueError:
-                continue
-    try:
-        return int(match[1]), metrics
-    except ValueError:  # Python reads no integer of thousands of digits
-        return None
+    return int(match[1]), metrics
 
 
 class StepChecks:
