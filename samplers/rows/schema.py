@@ -214,10 +214,8 @@ def _json(row: Row, name: str, value: Any) -> str:
 
 
 def _is_unicode(row: Row) -> bool:
-    texts = [row.data_source, row.agent_name, row.question, row.ability, row.split, row.row_id]
-    texts += [text for message in row.messages for text in message.values()]
     try:
-        "".join(texts).encode()
+        _table([row])
     except UnicodeEncodeError:
         return False
     return True
@@ -264,11 +262,11 @@ def row_id_problems(files: Sequence[Path | str]) -> list[str]:
     if len(shared):
         where = _places(pc.indices_nonzero(pc.is_in(ids, value_set=shared)), lengths)
         first = _places(pc.indices_nonzero(pc.equal(ids, shared[0])), lengths)
+        rows = [_row(place, files) for place in first[:_SHOWN]]
         problems.append(
             f"{len(shared)} values of extra_info.row_id are each on more than one row, on "
             f"{len(where)} together ({_files(where, files)}), first {shared[0].as_py()!r} "
-            f"({_rows(first, files)}): the ledger names one prompt by each; leave the "
-            "copies out"
+            f"({_few(rows, len(first))}): the ledger names one prompt by each; leave the copies out"
         )
     return problems
 
@@ -291,11 +289,6 @@ def _files(places: NDArray[np.int64], files: Sequence[Path | str]) -> str:
     """The files of some places as text; the first few by name."""
     names = [str(files[file]) for file in np.unique(places[:, 0])]
     return _few(names[:_SHOWN], len(names))
-
-
-def _rows(places: NDArray[np.int64], files: Sequence[Path | str]) -> str:
-    """Some places as text; the first few by name."""
-    return _few([_row(place, files) for place in places[:_SHOWN]], len(places))
 
 
 def _row(place: NDArray[np.int64], files: Sequence[Path | str]) -> str:
