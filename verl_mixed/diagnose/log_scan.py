@@ -270,20 +270,19 @@ class _Reader:
         """Read whole lines: those with a cue, and every line while a traceback is unfinished."""
         hits, limit = self._hits(block), self._scan.line_bytes
         position, counted = 0, 0
-        for start in [*sorted(hits), None]:
-            while self._traces and position < len(block) and (start is None or position < start):
-                end = _end_of(block, position)
-                self._line += block.count(b"\n", counted, position)
-                counted = position
-                self._read(offset + position, block[position : min(end, position + limit)], False)
-                position = end + 1
-            if start is None:
-                break
-            end = hits[start]
+
+        def read(start: int, end: int, is_hit: bool) -> int:
+            nonlocal counted
             self._line += block.count(b"\n", counted, start)
             counted = start
-            self._read(offset + start, block[start : min(end, start + limit)], True)
-            position = end + 1
+            self._read(offset + start, block[start : min(end, start + limit)], is_hit)
+            return end + 1
+
+        for start in [*sorted(hits), len(block)]:
+            while self._traces and position < start:
+                position = read(position, _end_of(block, position), False)
+            if start < len(block):
+                position = read(start, hits[start], True)
         self._line += block.count(b"\n", counted)
         if block.strip():
             tail = block[-4096:]
