@@ -207,8 +207,7 @@ class Turns:
     def _pin_after(self, first: int, last: int, had: Counts) -> list[int]:
         """(S,) turns each source had after `last`, given those it had after `first`.
 
-        All turns whose deadline has passed are taken. At most one further turn of each source is
-        released. The free slots go to these turns by earliest deadline. A turn can only have a slot
+        At most one turn of each source is released and not yet due. A turn can only have a slot
         after its release, so at each slot `slack` counts the slots from there to `last` less the
         taken turns that are released there or later; a turn is taken if all these counts stay >= 0.
         """
