@@ -519,6 +519,7 @@ SCRAPS = [
     b"Traceback (most recent call last):\n",
     b"step:",
     b'{"step": 1, "metrics": {',
+    b'{"step": 1, "metrics": {"actor/loss": 1' + b"0" * 400 + b"}}\n",
     b"\r",
     b"\n",
     b"\x1b[",
