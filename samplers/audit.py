@@ -38,8 +38,8 @@ class AuditReport:
     """Largest difference between planned and trained prompts of a source in one batch."""
 
     cumulative_error: float
-    """Largest difference after any step between the prompts that a source was due and the prompts
-    that were trained; below 1 if the run kept a plan with apportionment=carry."""
+    """Largest difference after any step between the due and the trained prompts of a source; below
+    1 if the run kept a plan with apportionment=carry."""
 
     problems: tuple[str, ...]
     """One sentence each, worst kinds first; empty if the run kept the plan."""

@@ -1,8 +1,7 @@
 """Distribution of a batch's trajectories over optimizer updates and ranks. Pure arithmetic.
 
 verl sorts a batch by length and cuts it into updates, so one update may hold any mixture. Here
-whole groups are dealt to updates by the quotas of the mixture (`deal_groups`). The rows of each
-update are then spread over the ranks, with equal numbers and similar workloads (`spread_rows`).
+whole groups are dealt to updates by the quotas of the mixture.
 
 Example: six groups with workloads 9, 5, 4 of source a and 8, 3, 2 of source b, two updates. The
 quotas are (a 2, b 1) and (a 1, b 2). Each update gets exactly its quotas; heavy groups go first,

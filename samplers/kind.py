@@ -11,19 +11,14 @@ from samplers.rows.schema import Row
 
 
 class UnusableRecord(ValueError):
-    """A valid record that no reward can judge, such as a TACO problem without tests.
-
-    It is left out and counted. The message is the reason, the same for all such records."""
+    """A valid record that no reward can judge. It is counted by its message, and left out."""
 
 
 class BadRecord(ValueError):
     """A record that breaks its schema: a missing column, a value of another type, broken JSON.
 
-    It ends the preparation unless `skip_bad`. The message names field, value and rule; the reader
-    of the file adds file and record.
-
     Args:
-        message: shown to the user.
+        message: names field, value and rule.
         reason: the same text for all records with this fault; `skip_bad` counts by it.
     """
 

@@ -18,11 +18,9 @@ import msgspec
 from samplers.disk import flush, sync, write_whole
 
 Outcome = Literal["trained", "filtered", "failed", "stale", "unfinished"]
-"""The outcome of a prompt.
-
-It was trained; or it was replaced by the next prompt of its source, because all rewards of its
-group were equal (filtered, DAPO), because trajectories were lost (failed), or because its weights
-were too old (stale); or it was not finished when the run ended."""
+"""A prompt is replaced by the next prompt of its source if all rewards of its group are equal
+(filtered, DAPO), if trajectories were lost (failed), or if its weights are too old (stale). It is
+unfinished if the run ended first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,8 +68,7 @@ class Choice:
     """Number of kept rows to draw; the same rows for any order of the records."""
 
     validation: float | int | None = None
-    """Share (below 1) or number of the remaining rows for the second file. With a share, a row's
-    file depends only on its id and the seed."""
+    """Share (below 1) or number of the remaining rows for the second file."""
 
     max_prompt_tokens: int | None = None
     """Longer prompts are left out; templates, which the run adds, do not count."""
@@ -304,8 +303,7 @@ class _Job:
     def _read_part(
         self, entries: Iterator[_Entry], state: State, seen: SeenIds, draft: Draft
     ) -> None:
-        """Read one part and save it. The end of a part depends only on the records, so that a
-        resumed preparation has the same parts as an uninterrupted one."""
+        """Read one part and save it. Where a part ends depends only on the records."""
         tables: list[Any] = []
         began, size_bytes = state.read, 0
         while not state.done and state.read - began < PART_RECORDS and size_bytes < PART_BYTES:

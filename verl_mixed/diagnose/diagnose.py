@@ -1,7 +1,6 @@
 """`verl-mixed diagnose LOG...`: known failures in a run's logs, their causes and remedies.
 
-Standard library only: on a jumphost `python3 -m verl_mixed.diagnose LOG...` does the same. This
-module opens files and prints findings; log_scan.py finds them, signatures.ini defines them.
+Standard library only: on a jumphost `python3 -m verl_mixed.diagnose LOG...` does the same.
 """
 
 import argparse
@@ -76,11 +75,7 @@ def _print(text: str) -> None:
 
 
 def diagnose_tail(text: str) -> Finding | None:
-    """The failure that most probably ended a run: the first fatal one since its last start.
-
-    Args:
-        text: the end of the run's log.
-    """
+    """The failure that most probably ended a run, from the end of its log: the first fatal one."""
     scan = Scan()
     scan.read([text.encode("utf-8", "replace")], "log")
     fatal = [finding for finding in scan.ordered() if finding.signature.severity == "fatal"]

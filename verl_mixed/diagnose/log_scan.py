@@ -144,11 +144,7 @@ class _Trace:
 
 
 class Scan:
-    """The findings in one or more logs.
-
-    Args:
-        line_bytes: bytes that are read of one line.
-    """
+    """The findings in one or more logs."""
 
     def __init__(self, line_bytes: int = LINE_BYTES) -> None:
         self.findings: dict[str, Finding] = {}
@@ -166,11 +162,9 @@ class Scan:
         self._files = 0
 
     def read(self, chunks: Iterable[bytes], name: str, *, finite_only: bool = False) -> int:
-        """Read one log; returns its size in bytes.
+        """Read one log, cut anywhere into chunks; returns its size in bytes.
 
         Args:
-            chunks: its bytes in order, cut anywhere.
-            name: the log's name in findings.
             finite_only: of the numbers of steps, report only those that are not finite.
         """
         self._files += 1
@@ -182,12 +176,7 @@ class Scan:
         return reader.size
 
     def note(self, event: Event, start: int, file_index: int) -> None:
-        """Count one event.
-
-        Args:
-            start: number of the run's last start before the event, within the file.
-            file_index: number of the file, from 1.
-        """
+        """Count one event; `start` is the number of the run's start, within the file, before it."""
         new = Finding(event.signature, event.place, file_index)
         finding = self.findings.setdefault(event.signature.id, new)
         finding.count += event.count

@@ -1,7 +1,6 @@
 """Failures that the metrics of steps show: divergence, lost trajectories, slow steps.
 
-Standard library only. A step is compared with the median of the steps before it, so the checks need
-no limits for models or runs of a certain size.
+Standard library only. A step is compared with the median of the steps before it.
 """
 
 import json
