@@ -12,7 +12,7 @@ import asyncio
 import os
 import random
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from copy import copy
@@ -23,24 +23,19 @@ from typing import Any, Protocol
 import msgspec
 from typing_extensions import Self
 
-from agent_loop.compat import gather_all, timeout
+from agent_loop.compat import timeout
 from agent_loop.tools.cache import SingleFlightCache, content_key
 from agent_loop.tools.call_stats import CallStats, StatsByTool, call_metrics, sum_stats, totals
 from agent_loop.tools.limiter import make_limiter, state_path
 from agent_loop.tools.loop_throttle import LoopThrottle
 from agent_loop.tools.protocol import (
     ToolCall,
-    ToolError,
     ToolRejected,
     ToolResult,
     ToolTimeout,
     ToolUnavailable,
 )
-from agent_loop.tools.responses import (
-    dumps,
-    fault_of,
-    is_repeatable,
-)
+from agent_loop.tools.responses import fault_of, is_repeatable
 from agent_loop.tools.result_store import Store, open_store_of
 from agent_loop.tools.servers import Server, Servers
 from agent_loop.tools.transport import HttpTransport, RequestFailed
@@ -53,12 +48,6 @@ BACKOFF_CAP_S = 8.0
 
 CALLS_PER_TURN = 64
 """Calls that start in one pass of the event loop; see `LoopThrottle`."""
-
-BATCH_AT_ONCE = 64
-"""Calls of one `call_many` that run at once."""
-
-MERGED_QUERIES = 64
-"""Most queries of one `call_many` in one request."""
 
 CACHE_BYTES = 32 << 20
 """Size of all results in memory, per event loop."""
@@ -233,91 +222,6 @@ class ToolClient:
             stats.latency_s.add(result.latency_s)
         return replace(result, tool=call.tool)
 
-    async def call_many(
-        self, calls: Sequence[ToolCall], at_once: int = BATCH_AT_ONCE
-    ) -> list[ToolResult | ToolError]:
-        """Run calls concurrently; searches that differ only in their queries share a request.
-
-        Args:
-            calls: any number.
-            at_once: how many run at once.
-
-        Returns:
-            The result or error of each call, in the order of `calls`.
-        """
-        outcomes: dict[int, ToolResult | ToolError] = {}
-        batches = deque(_batches(calls))
-
-        async def work() -> None:
-            while batches:
-                indices = batches.popleft()
-                answers = await self._call_together([calls[index] for index in indices])
-                outcomes.update(zip(indices, answers, strict=True))
-
-        if batches:
-            await gather_all([work() for _ in range(min(at_once, len(batches)))])
-        return [outcomes[index] for index in range(len(calls))]
-
-    async def _call_together(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | ToolError]:
-        """Run one call, or searches that one request can carry."""
-        if len(calls) == 1:
-            return [await self._outcome(calls[0])]
-        stats, cache = self._stats("retrieve"), self._cache
-        answers: dict[int, ToolResult | ToolError] = {}
-        for index, call in enumerate(calls):
-            cached = None if cache is None else await self._cached(cache, content_key(call), call)
-            if cached is not None:
-                answers[index] = cached
-                stats.calls += 1
-                stats.cached += 1
-        missing = [index for index in range(len(calls)) if index not in answers]
-        if missing:
-            searches = [calls[index] for index in missing]
-            answers |= zip(missing, await self._search_together(searches), strict=True)
-        return [answers[index] for index in range(len(calls))]
-
-    async def _search_together(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | ToolError]:
-        stats = self._stats("retrieve")
-        queries = [query for call in calls for query in call.payload["queries"]]
-        merged = ToolCall(
-            tool="retrieve", payload={**calls[0].payload, "queries": queries}, deterministic=False
-        )
-        try:
-            result = await self.call(merged)
-        except ToolUnavailable as error:
-            stats.calls += len(calls) - 1
-            stats.unavailable += len(calls) - 1
-            return [error] * len(calls)
-        except ToolRejected:
-            result = None
-        passages = [] if result is None else result.body["result"]
-        if result is None or len(passages) != len(queries):  # ask one by one to find the bad query
-            return [await self._outcome(call) for call in calls]
-        stats.calls += len(calls) - 1
-        results, start = [], 0
-        for call in calls:
-            end = start + len(call.payload["queries"])
-            own = ToolResult(
-                body={"result": passages[start:end]},
-                latency_s=result.latency_s,
-                limiter_wait_s=result.limiter_wait_s,
-                attempts=result.attempts,
-                tool=result.tool,
-            )
-            if self._cache is not None:
-                key = content_key(call)
-                self._cache.put(key, own)
-                self._keep(key, own)
-            results.append(own)
-            start = end
-        return results
-
-    async def _outcome(self, call: ToolCall) -> ToolResult | ToolError:
-        try:
-            return await self.call(call)
-        except ToolError as error:
-            return error
-
     def _stats(self, tool: str) -> CallStats:
         key = (self.source, tool)
         stats = self.stats_by_tool.get(key)
@@ -358,15 +262,6 @@ class ToolClient:
         result = await self._call_in_time(call, timeout_s - (self._clock() - started))
         self._keep(key, result)
         return result
-
-    async def _cached(
-        self, cache: SingleFlightCache[ToolResult], key: str, call: ToolCall
-    ) -> ToolResult | None:
-        if (kept := cache.kept(key)) is not None:
-            return ToolResult(body=kept.body, attempts=0, cached=True)
-        if (stored := await self._stored(key, call)) is not None:
-            cache.put(key, stored)
-        return stored
 
     async def _stored(self, key: str, call: ToolCall) -> ToolResult | None:
         store = self._opened.store
@@ -521,27 +416,6 @@ class ToolClient:
 
 PURE_TOOLS = frozenset({"retrieve", "calculate"})
 """Tools whose answer depends only on the call. `run_code` is pure if its program is."""
-
-
-def _batches(calls: Sequence[ToolCall]) -> list[list[int]]:
-    """Indices of the calls that share a request; a call that is not a search is alone."""
-    batches: list[list[int]] = []
-    open_batches: dict[bytes, tuple[list[int], int]] = {}
-    for index, call in enumerate(calls):
-        queries = call.payload.get("queries")
-        if call.tool != "retrieve" or not call.idempotent or not isinstance(queries, list):
-            batches.append([index])
-            continue
-        rest = dumps(
-            {name: call.payload[name] for name in sorted(call.payload.keys() - {"queries"})}
-        )
-        batch, size = open_batches.get(rest, ([], MERGED_QUERIES))
-        if size + len(queries) > MERGED_QUERIES:
-            batch, size = [], 0
-            batches.append(batch)
-        batch.append(index)
-        open_batches[rest] = (batch, size + len(queries))
-    return batches
 
 
 def _metrics(clients: Sequence[ToolClient]) -> dict[str, float]:

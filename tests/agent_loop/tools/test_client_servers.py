@@ -1,9 +1,9 @@
-"""Several servers, calls that may happen once, refusals, tokens, batches and numbers."""
+"""Several servers, calls that may happen once, refusals, tokens and numbers."""
 
 import asyncio
 import multiprocessing
 import threading
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from email.utils import formatdate
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from agent_loop.tools import client as client_module
 from agent_loop.tools.call_stats import Histogram
-from agent_loop.tools.client import MERGED_QUERIES, shared_client, snapshot
+from agent_loop.tools.client import shared_client, snapshot
 from agent_loop.tools.loop_throttle import LoopThrottle
 from agent_loop.tools.protocol import (
     ToolCall,
+    ToolError,
     ToolRejected,
-    ToolResult,
     ToolUnavailable,
     run_code_call,
 )
@@ -261,68 +261,6 @@ def test_json_is_read_as_it_came(body, charset, value):
     assert loads(body, charset) == value
 
 
-def search(query: str, topk: int = 3) -> ToolCall:
-    return ToolCall(tool="retrieve", payload={"queries": [query], "topk": topk})
-
-
-class Library:
-    """Answers searches with the query itself."""
-
-    def __init__(self) -> None:
-        self.asked: list[list[str]] = []
-
-    def __call__(self, payload: dict[str, Any]) -> Any:
-        self.asked.append(payload["queries"])
-        if "bad" in payload["queries"]:
-            return 400
-        return {"result": [[{"document": {"contents": query}}] for query in payload["queries"]]}
-
-
-def contents(outcome: ToolResult | Exception) -> str | None:
-    if isinstance(outcome, Exception):
-        return None
-    return outcome.body["result"][0][0]["document"]["contents"]
-
-
-async def test_searches_of_a_batch_are_one_request_and_keep_their_order():
-    library = Library()
-    async with running([library]) as server, client(server.url) as tools:
-        await tools.call(search("b"))
-        outcomes = await tools.call_many([search(query) for query in "abcd"])
-        again = await tools.call(search("d"))
-        counts = tools.stats
-    assert [contents(outcome) for outcome in outcomes] == list("abcd")
-    assert library.asked == [["b"], ["a", "c", "d"]]
-    assert again.cached
-    assert (counts["calls"], counts["cached"], counts["requests"]) == (6, 2, 2)
-
-
-async def test_a_bad_search_of_a_batch_is_the_only_one_that_is_refused():
-    library = Library()
-    async with running([library]) as server, client(server.url) as tools:
-        outcomes = await tools.call_many([search(query) for query in ("a", "bad", "c")])
-    assert [contents(outcome) for outcome in outcomes] == ["a", None, "c"]
-    assert isinstance(outcomes[1], ToolRejected)
-
-
-async def test_only_searches_that_agree_on_the_rest_go_together_and_not_too_many():
-    library = Library()
-    calls = [search(str(number), topk=number % 2 + 1) for number in range(3 * MERGED_QUERIES)]
-    async with running([library]) as server, client(server.url) as tools:
-        outcomes = await tools.call_many(calls)
-    assert [contents(outcome) for outcome in outcomes] == [str(n) for n in range(len(calls))]
-    assert sorted(map(len, library.asked)) == sorted([MERGED_QUERIES, MERGED_QUERIES // 2] * 2)
-
-
-async def test_a_batch_tells_each_call_what_became_of_it():
-    async with running([400, GOOD, 500]) as server, client(server.url, max_retries=0) as tools:
-        calls = [ToolCall(tool="calculate", payload={"expression": str(n)}) for n in range(3)]
-        outcomes = await tools.call_many(calls, at_once=1)
-    kinds = [type(outcome) for outcome in outcomes]
-    assert kinds == [ToolRejected, ToolResult, ToolUnavailable]
-    assert await tools.call_many([]) == []
-
-
 async def test_what_calls_came_to_is_counted_by_source_and_tool():
     async with (
         running([GOOD, 500, GOOD, 400, 500, 500]) as server,
@@ -333,7 +271,8 @@ async def test_what_calls_came_to_is_counted_by_source_and_tool():
         await math.call(CALL)
         for expression in ("2", "3", "4"):
             call = ToolCall(tool="calculate", payload={"expression": expression})
-            (await nq.call_many([call]))
+            with suppress(ToolError):
+                await nq.call(call)
         counted = tools.snapshot()
     assert counted["mixed/math/tools/calculate/calls"] == 2
     assert counted["mixed/math/tools/calculate/cache_hit_rate"] == 0.5
