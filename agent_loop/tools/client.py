@@ -12,7 +12,6 @@ import asyncio
 import os
 import random
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from copy import copy
@@ -25,12 +24,10 @@ from typing_extensions import Self
 
 from agent_loop.compat import timeout
 from agent_loop.tools.cache import SingleFlightCache, content_key
-from agent_loop.tools.call_stats import CallStats, StatsByTool, call_metrics, sum_stats, totals
 from agent_loop.tools.limiter import make_limiter, state_path
 from agent_loop.tools.loop_throttle import LoopThrottle
 from agent_loop.tools.protocol import (
     ToolCall,
-    ToolRejected,
     ToolResult,
     ToolTimeout,
     ToolUnavailable,
@@ -124,10 +121,7 @@ class ToolClient:
         urls = [each.rstrip("/") for each in ([url] if isinstance(url, str) else url)]
         self.url = ", ".join(urls)
         self.source = ""
-        """Source of the calls, for the limiter and the stats."""
-
-        self.stats_by_tool: dict[tuple[str, str], CallStats] = {}
-        """(source, tool) -> stats of the calls."""
+        """Source of the calls, for the limiter."""
 
         self._limiter, self._slots = limiter, slots
         self._timeout_s, self._max_retries = timeout_s, max_retries
@@ -171,15 +165,6 @@ class ToolClient:
             if store is not None:
                 await store.close()
 
-    @property
-    def stats(self) -> Counter[str]:
-        """calls, cached, requests, retries, rejected, unavailable; summed over all sources."""
-        return totals(self.stats_by_tool)
-
-    def snapshot(self) -> dict[str, float]:
-        """Metrics of the calls by source and tool; see `call_metrics`."""
-        return _metrics([self])
-
     def for_source(self, source: str) -> Self:
         """A client for calls of one source; it shares everything with this client, also being
         open."""
@@ -198,36 +183,16 @@ class ToolClient:
             ToolUnavailable: no valid answer within the deadline or after all retries, the breakers
                 of all servers are open, or a server refuses the token.
         """
-        stats = self._stats(call.tool)
-        stats.calls += 1
         timeout_s = self._timeout_s
-        try:
-            if not self._throttle.try_enter():
-                entered_at = self._clock()
-                await self._throttle.enter()
-                timeout_s -= self._clock() - entered_at
-            if self._cache is not None and self._is_pure(call):
-                result = await self._call_cached(self._cache, call, timeout_s)
-            else:
-                result = await self._call_in_time(call, timeout_s)
-        except ToolRejected:
-            stats.rejected += 1
-            raise
-        except ToolUnavailable:
-            stats.unavailable += 1
-            raise
-        if result.cached:
-            stats.cached += 1
+        if not self._throttle.try_enter():
+            entered_at = self._clock()
+            await self._throttle.enter()
+            timeout_s -= self._clock() - entered_at
+        if self._cache is not None and self._is_pure(call):
+            result = await self._call_cached(self._cache, call, timeout_s)
         else:
-            stats.latency_s.add(result.latency_s)
+            result = await self._call_in_time(call, timeout_s)
         return replace(result, tool=call.tool)
-
-    def _stats(self, tool: str) -> CallStats:
-        key = (self.source, tool)
-        stats = self.stats_by_tool.get(key)
-        if stats is None:
-            stats = self.stats_by_tool[key] = CallStats()
-        return stats
 
     def _is_pure(self, call: ToolCall) -> bool:
         """Whether the answer depends only on the call."""
@@ -386,7 +351,6 @@ class ToolClient:
                 tool=call.tool,
                 server=server.url,
             ) from last
-        self._stats(call.tool).retries += 1
         await self._sleep(pause_s)
 
     async def _request_of_several(
@@ -410,21 +374,11 @@ class ToolClient:
         transport = self._opened.transport
         if transport is None:
             raise RuntimeError("ToolClient.call outside `async with ToolClient(...)`")
-        self._stats(call.tool).requests += 1
         return await transport.post(call, server)
 
 
 PURE_TOOLS = frozenset({"retrieve", "calculate"})
 """Tools whose answer depends only on the call. `run_code` is pure if its program is."""
-
-
-def _metrics(clients: Sequence[ToolClient]) -> dict[str, float]:
-    stats: list[StatsByTool] = [client.stats_by_tool for client in clients]
-    servers = [server for client in clients for server in client._servers.all]
-    return call_metrics(sum_stats(stats)) | {
-        "mixed/tools/servers_down": float(sum(s.opened_at is not None for s in servers)),
-        "mixed/tools/cache_mb": sum(c._cache.size_bytes for c in clients if c._cache) / 2**20,
-    }
 
 
 @dataclass(slots=True)
@@ -465,12 +419,6 @@ async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
         await client.__aenter__()
         await _shared[key].until_loop_ends.__anext__()
     return _shared[key].client
-
-
-def snapshot() -> dict[str, float]:
-    """Metrics of all tool calls of this process since its start; see `call_metrics`."""
-    pid = os.getpid()
-    return _metrics([shared.client for key, shared in _shared.items() if key[0] == pid])
 
 
 async def _close_with_loop(client: ToolClient) -> AsyncGenerator[None, None]:

@@ -225,7 +225,6 @@ async def test_a_stored_result_passes_neither_limiter_nor_slot(tmp_path):
             await tools.call(CALL)
         async with client(server.url, open_store=store, limiter=limiter, slots=NoSlots()) as tools:
             results = await asyncio.gather(*(tools.call(CALL) for _ in range(4)))
-            assert tools.stats["cached"] == 4
     assert all(result.cached and result.body == GOOD for result in results)
     assert (limiter.acquired, len(server.seen)) == (0, 1)
 
