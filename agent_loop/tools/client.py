@@ -213,7 +213,6 @@ class ToolClient:
                 f"no answer from {self.url} for tool={call.tool!r} within timeout="
                 f"{self._timeout_s} s to an equal call that this one joined; ask {self.url}/health",
                 tool=call.tool,
-                server=self.url,
             ) from error
         return ToolResult(body=result.body, attempts=0, cached=True) if joined else result
 
@@ -253,7 +252,6 @@ class ToolClient:
                     f"timeout={self._timeout_s} s ({str(error) or 'it still waited'}); raise "
                     "rate_limit_per_minute, max_workers or timeout under tool_config",
                     tool=call.tool,
-                    server=self.url,
                 ) from error
             self._servers.note_failure(server)
             raise ToolTimeout(
@@ -261,7 +259,6 @@ class ToolClient:
                 f"timeout={self._timeout_s} s; is the server up, and the rate limit high enough? "
                 f"ask {server.url}/health",
                 tool=call.tool,
-                server=server.url,
             ) from error
 
     async def _attempts(self, call: ToolCall, progress: _Progress, timeout_s: float) -> ToolResult:
@@ -342,14 +339,12 @@ class ToolClient:
                 f"{failed}timeout={self._timeout_s} s, last: {last}; it may have been executed and "
                 "is idempotent=False: not tried again",
                 tool=call.tool,
-                server=server.url,
             ) from last
         if attempt > self._max_retries or pause_s >= for_waiting_s():
             kind = ToolUnavailable if attempt > self._max_retries else ToolTimeout
             raise kind(
                 f"{failed}timeout={self._timeout_s} s, last: {last}; check the tool server",
                 tool=call.tool,
-                server=server.url,
             ) from last
         await self._sleep(pause_s)
 

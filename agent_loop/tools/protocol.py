@@ -92,16 +92,13 @@ class ToolError(Exception):
     Args:
         message: what went wrong.
         tool: the tool that was called; empty where it is not known.
-        server: base URL of its server; empty where it is not known.
     """
 
-    # No defaults on the class, because Ray's copy of an error would show those instead.
-    tool: str
-    server: str
+    tool: str  # no default on the class, because Ray's copy of an error would show it instead
 
-    def __init__(self, message: str = "", *, tool: str = "", server: str = "") -> None:
+    def __init__(self, message: str = "", *, tool: str = "") -> None:
         super().__init__(message)
-        self.tool, self.server = tool, server
+        self.tool = tool
 
 
 class ToolRejected(ToolError):

@@ -100,7 +100,6 @@ class Servers:
                 for server in self.all
             ),
             tool=call.tool,
-            server=self.all[0].url,
         )
 
     def choose(self, call: ToolCall, tried: Collection[Server] = ()) -> Server:

@@ -106,7 +106,7 @@ class HttpTransport:
             raise RequestFailed(fault)
         fault, is_final = sandbox_fault(call.tool, body)
         if is_final:
-            raise ToolRejected(replace_surrogates(fault), tool=call.tool, server=server.url)
+            raise ToolRejected(replace_surrogates(fault), tool=call.tool)
         if fault:
             raise RequestFailed(fault, blames_server=False)  # the program may have caused it
         return body
@@ -125,11 +125,10 @@ def _refusal(
             blames_server=status != 429,
         )
     message = f"HTTP {status} for tool={call.tool!r}: {text}"
-    place = {"tool": call.tool, "server": server.url}
     if status in SETUP_FAULTS:
         return ToolUnavailable(
             f"{message}; is {server.url} the tool server, and {TOKEN_VARIABLE} its token?",
-            **place,
+            tool=call.tool,
         )
     server.close_breaker()
-    return ToolRejected(message, **place)
+    return ToolRejected(message, tool=call.tool)
