@@ -218,26 +218,16 @@ class ToolClient:
 
     async def _make(self, key: str, call: ToolCall, timeout_s: float) -> ToolResult:
         """The stored result, or the result of a new request."""
-        if self._opened.store is None:
+        if (store := self._opened.store) is None:
             return await self._call_in_time(call, timeout_s)
         started = self._clock()
-        if (stored := await self._stored(key, call)) is not None:
-            return stored
+        body = await store.get(key)
+        if body is not None and not fault_of(call.tool, body):
+            return ToolResult(body=body, attempts=0, cached=True)
         result = await self._call_in_time(call, timeout_s - (self._clock() - started))
-        self._keep(key, result)
-        return result
-
-    async def _stored(self, key: str, call: ToolCall) -> ToolResult | None:
-        store = self._opened.store
-        body = None if store is None else await store.get(key)
-        if body is None or fault_of(call.tool, body):
-            return None
-        return ToolResult(body=body, attempts=0, cached=True)
-
-    def _keep(self, key: str, result: ToolResult) -> None:
-        store = self._opened.store
-        if store is not None and is_repeatable(result.body):
+        if self._opened.store is not None and is_repeatable(result.body):
             store.put(key, result.body)
+        return result
 
     async def _call_in_time(self, call: ToolCall, timeout_s: float) -> ToolResult:
         progress = _Progress()
@@ -333,20 +323,19 @@ class ToolClient:
                 await self._limiter.penalise_async(retry_after_s)
         cap_s = min(BACKOFF_CAP_S, BACKOFF_START_S * 2 ** (attempt - 1))
         pause_s = max(retry_after_s, self._rng.uniform(0.0, cap_s))
-        failed = f"no answer from {server.url} for tool={call.tool!r}: {attempt} attempts within "
+        kind, advice = ToolUnavailable, "check the tool server"
         if last.was_executed and not call.idempotent:
-            raise ToolUnavailable(
-                f"{failed}timeout={self._timeout_s} s, last: {last}; it may have been executed and "
-                "is idempotent=False: not tried again",
-                tool=call.tool,
-            ) from last
-        if attempt > self._max_retries or pause_s >= for_waiting_s():
-            kind = ToolUnavailable if attempt > self._max_retries else ToolTimeout
-            raise kind(
-                f"{failed}timeout={self._timeout_s} s, last: {last}; check the tool server",
-                tool=call.tool,
-            ) from last
-        await self._sleep(pause_s)
+            advice = "it may have been executed and is idempotent=False: not tried again"
+        elif attempt <= self._max_retries:
+            if pause_s < for_waiting_s():
+                await self._sleep(pause_s)
+                return
+            kind = ToolTimeout
+        raise kind(
+            f"no answer from {server.url} for tool={call.tool!r}: {attempt} attempts within "
+            f"timeout={self._timeout_s} s, last: {last}; {advice}",
+            tool=call.tool,
+        ) from last
 
     async def _request_of_several(
         self, call: ToolCall, server: Server, tried: Sequence[Server], deadline: float
