@@ -24,14 +24,7 @@ from agent_loop.tools.server.edge import (
     is_loopback,
     say_errors_in_json,
 )
-from agent_loop.tools.server.http import (
-    METRICS,
-    Endpoint,
-    Metrics,
-    measure,
-    slots_of,
-    tool_health,
-)
+from agent_loop.tools.server.http import METRICS, Endpoint, Metrics, measure, tool_health
 from agent_loop.tools.server.limiter_collector import LimiterCollector
 from agent_loop.tools.server.retrieve import Retrieve
 from agent_loop.tools.server.run_code import RunCode
@@ -59,8 +52,7 @@ def create_app(settings: ServerSettings) -> web.Application:
     app[ENDPOINTS] = (RunCode(settings), Retrieve(settings), Calculate(settings))
     for endpoint in app[ENDPOINTS]:
         endpoint.add_routes(app.router)
-        if slots := slots_of(endpoint):
-            app[METRICS].watch_queue(endpoint.name, slots)
+        app[METRICS].watch_queue(endpoint.name, endpoint.slots)
     if settings.limiter_path is not None:
         app[METRICS].registry.register(LimiterCollector(settings.limiter_path))
     app.router.add_get("/health", _health)
@@ -96,9 +88,7 @@ async def _health(request: web.Request) -> web.Response:
 def _version() -> str:
     try:
         return metadata.version("verl-mixed-agent-loop")
-    except (
-        metadata.PackageNotFoundError
-    ):  # not installed: Ray's workers run from a copy of the folder
+    except metadata.PackageNotFoundError:  # Ray's workers run from a copy of the folder
         return "not installed"
 
 
@@ -119,10 +109,8 @@ def serve(settings: ServerSettings, *, ready_file: Path | None = None) -> None:
     Raises:
         OSError: the port is taken.
     """
-    app = create_app(
-        settings
-    )  # runs the sandbox's probe program, which must happen outside of a running loop
-    asyncio.run(_serve(app, settings, ready_file))
+    # The sandbox's probe program must run outside of a running loop.
+    asyncio.run(_serve(create_app(settings), settings, ready_file))
 
 
 def app_runner(app: web.Application) -> web.AppRunner:

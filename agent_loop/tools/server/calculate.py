@@ -21,7 +21,7 @@ class Calculate:
     """The tool for arithmetic and algebra. A wrong expression is answered with 200 and its
     error."""
 
-    name = "calculate"
+    name, fault = "calculate", ""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.slots = RequestSlots(settings.algebra_workers, settings.queue_length)

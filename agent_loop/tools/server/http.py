@@ -18,14 +18,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Endpoint(Protocol):
-    """One tool of the server.
-
-    A tool may have `slots: RequestSlots`: `/health` and `/metrics` show their queue. A tool may
-    have `fault: str`: if it is not empty, `/health` shows the tool as not up, with the fault.
-    """
+    """One tool of the server."""
 
     name: str
     """Key of the tool in `/health`."""
+
+    slots: "RequestSlots"
+    """`/health` and `/metrics` show their queue."""
+
+    fault: str
+    """Why the tool cannot work, for `/health`; empty if it can."""
 
     def add_routes(self, router: web.UrlDispatcher) -> None: ...
 
@@ -136,17 +138,11 @@ class RequestSlots:
         return min(60, math.ceil(max(1.0, self.queued * self._mean_s / self.count)))
 
 
-def slots_of(endpoint: Endpoint) -> RequestSlots | None:
-    return getattr(endpoint, "slots", None)
-
-
 def tool_health(endpoint: Endpoint) -> dict[str, Any]:
     """The tool's entry in `/health`: whether it is up, and its queue."""
-    fault = getattr(endpoint, "fault", "")
+    fault, slots = endpoint.fault, endpoint.slots
     entry: dict[str, Any] = {"up": not fault} | ({"fault": fault} if fault else {})
-    if slots := slots_of(endpoint):
-        entry |= {"places": slots.count, "active": slots.active, "queued": slots.queued}
-    return entry
+    return entry | {"places": slots.count, "active": slots.active, "queued": slots.queued}
 
 
 METRICS = web.AppKey("metrics", Metrics)
