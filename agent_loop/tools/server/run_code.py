@@ -193,19 +193,14 @@ class RunCode:
     async def _run_jupyter(self, request: web.Request) -> web.Response:
         asked = await body_of(request, RunJupyterRequest)
         sandbox = self.sandbox
-        if asked.kernel != "python3":
-            return web.json_response(
-                not_supported(f"kernel={asked.kernel!r} is not known: use python3")
-            )
-        if asked.fetch_files:
-            return web.json_response(
-                not_supported("/run_jupyter has no fetch_files: print the content instead")
-            )
-        limits = Limits(wall_s=asked.total_timeout)
         cells: list[CellResult] = []
         ends_at = time.monotonic() + asked.total_timeout
         try:
-            files = _decoded(request, asked.files)
+            if asked.kernel != "python3":
+                raise NotSupported(f"kernel={asked.kernel!r} is not known: use python3")
+            if asked.fetch_files:
+                raise NotSupported("/run_jupyter has no fetch_files: print the content instead")
+            limits, files = Limits(wall_s=asked.total_timeout), _decoded(request, asked.files)
             async with self.slots.hold(), sandbox.session(limits, files) as session:
                 for code in asked.cells:
                     left_s = max(0.01, ends_at - time.monotonic())
@@ -265,9 +260,7 @@ class RunCode:
                 result = await self._run(program, limits)
             except NotSupported as error:
                 done, passed = not_supported(str(error)), False
-            except (
-                SandboxUnavailable
-            ) as error:  # 503, so that the caller tries again and takes it for no verdict
+            except SandboxUnavailable as error:  # 503 is no verdict: the caller tries again
                 raise json_error(web.HTTPServiceUnavailable, str(error)) from error
             else:
                 done = run_answer(result)
@@ -356,17 +349,16 @@ def not_supported(what: str) -> dict[str, Any]:
 def _jupyter_answer(asked: RunJupyterRequest, cells: list[CellResult]) -> dict[str, Any]:
     is_whole = len(cells) == len(asked.cells) and all(not cell.result.killed for cell in cells)
     is_late = any(cell.result.status is RunStatus.TIME_LIMIT for cell in cells)
-    driver = {
-        "status": "TimeLimitExceeded" if is_late else "Finished" if is_whole else "Error",
-        "execution_time": sum(cell.result.execution_time_s for cell in cells),
-        "return_code": 0 if is_whole else 1,
-        "stdout": "",
-        "stderr": "",
-    }
     return {
         "status": "Success" if is_whole else "Failed",
         "message": "",
-        "driver": driver,
+        "driver": {
+            "status": "TimeLimitExceeded" if is_late else "Finished" if is_whole else "Error",
+            "execution_time": sum(cell.result.execution_time_s for cell in cells),
+            "return_code": 0 if is_whole else 1,
+            "stdout": "",
+            "stderr": "",
+        },
         "cells": [_cell(cell) for cell in cells],
         "executor_pod_name": None,
         "files": {},
