@@ -19,7 +19,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from agent_loop.tools.sandbox.host import ENVIRONMENT, package_paths, readable_paths
-from agent_loop.tools.sandbox.program import Limits
 from agent_loop.tools.sandbox.sandbox import Sandbox
 from agent_loop.tools.sandbox.seccomp import build_filter
 from agent_loop.tools.sandbox.usage_monitor import remove
@@ -38,7 +37,7 @@ class FolderSandbox(Sandbox):
         self._paths = package_paths(packages)
         self._folder: Path | None = None
 
-    def home_of_run(self, open_fds: ExitStack, limits: Limits) -> str:
+    def home_of_run(self, open_fds: ExitStack) -> str:
         home = tempfile.mkdtemp(dir=self.folder)
         open_fds.callback(remove, home)
         return home

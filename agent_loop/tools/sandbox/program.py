@@ -85,8 +85,6 @@ class RunResult:
     cpu_time_s: float = 0.0
     """Processor time of all its processes."""
 
-    stdout_truncated: bool = False
-    stderr_truncated: bool = False
     killed: bool = False
     """Whether the sandbox killed it for its time, memory, files or output."""
 

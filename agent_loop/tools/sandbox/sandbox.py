@@ -83,7 +83,7 @@ class Sandbox(ABC):
             SandboxUnavailable: this machine does not support the backend.
         """
 
-    def home_of_run(self, open_fds: ExitStack, limits: Limits) -> str:
+    def home_of_run(self, open_fds: ExitStack) -> str:
         """Folder of a run on the host, removed with `open_fds`; empty if the backend needs none."""
         return ""
 
@@ -188,7 +188,7 @@ class Sandbox(ABC):
             "argv": language.run,
             "reserves_memory": language.reserves_memory,
             "processes": self.processes(zygote, limits),
-            "home": self.home_of_run(open_fds, limits),
+            "home": self.home_of_run(open_fds),
         }
 
     def processes(self, zygote: Zygote, limits: Limits) -> int:
@@ -481,8 +481,6 @@ def _result_of(report: dict[str, Any], out: Collector, err: Collector, ended_why
         out.text("stdout"),
         err.text("stderr"),
         ended_why,
-        stdout_truncated=out.dropped > 0,
-        stderr_truncated=err.dropped > 0,
         files={
             path: base64.b64decode(content)
             for path, content in report.get("files", {}).items()
