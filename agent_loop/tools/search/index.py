@@ -95,7 +95,7 @@ class PassageIndex:
         """Number of passages."""
 
         self._searcher = index.searcher()
-        self._ranking = Ranking(self._searcher, index.schema, "contents")
+        self._ranking = Ranking(self._searcher, index.schema)
 
     @classmethod
     def build(
@@ -178,19 +178,13 @@ class PassageIndex:
         return opened
 
     @classmethod
-    def of(
-        cls,
-        path: Path | str,
-        *,
-        progress: Callable[[CorpusProgress], None] = lambda _: None,
-    ) -> "PassageIndex":
+    def of(cls, path: Path | str) -> "PassageIndex":
         """The index of an index folder or of a corpus file.
 
         Args:
             path: an index folder, or a corpus. For a corpus, `<corpus>.index` beside it is opened
                 if it was built from the whole, unchanged corpus; otherwise an index is built in a
                 temporary folder.
-            progress: called while an index is built.
 
         Raises:
             FileNotFoundError, ValueError: see `open` and `build`.
@@ -203,7 +197,7 @@ class PassageIndex:
             index = cls.open(beside)
             if index.is_of(path):
                 return index
-        return cls.build(path, progress=progress)
+        return cls.build(path)
 
     def is_of(self, corpus_path: Path | str) -> bool:
         """Whether it was built from the whole corpus, which has not changed since.

@@ -32,6 +32,8 @@ _GUESS = 1.5
 """First guess of the k-th best score, in idf of the rarest word. Values from 1 to 2 are about as
 fast (measured)."""
 
+_FIELD = "contents"
+
 Hit = tuple[float, tantivy.DocAddress]
 
 
@@ -51,19 +53,16 @@ class Ranking:
     GIL.
 
     Args:
-        searcher: over an index whose field has the default tokenizer.
+        searcher: over an index whose field `contents` has the default tokenizer.
         schema: of that index.
-        field: the text to search.
     """
 
-    def __init__(self, searcher: tantivy.Searcher, schema: tantivy.Schema, field: str) -> None:
-        self._searcher, self._schema, self._field = searcher, schema, field
+    def __init__(self, searcher: tantivy.Searcher, schema: tantivy.Schema) -> None:
+        self._searcher, self._schema = searcher, schema
         self._size = searcher.num_docs
-        filters = (tantivy.Filter.remove_long(40), tantivy.Filter.lowercase())
         builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())  # tantivy's "default"
-        for each in filters:
-            builder = builder.filter(each)
-        self._analyzer = builder.build()
+        builder = builder.filter(tantivy.Filter.remove_long(40))
+        self._analyzer = builder.filter(tantivy.Filter.lowercase()).build()
         self._analyzing = threading.Lock()  # two threads at once raise "Already borrowed"
 
     def best(self, text: str, k: int) -> list[Hit]:
@@ -97,10 +96,10 @@ class Ranking:
         counts = Counter(tokens)
         words = []
         for word, count in list(counts.items())[:MAX_WORDS]:
-            passages = self._searcher.doc_freq(self._field, word)
+            passages = self._searcher.doc_freq(_FIELD, word)
             if not passages:
                 continue
-            query = tantivy.Query.term_query(self._schema, self._field, word, "freq")
+            query = tantivy.Query.term_query(self._schema, _FIELD, word, "freq")
             if count > 1:
                 query = tantivy.Query.boost_query(query, float(count))
             idf = math.log(1 + (self._size - passages + 0.5) / (passages + 0.5))
@@ -113,9 +112,7 @@ class Ranking:
         query = tantivy.Query.boolean_query(
             [(tantivy.Occur.Should, word.query) for word in words[:cut]]
         )
-        for word in words[
-            cut:
-        ]:  # one by one, because all postings of a union of words would be read
+        for word in words[cut:]:  # one by one, because a union would read all of their postings
             query = tantivy.Query.boolean_query(
                 [(tantivy.Occur.Must, query), (tantivy.Occur.Should, word.query)]
             )

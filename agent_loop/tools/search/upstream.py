@@ -1,17 +1,17 @@
 """Clients of other search engines: Search-R1's server and Serper's web search.
 
-The engines are Search-R1's server (`POST /retrieve`) and Serper (`POST /search`). Their answers are
-checked: a wrong answer is reported as a fault, never as an empty result. Serper's key is read from
-the environment and only sent in the request header.
+Their answers are checked: a wrong answer is reported as a fault, never as an empty result. Serper's
+key is read from the environment and only sent in the request header.
 """
 
 import asyncio
 import json
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import aiohttp
 from yarl import URL
@@ -45,30 +45,8 @@ class UpstreamFault(Exception):
         super().__init__(message)
         self.status, self.retry_after_s = status, retry_after_s
 
-    def __reduce__(self) -> tuple[type["UpstreamFault"], tuple[int, str, int | None]]:
-        return UpstreamFault, (self.status, str(self), self.retry_after_s)
 
-
-class Upstream(Protocol):
-    """A search engine behind a URL."""
-
-    name: str
-    """Kind and URL of the engine, without secrets."""
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
-        """At most k results for each query, best first.
-
-        Raises:
-            UpstreamFault: there is no valid answer.
-        """
-        ...
-
-
-def upstream_of(url: str, kind: Kind, *, timeout_s: float, connections: int) -> Upstream:
+def upstream_of(url: str, kind: Kind, *, timeout_s: float, connections: int) -> "Upstream":
     """The client of an engine.
 
     Args:
@@ -86,13 +64,13 @@ def upstream_of(url: str, kind: Kind, *, timeout_s: float, connections: int) -> 
         raise ValueError(f"search_upstream is not a URL: {error}") from error
     if address.scheme not in ("http", "https") or not address.host:
         raise ValueError("search_upstream is not an http:// or https:// URL with a host")
-    if kind == "serper" or (kind == "auto" and address.path.endswith("/search")):
-        return Serper(address, timeout_s=timeout_s, connections=connections)
-    return SearchR1(address, timeout_s=timeout_s, connections=connections)
+    is_serper = kind == "serper" or (kind == "auto" and address.path.endswith("/search"))
+    engine = Serper if is_serper else SearchR1
+    return engine(address, timeout_s=timeout_s, connections=connections)
 
 
-class _Http:
-    """Shared by both clients: a pooled HTTP session, and checks of responses."""
+class Upstream(ABC):
+    """A search engine behind a URL: a pooled HTTP session, and checks of responses."""
 
     kind: str
     endpoint: str
@@ -103,7 +81,10 @@ class _Http:
             address = address.with_path(address.path.rstrip("/") + self.endpoint)
         self._address, self._timeout_s, self._connections = address, timeout_s, connections
         self._session: aiohttp.ClientSession | None = None
-        self.name = f"{self.kind} {_shown(address)}"
+        # without user, password and query, which may be secret
+        shown = address.with_user(None).with_query(None).with_fragment(None)
+        self.name = f"{self.kind} {shown}"
+        """Kind and URL of the engine."""
 
     async def open(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -115,6 +96,14 @@ class _Http:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+    @abstractmethod
+    async def search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
+        """At most k results for each query, best first.
+
+        Raises:
+            UpstreamFault: there is no valid answer.
+        """
 
     async def _post(self, payload: Mapping[str, Any]) -> Any:
         """The JSON of the engine's answer.
@@ -153,7 +142,7 @@ class _Http:
         return UpstreamFault(status, f"cannot search by {self.name}: {what}", retry_after_s)
 
 
-class SearchR1(_Http):
+class SearchR1(Upstream):
     """Client of Search-R1's `retrieval_server.py`, or of another tool server of this repository.
 
     Source: https://github.com/PeterGriffinJin/Search-R1 search_r1/search/retrieval_server.py
@@ -179,7 +168,7 @@ class SearchR1(_Http):
         return hits
 
 
-class Serper(_Http):
+class Serper(Upstream):
     """Client of Serper's web search. Its answer box and knowledge graph come before the pages.
 
     Source: https://serper.dev
@@ -237,8 +226,3 @@ def _pages(body: Any) -> list[tuple[str, str, str]]:
     if not all(isinstance(part, str) for page in pages for part in page):
         raise TypeError("a link, title or text is not a string")
     return [page for page in pages if page[2]]
-
-
-def _shown(address: URL) -> str:
-    """The URL without user, password and query, which may be secret."""
-    return str(address.with_user(None).with_query(None).with_fragment(None))

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
@@ -15,7 +14,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.tools.search.upstream import SearchHit, UpstreamFault, _pages
+from agent_loop.tools.search.upstream import SearchHit, _pages
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.tools.server.retrieve import retrieve_answer, serper_answer
 from tests.listening import listening
@@ -474,11 +473,3 @@ def test_pages_made_of_passages_are_those_passages(passages):
         one.document["contents"] for one in found
     ]
     assert retrieve_answer([found], False)["result"] == [[one.document for one in found]]
-
-
-def test_a_fault_survives_pickling():
-    import pickle
-
-    fault = pickle.loads(pickle.dumps(UpstreamFault(429, "slow down", 7)))
-    assert (fault.status, str(fault), fault.retry_after_s) == (429, "slow down", 7)
-    assert re.fullmatch("slow down", str(fault))
