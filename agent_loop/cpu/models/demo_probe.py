@@ -12,11 +12,12 @@ from agent_loop.cpu.models.demo_warm_start import Codec
 from agent_loop.cpu.sampling import Sampling
 from agent_loop.rewards import Attempt, default_reward, reward_for
 from agent_loop.tool_actions import calculate, run_code, search
+from agent_loop.tools.algebra.worker import answer_of
 from agent_loop.tools.cache import content_key
+from agent_loop.tools.calculator import calculate as value_of
 from agent_loop.tools.protocol import ToolCall, ToolResult
 from agent_loop.tools.sandbox import Sandbox
 from agent_loop.tools.search import PassageIndex
-from agent_loop.tools.server.calculate import calculation_answer
 from agent_loop.tools.server.retrieve import search_answer
 from agent_loop.tools.server.run_code import run_answer
 from agent_loop.turns.observation_style import InlineStyle
@@ -54,7 +55,7 @@ class LocalTools:
 
     async def _answer(self, tool: str, payload: dict[str, Any]) -> dict[str, Any]:
         if tool == "calculate":
-            return calculation_answer(payload["expression"])
+            return answer_of(payload["expression"], value_of)
         if tool == "retrieve":
             return search_answer(self.index, payload["queries"], payload["topk"], True)
         async with self._runs:

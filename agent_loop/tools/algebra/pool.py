@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-from collections import Counter
 from contextlib import suppress
 
 from agent_loop.compat import timeout
@@ -37,8 +36,6 @@ class AlgebraPool:
         self._timeout_s, self._memory_mb = timeout_s, memory_mb
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
-        self.counts: Counter[str] = Counter()
-        """Number of workers that were `started`, `timed_out`, `crashed` and `retired`."""
 
     @property
     def workers(self) -> int:
@@ -69,14 +66,7 @@ class AlgebraPool:
             async with timeout(self._timeout_s):
                 answer, last = await worker.ask(expression)
             keep = not last
-            self.counts["retired"] += last
             return answer
-        except TimeoutError:
-            self.counts["timed_out"] += 1
-            raise
-        except WorkerCrashed:
-            self.counts["crashed"] += 1
-            raise
         finally:
             if keep:
                 self._idle.append(worker)
@@ -84,12 +74,11 @@ class AlgebraPool:
                 await asyncio.shield(asyncio.ensure_future(self._drop(worker)))
 
     async def _start(self) -> "_Worker":
-        self.counts["started"] += 1
         worker = await _Worker.start(self._timeout_s, self._memory_mb)
         self._all.add(worker)
         try:
             async with timeout(START_S):
-                await worker.is_ready()
+                await worker.line()  # "ready"
         except BaseException:
             await asyncio.shield(asyncio.ensure_future(self._drop(worker)))
             raise
@@ -127,23 +116,15 @@ class _Worker:
         )
         return cls(process)
 
-    async def is_ready(self) -> None:
-        """Wait until it takes expressions."""
-        await self._line()
-
     async def ask(self, expression: str) -> tuple[dict[str, str], bool]:
-        """The answer, and whether the worker ends after this answer.
-
-        Raises:
-            WorkerCrashed: the process has ended.
-        """
+        """The answer, and whether the worker ends after this answer; see `line`."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(expression).encode() + b"\n")
             await self._process.stdin.drain()
         except OSError as error:
             raise WorkerCrashed from error
-        answer, last = json.loads(await self._line())
+        answer, last = json.loads(await self.line())
         return answer, last
 
     async def kill(self) -> None:
@@ -156,7 +137,12 @@ class _Worker:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
-    async def _line(self) -> bytes:
+    async def line(self) -> bytes:
+        """The next line of its answers.
+
+        Raises:
+            WorkerCrashed: the process has ended.
+        """
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line.endswith(b"\n"):

@@ -49,11 +49,3 @@ class Calculate:
         except CalculationError as error:
             answer = {"error": str(error)}
         return web.json_response(answer)
-
-
-def calculation_answer(expression: str) -> dict[str, Any]:
-    """The answer of `POST /calculate` to an expression of arithmetic."""
-    try:
-        return {"result": calculate(expression)}
-    except CalculationError as error:
-        return {"error": str(error)}

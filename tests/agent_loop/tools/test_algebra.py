@@ -245,7 +245,6 @@ async def test_hostile_expressions_end_at_the_time_limit_and_leave_nothing():
             answer = await pool.answer(expression)
             assert answer == {"error": "time limit: the calculation took longer than 0.2 s"}
             assert processes() == []
-        assert pool.counts["timed_out"] == len(HOSTILE)
     finally:
         await pool.close()
 
@@ -255,9 +254,8 @@ async def test_what_needs_too_much_memory_is_told_so():
     try:
         answer = await pool.answer("expand((a+b+c+d)^1000)")
         assert answer == {"error": "the calculation needs too much memory"}
-        assert pool.counts["retired"] == 1
+        assert processes() == []
         assert await pool.answer("x=1") == {"result": "x = 1"}
-        assert pool.counts["crashed"] == 0
     finally:
         await pool.close()
 
@@ -292,7 +290,7 @@ async def test_a_worker_that_dies_while_idle_is_not_noticed_by_anybody(pool):
     (worker,) = processes()
     worker.send_signal(signal.SIGKILL)
     assert await pool.answer("x=2") == {"result": "x = 2"}
-    assert pool.counts["crashed"] == 1
+    assert worker not in processes()
 
 
 async def test_a_cancelled_call_kills_its_worker(pool):
