@@ -131,15 +131,9 @@ def show(value: Fraction) -> str:
     """An integer, an exact decimal of at most 12 places, or 12 significant digits."""
     if value.denominator == 1:
         return str(value.numerator)
-    places = 0
-    rest = value.denominator
-    while rest % 10 == 0 or rest % 5 == 0 or rest % 2 == 0:
-        rest = rest // 10 if rest % 10 == 0 else rest // 5 if rest % 5 == 0 else rest // 2
-        places += 1
-    if rest == 1 and places <= 12:
-        sign, digits = ("-" if value < 0 else ""), str(abs(value.numerator) * 10**places)
-        scaled = int(digits) // value.denominator
-        whole, part = divmod(scaled, 10**places)
-        return f"{sign}{whole}.{part:0{places}d}".rstrip("0")
+    if 10**12 % value.denominator == 0:
+        whole, part = divmod(abs(value.numerator) * 10**12 // value.denominator, 10**12)
+        sign = "-" if value < 0 else ""
+        return f"{sign}{whole}.{part:012d}".rstrip("0")
     # The division gives at least 12 digits, so `g` only drops zeros.
     return f"{_decimal(value, 12).normalize():g}"

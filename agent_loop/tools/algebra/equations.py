@@ -160,14 +160,11 @@ def _range(name: str, part: Any) -> str:
         return " or ".join(f"{name} = {plain(value)}" for value in part)
     if not isinstance(part, sympy.Interval):
         return f"{name} in {plain(part)}"
-    low = (
-        ""
-        if part.start.is_infinite
-        else (f"{plain(part.start)} {'<' if part.left_open else '<='} ")
-    )
-    high = (
-        "" if part.end.is_infinite else (f" {'<' if part.right_open else '<='} {plain(part.end)}")
-    )
-    if low and not high:
+    if part.end.is_infinite and not part.start.is_infinite:
         return f"{name} {'>' if part.left_open else '>='} {plain(part.start)}"
+    low = high = ""
+    if not part.start.is_infinite:
+        low = f"{plain(part.start)} {'<' if part.left_open else '<='} "
+    if not part.end.is_infinite:
+        high = f" {'<' if part.right_open else '<='} {plain(part.end)}"
     return f"{low}{name}{high}"

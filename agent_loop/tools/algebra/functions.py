@@ -188,10 +188,7 @@ _OF_SYMPY = (
     "together", "trigsimp",
 )  # fmt: skip
 FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
-    **{
-        name: (getattr(sympy, name), 1, 1)
-        for name in _OF_SYMPY
-    },
+    **{name: (getattr(sympy, name), 1, 1) for name in _OF_SYMPY},
     **{f"arc{name}": (getattr(sympy, f"a{name}"), 1, 1) for name in ("sin", "cos", "tan")},
     **dict.fromkeys(("ceil", "ceiling"), (sympy.ceiling, 1, 1)),
     "abs": (sympy.Abs, 1, 1),
