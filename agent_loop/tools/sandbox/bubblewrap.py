@@ -12,12 +12,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from agent_loop.tools.sandbox.host import (
-    ENVIRONMENT,
-    package_paths,
-    program,
-    readable_paths,
-)
+from agent_loop.tools.sandbox.host import ENVIRONMENT, package_paths, program, readable_paths
 from agent_loop.tools.sandbox.program import Limits, SandboxUnavailable
 from agent_loop.tools.sandbox.sandbox import Sandbox
 from agent_loop.tools.sandbox.seccomp import build_filter
@@ -108,11 +103,7 @@ class BubblewrapSandbox(Sandbox):
 def user_namespace(open_fds: ExitStack) -> int:
     """A new user namespace with root and the users of programs; only root can create one.
 
-    Returns:
-        Its descriptor, closed with `open_fds`.
-
-    Raises:
-        SandboxUnavailable: the kernel refuses.
+    Returns its descriptor, closed with `open_fds`.
     """
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _HOLD],
@@ -146,9 +137,8 @@ def _binds(paths: list[str]) -> list[str]:
         elif os.path.isdir(link):
             argv += ["--ro-bind", link, link]
     above = {str(folder): None for path in paths for folder in reversed(Path(path).parents)}
-    for folder in list(above)[
-        1:
-    ]:  # all but the root; made readable, because a home folder is often private
+    # All but the root are made readable, because a home folder is often private.
+    for folder in list(above)[1:]:
         argv += ["--perms", "0755", "--dir", folder]
     for path in paths:
         argv += ["--ro-bind", path, path]

@@ -40,7 +40,6 @@ class Collector:
         self._loop.add_reader(fd, self._read)
 
     def close(self) -> None:
-        """Stop reading."""
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             self._fd = -1
@@ -86,11 +85,7 @@ class Collector:
 
 
 def pipe_to(collector: Collector, open_fds: ExitStack, child_fds: ExitStack) -> int:
-    """Create a pipe that the collector reads.
-
-    Returns:
-        The end to write to, closed with `child_fds`.
-    """
+    """Create a pipe that the collector reads; returns its other end, closed with `child_fds`."""
     read, write = os.pipe()
     open_fds.callback(os.close, read)
     child_fds.callback(os.close, write)

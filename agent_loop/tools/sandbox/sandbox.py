@@ -54,12 +54,7 @@ _PYTHON = Language(source="main.py", run=())
 
 
 class Sandbox(ABC):
-    """One way to isolate programs. No state passes from one run to another.
-
-    Args:
-        workers: zygotes; the caller limits how many programs run at once.
-        packages: distributions that programs may import; zygotes load them before programs start.
-    """
+    """One way to isolate programs. No state passes from one run to another."""
 
     name: str
     isolates: bool = True
@@ -174,11 +169,7 @@ class Sandbox(ABC):
                 await run.wait_dead(0.0)
 
     def _order(
-        self,
-        zygote: Zygote,
-        language: Language,
-        limits: Limits,
-        open_fds: ExitStack,
+        self, zygote: Zygote, language: Language, limits: Limits, open_fds: ExitStack
     ) -> dict[str, Any]:
         return {
             "id": next(self._numbers),
@@ -236,12 +227,7 @@ class Sandbox(ABC):
             return min(filter(None, self._zygotes), key=lambda zygote: zygote.active)
 
     def plan(self, package_paths: Sequence[Path], **backend: Any) -> dict[str, Any]:
-        """Settings of a zygote; see `Launch.plan`.
-
-        Args:
-            package_paths: paths of the packages that programs may import.
-            backend: settings that differ from those of no isolation.
-        """
+        """Settings of a zygote (`Launch.plan`); `backend` replaces those of no isolation."""
         plan = {
             "namespaces": False,
             "landlock": False,
@@ -255,13 +241,7 @@ class Sandbox(ABC):
 
 
 class _Run:
-    """One run, as the server sees it.
-
-    Args:
-        zygote: the zygote that forks the run.
-        order: the message to the zygote.
-        limits: limits of the run.
-    """
+    """One run, as the server sees it."""
 
     def __init__(self, zygote: Zygote, order: dict[str, Any], limits: Limits) -> None:
         self._zygote, self._order, self._limits = zygote, order, limits
@@ -281,7 +261,6 @@ class _Run:
         self._signal("stop")
 
     def interrupt(self) -> None:
-        """Send SIGINT to the program."""
         self._signal("interrupt")
 
     def _signal(self, action: str) -> None:
@@ -289,12 +268,9 @@ class _Run:
             self._zygote.order({action: self._order["id"]})
 
     def start(self, fds: Sequence[int], open_fds: ExitStack, channel: Sequence[int] = ()) -> None:
-        """Send the order to the zygote.
+        """Send the order to the zygote, with `fds` (payload, stdin, stdout, stderr) and `channel`.
 
-        Args:
-            fds: payload, stdin, stdout, stderr.
-            open_fds: closes descriptors that are needed until the run is dead.
-            channel: socket of a session.
+        `open_fds` closes the descriptors that are needed until the run is dead.
 
         Raises:
             SandboxUnavailable: the zygote is dead.
@@ -324,7 +300,6 @@ class _Run:
             self.close()
 
     def close(self) -> None:
-        """Stop the monitor and close the status pipe."""
         self._monitor.end()
         self._status.close()
 

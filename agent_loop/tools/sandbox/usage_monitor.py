@@ -21,13 +21,11 @@ MAX_HIDDEN = 4
 
 
 class UsageMonitor:
-    """Ends a run that exceeds its limits.
+    """Calls `end` with the reason when a run exceeds its limits.
 
     Args:
         ancestor: pid of the zygote, or of a process from which the zygote descends.
         home: the run's folder on the host; empty if its files are on a tmpfs of the run.
-        limits: the run's limits.
-        end: called with the reason if a limit is exceeded.
     """
 
     def __init__(
@@ -38,17 +36,12 @@ class UsageMonitor:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, status: bytes) -> None:
-        """Start measuring.
-
-        Args:
-            status: first bytes of the status pipe, which hold the pid of the run's first process
-                as the zygote sees it.
-        """
+        """Start measuring; `status` starts with the pid of the run's first process as the zygote
+        sees it."""
         self._inner_pid = int(status.split()[0])
         self._wait()
 
     def end(self) -> None:
-        """Stop measuring."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -155,13 +148,7 @@ def held_bytes(pid: int) -> int:
 
 
 def fits(home: str, limits: Limits, size: int = 0) -> bool:
-    """Whether a run's files are within its limits.
-
-    Args:
-        home: the run's folder.
-        limits: the run's limits.
-        size: bytes that the run has on the disk outside of the folder.
-    """
+    """Whether a run's files in `home`, with `size` bytes elsewhere, are within its limits."""
     files = 0
     folders = [home]
     while folders:

@@ -42,10 +42,6 @@ class Launch:
 class Zygote:
     """A running zygote; it is killed and reaped by `close`, or when the object is collected.
 
-    Args:
-        launch: how it is started.
-        name: name of the sandbox, for messages.
-
     Raises:
         SandboxUnavailable: it did not start; the message has the last line of its stderr.
     """

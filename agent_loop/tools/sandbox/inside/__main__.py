@@ -54,8 +54,6 @@ class RunProcess:
 
 
 class Zygote:
-    """Forks runs, signals them and reaps them."""
-
     def __init__(self, control: socket.socket, plan: dict) -> None:
         self._control, self._plan = control, plan
         self._runs: dict[int, tuple[int, RunProcess, int]] = {}  # pidfd: id, process, status
@@ -156,11 +154,7 @@ def fail(result: int, fault: str) -> None:
 
 
 def clone(namespaces: int) -> int:
-    """Fork into new namespaces; the child is the first process of its pid namespace.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Fork into new namespaces; the child is the first process of its pid namespace."""
     flags = namespaces | signal.SIGCHLD
     # PyDLL does not release the GIL, so the child has it.
     return confine.checked("clone", confine.locked_libc.syscall(confine.CLONE, flags, 0, 0, 0, 0))
@@ -182,7 +176,6 @@ def use_huge_pages() -> None:
 
 
 def main() -> None:
-    """Run the zygote."""
     control, plan = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
     control.set_inheritable(False)
     # A server that a shell started in the background ignores these signals; programs must not.

@@ -42,7 +42,6 @@ def checked(what: str, value: int) -> int:
 
 
 def prctl(option: int, value: int, further: int = 0) -> None:
-    """prctl(2)."""
     checked(f"prctl {option}", libc.prctl(option, value, further, 0, 0))
 
 
@@ -50,16 +49,12 @@ def fork() -> int:
     """`os.fork` without Python's hooks for threads, because the zygote has one thread only.
 
     The hooks write to 150 memory pages in the child, and each page would have to be copied.
-
-    Raises:
-        OSError: the kernel refuses.
     """
     return checked("fork", locked_libc.fork())
 
 
 def set_signal_mask(mask: bytes) -> None:
-    """Block the signals of a mask. `signal.pthread_sigmask` is slower: it makes an object of
-    each."""
+    """As `signal.pthread_sigmask`, which is slower: it makes an object of each signal."""
     checked("sigprocmask", libc.sigprocmask(signal.SIG_SETMASK, mask, None))
 
 

@@ -20,7 +20,6 @@ import interpreter
 
 PR_SET_PDEATHSIG = 1
 MAX_ORDER_BYTES = 1 << 16
-"""Size of the largest order."""
 
 MAX_DESCRIPTORS = 4096
 """Descriptors below this number are closed in a program. A zygote has no descriptor above it while
@@ -33,11 +32,7 @@ MIB = 1 << 20
 
 
 class ForkServerClient:
-    """One forked interpreter and the socket that sends it a program.
-
-    Args:
-        plan: the zygote's settings.
-    """
+    """One forked interpreter and the socket that sends it a program."""
 
     def __init__(self, plan: dict) -> None:
         self._channel, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -24,11 +24,7 @@ COMPILER_OUTPUT_BYTES = 65536  # bytes kept of each stream of a compiler
 
 
 class Run:
-    """One run; created before its program arrives.
-
-    Args:
-        plan: the zygote's settings.
-    """
+    """One run; created before its program arrives."""
 
     def __init__(self, plan: dict) -> None:
         self._plan = plan
@@ -182,7 +178,6 @@ def limit_home(limits: dict) -> None:
 
 
 def mount(source: str, target: str, kind: "str | None", flags: int, options: "str | None") -> None:
-    """mount(2)."""
     encoded = [None if text is None else text.encode() for text in (source, target, kind, options)]
     value = confine.libc.mount(*encoded[:3], ctypes.c_ulong(flags), encoded[3])
     confine.checked(f"mount {target}", value)
