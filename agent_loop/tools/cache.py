@@ -154,7 +154,9 @@ class SingleFlightCache(Generic[T]):
         finally:
             flight.waiting -= 1
             if not flight.waiting and not flight.task.done():
-                await self._give_up(key, flight)
+                self._land(key, flight)
+                flight.task.cancel()
+                await asyncio.wait([flight.task])
         if not done:
             raise TimeoutError
 
@@ -165,12 +167,6 @@ class SingleFlightCache(Generic[T]):
         flight = self._under_way[key] = _Flight(shared_wait.start(make(timeout_s)), shared_wait)
         flight.task.add_done_callback(lambda _: self._finish(key, flight))
         return flight
-
-    async def _give_up(self, key: str, flight: _Flight[T]) -> None:
-        """Cancel work that nobody waits for, and wait until it has ended."""
-        self._land(key, flight)
-        flight.task.cancel()
-        await asyncio.wait([flight.task])
 
     def _finish(self, key: str, flight: _Flight[T]) -> None:
         self._land(key, flight)

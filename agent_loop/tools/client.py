@@ -309,11 +309,7 @@ class ToolClient:
         call: ToolCall,
         for_waiting_s: Callable[[], float],
     ) -> None:
-        """Wait before the next attempt.
-
-        Raises:
-            ToolUnavailable: there is no further attempt.
-        """
+        """Wait before the next attempt, or raise `ToolUnavailable` if there is none."""
         retry_after_s = last.retry_after_s or 0.0
         if last.is_overload or last.retry_after_s is not None:
             if self._servers.has_other(tried):  # the other server can be asked without the pause
@@ -377,12 +373,7 @@ _shared: dict[tuple[int, asyncio.AbstractEventLoop, ToolConfig, str], _Shared] =
 
 
 async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
-    """The client of this event loop, created on first use and closed when the loop ends.
-
-    Args:
-        config: the run's tool settings.
-        mixed: the run's folder and limiter settings.
-    """
+    """The client of this event loop, created on first use and closed when the loop ends."""
     key = (os.getpid(), asyncio.get_running_loop(), config, mixed.run_dir)
     if key not in _shared:
         _forget_closed_loops()

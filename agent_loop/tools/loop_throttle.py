@@ -13,9 +13,6 @@ class LoopThrottle:
     """Admits a number of callers per pass of the event loop, in the order of arrival.
 
     It belongs to one event loop. A caller waits only for passes of the loop.
-
-    Args:
-        portion: callers per pass, >= 1.
     """
 
     def __init__(self, portion: int) -> None:

@@ -35,14 +35,7 @@ class ToolCall:
 def run_code_call(
     code: str, stdin: str, deterministic: bool | None = None, run_timeout_s: float | None = None
 ) -> ToolCall:
-    """A call that runs a Python program.
-
-    Args:
-        code: the program.
-        stdin: its input.
-        deterministic: see `ToolCall`.
-        run_timeout_s: how long it may run; None takes the server's default.
-    """
+    """A call that runs a Python program; without `run_timeout_s` the server's default holds."""
     payload: dict[str, Any] = {"code": code, "language": "python", "stdin": stdin}
     if run_timeout_s is not None:
         payload["run_timeout"] = run_timeout_s
@@ -87,12 +80,7 @@ class ToolResult:
 
 
 class ToolError(Exception):
-    """A tool call that brought no result.
-
-    Args:
-        message: what went wrong.
-        tool: the tool that was called; empty where it is not known.
-    """
+    """A tool call that brought no result; `tool` is empty where the tool is not known."""
 
     tool: str  # no default on the class, because Ray's copy of an error would show it instead
 

@@ -36,10 +36,6 @@ def dumps(payload: Mapping[str, Any]) -> bytes:
 def loads(body: bytes, charset: str | None) -> Any:
     """The JSON of a response; a lone surrogate in a string becomes `?`.
 
-    Args:
-        body: the bytes of the response.
-        charset: the charset in its header.
-
     Raises:
         ValueError: the body is not JSON.
         RecursionError: the JSON is nested too deeply.

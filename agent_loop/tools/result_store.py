@@ -203,11 +203,6 @@ class SqliteStore:
 class RedisStore:
     """A Redis server that hosts share; its `maxmemory` bounds the size of the store.
 
-    Args:
-        url: in the form of redis-py.
-        ttl_s: seconds that a result is kept.
-        clock: monotonic seconds.
-
     Raises:
         ImportError: redis-py is not installed.
     """
@@ -290,10 +285,7 @@ def _packed(body: dict[str, Any]) -> bytes | None:
 
 
 def _body_of(packed: bytes) -> dict[str, Any]:
-    """
-    Raises:
-        ValueError: the bytes are not a body.
-    """
+    """The body in msgpack; a ValueError if the bytes are none."""
     return msgspec.msgpack.decode(packed, type=dict[str, Any])
 
 

@@ -20,11 +20,7 @@ BREAKER_OPEN_S = 5.0
 
 
 class Server:
-    """State of one server, shared by the clients of all sources of an event loop.
-
-    Args:
-        url: its base URL.
-    """
+    """State of one server, shared by the clients of all sources of an event loop."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -48,11 +44,7 @@ class Server:
         """Sort key: the server with the lowest rank gets the request.
 
         First comes a server that is due for a trial request, then servers by load, then paused
-        servers. Recent failures count as load.
-
-        Args:
-            now: the time.
-            may_try: whether the request may be a trial request, which can be lost.
+        servers. Recent failures count as load. A trial request can be lost: `may_try` allows it.
         """
         if self.opened_at is not None:
             return (0 if may_try else 3), 0
@@ -62,13 +54,7 @@ class Server:
 
 
 class Servers:
-    """All servers of a client.
-
-    Args:
-        urls: their base URLs, at least one.
-        timeout_s: deadline of a call.
-        clock: monotonic seconds.
-    """
+    """All servers of a client; `timeout_s` is the deadline of a call."""
 
     def __init__(self, urls: Sequence[str], timeout_s: float, clock: Callable[[], float]) -> None:
         self.all = [Server(url) for url in urls]
@@ -105,9 +91,7 @@ class Servers:
     def choose(self, call: ToolCall, tried: Collection[Server] = ()) -> Server:
         """The server to ask now. A call of a session always gets the same server.
 
-        Args:
-            call: the call.
-            tried: servers that failed this call; chosen again only if there is no other.
+        Servers in `tried` failed this call; they are chosen again only if there is no other.
 
         Raises:
             ToolUnavailable: all breakers are open.

@@ -122,11 +122,7 @@ _BINDERS = frozenset(
 
 
 class _Builder:
-    """Builds sympy objects from a syntax tree.
-
-    Args:
-        tree: the whole tree; it decides whether `i` is the imaginary unit or a bound variable.
-    """
+    """Builds sympy objects from a tree, which decides whether `i` is the imaginary unit."""
 
     def __init__(self, tree: ast.expr) -> None:
         binds_i = any(

@@ -25,11 +25,8 @@ class WorkerCrashed(Exception):
 class AlgebraPool:
     """Answers expressions in worker processes, which start when they are needed.
 
-    The pool has as many workers as calls at once; the caller must limit these.
-
-    Args:
-        timeout_s: seconds for one expression.
-        memory_mb: address space of a worker.
+    The pool has as many workers as calls at once; the caller must limit these. `timeout_s` is for
+    one expression, `memory_mb` is the address space of a worker.
     """
 
     def __init__(self, timeout_s: float, memory_mb: int = 1024) -> None:

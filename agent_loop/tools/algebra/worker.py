@@ -16,12 +16,7 @@ ALARM_GRACE_S = 2.0
 
 
 def main(timeout_s: float, memory_mb: int) -> None:
-    """Answer until the input ends.
-
-    Args:
-        timeout_s: seconds for one expression.
-        memory_mb: address space; after an answer that used more than half, the worker ends.
-    """
+    """Answer until the input ends, or until an answer used more than half of `memory_mb`."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     # Answers go to a copy of stdout; stdout itself becomes stderr, because sympy may print.

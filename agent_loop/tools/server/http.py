@@ -69,12 +69,7 @@ class Metrics:
 
 
 class RequestSlots:
-    """Slots for requests and a bounded queue, first come, first served.
-
-    Args:
-        count: requests that run at once.
-        queue_length: requests that may wait.
-    """
+    """Slots for `count` requests and a queue of `queue_length`, first come, first served."""
 
     def __init__(self, count: int, queue_length: int) -> None:
         self.count, self.queue_length = count, queue_length

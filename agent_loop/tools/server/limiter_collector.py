@@ -19,11 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class LimiterCollector(Collector):
-    """`limiter_*` metrics of a state file; no metrics while the file does not exist.
-
-    Args:
-        path: the limiter's state file.
-    """
+    """`limiter_*` metrics of a state file; no metrics while the file does not exist."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -74,10 +74,9 @@ class Sessions:
     async def end(self, name: str) -> bool:
         """End a session; False if it does not exist."""
         entry = self._entries.get(name)
-        if entry is None:
-            return False
-        await self._end(name, entry)
-        return True
+        if entry is not None:
+            await self._end(name, entry)
+        return entry is not None
 
     async def end_idle(self) -> None:
         """End the sessions that are unused for `idle_s`."""
