@@ -25,6 +25,7 @@ from agent_loop.tools.sandbox.usage_monitor import remove
 from agent_loop.tools.sandbox.zygote import Launch
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+FOLDER_ENVIRONMENT = ENVIRONMENT | {"TMPDIR": ".", "HOME": "."}
 
 
 class FolderSandbox(Sandbox):
@@ -50,10 +51,6 @@ class FolderSandbox(Sandbox):
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
 
-    def environment(self) -> dict[str, str]:
-        """The whole environment of a program."""
-        return ENVIRONMENT | {"TMPDIR": ".", "HOME": "."}
-
 
 class LandlockSandbox(FolderSandbox):
     """Sandbox with Landlock and seccomp."""
@@ -74,5 +71,5 @@ class LandlockSandbox(FolderSandbox):
                 devices=[path for path in DEVICES if os.path.exists(path)],
                 folder=str(self.folder),
             ),
-            env=self.environment(),
+            env=FOLDER_ENVIRONMENT,
         )

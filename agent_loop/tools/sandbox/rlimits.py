@@ -7,7 +7,7 @@ Processes that a program leaves behind are killed, unless they hide from their p
 import os
 from contextlib import ExitStack
 
-from agent_loop.tools.sandbox.landlock import FolderSandbox
+from agent_loop.tools.sandbox.landlock import FOLDER_ENVIRONMENT, FolderSandbox
 from agent_loop.tools.sandbox.program import SandboxUnavailable
 from agent_loop.tools.sandbox.zygote import Launch
 
@@ -25,4 +25,4 @@ class RlimitsSandbox(FolderSandbox):
         super().__init__(workers, packages)
 
     def launch(self, open_fds: ExitStack) -> Launch:
-        return Launch(plan=self.plan(self._paths), env=self.environment())
+        return Launch(plan=self.plan(self._paths), env=FOLDER_ENVIRONMENT)
