@@ -183,11 +183,9 @@ class ToolClient:
             ToolUnavailable: no valid answer within the deadline or after all retries, the breakers
                 of all servers are open, or a server refuses the token.
         """
-        timeout_s = self._timeout_s
-        if not self._throttle.try_enter():
-            entered_at = self._clock()
-            await self._throttle.enter()
-            timeout_s -= self._clock() - entered_at
+        came_at = self._clock()
+        await self._throttle.enter()
+        timeout_s = self._timeout_s - (self._clock() - came_at)
         if self._cache is not None and self._is_pure(call):
             result = await self._call_cached(self._cache, call, timeout_s)
         else:

@@ -20,18 +20,15 @@ class LoopThrottle:
         self._admitted = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    def try_enter(self) -> bool:
-        """Whether the caller is admitted at once; if not, it must await `enter`."""
-        if self._admitted >= self._portion:
-            return False
-        if not self._admitted:
-            asyncio.get_running_loop().call_soon(self._next_pass)
-        self._admitted += 1
-        return True
-
     async def enter(self) -> None:
-        """Wait until the caller is admitted."""
-        admission = asyncio.get_running_loop().create_future()
+        """Wait until the caller is admitted; at once if this pass has room."""
+        loop = asyncio.get_running_loop()
+        if self._admitted < self._portion:
+            if not self._admitted:
+                loop.call_soon(self._next_pass)
+            self._admitted += 1
+            return
+        admission = loop.create_future()
         self._waiting.append(admission)
         await admission
 
