@@ -162,16 +162,12 @@ class SqliteStore:
                 connection.close()
 
     def _write(self, connection: sqlite3.Connection, rows: list[tuple[str, float, bytes]]) -> None:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with connection:  # commits, or rolls back after an error
+            connection.execute("BEGIN IMMEDIATE")
             connection.executemany(
                 "INSERT OR REPLACE INTO results_v1 (key, made_at, body) VALUES (?, ?, ?)", rows
             )
             self._make_room(connection)
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        connection.execute("COMMIT")
 
     def _make_room(self, connection: sqlite3.Connection) -> None:
         """Delete the oldest rows until the used part of the file is within `max_bytes`."""

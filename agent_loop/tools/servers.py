@@ -76,9 +76,8 @@ class Servers:
             ToolUnavailable: all breakers are open.
         """
         now = self._clock()
-        for server in self.all:
-            if server.may_ask(now):
-                return
+        if any(server.may_ask(now) for server in self.all):
+            return
         raise ToolUnavailable(
             "; ".join(
                 f"not calling {server.url} for tool={call.tool!r}: its last "
