@@ -130,7 +130,7 @@ class SingleFlightCache(Generic[T]):
         return entry.value
 
     def put(self, key: str, value: T) -> None:
-        """Cache a value that was made elsewhere, if `keep` allows it."""
+        """Cache a value, if `keep` allows it."""
         if not self._keep(value):
             return
         size = self._size_of(value)
@@ -150,7 +150,7 @@ class SingleFlightCache(Generic[T]):
         flight.waiting += 1
         try:
             with flight.shared_wait.joined():
-                done = await _done(flight.task, timeout_s)
+                done, _ = await asyncio.wait([flight.task], timeout=timeout_s)
         finally:
             flight.waiting -= 1
             if not flight.waiting and not flight.task.done():
@@ -178,25 +178,3 @@ class SingleFlightCache(Generic[T]):
         """Remove the flight, so that nobody joins it; newer work of the same key stays."""
         if self._under_way.get(key) is flight:
             del self._under_way[key]
-
-
-async def _done(task: "asyncio.Task[Any]", timeout_s: float | None) -> bool:
-    """Wait for a task for some seconds; True if it has ended. Like `asyncio.wait`, but faster."""
-    if task.done():
-        return True
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-
-    def wake(_: Any = None) -> None:
-        if not waiter.done():
-            waiter.set_result(None)
-
-    timer = None if timeout_s is None else loop.call_later(timeout_s, wake)
-    task.add_done_callback(wake)
-    try:
-        await waiter
-    finally:
-        if timer is not None:
-            timer.cancel()
-        task.remove_done_callback(wake)
-    return task.done()
