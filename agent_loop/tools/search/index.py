@@ -155,26 +155,20 @@ class PassageIndex:
         for name, size_bytes in manifest.files.items():
             path = folder / name
             if not path.is_file():
-                raise ValueError(f"cannot open index {folder}: {name} is missing; {_REBUILD}")
-            if path.stat().st_size != size_bytes:
-                raise ValueError(
-                    f"cannot open index {folder}: {name} has {path.stat().st_size} bytes and was "
-                    f"written with {size_bytes}; {_REBUILD}"
-                )
+                raise _cannot_open(folder, f"{name} is missing")
+            if (held := path.stat().st_size) != size_bytes:
+                why = f"{name} has {held} bytes and was written with {size_bytes}"
+                raise _cannot_open(folder, why)
         try:
             with _links(folder, manifest.files) as links:
                 opened = cls(tantivy.Index.open(str(links)), manifest)
         except (ValueError, OSError) as error:
-            raise ValueError(
-                f"cannot open index {folder}: {error} (tantivy {_TANTIVY}, written by "
-                f"{manifest.tantivy}); {_REBUILD}"
-            ) from error
+            why = f"{error} (tantivy {_TANTIVY}, written by {manifest.tantivy})"
+            raise _cannot_open(folder, why) from error
         held = opened._searcher.num_docs
         if held != manifest.passages:
-            raise ValueError(
-                f"cannot open index {folder}: it has {held} passages, {MANIFEST} says "
-                f"{manifest.passages}; {_REBUILD}"
-            )
+            why = f"it has {held} passages, {MANIFEST} says {manifest.passages}"
+            raise _cannot_open(folder, why)
         return opened
 
     @classmethod
@@ -260,12 +254,10 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         text = (folder / MANIFEST).read_text()
     except FileNotFoundError as error:
-        raise ValueError(
-            f"cannot open index {folder}: it has no {MANIFEST}, so it is not an index of passages, "
-            f"or its build was cut short; {_REBUILD}"
-        ) from error
+        why = f"it has no {MANIFEST}, so it is not an index of passages, or its build was cut short"
+        raise _cannot_open(folder, why) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot open index {folder}: {MANIFEST}: {error}; {_REBUILD}") from error
+        raise _cannot_open(folder, f"{MANIFEST}: {error}") from error
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
@@ -273,13 +265,15 @@ def read_manifest(folder: Path) -> Manifest:
             f"{'.'.join(map(str, item['loc'])) or MANIFEST}: {item['msg']}"
             for item in error.errors()
         )
-        raise ValueError(f"cannot open index {folder}: {wrong}; {_REBUILD}") from error
+        raise _cannot_open(folder, wrong) from error
     if manifest.format != FORMAT:
-        raise ValueError(
-            f"cannot open index {folder}: its format is {manifest.format}, this version reads "
-            f"{FORMAT}; {_REBUILD}"
-        )
+        why = f"its format is {manifest.format}, this version reads {FORMAT}"
+        raise _cannot_open(folder, why)
     return manifest
+
+
+def _cannot_open(folder: Path, why: str) -> ValueError:
+    return ValueError(f"cannot open index {folder}: {why}; {_REBUILD}")
 
 
 @contextmanager

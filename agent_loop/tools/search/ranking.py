@@ -49,12 +49,9 @@ class _Word:
 
 
 class Ranking:
-    """The best passages for a query. Safe to share between threads; tantivy searches without the
-    GIL.
+    """The best passages for a query. The index must use the default tokenizer for `contents`.
 
-    Args:
-        searcher: over an index whose field `contents` has the default tokenizer.
-        schema: of that index.
+    Safe to share between threads; tantivy searches without the GIL.
     """
 
     def __init__(self, searcher: tantivy.Searcher, schema: tantivy.Schema) -> None:
@@ -66,12 +63,9 @@ class Ranking:
         self._analyzing = threading.Lock()  # two threads at once raise "Already borrowed"
 
     def best(self, text: str, k: int) -> list[Hit]:
-        """Score and address of the k best passages, best first; fewer if fewer passages have a
-        word.
+        """Score and address of the k best passages, best first; fewer if fewer have a word.
 
-        Args:
-            text: any text; punctuation is not syntax, and a word that comes twice counts twice.
-            k: >= 1.
+        Punctuation is not syntax, and a word that comes twice counts twice. k is at least 1.
         """
         words = self._words(text)
         if not words:
