@@ -31,8 +31,7 @@ def rate_of(tools: ToolConfig, mixed: MixedConfig) -> Rate:
     per_minute, shares = tools.rate_limit_per_minute, mixed.rate_limit.shares
     if window_s is not None:
         limit = math.floor(per_minute * window_s / 60)
-        strict = Rate.within_window(limit, window_s, tools.burst)
-        per_minute = strict.per_minute
+        per_minute = Rate.within_window(limit, window_s, tools.burst).per_minute
     return Rate(
         per_minute=per_minute,
         burst=tools.burst,

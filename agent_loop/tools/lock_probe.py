@@ -33,11 +33,7 @@ def alive_nodes() -> dict[str, str]:
 
 
 def lock_problems(folder: Path) -> list[str]:
-    """Probe a folder on all nodes of the Ray cluster.
-
-    Returns:
-        A sentence for each pair of nodes that fails; empty when the folder works.
-    """
+    """A sentence for each pair of nodes of the Ray cluster on which the folder does not work."""
     path = folder / f".lock-probe-{uuid4().hex}"
     nodes = alive_nodes()
     make_probe: Any = ray.remote(_Probe)

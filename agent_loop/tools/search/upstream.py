@@ -106,11 +106,7 @@ class Upstream(ABC):
         """
 
     async def _post(self, payload: Mapping[str, Any]) -> Any:
-        """The JSON of the engine's answer.
-
-        Raises:
-            UpstreamFault: there is no answer, or it is not JSON.
-        """
+        """The JSON of the engine's answer, or an `UpstreamFault`."""
         assert self._session is not None
         try:
             # No redirect is followed, because it would send the key to another server.
@@ -209,11 +205,7 @@ class Serper(Upstream):
 
 
 def _pages(body: Any) -> list[tuple[str, str, str]]:
-    """(link, title, text) of the pages in Serper's answer.
-
-    Raises:
-        TypeError, KeyError, AttributeError: this is not Serper's answer.
-    """
+    """(link, title, text) of the pages; TypeError, KeyError or AttributeError if there are none."""
     pages = []
     if box := body.get("answerBox"):
         text = " ".join(filter(None, (box.get("answer"), box.get("snippet"))))

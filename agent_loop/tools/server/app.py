@@ -102,9 +102,7 @@ async def _metrics(request: web.Request) -> web.Response:
 def serve(settings: ServerSettings, *, ready_file: Path | None = None) -> None:
     """Serve until SIGTERM or SIGINT; a second signal cancels the requests under way.
 
-    Args:
-        settings: settings of the server.
-        ready_file: file that gets `{"url", "pid"}` as JSON once the server listens.
+    `ready_file` gets `{"url", "pid"}` as JSON once the server listens.
 
     Raises:
         OSError: the port is taken.

@@ -40,7 +40,6 @@ class Drain:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Count one request as under way."""
         task = asyncio.current_task()
         assert task is not None
         self._under_way.add(task)
@@ -52,14 +51,9 @@ class Drain:
                 self._empty.set()
 
     async def finish(self, drain_s: float, hurry: asyncio.Event) -> int:
-        """Wait for the requests under way, then cancel the rest.
+        """Wait `drain_s` or until `hurry` for the requests under way, then cancel the rest.
 
-        Args:
-            drain_s: how long the requests may take.
-            hurry: when set, the rest is cancelled at once.
-
-        Returns:
-            Number of requests that were cancelled.
+        Returns the number of requests that were cancelled.
         """
         self.began = True
         if self._under_way:

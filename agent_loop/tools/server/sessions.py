@@ -22,10 +22,8 @@ class _Entry:
 class Sessions:
     """Sessions of one sandbox.
 
-    Args:
-        sandbox: where the sessions run.
-        max_sessions: sessions at once; a new session ends the one unused for the longest time.
-        idle_s: a session that is unused for this time is ended.
+    A session that is unused for `idle_s` is ended. Above `max_sessions`, a new session ends the one
+    that is unused for the longest time.
     """
 
     def __init__(self, sandbox: Sandbox, max_sessions: int, idle_s: float) -> None:
@@ -40,14 +38,8 @@ class Sessions:
     ) -> tuple[CellResult, bool]:
         """Run a cell in the session of this name; a session that does not exist is started.
 
-        Cells of one session run one after the other.
-
-        Args:
-            name: name of the session.
-            code: Python.
-            stdin: input of the cell.
-            files: relative path -> content, written when a session starts.
-            limits: limits of a new session; its time and output limits hold for each cell.
+        Cells of one session run one after the other. A new session gets the `files` and `limits`;
+        the limits of time and output hold for each cell.
 
         Returns:
             (result, whether the session is new).
@@ -79,14 +71,12 @@ class Sessions:
         return entry is not None
 
     async def end_idle(self) -> None:
-        """End the sessions that are unused for `idle_s`."""
         used_before = time.monotonic() - self._idle_s
         for name, entry in list(self._entries.items()):
             if entry.used_at < used_before and not entry.lock.locked():
                 await self._end(name, entry)
 
     async def close(self) -> None:
-        """End all sessions."""
         for name, entry in list(self._entries.items()):
             await self._end(name, entry)
 

@@ -44,9 +44,8 @@ class ForkServerClient:
     def begin(self, order: dict, fds: list[int]) -> None:
         """Send the program; the forked interpreter becomes its process.
 
-        Args:
-            order: the server's order, with `home` and the `argv` of this step.
-            fds: stdin, stdout, stderr, payload, and the channel of a session.
+        The order has the `home` and `argv` of this step; `fds` are stdin, stdout, stderr, payload,
+        and the channel of a session.
 
         Raises:
             RuntimeError: the process could not give up its rights, so nothing ran.

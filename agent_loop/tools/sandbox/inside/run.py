@@ -40,10 +40,6 @@ class Run:
         """Set up, compile if needed, run, clean up, and write a report to `result`.
 
         The signals `AWAITED_SIGNALS` must be blocked.
-
-        Args:
-            order: the server's order.
-            fds: payload, stdin, stdout, stderr, result, status, and a session's channel.
         """
         payload, stdin, stdout, stderr, result, status, *channel = fds
         limits, compiler = order["limits"], order["compile"]
