@@ -18,7 +18,7 @@ from agent_loop.tools.calculator import calculate as value_of
 from agent_loop.tools.protocol import ToolCall, ToolResult
 from agent_loop.tools.sandbox import Sandbox
 from agent_loop.tools.search import PassageIndex
-from agent_loop.tools.server.retrieve import search_answer
+from agent_loop.tools.server.retrieve import hits_of_index, retrieve_answer
 from agent_loop.tools.server.run_code import run_answer
 from agent_loop.turns.observation_style import InlineStyle
 from agent_loop.turns.tags import Action, ActionKind, Tags
@@ -57,7 +57,8 @@ class LocalTools:
         if tool == "calculate":
             return answer_of(payload["expression"], value_of)
         if tool == "retrieve":
-            return search_answer(self.index, payload["queries"], payload["topk"], True)
+            hits = hits_of_index(self.index, payload["queries"], payload["topk"])
+            return retrieve_answer(hits, return_scores=True)
         async with self._runs:
             return run_answer(await self.sandbox.run_python(payload["code"], payload["stdin"]))
 

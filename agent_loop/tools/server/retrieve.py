@@ -117,18 +117,11 @@ class Retrieve:
         loop = asyncio.get_running_loop()
         jobs = [
             loop.run_in_executor(
-                self._threads, _by_index, self.index, queries[i : i + QUERIES_PER_JOB], topk
+                self._threads, hits_of_index, self.index, queries[i : i + QUERIES_PER_JOB], topk
             )
             for i in range(0, len(queries), QUERIES_PER_JOB)
         ]
         return [hits for job in await asyncio.gather(*jobs) for hits in job]
-
-
-def search_answer(
-    index: PassageIndex, queries: Sequence[str], topk: int, return_scores: bool
-) -> dict[str, Any]:
-    """The answer of `POST /retrieve` from an index."""
-    return retrieve_answer(_by_index(index, queries, topk), return_scores)
 
 
 def retrieve_answer(hits: Sequence[Sequence[SearchHit]], return_scores: bool) -> dict[str, Any]:
@@ -150,7 +143,8 @@ def serper_answer(query: str, hits: Sequence[SearchHit]) -> dict[str, Any]:
     return {"searchParameters": {"q": query, "type": "search"}, "organic": pages}
 
 
-def _by_index(index: PassageIndex, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
+def hits_of_index(index: PassageIndex, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
+    """The best passages for each query."""
     return [
         [
             SearchHit(document={"id": p.id, "contents": p.contents}, score=p.score)
