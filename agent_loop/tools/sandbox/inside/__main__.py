@@ -160,12 +160,6 @@ def clone(namespaces: int) -> int:
     return confine.checked("clone", confine.locked_libc.syscall(confine.CLONE, flags, 0, 0, 0, 0))
 
 
-def preload(modules: list[str]) -> None:
-    """Import modules, so that programs import them without work."""
-    for name in modules:
-        importlib.import_module(name)
-
-
 def use_huge_pages() -> None:
     """Move loaded objects to huge pages, because the cost of a fork grows with the number of pages.
 
@@ -182,7 +176,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.path += plan["packages"]
-    preload(plan["preload"])
+    for name in plan["preload"]:
+        importlib.import_module(name)
     sys.path[0] = "/"  # was this folder; a program's own folder replaces it
     if plan["landlock"]:
         confine.no_new_privs()

@@ -73,7 +73,9 @@ def leave_root(uid: "int | None") -> None:
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
-    drop_capabilities()
+    # the effective, permitted and inheritable capabilities
+    header = struct.pack("=Ii", CAPABILITY_VERSION_3, 0)
+    checked("capset", libc.syscall(CAPSET, header, bytes(24)))
 
 
 def drop_bounding_set() -> None:
@@ -83,12 +85,6 @@ def drop_bounding_set() -> None:
         number += 1
     if number == 0 and os.geteuid() == 0:
         raise OSError(ctypes.get_errno(), "cannot drop root's capabilities")
-
-
-def drop_capabilities() -> None:
-    """Drop the effective, permitted and inheritable capabilities."""
-    header = struct.pack("=Ii", CAPABILITY_VERSION_3, 0)
-    checked("capset", libc.syscall(CAPSET, header, bytes(24)))
 
 
 def restrict_files(readable: "list[str]", devices: "list[str]", own: "list[str]") -> None:

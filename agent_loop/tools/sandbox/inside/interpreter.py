@@ -30,7 +30,9 @@ def run_main(code: str, home: str, source: str) -> int:
 def end(status: int) -> None:
     """End the process like an interpreter: threads, exit handlers, streams. Does not return."""
     try:
-        status = _finish() or status
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+        atexit._run_exitfuncs()
+        status = _flush() or status
     finally:
         os._exit(status)
 
@@ -129,14 +131,8 @@ def _exit_code(code: object) -> int:
     return 1
 
 
-def _finish() -> int:
-    """Join threads, run exit handlers, flush streams; returns an exit code if flushing fails."""
-    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
-    atexit._run_exitfuncs()
-    return _flush()
-
-
 def _flush() -> int:
+    """Flush the streams; returns an exit code if that fails."""
     status = 0
     for stream in (sys.stdout, sys.stderr):
         try:
