@@ -56,9 +56,6 @@ class CorpusProgress:
     """Bytes of the file as stored, so of a gzip file the compressed bytes."""
 
     size_bytes: int
-    rows: int
-    """Lines read, blank ones included."""
-
     kept: int
 
 
@@ -122,7 +119,6 @@ class CorpusReader:
         return CorpusProgress(
             read_bytes=self._hashing_file.read_bytes,
             size_bytes=self.stat.st_size,
-            rows=self.rows,
             kept=self.kept,
         )
 

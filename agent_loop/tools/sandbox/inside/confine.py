@@ -41,8 +41,8 @@ def checked(what: str, value: int) -> int:
     return value
 
 
-def prctl(option: int, value: int, further: int = 0) -> None:
-    checked(f"prctl {option}", libc.prctl(option, value, further, 0, 0))
+def prctl(option: int, value: int) -> None:
+    checked(f"prctl {option}", libc.prctl(option, value, 0, 0, 0))
 
 
 def fork() -> int:
