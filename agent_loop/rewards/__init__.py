@@ -64,11 +64,7 @@ _BY_SOURCE = {"taco": "code", "nq": "qa", "math": "math"}
 
 
 def reward_for(name: str, options: Mapping[str, Any] | None = None) -> Reward:
-    """The reward with this name; the process has one instance.
-
-    Args:
-        name: one of `REWARDS`, or `path/to/file.py:function`.
-        options: `mixed.sources.<source>.reward_options`; JSON values.
+    """The reward with this name and these `reward_options`; the process has one instance.
 
     Raises:
         ValueError: there is no such reward or file, it cannot be loaded, or an option is wrong.

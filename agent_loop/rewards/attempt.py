@@ -1,4 +1,4 @@
-"""The input of a reward (`Attempt`) and the interface of rewards (`Reward`)."""
+"""The input of a reward (`Attempt`), the interface of rewards (`Reward`), and their common keys."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,15 +40,9 @@ class Reward(Protocol):
         ...
 
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
-        """The reward of one trajectory.
+        """The reward of one trajectory, with the keys that `agent_loop.rewards` describes.
 
-        Args:
-            attempt: the trajectory.
-            tools: the tool client, for rewards that run the answer.
-
-        Returns:
-            `score`, which is trained; `acc`, 1 if the prompt counts as solved; `format`, 1 if an
-            answer was given; and the reward's own parts. Every attempt has the same keys.
+        Every attempt has the same keys. The tools are for rewards that run the answer.
 
         Raises:
             ToolUnavailable: a tool could not be reached, so there is no reward.
@@ -58,3 +52,12 @@ class Reward(Protocol):
     def truth_problem(self, ground_truth: Any) -> str | None:
         """Why the reward cannot judge with this ground truth; None if it can."""
         ...
+
+
+def verdict(score: float, *, acc: float | None = None) -> dict[str, float]:
+    """The result for an answer; `acc` defaults to the score."""
+    return {"score": score, "acc": score if acc is None else acc, "format": 1.0}
+
+
+def no_answer() -> dict[str, float]:
+    return {"score": 0.0, "acc": 0.0, "format": 0.0}

@@ -17,8 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agent_loop.compat import StrEnum, gather_all
-from agent_loop.rewards.attempt import Attempt
-from agent_loop.rewards.verdict import no_answer, verdict
+from agent_loop.rewards.attempt import Attempt, no_answer, verdict
 from agent_loop.tools.fenced import extract_code
 from agent_loop.tools.protocol import ToolBackend, ToolRejected, run_code_call
 from config.schema import Section
@@ -273,18 +272,13 @@ def returned(printed: str, marker: str) -> tuple[bool, Any]:
 def same_value(got: Any, expected: Any) -> bool:
     """Whether two JSON values are equal; decimals within a tolerance."""
     if isinstance(got, float) or isinstance(expected, float):
-        if not (_is_number(got) and _is_number(expected)):
-            return False
-        return _is_close(got, expected)
+        are_numbers = isinstance(got, int | float) and isinstance(expected, int | float)
+        return are_numbers and _is_close(got, expected)
     if isinstance(got, list) and isinstance(expected, list):
         return len(got) == len(expected) and all(map(same_value, got, expected))
     if isinstance(got, dict) and isinstance(expected, dict):
         return got.keys() == expected.keys() and all(same_value(got[k], expected[k]) for k in got)
     return got == expected
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
 
 
 def _is_close(got: float, expected: float) -> bool:

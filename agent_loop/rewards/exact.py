@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent_loop.rewards.attempt import Attempt
-from agent_loop.rewards.verdict import no_answer, verdict
+from agent_loop.rewards.attempt import Attempt, no_answer, verdict
 from agent_loop.tools.protocol import ToolBackend
 
 

@@ -3,27 +3,21 @@
 from dataclasses import dataclass
 from typing import Any
 
-from agent_loop.rewards.attempt import Attempt
+from agent_loop.rewards.attempt import Attempt, no_answer, verdict
 from agent_loop.rewards.math_forms import MAX_LENGTH, compare, normalise
 from agent_loop.rewards.math_pool import are_equal
-from agent_loop.rewards.verdict import no_answer, verdict
 from agent_loop.tools.protocol import ToolBackend
 
 _NO_ANSWER = " \t\n$%.\\"
 """A text of only these characters is no answer."""
 
 
-async def is_equal(answer: str, target: str) -> bool:
-    """Whether two answers are equal.
+async def is_equal(answer: str, target: str) -> bool | None:
+    """Whether two answers are equal; None if the check took too long.
 
-    An answer that is too long, cannot be parsed or takes too long to check is wrong. See
-    `agent_loop.rewards.math_forms` for the rules and `math_pool` for the limits.
+    An answer that is too long or cannot be parsed is wrong. See `agent_loop.rewards.math_forms` for
+    the rules and `math_pool` for the limits.
     """
-    return await _verdict(answer, target) is True
-
-
-async def _verdict(answer: str, target: str) -> bool | None:
-    """Whether two answers are equal; None if the check took too long."""
     found = compare(answer, target)
     return found if isinstance(found, bool) else await are_equal(found)
 
@@ -47,7 +41,7 @@ class MathReward:
         found = (
             len(answer) <= MAX_LENGTH and normalise(answer) == normalise(target)
             if self.by_text
-            else await _verdict(answer, target)
+            else await is_equal(answer, target)
         )
         acc = float(found is True)
         score = (1 - self.format_weight) * acc + self.format_weight

@@ -172,10 +172,8 @@ def exact(text: str) -> Fraction | None:
 
 
 def is_endless(text: str) -> bool:
-    """Whether an expression is too large to compute, or too deep for an answer.
-
-    Not all such expressions are recognised; the checking processes have their own limits.
-    """
+    """Whether an expression is too large to compute, or too deep for an answer, as far as its text
+    shows; the checking processes have their own limits."""
     depth = deepest = 0
     for character in text:
         depth += (character in "{([") - (character in "})]")
@@ -236,11 +234,7 @@ def _is_rounded(text: str, value: Fraction, other: Fraction) -> bool:
 
 
 def _compare_bases(ours: str, theirs: str) -> bool | None:
-    """Compare numbers such as `1010_2`; the answer may omit the target's base.
-
-    Returns:
-        None if neither number has a base.
-    """
+    """Compare numbers such as `1010_2`; the answer may omit the target's base. None without one."""
     x, y = _IN_BASE.fullmatch(ours), _IN_BASE.fullmatch(theirs)
     if y is not None:
         return (x.groups() if x else (ours, y[2])) == y.groups()

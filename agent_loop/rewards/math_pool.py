@@ -48,13 +48,7 @@ MOST_CHECKS = 5000
 
 
 async def are_equal(expressions: Expressions) -> bool | None:
-    """Whether the two expressions of every pair are equal.
-
-    Args:
-        expressions: pairs, the target's first.
-
-    Returns:
-        None if the limits were reached.
+    """Whether the two expressions of every pair are equal; None if the limits were reached.
 
     Raises:
         RuntimeError: the processes do not start, or break twice for reasons of their own.
@@ -127,9 +121,8 @@ class _Process(multiprocessing.context.SpawnProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         main = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType(
-            "__main__"
-        )  # spawn has no other way to leave `__main__` out
+        # spawn has no other way to leave `__main__` out
+        sys.modules["__main__"] = ModuleType("__main__")
         try:
             return multiprocessing.context.SpawnProcess._Popen(process_obj)  # pyright: ignore[reportAttributeAccessIssue]
         finally:
@@ -137,8 +130,7 @@ class _Process(multiprocessing.context.SpawnProcess):
 
 
 class _WithoutMain(multiprocessing.context.SpawnContext):
-    """Processes that are spawned and not forked, since ours has threads, and that do not import
-    what ours was started with."""
+    """Spawns processes, because ours has threads; they do not import what ours was started with."""
 
     Process = _Process
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from agent_loop.rewards.attempt import Attempt
-from agent_loop.rewards.verdict import no_answer, verdict
+from agent_loop.rewards.attempt import Attempt, no_answer, verdict
 from agent_loop.tools.protocol import ToolBackend
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -70,9 +69,8 @@ class QAReward:
             return no_answer() | {"em": 0.0, "f1": 0.0}
         targets = _targets(attempt.ground_truth)
         em, share = exact_match(attempt.answer, targets), f1(attempt.answer, targets)
-        if em and not normalise(
-            attempt.answer
-        ):  # otherwise `!` would equal `A`, because both have an empty normal form
+        if em and not normalise(attempt.answer):
+            # Otherwise `!` would equal `A`, because both have an empty normal form.
             em = float(attempt.answer.lower() in {target.lower() for target in targets})
         return verdict(share if self.by_f1 else em, acc=em) | {"em": em, "f1": share}
 

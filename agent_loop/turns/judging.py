@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_loop.compat import timeout
-from agent_loop.rewards.attempt import Attempt
-from agent_loop.rewards.verdict import no_answer
+from agent_loop.rewards.attempt import Attempt, no_answer
 from agent_loop.tools.protocol import ToolBackend, ToolError
 from agent_loop.turns.loop_settings import LoopSettings
 from agent_loop.turns.turn_loop import Rollout
@@ -24,17 +23,8 @@ COMMON_PARTS = ("score", "acc", "format", "infra_error", "loop_error")
 async def judge(
     rollout: Rollout, row: Mapping[str, Any], settings: LoopSettings, tools: ToolBackend
 ) -> dict[str, float]:
-    """The parts of a trajectory's reward.
-
-    Args:
-        rollout: the trajectory. If there is no verdict, it becomes an `infra_error`.
-        row: the prompt's row.
-        settings: have the reward of the row's source, and the deadline.
-        tools: for rewards that run the answer.
-
-    Returns:
-        `COMMON_PARTS`, of which the last two are 1 or 0; and further parts of the reward.
-    """
+    """The parts of a trajectory's reward: `COMMON_PARTS`, of which the last two are 1 or 0, and the
+    reward's own. A trajectory without a verdict becomes an `infra_error`."""
     source, timeout_s = row["data_source"], settings.mixed.deadlines.reward_s
     reward = settings.reward_name_of(source)
     parts = no_answer()
@@ -63,13 +53,7 @@ async def judge(
 
 
 def attempt_of(rollout: Rollout, row: Mapping[str, Any], max_response_length: int) -> Attempt:
-    """What a reward gets of a trajectory.
-
-    Args:
-        rollout: the trajectory.
-        row: the prompt's row.
-        max_response_length: limit of tokens in the response.
-    """
+    """What a reward gets of a trajectory."""
     extra_info = dict(row.get("extra_info") or {})
     extra_info["extras"] = json.loads(extra_info.get("extras") or "{}")
     own = [s.text for s in rollout.trajectory.segments if s.author == "model"]
