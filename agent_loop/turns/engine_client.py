@@ -34,11 +34,7 @@ seeds_of_trajectory: ContextVar[Iterator[int] | None] = ContextVar("engine_seeds
 
 
 class RecordingClient:
-    """verl's server client; see the module.
-
-    Args:
-        client: verl's; its method that finds a server is replaced.
-    """
+    """verl's server client; see the module. Its method that finds a server is replaced."""
 
     def __init__(self, client: Any) -> None:
         self._client = client

@@ -22,14 +22,7 @@ from samplers.rows.sources.math import boxed_answer
 def rollout_of(
     output: Any, turns: Sequence[EngineTurn], codec: HFCodec, settings: LoopSettings, source: str
 ) -> Rollout:
-    """The rollout of a finished loop.
-
-    Args:
-        output: verl's `AgentLoopOutput`.
-        turns: requests and answers of the engine, in order, with the log-probs.
-        codec: the tokenizer.
-        settings: have tags and lengths.
-        source: source of the row.
+    """The rollout of a finished loop, from verl's `AgentLoopOutput` and the engine's turns.
 
     Raises:
         ValueError: the tokens with mask 1 are not those of the engine: the loop tokenised the text
@@ -61,15 +54,11 @@ def rollout_of(
             words.append(codec.decode(kept))
             trajectory.cut_turn(len(kept), words[-1])
             left = left[len(kept) :]
-    trajectory.finish(min(codec.end_ids, default=0))
     answer = _answer(words, codec, settings)
     is_full = len(ids) >= settings.budget_of(source).response_length
     reason = StopReason.RESPONSE_BUDGET if is_full else StopReason.ANSWERED
-    return Rollout(
-        trajectory=trajectory,
-        stop_reason=reason if answer is not None else StopReason.NO_ACTION,
-        answer=answer,
-        turns=[Turn(tokens=s.length) for s in trajectory.segments if s.author == "model"],
+    return _finished(
+        trajectory, codec, reason if answer is not None else StopReason.NO_ACTION, answer
     )
 
 
@@ -88,13 +77,15 @@ def partial_rollout(turns: Sequence[EngineTurn], codec: HFCodec) -> Rollout:
         token_ids = list(turn.output.token_ids)
         trajectory.add_model_tokens(token_ids, turn.output.log_probs or [])
         trajectory.cut_turn(len(token_ids), codec.decode(token_ids))
+    return _finished(trajectory, codec, StopReason.DEADLINE, None)
+
+
+def _finished(
+    trajectory: Trajectory, codec: HFCodec, stop_reason: StopReason, answer: str | None
+) -> Rollout:
     trajectory.finish(min(codec.end_ids, default=0))
-    return Rollout(
-        trajectory=trajectory,
-        stop_reason=StopReason.DEADLINE,
-        answer=None,
-        turns=[Turn(tokens=s.length) for s in trajectory.segments if s.author == "model"],
-    )
+    turns = [Turn(tokens=s.length) for s in trajectory.segments if s.author == "model"]
+    return Rollout(trajectory=trajectory, stop_reason=stop_reason, answer=answer, turns=turns)
 
 
 def _answer(words: Sequence[str], codec: HFCodec, settings: LoopSettings) -> str | None:

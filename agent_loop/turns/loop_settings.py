@@ -16,7 +16,7 @@ from agent_loop.rewards import Reward, default_reward, reward_for
 from agent_loop.rewards.terms import with_terms
 from agent_loop.turns.turn_loop import Budget
 from agent_loop.watchdog import Watchdog
-from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig, load_section
+from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 
 logger = logging.getLogger(__name__)
 
@@ -47,21 +47,13 @@ class LoopSettings:
     error_counts: Counter[str] = field(default_factory=Counter)
     """Kind of an error in a loop -> how often it occurred."""
 
-    def source(self, name: str) -> SourceConfig | None:
-        return self.mixed.sources.get(name)
-
     def budget_of(self, source: str, step_deadline: float | None = None) -> Budget:
-        """Limits of one trajectory of a source.
-
-        Args:
-            source: its name.
-            step_deadline: end of its step, on `time.monotonic`; None: no end.
-        """
+        """Limits of one trajectory of a source. The deadline of its step is on `time.monotonic`."""
         budget = self.budget
         if step_deadline is not None:
             left_s = max(0.0, step_deadline - time.monotonic())
             budget = replace(budget, timeout_s=min(budget.timeout_s, left_s))
-        own = self.source(source)
+        own = self.mixed.sources.get(source)
         if own is None:
             return budget
         length = own.max_response_length or budget.response_length
@@ -76,7 +68,7 @@ class LoopSettings:
 
         A value that differs from training's (in validation) stays.
         """
-        own = self.source(source)
+        own = self.mixed.sources.get(source)
         changed = {
             name: getattr(own, name)
             for name, common in self.sampling.items()
@@ -85,13 +77,11 @@ class LoopSettings:
         return {**given, **changed}
 
     def observation_style_of(self, source: str) -> str:
-        """`inline` or `chat`."""
-        own = self.source(source)
+        own = self.mixed.sources.get(source)
         return (own and own.observation_style) or self.mixed.turns.observation_style
 
     def reward_name_of(self, source: str) -> str:
-        """Name of the source's reward."""
-        own = self.source(source)
+        own = self.mixed.sources.get(source)
         return (own and own.reward) or default_reward(source)
 
     def reward_of(self, source: str) -> Reward:
@@ -100,7 +90,7 @@ class LoopSettings:
         Raises:
             ValueError: the reward cannot be loaded, see `agent_loop.rewards.reward_for`.
         """
-        own, name = self.source(source), self.reward_name_of(source)
+        own, name = self.mixed.sources.get(source), self.reward_name_of(source)
         if own is None:
             return reward_for(name)
         return with_terms(reward_for(name, own.reward_options), own.reward_terms)

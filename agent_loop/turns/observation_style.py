@@ -15,8 +15,7 @@ from typing import Any, Protocol
 from jinja2 import TemplateError
 
 CUT_MARK = "..."
-BROKEN = "\ufffd"
-"""Bytes that are not a whole character decode to this."""
+BROKEN = "\ufffd"  # bytes that are not a whole character decode to this
 
 LONG_TOKEN = 16
 """A huge result is first cut as text, to so many characters for each token of room."""
@@ -97,11 +96,7 @@ def _message_end(tokenizer: Any) -> int | None:
 
 
 def _copy_of(tokenizer: Any, *, control_tokens: bool) -> Any:
-    """A copy of the fast tokenizer below a wrapper.
-
-    Raises:
-        ValueError: the tokenizer is not a fast one.
-    """
+    """A copy of the fast tokenizer below a wrapper."""
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"tokenizer={type(tokenizer).__name__} is not a fast one: agent loops need a fast one "
@@ -141,16 +136,12 @@ class ObservationStyle(Protocol):
     async def show(
         self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
     ) -> Shown | None:
-        """Tokens for the results of a turn.
+        """Tokens for the results of a turn, at most `room`; None if not even the markers fit.
 
         Args:
             turn_text: the model's text of this turn, as the loop acted on it.
             results: the texts of the actions' results, in order.
             ids: prompt and response so far.
-            room: tokens that may be added.
-
-        Returns:
-            None if not even the markers fit.
         """
         ...
 
@@ -160,11 +151,8 @@ def cut_middle(text: str, codec: TokenCodec, room: int) -> list[int]:
 
     With room for 7 tokens, `1 2 3 4 5 6 7 8 9` becomes `1 2 3 ... 7 8 9`, if the mark is one token.
 
-    Args:
-        text: of any length. More than `2 * LONG_TOKEN` characters for each token of room are too
-            long, whatever their tokens are.
-        codec: the tokenizer.
-        room: tokens at most. There are none if not even the mark fits.
+    More than `2 * LONG_TOKEN` characters for each token of room are too long, whatever their tokens
+    are. There is no token if not even the mark fits.
     """
     reach = LONG_TOKEN * max(1, room)
     if len(text) > 2 * reach:  # the tokenizer would need seconds for megabytes
@@ -178,33 +166,18 @@ def cut_middle(text: str, codec: TokenCodec, room: int) -> list[int]:
     if left < 0:
         return []
     head, tail = first[: (left + 1) // 2], last[max(0, len(last) - left // 2) :]
-    while head and codec.decode(head).endswith(BROKEN) and not _ends_whole(text, head, codec):
+    # U+FFFD may be a character of the text itself.
+    while head and (shown := codec.decode(head)).endswith(BROKEN) and not text.startswith(shown):
         head.pop()
-    while tail and codec.decode(tail).startswith(BROKEN) and not _begins_whole(text, tail, codec):
+    while tail and (shown := codec.decode(tail)).startswith(BROKEN) and not text.endswith(shown):
         tail.pop(0)
     return head + mark + tail
-
-
-def _ends_whole(text: str, head: Sequence[int], codec: TokenCodec) -> bool:
-    """Whether U+FFFD at the end is a character of the text itself."""
-    return text.startswith(codec.decode(head))
-
-
-def _begins_whole(text: str, tail: Sequence[int], codec: TokenCodec) -> bool:
-    return text.endswith(codec.decode(tail))
 
 
 def share_room(lengths: Sequence[int], room: int) -> list[int]:
     """Share `room` among several results. The longest results are cut first.
 
     Lengths 2, 10 and 20 with room for 16 get 2, 7 and 7.
-
-    Args:
-        lengths: tokens of each result.
-        room: tokens for all results, >= 0.
-
-    Returns:
-        Tokens for each result: at most its length, together at most `room`.
     """
     shares = [0] * len(lengths)
     for rank, at in enumerate(sorted(range(len(lengths)), key=lambda i: lengths[i])):
@@ -214,12 +187,9 @@ def share_room(lengths: Sequence[int], room: int) -> list[int]:
 
 
 class InlineStyle:
-    """Each result between its markers, in the assistant's own message.
+    """Each result between the texts `opening` and `closing`, in the assistant's own message.
 
     Args:
-        codec: the tokenizer.
-        opening: text before a result.
-        closing: text after a result.
         max_length: tokens of one result without markers; None: as many as fit.
     """
 
@@ -236,23 +206,25 @@ class InlineStyle:
         left = room - around * len(results)
         if left < 0:
             return None
-        inner = fit(results, self._codec, left, self._max_length)
-        if any(text and not own for text, own in zip(results, inner, strict=True)):
+        inner = _fit(results, self._codec, left, self._max_length)
+        if inner is None:
             return None
         token_ids = [t for own in inner for t in (*self._opening, *own, *self._closing)]
         return Shown(token_ids=token_ids, text=self._codec.decode(token_ids))
 
 
-def fit(
+def _fit(
     results: Sequence[str], codec: TokenCodec, room: int, max_length: int | None
-) -> list[list[int]]:
-    """The tokens of several results, cut so that all together are `room` at most."""
+) -> list[list[int]] | None:
+    """The tokens of several results, cut so that all together are `room` at most; None if nothing
+    would be left of one."""
     cap = room if max_length is None else min(room, max_length)
     inner = [cut_middle(text, codec, cap) for text in results]
-    if sum(map(len, inner)) <= room:
-        return inner
-    shares = share_room([len(own) for own in inner], room)
-    return [cut_middle(text, codec, share) for text, share in zip(results, shares, strict=True)]
+    if sum(map(len, inner)) > room:
+        shares = share_room([len(own) for own in inner], room)
+        inner = [cut_middle(text, codec, cut) for text, cut in zip(results, shares, strict=True)]
+    is_lost = any(text and not own for text, own in zip(results, inner, strict=True))
+    return None if is_lost else inner
 
 
 Render = Callable[[str, Sequence[str], Sequence[int]], tuple[list[int], int]]
@@ -263,7 +235,6 @@ class ChatStyle:
     """Each result as a message of its own, with the tokens that the chat template puts around it.
 
     Args:
-        codec: the tokenizer.
         render: the chat template.
         keep: is called with the text of the turn and the results that were added to the response.
         max_length: tokens of one result; None: as many as fit.
@@ -288,8 +259,8 @@ class ChatStyle:
         glue: int | None = None
         left = room
         while left >= len(self._codec.encode_plain(CUT_MARK)):
-            inner = fit(results, self._codec, left, self._max_length)
-            if any(text and not own for text, own in zip(results, inner, strict=True)):
+            inner = _fit(results, self._codec, left, self._max_length)
+            if inner is None:
                 return None
             texts = [self._codec.decode(own) for own in inner]
             token_ids, drop = self._render(turn_text, texts, ids)

@@ -9,11 +9,7 @@ from typing import Any
 
 
 def render_run(body: Mapping[str, Any]) -> str:
-    """Text for an answer of `POST /run_code`: its output, or the last line of its error.
-
-    Args:
-        body: SandboxFusion's answer: `status`, `run_result {status, stdout, stderr, ...}`.
-    """
+    """Text for SandboxFusion's answer of `POST /run_code`: its output, or its error's last line."""
     result = body.get("run_result") or {}
     if result.get("status") == "TimeLimitExceeded":
         return "time limit exceeded"
@@ -31,11 +27,8 @@ def render_calculation(body: Mapping[str, Any]) -> str:
 
 
 def render_passages(passages: Sequence[Mapping[str, Any]]) -> str:
-    """Text for one query's answer of `POST /retrieve`: a numbered line per passage.
-
-    Args:
-        passages: best first, each `{"document": {"id", "contents"}, "score"}` as Search-R1 has it.
-    """
+    """Text for one query's answer of `POST /retrieve`, in Search-R1's form: a numbered line for
+    each passage."""
     lines = [
         f"({rank}) {' '.join(str(item['document']['contents']).split())}"
         for rank, item in enumerate(passages, start=1)

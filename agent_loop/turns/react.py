@@ -50,7 +50,6 @@ class ReAct:
         return observed.end() if observed else -1
 
     def actions(self, text: str) -> list[Action]:
-        """The actions in the order of the text, or the final answer."""
         if calls := self._calls(text):
             return [call.action for call in calls]
         final = _FINAL.search(text)

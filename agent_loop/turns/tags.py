@@ -82,13 +82,9 @@ class Tags:
         own: Mapping[str, tuple[str, str]] | None = None,
         **options: Any,
     ) -> "Tags":
-        """The tags of `kinds`, as configured.
+        """The tags of the actions `kinds`, from `own` or else from the config.
 
-        Args:
-            config: the run's tags.
-            kinds: actions that a loop allows.
-            own: tags of kinds that `config` does not have.
-            options: `max_actions`, `answer_boxed`.
+        The `options` are `max_actions` and `answer_boxed`.
         """
         own = own or {}
         return cls(
@@ -157,8 +153,6 @@ def cut_at_end(
     Args:
         token_ids: (t,) as the engine returned them.
         text: the text of `token_ids`.
-        language: finds the end of the turn.
-        decode: token ids -> text, with special tokens.
 
     Returns:
         Tokens to keep; None if the turn does not end in its text. If the last token has characters
@@ -194,5 +188,5 @@ def fill_tags(template: str, config: ToolConfig) -> str:
 
 
 def all_tags(config: ToolConfig) -> list[str]:
-    """Every tag and marker of the configuration, in the order of its fields."""
+    """Every tag and marker of the config, in the order of its fields."""
     return [getattr(config, name) for name in TAG_FIELDS]

@@ -34,8 +34,6 @@ class Segment:
     """Index of the first token in the response."""
 
     length: int
-    """Tokens."""
-
     text: str
     """The text of the tokens, for people. It is never tokenised again."""
 
@@ -44,7 +42,7 @@ class Trajectory:
     """The response of one rollout, growing token by token.
 
     Ids, mask and log-probs always have one length. Mask 1 is exactly on the tokens that the engine
-    returned, in the order of the engine. The class uses no tags, tools or budgets.
+    returned, in the order of the engine.
     """
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
@@ -65,11 +63,7 @@ class Trajectory:
         return self.prompt_ids + self.response_ids
 
     def add_model_tokens(self, token_ids: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Append all tokens that the policy sampled in one turn, with mask 1.
-
-        Args:
-            token_ids: (t,) as the engine returned them.
-            log_probs: (t,) log-prob of each under the policy that sampled it.
+        """Append all tokens (t,) that the engine returned in one turn, with mask 1.
 
         Raises:
             ValueError: the numbers of ids and log-probs differ.
@@ -83,12 +77,7 @@ class Trajectory:
         self._append("model", token_ids, [1] * len(token_ids), log_probs, "")
 
     def cut_turn(self, keep: int, text: str) -> None:
-        """Remove tokens at the end of the last turn, and set the text of the others.
-
-        Args:
-            keep: tokens of the turn that stay.
-            text: the text of these tokens, on which the loop acts.
-        """
+        """Keep the first tokens of the last turn, and set their text, on which the loop acts."""
         last = self.segments[-1]
         assert last.author == "model" and 0 <= keep <= last.length, (last, keep)
         end = last.start + keep
@@ -103,8 +92,7 @@ class Trajectory:
     def finish(self, filler_id: int) -> None:
         """Check the rules of the class again. Nothing may be appended afterwards.
 
-        Args:
-            filler_id: the only token of an empty response: verl puts the reward on the last token.
+        An empty response gets the token `filler_id`, because verl puts the reward on the last one.
         """
         turns = iter(self.engine_turns)
         kept = [next(turns)[: s.length] for s in self.segments if s.author == "model"]

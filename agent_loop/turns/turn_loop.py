@@ -10,8 +10,8 @@ the model reads.
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agent_loop.compat import gather_all, timeout
@@ -90,7 +90,7 @@ class Budget:
     """Tokens that a result may not use, so that the model can still answer."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Call:
     """One action that was run."""
 
@@ -102,14 +102,8 @@ class Call:
     """What the model wrote."""
 
     status: str = "cancelled"
-    """One of
-
-    - ok
-    - rejected: a mistake of the model
-    - unavailable: a fault of the infrastructure
-    - failed: an error in the code of the loop
-    - cancelled: ended by a deadline, or by the fault of another call
-    """
+    """ok; rejected (a mistake of the model); unavailable (a fault of the infrastructure); failed
+    (an error in the code of the loop); or cancelled (by a deadline, or a fault of another call)."""
 
     tool: str = ""
     latency_s: float = 0.0
@@ -120,7 +114,7 @@ class Call:
     error: str | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Turn:
     """Times and tokens of one turn."""
 
@@ -176,12 +170,7 @@ async def run_turns(
 
     Args:
         prompt_ids: (P,) rendered prompt.
-        generate: the engine.
         environment: runs one action that is not the answer.
-        language: form of the model's actions.
-        style: form of the results.
-        codec: the tokenizer.
-        budget: limits.
         filler_id: the only token of an empty response.
         clock: seconds, for the time of each phase.
 
@@ -280,12 +269,8 @@ async def _run(
 def _append_turn(
     trajectory: Trajectory, generated: Generated, language: Language, codec: TokenCodec
 ) -> tuple[str, bool]:
-    """Append a turn to the trajectory, and cut it at its end.
-
-    Returns:
-        The text of the turn without the end of the message; and whether the turn has an end (else
-        a limit of tokens cut it).
-    """
+    """Append a turn to the trajectory, and cut it at its end. Returns its text without the end of
+    the message, and whether the turn has an end (else a limit of tokens cut it)."""
     ids = generated.token_ids
     trajectory.add_model_tokens(ids, generated.log_probs)
     length = len(ids)  # without tokens that end the message
@@ -343,29 +328,18 @@ def is_being_cancelled() -> bool:
     return cancelling is None or cancelling() > 0
 
 
-_TURN_FIELDS = tuple(each.name for each in fields(Turn))
-_CALL_FIELDS = tuple(each.name for each in fields(Call))
-
-
-def _values(record: Turn | Call, names: Sequence[str]) -> dict[str, Any]:
-    """As `dataclasses.asdict`, which takes twenty times as long because it copies deeply."""
-    return {name: getattr(record, name) for name in names}
-
-
 def record_of(rollout: Rollout) -> dict[str, Any]:
     """The parts of a rollout that the trainer and the trajectory files use, as JSON values."""
     trajectory = rollout.trajectory
     return {
         "stop_reason": str(rollout.stop_reason),
         "answer": rollout.answer,
-        "turns": [_values(turn, _TURN_FIELDS) for turn in rollout.turns],
-        "calls": [_values(call, _CALL_FIELDS) for call in rollout.calls],
+        # `dataclasses.asdict` takes twenty times as long, because it copies deeply.
+        "turns": [vars(turn).copy() for turn in rollout.turns],
+        "calls": [vars(call).copy() for call in rollout.calls],
         "fault": rollout.fault,
         "fault_tool": rollout.fault_tool,
         "loop_error": rollout.loop_error,
         "engine_turns": trajectory.engine_turns,
-        "segments": [
-            [segment.author, segment.start, segment.length, segment.text]
-            for segment in trajectory.segments
-        ],
+        "segments": [[s.author, s.start, s.length, s.text] for s in trajectory.segments],
     }
