@@ -44,12 +44,7 @@ class Series:
 
 
 def series_of(metric: str, sources: Collection[str]) -> Series | None:
-    """The series of a metric; None if the metric is not exported.
-
-    Args:
-        metric: its name in `metrics.jsonl`.
-        sources: names of the mixture.
-    """
+    """The series of a name in `metrics.jsonl`; None if the metric is not exported."""
     first, *rest = metric.split("/")
     if first == "timing_s" and len(rest) == 1:
         return Series("mixed_timing_s", {"phase": rest[0]})
@@ -79,10 +74,6 @@ class Exposition:
     """Sets a gauge for each metric of the step. A metric that a later step lacks becomes NaN.
 
     A thread sets all gauges again every few seconds until the next step or `close`.
-
-    Args:
-        run: the label `run` of all series.
-        sources: names of the mixture.
     """
 
     def __init__(self, run: str, sources: Collection[str]) -> None:
@@ -125,11 +116,8 @@ class Exposition:
     def _set(self, series: Series, value: float) -> None:
         from ray.util.metrics import Gauge
 
-        gauge = self._gauges.get(series.name)
-        if gauge is None:
-            keys = ("run", *series.labels)
-            gauge = Gauge(
-                series.name, "of the last step, see agent_loop/metrics/exposition.py", keys
-            )
-            self._gauges[series.name] = gauge
-        gauge.set(value, tags={"run": self._run, **series.labels})
+        tags = {"run": self._run, **series.labels}
+        if series.name not in self._gauges:
+            description = "of the last step, see agent_loop/metrics/exposition.py"
+            self._gauges[series.name] = Gauge(series.name, description, tuple(tags))
+        self._gauges[series.name].set(value, tags=tags)

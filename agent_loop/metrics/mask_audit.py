@@ -15,8 +15,6 @@ from agent_loop.turns.trajectory import StopReason
 
 @dataclass(slots=True, kw_only=True)
 class MaskReport:
-    """The number of checked trajectories and tokens, and the problems."""
-
     trajectories: int = 0
     model_tokens: int = 0
     tool_tokens: int = 0
@@ -47,18 +45,18 @@ def audit_masks(run_dir: Path) -> MaskReport:
     paths = sorted((run_dir / "trajectories").glob("*.jsonl"), key=lambda path: int(path.stem))
     for path in paths:
         for record in read_lines(path):
-            _count(report, record)
+            sampled = sum(record["response_mask"])
+            report.trajectories += 1
+            report.model_tokens += sampled
+            report.tool_tokens += len(record["response_mask"]) - sampled
+            report.without_masking += not record.get("state_masking", True)
             where = f"{path.name} key={record['key']}"
             report.problems += [f"{where}: {problem}" for problem in mask_problems(record)]
     return report
 
 
 def mask_problems(record: Mapping[str, Any]) -> list[str]:
-    """The rules that one trajectory breaks; empty if every mask bit is right.
-
-    Args:
-        record: a line of a trajectory file.
-    """
+    """The rules that a line of a trajectory file breaks; empty if every mask bit is right."""
     ids, mask, log_probs = record["response_ids"], record["response_mask"], record["log_probs"]
     if not len(ids) == len(mask) == len(log_probs):
         return [f"lengths differ: ids {len(ids)}, mask {len(mask)}, log-probs {len(log_probs)}"]
@@ -93,11 +91,3 @@ def mask_problems(record: Mapping[str, Any]) -> list[str]:
     if next(turns, None) is not None:
         problems.append("the engine returned a turn that is not in the response")
     return problems
-
-
-def _count(report: MaskReport, record: Mapping[str, Any]) -> None:
-    report.trajectories += 1
-    sampled = sum(record["response_mask"])
-    report.model_tokens += sampled
-    report.tool_tokens += len(record["response_mask"]) - sampled
-    report.without_masking += not record.get("state_masking", True)

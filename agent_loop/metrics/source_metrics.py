@@ -105,28 +105,20 @@ def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float
 def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
     groups = [[t for t in group if t.is_valid] for group in groups_of(own).values()]
     judged = [group for group in groups if group]
-    solved = {
-        "solved_all": _mean(all(t.acc >= 1 for t in group) for group in judged),
-        "solved_none": _mean(not any(t.acc >= 1 for t in group) for group in judged),
-    }
-    return (
-        _interval(judged)
-        | (solved if judged else {})
-        | {
-            "count": float(len(groups)),
-            "judged": float(len(judged)),
-            "zero_variance": _mean(
-                len(group) > 1 and len({t.reward for t in group}) == 1 for group in groups
-            ),
-            "too_small": _mean(len(group) < 2 for group in groups),
-        }
-    )
-
-
-def _interval(judged: Sequence[Sequence[TrainedTrajectory]]) -> dict[str, float]:
-    """The interval over group means, because only groups are independent samples."""
+    # The interval over group means, because only groups are independent samples.
     half = half_width95([_mean(t.reward for t in group) for group in judged])
-    return {} if half is None else {"reward/ci95": half}
+    metrics = {} if half is None else {"reward/ci95": half}
+    if judged:
+        metrics["solved_all"] = _mean(all(t.acc >= 1 for t in group) for group in judged)
+        metrics["solved_none"] = _mean(not any(t.acc >= 1 for t in group) for group in judged)
+    return metrics | {
+        "count": float(len(groups)),
+        "judged": float(len(judged)),
+        "zero_variance": _mean(
+            len(group) > 1 and len({t.reward for t in group}) == 1 for group in groups
+        ),
+        "too_small": _mean(len(group) < 2 for group in groups),
+    }
 
 
 def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
@@ -209,8 +201,7 @@ def _of_tools(prefix: str, own: Sequence[TrainedTrajectory]) -> dict[str, float]
 def eviction_metrics(prompts: Iterable[tuple[str, str]]) -> dict[str, float]:
     """`mixed/<source>/evicted/<outcome>`: replaced prompts; a missing metric means 0.
 
-    Args:
-        prompts: (source, outcome) of the step's prompts, outcomes as in the ledger.
+    The prompts of the step are given as (source, outcome).
     """
     counts = Counter(pair for pair in prompts if pair[1] not in ("trained", "unfinished"))
     return {
@@ -221,10 +212,7 @@ def eviction_metrics(prompts: Iterable[tuple[str, str]]) -> dict[str, float]:
 
 def prompts_per_source(trajectories: Iterable[TrainedTrajectory]) -> dict[str, int]:
     """source -> trained groups."""
-    counts: dict[str, int] = defaultdict(int)
-    for group in groups_of(trajectories).values():
-        counts[group[0].source] += 1
-    return dict(counts)
+    return dict(Counter(group[0].source for group in groups_of(trajectories).values()))
 
 
 def ratio_error(planned: Mapping[str, int], trained: Mapping[str, int]) -> int:

@@ -41,7 +41,10 @@ class TrainedTokens:
 
     @property
     def kl(self) -> Floats | None:
-        """The k3 estimate of KL(policy || reference) of each token; None without a reference."""
+        """The k3 estimate of KL(policy || reference) of each token; None without a reference.
+
+        Source: Schulman 2020, "Approximating KL Divergence".
+        """
         if self.ref_log_probs is None or self.old_log_probs is None:
             return None
         ratio = self.ref_log_probs - self.old_log_probs
@@ -53,10 +56,7 @@ def token_metrics(rows: Iterable[TrainedTokens]) -> dict[str, float]:
 
     Means are over the tokens in the loss. `advantage_share` is the source's share of the sum of |A|
     over these tokens; `gradient_token_share` is its share of the tokens with A != 0. If every
-    advantage of the batch is 0, both metrics are missing. `kl/mean` is the k3 estimate of KL(policy
-    || reference).
-
-    Source: k3: Schulman 2020, "Approximating KL Divergence".
+    advantage of the batch is 0, both metrics are missing.
     """
     by_source: dict[str, list[TrainedTokens]] = defaultdict(list)
     for row in rows:
