@@ -48,9 +48,6 @@ from samplers.uid import prompt_of
 
 logger = logging.getLogger(__name__)
 
-_LOST = ("infra_error", "loop_error")
-"""Parts of a reward that are 1 where the trajectory has no reward."""
-
 
 class Accounts(TrainerState):
     """Keeps the accounts of a step; see the module."""
@@ -95,9 +92,6 @@ class Accounts(TrainerState):
         a token to train has no loss, and stops the run. One update without a token, in a batch of
         several updates, does not: a seq-mean loss is 0 there; a token-mean loss is 0 / 0, and
         verl's engine skips the update (engine/fsdp/transformer_impl.py:823).
-
-        Args:
-            trajectories: of the batch about to be trained.
 
         Raises:
             TooManyFaults: a source lost too many trajectories (`FaultWindow`); no trajectory has a
@@ -231,11 +225,14 @@ class Accounts(TrainerState):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         if self._limiter is not None:
             metrics.update(metrics_now(self._limiter))
+        self._publish(metrics)
+        if self._stopping:
+            self.total_training_steps = self.global_steps  # ends the loop of `fit`
+
+    def _publish(self, metrics: dict) -> None:
         line = self._line(metrics)
         self.metrics_file.append(line)
         self._exposition.show(line["metrics"])
-        if self._stopping:
-            self.total_training_steps = self.global_steps  # ends the loop of `fit`
 
     def _line(self, metrics: dict) -> dict[str, Any]:
         return {"step": self.global_steps, "time": time.time(), "metrics": numbers_of(metrics)}
@@ -245,9 +242,7 @@ class Accounts(TrainerState):
     def _validate(self) -> dict[str, float]:
         metrics = super()._validate()
         if self.global_steps == 0:  # later validations are in the line of their step
-            line = self._line(metrics)
-            self.metrics_file.append(line)
-            self._exposition.show(line["metrics"])
+            self._publish(metrics)
         return metrics
 
     def _val_metrics_update(
@@ -258,14 +253,12 @@ class Accounts(TrainerState):
         sample_turns: list,
         **kwargs: Any,
     ) -> dict[str, float]:
+        infos = reward_extra_infos_dict
         own = validation_metrics(
             data_sources,
-            reward_extra_infos_dict["reward"],
-            [float(acc or 0.0) for acc in reward_extra_infos_dict["acc"]],
-            [
-                bool(i or e)
-                for i, e in zip(*(reward_extra_infos_dict[n] for n in _LOST), strict=True)
-            ],
+            infos["reward"],
+            [float(acc or 0.0) for acc in infos["acc"]],
+            [any(row) for row in zip(infos["infra_error"], infos["loop_error"], strict=True)],
         )
         theirs = super()._val_metrics_update(
             data_sources, sample_uids, reward_extra_infos_dict, sample_turns, **kwargs

@@ -42,8 +42,7 @@ def compute_state_masked_grpo_advantage(
 
     Args:
         token_level_rewards: (B, T); only the sum over T counts.
-        response_mask: (B, T), 1 = sampled by the policy. A row without a 1 (padding, or lost to
-            an infrastructure fault) is in no statistic and has zero advantage.
+        response_mask: (B, T), 1 = sampled by the policy. A row of padding has no 1.
         index: (B,) group of each trajectory; a uid of `make_uid` if `scale` names a source.
         config: verl's algorithm config, with a `StateMaskedGRPOConfig` in `state_masked_grpo`.
             Without `norm_by_std` there, `norm_adv_by_std_in_grpo` decides. None divides by the std.
@@ -126,7 +125,6 @@ ESTIMATOR_FUNCTIONS = {
 
 
 def _settings(config: Any) -> StateMaskedGRPOConfig:
-    """`state_masked_grpo` of verl's algorithm config."""
     algorithm = {} if config is None else config
     by_std = algorithm.get("norm_adv_by_std_in_grpo", True)
     own = algorithm.get("state_masked_grpo") or {}

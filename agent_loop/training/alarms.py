@@ -22,7 +22,7 @@ class TooManyFaults(RuntimeError):
 
 @dataclass(slots=True)
 class _Counts:
-    """Groups and trajectories of one source in one step."""
+    """Of one source in one step."""
 
     step: int
     groups: int = 0
@@ -46,7 +46,7 @@ class FaultWindow:
         self._counts: defaultdict[str, deque[_Counts]] = defaultdict(lambda: deque(maxlen=steps))
 
     def check(self, step: int, groups: Iterable[GroupFaults]) -> None:
-        """Add groups of a step. A step may be added in several parts.
+        """Add groups of a step, which may be added in several parts.
 
         Raises:
             TooManyFaults: a source lost too many; the message has the tool and its last error.
@@ -111,17 +111,8 @@ def loop_error(trajectories: Sequence[TrainedTrajectory]) -> str | None:
 def drift_problems(
     trajectory: TrainedTrajectory, decode: Callable[[Sequence[int]], str]
 ) -> list[str]:
-    """Differences between a trained trajectory and what its agent loop recorded.
-
-    Compared are the mask, the log-probs where the mask is 0, and the text of each segment.
-
-    Args:
-        trajectory: as trained.
-        decode: of the trainer's tokenizer.
-
-    Returns:
-        One sentence a difference; none when all agree.
-    """
+    """Differences between a trained trajectory and what its agent loop recorded: in the mask, the
+    log-probs where the mask is 0, and the text of each segment."""
     mask, log_probs = trajectory.response_mask, trajectory.log_probs
     record = trajectory.record
     if not len(trajectory.response_ids) == len(mask) == len(log_probs):

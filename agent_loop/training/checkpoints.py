@@ -30,8 +30,6 @@ KL_FILE = "kl_coefficient.txt"
 
 
 class Checkpoints(TrainerState):
-    """Saves and resumes; see the module."""
-
     def _save_checkpoint(self) -> None:
         folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -30,9 +30,6 @@ all processes with the mark, but Ray ends these workers with their job."""
 def main(config_path: str) -> None:
     """Train to the end.
 
-    Args:
-        config_path: `config.yaml` of a run's folder.
-
     Raises:
         RuntimeError: verl did not load the `verl.plugins` entry point.
     """
@@ -83,11 +80,7 @@ def join(config: DictConfig) -> None:
 
 
 class _PinnedToThisNode:
-    """A remote class whose actors are started on the node of this process.
-
-    Args:
-        remote_class: decorated with `ray.remote`.
-    """
+    """A remote class of Ray whose actors are started on the node of this process."""
 
     def __init__(self, remote_class: Any) -> None:
         self._class = remote_class

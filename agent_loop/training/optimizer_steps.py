@@ -36,6 +36,7 @@ from agent_loop.training.trained_batch import (
     place_of,
     read_baselines,
     read_trajectories,
+    real_keys,
     values,
     write_temperatures,
 )
@@ -56,7 +57,6 @@ class OptimizerSteps(TrainerState):
         """Source -> its groups among the next `groups` groups of the plan.
 
         Args:
-            groups: how many.
             update: counts from this optimizer update of the step on, in updates of `groups` groups;
                 None counts from the batch that is sampled next.
         """
@@ -95,10 +95,7 @@ class OptimizerSteps(TrainerState):
         return batch
 
     def _check_composition(self, batch: KVBatchMeta) -> int:
-        """Refuse a batch whose sources, counted from its rows, are not those of the plan.
-
-        Returns:
-            Groups in the batch.
+        """Count the groups of a batch, and refuse sources that are not those of the plan.
 
         Raises:
             MixtureError: a group is missing, short, or of another source than planned.
@@ -137,18 +134,16 @@ class OptimizerSteps(TrainerState):
         of_log_probs = [config.rollout]
         if self.use_reference_policy:
             of_log_probs.append(config.ref)
+        log_prob_micros = [
+            section.log_prob_micro_batch_size_per_gpu
+            for section in of_log_probs
+            if not section.log_prob_use_dynamic_bsz
+        ]
+        actor = config.actor
         return Sizes(
             ranks=max(workers._dispatch_info["actor"]) + 1,
-            update_micro=1
-            if config.actor.use_dynamic_bsz
-            else config.actor.ppo_micro_batch_size_per_gpu,
-            log_prob_micro=math.lcm(
-                *(
-                    section.log_prob_micro_batch_size_per_gpu
-                    for section in of_log_probs
-                    if not section.log_prob_use_dynamic_bsz
-                )
-            ),
+            update_micro=1 if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
+            log_prob_micro=math.lcm(*log_prob_micros),
         )
 
     # --- log-probs ----------------------------------------------------------------------------
@@ -167,11 +162,8 @@ class OptimizerSteps(TrainerState):
         return own if set(own.values()) != {self._common_temperature} else {}
 
     def _with_row_temperatures(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """The batch, to which verl cannot add one temperature for all rows if rows have their own.
-
-        The rows' temperatures are a column of the batch. In the workers, verl's one temperature
-        would replace the column.
-        """
+        """The batch, to which verl cannot add its one temperature if rows have their own: in the
+        workers it would replace their column."""
         if self._temperatures:
             info = dict(batch.extra_info or {})
             info.pop("temperature", None)
@@ -199,7 +191,7 @@ class OptimizerSteps(TrainerState):
 
     def _worst_token(self, batch: KVBatchMeta) -> str:
         """The token where rollout and trainer differ most. NaN counts as the largest difference."""
-        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
+        keys = real_keys(batch)
         names = ["rollout_log_probs", "old_log_probs", "response_mask"]
         data = fetch(batch, keys, names)
         worst = (-1.0, "", 0, 0.0, 0.0)
@@ -287,10 +279,8 @@ class OptimizerSteps(TrainerState):
         batch = self._with_row_temperatures(batch)
         if self.config.actor_rollout_ref.actor.loss_agg_mode.startswith("seq-mean"):
             fixed = {"global_batch_size"} | ({"temperature"} if self._temperatures else set())
-            info = {
-                **(batch.extra_info or {}),
-                "global_batch_size": self._valid_rows_per_update(batch),
-            }
+            rows = self._valid_rows_per_update(batch)
+            info = {**(batch.extra_info or {}), "global_batch_size": rows}
             batch.extra_info = FixedInfo(info, fixed)
         with self._verl_reads_rows_per_update():
             return super()._update_actor(batch, metrics)

@@ -29,12 +29,8 @@ def whole_checkpoint(checkpoints: Path) -> int:
 
 
 def plain(value: Any) -> Any:
-    """A numpy or torch value as plain Python, for `json.dumps(default=...)`.
-
-    Raises:
-        TypeError: the value is of another type.
-    """
-    if isinstance(value, np.generic | np.ndarray) or hasattr(value, "tolist"):
+    """A numpy or torch value as plain Python, for `json.dumps(default=...)`."""
+    if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"cannot write a {type(value).__name__} as JSON")
 
@@ -91,11 +87,7 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 class MetricsFile:
-    """`metrics.jsonl`: `{"step", "time", "metrics": {name: number}}`, a line a step.
-
-    Args:
-        path: the file; made on first use.
-    """
+    """`metrics.jsonl`: `{"step", "time", "metrics": {name: number}}`, a line a step."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -131,8 +123,8 @@ class MetricsFile:
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics that are one finite number each."""
-    numbers: dict[str, float] = {}
-    for name, value in metrics.items():
-        if isinstance(value, bool | int | float | np.number) and np.isfinite(value):
-            numbers[name] = float(value)
-    return numbers
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float | np.number) and np.isfinite(value)
+    }

@@ -43,12 +43,8 @@ class Sizes:
 
 
 class FixedInfo(dict[str, Any]):
-    """`extra_info` of a batch, in which verl cannot set some keys. Workers get a plain dict.
-
-    Args:
-        info: the values.
-        fixed: keys that keep their value, or stay absent.
-    """
+    """`extra_info` of a batch, in which verl cannot set the keys `fixed`: they keep their value, or
+    stay absent. Workers get a plain dict."""
 
     def __init__(self, info: Mapping[str, Any], fixed: Set[str]) -> None:
         super().__init__(info)
@@ -81,6 +77,11 @@ def is_padding(tag: Mapping[str, Any]) -> bool:
     return bool(tag.get("is_padding", False))
 
 
+def real_keys(batch: KVBatchMeta) -> list[str]:
+    """Keys of the rows that are not padding."""
+    return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
+
+
 def fetch(batch: KVBatchMeta, keys: Sequence[str], fields: Sequence[str]) -> Any:
     """Columns of some rows of a batch: a TensorDict."""
     return tq.kv_batch_get(
@@ -101,7 +102,6 @@ def lay_out(
     Args:
         batch: whole groups, without padding.
         quotas: groups of each source in each update.
-        sizes: numbers by which the rows must be divisible.
         eos_token_id: token of padding rows, which are added to make the rows divisible.
 
     Returns:
@@ -147,13 +147,8 @@ def _workloads(batch: KVBatchMeta) -> list[int]:
 
 
 def write_temperatures(batch: KVBatchMeta, of_sources: Mapping[str, float], common: float) -> None:
-    """Write the sampling temperature of each row, which the log-prob passes divide by.
-
-    Args:
-        batch: with padding.
-        of_sources: source -> its temperature.
-        common: temperature of padding rows, which have no loss.
-    """
+    """Write the sampling temperature of each row, which the log-prob passes divide by; for padding
+    rows, which have no loss, the common one."""
     temperatures = [
         common if is_padding(tag) else of_sources[prompt_of(group_of(key))[0]]
         for key, tag in zip(batch.keys, batch.tags, strict=True)
@@ -166,12 +161,7 @@ def write_temperatures(batch: KVBatchMeta, of_sources: Mapping[str, float], comm
 
 
 def fill_with_zeros(batch: KVBatchMeta, rows: Set[str], fields: Sequence[str]) -> KVBatchMeta:
-    """Write zeros, one for each token of the response.
-
-    Args:
-        batch: a batch with the rows.
-        rows: keys of the rows.
-        fields: names of the columns to write.
+    """Write zeros, one for each token of the response, into some columns of the rows.
 
     Returns:
         The rows, with the names of all their columns.
@@ -199,7 +189,7 @@ def read_baselines(batch: KVBatchMeta) -> dict[str, float | None]:
 
 def read_trajectories(batch: KVBatchMeta) -> list[TrainedTrajectory]:
     """The rows of a trained batch, without padding."""
-    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
+    keys = real_keys(batch)
     tokens = ["prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores"]
     facts = ["uid", "data_source", "row_id", "extra_fields"]
     data = fetch(batch, keys, tokens + facts)
@@ -228,11 +218,9 @@ def read_trajectories(batch: KVBatchMeta) -> list[TrainedTrajectory]:
 
 def read_tokens(batch: KVBatchMeta) -> list[TrainedTokens]:
     """What the optimizer got for each row, read after the update; without padding."""
-    keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
+    keys = real_keys(batch)
     optional = ["entropy", "old_log_probs", "ref_log_prob"]  # not fetched if absent
-    data = fetch(
-        batch, keys, ["response_mask", "advantages", *optional]
-    )  # absent ones are left out
+    data = fetch(batch, keys, ["response_mask", "advantages", *optional])
     column = {
         name: [row.numpy() for row in data[name].float().unbind(0)]
         for name in ["advantages", *optional]
