@@ -9,8 +9,7 @@ it must not import anything heavy.
 
 import os
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import psutil
@@ -44,21 +43,19 @@ def _do_nothing(self: Any, *args: Any, **kwargs: Any) -> None:
 class CPUDeviceModule:
     """What verl uses of `torch.cuda`, for a CPU. Other names are those of `torch.cpu`."""
 
+    current_device = CPUDeviceId
+    get_rng_state = staticmethod(torch.get_rng_state)
+    set_rng_state = staticmethod(torch.set_rng_state)
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    empty_cache = ipc_collect = reset_accumulated_memory_stats = _do_nothing
+    reset_peak_memory_stats = reset_max_memory_allocated = _do_nothing
+    set_per_process_memory_fraction = _do_nothing
+
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
-    def is_available(self) -> bool:
-        return True
-
     def device_count(self) -> int:
         return int(os.environ.get("RAY_LOCAL_WORLD_SIZE", "1"))
-
-    def current_device(self) -> CPUDeviceId:
-        return CPUDeviceId()
-
-    set_device = synchronize = empty_cache = ipc_collect = _do_nothing
-    reset_peak_memory_stats = reset_max_memory_allocated = _do_nothing
-    reset_accumulated_memory_stats = set_per_process_memory_fraction = _do_nothing
 
     def memory_allocated(self, device: Any = None) -> int:
         return psutil.Process().memory_info().rss
@@ -77,17 +74,6 @@ class CPUDeviceModule:
     def get_device_name(self, device: Any = None) -> str:
         return "CPU"
 
-    def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    def set_rng_state(self, state: torch.Tensor) -> None:
-        torch.set_rng_state(state)
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
-
 
 _MODULE = CPUDeviceModule()
 
@@ -99,26 +85,15 @@ class PlatformCPU(PlatformBase):
     device_name = "cpu"
     vendor_name = "cpu"
     device_module = _MODULE
+    current_device = CPUDeviceId
+    device_count = staticmethod(_MODULE.device_count)
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
     set_device = synchronize = empty_cache = set_allocator_settings = _do_nothing
-    profiler_start = profiler_stop = _do_nothing
+    profiler_start = profiler_stop = cudart = _do_nothing
+    nvtx_range = nullcontext
 
     def is_available(self) -> bool:
-        return True
-
-    def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return True  # it is registered last, so verl asks accelerators first
-
-    def current_device(self) -> CPUDeviceId:
-        return CPUDeviceId()
-
-    def device_count(self) -> int:
-        return _MODULE.device_count()
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
+        return True  # verl asks accelerators first, because this platform is registered last
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return (None, None)
@@ -128,10 +103,6 @@ class PlatformCPU(PlatformBase):
 
     def visible_devices_envvar(self) -> str:
         return "CUDA_VISIBLE_DEVICES"
-
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
 
     def ray_resource_name(self) -> str:
         # verl's resource pools count "GPU" and "NPU" only (single_controller/ray/base.py:226). So a
@@ -143,6 +114,3 @@ class PlatformCPU(PlatformBase):
 
     def is_ipc_supported(self) -> bool:
         return False
-
-    def cudart(self) -> Any:
-        return None
