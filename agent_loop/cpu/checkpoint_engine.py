@@ -14,7 +14,6 @@ that a CPU can train.
 import asyncio
 import io
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -25,14 +24,6 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 from verl.workers.rollout.utils import ensure_async_iterator
 
 TIMEOUT = timedelta(seconds=600)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreAddress:
-    """Address of the store of one synchronisation."""
-
-    host: str
-    port: int
 
 
 @CheckpointEngineRegistry.register("tcp_store")
@@ -48,21 +39,20 @@ class TCPStoreCheckpointEngine(CheckpointEngine):
         self.bucket_size, self.is_master = bucket_size, is_master
         self._store: TCPStore | None = None
 
-    def prepare(self) -> StoreAddress | None:
-        """Open the store, if this process sends.
-
-        Returns:
-            The address of the store; None in all other processes.
-        """
+    def prepare(self) -> tuple[str, int] | None:
+        """Open the store, if this process sends, and return its host and port."""
         if not self.is_master:
             return None
         host = ray.util.get_node_ip_address()
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
-        return StoreAddress(host=host, port=self._store.port)
+        return host, self._store.port
 
     @classmethod
     def build_topology(
-        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[StoreAddress | None]
+        cls,
+        actor_wg_world_size: int,
+        rollout_world_size: int,
+        metadata: list[tuple[str, int] | None],
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """The sender's address for every process; see the base class."""
         address = next(one for one in metadata if one is not None)
@@ -71,11 +61,11 @@ class TCPStoreCheckpointEngine(CheckpointEngine):
             {"address": [address] * rollout_world_size},
         )
 
-    def init_process_group(self, address: StoreAddress) -> None:
+    def init_process_group(self, address: tuple[str, int]) -> None:
         """Connect to the store, if this process does not send."""
         if not self.is_master:
             self._store = TCPStore(
-                address.host, address.port, is_master=False, timeout=TIMEOUT, wait_for_workers=False
+                *address, is_master=False, timeout=TIMEOUT, wait_for_workers=False
             )
 
     def finalize(self) -> None:
