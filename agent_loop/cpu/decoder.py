@@ -153,18 +153,13 @@ class BatchDecoder:
             )
 
     def admit(self, requests: Sequence[Request]) -> None:
-        """Decode requests from the next step on.
-
-        Raises:
-            ValueError: see `check`; nothing was admitted.
-        """
+        """Decode requests from the next step on; none of them if `check` refuses one."""
         for request in requests:
             self.check(request)
         self._waiting.extend(requests)
 
     @torch.inference_mode()
     def drop(self, requests: Sequence[Request]) -> None:
-        """Forget requests."""
         gone = {id(request) for request in requests}
         if gone:
             self._waiting = deque(each for each in self._waiting if id(each) not in gone)
@@ -178,22 +173,15 @@ class BatchDecoder:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Sample one token for every request.
-
-        Returns:
-            The requests that finished with this token.
-        """
+        """Sample one token for every request, and return those that finished with this token."""
         assert len(self), "step() needs a request"
         copies = self._start_waiting()
         logits = self._pass_batched(copies) if self._tile is None else self._pass_invariant(copies)
         return self._sample(logits)
 
     def _start_waiting(self) -> list[tuple[int, int, int]]:
-        """Give a slot to each waiting request, as many as `max_batched_tokens` allows.
-
-        Returns:
-            (source slot, target slot, tokens) of the prefixes that the next pass must copy.
-        """
+        """Give a slot to each waiting request, as many as `max_batched_tokens` allows, and return
+        the `Pass.copies` of their prefixes."""
         budget = self._max_batched_tokens - len(self._rows)
         begun: list[_Row] = []
         while self._waiting:
@@ -287,10 +275,7 @@ class BatchDecoder:
         return logits
 
     def _pass_invariant(self, copies: list[tuple[int, int, int]]) -> torch.Tensor:
-        """(B, V): the same from passes of `self._tile` tokens each.
-
-        The bits of a row do not depend on the other rows.
-        """
+        """(B, V): the same from passes of `self._tile` tokens, whose other rows change no bit."""
         assert self._tile is not None
         state, starts, ends = self._new_tokens()
         counts = ends - starts

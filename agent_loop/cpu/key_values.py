@@ -17,14 +17,8 @@ _BLOCK = 16
 
 
 class Slots:
-    """Keys and values of running sequences, in one buffer that grows.
-
-    Args:
-        layers: of the model.
-        heads: key-value heads of each.
-        head_dim: width of a head.
-        dtype: the model's.
-    """
+    """Keys and values of running sequences, in one buffer that grows. `heads` are the key-value
+    heads of a layer."""
 
     def __init__(self, *, layers: int, heads: int, head_dim: int, dtype: torch.dtype) -> None:
         self._shape = layers, heads, head_dim
@@ -37,14 +31,9 @@ class Slots:
         # (layers, keys and values, slots, heads, tokens, head_dim)
         self.buffer = torch.zeros((layers, 2, 0, heads, 0, head_dim), dtype=self._dtype)
 
-    @property
-    def room(self) -> tuple[int, int]:
-        """Slots, and tokens in each."""
-        return self.buffer.shape[2], self.buffer.shape[4]
-
     def make_room(self, slots: int, tokens: int) -> None:
         """Grow to at least this many slots and tokens. The content stays."""
-        had_slots, had_tokens = self.room
+        had_slots, had_tokens = self.buffer.shape[2], self.buffer.shape[4]
         if slots <= had_slots and tokens <= had_tokens:
             return
         if slots > had_slots:
@@ -106,15 +95,8 @@ class PrefixCache:
     def longest_prefix(
         self, token_ids: Sequence[int], limit: int
     ) -> tuple[CachedSequence | None, int]:
-        """The sequence that shares the most tokens with the beginning of `token_ids`.
-
-        Args:
-            token_ids: of the new sequence.
-            limit: tokens that may be shared at most.
-
-        Returns:
-            The sequence, or None if no block is shared; and the number of shared tokens.
-        """
+        """The sequence that shares the most tokens with the beginning of `token_ids`, or None if no
+        block is shared; and the number of shared tokens, at most `limit`."""
         if not self._by_block:
             return None, 0
         for block in reversed(list(_blocks(token_ids[:limit]))):

@@ -13,14 +13,8 @@ from agent_loop.cpu.key_values import Slots
 def logits_of(
     model: Any, token_ids: npt.NDArray[np.int64], batch: Pass, wanted: torch.Tensor
 ) -> torch.Tensor:
-    """(len(wanted), V): logits of one pass.
-
-    Args:
-        model: with the attention of `slots_for`.
-        token_ids: (T,) new tokens.
-        batch: the sequence and place of each token.
-        wanted: indices of the tokens whose logits are computed.
-    """
+    """(len(wanted), V): logits of one pass of new tokens (T,) through a model of `slots_for`, for
+    the tokens at the indices `wanted`."""
     return model(
         input_ids=torch.from_numpy(token_ids).unsqueeze(0),
         # transformers passes a mask of four dimensions on as it is. `attend` does not read it.

@@ -31,11 +31,7 @@ from agent_loop.seeds import seed_from
 
 
 class WeightSync:
-    """Receives one version of the weights in parts, and refuses an incomplete one.
-
-    Args:
-        model: its parameters are overwritten.
-    """
+    """Receives one version of a model's weights in parts, and refuses an incomplete one."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._parameters = dict(model.named_parameters())
@@ -182,11 +178,8 @@ class HFServer:
         await self.engine.run(lambda: self.decoder.reseed(seed))
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        """Abort running requests; new ones wait for `resume_generation`.
-
-        Args:
-            reject_request: abort new requests at once, instead of letting them wait.
-        """
+        """Abort running requests. New ones wait for `resume_generation`, or are aborted at once too
+        with `reject_request`."""
         self._open.clear()
         self._rejects = reject_request
         aborted = await self.engine.abort_all()
@@ -314,7 +307,6 @@ class HFServerAdapter(BaseRollout):
 
         Args:
             weights: yields (name, tensor).
-            global_steps: version of the weights.
             wire_format: must be `named_tensors`, which are full tensors.
 
         Raises:

@@ -26,9 +26,7 @@ def read_note(path: Path) -> dict[str, Any]:
 def made_whole(folder: Path, note: str) -> Generator[Path]:
     """Yield an empty folder to fill, which replaces `folder` if the block raises nothing.
 
-    Args:
-        folder: may exist if it is empty or holds the note.
-        note: name of the file that the block writes into the folder.
+    The block writes the file `note` into the folder.
 
     Raises:
         FileExistsError: the folder holds something else, and is left as it is.

