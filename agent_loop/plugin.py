@@ -23,6 +23,7 @@ import importlib.abc
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -89,19 +90,11 @@ def _register_replicas(replica: Any) -> None:
     replica.RolloutReplicaRegistry.register("vllm_cpu", load_vllm_cpu)
 
 
-def _register_engines(transformer_impl: Any) -> None:
-    import agent_loop.cpu.engine  # noqa: F401
-
-
 def _has_engines(transformer_impl: Any) -> bool:
     from verl.workers.engine.base import EngineRegistry
 
     engines = EngineRegistry._engines
     return all("cpu" in engines[kind]["fsdp2"] for kind in ("language_model", "value_model"))
-
-
-def _register_checkpoint_engine(checkpoint_engine: Any) -> None:
-    import agent_loop.cpu.checkpoint_engine  # noqa: F401
 
 
 REGISTRATIONS: Mapping[str, Registration] = {
@@ -117,9 +110,11 @@ REGISTRATIONS: Mapping[str, Registration] = {
         _register_replicas,
         lambda module: {"hf", "vllm_cpu"} <= module.RolloutReplicaRegistry._registry.keys(),
     ),
-    "verl.workers.engine.fsdp.transformer_impl": Registration(_register_engines, _has_engines),
+    "verl.workers.engine.fsdp.transformer_impl": Registration(
+        lambda module: import_module("agent_loop.cpu.engine"), _has_engines
+    ),
     "verl.checkpoint_engine": Registration(
-        _register_checkpoint_engine,
+        lambda module: import_module("agent_loop.cpu.checkpoint_engine"),
         lambda module: "tcp_store" in module.CheckpointEngineRegistry._registry,
     ),
 }
@@ -130,9 +125,6 @@ class AfterImport(importlib.abc.MetaPathFinder):
     """Runs a registration after each run of its module, however often the module is looked for.
 
     Where the module or the registration raises, the import fails, and the next import tries again.
-
-    Args:
-        registrations: name of a module -> what to do with the module when it has run.
     """
 
     def __init__(self, registrations: Mapping[str, Callable[[Any], None]]) -> None:
@@ -147,26 +139,21 @@ class AfterImport(importlib.abc.MetaPathFinder):
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None:
-                spec.loader = spec.loader and _RegisteringLoader(spec.loader, register)
+                _register_after(spec, register)
                 return spec
         return None
 
 
-class _RegisteringLoader(importlib.abc.Loader):
-    """Loads a module with its own loader, and then calls `register` with the module."""
+def _register_after(spec: ModuleSpec, register: Callable[[Any], None]) -> None:
+    """Let the loader of a spec, which no other spec has, call `register` with its module."""
+    loader: Any = spec.loader
+    run = loader.exec_module
 
-    def __init__(self, inner: Any, register: Callable[[Any], None]) -> None:
-        self._inner, self._register = inner, register
+    def exec_module(module: ModuleType) -> None:
+        run(module)
+        register(module)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._inner.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._inner.exec_module(module)
-        self._register(module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    loader.exec_module = exec_module
 
 
 def is_loaded() -> bool:
