@@ -252,14 +252,13 @@ def _plain_settings(config: Any) -> dict[str, Any] | None:
     if not isinstance(config.get("_target_"), str):
         return None
     settings = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
-    values = OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)
-    assert isinstance(values, dict)
-    values.pop("_target_")
+    values: Any = OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)
+    del values["_target_"]
     is_plain = all(
-        not str(name).startswith("_") and (value is None or isinstance(value, (str, int, float)))
+        not name.startswith("_") and (value is None or isinstance(value, (str, int, float)))
         for name, value in values.items()
     )
-    return {str(name): value for name, value in values.items()} if is_plain else None
+    return values if is_plain else None
 
 
 class MixedAgentLoopManager(AgentLoopManagerTQ):

@@ -13,16 +13,10 @@ from config.schema import PromptConfig, ToolConfig
 def prompt_of(
     rows_own: Sequence[Mapping[str, Any]], template: PromptConfig, tools: ToolConfig
 ) -> list[dict[str, Any]]:
-    """The messages of a prompt.
+    """The messages of a prompt, as new objects.
 
-    Args:
-        rows_own: the row's messages. The last message of the role user is the question. If there
-            is none, or it is not plain text, the messages stay as they are.
-        template: template of the row's source.
-        tools: has the tags.
-
-    Returns:
-        New messages; `rows_own` is not changed.
+    The last message of the role user is the question. If there is none, or it is not plain text,
+    only the system message of the template is added.
     """
     messages = [dict(message) for message in rows_own]
     users = [message for message in messages if message["role"] == "user"]

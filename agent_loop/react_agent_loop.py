@@ -9,13 +9,7 @@ from typing import Any
 
 from verl.tools.function_tool import FunctionTool, normalize_function_tool_return
 
-from agent_loop.tool_actions import (
-    NamedTool,
-    argument_mistake,
-    describe,
-    mistake,
-    named_tools,
-)
+from agent_loop.tool_actions import NamedTool, argument_mistake, describe, mistake, named_tools
 from agent_loop.turn_agent_loop import TurnAgentLoop
 from agent_loop.turns.react import OBSERVATION, ReAct
 from agent_loop.turns.tags import Action, Language

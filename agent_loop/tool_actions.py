@@ -69,8 +69,6 @@ def argument_mistake(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedTool:
-    """A tool that is called by name, with named arguments."""
-
     description: str
     arguments: Mapping[str, str]
     """Name -> description. All are strings; all are needed but those in `optional`."""
@@ -94,11 +92,7 @@ def describe(name: str, description: str, arguments: Mapping[str, str] | Sequenc
 
 
 def named_tools(topk: int) -> dict[str, NamedTool]:
-    """The tools of the tool server, by name.
-
-    Args:
-        topk: passages of a search.
-    """
+    """The tools of the tool server, by name."""
     return {
         "run_code": NamedTool(
             description="run a Python program and read what it prints",

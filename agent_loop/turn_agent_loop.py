@@ -72,11 +72,7 @@ class TurnAgentLoop(AgentLoopBase):
 
     @abstractmethod
     async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
-        """Run one action that is not the answer.
-
-        Args:
-            action: the action.
-            extras: the row's `extra_info.extras`.
+        """Run one action that is not the answer; `extras` are those of the row's `extra_info`.
 
         Raises:
             ToolUnavailable: the infrastructure failed. The trajectory then ends as `infra_error`.
@@ -131,11 +127,7 @@ class TurnAgentLoop(AgentLoopBase):
         return messages
 
     def _prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
-        """The tokens of the prompt. verl would cut a long prompt at its beginning.
-
-        Raises:
-            ValueError: the prompt is longer than `data.max_prompt_length`.
-        """
+        """The tokens of the prompt. verl would cut a long prompt at its beginning."""
         # verl does this in a thread, which takes more time than it saves.
         prompt_ids = self.continuous_token_builder.build_initial_tokens(messages)
         longest = self.rollout_config.prompt_length

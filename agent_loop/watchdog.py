@@ -87,12 +87,8 @@ _current: ContextVar[Activity | SharedWait | None] = ContextVar("activity", defa
 
 
 def waits_for(what: str, turn: int | None = None) -> None:
-    """Record what the current trajectory, if there is one, waits for from now on.
-
-    Args:
-        what: engine, limiter, tool or reward.
-        turn: number of the turn, if one begins.
-    """
+    """Record what the current trajectory, if there is one, waits for from now on, and the number of
+    the turn, if one begins."""
     activity = _current.get()
     if activity is not None:
         activity.note(what, turn)
@@ -100,14 +96,8 @@ def waits_for(what: str, turn: int | None = None) -> None:
 
 @dataclass(slots=True)
 class Watchdog:
-    """Logs trajectories that are stuck. Deadlines end them, not the watchdog.
-
-    A trajectory is logged again each time its wait has doubled.
-
-    Args:
-        stuck_after_s: longer waits for one thing are logged.
-        clock: monotonic seconds, as used by `waits_for`.
-    """
+    """Logs trajectories that wait longer than `stuck_after_s` for one thing, and again each time
+    the wait has doubled. Deadlines end them, not the watchdog."""
 
     stuck_after_s: float
     clock: Callable[[], float] = time.monotonic
