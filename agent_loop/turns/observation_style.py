@@ -10,6 +10,7 @@ Jin et al. 2025). `chat`: a message of the role `tool`, through verl's continuou
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
@@ -109,15 +110,10 @@ def _copy_of(tokenizer: Any, *, control_tokens: bool) -> Any:
     return own
 
 
-# The tokenizer is kept too: otherwise a new object could get the id of a deleted one.
-_codecs: dict[int, tuple[Any, HFCodec]] = {}
-
-
+@cache
 def codec_of(tokenizer: Any) -> HFCodec:
     """The codec of a tokenizer, which is made once in a process."""
-    if id(tokenizer) not in _codecs:
-        _codecs[id(tokenizer)] = tokenizer, HFCodec(tokenizer)
-    return _codecs[id(tokenizer)][1]
+    return HFCodec(tokenizer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
