@@ -153,11 +153,7 @@ class HFServer:
     async def update_weights(
         self, named_tensors: list[tuple[str, torch.Tensor]], last: bool
     ) -> None:
-        """Receive one part of a new version of the weights.
-
-        Raises:
-            RuntimeError: see `WeightSync.receive`; generation is refused until the next whole sync.
-        """
+        """`WeightSync.receive`. After an error generation is refused until the next whole sync."""
 
         def receive() -> None:
             self.decoder.weights_changed()
@@ -207,7 +203,7 @@ class HFServer:
     async def stop_profile(self) -> None: ...
 
     def _sampling(self, params: dict[str, Any], prompt_length: int) -> Sampling:
-        config = self.config
+        config, stop = self.config, params.get("stop")
         budget = params.get("max_tokens") or params.get("max_new_tokens")
         if budget is None:
             total = config.prompt_length + config.response_length
@@ -220,7 +216,7 @@ class HFServer:
             stop_token_ids=frozenset(params.get("stop_token_ids") or ()),
             # The answer is token ids, which include the stop string. `include_stop_str_in_output`
             # is not read.
-            stop=_texts(params.get("stop")),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
             seed=params.get("seed"),
         )
 
@@ -246,11 +242,6 @@ class HFServer:
         generation = self.model_config.generation_config
         ids = getattr(generation, "eos_token_id", None) or self.model_config.hf_config.eos_token_id
         return [i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None]
-
-
-def _texts(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """vLLM's `stop` as a tuple: it may be one text, several, or None."""
-    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 class HFReplica(RolloutReplica):

@@ -1,18 +1,15 @@
 """A user's own reward function from a file: `reward: path/to/file.py:function`.
 
-The function has verl's signature `(data_source, solution_str, ground_truth, extra_info)`. It gets
-keyword arguments, and may be async. It gets `reward_options` too, as verl passes `reward_kwargs`.
+The function gets verl's arguments by name, and `reward_options` as verl passes `reward_kwargs`. It
+may be async. Otherwise it runs in a thread, which cannot be ended at the deadline of rewards.
 
 - `solution_str`: all text that the model wrote, including tags, without tool output.
 - `ground_truth`: the row's ground truth, parsed from JSON. If it is an object with the only key
-  `answer`, the function gets the value, because verl's `gsm8k` and `math` expect a text; verl's
-  `search_r1_like_qa_em` expects `{"target": [...]}`.
+  `answer`, the function gets the value, because verl's `gsm8k` and `math` expect a text.
 - `extra_info`: the row's `extra_info`, with the text between the answer tags, or None, as `answer`.
 
 It returns the score, or a dict with `score` and its own parts; parts that are numbers are kept. A
-prompt is solved if `acc` says so, or, without `acc`, if the score is 1 or more. A function that is
-not async runs in a thread. After the deadline of rewards nobody waits for it, but it cannot be
-ended.
+prompt is solved if `acc` says so, or, without `acc`, if the score is 1 or more.
 """
 
 import asyncio
@@ -48,10 +45,13 @@ class CustomReward:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
+        ground_truth = attempt.ground_truth
+        if isinstance(ground_truth, dict) and set(ground_truth) == {"answer"}:
+            ground_truth = ground_truth["answer"]
         given = {
             "data_source": attempt.source,
             "solution_str": attempt.text,
-            "ground_truth": _bare(attempt.ground_truth),
+            "ground_truth": ground_truth,
             "extra_info": {**attempt.extra_info, "answer": attempt.answer},
             **self.options,
         }
@@ -122,12 +122,6 @@ def custom_reward(name: str, options: Mapping[str, Any]) -> CustomReward:
             "those after extra_info are reward_options"
         ) from error
     return CustomReward(name=name, function=function, options=dict(options))
-
-
-def _bare(ground_truth: Any) -> Any:
-    if isinstance(ground_truth, dict) and set(ground_truth) == {"answer"}:
-        return ground_truth["answer"]
-    return ground_truth
 
 
 def _parts(name: str, value: Any, attempt: Attempt) -> dict[str, float]:
