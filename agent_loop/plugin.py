@@ -157,11 +157,8 @@ def _register_after(spec: ModuleSpec, register: Callable[[Any], None]) -> None:
 
 
 def is_loaded() -> bool:
-    """Whether verl has, or will have, all names of the table above.
-
-    Imports nothing heavy: a module of verl that this process has not imported counts when its
-    registration is waiting for it.
-    """
+    """Whether verl has all names of the table above. A module of verl that this process has not
+    imported counts when its registration is waiting for it."""
     from verl.plugin.platform import PlatformRegistry
 
     if "cpu" not in PlatformRegistry.registered_names():

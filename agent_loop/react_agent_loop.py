@@ -22,7 +22,6 @@ class ReactAgentLoop(TurnAgentLoop):
     Args:
         tool_names: tools that may be used; None: all.
         topk: passages of a search.
-        tools: tools that verl loaded.
         kwargs: in `system_prompt`, `{tools}` is replaced by the list of tools.
     """
 

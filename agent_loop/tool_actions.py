@@ -19,11 +19,7 @@ from agent_loop.turns.turn_loop import Observation
 async def run_code(
     tools: ToolBackend, code: str, stdin: str, session: str | None = None
 ) -> Observation:
-    """Run a program in the sandbox, or a cell in a session's interpreter.
-
-    Raises:
-        ToolUnavailable: the server has no sessions, or see `ToolBackend.call`.
-    """
+    """Run a program in the sandbox, or a cell in a session's interpreter."""
     call = run_code_call(code, stdin) if session is None else cell_call(code, stdin, session)
     result = await tools.call(call)
     if session is not None and "session" not in result.body:

@@ -57,12 +57,9 @@ class AsyncDecoder:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def abort_all(self) -> list[Request]:
-        """End all requests after the current step, with `stop_reason="aborted"`.
+        """End all requests after the current step, with `stop_reason="aborted"`, and return them.
 
         Callers get the tokens that were decoded until then.
-
-        Returns:
-            The aborted requests; a request that finished in the current step is not one.
         """
         under_way = [*self._running.values(), *self._waiting]
         self._waiting = []

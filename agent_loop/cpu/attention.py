@@ -72,14 +72,11 @@ def attend(
     decoding: Pass | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer. Without `decoding` it is transformers' own.
+    """(1, T, H, D): attention of one layer. Without `decoding` it is transformers' own.
 
     Args:
         query: (1, H, T, D).
         key: (1, H_kv, T, D) of the new tokens; key and value are written to their slots.
-
-    Returns:
-        (1, T, H, D).
 
     Raises:
         ValueError: the model's attention has a softcap or sinks, which this function lacks.

@@ -28,12 +28,8 @@ TIMEOUT = timedelta(seconds=600)
 
 @CheckpointEngineRegistry.register("tcp_store")
 class TCPStoreCheckpointEngine(CheckpointEngine):
-    """One sender, any number of receivers.
-
-    Args:
-        bucket_size: bytes of one bucket at most; a larger tensor is a bucket of its own.
-        is_master: whether this process sends the weights.
-    """
+    """One sender, which is master, and any number of receivers. A bucket has `bucket_size` bytes at
+    most; a larger tensor is a bucket of its own."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self.bucket_size, self.is_master = bucket_size, is_master
@@ -73,10 +69,8 @@ class TCPStoreCheckpointEngine(CheckpointEngine):
 
     @torch.no_grad()
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, Any]:
-        """Put all weights into the store, bucket by bucket.
-
-        All training processes must call this, because they gather the weights together.
-        """
+        """Put all weights into the store. All training processes must call this, because they
+        gather the weights together."""
         bucket: dict[str, torch.Tensor] = {}
         number = size_bytes = 0
         async for name, weight in ensure_async_iterator(weights):

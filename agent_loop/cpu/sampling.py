@@ -54,12 +54,8 @@ class Sampling:
 def uniforms(
     seeds: npt.NDArray[np.uint64], places: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float32]:
-    """The random number of each seed at a place of its sequence, in [0, 1).
-
-    Args:
-        seeds: (B,) of `seed_from`, so that no two are a few steps apart.
-        places: (B,) >= 0.
-    """
+    """(B,): the random number of each seed at a place of its sequence, in [0, 1). The seeds are of
+    `seed_from`, so that no two are a few steps apart."""
     mixed = seeds + (places.astype(np.uint64) + np.uint64(1)) * _GAMMA
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -104,15 +100,11 @@ def process_logits(
 def draw(
     logits: torch.Tensor, greedy: torch.Tensor, uniform: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token per row.
+    """(B,) token ids and (B,) their log-probs, from the logits (B, V) of `process_logits`.
 
     Args:
-        logits: (B, V) of `process_logits`.
         greedy: (B,) whether the most likely token is taken.
         uniform: (B,) in [0, 1).
-
-    Returns:
-        (B,) token ids and (B,) their log-probs.
     """
     most, likeliest = logits.max(dim=1, keepdim=True)
     cumulative = (logits - most).exp().cumsum(dim=1)

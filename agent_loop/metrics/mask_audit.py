@@ -1,7 +1,7 @@
 """Checks every mask bit of a run's trajectories against the engine's output.
 
-It uses only files: `trajectories/<step>.jsonl` holds the trained tokens and their mask, and
-`engine_turns`, the engine's output before any cut. It loads no model.
+`trajectories/<step>.jsonl` has the trained tokens, their mask, and the engine's output before any
+cut (`engine_turns`).
 """
 
 from collections.abc import Mapping

@@ -25,10 +25,7 @@ def trajectory_rows(
     per_source: int = 4,
 ) -> list[list[Any]]:
     """Rows of `COLUMNS`: for each source, the first trajectories of the prompt that was drawn
-    first.
-
-    In the response, each text is preceded by its author, for example `[model] ...`.
-    """
+    first. In the response, each text is preceded by its author, for example `[model] ...`."""
     by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
     for each in sorted(trajectories, key=lambda t: (t.source, t.draw, t.key)):
         by_source[each.source].append(each)

@@ -1,9 +1,7 @@
-"""Rewards by name. A reward sees the text that the model wrote and the ground truth, and no tool
-output.
+"""Rewards by name. A reward sees the model's text and the ground truth, and no tool output.
 
-Each kind of reward has its own file. Every reward returns `score`, which is trained; `acc`, which
-is 1 if the prompt counts as solved; `format`, which is 1 if an answer was given; and its own parts,
-each of which becomes a metric of the source.
+Every reward returns `score`, which is trained; `acc`, which is 1 if the prompt counts as solved;
+`format`, which is 1 if an answer was given; and its own parts, each of which becomes a metric.
 """
 
 import json

@@ -2,13 +2,11 @@ r"""math-verify in two killable processes, shared by all rewards of this process
 
 math-verify (Kydlicek 2025) parses with ANTLR and compares with sympy. Both can run for ever or fill
 the memory, and math-verify's own alarms work only in a main thread. Here each check has a limit of
-CPU time. CPU time does not depend on other load, so an answer is judged the same every time. Python
-code is interrupted and the process continues; a process that hangs in C code is killed by the
-kernel, and pebble starts another one. In addition there is a limit of wall time.
+CPU time, which does not depend on other load: an answer is judged the same every time. Python code
+is interrupted; a process that hangs in C code is killed by the kernel, and pebble starts another.
 
-The processes start when first needed and end with this process. They do not import this process's
-`__main__`, because in a Ray worker they would import Ray, and a script without a guard would run
-again.
+The processes do not import this process's `__main__`, because in a Ray worker they would import
+Ray, and a script without a guard would run again.
 """
 
 import asyncio

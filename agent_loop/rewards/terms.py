@@ -1,7 +1,6 @@
 """Terms that can be added to any reward: for the format of an answer and for its length.
 
-score = reward + sum of weight x term. The terms do not change `acc`, which says if a prompt is
-solved.
+score = reward + sum of weight x term. `acc`, which says if a prompt is solved, stays the same.
 """
 
 from dataclasses import dataclass

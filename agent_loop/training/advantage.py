@@ -9,8 +9,7 @@ GRPO: Shao et al. 2024, sec. 4.1; without the division by the group's std it is 
   can be wrong in the last bit. The std is then as small as that error, and their quotient gives
   every trajectory of the group an advantage of -0.05 where it should be 0.
 
-The advantage is multiplied by the `scale` of its source after mean and std are computed. A group
-has one source, so `scale` changes no statistic.
+The `scale` of a source changes no statistic, because a group has one source.
 
 verl adapter: functions of the kind that `register_adv_est` takes (trainer/ppo/core_algos.py at
 0.9.1). `agent_loop.plugin` registers them.

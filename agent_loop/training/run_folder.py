@@ -19,11 +19,8 @@ STOP_FILE = "stop"
 
 
 def whole_checkpoint(checkpoints: Path) -> int:
-    """Step of the newest whole checkpoint; 0 without one. For a tracker that a kill left empty.
-
-    verl opens the tracker after it has written a checkpoint's data.pt, so that a folder with that
-    file is whole.
-    """
+    """Step of the newest whole checkpoint, 0 without one: verl writes data.pt last, before the
+    tracker, which a kill may leave empty."""
     steps = (int(path.parent.name.split("_")[-1]) for path in checkpoints.glob("*/data.pt"))
     return max(steps, default=0)
 
@@ -99,14 +96,10 @@ class MetricsFile:
             file.write(_raw(record) + b"\n")
 
     def rewind(self, step: int, checkpointed: Mapping[str, Any] | None) -> None:
-        """Make the file end with `step`, from which the run is resumed.
+        """Remove the lines after `step`, from which the run is resumed: they are written again.
 
-        Lines that cannot be read stay, because their step is not known.
-
-        Args:
-            step: later lines are removed, because those steps are trained again.
-            checkpointed: the line of `step` in its checkpoint. It is added if a kill came after the
-                checkpoint and before the line.
+        Lines that cannot be read stay, because their step is not known. The line of `step` in its
+        checkpoint is added if a kill came after the checkpoint and before the line.
         """
         kept, steps = list[bytes](), set[int]()
         for raw in _finished(self.path):

@@ -3,8 +3,7 @@
 
 verl adapter: the trainers of trainer/ppo/v1 at 0.9.1, chosen by `trainer.v1.trainer_mode`. verl's
 methods are called and added to. Only the methods that read the dataloader, build the replay buffer
-and order the batch are replaced: prompts come from the mixture plan. The optimizer step, the
-accounts of a step and the checkpoints are in the modules beside this one.
+and order the batch are replaced: prompts come from the mixture plan.
 """
 
 # verl's methods are matched by name; their parameters are untyped or wider than what reaches us.
@@ -77,10 +76,8 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         super().__init__(config)  # type: ignore[call-arg]
 
     def _settle_limiter(self, config: DictConfig) -> Limiter | None:
-        """Decide for all processes which limiter keeps the rate, and open it.
-
-        The limiter is opened here so that its errors are raised before training starts.
-        """
+        """Decide for all processes which limiter keeps the rate, and open it: its errors are raised
+        before training starts."""
         values = OmegaConf.to_container(OmegaConf.select(config, TOOL_CONFIG), resolve=True)
         tools = load_section(ToolConfig, values, TOOL_CONFIG)
         settings = resolve_backend(tools, self.mixed)
@@ -117,11 +114,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         self.steps_per_epoch = max(1, self.steps_per_epoch)
 
     def _next_train_batch(self, num_prompts: int | Mapping[str, int] | None = None) -> TensorDict:
-        """The next prompts of the stream, as verl's batch.
-
-        Args:
-            num_prompts: how many, or source -> how many; None takes `data.train_batch_size`.
-        """
+        """The next prompts of the stream, as verl's batch; by default `data.train_batch_size`."""
         if isinstance(num_prompts, Mapping):
             planned, columns = self.stream.replace(num_prompts)
         else:

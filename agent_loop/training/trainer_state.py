@@ -1,8 +1,4 @@
-"""Attributes that the parts of a mixed trainer share: verl's, and those of this project.
-
-The parts are `trainer`, `optimizer_steps`, `accounts` and `checkpoints`; each is mixed into verl's
-trainers. This module has no behaviour.
-"""
+"""Attributes that the parts of a mixed trainer share: verl's, and those of this project."""
 
 from collections import Counter
 from pathlib import Path

@@ -42,11 +42,7 @@ class RecordingClient:
         client._acquire_server = self._acquire_server
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], **kwargs: Any) -> Any:
-        """As verl's.
-
-        Raises:
-            ToolUnavailable: the server failed, which is a fault of the infrastructure.
-        """
+        """As verl's. A server that fails raises `ToolUnavailable`."""
         turns = turns_of_trajectory.get()
         waits_for("engine", turn=len(turns or []) + 1)
         if (seeds := seeds_of_trajectory.get()) is not None:

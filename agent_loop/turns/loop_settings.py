@@ -64,10 +64,7 @@ class LoopSettings:
         )
 
     def sampling_of(self, source: str, given: dict[str, Any]) -> dict[str, Any]:
-        """verl's sampling parameters, with the source's own values.
-
-        A value that differs from training's (in validation) stays.
-        """
+        """verl's sampling parameters, with the source's own values; validation's stay."""
         own = self.mixed.sources.get(source)
         changed = {
             name: getattr(own, name)
@@ -85,11 +82,7 @@ class LoopSettings:
         return (own and own.reward) or default_reward(source)
 
     def reward_of(self, source: str) -> Reward:
-        """The source's reward, with its options and terms.
-
-        Raises:
-            ValueError: the reward cannot be loaded, see `agent_loop.rewards.reward_for`.
-        """
+        """The source's reward, with its options and terms; see `reward_for` for errors."""
         own, name = self.mixed.sources.get(source), self.reward_name_of(source)
         if own is None:
             return reward_for(name)

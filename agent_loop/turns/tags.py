@@ -82,10 +82,7 @@ class Tags:
         own: Mapping[str, tuple[str, str]] | None = None,
         **options: Any,
     ) -> "Tags":
-        """The tags of the actions `kinds`, from `own` or else from the config.
-
-        The `options` are `max_actions` and `answer_boxed`.
-        """
+        """The tags of the actions `kinds`, from `own` or else from the config."""
         own = own or {}
         return cls(
             pairs={

@@ -39,11 +39,7 @@ class Segment:
 
 
 class Trajectory:
-    """The response of one rollout, growing token by token.
-
-    Ids, mask and log-probs always have one length. Mask 1 is exactly on the tokens that the engine
-    returned, in the order of the engine.
-    """
+    """The response of one rollout, growing token by token."""
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self.prompt_ids: list[int] = list(prompt_ids)  # (P,)

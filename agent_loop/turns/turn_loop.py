@@ -2,9 +2,7 @@
 
 This module decides when a trajectory ends, and how many tokens a result may take. It uses no verl
 and no torch. The engine is a `Generate` function, the tools are an `Environment`, a `Language`
-finds the actions, and an `ObservationStyle` makes tokens of the results. A fault of the
-infrastructure (`ToolUnavailable`) ends the trajectory. A mistake of the model becomes a text that
-the model reads.
+finds the actions, and an `ObservationStyle` makes tokens of the results.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""Makes a folder all at once, and recognises it later by a note (a JSON file) in the folder.
-
-An existing folder is replaced only if it is empty or has the note. Standard library only.
-"""
+"""Makes a folder all at once, and recognises it later by a note (a JSON file) in the folder."""
 
 import json
 import os
@@ -24,9 +21,7 @@ def read_note(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def made_whole(folder: Path, note: str) -> Generator[Path]:
-    """Yield an empty folder to fill, which replaces `folder` if the block raises nothing.
-
-    The block writes the file `note` into the folder.
+    """Yield an empty folder to fill, with the file `note`, which replaces `folder` at the end.
 
     Raises:
         FileExistsError: the folder holds something else, and is left as it is.
