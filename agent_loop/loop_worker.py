@@ -52,8 +52,6 @@ _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright:
 
 
 class MixedAgentLoopWorker(_VerlWorker):
-    """verl's worker; see the module."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.settings = settings_of(self.config)
@@ -262,8 +260,6 @@ def _plain_settings(config: Any) -> dict[str, Any] | None:
 
 
 class MixedAgentLoopManager(AgentLoopManagerTQ):
-    """verl's manager, with our workers."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(MixedAgentLoopWorker)

@@ -12,8 +12,6 @@ from verl.workers.config import MultiTurnConfig
 
 @dataclass
 class MixedMultiTurnConfig(MultiTurnConfig):
-    """`MultiTurnConfig` with the settings of this project's agent loops."""
-
     tool_config: dict[str, Any] = field(default_factory=dict)
     """Values of `config.schema.ToolConfig`."""
 

@@ -49,8 +49,6 @@ class TrainersByName(dict[str, type]):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What is registered after a module of verl has run."""
-
     register: Callable[[Any], None]
     """Takes verl's module. It runs again when the module is reloaded."""
 

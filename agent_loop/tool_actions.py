@@ -32,7 +32,6 @@ async def run_code(
 
 
 async def search(tools: ToolBackend, query: str, topk: int) -> Observation:
-    """The `topk` best passages for a query."""
     if not query:
         return mistake("the query is empty")
     payload = {"queries": [query], "topk": topk, "return_scores": True}
@@ -41,7 +40,6 @@ async def search(tools: ToolBackend, query: str, topk: int) -> Observation:
 
 
 async def calculate(tools: ToolBackend, expression: str) -> Observation:
-    """The value of an arithmetic expression."""
     result = await tools.call(ToolCall(tool="calculate", payload={"expression": expression}))
     return Observation(text=render_calculation(result.body), result=result)
 
@@ -73,7 +71,6 @@ class NamedTool:
     optional: frozenset[str] = frozenset()
 
     async def call(self, tools: ToolBackend, arguments: Mapping[str, Any]) -> Observation:
-        """Run the tool, unless an argument is unknown or missing."""
         needed = self.arguments.keys() - self.optional
         wrong = argument_mistake(arguments, list(self.arguments), needed)
         if wrong is not None:
@@ -82,13 +79,11 @@ class NamedTool:
 
 
 def describe(name: str, description: str, arguments: Mapping[str, str] | Sequence[str]) -> str:
-    """A tool in one line, for a prompt."""
     shown = dict(arguments) if isinstance(arguments, Mapping) else list(arguments)
     return f"{name}: {description}; {json.dumps(shown)}"
 
 
 def named_tools(topk: int) -> dict[str, NamedTool]:
-    """The tools of the tool server, by name."""
     return {
         "run_code": NamedTool(
             description="run a Python program and read what it prints",

@@ -21,8 +21,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Activity:
-    """One running trajectory."""
-
     source: str
     row_id: str
     turn: int = 0

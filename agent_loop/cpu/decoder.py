@@ -43,8 +43,6 @@ _STATE = np.dtype(
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """One sequence being decoded."""
-
     prompt_ids: Sequence[int]
     sampling: Sampling
     token_ids: list[int] = field(default_factory=list)
@@ -166,7 +164,6 @@ class BatchDecoder:
             self._remove_rows([i for i, row in enumerate(self._rows) if id(row.request) in gone])
 
     def drop_all(self) -> None:
-        """Forget all requests and all stored prefixes."""
         self._waiting.clear()
         self._rows = []
         self.prefixes.clear()
@@ -344,7 +341,6 @@ class BatchDecoder:
         return requests
 
     def _is_stopped(self, request: Request) -> bool:
-        """Whether the newest token ends the request."""
         newest, sampling = request.token_ids[-1], request.sampling
         if newest in self.eos_token_ids or newest in sampling.stop_token_ids:
             return True

@@ -26,7 +26,6 @@ class Slots:
         self.clear()
 
     def clear(self) -> None:
-        """Free the memory."""
         layers, heads, head_dim = self._shape
         # (layers, keys and values, slots, heads, tokens, head_dim)
         self.buffer = torch.zeros((layers, 2, 0, heads, 0, head_dim), dtype=self._dtype)
@@ -58,7 +57,6 @@ class Slots:
         self.buffer[:, :, slot, :, : stored.shape[3]] = stored
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Copy the first tokens of one slot to another."""
         self.buffer[:, :, target, :, :length] = self.buffer[:, :, source, :, :length]
 
 

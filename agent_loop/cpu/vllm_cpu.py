@@ -26,8 +26,6 @@ class VLLMCPUServer(vLLMHttpServer):
 
 
 class VLLMCPUReplica(vLLMReplica):
-    """Starts `VLLMCPUServer`."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(VLLMCPUServer)

@@ -24,14 +24,11 @@ from vllm.model_executor.model_loader.reload import (
 
 
 class PackedWeightsExtension(vLLMColocateWorkerExtension):
-    """verl's extension of a vLLM worker, for packed weights."""
-
     model_runner: Any
 
     def update_weights_from_ipc(
         self, peft_config: Any = None, base_sync_done: bool = False, use_shm: bool = False
     ) -> None:
-        """Receive one whole version of the weights, and load it."""
         if peft_config is not None:
             raise ValueError("rollout.name=vllm_cpu takes full weights; set lora_rank=0")
         weights: dict[str, torch.Tensor] = {}

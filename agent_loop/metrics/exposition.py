@@ -86,7 +86,6 @@ class Exposition:
         self._thread: threading.Thread | None = None
 
     def show(self, metrics: Mapping[str, float]) -> None:
-        """Set the gauges to the metrics of a step."""
         named = ((name, series_of(name, self._sources)) for name in metrics)
         shown = {name: (series, metrics[name]) for name, series in named if series is not None}
         with self._lock:

@@ -40,7 +40,6 @@ class MaskReport:
 
 
 def audit_masks(run_dir: Path) -> MaskReport:
-    """Check every trajectory file of a run."""
     report = MaskReport()
     paths = sorted((run_dir / "trajectories").glob("*.jsonl"), key=lambda path: int(path.stem))
     for path in paths:

@@ -22,8 +22,6 @@ class TrainedTrajectory:
     """verl's key, `<uid>_<session>_<index>`."""
 
     uid: str
-    """The uid of its group."""
-
     draw: int
     """Number of prompts of its source that were drawn before its own."""
 

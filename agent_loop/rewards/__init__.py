@@ -26,7 +26,6 @@ def _code(name: str, options: Mapping[str, Any]) -> Reward:
 
 
 def _plain(make: Callable[..., Reward], **settings: Any) -> _Maker:
-    """Of a reward without options."""
 
     def made(name: str, options: Mapping[str, Any]) -> Reward:
         if options:

@@ -35,9 +35,7 @@ class Reward(Protocol):
     """Judges attempts."""
 
     @property
-    def name(self) -> str:
-        """Its name in the config."""
-        ...
+    def name(self) -> str: ...
 
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
         """The reward of one trajectory, with the keys that `agent_loop.rewards` describes.

@@ -38,8 +38,6 @@ def split_path(name: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CustomReward:
-    """A user's function."""
-
     name: str
     function: Callable[..., Any]
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -76,7 +76,6 @@ async def are_equal(expressions: Expressions) -> bool | None:
 
 _lock = threading.Lock()
 _pools: list[ProcessPool] = []
-"""The current pool, if any."""
 
 
 def _pool() -> ProcessPool:

@@ -62,7 +62,6 @@ class QAReward:
 
     name: str
     by_f1: bool = False
-    """Whether the score is F1 instead of exact match."""
 
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
         if attempt.answer is None:

@@ -50,8 +50,6 @@ logger = logging.getLogger(__name__)
 
 
 class Accounts(TrainerState):
-    """Keeps the accounts of a step; see the module."""
-
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> KVBatchMeta:
         batch = super().step(metrics, timing_raw)
         with marked_timer("accounts", timing_raw):
@@ -59,7 +57,6 @@ class Accounts(TrainerState):
         return batch
 
     def _keep_accounts(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        """Write the trajectories and ledger lines of the step, and add its metrics."""
         trajectories, tokens = self._trajectories, read_tokens(batch)
         advantages = {row.key: row.advantage for row in tokens}
         self._write_trajectories(trajectories, advantages)

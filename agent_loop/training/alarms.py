@@ -22,8 +22,6 @@ class TooManyFaults(RuntimeError):
 
 @dataclass(slots=True)
 class _Counts:
-    """Of one source in one step."""
-
     step: int
     groups: int = 0
     trajectories: int = 0

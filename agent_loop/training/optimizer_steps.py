@@ -51,8 +51,6 @@ class MixtureError(RuntimeError):
 
 
 class OptimizerSteps(TrainerState):
-    """Prepares a batch and hands it to verl's methods; see the module."""
-
     def _quota(self, groups: int, update: int | None = None) -> dict[str, int]:
         """Source -> its groups among the next `groups` groups of the plan.
 
@@ -126,7 +124,6 @@ class OptimizerSteps(TrainerState):
         return source.rollout_n or self.config.actor_rollout_ref.rollout.n
 
     def _sizes(self) -> Sizes:
-        """The numbers by which the rows of an optimizer update must be divisible."""
         workers = self.actor_rollout_wg
         if "actor" not in workers._dispatch_info:
             workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")

@@ -90,7 +90,6 @@ class MetricsFile:
         self.path = path
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add one step's line and flush it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as file:
             file.write(_raw(record) + b"\n")
@@ -115,7 +114,6 @@ class MetricsFile:
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are one finite number each."""
     return {
         name: float(value)
         for name, value in metrics.items()

@@ -78,7 +78,6 @@ def is_padding(tag: Mapping[str, Any]) -> bool:
 
 
 def real_keys(batch: KVBatchMeta) -> list[str]:
-    """Keys of the rows that are not padding."""
     return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
 
 
@@ -90,7 +89,6 @@ def fetch(batch: KVBatchMeta, keys: Sequence[str], fields: Sequence[str]) -> Any
 
 
 def values(data: Any, name: str) -> list[Any]:
-    """A column of plain Python values."""
     return data.get(name).tolist()
 
 

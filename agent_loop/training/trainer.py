@@ -50,8 +50,6 @@ from samplers.uid import make_uid
 
 
 class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
-    """Mixed into each of verl's trainers; see the module."""
-
     def __init__(self, config: DictConfig) -> None:
         with open_dict(config):
             # verl compares with its own names in several places (trainer_base.py:153, 731, 902).
@@ -193,8 +191,6 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
 
 @register_trainer("mixed_sync")
 class MixedSyncTrainer(_MixedTrainer, PPOTrainerSync):
-    """Synchronous training on the exact mixture."""
-
     MODE = "sync"
 
 

@@ -53,7 +53,6 @@ async def judge(
 
 
 def attempt_of(rollout: Rollout, row: Mapping[str, Any], max_response_length: int) -> Attempt:
-    """What a reward gets of a trajectory."""
     extra_info = dict(row.get("extra_info") or {})
     extra_info["extras"] = json.loads(extra_info.get("extras") or "{}")
     own = [s.text for s in rollout.trajectory.segments if s.author == "model"]

@@ -35,8 +35,6 @@ class LoopSettings:
     """Limits of sources that have none of their own."""
 
     max_actions: int
-    """Actions that one turn may ask for."""
-
     backend: str
     """verl's name of the rollout backend."""
 

@@ -97,7 +97,6 @@ def _message_end(tokenizer: Any) -> int | None:
 
 
 def _copy_of(tokenizer: Any, *, control_tokens: bool) -> Any:
-    """A copy of the fast tokenizer below a wrapper."""
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"tokenizer={type(tokenizer).__name__} is not a fast one: agent loops need a fast one "
@@ -112,7 +111,6 @@ def _copy_of(tokenizer: Any, *, control_tokens: bool) -> Any:
 
 @cache
 def codec_of(tokenizer: Any) -> HFCodec:
-    """The codec of a tokenizer, which is made once in a process."""
     return HFCodec(tokenizer)
 
 

@@ -29,8 +29,6 @@ class ActionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """One action of a turn."""
-
     kind: str
     """An `ActionKind`, or the name of a tool."""
 
@@ -38,8 +36,6 @@ class Action:
     """Text between the tags."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Named arguments, if the language has them."""
-
     is_open: bool = False
     """Whether `content` goes to the end of the turn. If the turn was cut, so was `content`."""
 
@@ -185,5 +181,4 @@ def fill_tags(template: str, config: ToolConfig) -> str:
 
 
 def all_tags(config: ToolConfig) -> list[str]:
-    """Every tag and marker of the config, in the order of its fields."""
     return [getattr(config, name) for name in TAG_FIELDS]

@@ -22,8 +22,6 @@ from agent_loop.watchdog import waits_for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """Tokens that the engine sampled in one turn."""
-
     token_ids: list[int]  # (t,)
     log_probs: list[float]  # (t,)
 
@@ -79,8 +77,6 @@ class Budget:
     """Tokens of one generation; None: no limit of its own."""
 
     timeout_s: float = 300.0
-    """Seconds for the whole trajectory."""
-
     turn_timeout_s: float | None = None
     """Seconds for one generation and its calls; None: no limit of its own."""
 
@@ -90,8 +86,6 @@ class Budget:
 
 @dataclass(kw_only=True)
 class Call:
-    """One action that was run."""
-
     turn: int
     """From 1."""
 
@@ -114,8 +108,6 @@ class Call:
 
 @dataclass(kw_only=True)
 class Turn:
-    """Times and tokens of one turn."""
-
     generate_s: float = 0.0
     tools_s: float = 0.0
     tokens: int = 0
@@ -124,8 +116,6 @@ class Turn:
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """A finished trajectory and what happened in it."""
-
     trajectory: Trajectory
     stop_reason: StopReason
     answer: str | None
@@ -134,8 +124,6 @@ class Rollout:
     turns: list[Turn] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     fault: str | None = None
-    """The fault that ended the trajectory."""
-
     fault_tool: str = ""
     """The tool that failed, `engine`, `reward`, or `loop`."""
 
