@@ -172,7 +172,9 @@ async def run_turns(
         if budget.timeout_s <= 0:
             raise TimeoutError  # the deadline has passed: the engine is not called
         async with timeout(budget.timeout_s):
-            await _run(rollout, generate, environment, language, style, codec, budget, clock)
+            rollout.stop_reason = await _run(
+                rollout, generate, environment, language, style, codec, budget, clock
+            )
     except TimeoutError:
         rollout.stop_reason = StopReason.DEADLINE
     except ToolError as error:
@@ -196,7 +198,7 @@ async def _run(
     codec: TokenCodec,
     budget: Budget,
     clock: Callable[[], float],
-) -> None:
+) -> StopReason:
     trajectory = rollout.trajectory
     texts = language.stop_texts
     stop = Stop(texts=tuple(texts), token_ids=tuple(stop_token_ids(texts, codec.encode)))
@@ -204,8 +206,7 @@ async def _run(
         async with timeout(budget.turn_timeout_s):
             room = budget.response_length - len(trajectory)
             if room <= 0:
-                rollout.stop_reason = StopReason.RESPONSE_BUDGET
-                return
+                return StopReason.RESPONSE_BUDGET
             turn = Turn()
             rollout.turns.append(turn)
             limit = min(room, budget.max_turn_length or room)
@@ -218,18 +219,15 @@ async def _run(
 
             actions = language.actions(text)
             if not actions:
-                rollout.stop_reason = (
-                    StopReason.RESPONSE_BUDGET if turn.tokens >= room else StopReason.NO_ACTION
-                )
-                return
+                is_full = turn.tokens >= room
+                return StopReason.RESPONSE_BUDGET if is_full else StopReason.NO_ACTION
             if actions[-1].is_open and not is_whole and turn.tokens >= limit:
-                rollout.stop_reason = StopReason.RESPONSE_BUDGET
-                return
+                return StopReason.RESPONSE_BUDGET
             if actions[-1].kind == ActionKind.ANSWER:
-                rollout.stop_reason, rollout.answer = StopReason.ANSWERED, actions[-1].content
-                return
+                rollout.answer = actions[-1].content
+                return StopReason.ANSWERED
             if number == budget.max_turns:
-                return  # the model would not read the results
+                break  # the model would not read the results
 
             started = clock()
             calls = [Call(turn=number, action=a.kind, arguments=a.content) for a in actions]
@@ -243,13 +241,13 @@ async def _run(
             room = budget.response_length - len(trajectory) - budget.answer_reserve
             shown = await style.show(text, results, trajectory.ids, room)
             if shown is None:
-                rollout.stop_reason = StopReason.RESPONSE_BUDGET
-                return
+                return StopReason.RESPONSE_BUDGET
             if shown.drop:
                 keep = trajectory.segments[-1].length - shown.drop
                 kept = trajectory.engine_turns[-1][:keep]
                 trajectory.cut_turn(keep, codec.decode(kept))
             trajectory.add_tool_tokens(shown.token_ids, shown.text)
+    return StopReason.MAX_TURNS
 
 
 def _append_turn(
