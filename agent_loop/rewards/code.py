@@ -62,15 +62,6 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Test:
-    input: Any
-    output: Any
-    fn_name: str | None
-    wrapped: bool
-    """Whether the public data had each result in a list of one, or the results are such lists."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CodeReward:
     """The share of hidden tests that a program passes. Its parts are the shares of tests with each
     `Outcome`; tests that did not run, because an earlier one decided, have the outcome of that
@@ -80,7 +71,8 @@ class CodeReward:
     options: CodeOptions = field(default_factory=CodeOptions)
 
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
-        if problem := self.truth_problem(attempt.ground_truth):
+        truth = attempt.ground_truth
+        if problem := self.truth_problem(truth):
             raise ValueError(f"cannot judge a program: {problem}; prepare the data again")
         program = extract_code(attempt.answer or "", "python")
         if attempt.answer is None or not program.strip():
@@ -88,10 +80,10 @@ class CodeReward:
         extras = attempt.extra_info.get("extras")
         asked = extras.get("time_limit_s") if isinstance(extras, Mapping) else None
         limit_s = time_limit_s(asked)
-        tests = _tests(attempt.ground_truth, self.options.max_tests)
+        tests = chosen(len(truth["inputs"]), self.options.max_tests)
 
-        async def run(some: Sequence[_Test]) -> list[Outcome]:
-            return await gather_all([_outcome(program, test, limit_s, tools) for test in some])
+        async def run(some: Sequence[int]) -> list[Outcome]:
+            return await gather_all([_outcome(program, truth, i, limit_s, tools) for i in some])
 
         outcomes = await run(tests[:1])
         size = _AT_ONCE if self.options.judge == "all" else len(tests)
@@ -151,26 +143,16 @@ def chosen(count: int, most: int | None) -> list[int]:
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
-def _tests(ground_truth: Mapping[str, Any], most: int | None) -> list[_Test]:
-    inputs, outputs = ground_truth["inputs"], ground_truth["outputs"]
-    return [
-        _Test(
-            input=inputs[i],
-            output=outputs[i],
-            fn_name=ground_truth.get("fn_name"),
-            wrapped=bool(ground_truth.get("outputs_wrapped")),
-        )
-        for i in chosen(len(inputs), most)
-    ]
-
-
-async def _outcome(program: str, test: _Test, limit_s: float | None, tools: ToolBackend) -> Outcome:
+async def _outcome(
+    program: str, truth: Mapping[str, Any], test: int, limit_s: float | None, tools: ToolBackend
+) -> Outcome:
     marker = ""
-    code, stdin = program, test.input
-    if test.fn_name is not None:
-        stdin = json.dumps(test.input)
+    code, stdin, expected = program, truth["inputs"][test], truth["outputs"][test]
+    fn_name = truth.get("fn_name")
+    if fn_name is not None:
+        stdin = json.dumps(stdin)
         marker = sha256(f"{program}\0{stdin}".encode(errors="replace")).hexdigest()
-        code = calling_program(program, test.fn_name, marker)
+        code = calling_program(program, fn_name, marker)
     try:
         call = run_code_call(code, stdin, deterministic=True, run_timeout_s=limit_s)
         body = (await tools.call(call)).body
@@ -180,12 +162,14 @@ async def _outcome(program: str, test: _Test, limit_s: float | None, tools: Tool
     if body.get("status") != "Success":
         return _failure(body.get("compile_result") or {}, run)
     printed = run["stdout"]
-    if test.fn_name is None:
-        is_right = same_output(printed, test.output)
+    if fn_name is None:
+        is_right = same_output(printed, expected)
     else:
+        # Either the public data had each result in a list of one, or the results are such lists.
+        is_wrapped = truth.get("outputs_wrapped")
         found, result = returned(printed, marker)
         is_right = found and (
-            same_value(result, test.output) or (test.wrapped and same_value(result, [test.output]))
+            same_value(result, expected) or (is_wrapped and same_value(result, [expected]))
         )
     return Outcome.PASSED if is_right else Outcome.WRONG_OUTPUT
 
