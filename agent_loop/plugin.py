@@ -74,18 +74,9 @@ def _has_estimators(core_algos: Any) -> bool:
 
 
 def _register_replicas(replica: Any) -> None:
-    def load_hf() -> type:
-        from agent_loop.cpu.rollout import HFReplica
-
-        return HFReplica
-
-    def load_vllm_cpu() -> type:
-        from agent_loop.cpu.vllm_cpu import VLLMCPUReplica
-
-        return VLLMCPUReplica
-
-    replica.RolloutReplicaRegistry.register("hf", load_hf)
-    replica.RolloutReplicaRegistry.register("vllm_cpu", load_vllm_cpu)
+    register = replica.RolloutReplicaRegistry.register
+    register("hf", lambda: import_module("agent_loop.cpu.rollout").HFReplica)
+    register("vllm_cpu", lambda: import_module("agent_loop.cpu.vllm_cpu").VLLMCPUReplica)
 
 
 def _has_engines(transformer_impl: Any) -> bool:
