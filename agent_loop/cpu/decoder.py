@@ -195,13 +195,9 @@ class BatchDecoder:
             begun.append(row)
         if not begun:
             return []
-
-        def new_tokens(row: _Row) -> int:
-            return len(row.sequence.token_ids) - row.shared
-
         in_order = begun
         if self._tile is None:  # `Pass` wants those with one new token first
-            begun = sorted(begun, key=lambda row: new_tokens(row) > 1)
+            begun = sorted(begun, key=lambda row: len(row.sequence.token_ids) - row.shared > 1)
         for row in begun:
             row.sequence.slot = len(self._rows)
             self._rows.append(row)
