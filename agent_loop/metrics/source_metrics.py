@@ -65,30 +65,8 @@ def groups_of(trajectories: Iterable[TrainedTrajectory]) -> dict[str, list[Train
 
 
 def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    """`mixed/<source>/...` for every source of one step.
-
-    | metric | unit | counted over |
-    | --- | --- | --- |
-    | `count`, `judged` | prompts | all; those with a valid trajectory (`is_valid`) |
-    | `trajectories` | trajectories | all |
-    | `reward/{mean, std}`, `reward_parts/<part>` | reward | valid trajectories |
-    | `reward/ci95` | half width of the 95 % interval | group means; none for a single group |
-    | `pass_rate` | share | valid trajectories |
-    | `solved_all`, `solved_none` | share | groups, by their valid trajectories |
-    | `zero_variance`, `too_small` | share of groups without a gradient | groups |
-    | `infra_error_rate`, `loop_error_rate` | share | trajectories |
-    | `truncated_rate`, `deadline_rate` | share | trajectories |
-    | `infra_errors/<tool>` | trajectories | all |
-    | `tool_error_rate` | share refused as the model's mistake | tool calls |
-    | `*_length/mean` | tokens | trajectories |
-    | `generate_s/mean`, `tools_s/mean` | seconds in the model, in tools | trajectories |
-    | `tools/<tool>/calls` | calls | all |
-    | `tools/<tool>/error_rate` | share without a result, for any reason | calls of the tool |
-    | `tools/<tool>/latency_s/{p50, p95}` | seconds | results that came from a server |
-
-    `mixed/tools/<tool>/...` is the same over all sources. A source without a valid trajectory has
-    no reward, `pass_rate` or `solved_*`, so that no curve falls to 0 because the tools fail.
-    """
+    """`mixed/<source>/...` for every source of one step, and `mixed/tools/<tool>/...`; the table is
+    in docs/mixture.md."""
     by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
     for trajectory in trajectories:
         by_source[trajectory.source].append(trajectory)

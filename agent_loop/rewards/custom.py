@@ -1,15 +1,7 @@
 """A user's own reward function from a file: `reward: path/to/file.py:function`.
 
-The function gets verl's arguments by name, and `reward_options` as verl passes `reward_kwargs`. It
-may be async. Otherwise it runs in a thread, which cannot be ended at the deadline of rewards.
-
-- `solution_str`: all text that the model wrote, including tags, without tool output.
-- `ground_truth`: the row's ground truth, parsed from JSON. If it is an object with the only key
-  `answer`, the function gets the value, because verl's `gsm8k` and `math` expect a text.
-- `extra_info`: the row's `extra_info`, with the text between the answer tags, or None, as `answer`.
-
-It returns the score, or a dict with `score` and its own parts; parts that are numbers are kept. A
-prompt is solved if `acc` says so, or, without `acc`, if the score is 1 or more.
+docs/mixture.md says what the function gets and returns. A function that is not async runs in a
+thread, which cannot be ended at the deadline of rewards.
 """
 
 import asyncio
