@@ -303,15 +303,13 @@ class OptimizerSteps(TrainerState):
 
         verl multiplies the two, which is wrong where groups differ in size.
         """
-        config, critic = self.config.actor_rollout_ref, self.config.critic
-        sizes = config.actor.ppo_mini_batch_size, critic.ppo_mini_batch_size, config.rollout.n
-        rows = self._rows_per_update
+        critic = self.config.critic
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        sizes = actor.ppo_mini_batch_size, critic.ppo_mini_batch_size, rollout.n
         with open_dict(self.config):
-            config.actor.ppo_mini_batch_size = critic.ppo_mini_batch_size = rows
-            config.rollout.n = 1
+            actor.ppo_mini_batch_size = critic.ppo_mini_batch_size = self._rows_per_update
+            rollout.n = 1
             try:
                 yield
             finally:
-                config.actor.ppo_mini_batch_size, critic.ppo_mini_batch_size, config.rollout.n = (
-                    sizes
-                )
+                actor.ppo_mini_batch_size, critic.ppo_mini_batch_size, rollout.n = sizes

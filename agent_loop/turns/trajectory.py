@@ -70,7 +70,7 @@ class Trajectory:
                 "each needs one; set rollout.calculate_log_probs=true"
             )
         self.engine_turns.append(list(token_ids))
-        self._append("model", token_ids, [1] * len(token_ids), log_probs, "")
+        self._append("model", token_ids, log_probs, "")
 
     def cut_turn(self, keep: int, text: str) -> None:
         """Keep the first tokens of the last turn, and set their text, on which the loop acts."""
@@ -83,7 +83,7 @@ class Trajectory:
 
     def add_tool_tokens(self, token_ids: Sequence[int], text: str) -> None:
         """Append tokens of the environment, with mask 0 and log-prob 0.0."""
-        self._append("tool", token_ids, [0] * len(token_ids), [0.0] * len(token_ids), text)
+        self._append("tool", token_ids, [0.0] * len(token_ids), text)
 
     def finish(self, filler_id: int) -> None:
         """Check the rules of the class again. Nothing may be appended afterwards.
@@ -109,17 +109,12 @@ class Trajectory:
         return self.response_mask if state_masking else [int(any(self.response_mask))] * len(self)
 
     def _append(
-        self,
-        author: str,
-        token_ids: Sequence[int],
-        mask: Sequence[int],
-        log_probs: Sequence[float],
-        text: str,
+        self, author: str, token_ids: Sequence[int], log_probs: Sequence[float], text: str
     ) -> None:
         start = len(self.response_ids)
         self.segments.append(Segment(author=author, start=start, length=len(token_ids), text=text))
         self.response_ids.extend(token_ids)
-        self.response_mask.extend(mask)
+        self.response_mask.extend([int(author == "model")] * len(token_ids))
         self.log_probs.extend(log_probs)
         self._assert_one_length()
 
