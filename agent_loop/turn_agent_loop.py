@@ -13,11 +13,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from verl.experimental.agent_loop.agent_loop import (
-    AgentLoopBase,
-    AgentLoopMetrics,
-    AgentLoopOutput,
-)
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from agent_loop.tool_actions import run_code
 from agent_loop.tools.client import ToolClient, shared_client

@@ -8,10 +8,7 @@ from typing import Any
 
 import torch
 from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import (
-    FSDPEngineWithLMHead,
-    FSDPEngineWithValueHead,
-)
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 
 class _NoAcceleratorOffload:

@@ -7,11 +7,6 @@ in `metrics.jsonl` becomes a label, so that one query shows all sources:
 |-------------------------------------------|-------------------------------------------------|
 | `mixed/<source>/reward/mean`              | `ray_mixed_source_reward_mean{run,source}`      |
 | `mixed/<source>/tools/<tool>/calls`       | `ray_mixed_source_tools_calls{run,source,tool}` |
-| `mixed/<source>/reward_parts/<part>`      | `ray_mixed_source_reward_parts{...,part}`       |
-| `mixed/<source>/evicted/<outcome>`        | `ray_mixed_source_evicted{...,outcome}`         |
-| `mixed/<source>/infra_errors/<tool>`      | `ray_mixed_source_infra_errors{...,tool}`       |
-| `mixed/tools/<tool>/calls`                | `ray_mixed_tools_calls{run,tool}`               |
-| `mixed/ratio_error/max`                   | `ray_mixed_ratio_error_max{run}`                |
 | `timing_s/gen`                            | `ray_mixed_timing_s{run,phase}`                 |
 | `actor/grad_norm`, `perf/...`, ...        | `ray_verl_actor_grad_norm{run}`                 |
 """

@@ -41,11 +41,7 @@ from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 from samplers.ledger import Ledger
 from samplers.mixed_sampler import PlanStream, rows_by_source
 from samplers.mixture_plan import MixturePlan
-from samplers.replay_buffer import (
-    MixedReplayBuffer,
-    MixedReplayBufferAsync,
-    Mixture,
-)
+from samplers.replay_buffer import MixedReplayBuffer, MixedReplayBufferAsync, Mixture
 from samplers.uid import make_uid
 
 
