@@ -5,6 +5,7 @@ sampled token is kept or dropped as a whole.
 """
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -157,14 +158,11 @@ def cut_at_end(
     wanted = text[:end]
     if not decode(token_ids[:-1]).startswith(wanted):
         return len(token_ids)  # the usual case: the engine stopped at the tag
-    low, high = 1, len(token_ids) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if decode(token_ids[:middle]).startswith(wanted):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+
+    def is_enough(count: int) -> bool:
+        return decode(token_ids[:count]).startswith(wanted)
+
+    return bisect_left(range(len(token_ids) - 1), True, lo=1, key=is_enough)
 
 
 def stop_token_ids(texts: Sequence[str], encode: Callable[[str], list[int]]) -> list[int]:
