@@ -30,9 +30,8 @@ _normal_target = lru_cache(1 << 16)(normalise)  # each trajectory of a group has
 
 
 @lru_cache(1 << 16)
-def _words(target: str) -> tuple[Counter[str], int]:
-    words = _normal_target(target).split()
-    return Counter(words), len(words)
+def _words(target: str) -> Counter[str]:
+    return Counter(_normal_target(target).split())
 
 
 def exact_match(answer: str, targets: Sequence[str]) -> float:
@@ -44,14 +43,12 @@ def exact_match(answer: str, targets: Sequence[str]) -> float:
 def f1(answer: str, targets: Sequence[str]) -> float:
     """Harmonic mean of precision and recall over the words of the normal forms, for the best
     target."""
-    words = normalise(answer).split()
-    counts = Counter(words)
+    words = Counter(normalise(answer).split())
     best = 0.0
     for target in targets:
-        wanted, length = _words(target)
-        common = sum(min(count, wanted[word]) for word, count in counts.items() if word in wanted)
-        if common:  # 2PR / (P + R)
-            best = max(best, 2 * common / (len(words) + length))
+        wanted = _words(target)
+        if common := (words & wanted).total():  # 2PR / (P + R)
+            best = max(best, 2 * common / (words.total() + wanted.total()))
     return best
 
 
