@@ -89,7 +89,7 @@ class Checkpoints(TrainerState):
 
 
 def _write_tracker(checkpoints: Path, step: int) -> None:
-    """Let a later start resume from the step where this start begins."""
+    """Let the next start resume from a step; from the beginning if the step has no checkpoint."""
     tracker = checkpoints / TRACKER
     if (checkpoints / f"global_step_{step}" / "data.pt").exists():
         tracker.write_text(str(step))
@@ -100,9 +100,5 @@ def _write_tracker(checkpoints: Path, step: int) -> None:
 def _repair_tracker(checkpoints: Path) -> None:
     """Write the newest whole checkpoint into verl's tracker where a kill left the file empty."""
     tracker = checkpoints / TRACKER
-    if not tracker.exists() or tracker.read_text().strip().isdigit():
-        return
-    if step := whole_checkpoint(checkpoints):
-        tracker.write_text(str(step))
-    else:
-        tracker.unlink()
+    if tracker.exists() and not tracker.read_text().strip().isdigit():
+        _write_tracker(checkpoints, whole_checkpoint(checkpoints))
