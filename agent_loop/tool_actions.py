@@ -79,8 +79,7 @@ class NamedTool:
 
 
 def describe(name: str, description: str, arguments: Mapping[str, str] | Sequence[str]) -> str:
-    shown = dict(arguments) if isinstance(arguments, Mapping) else list(arguments)
-    return f"{name}: {description}; {json.dumps(shown)}"
+    return f"{name}: {description}; {json.dumps(arguments)}"
 
 
 def named_tools(topk: int) -> dict[str, NamedTool]:

@@ -98,11 +98,8 @@ def attend(
         values[target, :, :count] = values[source, :, :count]
     rows = query[0].transpose(0, 1)  # (T, H, D)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if decoding.invariant:
-        out = _attend_invariant(rows, keys, values, decoding, scale, sliding_window)
-    else:
-        out = _attend_batched(rows, keys, values, decoding, scale, sliding_window)
-    return out.unsqueeze(0), None
+    attend_slots = _attend_invariant if decoding.invariant else _attend_batched
+    return attend_slots(rows, keys, values, decoding, scale, sliding_window).unsqueeze(0), None
 
 
 AttentionInterface.register(NAME, attend)
