@@ -49,7 +49,7 @@ class TrainersByName(dict[str, type]):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    register: Callable[[Any], None]
+    register: Callable[[Any], object]
     """Takes verl's module. It runs again when the module is reloaded."""
 
     is_done: Callable[[Any], bool]
@@ -116,7 +116,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
     Where the module or the registration raises, the import fails, and the next import tries again.
     """
 
-    def __init__(self, registrations: Mapping[str, Callable[[Any], None]]) -> None:
+    def __init__(self, registrations: Mapping[str, Callable[[Any], object]]) -> None:
         self._registrations = registrations
 
     def find_spec(
@@ -133,7 +133,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
         return None
 
 
-def _register_after(spec: ModuleSpec, register: Callable[[Any], None]) -> None:
+def _register_after(spec: ModuleSpec, register: Callable[[Any], object]) -> None:
     """Let the loader of a spec, which no other spec has, call `register` with its module."""
     loader: Any = spec.loader
     run = loader.exec_module
