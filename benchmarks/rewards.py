@@ -120,9 +120,8 @@ def make_questions(count: int, rng: random.Random) -> list[tuple[str, list[str]]
 
 def ours(pairs: Sequence[Pair]) -> list[bool]:
     async def all_of() -> list[bool]:
-        return list(
-            await asyncio.gather(*(is_equal(answer, target) for answer, target, _ in pairs))
-        )
+        found = await asyncio.gather(*(is_equal(answer, target) for answer, target, _ in pairs))
+        return [each is True for each in found]
 
     return asyncio.run(all_of())
 

@@ -247,7 +247,7 @@ async def test_the_same_many_at_once():
 def judged_in_a_loop_of_its_own(number: int) -> bool:
     target = rf"0.5\sqrt{{{number}}}"
     right = asyncio.run(is_equal(rf"\frac{{\sqrt{{{number}}}}}{{2}}", target))
-    return right and not asyncio.run(is_equal(rf"\sqrt{{{number}}}", target))
+    return bool(right) and not asyncio.run(is_equal(rf"\sqrt{{{number}}}", target))
 
 
 def test_threads_share_the_processes():
