@@ -4,7 +4,7 @@ Functions over lines of `metrics.jsonl`, like those of summary.py.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isclose, sqrt
 from statistics import fmean
 from typing import Literal
@@ -16,10 +16,13 @@ from verl_mixed.views.summary import AVERAGE_OVER, Points, first_and_last, train
 LEAST_STEPS = 3
 """Steps that a mean needs for an interval from the differences between its steps."""
 
+Interval = tuple[float, float]
+"""(low, high)"""
+
 Measure = Literal["validation reward", "validation pass rate", "training reward"]
 
 
-def wilson(share: float, count: float) -> tuple[float, float]:
+def wilson(share: float, count: float) -> Interval:
     """95 % interval of a mean of `count` values in [0, 1].
 
     The interval is made for shares (values 0 and 1). For other values in [0, 1] it is too wide
@@ -39,12 +42,13 @@ def wilson(share: float, count: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A mean over some steps and its 95 % interval (None: not known)."""
+    """A mean over some steps."""
 
     steps: tuple[int, int]
+    """(first, last)"""
     mean: float
-    low: float | None = None
-    high: float | None = None
+    interval: Interval | None = None
+    """95 % interval of the mean; None: not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +59,6 @@ class Improvement:
     measure: Measure
     first: Estimate
     last: Estimate
-    low: float | None
-    """Lower end of the 95 % interval of the change; None: not known."""
-    high: float | None
 
     @property
     def change(self) -> float:
@@ -65,22 +66,34 @@ class Improvement:
         return self.last.mean - self.first.mean
 
     @property
+    def interval(self) -> Interval | None:
+        """95 % interval of the change, by Newcombe's square-and-add; None: not known."""
+        first, last = self.first, self.last
+        if first.interval is None or last.interval is None:
+            return None
+        below = sqrt((last.mean - last.interval[0]) ** 2 + (first.interval[1] - first.mean) ** 2)
+        above = sqrt((last.interval[1] - last.mean) ** 2 + (first.mean - first.interval[0]) ** 2)
+        return self.change - below, self.change + above
+
+    @property
     def change_words(self) -> str:
         """The change, and its interval if known: `+0.20 [+0.06, +0.33]`."""
         text = f"{self.change:+.2f}"
-        if self.low is None or self.high is None:
+        if self.interval is None:
             return text
-        return f"{text} [{self.low:+.2f}, {self.high:+.2f}]"
+        low, high = self.interval
+        return f"{text} [{low:+.2f}, {high:+.2f}]"
 
     @property
     def verdict(self) -> str:
         """`no clear change` if the interval of the change includes 0."""
-        if self.low is None or self.high is None:
+        if self.interval is None:
             return "interval unknown"
-        return "improved" if self.low > 0 else "got worse" if self.high < 0 else "no clear change"
+        low, high = self.interval
+        return "improved" if low > 0 else "got worse" if high < 0 else "no clear change"
 
 
-def improvements(lines: Sequence[Line], over: int = AVERAGE_OVER) -> list[Improvement]:
+def improvements(lines: Sequence[Line]) -> list[Improvement]:
     """What training changed, for every source that can be compared.
 
     | if the source has | compared | interval of each mean |
@@ -97,23 +110,15 @@ def improvements(lines: Sequence[Line], over: int = AVERAGE_OVER) -> list[Improv
     Source: Newcombe 1998, "Interval estimation for the difference between independent proportions",
     method 10.
     """
-    changes = []
-    for source in sources_of(lines):
-        ends = _validated(lines, source) or _trained_ends(lines, source, over)
-        if ends is not None:
-            measure, first, last = ends
-            low, high = _change(first, last)
-            changes.append(
-                Improvement(
-                    source=source, measure=measure, first=first, last=last, low=low, high=high
-                )
-            )
-    return changes
+    changes = (
+        _in_validation(lines, source) or _in_training(lines, source) for source in sources_of(lines)
+    )
+    return [change for change in changes if change is not None]
 
 
-def not_comparable(lines: Sequence[Line], over: int = AVERAGE_OVER) -> dict[str, str]:
+def not_comparable(lines: Sequence[Line]) -> dict[str, str]:
     """Source that `improvements` leaves out -> the reason as text."""
-    compared = {one.source for one in improvements(lines, over)}
+    compared = {one.source for one in improvements(lines)}
     reasons = {}
     for source in sources_of(lines):
         if source not in compared:
@@ -124,9 +129,6 @@ def not_comparable(lines: Sequence[Line], over: int = AVERAGE_OVER) -> dict[str,
                 "step; it takes two of either"
             )
     return reasons
-
-
-_Ends = tuple[Measure, Estimate, Estimate]
 
 
 def validations(
@@ -140,22 +142,22 @@ def validations(
     counts = dict(series(lines, f"mixed/{source}/val/count"))
     estimates = []
     for step, mean in dict(series(lines, f"mixed/{source}/val/{metric}")).items():
-        one, count = Estimate(steps=(step, step), mean=mean), counts.get(step, 0.0)
-        if has_shares and count >= 1 and 0 <= mean <= 1:
-            low, high = wilson(mean, count)
-            one = replace(one, low=low, high=high)
-        estimates.append(one)
+        count = counts.get(step, 0.0)
+        is_known = has_shares and count >= 1 and 0 <= mean <= 1
+        interval = wilson(mean, count) if is_known else None
+        estimates.append(Estimate(steps=(step, step), mean=mean, interval=interval))
     return estimates
 
 
-def _validated(lines: Sequence[Line], source: str) -> _Ends | None:
+def _in_validation(lines: Sequence[Line], source: str) -> Improvement | None:
+    measure: Measure = "validation reward"
     rewards, solved = validations(lines, source), validations(lines, source, "pass_rate")
     if len(rewards) < 2:
         return None
-    has_intervals = rewards[0].low is not None and rewards[-1].low is not None
+    has_intervals = rewards[0].interval is not None and rewards[-1].interval is not None
     if not has_intervals and len(solved) > 1 and any(one.mean for one in solved):
-        return "validation pass rate", solved[0], solved[-1]
-    return "validation reward", rewards[0], rewards[-1]
+        measure, rewards = "validation pass rate", solved
+    return Improvement(source=source, measure=measure, first=rewards[0], last=rewards[-1])
 
 
 def _rewards_are_shares(lines: Sequence[Line], source: str) -> bool:
@@ -175,13 +177,13 @@ def _rewards_are_shares(lines: Sequence[Line], source: str) -> bool:
     )
 
 
-def _trained_ends(lines: Sequence[Line], source: str, over: int) -> _Ends | None:
-    ends = first_and_last(series(trained(lines), f"mixed/{source}/reward/mean"), over)
+def _in_training(lines: Sequence[Line], source: str) -> Improvement | None:
+    ends = first_and_last(series(trained(lines), f"mixed/{source}/reward/mean"))
     if ends is None:
         return None
     halves = dict(series(lines, f"mixed/{source}/reward/ci95"))
     first, last = (_over_steps(points, halves) for points in ends)
-    return "training reward", first, last
+    return Improvement(source=source, measure="training reward", first=first, last=last)
 
 
 def _over_steps(points: Points, halves: Mapping[int, float]) -> Estimate:
@@ -192,13 +194,13 @@ def _over_steps(points: Points, halves: Mapping[int, float]) -> Estimate:
         halves: step -> half the width of that step's own interval; steps without one are missing.
     """
     values = [value for _, value in points]
-    steps, mean = (points[0][0], points[-1][0]), fmean(values)
     half = half_width95(values) if len(values) >= LEAST_STEPS else None
     if not half:
         half = _half_of_mean([halves.get(step) for step, _ in points])
-    if not half:  # equal values do not mean that the mean is certain
-        return Estimate(steps=steps, mean=mean)
-    return Estimate(steps=steps, mean=mean, low=mean - half, high=mean + half)
+    mean = fmean(values)
+    # equal values do not mean that the mean is certain
+    interval = (mean - half, mean + half) if half else None
+    return Estimate(steps=(points[0][0], points[-1][0]), mean=mean, interval=interval)
 
 
 def _half_of_mean(halves: Sequence[float | None]) -> float | None:
@@ -209,64 +211,42 @@ def _half_of_mean(halves: Sequence[float | None]) -> float | None:
     return sqrt(sum(half**2 for half in known)) / len(known)
 
 
-def _change(first: Estimate, last: Estimate) -> tuple[float | None, float | None]:
-    if first.low is None or first.high is None or last.low is None or last.high is None:
-        return None, None
-    change = last.mean - first.mean
-    below = sqrt((last.mean - last.low) ** 2 + (first.high - first.mean) ** 2)
-    above = sqrt((last.high - last.mean) ** 2 + (first.mean - first.low) ** 2)
-    return change - below, change + above
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BandPoint:
-    """A moving average and its 95 % interval."""
-
-    step: int
-    mean: float
-    low: float
-    high: float
-
-
-def reward_band(lines: Sequence[Line], source: str, over: int = AVERAGE_OVER) -> list[BandPoint]:
+def reward_band(lines: Sequence[Line], source: str, over: int = AVERAGE_OVER) -> list[Estimate]:
     """Moving average of a source's training reward, with the interval from `reward/ci95`.
 
     A window with a step that has no `reward/ci95` has no point.
     """
     name = f"mixed/{source}/reward/mean"
-    rows = [
-        (line["step"], line["metrics"][name], line["metrics"].get(f"mixed/{source}/reward/ci95"))
-        for line in trained(lines)
-        if name in line["metrics"]
-    ]
     band = []
-    for window in windows(rows, over):
-        half = _half_of_mean([half for _, _, half in window])
+    for window in windows([line for line in trained(lines) if name in line["metrics"]], over):
+        metrics = [line["metrics"] for line in window]
+        half = _half_of_mean([each.get(f"mixed/{source}/reward/ci95") for each in metrics])
         if half is not None:
-            step, mean = window[-1][0], fmean(value for _, value, _ in window)
-            band.append(BandPoint(step=step, mean=mean, low=mean - half, high=mean + half))
+            mean = fmean(each[name] for each in metrics)
+            band.append(_of_window(window, mean, (mean - half, mean + half)))
     return band
 
 
-def pass_rate_band(lines: Sequence[Line], source: str, over: int = AVERAGE_OVER) -> list[BandPoint]:
+def pass_rate_band(lines: Sequence[Line], source: str, over: int = AVERAGE_OVER) -> list[Estimate]:
     """Moving average of a source's pass rate, with `wilson`'s interval.
 
     Each step counts by its judged groups. A group counts as one observation, as if all its
     trajectories were equal, so the interval is too wide rather than too narrow.
     """
-    rows = [
-        (line["step"], line["metrics"][f"mixed/{source}/pass_rate"], _judged(line, source))
-        for line in trained(lines)
-        if f"mixed/{source}/pass_rate" in line["metrics"]
-    ]
+    name = f"mixed/{source}/pass_rate"
     band = []
-    for window in windows(rows, over):
-        groups = sum(judged for _, _, judged in window)
+    for window in windows([line for line in trained(lines) if name in line["metrics"]], over):
+        judged = [_judged(line, source) for line in window]
+        groups = sum(judged)
         if groups >= 1:
-            mean = sum(share * judged for _, share, judged in window) / groups
-            low, high = wilson(min(1.0, max(0.0, mean)), groups)
-            band.append(BandPoint(step=window[-1][0], mean=mean, low=low, high=high))
+            shares = [line["metrics"][name] for line in window]
+            mean = sum(share * each for share, each in zip(shares, judged, strict=True)) / groups
+            band.append(_of_window(window, mean, wilson(min(1.0, max(0.0, mean)), groups)))
     return band
+
+
+def _of_window(window: Sequence[Line], mean: float, interval: Interval) -> Estimate:
+    return Estimate(steps=(window[0]["step"], window[-1]["step"]), mean=mean, interval=interval)
 
 
 def _judged(line: Line, source: str) -> float:

@@ -56,7 +56,7 @@ def test_validation_is_compared_first_to_last_with_newcombes_interval() -> None:
     assert (one.source, one.measure) == ("math", "validation reward")
     assert one.change == pytest.approx(-0.2)
     # Newcombe 1998, table II, example (a), method 10
-    assert (one.low, one.high) == pytest.approx((-0.3339, -0.0524), abs=5e-5)
+    assert one.interval == pytest.approx((-0.3339, -0.0524), abs=5e-5)
     assert one.verdict == "got worse"
 
 
@@ -75,7 +75,7 @@ def test_rewards_outside_of_zero_to_one_have_no_interval() -> None:
     (one,) = improvements(lines)
 
     assert one.verdict == "interval unknown" and one.change == pytest.approx(0.6)
-    assert all(estimate.low is None for estimate in validations(lines, "math"))
+    assert all(estimate.interval is None for estimate in validations(lines, "math"))
 
 
 def test_another_sources_rewards_take_no_interval_from_a_source_that_is_solved_or_not() -> None:
@@ -86,7 +86,7 @@ def test_another_sources_rewards_take_no_interval_from_a_source_that_is_solved_o
     (one,) = improvements(lines)
 
     assert (one.measure, one.verdict) == ("validation reward", "improved")
-    assert (one.first.low, one.first.high) == wilson(0.2, 100)
+    assert one.first.interval == wilson(0.2, 100)
 
 
 def test_a_source_with_rewards_outside_of_zero_to_one_is_compared_by_its_pass_rate() -> None:
@@ -97,8 +97,8 @@ def test_a_source_with_rewards_outside_of_zero_to_one_is_compared_by_its_pass_ra
 
     assert (one.measure, one.verdict) == ("validation pass rate", "improved")
     assert (one.first.mean, one.last.mean) == (0.1, 0.4)
-    assert (one.last.low, one.last.high) == wilson(0.4, 100)
-    assert all(estimate.low is None for estimate in validations(lines, "math"))
+    assert one.last.interval == wilson(0.4, 100)
+    assert all(estimate.interval is None for estimate in validations(lines, "math"))
 
 
 def test_a_source_that_lost_everything_is_named_with_what_it_lacks() -> None:
@@ -127,7 +127,7 @@ def test_without_two_validations_the_first_and_last_steps_of_training_are_compar
     assert (one.first.mean, one.last.mean) == pytest.approx((0.15, 0.6))
     # half of Student's interval for nine degrees of freedom
     half = 2.26 * 0.05 * sqrt(10 / 9) / sqrt(10)
-    assert (one.first.low, one.first.high) == pytest.approx((0.15 - half, 0.15 + half))
+    assert one.first.interval == pytest.approx((0.15 - half, 0.15 + half))
     assert one.verdict == "improved"
 
 
@@ -147,7 +147,8 @@ def test_a_reward_band_is_the_interval_of_the_mean_of_its_window() -> None:
     band = reward_band(lines, "math", over=2)
 
     assert [point.mean for point in band] == pytest.approx([0.2, 0.3, 0.5])
-    assert band[2].high - band[2].mean == pytest.approx(0.3 / sqrt(2))
+    half = 0.3 / sqrt(2)
+    assert band[2].interval == pytest.approx((band[2].mean - half, band[2].mean + half))
     assert reward_band(trained([0.2]), "math") == []
 
 
@@ -162,10 +163,11 @@ def test_few_or_equal_steps_tell_no_interval_but_the_one_that_groups_give(
     (known,) = improvements(trained(rewards, **{"mixed/math/reward/ci95": 0.3}))
 
     assert flat.verdict == "interval unknown"
-    assert one.verdict == "interval unknown" and one.first.low is None
+    assert one.verdict == "interval unknown" and one.first.interval is None
     half = 0.3 / sqrt(len(rewards) // 2)
-    assert known.first.low == pytest.approx(known.first.mean - half)
-    assert known.high is not None and known.high > known.change
+    assert known.first.interval is not None and known.interval is not None
+    assert known.first.interval[0] == pytest.approx(known.first.mean - half)
+    assert known.interval[1] > known.change
 
 
 def test_a_pass_rate_band_counts_each_judged_group_once_and_weights_steps_by_them() -> None:
@@ -176,9 +178,9 @@ def test_a_pass_rate_band_counts_each_judged_group_once_and_weights_steps_by_the
 
     band = pass_rate_band(lines, "math", over=5)
 
-    assert (band[0].low, band[0].high) == wilson(0.25, 6)
+    assert band[0].interval == wilson(0.25, 6)
     assert band[1].mean == pytest.approx(0.375)
-    assert (band[1].low, band[1].high) == wilson(0.375, 8)
+    assert band[1].interval == wilson(0.375, 8)
 
 
 def test_where_judged_groups_are_not_logged_lost_trajectories_take_groups_away() -> None:
@@ -191,4 +193,4 @@ def test_where_judged_groups_are_not_logged_lost_trajectories_take_groups_away()
 
     (point,) = pass_rate_band(trained([0.5], **metrics), "math")
 
-    assert (point.low, point.high) == wilson(0.5, 12.5)
+    assert point.interval == wilson(0.5, 12.5)

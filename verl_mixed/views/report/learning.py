@@ -1,9 +1,9 @@
 """Sections on learning: rewards, lengths, the optimizer step, all numbers per source. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from verl_mixed.views.estimates import BandPoint, pass_rate_band, reward_band, validations
+from verl_mixed.views.estimates import Estimate, pass_rate_band, reward_band, validations
 from verl_mixed.views.progress import Line, series
 from verl_mixed.views.report.charts import Band, Curve, Panel
 from verl_mixed.views.report.panels import (
@@ -24,8 +24,8 @@ def rewards(run: Run) -> Section:
     return Section(
         title="Reward",
         panels=drawn(
-            with_band(run, "Training reward", "reward/mean", reward_band),
-            with_band(run, "Solved in training, share", "pass_rate", pass_rate_band),
+            _with_band(run, "Training reward", "reward/mean", reward_band),
+            _with_band(run, "Solved in training, share", "pass_rate", pass_rate_band),
             _validation(run, "Validation reward", "reward/mean"),
             _validation(run, "Solved in validation, share", "pass_rate"),
         ),
@@ -128,31 +128,30 @@ def facts(run: Run) -> Section:
     )
 
 
-def with_band(
+def _with_band(
     run: Run,
     title: str,
     metric: str,
-    band: Callable[[Sequence[Line], str], list[BandPoint]],
+    estimates_of: Callable[[Sequence[Line], str], list[Estimate]],
 ) -> Panel:
-    bands = [
-        Band(points=[(p.step, p.low, p.high) for p in band(run.lines, source)], color=i)
-        for i, source in enumerate(run.sources)
-    ]
-    panel = per_source(run, title, metric)
-    return Panel(title=title, curves=panel.curves, bands=[b for b in bands if b.points])
+    estimates = {source: estimates_of(run.lines, source) for source in run.sources}
+    curves = per_source(run, title, metric).curves
+    return Panel(title=title, curves=curves, bands=_bands(estimates))
 
 
 def _validation(run: Run, title: str, metric: Literal["reward/mean", "pass_rate"]) -> Panel:
-    curves, bands = [], []
-    for i, source in enumerate(run.sources):
-        found = validations(run.lines, source, metric)
-        points = [(one.steps[0], one.mean) for one in found]
-        curves.append(Curve(name=source, points=points, color=i, dots=True))
-        ends = [
-            (one.steps[0], one.low, one.high)
-            for one in found
-            if one.low is not None and one.high is not None
-        ]
-        if ends:
-            bands.append(Band(points=ends, color=i))
-    return Panel(title=title, curves=curves, bands=bands, ceiling=1.0)
+    estimates = {source: validations(run.lines, source, metric) for source in run.sources}
+    curves = [
+        Curve(name=source, points=[(one.steps[0], one.mean) for one in own], color=i, dots=True)
+        for i, (source, own) in enumerate(estimates.items())
+    ]
+    return Panel(title=title, curves=curves, bands=_bands(estimates), ceiling=1.0)
+
+
+def _bands(estimates: Mapping[str, Sequence[Estimate]]) -> list[Band]:
+    """A band for each source whose estimates have intervals."""
+    points = [
+        [(one.steps[1], *one.interval) for one in own if one.interval is not None]
+        for own in estimates.values()
+    ]
+    return [Band(points=own, color=i) for i, own in enumerate(points) if own]

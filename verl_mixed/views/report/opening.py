@@ -46,9 +46,10 @@ def steps_of(estimate: Estimate) -> str:
 
 def interval(estimate: Estimate) -> str:
     """The 95 % interval of an estimate as `[0.31, 0.42]`; empty where it is unknown."""
-    if estimate.low is None or estimate.high is None:
+    if estimate.interval is None:
         return ""
-    return f"[{estimate.low:.2f}, {estimate.high:.2f}]"
+    low, high = estimate.interval
+    return f"[{low:.2f}, {high:.2f}]"
 
 
 def chart_of_rewards(sections: Sequence[Section]) -> Panel | None:
