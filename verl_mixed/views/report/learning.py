@@ -10,6 +10,7 @@ from verl_mixed.views.report.panels import (
     MOST_FAINT,
     NOTHING_YET,
     Section,
+    colored,
     drawn,
     per_source,
     shares,
@@ -42,19 +43,15 @@ def rewards(run: Run) -> Section:
 def reward_parts(run: Run) -> Section:
     """The parts of which each source's reward is made."""
     panels = []
-    metrics: set[str] = set().union(*(line["metrics"] for line in run.trained))
+    metrics: list[str] = sorted(set().union(*(line["metrics"] for line in run.trained)))
     for source in run.sources:
         prefix = f"mixed/{source}/reward_parts/"
-        names = sorted(name for name in metrics if name.startswith(prefix))
-        curves = [
-            Curve(
-                name=name.removeprefix(prefix),
-                points=moving_average(series(run.trained, name)),
-                color=i,
-            )
-            for i, name in enumerate(names)
-        ]
-        panels.append(Panel(title=f"Reward parts of {source}", curves=curves))
+        parts = {
+            name.removeprefix(prefix): moving_average(series(run.trained, name))
+            for name in metrics
+            if name.startswith(prefix)
+        }
+        panels.append(Panel(title=f"Reward parts of {source}", curves=colored(parts)))
     return Section(
         title="Reward parts",
         panels=drawn(*panels),
@@ -111,11 +108,8 @@ def facts(run: Run) -> Section:
     """Every number per source: mean of the first steps and mean of the last."""
     found = source_table(run.lines)
     rows = [
-        [
-            SOURCE_FACTS[fact],
-            *(by_source.get(source, "") for source in run.sources),
-        ]
-        for fact, by_source in found.items()
+        [SOURCE_FACTS[fact], *(means.get(source, "") for source in run.sources)]
+        for fact, means in found.items()
     ]
     return Section(
         title="All numbers per source",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from verl_mixed.views.progress import Line, series
 from verl_mixed.views.report.charts import Curve, Panel
-from verl_mixed.views.report.panels import Section, drawn, per_source
+from verl_mixed.views.report.panels import Section, by_source, colored, drawn, per_source
 from verl_mixed.views.report.runs import Run
 from verl_mixed.views.report.tables import Table
 from verl_mixed.views.summary import (
@@ -30,15 +30,8 @@ def tools(run: Run) -> Section:
     names = tools_of(lines)
 
     def per_tool(title: str, metric: str) -> Panel:
-        return Panel(
-            title=title,
-            curves=[
-                Curve(
-                    name=name, points=series(run.trained, f"mixed/tools/{name}/{metric}"), color=i
-                )
-                for i, name in enumerate(names)
-            ],
-        )
+        points = {name: series(run.trained, f"mixed/tools/{name}/{metric}") for name in names}
+        return Panel(title=title, curves=colored(points))
 
     tables = [
         Table(
@@ -85,19 +78,9 @@ def limiter(run: Run) -> Section:
         return Panel(title=title, curves=[curve], ceiling=ceiling)
 
     def gained(title: str, metric: str) -> Panel:
-        return Panel(
-            title=title,
-            curves=[
-                Curve(
-                    name=source,
-                    points=increments(
-                        series(run.trained, f"mixed/{source}/limiter/{metric}"), run.restarts
-                    ),
-                    color=i,
-                )
-                for i, source in enumerate(run.sources)
-            ],
-        )
+        counters = by_source(run, f"limiter/{metric}")
+        gains = {source: increments(own, run.restarts) for source, own in counters.items()}
+        return Panel(title=title, curves=colored(gains))
 
     return Section(
         title="Rate limiter",

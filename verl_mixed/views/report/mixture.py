@@ -6,7 +6,7 @@ from itertools import chain
 from verl_mixed.views.mixture_rows import RatioRow, evictions, missing_steps
 from verl_mixed.views.progress import series
 from verl_mixed.views.report.charts import Curve, Panel
-from verl_mixed.views.report.panels import NOTHING_YET, Section, drawn
+from verl_mixed.views.report.panels import NOTHING_YET, Section, colored, drawn
 from verl_mixed.views.report.runs import Run
 from verl_mixed.views.report.tables import Table
 from verl_mixed.views.report.text import number
@@ -20,10 +20,7 @@ def mixture(run: Run) -> Section:
     """Prompts planned and prompts trained."""
     rows = run.mixture
     names = sorted({name for row in rows for name in row.trained})
-    counts = [
-        Curve(name=name, points=[(r.step, r.trained.get(name, 0)) for r in rows], color=i)
-        for i, name in enumerate(names)
-    ]
+    counts = {name: [(row.step, row.trained.get(name, 0)) for row in rows] for name in names}
     errors = [
         Curve(name="this step", points=[(row.step, row.error) for row in rows], color=4),
         Curve(
@@ -35,7 +32,7 @@ def mixture(run: Run) -> Section:
     return Section(
         title="Mixture",
         panels=drawn(
-            Panel(title="Prompts trained per step", curves=counts),
+            Panel(title="Prompts trained per step", curves=colored(counts)),
             Panel(title="Off the plan, prompts (largest of any source)", curves=errors, ceiling=1),
         ),
         tables=[_totals(rows, names), _each_step(rows, names)] if rows else (),

@@ -1,13 +1,13 @@
 """A section of the report, and the charts that most sections draw. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from verl_mixed.views.progress import series
 from verl_mixed.views.report.charts import Curve, Panel
 from verl_mixed.views.report.runs import Run
 from verl_mixed.views.report.tables import Table
-from verl_mixed.views.summary import moving_average
+from verl_mixed.views.summary import Points, moving_average
 
 MOST_FAINT = 4
 """With up to this number of sources, each step is drawn behind the averages. With more sources,
@@ -28,6 +28,16 @@ class Section:
     """The sentence of a section that has neither panel nor table."""
 
 
+def colored(points: Mapping[str, Points]) -> list[Curve]:
+    """A curve for each name, each in its own colour."""
+    return [Curve(name=name, points=own, color=i) for i, (name, own) in enumerate(points.items())]
+
+
+def by_source(run: Run, metric: str) -> dict[str, Points]:
+    """Source -> the points of its metric in each trained step."""
+    return {source: series(run.trained, f"mixed/{source}/{metric}") for source in run.sources}
+
+
 def drawn(*panels: Panel) -> list[Panel]:
     return [panel for panel in panels if not panel.is_empty]
 
@@ -35,8 +45,7 @@ def drawn(*panels: Panel) -> list[Panel]:
 def per_source(run: Run, title: str, metric: str) -> Panel:
     """The moving average of each source; with few sources, each step is drawn faint behind it."""
     curves: list[Curve] = []
-    for i, source in enumerate(run.sources):
-        points = series(run.trained, f"mixed/{source}/{metric}")
+    for i, (source, points) in enumerate(by_source(run, metric).items()):
         if len(run.sources) <= MOST_FAINT:
             curves.append(Curve(name=source, points=points, color=i, faint=True))
         curves.append(Curve(name=source, points=moving_average(points), color=i))
@@ -44,11 +53,4 @@ def per_source(run: Run, title: str, metric: str) -> Panel:
 
 
 def shares(run: Run, title: str, metric: str) -> Panel:
-    return Panel(
-        title=title,
-        layers=[
-            Curve(name=source, points=series(run.trained, f"mixed/{source}/{metric}"), color=i)
-            for i, source in enumerate(run.sources)
-        ],
-        ceiling=1.0,
-    )
+    return Panel(title=title, layers=colored(by_source(run, metric)), ceiling=1.0)
