@@ -71,17 +71,6 @@ AFTER_STEP = "testing"
 """The phase that `timing_s/step` does not include."""
 
 
-# --- one series ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
-    """Summary of the last points of a series."""
-
-    mean: float
-    latest: float
-
-
 def windows(points: Sequence[_Point], over: int = AVERAGE_OVER) -> Iterator[Sequence[_Point]]:
     """For each point, a window of at most `over` points that ends with it."""
     return (points[max(0, end - over) : end] for end in range(1, len(points) + 1))
@@ -94,18 +83,9 @@ def moving_average(points: Points, over: int = AVERAGE_OVER) -> list[tuple[int, 
     ]
 
 
-def summary(points: Points, over: int = AVERAGE_OVER) -> Summary | None:
-    """Summary of the last `over` points; None without a point."""
-    values = [value for _, value in points[-over:]]
-    return Summary(mean=fmean(values), latest=values[-1]) if values else None
-
-
-def summaries(
-    lines: Sequence[Line], names: Iterable[str], over: int = AVERAGE_OVER
-) -> dict[str, Summary]:
-    """Metric -> summary of the last `over` steps that logged it; no entry if no step did."""
-    by_name = {name: summary(series(lines, name), over) for name in names}
-    return {name: one for name, one in by_name.items() if one is not None}
+def mean_of_last(points: Points, over: int = AVERAGE_OVER) -> float | None:
+    """Mean of the last `over` points; None without a point."""
+    return fmean(value for _, value in points[-over:]) if points else None
 
 
 def increments(points: Points, restarts: Collection[int] = ()) -> list[tuple[int, float]]:
@@ -192,9 +172,6 @@ def source_table(
     return table
 
 
-# --- tools --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRow:
     """One tool over some steps."""
@@ -248,9 +225,6 @@ def tool_rows(lines: Sequence[Line], source: str | None = None) -> list[ToolRow]
             )
         )
     return rows
-
-
-# --- time ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,13 +286,12 @@ def _inside_generation(lines: Sequence[Line]) -> tuple[float | None, float | Non
         for source in sources_of([line]):
             prefix = f"mixed/{source}"
             weight = metrics.get(f"{prefix}/trajectories", metrics.get(f"{prefix}/count", 0.0))
-            if (
-                f"{prefix}/generate_s/mean" not in metrics
-                or f"{prefix}/tools_s/mean" not in metrics
-            ):
+            own_model_s = metrics.get(f"{prefix}/generate_s/mean")
+            own_tools_s = metrics.get(f"{prefix}/tools_s/mean")
+            if own_model_s is None or own_tools_s is None:
                 continue
-            model_s += weight * metrics[f"{prefix}/generate_s/mean"]
-            tools_s += weight * metrics[f"{prefix}/tools_s/mean"]
+            model_s += weight * own_model_s
+            tools_s += weight * own_tools_s
             calls = weight * metrics.get(f"{prefix}/tool_calls/mean", 0.0)
             wait_s += calls * metrics.get(f"{prefix}/limiter_wait_s/mean", 0.0)
     total_s = model_s + tools_s

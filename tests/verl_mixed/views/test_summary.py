@@ -14,12 +14,11 @@ from verl_mixed.views.summary import (
     in_buckets,
     increments,
     limits_of,
+    mean_of_last,
     moving_average,
     phase_means,
     restarts_of,
     source_table,
-    summaries,
-    summary,
     tool_rows,
     tools_of,
 )
@@ -50,26 +49,19 @@ def test_a_moving_average_is_the_mean_of_each_window_and_looks_back_only(
 
 
 @given(values=VALUES.filter(bool), over=st.integers(1, 80))
-def test_a_summary_is_of_the_last_points(values: list[float], over: int) -> None:
+def test_the_mean_of_the_last_points_lies_between_them(values: list[float], over: int) -> None:
     last = values[-over:]
 
-    result = summary(points_of(values), over)
+    mean = mean_of_last(points_of(values), over)
 
-    assert result is not None
-    assert result.latest == values[-1]
-    assert result.mean == pytest.approx(fmean(last))
+    assert mean is not None
+    assert mean == pytest.approx(fmean(last))
     slack = 1e-9 * max(map(abs, last))  # a mean of equal floats may be off by one bit
-    assert min(last) - slack <= result.mean <= max(last) + slack
+    assert min(last) - slack <= mean <= max(last) + slack
 
 
-def test_no_point_has_no_summary_and_a_metric_never_logged_is_left_out() -> None:
-    lines = lines_of({"a": 1.0}, {"a": 3.0, "b": 5.0}, {"a": 7.0})
-
-    result = summaries(lines, ("a", "b", "c"), over=2)
-
-    assert summary([]) is None
-    assert result.keys() == {"a", "b"}
-    assert (result["a"].mean, result["b"].latest) == (5.0, 5.0)
+def test_no_point_has_no_mean() -> None:
+    assert mean_of_last([]) is None
 
 
 @given(gains=st.lists(st.integers(0, 1000), max_size=40), reset=st.integers(0, 40))

@@ -7,7 +7,7 @@ from verl_mixed.views.report.charts import Curve, Panel
 from verl_mixed.views.report.panels import Section
 from verl_mixed.views.report.runs import Run
 from verl_mixed.views.report.tables import Table
-from verl_mixed.views.summary import AVERAGE_OVER, SOURCE_FACTS, moving_average, summaries
+from verl_mixed.views.summary import AVERAGE_OVER, SOURCE_FACTS, mean_of_last, moving_average
 
 _OF_ALL = {
     "timing_s/step": "seconds a step",
@@ -79,13 +79,18 @@ def _last_values(runs: Sequence[Run], sources: Sequence[str]) -> Table:
         for source in sources
         for fact, text in SOURCE_FACTS.items()
     } | _OF_ALL
-    newest = [summaries(run.lines, validated, over=1) for run in runs]
-    means = [summaries(run.trained, averaged) for run in runs]
     rows: list[list[object]] = [
         ["last step", *(max((line["step"] for line in run.lines), default=0) for run in runs)]
     ]
-    for metrics, found in ((validated, newest), (averaged, means)):
-        for metric, text in metrics.items():
-            if any(metric in own for own in found):
-                rows.append([text, *(own[metric].mean if metric in own else "" for own in found)])
+    points = [
+        *(
+            (text, [series(run.lines, name)[-1:] for run in runs])
+            for name, text in validated.items()
+        ),
+        *((text, [series(run.trained, name) for run in runs]) for name, text in averaged.items()),
+    ]
+    for text, of_runs in points:
+        if any(of_runs):
+            means = [mean_of_last(own) for own in of_runs]
+            rows.append([text, *("" if mean is None else mean for mean in means)])
     return Table(head=("", *(run.name for run in runs)), rows=rows)

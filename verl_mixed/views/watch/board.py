@@ -17,11 +17,10 @@ from verl_mixed.views.progress import (
 from verl_mixed.views.summary import (
     Limits,
     Points,
-    Summary,
     ToolRow,
     in_buckets,
     limits_of,
-    summary,
+    mean_of_last,
     tool_rows,
 )
 
@@ -37,8 +36,11 @@ class SourceRow:
     rewards: list[tuple[int, float]]
     """(step, mean reward) of at most `MOST_POINTS` spans of equally many steps."""
 
-    recent: Summary | None
-    """Mean rewards of the last steps."""
+    latest: float | None
+    """Mean reward of the newest step."""
+
+    recent: float | None
+    """Mean reward of the last `AVERAGE_OVER` steps."""
 
     improvement: Improvement | None
     validation: float | None
@@ -132,7 +134,8 @@ def _source_row(
     return SourceRow(
         source=source,
         rewards=means_of(rewards, MOST_POINTS),
-        recent=summary(rewards),
+        latest=rewards[-1][1] if rewards else None,
+        recent=mean_of_last(rewards),
         improvement=improvement,
         validation=validations[-1][1] if validations else None,
         count=metrics.get(f"mixed/{source}/count"),

@@ -174,12 +174,11 @@ class _Drawing:
             most=min(_MOST_SPARKS, longest),
             align="left",
         )
-        recent = [row.recent for row in rows]
         columns = [
             column("source", 100, [Text(self._name(row.source)) for row in rows], "left"),
             sparks,
-            column("last", 90, [_number(each and each.latest) for each in recent]),
-            column(f"mean of {AVERAGE_OVER}", 60, [_number(each and each.mean) for each in recent]),
+            column("last", 90, [_number(row.latest) for row in rows]),
+            column(f"mean of {AVERAGE_OVER}", 60, [_number(row.recent) for row in rows]),
             column(
                 "since 1st val" if is_validated else "change",
                 80,
