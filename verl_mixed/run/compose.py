@@ -22,7 +22,6 @@ from verl_mixed.run.settings import VARIABLES
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 CONFIG_NAME = "mixed_dataset_grpo"
 
-
 REQUIRED: Mapping[str, str] = {
     "data.train_files": "~/data/rlhf/gsm8k/train.parquet",
     "data.val_files": "~/data/rlhf/gsm8k/test.parquet",
@@ -40,12 +39,11 @@ def verl_folder() -> Path:
     """
     spec = importlib.util.find_spec("verl")
     if spec is None or spec.origin is None:
-        raise ConfigError(
-            [
-                "verl is not installed in this Python; in a checkout, start run_mixed_training.sh "
-                "once, else install the project with its dependencies"
-            ]
+        problem = (
+            "verl is not installed in this Python; in a checkout, start run_mixed_training.sh "
+            "once, else install the project with its dependencies"
         )
+        raise ConfigError([problem])
     return Path(spec.origin).parent
 
 
@@ -73,13 +71,14 @@ def _with_search_path(overrides: Sequence[str]) -> list[str]:
     """The overrides with all their search paths joined into one, which ends with verl's folder."""
     key = "hydra.searchpath"
     parser = OverridesParser.create()
-    folders: list[Any] = []
+    folders, others = list[str](), list[str]()
     for override in overrides:
         if override.startswith(f"{key}="):
-            folders += cast(list[Any], parser.parse_override(override).value())
+            folders += map(str, cast(list[Any], parser.parse_override(override).value()))
+        else:
+            others.append(override)
     folders.append(f"file://{verl_folder() / 'trainer' / 'config'}")
-    others = [override for override in overrides if not override.startswith(f"{key}=")]
-    return [f"{key}={[str(folder) for folder in folders]}", *others]
+    return [f"{key}={folders}", *others]
 
 
 def unset_keys(config: Mapping[str, Any]) -> set[str]:
@@ -97,9 +96,7 @@ def unset_problems(config: Mapping[str, Any]) -> list[str]:
 def resolve(config: DictConfig, *, complete: bool = True) -> dict[str, Any]:
     """The config as plain containers, every interpolation replaced.
 
-    Args:
-        config: the composed config.
-        complete: whether keys of `REQUIRED` must have a value.
+    With `complete`, the keys of `REQUIRED` must have a value.
 
     Raises:
         ConfigError: values are missing, or an interpolation leads nowhere.

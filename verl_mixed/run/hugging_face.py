@@ -36,11 +36,7 @@ def write_errors(output: Path) -> Generator[None]:
 
 
 def read_model(actor: Path, dtype: DType) -> "tuple[PreTrainedModel, dict[str, Tensor]]":
-    """The model of a checkpoint's actor, without weights, and its weights.
-
-    Args:
-        actor: folder `actor` of a whole checkpoint.
-        dtype: type of the weights.
+    """The model of a whole checkpoint's folder `actor`, without weights, and its weights.
 
     Raises:
         OSError: a file cannot be read.
@@ -59,13 +55,9 @@ def read_model(actor: Path, dtype: DType) -> "tuple[PreTrainedModel, dict[str, T
 def write_model(
     model: "PreTrainedModel", weights: "dict[str, Tensor]", described: Path, folder: Path
 ) -> None:
-    """Write a model and its tokenizer into a folder. This empties `weights`.
+    """Write a model and its tokenizer into an existing folder. This empties `weights`.
 
-    Args:
-        model: the model without weights.
-        weights: name -> weight.
-        described: folder with the model's config and tokenizer.
-        folder: an existing folder.
+    `described` is the folder with the model's config and tokenizer.
     """
     from transformers.utils.logging import disable_progress_bar
 
@@ -81,11 +73,7 @@ def write_model(
 
 
 def _model(described: Path, dtype: Any) -> "PreTrainedModel":
-    """The model that a config describes, without weights.
-
-    Raises:
-        ValueError: transformers cannot make it.
-    """
+    """The model that a config describes, without weights."""
     import torch
     import transformers
 
@@ -166,9 +154,6 @@ def _whole(parts: Sequence[Any]) -> "Tensor":
 
     FSDP2 gives each rank a slice along one dimension; the slices of the last ranks may be shorter
     or empty. With HSDP, each row of the device mesh has all slices.
-
-    Raises:
-        ValueError: the parts are of another kind, or do not make up the whole.
     """
     import torch
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -195,11 +180,7 @@ def _whole(parts: Sequence[Any]) -> "Tensor":
 
 
 def _untie(model: "PreTrainedModel", weights: "dict[str, Tensor]") -> None:
-    """Remove all but one of the tied weights, as Hugging Face does.
-
-    Raises:
-        ValueError: tied weights are not equal.
-    """
+    """Remove all but one of the tied weights, as Hugging Face does."""
     import torch
 
     for name, source in (model.all_tied_weights_keys or {}).items():
@@ -210,11 +191,7 @@ def _untie(model: "PreTrainedModel", weights: "dict[str, Tensor]") -> None:
 
 
 def _compare(model: "PreTrainedModel", weights: "Mapping[str, Tensor]", actor: Path) -> None:
-    """Compare names and shapes of the weights with the model.
-
-    Raises:
-        ValueError: a weight is missing, unknown or of another shape.
-    """
+    """Raise ValueError if names or shapes of the weights are not those of the model."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in model.all_tied_weights_keys or {}:
         wanted.pop(name, None)

@@ -48,11 +48,7 @@ class RunFacts:
 
 
 def facts(arguments: Sequence[str], environ: Mapping[str, str]) -> RunFacts:
-    """The facts of the run that settings describe; the run need not exist.
-
-    Args:
-        arguments: Hydra overrides of the command line.
-        environ: environment with the settings of the scripts.
+    """The facts of the run that overrides and settings describe; the run need not exist.
 
     Raises:
         ConfigError: settings, overrides or config files are wrong.
@@ -97,11 +93,6 @@ def display_name(config: DictConfig, overrides: Sequence[str], *, is_demo: bool 
 
     Otherwise model, agents, algorithm, learning rate, batch and KL coefficient, such as
     `demo-taco+nq+math-state_masked_grpo-lr0.0005-bs20x8-kl0`.
-
-    Args:
-        config: the composed config.
-        overrides: the overrides that it was composed with.
-        is_demo: whether the model is the demo's.
     """
     if any(each.partition("=")[0].lstrip("+") == "mixed.experiment" for each in overrides):
         return config.mixed.experiment

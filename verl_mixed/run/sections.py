@@ -13,16 +13,7 @@ S = TypeVar("S", bound=Section)
 
 
 def section_of(section: type[S], values: Any, path: str) -> tuple[S | None, list[str]]:
-    """A section of the run config.
-
-    Args:
-        section: the model to build.
-        values: the subtree as plain containers.
-        path: key of the section in the run config.
-
-    Returns:
-        The section, None if it has mistakes; and the mistakes.
-    """
+    """The section at a key of the run config, None if it has mistakes; and the mistakes."""
     try:
         return load_section(section, values, path), []
     except ConfigError as error:
@@ -37,12 +28,11 @@ def named_sources(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def sound_sources(config: Mapping[str, Any]) -> dict[str, SourceConfig]:
     """The sources whose own settings have no mistakes."""
-    sources: dict[str, SourceConfig] = {}
-    for name, values in named_sources(config).items():
-        source, _ = section_of(SourceConfig, values, f"mixed.sources.{name}")
-        if source is not None:
-            sources[name] = source
-    return sources
+    sources = {
+        name: section_of(SourceConfig, values, f"mixed.sources.{name}")[0]
+        for name, values in named_sources(config).items()
+    }
+    return {name: source for name, source in sources.items() if source is not None}
 
 
 def agent_loops(config: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]] | None, list[str]]:

@@ -104,11 +104,7 @@ def override_key(override: str) -> str:
 
 
 def overrides_from(environ: Mapping[str, str], given: Sequence[str] = ()) -> list[str]:
-    """Hydra overrides: those of the variables that are set, then those of the command line.
-
-    Args:
-        environ: the environment.
-        given: overrides of the command line.
+    """Hydra overrides: those of the variables that are set, then those `given` on the command line.
 
     Raises:
         ConfigError: variables with a wrong text, a line each.

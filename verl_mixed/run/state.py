@@ -72,11 +72,7 @@ class Holder:
 
 
 class RunFolder:
-    """`runs/<experiment>/`.
-
-    Args:
-        path: the folder; made by `claim`.
-    """
+    """`runs/<experiment>/`, which `claim` makes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()

@@ -10,9 +10,7 @@ ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 def printable(text: str, *, ascii_only: bool = False) -> str:
     """The text without characters that act on a terminal: control characters become spaces.
 
-    Args:
-        text: anything.
-        ascii_only: replace characters outside of ASCII by `?`.
+    With `ascii_only`, characters outside of ASCII become `?`.
     """
     text = "".join(c if c.isprintable() else " " for c in text)
     return text.encode("ascii", "replace").decode("ascii") if ascii_only else text
@@ -35,12 +33,6 @@ def clock(seconds: float | None) -> str:
 
 
 def passed_over_words(count: int) -> str:
-    """A warning that lines of `metrics.jsonl` are damaged and were left out.
-
-    Args:
-        count: complete lines that are not valid; above 0.
-    """
-    lines = (
-        "1 line cannot be read and was" if count == 1 else f"{count} lines cannot be read and were"
-    )
-    return f"metrics.jsonl: {lines} passed over"
+    """A warning that `count` complete lines of `metrics.jsonl` are not valid and were left out."""
+    lines, were = ("line", "was") if count == 1 else ("lines", "were")
+    return f"metrics.jsonl: {count} {lines} cannot be read and {were} passed over"

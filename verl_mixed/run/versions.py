@@ -21,34 +21,20 @@ SYNCED = ".synced_commit"
 
 
 def commit_of(repository: Path = REPOSITORY) -> str | None:
-    """The commit of a checkout or of a synced copy, with `-dirty` if files differ from the commit.
+    """The commit of a checkout or of a synced copy; None: not known.
 
-    Returns:
-        None if the commit is unknown.
+    It ends with `-dirty` if files differ from the commit.
     """
     synced = repository / SYNCED
     if synced.is_file():
         return " ".join(synced.read_text().split()) or None
-    if not (
-        repository / ".git"
-    ).exists():  # the checkout around an installed copy may be another project
+    # without a .git here, the checkout around an installed copy may be another project
+    if not (repository / ".git").exists():
         return None
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         done = subprocess.run(
-            [
-                "git",
-                "-C",
-                str(repository),
-                "describe",
-                "--always",
-                "--dirty",
-                "--abbrev=40",
-                "--exclude=*",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
+            describe, cwd=repository, capture_output=True, text=True, timeout=20, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -56,30 +42,19 @@ def commit_of(repository: Path = REPOSITORY) -> str | None:
 
 
 def versions_now(nodes: Sequence[str]) -> dict[str, Any]:
-    """One line of `versions.jsonl`.
-
-    Args:
-        nodes: addresses of the cluster's nodes; empty on one machine.
-    """
+    """One line of `versions.jsonl`; `nodes` are addresses, and empty on one machine."""
+    packages = {"python": platform.python_version(), PROJECT: version_of(PROJECT), **versions()}
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "commit": commit_of(),
         "host": socket.gethostname(),
         "nodes": list(nodes),
-        "packages": {
-            "python": platform.python_version(),
-            PROJECT: version_of(PROJECT),
-            **versions(),
-        },
+        "packages": packages,
     }
 
 
 def note(path: Path, line: Mapping[str, Any]) -> list[str]:
-    """Add a line to `versions.jsonl`.
-
-    Returns:
-        The differences from the previous line, as `name: old -> new`.
-    """
+    """Add a line to `versions.jsonl`; returns its differences from the last, `name: old -> new`."""
     before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
