@@ -45,7 +45,7 @@ def show(
     """Print a limiter.
 
     Args:
-        path: the state file, or a run's folder.
+        path: the state file, or the run's folder.
         as_json: print a JSON object on one line instead of the table.
         watch: print again every second, until interrupted.
         anew: reset the limiter first.
@@ -90,7 +90,7 @@ def _print_all(take: Callable[[], Snapshot], as_json: bool, watch: bool) -> None
         _every_second(lambda: _print(take(), as_json), lambda text: print(text, file=sys.stderr))
     else:
         with Live(refresh_per_second=4) as live:
-            _every_second(lambda: live.update(table_of(take())), live.update)
+            _every_second(lambda: live.update(_table(take())), live.update)
 
 
 def _every_second(act: Callable[[], object], write: Callable[[str], object]) -> None:
@@ -106,23 +106,15 @@ def _every_second(act: Callable[[], object], write: Callable[[str], object]) -> 
 
 
 def _print(snapshot: Snapshot, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(as_dict(snapshot)), flush=True)
-    else:
-        Console().print(table_of(snapshot))
+    if not as_json:
+        Console().print(_table(snapshot))
+        return
+    sums = {"waiting": snapshot.waiting, "waited_s": snapshot.waited_s}
+    values = {**asdict(snapshot), **sums, "wait_bounds_s": WAIT_BOUNDS_S}
+    print(json.dumps(values), flush=True)
 
 
-def as_dict(snapshot: Snapshot) -> dict[str, object]:
-    """The snapshot and its sums as a JSON object."""
-    return {
-        **asdict(snapshot),
-        "waiting": snapshot.waiting,
-        "waited_s": snapshot.waited_s,
-        "wait_bounds_s": WAIT_BOUNDS_S,
-    }
-
-
-def table_of(snapshot: Snapshot) -> Table:
+def _table(snapshot: Snapshot) -> Table:
     """A row for each source, and one for all."""
     rate = f"{snapshot.per_minute:g} calls a minute, {snapshot.burst} back to back"
     if snapshot.rate_factor < 1:

@@ -40,8 +40,7 @@ def ratio_rows(lines: Sequence[Line], ledger: Sequence[LedgerLine] = ()) -> list
         ValueError: the plan in the ledger cannot be read.
     """
     logged = {line["step"]: line["metrics"] for line in trained(lines)}
-    rows = _ledger_rows(ledger, logged)
-    if rows:
+    if rows := _ledger_rows(ledger, logged):
         return rows
     return [
         RatioRow(
@@ -91,19 +90,19 @@ def _ledger_rows(
     so_far: Counter[str] = Counter()
     for step in sorted(ended):
         plan = [plan for start, plan in plans if start <= step or plan is plans[0][1]][-1]
-        planned, actual = plan.counts(step - 1), counts[step]
+        planned, actual = Counter(plan.counts(step - 1)), counts[step]
         before, after = plan.due((step - 1) * plan.batch_size), plan.due(step * plan.batch_size)
         for source in plan.sources:
             due[source] += after[source] - before[source]
         so_far.update(actual)
-        names = planned.keys() | actual.keys()
+        names = sorted(planned.keys() | actual.keys())
         metrics = logged.get(step, {})
         rows.append(
             RatioRow(
                 step=step,
-                trained={name: actual[name] for name in sorted(names)},
-                planned={name: planned.get(name, 0) for name in sorted(names)},
-                error=max((abs(actual[n] - planned.get(n, 0)) for n in names), default=0),
+                trained={name: actual[name] for name in names},
+                planned={name: planned[name] for name in names},
+                error=max((abs(actual[name] - planned[name]) for name in names), default=0),
                 cumulative=float(max((abs(so_far[n] - due[n]) for n in due), default=0)),
                 logged=all(
                     metrics.get(f"mixed/{name}/count", actual[name]) == actual[name]
@@ -127,5 +126,5 @@ def evictions(
             for reason in ("filtered", "failed", "stale"):
                 points = series(lines, f"mixed/{source}/evicted/{reason}")
                 if total := round(sum(value for _, value in points)):
-                    counts[source][reason] += total
+                    counts[source][reason] = total
     return {source: dict(reasons) for source, reasons in sorted(counts.items())}

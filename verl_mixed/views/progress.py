@@ -5,7 +5,7 @@ and the report use them.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from statistics import median
@@ -63,10 +63,9 @@ def phase_times(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def seconds_left(lines: Sequence[Line], total_steps: int | None) -> float | None:
-    """Seconds to the end, at the median pace of the last ten steps.
+    """Seconds to the end, at the median pace of the last ten steps; None: not known.
 
-    The median, because a run that was stopped for a night has one very long step. None before the
-    second step, and if the last step of the run is not known.
+    The median, because a run that was stopped for a night has one very long step.
     """
     gaps_s = [after["time"] - before["time"] for before, after in pairwise(lines[-11:])]
     if not gaps_s or total_steps is None:
@@ -81,13 +80,14 @@ def warnings_of(lines: Sequence[Line]) -> list[str]:
     """
     metrics = lines[-1]["metrics"] if lines else {}
     warnings = []
+    faults = {
+        "infra_error_rate": "lost to infrastructure",
+        "loop_error_rate": "lost to exceptions of its agent loop",
+    }
     if metrics.get("mixed/state_masking", 1.0) == 0:
         warnings.append("state_masking=false: tool output is in the loss (an ablation)")
     for source in sources_of(lines):
-        for kind, words in (
-            ("infra_error_rate", "lost to infrastructure"),
-            ("loop_error_rate", "lost to exceptions of its agent loop"),
-        ):
+        for kind, words in faults.items():
             if share := metrics.get(f"mixed/{source}/{kind}", 0.0):
                 warnings.append(f"{source}: {share:.1%} of trajectories {words}")
         warnings += [
@@ -118,20 +118,15 @@ def step_line(lines: Sequence[Line], total_steps: int | None) -> str:
     parts = [f"step {line['step']}/{'?' if total_steps is None else total_steps}"]
     if line["step"] > 0:
         parts.append(f"left {clock(seconds_left(lines, total_steps))}")
-    sources = sources_of([line])
-    trained = [
-        f"{source} {metrics[f'mixed/{source}/reward/mean']:.2f} "
-        f"({metrics.get(f'mixed/{source}/count', 0):.0f})"
-        for source in sources
-        if f"mixed/{source}/reward/mean" in metrics
-    ]
+    trained, validated = [], []
+    for source in sources_of([line]):
+        if (reward := metrics.get(f"mixed/{source}/reward/mean")) is not None:
+            count = metrics.get(f"mixed/{source}/count", 0)
+            trained.append(f"{source} {reward:.2f} ({count:.0f})")
+        if (reward := metrics.get(f"mixed/{source}/val/reward/mean")) is not None:
+            validated.append(f"{source} {reward:.2f}")
     if trained:
         parts.append("reward (prompts): " + ", ".join(trained))
-    validated = [
-        f"{source} {metrics[f'mixed/{source}/val/reward/mean']:.2f}"
-        for source in sources
-        if f"mixed/{source}/val/reward/mean" in metrics
-    ]
     if validated:
         parts.append("validation: " + ", ".join(validated))
     times = sorted(phase_times(metrics).items(), key=lambda item: -item[1])[:4]
@@ -155,20 +150,21 @@ def last_error(log: str) -> str | None:
     The driver's own traceback comes first, because Ray puts the cause at its end. An exception of a
     worker (lines with `(name pid=...)` in front) is returned only if the driver has none.
     """
-    lines = [clean_line(line.encode("utf-8", "replace")) for line in log.splitlines()]
-    return driver_error(log) or _last_exception(text for text, speaker, _ in lines if speaker)
+    return driver_error(log) or _last_exception(log, of_driver=False)
 
 
 def driver_error(log: str) -> str | None:
     """The last exception of the driver, which ended the run; a worker's exception does not."""
-    lines = [clean_line(line.encode("utf-8", "replace")) for line in log.splitlines()]
-    return _last_exception(text for text, speaker, _ in lines if not speaker)
+    return _last_exception(log, of_driver=True)
 
 
-def _last_exception(texts: Iterable[str]) -> str | None:
-    """The last exception after the last line that begins a traceback."""
+def _last_exception(log: str, *, of_driver: bool) -> str | None:
+    """The last exception after the last line that begins a traceback, of driver or workers."""
     exception, is_traceback = None, False
-    for text in texts:
+    for line in log.splitlines():
+        text, speaker, _ = clean_line(line.encode("utf-8", "replace"))
+        if bool(speaker) is of_driver:
+            continue
         if text.startswith("Traceback (most recent"):
             exception, is_traceback = None, True
         elif is_traceback and _EXCEPTION.match(text):
