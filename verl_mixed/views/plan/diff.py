@@ -21,7 +21,7 @@ class PlanDiff:
     """Two plans and their difference."""
 
     name: str
-    """File of the other plan."""
+    """File of the other plan, as the output calls it."""
 
     this: PlanReport
     other: PlanReport
@@ -97,18 +97,9 @@ def _files_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def compare(name: str, this: PlanReport, other: PlanReport) -> PlanDiff:
-    """Compare two plans.
-
-    Args:
-        name: how the output calls the other plan.
-    """
-    known = [
-        field
-        for field in this.fingerprint
-        if None not in (this.fingerprint[field], other.fingerprint[field])
-    ]
-    fields = tuple(field for field in known if this.fingerprint[field] != other.fingerprint[field])
-    same = True if len(known) == len(this.fingerprint) else None
-    return PlanDiff(
-        name=name, this=this, other=other, fields=fields, resumable=False if fields else same
-    )
+    """Compare two plans. A value that one of them does not know counts as equal."""
+    pairs = {field: (value, other.fingerprint[field]) for field, value in this.fingerprint.items()}
+    fields = tuple(field for field, (a, b) in pairs.items() if None not in (a, b) and a != b)
+    is_known = all(None not in pair for pair in pairs.values())
+    resumable = False if fields else is_known or None
+    return PlanDiff(name=name, this=this, other=other, fields=fields, resumable=resumable)

@@ -216,9 +216,7 @@ def _ratios(mixed: MixedConfig) -> dict[str, dict[int, float]]:
     }
     totals = [math.fsum(ratios) for ratios in zip(*at_step.values(), strict=True)]
     return {
-        name: {
-            step: ratio / total for step, ratio, total in zip(steps, ratios, totals, strict=True)
-        }
+        name: dict(zip(steps, np.divide(ratios, totals).tolist(), strict=True))
         for name, ratios in at_step.items()
     }
 

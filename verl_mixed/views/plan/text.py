@@ -37,9 +37,7 @@ def describe(report: PlanReport) -> list[str]:
     sources = report.sources
     batches = len(next(iter(sources.values())).counts)
     rows = [["batch", *sources]]
-    rows += [
-        [str(i + 1), *(str(own.counts[i]) for own in sources.values())] for i in range(batches)
-    ]
+    rows += [[str(i + 1), *map(_count_in(i), sources.values())] for i in range(batches)]
     rows += [["total", *(str(sum(own.counts)) for own in sources.values())]]
     if report.rows_unknown is None:
         rows += [["rows", *(str(own.rows) for own in sources.values())]]
@@ -50,7 +48,8 @@ def describe(report: PlanReport) -> list[str]:
     rows += [[label, *map(cell, sources.values())] for label, cell in _CELLS.items()]
     if report.rows_unknown is None:
         rows += [[label, *map(cell, sources.values())] for label, cell in _CELLS_OF_ROWS.items()]
-    return [*_table(rows), *_passes(report), *_left_out(report), *_tool_calls(report)]
+    left_out = [f"left out (ratio 0): {', '.join(report.left_out)}"] if report.left_out else []
+    return [*_table(rows), *_passes(report), *left_out, *_tool_calls(report)]
 
 
 def _or_dash(value: float | None, form: str) -> str:
@@ -81,10 +80,6 @@ def _passes(report: PlanReport) -> list[str]:
         return [f"no source repeats a row within the {report.steps} steps"]
     ends = [f"{name} in step {report.sources[name].exhausted_at_step}" for name in report.exhausted]
     return [f"all rows used, and repeated from then on: {', '.join(ends)}"]
-
-
-def _left_out(report: PlanReport) -> list[str]:
-    return [f"left out (ratio 0): {', '.join(report.left_out)}"] if report.left_out else []
 
 
 def _tool_calls(report: PlanReport) -> list[str]:
@@ -179,13 +174,9 @@ def _verdict(diff: PlanDiff) -> str:
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of a table: the first column aligned left, the others right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            [
-                row[0].ljust(widths[0]),
-                *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)),
-            ]
-        ).rstrip()
-        for row in rows
-    ]
+    first, *widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for label, *cells in rows:
+        aligned = [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+        lines.append("  ".join([label.ljust(first), *aligned]).rstrip())
+    return lines

@@ -122,11 +122,7 @@ def thin(points: Points, buckets: int = BUCKETS) -> list[tuple[int, float]]:
     """Fewer points of a long series: the smallest and the largest of each bucket of steps.
 
     The result is a part of the series, in order, with its first and its last point. No extreme is
-    lost. A series of up to two points a bucket comes back whole.
-
-    Args:
-        points: steps ascending.
-        buckets: equal parts of the step axis, at least 1.
+    lost. A series of up to two points a bucket comes back whole. Steps must ascend.
     """
     if len(points) <= 2 * buckets:
         return list(points)
@@ -160,11 +156,10 @@ def means(points: Points, steps: Sequence[int], buckets: int = BUCKETS) -> list[
 
 def buckets_for(panels: Iterable[Panel]) -> int:
     """Buckets of the step axis with which a page of these panels stays small."""
-    lengths: list[int] = []
+    drawn = 0
     for panel in panels:
-        lengths += [len(curve.points) for curve in panel.curves]
-        lengths += [len(each.points) for each in (*panel.bands, *panel.layers) for _ in range(2)]
-    drawn = sum(min(length, 2 * BUCKETS) for length in lengths)
+        for each in (*panel.curves, *panel.bands, *panel.bands, *panel.layers, *panel.layers):
+            drawn += min(len(each.points), 2 * BUCKETS)
     return max(LEAST_BUCKETS, BUCKETS * MOST_POINTS // max(drawn, MOST_POINTS))
 
 
@@ -217,18 +212,14 @@ def _short(value: float, digits: int) -> float:
     return int(rounded) if rounded.is_integer() else rounded
 
 
-def specification(
-    panel: Panel,
-    axes: Axes | None = None,
-    buckets: int = BUCKETS,
-) -> dict[str, Any]:
+def specification(panel: Panel, axes: Axes | None = None, buckets: int = BUCKETS) -> dict[str, Any]:
     """The part of a Vega-Lite specification that a panel has to itself.
 
     `shared_specification` is the other part. Names from a run are values in the specification,
     never parts of an expression, so that a name cannot be executed.
 
     Args:
-        panel: not empty.
+        panel: the panel.
         axes: of several panels beside each other; None: the panel's own.
         buckets: of the step axis; two points of a curve are drawn for each bucket.
 
@@ -243,6 +234,7 @@ def specification(
     colors: dict[str, str] = {}
 
     def add(name: str, color: int, kind: str, points: Iterable[tuple[float, ...]]) -> None:
+        name = plain(name, LONGEST_NAME)
         colors.setdefault(name, COLORS[color % len(COLORS)])
         dashed = color >= len(COLORS)
         for step, *ends in points:
@@ -250,9 +242,8 @@ def specification(
         series.append({"series": len(series), "curve": name, "kind": kind, "dashed": dashed})
 
     for layer, stretch in _stack(panel.layers, buckets):
-        points = [(step, top, bottom) for step, bottom, top in stretch]
-        add(plain(layer.name, LONGEST_NAME), layer.color, "area", points)
-    named = {curve.color: plain(curve.name, LONGEST_NAME) for curve in panel.curves}
+        add(layer.name, layer.color, "area", [(step, top, low) for step, low, top in stretch])
+    named = {curve.color: curve.name for curve in panel.curves}
     for band in panel.bands:
         points = [(step, high, low) for step, low, high in thin_band(band.points, buckets)]
         add(named.get(band.color, ""), band.color, "band", points)
@@ -260,7 +251,7 @@ def specification(
         points = thin(finite(curve.points), buckets)
         is_dotted = (curve.dots and len(points) <= MOST_DOTS) or len(points) == 1
         kind = "dots" if is_dotted else "faint" if curve.faint else "line"
-        add(plain(curve.name, LONGEST_NAME), curve.color, kind, points)
+        add(curve.name, curve.color, kind, points)
 
     in_legend = dict.fromkeys(
         plain(curve.name, LONGEST_NAME)
@@ -291,8 +282,7 @@ def shared_specification() -> dict[str, Any]:
     """The part of a Vega-Lite specification that all charts of a page have: `chart.json`.
 
     The value nearest to the pointer is shown: the pointer is in the Voronoi cell of a point, and
-    the datum of the cell is that point. Dragging moves the axes, the wheel with Ctrl (or a pinch)
-    zooms, and a double click shows the whole chart again.
+    the datum of the cell is that point.
     """
     return json.loads((TEMPLATES / "chart.json").read_text(encoding="utf-8"))
 
@@ -300,8 +290,7 @@ def shared_specification() -> dict[str, Any]:
 def drawing_scripts() -> str:
     """Vega, Vega-Lite and vega-embed as one script, which defines `window.vegaEmbed`.
 
-    The package needs two seconds of processor time to put the script together, so that it is kept
-    in the user's cache.
+    The package puts the script together in two seconds; the user's cache keeps it.
     """
     name = f"vega-embed-{version('vl-convert-python')}.js"
     with suppress(OSError):
@@ -318,11 +307,7 @@ def drawing_scripts() -> str:
 
 
 def image(groups: Sequence[tuple[str, Sequence[str], Sequence[Panel]]]) -> bytes:
-    """Charts as one PNG on white.
-
-    Args:
-        groups: (title, sentences, panels), one above the other.
-    """
+    """Charts as one PNG on white; groups of (title, sentences, panels), one above the other."""
     import vl_convert
 
     buckets = buckets_for(panel for _, _, panels in groups for panel in panels)
