@@ -282,7 +282,8 @@ def shared_specification() -> dict[str, Any]:
     """The part of a Vega-Lite specification that all charts of a page have: `chart.json`.
 
     The value nearest to the pointer is shown: the pointer is in the Voronoi cell of a point, and
-    the datum of the cell is that point.
+    the datum of the cell is that point. Dragging moves the axes, the wheel with Ctrl (or a pinch)
+    zooms, and a double click shows the whole chart again.
     """
     return json.loads((TEMPLATES / "chart.json").read_text(encoding="utf-8"))
 

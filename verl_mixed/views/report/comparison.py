@@ -1,6 +1,7 @@
 """The section that compares several runs: one colour for each run, the same axes. Pure."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from verl_mixed.views.progress import series
 from verl_mixed.views.report.charts import Curve, Panel
@@ -42,13 +43,15 @@ def comparison(runs: Sequence[Run]) -> Section:
 
 def differing_keys(runs: Sequence[Run]) -> Table:
     """Config keys whose values differ between the runs."""
-    keys = sorted({key for run in runs for key in run.config})
-    rows = [
-        [key, *values]
-        for key in keys
-        if len(set(values := [str(run.config.get(key, "absent")) for run in runs])) > 1
-    ]
+    rows = [[key, *map(str, values)] for key, *values in config_rows(runs)]
+    rows = [row for row in rows if len(set(row[1:])) > 1]
     return Table(head=("key", *(run.name for run in runs)), rows=rows)
+
+
+def config_rows(runs: Sequence[Run]) -> list[list[Any]]:
+    """A row for each config key: the key, and its value in each run."""
+    keys = sorted({key for run in runs for key in run.config})
+    return [[key, *(run.config.get(key, "absent") for run in runs)] for key in keys]
 
 
 def _panel(runs: Sequence[Run], title: str, metric: str, validation: bool = False) -> Panel:

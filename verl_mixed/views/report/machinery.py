@@ -33,22 +33,18 @@ def tools(run: Run) -> Section:
         points = {name: series(run.trained, f"mixed/tools/{name}/{metric}") for name in names}
         return Panel(title=title, curves=colored(points))
 
-    tables = [
-        Table(
-            head=("tool", "source", "calls", "failed", "share", "p50 s", "p95 s", "worst p95 s"),
-            rows=[
-                [
-                    row.tool,
-                    source or "all",
-                    row.calls,
-                    row.failed,
-                    "" if row.error_rate is None else f"{row.error_rate:.2%}",
-                    *("" if s is None else s for s in (row.p50_s, row.p95_s, row.worst_p95_s)),
-                ]
-                for source in (None, *run.sources)
-                for row in tool_rows(lines, source)
-            ],
-        )
+    head = ("tool", "source", "calls", "failed", "share", "p50 s", "p95 s", "worst p95 s")
+    rows = [
+        [
+            row.tool,
+            source or "all",
+            row.calls,
+            row.failed,
+            "" if row.error_rate is None else f"{row.error_rate:.2%}",
+            *("" if s is None else s for s in (row.p50_s, row.p95_s, row.worst_p95_s)),
+        ]
+        for source in (None, *run.sources)
+        for row in tool_rows(lines, source)
     ]
     panels = drawn(
         per_source(run, "Tool calls per trajectory", "tool_calls/mean"),
@@ -64,7 +60,7 @@ def tools(run: Run) -> Section:
     return Section(
         title="Tools",
         panels=panels,
-        tables=tables if names else (),
+        tables=[Table(head=head, rows=rows)] if names else (),
         notes=("p50 and p95 in the table are medians over the steps.",) if names else (),
         missing="No tool has been called.",
     )
@@ -99,27 +95,22 @@ def limiter(run: Run) -> Section:
 def times(run: Run) -> Section:
     """Seconds of each phase of a step."""
     seconds = phase_means(run.timed)
-    layers = phase_layers(run)
     step = Curve(name="step", points=series(run.timed, "timing_s/step"), color=7, faint=True)
     whole = sum(value for _, value in step.points) / max(1, len(run.timed))
+    head = ("phase", "mean seconds a step", "share of the step")
+    rows = [
+        [PHASE_WORDS.get(phase, phase), s, f"{s / whole:.1%}"]
+        for phase, s in seconds.items()
+        if whole
+    ]
     throughput = Curve(name="throughput", points=series(run.timed, "perf/throughput"))
     return Section(
         title="Time",
         panels=drawn(
-            Panel(title="Seconds a step, by phase", layers=layers, curves=[step]),
+            Panel(title="Seconds a step, by phase", layers=phase_layers(run), curves=[step]),
             Panel(title="Tokens per second and GPU", curves=[throughput]),
         ),
-        tables=[
-            Table(
-                head=("phase", "mean seconds a step", "share of the step"),
-                rows=[
-                    [PHASE_WORDS.get(phase, phase), s, f"{s / whole:.1%}"]
-                    for phase, s in seconds.items()
-                ],
-            )
-        ]
-        if seconds and whole
-        else (),
+        tables=[Table(head=head, rows=rows)] if rows else (),
         notes=(
             "The thin line is the step; validation comes on top of it. Phases of an asynchronous "
             "run overlap, so that their sum can exceed the step.",

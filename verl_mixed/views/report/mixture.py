@@ -122,6 +122,7 @@ def given_up(run: Run) -> Section:
     """Prompts that were replaced, by reason."""
     found = evictions(run.lines, run.ledger)
     reasons = list(dict.fromkeys(chain.from_iterable(found.values())))
+    rows = [[source, *(own.get(each, 0) for each in reasons)] for source, own in found.items()]
     panels = [
         Panel(
             title=f"Prompts given up per step: {reason}",
@@ -141,16 +142,6 @@ def given_up(run: Run) -> Section:
     return Section(
         title="Prompts given up",
         panels=drawn(*panels),
-        tables=[
-            Table(
-                head=("source", *reasons),
-                rows=[
-                    [source, *(own.get(reason, 0) for reason in reasons)]
-                    for source, own in found.items()
-                ],
-            )
-        ]
-        if found
-        else (),
+        tables=[Table(head=("source", *reasons), rows=rows)] if found else (),
         missing="No prompt was given up." if run.trained else NOTHING_YET,
     )

@@ -1,5 +1,6 @@
 """The first screen of a report: what improved, whether the mixture is exact, what limits a step."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from verl_mixed.run.text import passed_over_words
@@ -16,10 +17,8 @@ from verl_mixed.views.summary import AFTER_STEP, PHASE_WORDS, limits_of
 
 def warnings_of_run(run: Run) -> list[str]:
     """What a reader must know before anything else, one sentence each."""
-    warnings = warnings_of(run.lines)
-    if run.passed_over:
-        warnings.append(passed_over_words(run.passed_over))
-    return warnings
+    passed_over = [passed_over_words(run.passed_over)] if run.passed_over else []
+    return [*warnings_of(run.lines), *passed_over]
 
 
 def improvement_lines(run: Run) -> list[str]:
@@ -63,10 +62,9 @@ def chart_of_rewards(sections: Sequence[Section]) -> Panel | None:
 
 def trained_prompts(run: Run) -> Table | None:
     """Prompts of each source, and their share; None before the first step."""
-    trained: dict[str, int] = {}
+    trained: Counter[str] = Counter()
     for row in run.mixture:
-        for name, count in row.trained.items():
-            trained[name] = trained.get(name, 0) + count
+        trained.update(row.trained)
     total = max(1, sum(trained.values()))
     shares = [f"{count:,} ({count / total:.1%})" for count in trained.values()]
     return Table(head=("", *trained), rows=[["prompts trained", *shares]]) if run.mixture else None

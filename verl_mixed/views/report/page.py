@@ -24,7 +24,7 @@ from verl_mixed.views.report.charts import (
     shared_specification,
     specification,
 )
-from verl_mixed.views.report.comparison import comparison, differing_keys
+from verl_mixed.views.report.comparison import comparison, config_rows, differing_keys
 from verl_mixed.views.report.mixture import mixture_verdict
 from verl_mixed.views.report.panels import NOTHING_YET, Section
 from verl_mixed.views.report.runs import Run
@@ -37,11 +37,7 @@ if TYPE_CHECKING:
 
 
 def render(runs: Sequence[Run]) -> str:
-    """The page of one run, or of several beside each other.
-
-    Args:
-        runs: at least one.
-    """
+    """The page of one run, or of several beside each other; at least one."""
     sections = [sections_of(run) for run in runs]
     compared = [comparison(runs)] if len(runs) > 1 else []
     every = [section for own in (*sections, compared) for section in own]
@@ -87,10 +83,9 @@ def _rows(own: Sequence[Section]) -> list[list[Panel | None]]:
 
 
 def _config(runs: Sequence[Run]) -> Table:
-    keys = sorted({key for run in runs for key in run.config})
-    rows = [[key, *(run.config.get(key, "absent") for run in runs)] for key in keys]
+    rows = config_rows(runs)
     names = ["value"] if len(runs) == 1 else [run.name for run in runs]
-    return Table(head=("key", *names), rows=rows, folded=f"All {len(keys)} keys")
+    return Table(head=("key", *names), rows=rows, folded=f"All {len(rows)} keys")
 
 
 @cache

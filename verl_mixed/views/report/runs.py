@@ -92,11 +92,7 @@ class Run:
 
 
 def load_run(folder: RunFolder, name: str | None = None) -> Run:
-    """Read a run, finished or not.
-
-    Args:
-        folder: with a `config.yaml`.
-        name: shown; None takes the folder's.
+    """Read a run, finished or not; its `name` is shown, or else that of the folder.
 
     Raises:
         ConfigError: it is no run's folder.
