@@ -86,7 +86,7 @@ def _run(arguments: argparse.Namespace, config: Mapping[str, Any], index: Index)
     _progress("")
     if not index.count(Filter()):
         print(f"note: no trajectory in {index.folder} yet", file=sys.stderr)
-    sources, reasons = index.sources(), [*StopReason, *index.stop_reasons()]
+    sources, reasons = index.counts("source"), [*StopReason, *index.counts("stop_reason")]
     if not (
         _is_known("--source", arguments.source, sources)
         and _is_known("--outcome", arguments.outcome, dict.fromkeys([*OUTCOMES, *reasons]))

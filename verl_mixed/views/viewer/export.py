@@ -20,15 +20,9 @@ from verl_mixed.views.viewer.views import run_view, trajectory_view
 def page_of(
     name: str, index: Index, decode: Decode | None, note: str, chosen: Filter, most: int
 ) -> tuple[str, int, int]:
-    """The page with the first `most` trajectories that a filter chooses.
+    """The page with the first `most` trajectories of a run that a filter chooses.
 
-    Args:
-        name: of the run.
-        index: its trajectories.
-        decode: decodes token ids; None: the page shows ids.
-        note: about the tokenizer; empty: none.
-        chosen: the filter.
-        most: trajectories in the page, at most.
+    `decode` and `note` are those of `tokenizer_of`.
 
     Returns:
         (HTML, trajectories in the page, trajectories that the filter chooses).
@@ -46,11 +40,8 @@ def page_of(
     run["unreadable"] += unreadable
     which = f" ({filtered})" if (filtered := str(chosen)) else ""
     run["exported"] = f"{len(shown)} of {total} trajectories{which}"
-    data = {
-        "run": run,
-        "rows": [row for row in rows if row["id"] in shown],
-        "trajectories": shown,
-    }
+    rows = [row for row in rows if row["id"] in shown]
+    data = {"run": run, "rows": rows, "trajectories": shown}
     return _assemble(name, data), len(shown), total
 
 

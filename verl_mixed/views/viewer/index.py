@@ -10,7 +10,9 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from agent_loop.turns.trajectory import StopReason
 from verl_mixed.views.viewer.database import has_words, open_database
@@ -63,12 +65,8 @@ class Index:
     def refresh(self) -> int:
         """Read files that changed, forget files that are gone; returns how many were read."""
         now = {path.name: _time_and_size(path) for path in _files(self.folder)}
-        known = {
-            name: (mtime_ns, size)
-            for name, mtime_ns, size in self._database.execute(
-                "SELECT name, mtime_ns, size FROM files"
-            )
-        }
+        noted = self._database.execute("SELECT name, mtime_ns, size FROM files")
+        known = {name: (mtime_ns, size) for name, mtime_ns, size in noted}
         changed = [name for name, at in now.items() if at == _UNREAD or known.get(name) != at]
         gone = known.keys() - now.keys()
         for number, name in enumerate(changed, 1):
@@ -83,8 +81,6 @@ class Index:
             for name in gone:
                 self._forget(name)
         return len(changed)
-
-    # --- queries ----------------------------------------------------------------------------------
 
     def count(self, chosen: Filter) -> int:
         where, values = self._where(chosen)
@@ -119,8 +115,7 @@ class Index:
 
         Raises:
             KeyError: no trajectory has this id.
-            OSError: the file cannot be read.
-            ValueError: the line cannot be read.
+            OSError, ValueError: the file or the line cannot be read.
         """
         stem, _, line = identity.rpartition(".")
         place = self._database.execute(
@@ -134,20 +129,18 @@ class Index:
             lines.seek(start)
             return read_line(lines.readline(), Record)
 
-    def sources(self) -> dict[str, int]:
-        """Source -> number of trajectories."""
-        return self._counts("source")
-
-    def stop_reasons(self) -> dict[str, int]:
-        """Stop reason -> number of trajectories."""
-        return self._counts("stop_reason")
+    def counts(self, column: Literal["source", "stop_reason"]) -> dict[str, int]:
+        """Source or stop reason -> number of trajectories."""
+        return dict(
+            self._database.execute(
+                f"SELECT {column}, count(*) FROM trajectories GROUP BY {column} ORDER BY {column}"
+            ).fetchall()
+        )
 
     def steps(self) -> tuple[int, int] | None:
         """First and last step; None without a trajectory."""
-        first, last = self._database.execute(
-            "SELECT min(step), max(step) FROM trajectories"
-        ).fetchone()
-        return None if first is None else (first, last)
+        ends = self._database.execute("SELECT min(step), max(step) FROM trajectories").fetchone()
+        return None if ends[0] is None else ends
 
     def unreadable(self, limit: int = 20) -> tuple[int, list[str]]:
         """(number of files and lines that cannot be read, messages for the first of them)."""
@@ -158,13 +151,6 @@ class Index:
         return number, [
             f"{file} line {line}: {why}" if line else f"{file}: {why}" for file, line, why in shown
         ]
-
-    def _counts(self, column: str) -> dict[str, int]:
-        return dict(
-            self._database.execute(
-                f"SELECT {column}, count(*) FROM trajectories GROUP BY {column} ORDER BY {column}"
-            ).fetchall()
-        )
 
     def _where(self, chosen: Filter) -> tuple[str, list[Any]]:
         conditions, values = ["1"], list[Any]()
@@ -194,8 +180,6 @@ class Index:
             pattern = "%" + part.replace("!", "!!").replace("%", "!%").replace("_", "!_") + "%"
             add("id IN (SELECT rowid FROM texts WHERE text LIKE ? ESCAPE '!')", pattern)
         return " AND ".join(conditions), values
-
-    # --- files ------------------------------------------------------------------------------------
 
     def _forget(self, name: str) -> None:
         run = self._database.execute
@@ -233,16 +217,8 @@ class Index:
 
     def _add(self, name: str, number: int, start: int, entry: IndexEntry) -> None:
         lengths = [(author, length) for author, _, length, _ in entry.segments]
-        values = {
-            "step": entry.step,
-            "key": entry.key,
+        values = msgspec.structs.asdict(entry) | {
             "group": entry.group,
-            "source": entry.source,
-            "row_id": entry.row_id,
-            "reward": entry.reward,
-            "acc": entry.acc,
-            "advantage": entry.advantage,
-            "stop_reason": entry.stop_reason,
             "length": sum(length for _, length in lengths),
             "model_tokens": sum(length for author, length in lengths if author == "model"),
             "turns": len(entry.turns),

@@ -73,24 +73,18 @@ _Kind = TypeVar("_Kind", bound=IndexEntry)
 
 
 def read_line(line: bytes, kind: type[_Kind]) -> _Kind:
-    """One line of a trajectory file.
-
-    Args:
-        line: with or without its newline.
-        kind: the fields to read.
+    """The fields of `kind` of one line of a trajectory file.
 
     Raises:
         ValueError: the line is not a trajectory; the message says why.
     """
     try:
-        return msgspec.json.decode(line, type=kind)
-    except msgspec.ValidationError:
-        raise
-    except ValueError:
-        pass  # Python's json writes NaN and lone surrogates, and only Python's json reads them
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    try:
-        return msgspec.convert(json.loads(line), kind)
+        try:
+            return msgspec.json.decode(line, type=kind)
+        except msgspec.ValidationError:
+            raise
+        except ValueError:
+            # Python's json writes NaN and lone surrogates, and only Python's json reads them
+            return msgspec.convert(json.loads(line), kind)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error

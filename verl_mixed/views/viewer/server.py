@@ -91,13 +91,9 @@ class _Answers:
 
 
 def create_app(name: str, index: Index, decode: Decode | None, note: str = "") -> web.Application:
-    """The web application of one run.
+    """The web application of one run; the caller closes the index.
 
-    Args:
-        name: of the run.
-        index: its trajectories; the caller closes the index.
-        decode: decodes token ids; None: the page shows ids.
-        note: about the tokenizer; empty: none.
+    `decode` and `note` are those of `tokenizer_of`.
     """
     answers = _Answers(name, index, decode, note)
     app = web.Application(middlewares=[_guard])

@@ -87,9 +87,6 @@ def _first_whole(waiting: Sequence[int], after: Callable[[Sequence[int]], str]) 
 def tokenizer_of(config: Mapping[str, Any]) -> tuple[Decode | None, str]:
     """The run's tokenizer, read from the disk; nothing is downloaded.
 
-    Args:
-        config: the resolved run config.
-
     Returns:
         (function that decodes ids with special tokens, ""), or (None, why there is none).
     """

@@ -15,18 +15,12 @@ from verl_mixed.views.viewer.tokens import Decode, token_texts
 
 
 def run_view(name: str, index: Index, note: str) -> dict[str, Any]:
-    """The choices of the filters, and the lines that cannot be read.
-
-    Args:
-        name: of the run.
-        index: its trajectories.
-        note: about the tokenizer; empty: none.
-    """
+    """The choices of the filters, and the lines that cannot be read."""
     bad, why = index.unreadable()
     return {
         "name": name,
-        "sources": index.sources(),
-        "outcomes": [*OUTCOMES, *index.stop_reasons()],
+        "sources": index.counts("source"),
+        "outcomes": [*OUTCOMES, *index.counts("stop_reason")],
         "steps": index.steps(),
         "note": note,
         "unreadable": bad,
