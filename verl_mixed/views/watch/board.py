@@ -94,12 +94,7 @@ class Board:
 
 
 def board_of(lines: Sequence[Line], total_steps: int | None) -> Board:
-    """The values of the lines of `metrics.jsonl`.
-
-    Args:
-        lines: all lines so far; old lines need only the metrics of curves.
-        total_steps: the run's last step; None: not known.
-    """
+    """The values of all lines so far; old lines need only the metrics of curves."""
     newest: Mapping[str, float] = lines[-1]["metrics"] if lines else {}
     trained = next((line for line in reversed(lines) if line["step"] > 0), None)
     metrics: Mapping[str, float] = trained["metrics"] if trained else {}
@@ -148,10 +143,6 @@ def means_of(points: Points, most: int) -> list[tuple[int, float]]:
 
     A longer curve is divided into spans of equally many steps. Each span becomes one point: its
     first step, and the mean of its values.
-
-    Args:
-        points: (step, value).
-        most: at least 1.
     """
     if len(points) <= most:
         return list(points)

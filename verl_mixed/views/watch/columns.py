@@ -47,12 +47,9 @@ def column(title: str, importance: int, cells: Sequence[Text], align: Side = "ri
 
 
 def table(columns: Sequence[Column], width: int) -> list[Text]:
-    """A line of titles and a line for each row.
+    """A line of titles and a line for each row, `width` characters long at most.
 
-    Args:
-        columns: from left to right. The first is always shown; while the others do not fit, the
-            least important is left out.
-        width: characters of a line.
+    The first column is always shown. While the others do not fit, the least important is left out.
     """
     shown = [*columns]
     while (room := width - _least_width(shown)) < 0 and len(shown) > 1:

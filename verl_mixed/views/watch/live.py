@@ -99,11 +99,8 @@ class PlainView:
 class TableView:
     """A screen that redraws itself.
 
-    Args:
-        reader: of the run.
-        console: the terminal.
-        whole: use the whole terminal, with a line for the run's name and state, and restore the
-            terminal's content at the end.
+    With `whole`, it uses the whole terminal, has a line for the run's name and state, and restores
+    the terminal's content at the end.
     """
 
     def __init__(self, reader: RunReader, console: Console, *, whole: bool = False) -> None:
@@ -128,13 +125,7 @@ View = PlainView | TableView
 
 
 def view_on(console: Console, reader: RunReader, seen: int) -> View:
-    """The view of a run that this process runs.
-
-    Args:
-        console: where the view is shown; need not be a terminal.
-        reader: of the run.
-        seen: highest step that was trained before this start.
-    """
+    """The view of a run that this process runs; `seen` is the last step before this start."""
     if is_redrawn(console):
         return TableView(reader, console)
     return PlainView(reader, lambda line: console.print(line, markup=False), seen=seen)
@@ -148,15 +139,7 @@ def is_redrawn(console: Console) -> bool:
 def drawing(
     reader: RunReader, state: State, console: Console, *, titled: bool = True, spare: int = 0
 ) -> Text:
-    """The screen of a run.
-
-    Args:
-        reader: of the run.
-        state: of the run.
-        console: the terminal.
-        titled: add a line for the run's name and state.
-        spare: lines of the terminal to leave free.
-    """
+    """The screen of a run; `titled` as in `RunReader.screen_content`, `spare` lines stay free."""
     width, height = console.size
     content = reader.screen_content(state, titled=titled)
     return screen(content, width, height - spare, ascii_only=console.options.ascii_only)

@@ -160,15 +160,9 @@ class RunReader:
         )
 
     def screen_content(self, state: State, *, titled: bool = True) -> ScreenContent:
-        """What the screen shows.
-
-        Args:
-            state: of the run.
-            titled: add a line for the run's name and state.
-        """
-        board = self.board
+        """What the screen shows; with `titled`, it has a line for the run's name and state."""
         return ScreenContent(
-            board=board,
+            board=self.board,
             total_steps=self.total_steps,
             now=self._now(),
             title=f"{self.folder.path.name}  {state.text}" if titled else "",

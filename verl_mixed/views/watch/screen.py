@@ -71,11 +71,7 @@ class ScreenContent:
 def screen(content: ScreenContent, width: int, height: int, *, ascii_only: bool = False) -> Text:
     """The screen: at most `height` lines of at most `width` cells.
 
-    Args:
-        content: what the screen shows.
-        width: characters of a line of the terminal.
-        height: lines of the terminal.
-        ascii_only: the terminal's encoding has only ASCII characters.
+    `ascii_only` says that the terminal's encoding has only ASCII characters.
     """
     width, height = max(width, LEAST_WIDTH), max(height, LEAST_HEIGHT)
     lines = fitting(_Drawing(content, width, ascii_only).panes(), height)
@@ -134,6 +130,13 @@ class _Drawing:
 
     def _titled(self, title: str, rest: str, style: str = "") -> Text:
         return Text.assemble((f"{title:<13}", "dim"), (rest, style))
+
+    def _listed(self, title: str, texts: Sequence[str]) -> list[Text]:
+        """A line for each text; the first line has the title."""
+        return [
+            self._titled("" if number else title, self._text(text), "yellow")
+            for number, text in enumerate(texts)
+        ]
 
     def _title(self) -> list[Text]:
         title = self._text(self._content.title)
@@ -276,20 +279,14 @@ class _Drawing:
     def _stuck(self) -> list[Text]:
         now = self._content.now
         longest = sorted(self._content.stuck, key=lambda each: each.waited_s, reverse=True)
-        lines = [
-            self._titled("" if number else "stuck", self._text(each.describe(now)), "yellow")
-            for number, each in enumerate(longest)
-        ]
+        lines = self._listed("stuck", [each.describe(now) for each in longest])
         return lines if len(lines) <= _MOST_STUCK else cut(lines, _MOST_STUCK + 1)
 
     def _run_warnings(self) -> list[Text]:
         warnings = list(self._board.warnings)
         if count := self._content.passed_over:
             warnings.append(passed_over_words(count))
-        return [
-            self._titled("" if number else "warning", self._text(warning), "yellow")
-            for number, warning in enumerate(warnings)
-        ]
+        return self._listed("warning", warnings)
 
     def _log_warnings(self) -> list[Text]:
         lines = []

@@ -79,9 +79,6 @@ class MetricsTail:
 
     Lines before the newest `WHOLE_LINES` keep only the metrics of curves. An unfinished last line
     is read once it is finished. A finished line that is not a line of metrics is passed over.
-
-    Args:
-        path: the file, which need not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -195,17 +192,13 @@ _START = b"ray init kwargs:"
 class LogTail:
     """The warnings at the end of a `train.log`, of the run's last start, kept up to date.
 
-    Args:
-        path: the log, which need not exist.
-        now: seconds since 1970.
-        begin: byte where this start's part begins; 0: not known.
+    `begin` is the byte where this start's part begins; 0: not known.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time, begin: int = 0) -> None:
         self._tail = FileTail(path, LOG_TAIL_BYTES, begin)
         self._path, self._now = path, now
-        self._torn = b""
-        self._end = b""
+        self._torn, self._end = b"", b""
         self._begin()
 
     def _begin(self) -> None:
@@ -252,12 +245,7 @@ class LogTail:
             return self._now()
 
     def _take(self, raw: bytes, written_at: float | None) -> None:
-        """Note a warning or a stuck trajectory.
-
-        Args:
-            raw: the line.
-            written_at: when the line was written at the latest; None: just now.
-        """
+        """Note a warning or a stuck trajectory; it came by `written_at`, or just now (None)."""
         if raw.startswith(_START):
             self._begin()
         if not any(cue in raw for cue in _CUES):
