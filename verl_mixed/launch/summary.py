@@ -15,7 +15,7 @@ from verl_mixed.run.state import RunFolder
 from verl_mixed.run.text import printable
 from verl_mixed.views.estimates import improvements
 from verl_mixed.views.progress import Line, series
-from verl_mixed.views.report import write_report
+from verl_mixed.views.report.files import write_report
 from verl_mixed.views.summary import PHASE_WORDS, phase_means, trained
 
 

@@ -5,9 +5,8 @@ from typing import Any
 
 from verl_mixed.views.progress import series
 from verl_mixed.views.report.charts import Curve, Panel
-from verl_mixed.views.report.panels import Section
+from verl_mixed.views.report.panels import Section, Table
 from verl_mixed.views.report.runs import Run
-from verl_mixed.views.report.tables import Table
 from verl_mixed.views.summary import AVERAGE_OVER, SOURCE_FACTS, mean_of_last, moving_average
 
 _OF_ALL = {

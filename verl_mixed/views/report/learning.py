@@ -10,13 +10,13 @@ from verl_mixed.views.report.panels import (
     MOST_FAINT,
     NOTHING_YET,
     Section,
+    Table,
     colored,
     drawn,
     per_source,
     shares,
 )
 from verl_mixed.views.report.runs import Run
-from verl_mixed.views.report.tables import Table
 from verl_mixed.views.summary import AVERAGE_OVER, SOURCE_FACTS, moving_average, source_table
 
 

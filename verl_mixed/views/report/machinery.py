@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from verl_mixed.views.progress import Line, series
 from verl_mixed.views.report.charts import Curve, Panel
-from verl_mixed.views.report.panels import Section, by_source, colored, drawn, per_source
+from verl_mixed.views.report.panels import Section, Table, by_source, colored, drawn, per_source
 from verl_mixed.views.report.runs import Run
-from verl_mixed.views.report.tables import Table
 from verl_mixed.views.summary import (
     AFTER_STEP,
     PHASE_WORDS,

@@ -6,9 +6,8 @@ from itertools import chain
 from verl_mixed.views.mixture_rows import RatioRow, evictions, missing_steps
 from verl_mixed.views.progress import series
 from verl_mixed.views.report.charts import Curve, Panel
-from verl_mixed.views.report.panels import NOTHING_YET, Section, colored, drawn
+from verl_mixed.views.report.panels import NOTHING_YET, Section, Table, colored, drawn
 from verl_mixed.views.report.runs import Run
-from verl_mixed.views.report.tables import Table
 from verl_mixed.views.report.text import number
 from verl_mixed.views.summary import in_buckets
 

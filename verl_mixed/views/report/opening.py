@@ -8,9 +8,8 @@ from verl_mixed.views.estimates import Estimate
 from verl_mixed.views.progress import series, warnings_of
 from verl_mixed.views.report.charts import Curve, Panel
 from verl_mixed.views.report.machinery import phase_layers
-from verl_mixed.views.report.panels import Section
+from verl_mixed.views.report.panels import Section, Table
 from verl_mixed.views.report.runs import Run
-from verl_mixed.views.report.tables import Table
 from verl_mixed.views.report.text import number
 from verl_mixed.views.summary import AFTER_STEP, PHASE_WORDS, limits_of
 

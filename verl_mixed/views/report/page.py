@@ -26,11 +26,10 @@ from verl_mixed.views.report.charts import (
 )
 from verl_mixed.views.report.comparison import comparison, config_rows, differing_keys
 from verl_mixed.views.report.mixture import mixture_verdict
-from verl_mixed.views.report.panels import NOTHING_YET, Section
+from verl_mixed.views.report.panels import NOTHING_YET, Section, Table
 from verl_mixed.views.report.runs import Run
 from verl_mixed.views.report.sections import sections_of
-from verl_mixed.views.report.tables import Table, cell
-from verl_mixed.views.report.text import plain
+from verl_mixed.views.report.text import cell, plain
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -1,4 +1,4 @@
-"""A section of the report, and the charts that most sections draw. Pure."""
+"""A section of the report, its tables, and the charts that most sections draw. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from verl_mixed.views.progress import series
 from verl_mixed.views.report.charts import Curve, Panel
 from verl_mixed.views.report.runs import Run
-from verl_mixed.views.report.tables import Table
 from verl_mixed.views.summary import Points, moving_average
 
 MOST_FAINT = 4
@@ -14,6 +13,16 @@ MOST_FAINT = 4
 the single steps of one source could not be told from those of another."""
 
 NOTHING_YET = "No step has been trained yet."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows under a head. A pair of numbers is shown as first → last."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    folded: str = ""
+    """Summary under which the table is folded away; empty shows the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

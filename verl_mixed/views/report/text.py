@@ -1,8 +1,11 @@
-"""Numbers and names as the text of charts, tables and sentences."""
+"""Numbers, names and cells as the text of charts, tables and sentences."""
 
 import math
 
 from verl_mixed.run.text import printable
+
+LONGEST_VALUE = 2000
+"""Characters of a cell."""
 
 
 def number(value: float) -> str:
@@ -20,3 +23,12 @@ def plain(text: object, longest: int = 400) -> str:
     """Text without control characters and changes of direction, cut when long. Not escaped."""
     clean = printable(str(text)[: longest + 1])
     return clean if len(clean) <= longest else clean[: longest - 1] + "…"
+
+
+def cell(value: object) -> str:
+    """The text of a table's cell. Not escaped."""
+    if isinstance(value, tuple):
+        return " → ".join(cell(part) for part in value)
+    if isinstance(value, float):
+        return number(value)
+    return plain(value, LONGEST_VALUE)

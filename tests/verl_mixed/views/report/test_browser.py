@@ -9,8 +9,7 @@ from tests.browser import Page, chromium, open_page
 from tests.fakes.run_folder import write_run
 from tests.verl_mixed.views.report.test_charts import HOSTILE
 from verl_mixed.run.state import RunFolder
-from verl_mixed.views.report import write_report
-from verl_mixed.views.report.files import write_page
+from verl_mixed.views.report.files import write_page, write_report
 from verl_mixed.views.report.runs import load_run
 from verl_mixed.views.report.text import plain
 

@@ -16,9 +16,11 @@ from tests.fakes.run_folder import write_run
 from tests.verl_mixed.views.report.test_charts import HOSTILE
 from verl_mixed.run.state import RunFolder
 from verl_mixed.views.estimates import wilson
-from verl_mixed.views.report import Run, load_run, render, write_report
 from verl_mixed.views.report.charts import COLORS
+from verl_mixed.views.report.files import write_report
 from verl_mixed.views.report.machinery import limiter
+from verl_mixed.views.report.page import render
+from verl_mixed.views.report.runs import Run, load_run
 
 VOID = {"meta", "br"}
 SECTIONS = (
