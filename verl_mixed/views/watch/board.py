@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from rate_limit.snapshot import Snapshot
 from verl_mixed.views.estimates import Improvement, improvements
 from verl_mixed.views.progress import (
     Line,
@@ -52,19 +51,15 @@ class SourceRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimiterRow:
-    """The values of the rate limiter."""
+    """The values of the rate limiter at the end of a step."""
 
     utilisation: float
     """Share of the rate that was used in the last minute."""
 
     granted: float
     waiting: float
-    per_minute: float | None
     rate_factor: float
     """Share of the configured rate that the limiter allows; below 1 after 429s."""
-
-    paused_s: float = 0.0
-    is_live: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,19 +152,5 @@ def _limiter_in(metrics: Mapping[str, float]) -> LimiterRow | None:
         utilisation=metrics["mixed/limiter/utilisation"],
         granted=metrics.get("mixed/limiter/granted", 0.0),
         waiting=metrics.get("mixed/limiter/waiting", 0.0),
-        per_minute=None,
         rate_factor=metrics.get("mixed/limiter/rate_factor", 1.0),
-    )
-
-
-def limiter_row(snapshot: Snapshot) -> LimiterRow:
-    """The limiter now."""
-    return LimiterRow(
-        utilisation=snapshot.utilisation,
-        granted=snapshot.granted,
-        waiting=snapshot.waiting,
-        per_minute=snapshot.per_minute,
-        rate_factor=snapshot.rate_factor,
-        paused_s=snapshot.paused_s,
-        is_live=True,
     )

@@ -11,13 +11,14 @@ from yaml import YAMLError
 
 from config.lookup import at
 from config.schema import ConfigError
+from rate_limit.snapshot import Snapshot
 from rate_limit.stats import snapshot_of
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import RunFolder, RunHeld
 from verl_mixed.run.text import clock
 from verl_mixed.views.limiter import state_file_of
 from verl_mixed.views.progress import Line, driver_error, startup_phase
-from verl_mixed.views.watch.board import Board, LimiterRow, board_of, limiter_row
+from verl_mixed.views.watch.board import Board, board_of
 from verl_mixed.views.watch.screen import ScreenContent
 from verl_mixed.views.watch.tails import LogTail, MetricsTail
 
@@ -175,9 +176,9 @@ class RunReader:
             passed_over=self.passed_over,
         )
 
-    def _limiter(self) -> LimiterRow | None:
+    def _limiter(self) -> Snapshot | None:
         """The limiter now; None if its state file cannot be read on this machine."""
         try:
-            return limiter_row(snapshot_of(self._limiter_file))
+            return snapshot_of(self._limiter_file)
         except (OSError, ValueError):
             return None

@@ -11,11 +11,12 @@ from fractions import Fraction
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from rate_limit.snapshot import Snapshot
 from samplers.apportionment import apportion
 from verl_mixed.run.text import clock, passed_over_words, printable
 from verl_mixed.views.estimates import Improvement
 from verl_mixed.views.summary import AFTER_STEP, AVERAGE_OVER, PHASE_WORDS
-from verl_mixed.views.watch.board import Board, LimiterRow, means_of
+from verl_mixed.views.watch.board import Board, means_of
 from verl_mixed.views.watch.columns import Column, Pane, column, cut, fitting, table
 from verl_mixed.views.watch.tails import LogWarning, StuckTrajectory
 
@@ -57,7 +58,7 @@ class ScreenContent:
     is_over: bool = False
     """Whether no process runs the run."""
 
-    limiter: LimiterRow | None = None
+    limiter: Snapshot | None = None
     """The limiter now; None: show the newest step's."""
 
     stuck: Sequence[StuckTrajectory] = field(default_factory=list[StuckTrajectory])
@@ -245,10 +246,12 @@ class _Drawing:
         return self._text(PHASE_WORDS.get(name, name))
 
     def _limiter(self) -> list[Text]:
-        row = self._content.limiter or self._board.limiter
+        now = self._content.limiter
+        row = now or self._board.limiter
         if row is None:
             return []
-        rate = "" if row.per_minute is None else f" of {row.per_minute:,.0f}/min"
+        rate = f" of {now.per_minute:,.0f}/min" if now else ""
+        paused_s = now.paused_s if now else 0.0
         parts = [
             f"{self._bar(row.utilisation, 10)} {row.utilisation:.0%}{rate}",
             f"granted {row.granted:,.0f}",
@@ -256,11 +259,11 @@ class _Drawing:
         ]
         if row.rate_factor < 1:
             parts.append(f"slowed down to {row.rate_factor:.0%}")
-        if row.paused_s > 0:
-            parts.append(f"paused for {clock(row.paused_s)}")
-        if not row.is_live:
+        if paused_s > 0:
+            parts.append(f"paused for {clock(paused_s)}")
+        if now is None:
             parts.append("at the last step")
-        is_bad = row.rate_factor < 1 or row.paused_s > 0
+        is_bad = row.rate_factor < 1 or paused_s > 0
         return [self._titled("limiter", "  ".join(parts), "yellow" if is_bad else "")]
 
     def _tools(self) -> list[Text]:

@@ -12,8 +12,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from rate_limit.snapshot import Snapshot, SourceSnapshot
 from tests.verl_mixed.run_files import metrics_line
-from verl_mixed.views.watch.board import LimiterRow, board_of
+from verl_mixed.views.watch.board import board_of
 from verl_mixed.views.watch.columns import Pane, column, fitting, table
 from verl_mixed.views.watch.screen import ScreenContent, screen
 from verl_mixed.views.watch.tails import LogWarning, StuckTrajectory
@@ -27,8 +28,16 @@ CONTENT = ScreenContent(
     total_steps=20,
     now=125.0,
     title="demo  running by process 7 on here",
-    limiter=LimiterRow(
-        utilisation=0.75, granted=2345, waiting=6, per_minute=600, rate_factor=1.0, is_live=True
+    limiter=Snapshot(
+        per_minute=600,
+        burst=10,
+        granted=2345,
+        utilisation=0.75,
+        penalties=0,
+        rate_factor=1.0,
+        paused_s=0.0,
+        abandoned=0,
+        sources={"nq": SourceSnapshot(waiting=6)},
     ),
     stuck=[STUCK],
     log_warnings=[
