@@ -57,6 +57,10 @@ _COLUMNS = [
 """Names of the columns of a chart's rows. The rows are arrays: names would treble their size."""
 
 
+Axes = tuple[tuple[float, float], tuple[float, float]]
+"""The ends of both axes: (first, last) step, (low, high) value."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
     """One line of a chart, or one layer of a stack."""
@@ -101,16 +105,6 @@ class Panel:
     def is_empty(self) -> bool:
         """Whether there is no point to draw."""
         return not any(finite(curve.points) for curve in [*self.curves, *self.layers])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axes:
-    """The ends of both axes."""
-
-    first: float
-    last: float
-    low: float
-    high: float
 
 
 def finite(points: Points) -> list[tuple[int, float]]:
@@ -184,7 +178,7 @@ def axes_of(panels: Iterable[Panel]) -> Axes | None:
     first, low, high = min(steps), min(values), max(values)
     if high <= low:
         low, high = low - abs(low) / 2, high + (abs(high) / 2 or 1)
-    return Axes(first=first, last=max(*steps, first + 1), low=low, high=high)
+    return (first, max(*steps, first + 1)), (low, high)
 
 
 def _stack(
@@ -266,15 +260,15 @@ def specification(panel: Panel, axes: Axes | None = None, buckets: int = BUCKETS
         "data": {"values": rows},
         "transform": [*_COLUMNS, {"lookup": "series", "from": table}],
         "encoding": {
-            "x": _quantity("step", [axes.first, axes.last]),
-            "y": _quantity("y", [axes.low, axes.high]),
+            "x": _quantity("step", axes[0]),
+            "y": _quantity("y", axes[1]),
             "color": {"field": "curve", "type": "nominal", "scale": scale} | legend,
         },
     }
 
 
-def _quantity(field: str, domain: Sequence[float]) -> dict[str, Any]:
-    scale = {"domain": domain, "nice": False, "zero": False}
+def _quantity(field: str, domain: tuple[float, float]) -> dict[str, Any]:
+    scale = {"domain": [*domain], "nice": False, "zero": False}
     return {"field": field, "type": "quantitative", "scale": scale, "title": None}
 
 

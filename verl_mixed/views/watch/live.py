@@ -116,8 +116,7 @@ class TableView:
 
     def update(self, state: State) -> None:
         """Draw the run in this state."""
-        spare = 0 if self._whole else 2
-        drawn = drawing(self._reader, state, self._console, titled=self._whole, spare=spare)
+        drawn = drawing(self._reader, state, self._console, whole=self._whole)
         self._live.update(drawn, refresh=True)
 
 
@@ -136,10 +135,9 @@ def is_redrawn(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def drawing(
-    reader: RunReader, state: State, console: Console, *, titled: bool = True, spare: int = 0
-) -> Text:
-    """The screen of a run; `titled` as in `RunReader.screen_content`, `spare` lines stay free."""
+def drawing(reader: RunReader, state: State, console: Console, *, whole: bool = True) -> Text:
+    """The screen of a run; not `whole`: without name and state, and two lines stay free."""
     width, height = console.size
-    content = reader.screen_content(state, titled=titled)
+    content = reader.screen_content(state, titled=whole)
+    spare = 0 if whole else 2
     return screen(content, width, height - spare, ascii_only=console.options.ascii_only)

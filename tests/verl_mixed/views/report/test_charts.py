@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from verl_mixed.views.report.charts import (
     COLORS,
     MOST_DOTS,
-    Axes,
     Band,
     Curve,
     Panel,
@@ -169,7 +168,7 @@ def test_panels_beside_each_other_have_the_same_axes() -> None:
         Panel(title="b", curves=[Curve(name="b", points=[(5, -3.0)])]),
     ]
 
-    assert axes_of(panels) == Axes(first=1, last=9, low=-3, high=2)
+    assert axes_of(panels) == ((1, 9), (-3, 2))
     assert axes_of([Panel(title="none")]) is None
 
 

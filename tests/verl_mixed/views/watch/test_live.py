@@ -131,7 +131,7 @@ def test_the_launchers_screen_leaves_two_lines_and_no_title(
         view.update(RUNNING)
 
     shown = console.export_text(clear=False)
-    drawn = drawing(reader, RUNNING, console, titled=False, spare=2)
+    drawn = drawing(reader, RUNNING, console, whole=False)
     lines = drawn.plain.split("\n")
     assert lines[0].startswith("step 8/20") and "step 8/20" in shown
     assert len(lines) <= height - 2 and shown.count("\n") <= 2 * height
