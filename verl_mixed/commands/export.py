@@ -14,8 +14,7 @@ from samplers.disk import claimed, sync
 from samplers.rows.draft import draft_folder
 from verl_mixed.commands.arguments import Help, add_option, add_run_dir, at_least_one
 from verl_mixed.exit_codes import GOOD, NOT_GOOD
-from verl_mixed.run.checkpoints import checkpoint_of, checkpoint_steps, missing_part
-from verl_mixed.run.hugging_face import DType, read_model, write_errors, write_model
+from verl_mixed.run.checkpoints import DType, checkpoint_of, checkpoint_steps, missing_part
 from verl_mixed.run.state import RunFolder
 from verl_mixed.run.text import print_error
 from verl_mixed.views.estimates import validations
@@ -110,6 +109,9 @@ def export(
     output = (output or run.path / "export" / f"step_{number}-{dtype}").absolute()
     if output.exists():
         raise ValueError(f"{output} is there already: name another --output, or remove it")
+
+    from verl_mixed.run.hugging_face import read_model, write_errors, write_model
+
     draft = draft_folder(output)
     with write_errors(output):
         draft.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,12 @@
 import json
 import re
 from pathlib import Path
+from typing import Literal
 
 from verl_mixed.run.state import RunFolder
+
+DType = Literal["fp32", "bf16"]
+"""Type of the weights of an exported model."""
 
 
 def checkpoint_of(run: RunFolder, step: int) -> Path:

@@ -1,7 +1,7 @@
 """A checkpoint's model as a Hugging Face folder: FSDP2 shards are merged and written.
 
 verl's own merger (`verl.model_merger`) is not used, because it rounds every weight to bfloat16.
-torch and transformers are imported inside the functions; verl is not imported.
+Importing this module takes seconds, because it imports torch and transformers.
 """
 
 import logging
@@ -10,22 +10,22 @@ import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, cast
 
-from verl_mixed.run.checkpoints import model_files
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from transformers import PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel
-
-DType = Literal["fp32", "bf16"]
+from verl_mixed.run.checkpoints import DType, model_files
 
 
 @contextmanager
 def write_errors(output: Path) -> Generator[None]:
     """Turn an error of writing in the block into an OSError that names the output."""
-    from safetensors import SafetensorError
-
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -35,15 +35,13 @@ def write_errors(output: Path) -> Generator[None]:
         ) from error
 
 
-def read_model(actor: Path, dtype: DType) -> "tuple[PreTrainedModel, dict[str, Tensor]]":
+def read_model(actor: Path, dtype: DType) -> tuple[PreTrainedModel, dict[str, Tensor]]:
     """The model of a whole checkpoint's folder `actor`, without weights, and its weights.
 
     Raises:
         OSError: a file cannot be read.
         ValueError: transformers cannot make the model, or the weights do not fit it.
     """
-    import torch
-
     torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     model = _model(actor / "huggingface", torch_dtype)
     weights = merge(model_files(actor), torch_dtype)
@@ -53,14 +51,12 @@ def read_model(actor: Path, dtype: DType) -> "tuple[PreTrainedModel, dict[str, T
 
 
 def write_model(
-    model: "PreTrainedModel", weights: "dict[str, Tensor]", described: Path, folder: Path
+    model: PreTrainedModel, weights: dict[str, Tensor], described: Path, folder: Path
 ) -> None:
     """Write a model and its tokenizer into an existing folder. This empties `weights`.
 
     `described` is the folder with the model's config and tokenizer.
     """
-    from transformers.utils.logging import disable_progress_bar
-
     for file in folder.iterdir():  # left by an export that was killed
         file.unlink()
     for file in described.iterdir():  # the tokenizer of the training
@@ -72,11 +68,8 @@ def write_model(
         file.chmod((folder / "config.json").stat().st_mode)
 
 
-def _model(described: Path, dtype: Any) -> "PreTrainedModel":
+def _model(described: Path, dtype: Any) -> PreTrainedModel:
     """The model that a config describes, without weights."""
-    import torch
-    import transformers
-
     try:
         config = transformers.AutoConfig.from_pretrained(described)
         (name,) = config.architectures or ["none"]
@@ -93,7 +86,7 @@ def _model(described: Path, dtype: Any) -> "PreTrainedModel":
     return model
 
 
-def merge(shards: Sequence[Path], dtype: Any) -> "dict[str, Tensor]":
+def merge(shards: Sequence[Path], dtype: Any) -> dict[str, Tensor]:
     """The weights of a model from the state that each rank saved.
 
     Args:
@@ -107,8 +100,6 @@ def merge(shards: Sequence[Path], dtype: Any) -> "dict[str, Tensor]":
         OSError: a file cannot be read.
         ValueError: the parts of a weight do not fit together.
     """
-    import torch
-
     states = [_load(path) for path in shards]
     weights: dict[str, Tensor] = {}
     with torch.no_grad():
@@ -124,11 +115,8 @@ def merge(shards: Sequence[Path], dtype: Any) -> "dict[str, Tensor]":
     return weights
 
 
-def _load(path: Path) -> "Mapping[str, Any]":
+def _load(path: Path) -> Mapping[str, Any]:
     """The state that a rank saved, mapped from its file. No code of the file is run."""
-    import torch
-    import torch.distributed.tensor  # registers the types of shards with torch
-
     # torch warns that there is no process group; reading a shard needs none
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     try:
@@ -149,15 +137,12 @@ def _load(path: Path) -> "Mapping[str, Any]":
     return state
 
 
-def _whole(parts: Sequence[Any]) -> "Tensor":
+def _whole(parts: Sequence[Any]) -> Tensor:
     """One weight from the parts of all ranks: DTensors, or equal copies of a tensor.
 
     FSDP2 gives each rank a slice along one dimension; the slices of the last ranks may be shorter
     or empty. With HSDP, each row of the device mesh has all slices.
     """
-    import torch
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
     first = parts[0]
     if not isinstance(first, DTensor):
         if not all(torch.equal(first, part) for part in parts[1:]):
@@ -179,10 +164,8 @@ def _whole(parts: Sequence[Any]) -> "Tensor":
     return whole
 
 
-def _untie(model: "PreTrainedModel", weights: "dict[str, Tensor]") -> None:
+def _untie(model: PreTrainedModel, weights: dict[str, Tensor]) -> None:
     """Remove all but one of the tied weights, as Hugging Face does."""
-    import torch
-
     for name, source in (model.all_tied_weights_keys or {}).items():
         if name in weights and source in weights:
             if not torch.equal(weights[name], weights[source]):
@@ -190,7 +173,7 @@ def _untie(model: "PreTrainedModel", weights: "dict[str, Tensor]") -> None:
             del weights[name]
 
 
-def _compare(model: "PreTrainedModel", weights: "Mapping[str, Tensor]", actor: Path) -> None:
+def _compare(model: PreTrainedModel, weights: Mapping[str, Tensor], actor: Path) -> None:
     """Raise ValueError if names or shapes of the weights are not those of the model."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in model.all_tied_weights_keys or {}:
