@@ -12,18 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from verl_mixed.views.report import opening
-from verl_mixed.views.report.charts import (
-    COLORS,
-    TEMPLATES,
-    Axes,
-    Panel,
-    axes_of,
-    buckets_for,
-    drawing_scripts,
-    shared_specification,
-    specification,
-)
+from verl_mixed.views.report import charts, opening
 from verl_mixed.views.report.comparison import comparison, config_rows, differing_keys
 from verl_mixed.views.report.mixture import mixture_verdict
 from verl_mixed.views.report.panels import NOTHING_YET, Section, Table
@@ -40,23 +29,20 @@ def render(runs: Sequence[Run]) -> str:
     sections = [sections_of(run) for run in runs]
     compared = [comparison(runs)] if len(runs) > 1 else []
     every = [section for own in (*sections, compared) for section in own]
-    charts = _Charts(buckets=buckets_for(panel for section in every for panel in section.panels))
-    scripts = [_inside_script(text) for text in (drawing_scripts(), _text("page.js"))]
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            runs=runs,
-            first_panel=opening.chart_of_rewards(sections[0]) if len(runs) == 1 else None,
-            sections=[*([section] for section in compared), *zip(*sections, strict=True)],
-            config=_config(runs),
-            differing=differing_keys(runs),
-            thinned=any(len(run.lines) > 2 * charts.buckets for run in runs),
-            charts=charts,
-            style=_text("page.css"),
-            scripts=scripts,
-            policy=_policy(scripts),
-        )
+    buckets = charts.buckets_for(panel for section in every for panel in section.panels)
+    scripts = [_inside_script(text) for text in (charts.drawing_scripts(), _text("page.js"))]
+    template = _environment().get_template("page.html")
+    return template.render(
+        runs=runs,
+        first_panel=opening.chart_of_rewards(sections[0]) if len(runs) == 1 else None,
+        sections=[*([section] for section in compared), *zip(*sections, strict=True)],
+        config=_config(runs),
+        differing=differing_keys(runs),
+        thinned=any(len(run.lines) > 2 * buckets for run in runs),
+        charts=_Charts(buckets=buckets),
+        style=_text("page.css"),
+        scripts=scripts,
+        policy=_policy(scripts),
     )
 
 
@@ -65,16 +51,16 @@ class _Charts:
     """The charts of a page, numbered as the templates add them."""
 
     buckets: int
-    shared: dict[str, Any] = field(default_factory=shared_specification)
+    shared: dict[str, Any] = field(default_factory=charts.shared_specification)
     own: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, panel: Panel, axes: Axes | None = None) -> int:
+    def add(self, panel: charts.Panel, axes: charts.Axes | None = None) -> int:
         """The number of the panel's chart."""
-        self.own.append(specification(panel, axes, self.buckets))
+        self.own.append(charts.specification(panel, axes, self.buckets))
         return len(self.own) - 1
 
 
-def _rows(own: Sequence[Section]) -> list[list[Panel | None]]:
+def _rows(own: Sequence[Section]) -> list[list[charts.Panel | None]]:
     """Panels of the same title, one of each run; None where a run has none."""
     titles = dict.fromkeys(panel.title for section in own for panel in section.panels)
     by_title = [{panel.title: panel for panel in section.panels} for section in own]
@@ -93,7 +79,7 @@ def _environment() -> "Environment":
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(charts.TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -102,8 +88,8 @@ def _environment() -> "Environment":
     environment.filters |= {"plain": plain, "cell": cell}
     environment.globals |= {
         "NOTHING_YET": NOTHING_YET,
-        "COLORS": COLORS,
-        "axes_of": axes_of,
+        "COLORS": charts.COLORS,
+        "axes_of": charts.axes_of,
         "rows_of": _rows,
         "mixture_verdict": mixture_verdict,
         "opening": opening,
@@ -113,7 +99,7 @@ def _environment() -> "Environment":
 
 
 def _text(name: str) -> str:
-    return (TEMPLATES / name).read_text(encoding="utf-8")
+    return (charts.TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def _inside_script(script: str) -> str:
