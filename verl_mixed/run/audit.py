@@ -25,9 +25,7 @@ SHOWN = 10
 def plan_of(config: Mapping[str, Any], sizes: Mapping[str, int] | None = None) -> MixturePlan:
     """The mixture plan that the trainer follows.
 
-    Args:
-        config: the resolved run config.
-        sizes: source -> rows; None counts the rows of the training files.
+    `sizes` is source -> rows; None counts the rows of the training files.
 
     Raises:
         ValueError: the files cannot be read, or the mixture is impossible.

@@ -87,14 +87,9 @@ def _model(described: Path, dtype: Any) -> PreTrainedModel:
 
 
 def merge(shards: Sequence[Path], dtype: Any) -> dict[str, Tensor]:
-    """The weights of a model from the state that each rank saved.
+    """The whole weights of a model from the states that all ranks saved, in order of rank.
 
-    Args:
-        shards: `model_world_size_<W>_rank_<R>.pt`, all W in order of rank.
-        dtype: a torch dtype, for weights of floating point.
-
-    Returns:
-        Name -> whole weight; tied weights occur under each of their names.
+    Weights of floating point get the torch `dtype`. Tied weights occur under each of their names.
 
     Raises:
         OSError: a file cannot be read.

@@ -22,9 +22,6 @@ def copied_to(path: Path) -> Generator[None]:
     The output passes through a pipe, so a run sees no terminal and prints a line a step. If an
     error ends the block, its traceback goes to the file too, and the process exits with 1.
 
-    Args:
-        path: made if it does not exist; its folder must exist.
-
     Raises:
         ValueError: the file cannot be written.
     """

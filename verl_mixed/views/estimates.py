@@ -187,12 +187,7 @@ def _in_training(lines: Sequence[Line], source: str) -> Improvement | None:
 
 
 def _over_steps(points: Points, halves: Mapping[int, float]) -> Estimate:
-    """The mean of some steps.
-
-    Args:
-        points: (step, mean), at least one.
-        halves: step -> half the width of that step's own interval; steps without one are missing.
-    """
+    """The mean of (step, mean); `halves` is step -> half width of the step's own interval."""
     values = [value for _, value in points]
     half = half_width95(values) if len(values) >= LEAST_STEPS else None
     if not half:

@@ -91,12 +91,8 @@ def mean_of_last(points: Points, over: int = AVERAGE_OVER) -> float | None:
 def increments(points: Points, restarts: Collection[int] = ()) -> list[tuple[int, float]]:
     """(step, gain) of a counter that the trainer starts at 0.
 
-    A gain is the difference from the point before. After a restart, and where the counter fell, the
-    gain is the counter itself.
-
-    Args:
-        points: (step, counter).
-        restarts: first step after each restart of the trainer, from `restarts_of`.
+    A gain is the difference from the point before. After a restart (see `restarts_of`), and where
+    the counter fell, the gain is the counter itself.
     """
 
     def is_restarted(after: int, until: int) -> bool:
@@ -111,9 +107,7 @@ def increments(points: Points, restarts: Collection[int] = ()) -> list[tuple[int
 def restarts_of(lines: Sequence[Line], starts: Iterable[float]) -> list[int]:
     """The first step after each start, except the start of a run that has no step yet.
 
-    Args:
-        lines: of the run.
-        starts: times of the starts, seconds since 1970.
+    `starts` are times in seconds since 1970.
     """
     moments = [(line["time"], line["step"]) for line in trained(lines)]
     before = ([step for moment, step in moments if moment < start] for start in starts)
@@ -121,14 +115,10 @@ def restarts_of(lines: Sequence[Line], starts: Iterable[float]) -> list[int]:
 
 
 def in_buckets(steps: Sequence[int], most: int) -> list[list[int]]:
-    """Indices of `steps`, grouped by equal parts of the range of steps.
+    """Indices of `steps` (at least one), grouped by at most `most` equal parts of their range.
 
     Empty parts are left out. For example steps 1, 2, 9, 10 in at most 2 parts give
     [[0, 1], [2, 3]].
-
-    Args:
-        steps: at least one.
-        most: at most so many parts, at least 1.
     """
     first, last = min(steps), max(steps)
     groups: dict[int, list[int]] = {}

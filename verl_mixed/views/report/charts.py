@@ -210,12 +210,8 @@ def specification(panel: Panel, axes: Axes | None = None, buckets: int = BUCKETS
     """The part of a Vega-Lite specification that a panel has to itself.
 
     `shared_specification` is the other part. Names from a run are values in the specification,
-    never parts of an expression, so that a name cannot be executed.
-
-    Args:
-        panel: the panel.
-        axes: of several panels beside each other; None: the panel's own.
-        buckets: of the step axis; two points of a curve are drawn for each bucket.
+    never parts of an expression, so that a name cannot be executed. Panels beside each other have
+    the same `axes`. Two points of a curve are drawn for each bucket of the step axis.
 
     Raises:
         ValueError: the panel is empty.

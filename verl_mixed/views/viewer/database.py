@@ -46,12 +46,7 @@ def open_database(run_dir: Path) -> tuple[Path, sqlite3.Connection]:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    """The database with its tables; a file that is not a database is replaced.
-
-    Raises:
-        OSError: the file is not a database and cannot be removed.
-        sqlite3.OperationalError: the file cannot be written.
-    """
+    """The database with its tables; a file that is not a database is replaced."""
     database = sqlite3.connect(path, timeout=30.0)
     try:
         _make_tables(database)

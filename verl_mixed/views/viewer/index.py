@@ -46,9 +46,7 @@ tries the file again."""
 class Index:
     """The trajectories of one run. Not thread-safe; several processes may use one index file.
 
-    Args:
-        run_dir: the run's folder.
-        progress: called with a text for each file that is read.
+    `progress` is called with a text for each file that is read.
     """
 
     def __init__(

@@ -109,12 +109,11 @@ def create_app(name: str, index: Index, decode: Decode | None, note: str = "") -
 @web.middleware
 async def _guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
     """Refuse foreign hosts; add `HEADERS` to every answer."""
-    if _host_name(request) not in _LOOPBACK:
-        response = web.Response(status=403, text="open the viewer as http://127.0.0.1\n")
-        response.headers.update(HEADERS)
-        return response
     try:
-        response = await handler(request)
+        if _host_name(request) in _LOOPBACK:
+            response = await handler(request)
+        else:
+            response = web.Response(status=403, text="open the viewer as http://127.0.0.1\n")
     except web.HTTPException as error:
         response = web.Response(status=error.status, text=f"{error.reason}\n")
     except Exception as error:  # aiohttp's own answer would lack HEADERS

@@ -26,15 +26,10 @@ _MODEL = "actor_rollout_ref.model"
 
 
 def token_texts(ids: Sequence[int], decode: Decode) -> list[str]:
-    """The text of each token.
+    """The text of each of the T tokens of a response.
 
-    Args:
-        ids: (T,) of a response.
-        decode: decodes ids; special tokens are shown.
-
-    Returns:
-        (T,) texts whose concatenation is `decode(ids)`, for decoders that work part by part; empty
-        for a token whose character a later token completes.
+    Together the texts are `decode(ids)`, for decoders that work part by part. The text of a token
+    whose character a later token completes is empty.
     """
     texts: list[str] = []
     alone: dict[int, str] = {}

@@ -29,13 +29,7 @@ def run_view(name: str, index: Index, note: str) -> dict[str, Any]:
 
 
 def trajectory_view(identity: str, record: Record, decode: Decode | None) -> dict[str, Any]:
-    """A trajectory as the page shows it.
-
-    Args:
-        identity: file and line, `7.13`.
-        record: the line.
-        decode: decodes token ids; None: the page shows ids.
-    """
+    """A trajectory as the page shows it; its `identity` is file and line, `7.13`."""
     facts = msgspec.structs.asdict(record)
     counts = counts_of(record)
     problems = [*count_problems(counts), *mask_problems(facts)]

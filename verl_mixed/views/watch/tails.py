@@ -59,7 +59,9 @@ class FileTail:
             file.seek(before - len(self._mark))
             is_new = before == 0 or file.read(len(self._mark)) != self._mark
             if is_new:
-                self._begin(file.seek(0, 2))
+                size = file.seek(0, 2)
+                last = size if self._last_bytes is None else self._last_bytes
+                self._offset, self._mark = max(0, size - last), b""
             file.seek(self._offset)
             while block := file.read(BLOCK_BYTES):
                 self._offset += len(block)
@@ -68,10 +70,6 @@ class FileTail:
                 is_new = False
             if is_new and before:
                 yield True, b""
-
-    def _begin(self, size: int) -> None:
-        last = size if self._last_bytes is None else self._last_bytes
-        self._offset, self._mark = max(0, size - last), b""
 
 
 class MetricsTail:
