@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from verl_mixed.diagnose.log_line import clean_line
-from verl_mixed.run.text import clock, printable
+from verl_mixed.run.text import clock, passed_over_words, printable
 
 Line = Mapping[str, Any]
 
@@ -73,10 +73,11 @@ def seconds_left(lines: Sequence[Line], total_steps: int | None) -> float | None
     return median(gaps_s) * max(0, total_steps - lines[-1]["step"])
 
 
-def warnings_of(lines: Sequence[Line]) -> list[str]:
+def warnings_of(lines: Sequence[Line], passed_over: int = 0) -> list[str]:
     """Faults that make the run's numbers doubtful; empty when there are none.
 
-    The warnings are about the newest step and about the validations that `improvements` compares.
+    The warnings are about the newest step, the validations that `improvements` compares, and the
+    lines of `metrics.jsonl` that were passed over because they cannot be read.
     """
     metrics = lines[-1]["metrics"] if lines else {}
     warnings = []
@@ -99,6 +100,8 @@ def warnings_of(lines: Sequence[Line]) -> list[str]:
         warnings.append(
             f"drift: {drifted:.0f} trajectories have other tokens than their agent loops saw"
         )
+    if passed_over:
+        warnings.append(passed_over_words(passed_over))
     return warnings
 
 

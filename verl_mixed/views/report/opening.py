@@ -3,21 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from verl_mixed.run.text import passed_over_words
 from verl_mixed.views.estimates import Estimate
-from verl_mixed.views.progress import series, warnings_of
+from verl_mixed.views.progress import series
 from verl_mixed.views.report.charts import Curve, Panel
 from verl_mixed.views.report.machinery import phase_layers
 from verl_mixed.views.report.panels import Section, Table
 from verl_mixed.views.report.runs import Run
 from verl_mixed.views.report.text import number
 from verl_mixed.views.summary import AFTER_STEP, PHASE_WORDS, limits_of
-
-
-def warnings_of_run(run: Run) -> list[str]:
-    """What a reader must know before anything else, one sentence each."""
-    passed_over = [passed_over_words(run.passed_over)] if run.passed_over else []
-    return [*warnings_of(run.lines), *passed_over]
 
 
 def improvement_lines(run: Run) -> list[str]:

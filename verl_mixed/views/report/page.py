@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from verl_mixed.views.progress import warnings_of
 from verl_mixed.views.report import charts, opening
 from verl_mixed.views.report.comparison import comparison, config_rows, differing_keys
 from verl_mixed.views.report.mixture import mixture_verdict
@@ -93,6 +94,7 @@ def _environment() -> "Environment":
         "rows_of": _rows,
         "mixture_verdict": mixture_verdict,
         "opening": opening,
+        "warnings_of": warnings_of,
     }
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return environment

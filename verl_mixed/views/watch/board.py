@@ -88,7 +88,7 @@ class Board:
     warnings: list[str]
 
 
-def board_of(lines: Sequence[Line], total_steps: int | None) -> Board:
+def board_of(lines: Sequence[Line], total_steps: int | None, passed_over: int = 0) -> Board:
     """The values of all lines so far; old lines need only the metrics of curves."""
     newest: Mapping[str, float] = lines[-1]["metrics"] if lines else {}
     trained = next((line for line in reversed(lines) if line["step"] > 0), None)
@@ -109,7 +109,7 @@ def board_of(lines: Sequence[Line], total_steps: int | None) -> Board:
         limits=limits_of([trained]) if trained else None,
         limiter=_limiter_in(metrics),
         tools=tool_rows([trained]) if trained else [],
-        warnings=warnings_of(lines),
+        warnings=warnings_of(lines, passed_over),
     )
 
 

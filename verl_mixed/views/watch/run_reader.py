@@ -120,7 +120,7 @@ class RunReader:
     def board(self) -> Board:
         """The values of the metrics."""
         if self._board is None:
-            self._board = board_of(self.lines, self.total_steps)
+            self._board = board_of(self.lines, self.total_steps, self.passed_over)
         return self._board
 
     def state(self) -> State:
@@ -173,7 +173,6 @@ class RunReader:
             limiter=self._limiter() if state.is_running and state.is_here else None,
             stuck=self._log.stuck() if state.is_running else (),
             log_warnings=self._log.warnings,
-            passed_over=self.passed_over,
         )
 
     def _limiter(self) -> Snapshot | None:

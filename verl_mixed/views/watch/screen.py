@@ -13,7 +13,7 @@ from rich.text import Text
 
 from rate_limit.snapshot import Snapshot
 from samplers.apportionment import apportion
-from verl_mixed.run.text import clock, passed_over_words, printable
+from verl_mixed.run.text import clock, printable
 from verl_mixed.views.estimates import Improvement
 from verl_mixed.views.summary import AFTER_STEP, AVERAGE_OVER, PHASE_WORDS
 from verl_mixed.views.watch.board import Board, means_of
@@ -65,9 +65,6 @@ class ScreenContent:
     log_warnings: Sequence[LogWarning] = field(default_factory=list[LogWarning])
     """Warnings of the log, the newest last."""
 
-    passed_over: int = 0
-    """Lines of `metrics.jsonl` that cannot be read."""
-
 
 def screen(content: ScreenContent, width: int, height: int, *, ascii_only: bool = False) -> Text:
     """The screen: at most `height` lines of at most `width` cells.
@@ -118,7 +115,7 @@ class _Drawing:
             Pane(lines=self._limiter(), importance=50),
             Pane(lines=self._tools(), importance=20, least=2),
             Pane(lines=self._stuck(), importance=70),
-            Pane(lines=self._run_warnings(), importance=75),
+            Pane(lines=self._listed("warning", self._board.warnings), importance=75),
             Pane(lines=self._log_warnings(), importance=30),
         ]
 
@@ -284,12 +281,6 @@ class _Drawing:
         longest = sorted(self._content.stuck, key=lambda each: each.waited_s, reverse=True)
         lines = self._listed("stuck", [each.describe(now) for each in longest])
         return lines if len(lines) <= _MOST_STUCK else cut(lines, _MOST_STUCK + 1)
-
-    def _run_warnings(self) -> list[Text]:
-        warnings = list(self._board.warnings)
-        if count := self._content.passed_over:
-            warnings.append(passed_over_words(count))
-        return self._listed("warning", warnings)
 
     def _log_warnings(self) -> list[Text]:
         lines = []

@@ -94,11 +94,11 @@ class MetricsTail:
         self._torn = b""
 
     def read(self) -> bool:
-        """Read what was added; returns whether the lines changed."""
+        """Read what was added; returns whether `lines` or `passed_over` changed."""
         changed = False
         for is_new, block in self._tail.blocks():
             if is_new:
-                changed = changed or bool(self.lines)
+                changed = changed or bool(self.lines or self.passed_over)
                 self._begin()
             *finished, self._torn = (self._torn + block).split(b"\n")
             changed = changed or bool(finished)

@@ -134,14 +134,13 @@ def test_nothing_is_wider_or_higher_than_the_terminal_or_acts_on_it(
 ) -> None:
     lines = [{"step": n, "time": 5.0 * n, "metrics": each} for n, each in enumerate(ours)]
     content = ScreenContent(
-        board=board_of(lines, 9),
+        board=board_of(lines, 9, passed_over=count),
         total_steps=9,
         now=100.0,
         title=text,
         start_up=text,
         stuck=[replace(STUCK, source=text, row_id=text)] * count,
         log_warnings=[LogWarning(level="ERROR", text=text, count=2)] * count,
-        passed_over=count,
     )
 
     drawn = screen(content, width, height, ascii_only=ascii_only)
@@ -250,7 +249,7 @@ def test_before_a_step_was_timed_its_validation_is_the_whole_bar() -> None:
 
 
 def test_lines_that_were_passed_over_are_a_warning() -> None:
-    lines = shown(replace(CONTENT, passed_over=2), 80, 24)
+    lines = shown(replace(CONTENT, board=board_of(LINES, 20, passed_over=2)), 80, 24)
 
     assert any(
         row.endswith("metrics.jsonl: 2 lines cannot be read and were passed over") for row in lines
