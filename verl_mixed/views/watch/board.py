@@ -4,24 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from verl_mixed.views import progress, summary
 from verl_mixed.views.estimates import Improvement, improvements
-from verl_mixed.views.progress import (
-    Line,
-    phase_times,
-    seconds_left,
-    series,
-    sources_of,
-    warnings_of,
-)
-from verl_mixed.views.summary import (
-    Limits,
-    Points,
-    ToolRow,
-    in_buckets,
-    limits_of,
-    mean_of_last,
-    tool_rows,
-)
 
 MOST_POINTS = 1000
 """Points of a curve that are kept; a screen shows far fewer."""
@@ -78,17 +62,19 @@ class Board:
     phases: dict[str, float]
     """Phase -> seconds, of the newest step."""
 
-    limits: Limits | None
+    limits: summary.Limits | None
     """What took the time of the newest step."""
 
     limiter: LimiterRow | None
-    tools: list[ToolRow]
+    tools: list[summary.ToolRow]
     """Of the newest step."""
 
     warnings: list[str]
 
 
-def board_of(lines: Sequence[Line], total_steps: int | None, passed_over: int = 0) -> Board:
+def board_of(
+    lines: Sequence[progress.Line], total_steps: int | None, passed_over: int = 0
+) -> Board:
     """The values of all lines so far; old lines need only the metrics of curves."""
     newest: Mapping[str, float] = lines[-1]["metrics"] if lines else {}
     trained = next((line for line in reversed(lines) if line["step"] > 0), None)
@@ -98,34 +84,35 @@ def board_of(lines: Sequence[Line], total_steps: int | None, passed_over: int = 
     return Board(
         step=max((line["step"] for line in lines), default=0),
         time=lines[-1]["time"] if lines else None,
-        left_s=seconds_left(lines, total_steps) if trained else None,
+        left_s=progress.seconds_left(lines, total_steps) if trained else None,
         sources=[
-            _source_row(source, lines, metrics, changes.get(source)) for source in sources_of(lines)
+            _source_row(source, lines, metrics, changes.get(source))
+            for source in progress.sources_of(lines)
         ],
         ratio_error=(
             None if ratio is None else (ratio, metrics.get("mixed/ratio_error/cumulative_max", 0.0))
         ),
-        phases=phase_times(metrics or newest),
-        limits=limits_of([trained]) if trained else None,
+        phases=progress.phase_times(metrics or newest),
+        limits=summary.limits_of([trained]) if trained else None,
         limiter=_limiter_in(metrics),
-        tools=tool_rows([trained]) if trained else [],
-        warnings=warnings_of(lines, passed_over),
+        tools=summary.tool_rows([trained]) if trained else [],
+        warnings=progress.warnings_of(lines, passed_over),
     )
 
 
 def _source_row(
     source: str,
-    lines: Sequence[Line],
+    lines: Sequence[progress.Line],
     metrics: Mapping[str, float],
     improvement: Improvement | None,
 ) -> SourceRow:
-    rewards = series(lines, f"mixed/{source}/reward/mean")
-    validations = series(lines, f"mixed/{source}/val/reward/mean")
+    rewards = progress.series(lines, f"mixed/{source}/reward/mean")
+    validations = progress.series(lines, f"mixed/{source}/val/reward/mean")
     return SourceRow(
         source=source,
         rewards=means_of(rewards, MOST_POINTS),
         latest=rewards[-1][1] if rewards else None,
-        recent=mean_of_last(rewards),
+        recent=summary.mean_of_last(rewards),
         improvement=improvement,
         validation=validations[-1][1] if validations else None,
         count=metrics.get(f"mixed/{source}/count"),
@@ -133,7 +120,7 @@ def _source_row(
     )
 
 
-def means_of(points: Points, most: int) -> list[tuple[int, float]]:
+def means_of(points: summary.Points, most: int) -> list[tuple[int, float]]:
     """A curve of at most `most` points.
 
     A longer curve is divided into spans of equally many steps. Each span becomes one point: its
@@ -141,7 +128,7 @@ def means_of(points: Points, most: int) -> list[tuple[int, float]]:
     """
     if len(points) <= most:
         return list(points)
-    spans = in_buckets([step for step, _ in points], most)
+    spans = summary.in_buckets([step for step, _ in points], most)
     return [(points[span[0]][0], fmean(points[i][1] for i in span)) for span in spans]
 
 
