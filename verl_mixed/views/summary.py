@@ -181,22 +181,17 @@ class ToolRow:
         return self.failed / self.calls if self.calls else None
 
 
-def tools_of(lines: Sequence[Line], source: str | None = None) -> list[str]:
-    """Tools that were called by one source, or by any (None), sorted."""
-    prefix = "mixed/tools/" if source is None else f"mixed/{source}/tools/"
-    names = {name for line in lines for name in line["metrics"] if name.startswith(prefix)}
-    return sorted(
-        name.removeprefix(prefix).removesuffix("/calls")
-        for name in names
-        if name.endswith("/calls")
-    )
-
-
 def tool_rows(lines: Sequence[Line], source: str | None = None) -> list[ToolRow]:
     """A row for each tool, over all lines; of the calls of one source, or of all (None)."""
     prefix = "mixed/tools" if source is None else f"mixed/{source}/tools"
+    tools = {
+        name.removeprefix(f"{prefix}/").removesuffix("/calls")
+        for line in lines
+        for name in line["metrics"]
+        if name.startswith(f"{prefix}/") and name.endswith("/calls")
+    }
     rows = []
-    for tool in tools_of(lines, source):
+    for tool in sorted(tools):
         calls, failed = 0.0, 0.0
         for line in lines:
             step_calls = line["metrics"].get(f"{prefix}/{tool}/calls", 0.0)

@@ -20,7 +20,6 @@ from verl_mixed.views.summary import (
     restarts_of,
     source_table,
     tool_rows,
-    tools_of,
 )
 
 VALUES = st.lists(st.floats(-1e6, 1e6), max_size=60)
@@ -105,7 +104,7 @@ def test_tools_are_summed_over_steps_by_calls_and_not_by_steps() -> None:
 
     assert (row.tool, row.calls, row.failed, row.error_rate) == ("code", 100, 14, 0.14)
     assert row.p50_s is None and row.worst_p95_s is None
-    assert tools_of(lines, "nq") == []
+    assert tool_rows(lines, "nq") == []
 
 
 def test_tools_of_the_sources_are_those_of_the_run(tmp_path: Path) -> None:
@@ -113,7 +112,7 @@ def test_tools_of_the_sources_are_those_of_the_run(tmp_path: Path) -> None:
 
     (code,) = tool_rows(lines, "math")
 
-    assert tools_of(lines) == ["code", "search"]
+    assert [row.tool for row in tool_rows(lines)] == ["code", "search"]
     assert code.calls == sum(
         line["metrics"].get("mixed/math/tools/code/calls", 0) for line in lines
     )

@@ -6,14 +6,7 @@ from verl_mixed.views.progress import Line, series
 from verl_mixed.views.report.charts import Curve, Panel
 from verl_mixed.views.report.panels import Section, Table, by_source, colored, drawn, per_source
 from verl_mixed.views.report.runs import Run
-from verl_mixed.views.summary import (
-    AFTER_STEP,
-    PHASE_WORDS,
-    increments,
-    phase_means,
-    tool_rows,
-    tools_of,
-)
+from verl_mixed.views.summary import AFTER_STEP, PHASE_WORDS, increments, phase_means, tool_rows
 
 PHASES_SHOWN = 6
 """The longest phases, each with a colour of its own. The other phases are one layer."""
@@ -26,7 +19,7 @@ def tools(run: Run) -> Section:
         {**line, "metrics": {n: value for n, value in line["metrics"].items() if "/tools/" in n}}
         for line in run.trained
     ]
-    names = tools_of(lines)
+    names = [row.tool for row in tool_rows(lines)]
 
     def per_tool(title: str, metric: str) -> Panel:
         points = {name: series(run.trained, f"mixed/tools/{name}/{metric}") for name in names}
