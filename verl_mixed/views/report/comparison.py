@@ -5,7 +5,7 @@ from typing import Any
 
 from verl_mixed.views.progress import series
 from verl_mixed.views.report.charts import Curve, Panel
-from verl_mixed.views.report.panels import Section, Table
+from verl_mixed.views.report.panels import Section, Table, drawn
 from verl_mixed.views.report.runs import Run
 from verl_mixed.views.summary import AVERAGE_OVER, SOURCE_FACTS, mean_of_last, moving_average
 
@@ -30,7 +30,7 @@ def comparison(runs: Sequence[Run]) -> Section:
     panels += [_panel(runs, text[0].upper() + text[1:], metric) for metric, text in _OF_ALL.items()]
     return Section(
         title="Comparison",
-        panels=[panel for panel in panels if not panel.is_empty],
+        panels=drawn(*panels),
         tables=[_last_values(runs, sources)],
         notes=(
             f"One colour a run; training curves and the table are means of the last {AVERAGE_OVER} "
@@ -54,20 +54,12 @@ def config_rows(runs: Sequence[Run]) -> list[list[Any]]:
 
 
 def _panel(runs: Sequence[Run], title: str, metric: str, validation: bool = False) -> Panel:
-    return Panel(
-        title=title,
-        curves=[
-            Curve(
-                name=run.name,
-                points=series(run.lines, metric)
-                if validation
-                else moving_average(series(run.trained, metric)),
-                color=i,
-                dots=validation,
-            )
-            for i, run in enumerate(runs)
-        ],
-    )
+    curves = []
+    for i, run in enumerate(runs):
+        points = series(run.lines if validation else run.trained, metric)
+        points = points if validation else moving_average(points)
+        curves.append(Curve(name=run.name, points=points, color=i, dots=validation))
+    return Panel(title=title, curves=curves)
 
 
 def _last_values(runs: Sequence[Run], sources: Sequence[str]) -> Table:

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from itertools import chain
 
 from verl_mixed.views.mixture_rows import RatioRow, evictions, missing_steps
-from verl_mixed.views.progress import series
 from verl_mixed.views.report.charts import Curve, Panel
-from verl_mixed.views.report.panels import NOTHING_YET, Section, Table, colored, drawn
+from verl_mixed.views.report.panels import NOTHING_YET, Section, Table, by_source, colored, drawn
 from verl_mixed.views.report.runs import Run
 from verl_mixed.views.report.text import number
 from verl_mixed.views.summary import in_buckets
@@ -122,22 +121,14 @@ def given_up(run: Run) -> Section:
     found = evictions(run.lines, run.ledger)
     reasons = list(dict.fromkeys(chain.from_iterable(found.values())))
     rows = [[source, *(own.get(each, 0) for each in reasons)] for source, own in found.items()]
-    panels = [
-        Panel(
-            title=f"Prompts given up per step: {reason}",
-            curves=[
-                Curve(
-                    name=source,
-                    points=series(run.trained, f"mixed/{source}/evicted/{reason}"),
-                    color=run.sources.index(source),
-                    dots=True,
-                )
-                for source in found
-                if source in run.sources
-            ],
-        )
-        for reason in reasons
-    ]
+    panels = []
+    for reason in reasons:
+        curves = [
+            Curve(name=source, points=points, color=i, dots=True)
+            for i, (source, points) in enumerate(by_source(run, f"evicted/{reason}").items())
+            if source in found
+        ]
+        panels.append(Panel(title=f"Prompts given up per step: {reason}", curves=curves))
     return Section(
         title="Prompts given up",
         panels=drawn(*panels),

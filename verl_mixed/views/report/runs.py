@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -124,9 +125,7 @@ def _starts(versions: Path) -> list[float]:
     """Moments of `versions.jsonl`, which has a line for each start."""
     found = []
     for raw in versions.read_bytes().splitlines() if versions.exists() else []:
-        try:
+        with suppress(ValueError, TypeError, KeyError):
             when = datetime.strptime(json.loads(raw)["time"], "%Y-%m-%dT%H:%M:%S%z")
-        except (ValueError, TypeError, KeyError):
-            continue
-        found.append(when.timestamp())
+            found.append(when.timestamp())
     return found
