@@ -147,13 +147,12 @@ def _whole(parts: Sequence[Any]) -> Tensor:
     dims = [axis for axis, place in enumerate(places) if type(place) is Shard]
     if len(dims) > 1 or any(type(place) not in (Shard, Replicate) for place in places):
         raise ValueError(f"placements={places}: want one dimension sharded, the others replicated")
-    holders = (
-        ranks.movedim(dims[0], -1).reshape(-1, ranks.shape[dims[0]])[0]
-        if dims
-        else ranks.flatten()[:1]
-    )
-    slices = [parts[int(rank)].to_local() for rank in holders]
-    whole = torch.cat(slices, dim=cast(Shard, places[dims[0]]).dim) if dims else slices[0]
+    if dims:
+        holders = ranks.movedim(dims[0], -1).reshape(-1, ranks.shape[dims[0]])[0]
+        slices = [parts[int(rank)].to_local() for rank in holders]
+        whole = torch.cat(slices, dim=cast(Shard, places[dims[0]]).dim)
+    else:
+        whole = parts[int(ranks.flatten()[0])].to_local()
     if whole.shape != first.shape:
         raise ValueError(f"slices make up {tuple(whole.shape)}, not {tuple(first.shape)}")
     return whole

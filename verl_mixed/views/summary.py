@@ -156,9 +156,8 @@ def source_table(
             points = series(steps, f"mixed/{source}/{fact}")
             ends = first_and_last(points, over) or ([points] if points else [])
             if ends:
-                table.setdefault(fact, {})[source] = tuple(
-                    fmean(value for _, value in end) for end in ends
-                )
+                means = tuple(fmean(value for _, value in end) for end in ends)
+                table.setdefault(fact, {})[source] = means
     return table
 
 

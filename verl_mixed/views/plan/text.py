@@ -13,8 +13,7 @@ def as_json(report: PlanReport, diff: PlanDiff | None = None) -> dict[str, Any]:
 
     | key | value |
     | --- | --- |
-    | `batch_size`, `steps` | as in `PlanReport` |
-    | `left_out`, `exhausted`, `rows_unknown`, `fingerprint` | as in `PlanReport` |
+    | fields of `PlanReport` | as there |
     | `sources` | name -> fields of `SourcePlan`; the keys of `ratio` are steps, as text |
     | `tools` | fields of `ToolLoad` |
     | `diff`, only with a diff | `name`, `fields`, `resumable`, and `other`, with these same keys |

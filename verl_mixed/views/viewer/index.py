@@ -188,9 +188,8 @@ class Index:
     def _read(self, name: str) -> None:
         with (self.folder / name).open("rb") as lines:
             stat = os.fstat(lines.fileno())  # not of a file that replaced it
-            self._database.execute(
-                "INSERT INTO files VALUES (?, ?, ?)", [name, stat.st_mtime_ns, stat.st_size]
-            )
+            read = [name, stat.st_mtime_ns, stat.st_size]
+            self._database.execute("INSERT INTO files VALUES (?, ?, ?)", read)
             for number, start, line in _whole_lines(lines, stat.st_size):
                 try:
                     entry = read_line(line, IndexEntry)
@@ -202,16 +201,14 @@ class Index:
     def _leave_unread(self, name: str, error: OSError) -> None:
         """Note that a file cannot be read, unless it was removed; lines read so far are kept."""
         if os.path.lexists(self.folder / name):
-            self._database.execute(
-                "INSERT OR REPLACE INTO files VALUES (?, ?, ?)", [name, *_UNREAD]
-            )
+            unread = [name, *_UNREAD]
+            self._database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", unread)
             self._complain(name, 0, error.strerror or str(error))
 
     def _complain(self, name: str, number: int, why: str) -> None:
         """Note a line that cannot be read, by its number from 1; 0: the whole file."""
-        self._database.execute(
-            "INSERT INTO unreadable VALUES (?, ?, ?)", [name, number, _storable(why)]
-        )
+        problem = [name, number, _storable(why)]
+        self._database.execute("INSERT INTO unreadable VALUES (?, ?, ?)", problem)
 
     def _add(self, name: str, number: int, start: int, entry: IndexEntry) -> None:
         lengths = [(author, length) for author, _, length, _ in entry.segments]
@@ -228,10 +225,9 @@ class Index:
             f"INSERT INTO trajectories (file, line, start, {_ROW}) VALUES ({marks})",
             [name, number, start, *(_storable(values[column]) for column in _COLUMNS)],
         )
-        text = "\n".join(text for _, _, _, text in entry.segments)
+        text = _storable(bare("\n".join(text for _, _, _, text in entry.segments)))
         self._database.execute(
-            "INSERT INTO texts (rowid, text) VALUES (?, ?)",
-            [cursor.lastrowid, _storable(bare(text))],
+            "INSERT INTO texts (rowid, text) VALUES (?, ?)", [cursor.lastrowid, text]
         )
 
 

@@ -57,10 +57,7 @@ class State:
 class RunReader:
     """Reads a run's folder, which need not exist. Call `read` first, and again to read what is new.
 
-    Args:
-        folder: of the run.
-        now: seconds since 1970.
-        log_from: byte of `train.log` where this start's part begins; 0: not known.
+    `log_from` is the byte of `train.log` where this start's part begins; 0: not known.
     """
 
     def __init__(
