@@ -5,30 +5,10 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from agent_loop.turns.turn_loop import Call, Turn
+
 _Natural = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 """Small enough that sums fit in SQLite's integers and in JavaScript's numbers."""
-
-
-class Turn(msgspec.Struct):
-    """The times of one turn, as in `agent_loop.turns.turn_loop`."""
-
-    generate_s: float = 0.0
-    tools_s: float = 0.0
-    tokens: int = 0
-
-
-class Call(msgspec.Struct):
-    """One action that was run, as in `agent_loop.turns.turn_loop`."""
-
-    turn: int
-    action: str
-    arguments: str
-    status: str
-    tool: str = ""
-    latency_s: float = 0.0
-    limiter_wait_s: float = 0.0
-    attempts: int = 0
-    error: str | None = None
 
 
 class IndexEntry(msgspec.Struct):

@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -98,7 +99,7 @@ def _segments(record: Record) -> list[dict[str, Any]]:
     """The segments with their turns; the times and calls of a turn are in its model segment."""
     calls: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for call in record.calls:
-        calls[call.turn].append(_plain(msgspec.structs.asdict(call)))
+        calls[call.turn].append(_plain(asdict(call)))
     shown: list[dict[str, Any]] = []
     turn = 0
     for author, start, length, text in record.segments:
@@ -106,7 +107,7 @@ def _segments(record: Record) -> list[dict[str, Any]]:
         if author == "model":
             turn += 1
             if turn <= len(record.turns):
-                segment["times"] = _plain(msgspec.structs.asdict(record.turns[turn - 1]))
+                segment["times"] = _plain(asdict(record.turns[turn - 1]))
             segment["calls"] = calls.pop(turn, [])
         shown.append({**segment, "turn": turn, "text": text})
     left = [call for of_turn in calls.values() for call in of_turn]
