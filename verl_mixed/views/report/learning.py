@@ -123,10 +123,7 @@ def facts(run: Run) -> Section:
 
 
 def _with_band(
-    run: Run,
-    title: str,
-    metric: str,
-    estimates_of: Callable[[Sequence[Line], str], list[Estimate]],
+    run: Run, title: str, metric: str, estimates_of: Callable[[Sequence[Line], str], list[Estimate]]
 ) -> Panel:
     estimates = {source: estimates_of(run.lines, source) for source in run.sources}
     curves = per_source(run, title, metric).curves
