@@ -105,10 +105,7 @@ def increments(points: Points, restarts: Collection[int] = ()) -> list[tuple[int
 
 
 def restarts_of(lines: Sequence[Line], starts: Iterable[float]) -> list[int]:
-    """The first step after each start, except the start of a run that has no step yet.
-
-    `starts` are times in seconds since 1970.
-    """
+    """The first step after each start (seconds since 1970) of a run that has a step already."""
     moments = [(line["time"], line["step"]) for line in trained(lines)]
     before = ([step for moment, step in moments if moment < start] for start in starts)
     return sorted({max(steps) + 1 for steps in before if steps})
@@ -127,12 +124,12 @@ def in_buckets(steps: Sequence[int], most: int) -> list[list[int]]:
     return [indices for _, indices in sorted(groups.items())]
 
 
-def first_and_last(points: Points, over: int = AVERAGE_OVER) -> tuple[Points, Points] | None:
-    """The first and the last `over` points; None if there are fewer than two points.
+def first_and_last(points: Points) -> tuple[Points, Points] | None:
+    """The first and the last `AVERAGE_OVER` points; None if there are fewer than two points.
 
-    A series of fewer than `2 * over` points is divided in two halves, so no point is in both parts.
+    A short series is divided in two halves, so no point is in both parts.
     """
-    over = min(over, len(points) // 2)
+    over = min(AVERAGE_OVER, len(points) // 2)
     return (points[:over], points[-over:]) if over else None
 
 
@@ -141,9 +138,7 @@ def trained(lines: Sequence[Line]) -> list[Line]:
     return [line for line in lines if line["step"] > 0]
 
 
-def source_table(
-    lines: Sequence[Line], over: int = AVERAGE_OVER
-) -> dict[str, dict[str, tuple[float, ...]]]:
+def source_table(lines: Sequence[Line]) -> dict[str, dict[str, tuple[float, ...]]]:
     """Fact of `SOURCE_FACTS` -> source -> (mean of the first part, mean of the last part).
 
     The parts are those of `first_and_last`. A series of one point gives (its value,); facts and
@@ -154,7 +149,7 @@ def source_table(
     for fact in SOURCE_FACTS:
         for source in sources:
             points = series(steps, f"mixed/{source}/{fact}")
-            ends = first_and_last(points, over) or ([points] if points else [])
+            ends = first_and_last(points) or ([points] if points else [])
             if ends:
                 means = tuple(fmean(value for _, value in end) for end in ends)
                 table.setdefault(fact, {})[source] = means

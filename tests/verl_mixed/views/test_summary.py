@@ -85,7 +85,7 @@ def test_increments_give_back_the_gains_of_a_counter_that_was_set_back(
 def test_a_source_table_shows_first_and_last_steps_and_no_absent_fact() -> None:
     lines = lines_of(*({"mixed/math/reward/mean": float(i)} for i in range(30)))
 
-    table = source_table(lines, over=10)
+    table = source_table(lines)
 
     assert table == {"reward/mean": {"math": (4.5, 24.5)}}
     # of a run of sixteen steps no step is in both
