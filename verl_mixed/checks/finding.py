@@ -1,7 +1,6 @@
 """The framework of every check: a finding, and checks that run side by side with deadlines.
 
-Doctor, preflight, the checks of hosts and the checks of packages report findings. This module
-imports only the standard library, because the hosts are checked on a jumphost without packages.
+Imports only the standard library, because hosts are checked on a jumphost without packages.
 """
 
 import json
