@@ -10,6 +10,8 @@ from config.lookup import at
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 
+_STRICT = ConfigDict(strict=True)
+
 _Count: Any = Annotated[int, Field(ge=1)]
 _Share = Annotated[float, Field(gt=0, le=1)]
 _Discount = Annotated[float, Field(ge=0, le=1)]
@@ -67,27 +69,13 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 }
 
 
-def _checks(kinds: Mapping[str, tuple[Any, str]]) -> dict[str, tuple[TypeAdapter[Any], str]]:
-    strict = ConfigDict(strict=True)
-    return {
-        key: (TypeAdapter(kind, config=strict), wanted) for key, (kind, wanted) in kinds.items()
-    }
-
-
-_CHECKS = _checks(_KINDS)
-
-
 def number_problems(config: Mapping[str, Any]) -> list[str]:
-    """One sentence for each wrong value.
-
-    Args:
-        config: the resolved run config.
-    """
+    """One sentence for each wrong value."""
     problems = []
-    for key, (check, wanted) in _CHECKS.items():
+    for key, (kind, wanted) in _KINDS.items():
         value = at(config, key)
         try:
-            check.validate_python(value)
+            TypeAdapter(kind, config=_STRICT).validate_python(value)
         except ValidationError:
             problems.append(f"{key}={value!r}: want {wanted}")
     return problems
