@@ -45,12 +45,7 @@ def python() -> list[Finding]:
 
 def packages() -> list[Finding]:
     """Packages that are missing, or whose versions exclude each other."""
-    findings = missing()
-    findings += [bad("packages", text, f"pip install '{wanted}'") for text, wanted in conflicts()]
-    findings += [
-        warning("packages", f"{owner} wants {name}, which is missing", f"pip install '{name}'")
-        for owner, name in unmet()
-    ]
+    findings = [*missing(), *_unmet_requirements()]
     shown = ", ".join(f"{name} {number}" for name, number in versions().items() if number)
     return findings or [ok("packages", shown)]
 
@@ -70,25 +65,21 @@ def missing() -> list[Finding]:
     return findings
 
 
-def conflicts() -> Iterator[tuple[str, str]]:
-    """(which package excludes which, the requirement that is not met) of installed packages."""
-    for owner, wanted, found in _requirements():
-        if found is not None and not wanted.specifier.contains(found, prereleases=True):
-            yield f"{owner} wants {wanted.name}{wanted.specifier}, there is {found}", _plain(wanted)
-
-
-def unmet() -> Iterator[tuple[str, str]]:
-    """(owner, requirement) of packages that an installed package needs and that are missing."""
+def _unmet_requirements() -> list[Finding]:
+    """Versions that installed packages exclude, then missing packages that they want."""
     from packaging.utils import canonicalize_name
 
-    ours = {canonicalize_name(name) for name in NEEDED}
+    ours = {canonicalize_name(name) for name in NEEDED}  # `missing` reports them
+    excluded, lacking = [], []
     for owner, wanted, found in _requirements():
-        if found is None and canonicalize_name(wanted.name) not in ours:
-            yield owner, _plain(wanted)
-
-
-def _plain(wanted: "Requirement") -> str:
-    return f"{wanted.name}{wanted.specifier}"
+        words = f"{owner} wants {wanted.name}{wanted.specifier}"
+        remedy = f"pip install '{wanted.name}{wanted.specifier}'"
+        if found is not None:
+            if not wanted.specifier.contains(found, prereleases=True):
+                excluded.append(bad("packages", f"{words}, there is {found}", remedy))
+        elif canonicalize_name(wanted.name) not in ours:
+            lacking.append(warning("packages", f"{words}, which is missing", remedy))
+    return excluded + lacking
 
 
 def _requirements() -> Iterator[tuple[str, "Requirement", str | None]]:
