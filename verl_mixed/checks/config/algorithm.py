@@ -1,7 +1,7 @@
 """Checks of `algorithm`, the losses and the critic: faults that end a run late or change it
 silently."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agent_loop.training.estimators import ESTIMATORS, UNTRIED, WITHOUT_GROUPS
@@ -26,12 +26,11 @@ def algorithm_problems(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _estimator_problems(config: Mapping[str, Any]) -> list[str]:
-    problems = []
+def _estimator_problems(config: Mapping[str, Any]) -> Iterator[str]:
     estimator = at(config, "algorithm.adv_estimator")
     is_own = bool(at(config, "actor_rollout_ref.model.external_lib"))
     if estimator not in ESTIMATORS + UNTRIED and not is_own:
-        problems.append(
+        yield (
             f"algorithm.adv_estimator={estimator!r}: no estimator that is supported; choose "
             f"{', '.join(ESTIMATORS)}, of verl's others {', '.join(UNTRIED)}, or register one in a "
             "module that actor_rollout_ref.model.external_lib names"
@@ -42,78 +41,72 @@ def _estimator_problems(config: Mapping[str, Any]) -> list[str]:
         why = "want a whole number >= 1"
         if least == 2:
             why = f"{estimator} compares the trajectories of one prompt, so at least 2 are needed"
-        problems.append(f"actor_rollout_ref.rollout.n={n!r}: {why} (ROLLOUT_N)")
-    return problems
+        yield f"actor_rollout_ref.rollout.n={n!r}: {why} (ROLLOUT_N)"
 
 
-def _critic_problems(config: Mapping[str, Any]) -> list[str]:
+def _critic_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Faults of the critic of `gae`, which verl reports after minutes or at the first update."""
     if at(config, "algorithm.adv_estimator") != "gae" and not at(config, "critic.enable"):
-        return []
-    problems = []
+        return
     if at(config, "critic.enable") is False:
-        problems.append(
+        yield (
             "critic.enable=False with algorithm.adv_estimator=gae: its advantage is made of the "
             "critic's values; set it to null"
         )
     if at(config, "trainer.device") == "cpu" and at(config, "critic.strategy") != "fsdp2":
-        problems.append(
+        yield (
             f"critic.strategy={at(config, 'critic.strategy')!r}: with trainer.device=cpu it must "
             "be 'fsdp2'; set it, or leave it to config/profile/laptop.yaml"
         )
     mini, of_actor = (at(config, f"{key}.ppo_mini_batch_size") for key in ("critic", _ACTOR))
     if mini != of_actor:
-        problems.append(
+        yield (
             f"critic.ppo_mini_batch_size={mini!r} and {_ACTOR}.ppo_mini_batch_size={of_actor!r}: a "
             "batch is laid out in mini-batches once, with the mixture in each; make them equal"
         )
-    return problems
 
 
-def _grpo_problems(config: Mapping[str, Any]) -> list[str]:
+def _grpo_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Faults of our estimator's settings, and losses whose denominator would vary by chance."""
     values = at(config, _STATE_MASKED_GRPO, {})
-    _, problems = section_of(StateMaskedGRPOConfig, values, _STATE_MASKED_GRPO)
+    yield from section_of(StateMaskedGRPOConfig, values, _STATE_MASKED_GRPO)[1]
     settings = values if isinstance(values, Mapping) else {}
     scale, sources = settings.get("scale"), named_sources(config)
     unknown = {*scale} - {*sources} if isinstance(scale, Mapping) else set()
-    problems += [
-        f"{_STATE_MASKED_GRPO}.scale.{name}: no such source; name one of {sorted(sources, key=str)}"
-        for name in sorted(unknown, key=str)
-    ]
+    for name in sorted(unknown, key=str):
+        known = sorted(sources, key=str)
+        yield f"{_STATE_MASKED_GRPO}.scale.{name}: no such source; name one of {known}"
     mode, factor = at(config, f"{_ACTOR}.loss_agg_mode"), at(config, f"{_ACTOR}.loss_scale_factor")
     by_constant = "seq-mean-token-sum-norm"
     if settings.get("dr_grpo") is True and mode != by_constant:
-        problems.append(
+        yield (
             f"{_STATE_MASKED_GRPO}.dr_grpo=True with {_ACTOR}.loss_agg_mode={mode!r}: Dr.GRPO sums "
             f"a response's tokens and divides by a constant; set it to {by_constant}"
         )
     if mode == by_constant and not is_count(factor):
-        problems.append(
+        yield (
             f"{_ACTOR}.loss_scale_factor={factor!r} with {_ACTOR}.loss_agg_mode={mode}: without a "
             "constant verl divides by the longest response of each micro-batch, so the horizon "
             "varies; set it to a whole number >= 1, such as data.max_response_length"
         )
-    return problems
 
 
-def _filter_problems(config: Mapping[str, Any]) -> list[str]:
+def _filter_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """A filter metric that no trajectory has, which would end the run at its first group."""
     key = "algorithm.filter_groups"
+    metric = at(config, f"{key}.metric")
     if not at(config, f"{key}.enable"):
-        return []
+        return
     if at(config, "actor_rollout_ref.rollout.n") == 1:
-        return [
+        yield (
             f"{key}.enable=True with actor_rollout_ref.rollout.n=1: trajectories of one prompt are "
             "compared, so every group would be dropped; set it to false, or n to 2 or more"
-        ]
-    metric = at(config, f"{key}.metric")
-    if metric in FILTER_METRICS:
-        return []
-    return [
-        f"{key}.metric={metric!r}: want {' or '.join(FILTER_METRICS)}; the sum that other versions "
-        "of verl call seq_reward is reward"
-    ]
+        )
+    elif metric not in FILTER_METRICS:
+        yield (
+            f"{key}.metric={metric!r}: want {' or '.join(FILTER_METRICS)}; the sum that other "
+            "versions of verl call seq_reward is reward"
+        )
 
 
 def is_count(value: Any) -> bool:

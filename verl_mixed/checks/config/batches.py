@@ -4,7 +4,7 @@ verl 0.9.1 (`workers/engine/utils.py`, `trainer/ppo/v1`) pads uneven sizes, or s
 step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from config.lookup import at
@@ -34,14 +34,11 @@ def batch_problems(config: Mapping[str, Any]) -> list[str]:
         )
     sources = sound_sources(config).values()
     groups = {source.rollout_n or n for source in sources if source.takes_part}
-    if len(groups) > 1:
-        return (
-            problems  # the trainer pads each optimizer update to a number that can be split evenly
-        )
+    if len(groups) > 1:  # the trainer pads each update to a number that can be split evenly
+        return problems
     n = groups.pop() if groups else n
-    at_once, key = (
-        (mini, f"{_ACTOR}.ppo_mini_batch_size") if separate else (batch, "data.train_batch_size")
-    )
+    key = f"{_ACTOR}.ppo_mini_batch_size" if separate else "data.train_batch_size"
+    at_once = mini if separate else batch
     if (at_once * n) % processes:
         problems.append(
             f"{key}={at_once} times {n} trajectories a prompt ({_ROLLOUT}.n or a source's "
@@ -54,25 +51,20 @@ def batch_problems(config: Mapping[str, Any]) -> list[str]:
     if not at(config, f"{_ACTOR}.use_dynamic_bsz"):
         key = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
         problems += _micro_problems(key, at(config, key), mini * n, processes)
-    if not at(config, f"{_ROLLOUT}.log_prob_use_dynamic_bsz"):
-        key = f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"
-        problems += _micro_problems(key, at(config, key), at_once * n, processes)
-    needs_reference = at(config, "algorithm.use_kl_in_reward") or at(
-        config, f"{_ACTOR}.use_kl_loss"
-    )
-    if needs_reference and not at(config, f"{_REF}.log_prob_use_dynamic_bsz"):
-        key = f"{_REF}.log_prob_micro_batch_size_per_gpu"
-        problems += _micro_problems(key, at(config, key), at_once * n, processes)
+    has_reference = at(config, "algorithm.use_kl_in_reward") or at(config, f"{_ACTOR}.use_kl_loss")
+    for part in (_ROLLOUT, _REF) if has_reference else (_ROLLOUT,):
+        if not at(config, f"{part}.log_prob_use_dynamic_bsz"):
+            key = f"{part}.log_prob_micro_batch_size_per_gpu"
+            problems += _micro_problems(key, at(config, key), at_once * n, processes)
     return problems
 
 
-def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> list[str]:
+def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> Iterator[str]:
     """Rules of verl for a trainer whose rollout has separate GPUs."""
-    problems = []
     key = "trainer.v1.separate_async.parameter_sync_step"
     updates = at(config, key)
     if not is_count(updates) or batch != updates * mini:
-        problems.append(
+        yield (
             f"data.train_batch_size={batch} is not {key}={updates!r} times "
             f"{_ACTOR}.ppo_mini_batch_size={mini}: mixed_separate_async trains one mini-batch at a "
             "time and sends weights after so many; make it their product"
@@ -80,18 +72,16 @@ def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> list
     for key in (f"{_ROLLOUT}.nnodes", f"{_ROLLOUT}.n_gpus_per_node"):
         value = at(config, key)
         if not is_count(value):
-            problems.append(
+            yield (
                 f"{key}={value!r}: mixed_separate_async generates on GPUs of its own; want a whole "
                 "number >= 1"
             )
-    backend = at(config, f"{_ROLLOUT}.checkpoint_engine.backend")
-    if backend == "naive":
-        problems.append(
+    if at(config, f"{_ROLLOUT}.checkpoint_engine.backend") == "naive":
+        yield (
             f"{_ROLLOUT}.checkpoint_engine.backend='naive': it cannot send weights to GPUs of "
             "another process, as mixed_separate_async must; choose nccl or another of verl's, on a "
             "CPU tcp_store"
         )
-    return problems
 
 
 def _processes(config: Mapping[str, Any]) -> int:

@@ -1,7 +1,7 @@
 """Modes of verl and settings of agent loops that would lose the mixture or mislead the trainer."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,77 +22,74 @@ _MODES = ("mixed_sync", "mixed_colocate_async", "mixed_separate_async")
 """Trainers of the mixture; see `agent_loop.training.trainer`."""
 
 
-def mode_problems(config: Mapping[str, Any]) -> list[str]:
+def mode_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Modes and settings of verl that would lose the mixture."""
-    problems = []
     mode = at(config, "trainer.v1.trainer_mode")
     if mode not in _MODES:
-        problems.append(
+        yield (
             f"trainer.v1.trainer_mode={mode!r}: no such trainer of the mixture; choose "
             f"{', '.join(_MODES)}"
         )
     if at(config, "skip.rollout_tq.enable"):
-        problems.append(
+        yield (
             "skip.rollout_tq.enable=True: it puts saved rollouts past the replay buffer, which "
             "keeps the quotas; set it to false"
         )
     sampler = at(config, "trainer.v1.sampler.custom_sampler.path")
     if sampler:
-        problems.append(
+        yield (
             f"trainer.v1.sampler.custom_sampler.path={sampler!r}: the mixture has a sampler of its "
             "own, which keeps the quotas; set it to null"
         )
     if at(config, f"{_ACTOR}.shuffle"):
-        problems.append(
+        yield (
             f"{_ACTOR}.shuffle=True: mini-batches would be drawn by chance and lose their quotas; "
             "set it to false"
         )
     limit = at(config, "data.train_max_samples", -1)
     if limit is not None and limit > 0:
-        problems.append(
+        yield (
             f"data.train_max_samples={limit}: verl would leave rows out that the mixture plan "
             "counts on; name smaller files, or set it to -1"
         )
     if at(config, "data.filter_overlong_prompts"):
-        problems.append(
+        yield (
             "data.filter_overlong_prompts=True: verl would leave rows out that the mixture plan "
             "counts on; set it to false, long prompts are named before the run starts"
         )
-    return problems
 
 
-def loop_problems(config: Mapping[str, Any]) -> list[str]:
+def loop_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Settings of the agent loops that contradict one another or the rollout backend."""
     mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if mixed is None or tools is None:
-        return []  # the check of sections reports it
-    problems = _foreign_problems(config)
+        return  # the check of sections reports it
+    yield from _foreign_problems(config)
     backend = at(config, f"{_ROLLOUT}.name")
     if mixed.turns.stop_at_tag == "strings" and backend not in STRING_STOPS:
-        problems.append(
+        yield (
             f"mixed.turns.stop_at_tag='strings' with {_ROLLOUT}.name={backend!r}: only "
             f"{', '.join(sorted(STRING_STOPS))} stop at strings; choose auto"
         )
     for name in ("turn_s", "trajectory_s", "step_s"):
         longest = getattr(mixed.deadlines, name)
         if longest is not None and tools.timeout >= longest:
-            problems.append(
+            yield (
                 f"{TOOL_CONFIG}.timeout={tools.timeout:g} is not below mixed.deadlines.{name}="
                 f"{longest:g}: a tool that hangs would end trajectories as `deadline`, which "
                 "trains, and not as `infra_error`; lower the timeout or raise the deadline"
             )
     if not tools.state_masking and at(config, "algorithm.rollout_correction.rollout_is"):
-        problems.append(
+        yield (
             f"{TOOL_CONFIG}.state_masking=false with algorithm.rollout_correction: tokens that the "
             "policy never sampled have no rollout log-prob to correct by; use one of the two"
         )
     if at(config, f"{_ROLLOUT}.agent.agent_loop_manager_class") != _MANAGER:
-        problems.append(
+        yield (
             f"{_ROLLOUT}.agent.agent_loop_manager_class: want {_MANAGER}, which counts what agent "
             "loops raise and judges them; remove the override"
         )
-    return problems
 
 
 def _foreign_problems(config: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """Settings of sources that contradict one another, or that verl's engines could not keep."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,7 @@ _FUSED = "actor_rollout_ref.model.use_fused_kernels"
 def source_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[str]:
     """Every fault in the settings of sources and of their rate limits.
 
-    Args:
-        config: the resolved run config.
-        agents: names of agent loops; None if their file cannot be read.
+    `agents` are the names of agent loops; None if their file cannot be read.
     """
     return [
         *_limit_problems(config),
@@ -31,34 +29,31 @@ def source_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[
     ]
 
 
-def _limit_problems(config: Mapping[str, Any]) -> list[str]:
+def _limit_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Shares of unknown sources, and limits that cannot be kept together."""
     shares, sources = at(config, "mixed.rate_limit.shares"), named_sources(config)
     unknown = {*shares} - {"", *sources} if isinstance(shares, Mapping) else set()
-    problems = [
-        f"mixed.rate_limit.shares.{name}: no such source; name one of {sorted(sources, key=str)}"
-        for name in sorted(unknown, key=str)
-    ]
+    for name in sorted(unknown, key=str):
+        known = sorted(sources, key=str)
+        yield f"mixed.rate_limit.shares.{name}: no such source; name one of {known}"
     mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if mixed is None or tools is None:
-        return problems
+        return
     try:
         rate_of(tools, mixed)
     except ValueError as error:
-        problems.append(f"{TOOL_CONFIG} and mixed.rate_limit: {error}")
-    return problems
+        yield f"{TOOL_CONFIG} and mixed.rate_limit: {error}"
 
 
-def _choice_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[str]:
+def _choice_problems(config: Mapping[str, Any], agents: set[str] | None) -> Iterator[str]:
     """Agents and rewards that sources name and that do not exist."""
-    problems = []
     for name, source in named_sources(config).items():
         given = source if isinstance(source, Mapping) else {}
         agent, reward = given.get("agent"), given.get("reward") or default_reward(name)
         options = given.get("reward_options") or {}
         if agent is not None and agents is not None and agent not in agents:
-            problems.append(
+            yield (
                 f"mixed.sources.{name}.agent={agent!r}: no such agent; there are "
                 f"{', '.join(sorted(agents))}"
             )
@@ -69,33 +64,28 @@ def _choice_problems(config: Mapping[str, Any], agents: set[str] | None) -> list
         except ValueError as error:
             for line in str(error).splitlines():
                 place = "" if line.startswith("reward_options") else "reward: "
-                problems.append(f"mixed.sources.{name}.{place}{line}")
-    return problems
+                yield f"mixed.sources.{name}.{place}{line}"
 
 
-def _schedule_problems(config: Mapping[str, Any]) -> list[str]:
+def _schedule_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Schedules that leave no source with a ratio at some step, or that cannot be followed."""
     sources = sound_sources(config)
     schedules = {name: source.schedule for name, source in sources.items()}
     moving = [name for name, schedule in schedules.items() if len(schedule) > 1]
-    problems = []
     if moving and at(config, "mixed.apportionment") == "fixed":
-        problems.append(
+        yield (
             f"mixed.apportionment='fixed' with a schedule for source={', '.join(moving)}: every "
             "batch would hold the same counts; set it to carry, or give one ratio each"
         )
-    if len(sources) < len(named_sources(config)) or not any(
-        own.takes_part for own in sources.values()
-    ):
-        return problems  # the check of section reports it
-    steps = sorted({0}.union(*schedules.values()))
-    empty = [step for step in steps if not any(_at_step(own, step) for own in schedules.values())]
-    problems += [
-        f"every ratio is 0 after {step} steps ({', '.join(schedules)}): a batch needs a source; "
-        "give at least one a ratio above 0 there (mixed.sources.<name>.ratio)"
-        for step in empty
-    ]
-    return problems
+    takes_part = [source.takes_part for source in sources.values()]
+    if len(sources) < len(named_sources(config)) or not any(takes_part):
+        return  # the check of section reports it
+    for step in sorted({0}.union(*schedules.values())):
+        if not any(_at_step(schedule, step) for schedule in schedules.values()):
+            yield (
+                f"every ratio is 0 after {step} steps ({', '.join(schedules)}): a batch needs a "
+                "source; give at least one a ratio above 0 there (mixed.sources.<name>.ratio)"
+            )
 
 
 def _at_step(schedule: Mapping[int, float], step: int) -> float:
@@ -104,37 +94,34 @@ def _at_step(schedule: Mapping[int, float], step: int) -> float:
     return float(np.interp(step, knots, [schedule[knot] for knot in knots]))
 
 
-def _engine_problems(config: Mapping[str, Any]) -> list[str]:
+def _engine_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Settings of sources that verl's engines could not keep."""
     longest = at(config, "data.max_response_length")
     common = at(config, f"{_ROLLOUT}.temperature")
     fused = at(config, _FUSED)
-    problems = []
     for name, source in sound_sources(config).items():
         length, temperature = source.max_response_length, source.temperature
         if length is not None and isinstance(longest, int) and length > longest:
-            problems.append(
+            yield (
                 f"mixed.sources.{name}.max_response_length={length}: every response is padded to "
                 f"data.max_response_length={longest}, so no source may have more; lower it, or "
                 "raise that"
             )
         if isinstance(longest, int):
-            problems += _length_term_problems(name, source, longest)
+            yield from _length_term_problems(name, source, longest)
         if fused and temperature is not None and temperature != common:
-            problems.append(
+            yield (
                 f"mixed.sources.{name}.temperature={temperature} with {_FUSED}=true: verl's fused "
                 f"kernels take one temperature for all rows ({_ROLLOUT}.temperature={common}); set "
                 f"{_FUSED}=false, or leave out the source's own"
             )
-    return problems
 
 
-def _length_term_problems(name: str, source: SourceConfig, longest: int) -> list[str]:
+def _length_term_problems(name: str, source: SourceConfig, longest: int) -> Iterator[str]:
     """A length term that no response is long enough to reach."""
     term, room = source.reward_terms.length, source.max_response_length or longest
-    if term is None or (free := free_length(term, room)) < room:
-        return []
-    return [
-        f"mixed.sources.{name}.reward_terms.length: its first {free} tokens are free, and its "
-        f"responses have at most {room}: it would never count; lower free or limit"
-    ]
+    if term is not None and (free := free_length(term, room)) >= room:
+        yield (
+            f"mixed.sources.{name}.reward_terms.length: its first {free} tokens are free, and its "
+            f"responses have at most {room}: it would never count; lower free or limit"
+        )
