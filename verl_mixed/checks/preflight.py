@@ -89,7 +89,7 @@ def mixture_problems(config: Mapping[str, Any], *, data: bool = True) -> list[st
         *source_problems(config, agents),
         *algorithm_problems(config),
         *number_problems(config),
-        *(data_problems(config, agents) if data else []),
+        *(data_problems(config, agents) if data else ()),
     ]
 
 

@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -24,35 +23,27 @@ BATCH_ROWS = 256
 """Rows in memory at once; one row of TACO may have a megabyte of tests."""
 
 
-def data_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[str]:
+def data_problems(config: Mapping[str, Any], agents: set[str] | None) -> Iterator[str]:
     """Faults of whole files: missing, damaged, of other sources, duplicate ids.
 
-    Args:
-        config: the resolved run config.
-        agents: names of agent loops; None if they are not known.
+    `agents` are the names of agent loops; None if they are not known.
     """
-    problems = []
     for key in ("data.train_files", "data.val_files"):
         if key in unset_keys(config):
             continue  # already reported
         files = files_at(config, key)
-        times = Counter(map(os.path.abspath, files))
-        problems += [
-            f"{key}: {file} is named {count} times: its rows would count as often; name it once"
-            for file, count in times.items()
-            if count > 1
-        ]
+        for file, count in Counter(map(os.path.abspath, files)).items():
+            if count > 1:
+                why = "its rows would count as often; name it once"
+                yield f"{key}: {file} is named {count} times: {why}"
         found, unreadable = _readable(files)
-        problems += [f"{key}: {problem}" for problem in unreadable]
-        problems += _unknown_source_problems(config, key, found)
-        if not unreadable:
-            problems += _missing_source_problems(config, key, found)
-        problems += _row_agent_problems(config, found, agents)
+        yield from (f"{key}: {problem}" for problem in unreadable)
+        yield from _source_problems(config, key, found, all_are_read=not unreadable)
+        yield from _row_agent_problems(config, found, agents)
         if key == "data.train_files":
             paths = [file.path for file in found]
-            problems += [f"{key}: {problem}" for problem in row_id_problems(paths)]
-            problems += _own_file_problems(config, files, found)
-    return problems
+            yield from (f"{key}: {problem}" for problem in row_id_problems(paths))
+            yield from _own_file_problems(config, files, found)
 
 
 def _readable(files: Sequence[str]) -> tuple[list[FileRows], list[str]]:
@@ -67,43 +58,38 @@ def _readable(files: Sequence[str]) -> tuple[list[FileRows], list[str]]:
     return found, problems
 
 
-def _unknown_source_problems(
-    config: Mapping[str, Any], key: str, found: Sequence[FileRows]
-) -> list[str]:
-    return [
-        f"no ratio for source={source!r} ({file.path}, {count} rows): every source of "
-        f"{key} needs one; add mixed.sources.{source}.ratio (0 leaves it out)"
-        for file in found
-        for source, count in file.rows_by_source.items()
-        if source not in named_sources(config)
-    ]
-
-
-def _missing_source_problems(
-    config: Mapping[str, Any], key: str, found: Sequence[FileRows]
-) -> list[str]:
+def _source_problems(
+    config: Mapping[str, Any], key: str, found: Sequence[FileRows], *, all_are_read: bool
+) -> Iterator[str]:
+    """Rows of unknown sources; sources without rows, if all files could be read."""
+    for file in found:
+        for source, count in file.rows_by_source.items():
+            if source not in named_sources(config):
+                yield (
+                    f"no ratio for source={source!r} ({file.path}, {count} rows): every source of "
+                    f"{key} needs one; add mixed.sources.{source}.ratio (0 leaves it out)"
+                )
     there = {source for file in found for source in file.rows_by_source}
-    return [
-        f"no rows of source={name!r} in {key} ({', '.join(str(file.path) for file in found)}): it "
-        f"has mixed.sources.{name}.ratio={source.ratio}; add a file with its rows or set its "
-        "ratio to 0"
-        for name, source in sound_sources(config).items()
-        if source.takes_part and name not in there
-    ]
+    for name, source in sound_sources(config).items():
+        if all_are_read and source.takes_part and name not in there:
+            yield (
+                f"no rows of source={name!r} in {key} "
+                f"({', '.join(str(file.path) for file in found)}): it has mixed.sources.{name}."
+                f"ratio={source.ratio}; add a file with its rows or set its ratio to 0"
+            )
 
 
 def _own_file_problems(
     config: Mapping[str, Any], files: Sequence[str], found: Sequence[FileRows]
-) -> list[str]:
+) -> Iterator[str]:
     """Rows of other sources in a file that one source names as its own file."""
     rows_of = {str(file.path): file.rows_by_source for file in found}
     trained = set(map(os.path.abspath, files))
-    problems = []
     for name, source in sound_sources(config).items():
         key = f"mixed.sources.{name}.files"
         for path in source.files if source.takes_part else []:
             if os.path.abspath(path) not in trained:
-                problems.append(
+                yield (
                     f"{key}: {path} is not one of data.train_files, so nothing is drawn from it; "
                     "add it there"
                 )
@@ -113,17 +99,16 @@ def _own_file_problems(
                 if other != name
             ]
             if others:
-                problems.append(
+                yield (
                     f"{key}: {path} holds {', '.join(others)}: its files hold rows of "
                     f"data_source={name!r} only; move those rows, or name the file in "
                     "data.train_files (TRAIN_FILES) instead"
                 )
-    return problems
 
 
 def _row_agent_problems(
     config: Mapping[str, Any], found: Sequence[FileRows], agents: set[str] | None
-) -> list[str]:
+) -> Iterator[str]:
     """Unknown agents in rows of sources that name no agent."""
     left_to_rows = {
         name
@@ -131,42 +116,36 @@ def _row_agent_problems(
         if source.takes_part and source.agent is None
     }
     if agents is None or not left_to_rows:
-        return []
+        return
     columns = ["data_source", "agent_name"]
-    problems = []
     for path in (file.path for file in found):
         table = pq.read_table(path, columns=columns)
         counted = table.group_by(columns, use_threads=False).aggregate([([], "count_all")])
-        problems += [
-            f"{path}: {pair['count_all']} rows of source={pair['data_source']!r} have "
-            f"agent_name={pair['agent_name']!r}: no such agent; there are "
-            f"{', '.join(sorted(agents))}, or set mixed.sources.{pair['data_source']}.agent"
-            for pair in counted.to_pylist()
-            if pair["data_source"] in left_to_rows and pair["agent_name"] not in agents
-        ]
-    return problems
+        for pair in counted.to_pylist():
+            source, agent = pair["data_source"], pair["agent_name"]
+            if source in left_to_rows and agent not in agents:
+                yield (
+                    f"{path}: {pair['count_all']} rows of source={source!r} have "
+                    f"agent_name={agent!r}: no such agent; there are {', '.join(sorted(agents))}, "
+                    f"or set mixed.sources.{source}.agent"
+                )
 
 
-def row_problems(config: Mapping[str, Any]) -> list[str]:
+def row_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Faults of single rows: unusable cells, and validation rows that are also training rows.
 
     `data_problems` reports files that cannot be read.
-
-    Args:
-        config: the resolved run config.
     """
     named = [files_at(config, key) for key in ("data.train_files", "data.val_files")]
     sound = set(sound_files([*named[0], *named[1]]))
     train, validation = ([file for file in files if file in sound] for files in named)
-    rewards = rewards_of(config)
-    problems = []
+    rewards = _rewards_of(config)
     for path in dict.fromkeys([*train, *validation]):
-        problems += _cell_problems(rewards, path)
+        yield from _cell_problems(rewards, path)
     once = list(dict.fromkeys(map(os.path.abspath, validation)))
-    problems += [f"data.val_files: {problem}" for problem in row_id_problems(once)]
+    yield from (f"data.val_files: {problem}" for problem in row_id_problems(once))
     if at(config, "mixed.leakage") != "allow":
-        problems += _leakage_problems(config, train, validation)
-    return problems
+        yield from _leakage_problems(config, train, validation)
 
 
 def batches(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
@@ -239,7 +218,7 @@ def _truth_problem(reward: Reward, text: str | None) -> str | None:
     return reward.truth_problem(ground_truth)
 
 
-def rewards_of(config: Mapping[str, Any]) -> dict[str, Reward]:
+def _rewards_of(config: Mapping[str, Any]) -> dict[str, Reward]:
     """source -> its reward, without sources whose reward is wrong, which another check reports."""
     rewards: dict[str, Reward] = {}
     for name, source in sound_sources(config).items():
@@ -248,18 +227,10 @@ def rewards_of(config: Mapping[str, Any]) -> dict[str, Reward]:
     return rewards
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Identity:
-    """The identity of a training row."""
-
-    place: str
-    row_id: str
-    prompt: int
-    """Hash of source and messages."""
-
-
-def _identities(config: Mapping[str, Any], files: Sequence[str]) -> Iterator[_Identity]:
-    """The identities of the rows of sources with a ratio above 0."""
+def _identities(
+    config: Mapping[str, Any], files: Sequence[str]
+) -> Iterator[tuple[str, set[str | int]]]:
+    """(place, {row id, hash of the prompt}) of the rows of sources with a ratio above 0."""
     sources = sound_sources(config)
     for path in files:
         for first, rows in batches(path, ["data_source", "prompt", "extra_info.row_id"]):
@@ -270,36 +241,23 @@ def _identities(config: Mapping[str, Any], files: Sequence[str]) -> Iterator[_Id
                     continue  # `row_id_problems` reports rows without an id
                 if prompt_problem(values["prompt"]) is None:
                     said = [(message["role"], message["content"]) for message in values["prompt"]]
-                    yield _Identity(
-                        place=f"{path} row {row}",
-                        row_id=row_id,
-                        prompt=hash((values["data_source"], *said)),
-                    )
+                    yield f"{path} row {row}", {row_id, hash((values["data_source"], *said))}
 
 
 def _leakage_problems(
     config: Mapping[str, Any], train: Sequence[str], validation: Sequence[str]
-) -> list[str]:
+) -> Iterator[str]:
     """Validation rows that are also training rows, by id or by prompt."""
-    ids: set[str] = set()
-    prompts: set[int] = set()
-    for row in _identities(config, train):
-        ids.add(row.row_id)
-        prompts.add(row.prompt)
-    leaked = [
-        row for row in _identities(config, validation) if row.row_id in ids or row.prompt in prompts
-    ]
-    if not leaked:
-        return []
-    first = leaked[0]
-    twin = next(
-        row.place
-        for row in _identities(config, train)
-        if row.row_id == first.row_id or row.prompt == first.prompt
-    )
-    return [
-        f"data.val_files: {len(leaked)} rows are in data.train_files too, by their row_id or "
-        f"their prompt, first {first.place} ({twin}): a curve over them shows what was "
-        "memorised; leave them out of one side (`verl-mixed prepare --validation`), or set "
-        "mixed.leakage=allow"
-    ]
+    trained: set[str | int] = set()
+    for _, names in _identities(config, train):
+        trained |= names
+    leaked = [row for row in _identities(config, validation) if row[1] & trained]
+    if leaked:
+        place, names = leaked[0]
+        twin = next(place for place, others in _identities(config, train) if others & names)
+        yield (
+            f"data.val_files: {len(leaked)} rows are in data.train_files too, by their row_id or "
+            f"their prompt, first {place} ({twin}): a curve over them shows what was memorised; "
+            "leave them out of one side (`verl-mixed prepare --validation`), or set "
+            "mixed.leakage=allow"
+        )

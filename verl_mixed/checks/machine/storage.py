@@ -16,6 +16,7 @@ from verl_mixed.checks.finding import Finding, bad, ok, warning
 from verl_mixed.checks.machine.machine import GB, existing
 from verl_mixed.run.compose import unset_keys
 from verl_mixed.run.sections import section_of
+from verl_mixed.run.settings import VARIABLES
 
 MOUNTS = Path("/proc/self/mounts")
 
@@ -130,8 +131,7 @@ def data(config: Mapping[str, Any]) -> list[Finding]:
     findings = []
     for key in ("data.train_files", "data.val_files"):
         if key in unset_keys(config):
-            variable = {"data.train_files": "TRAIN_FILES", "data.val_files": "VAL_FILES"}[key]
-            findings.append(bad("data", f"{key}: no value", f"set {variable}"))
+            findings.append(bad("data", f"{key}: no value", f"set {VARIABLES[key]}"))
             continue
         files = files_at(config, key)
         faults = {file: fault for file in files if (fault := _file_fault(Path(file)))}
