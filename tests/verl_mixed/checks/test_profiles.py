@@ -16,7 +16,7 @@ from tests.fakes.real_tokenizers import real_tokenizer
 from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.checks.config import devices as gpu_check
 from verl_mixed.checks.config.algorithm import ESTIMATORS, algorithm_problems
-from verl_mixed.checks.config.devices import gpu_problems, package_gaps
+from verl_mixed.checks.config.devices import device_problems, package_gaps
 from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.compose import CONFIG_DIR, REQUIRED, compose_config, resolve
 from verl_mixed.run.settings import SETTINGS, VARIABLES
@@ -119,7 +119,7 @@ def test_every_estimator_composes_on_gpus(profile: str, estimator: str) -> None:
     config = config_of(profile, f"algorithm.adv_estimator={estimator}")
 
     assert algorithm_problems(config) == []
-    assert gpu_problems(config) == []
+    assert device_problems(config) == []
     assert at(config, "critic.model.path") == at(config, "actor_rollout_ref.model.path")
 
 
@@ -166,7 +166,7 @@ def test_engines_apart_from_training_are_placed_on_nodes_of_their_own() -> None:
     need = need_of(config)
     assert need is not None
 
-    assert gpu_problems(config) == []
+    assert device_problems(config) == []
     assert need.gpus == 16
     assert placement_problems(need, [Node(cpus=64, gpus=8)] * 2) == []
     (problem,) = placement_problems(need, [Node(cpus=64, gpus=8)])
@@ -184,7 +184,7 @@ def test_engines_apart_from_training_are_placed_on_nodes_of_their_own() -> None:
     ],
 )
 def test_a_size_that_gpus_cannot_take_is_named(overrides: list[str], word: str) -> None:
-    assert word in "\n".join(gpu_problems(gpu_config(*overrides)))
+    assert word in "\n".join(device_problems(gpu_config(*overrides)))
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_size_that_gpus_cannot_take_is_named(overrides: list[str], word: str) 
     ],
 )
 def test_a_size_that_gpus_can_take_is_no_problem(overrides: list[str]) -> None:
-    assert gpu_problems(gpu_config(*overrides)) == []
+    assert device_problems(gpu_config(*overrides)) == []
 
 
 def test_packages_that_are_missing_here_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def documented(name: str) -> list[str]:
 def test_overrides_in_the_document_compose_and_are_sound(name: str) -> None:
     config = gpu_config(*documented(name))
 
-    assert gpu_problems(config) == []
+    assert device_problems(config) == []
     need = need_of(config)
     assert need is not None
 

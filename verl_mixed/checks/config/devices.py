@@ -26,14 +26,15 @@ _PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("tensor_model", "data", "
 
 
 def device_problems(config: Mapping[str, Any]) -> list[str]:
+    """Sizes that cannot work on GPUs, or settings that cannot work on a CPU; needs no GPU."""
     if at(config, "trainer.device") == "cuda":
-        return gpu_problems(config)
+        return _engine_problems(config) + _length_problems(config)
     if at(config, "trainer.device") != "cpu":
         return []
     rules: dict[str, Any] = {
         f"{_ACTOR}.strategy": "fsdp2",
         f"{_REF}.strategy": "fsdp2",
-        "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        _ATTENTION: "sdpa",
         f"{_ROLLOUT}.tensor_model_parallel_size": 1,
     }
     if at(config, f"{_ROLLOUT}.name") == "vllm_cpu":
@@ -54,15 +55,6 @@ def device_problems(config: Mapping[str, Any]) -> list[str]:
         if at(config, key) != wanted
     ]
     return problems or _own_placement_problems(config)
-
-
-def gpu_problems(config: Mapping[str, Any]) -> list[str]:
-    """Sizes in the config that cannot work on GPUs; the check needs no GPU.
-
-    Args:
-        config: the resolved run config, of `trainer.device=cuda`.
-    """
-    return _engine_problems(config) + _length_problems(config)
 
 
 def _engine_problems(config: Mapping[str, Any]) -> list[str]:
@@ -96,22 +88,19 @@ def _length_problems(config: Mapping[str, Any]) -> list[str]:
     longest = sum(lengths)
     limits: dict[str, Any] = {f"{_ROLLOUT}.max_model_len": at(config, f"{_ROLLOUT}.max_model_len")}
     if at(config, f"{_ACTOR}.use_dynamic_bsz"):
-        ulysses = max(
-            (
-                size
-                for key in (_ACTOR, f"{_ACTOR}.fsdp_config")
-                if is_count(size := at(config, f"{key}.ulysses_sequence_parallel_size", 1))
-            ),
-            default=1,
-        )
+        ulysses = [
+            at(config, f"{key}.ulysses_sequence_parallel_size", 1)
+            for key in (_ACTOR, f"{_ACTOR}.fsdp_config")
+        ]
+        factor = max(filter(is_count, ulysses), default=1)
         for key in (
             f"{_ACTOR}.ppo_max_token_len_per_gpu",
             f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
-            "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+            f"{_REF}.log_prob_max_token_len_per_gpu",
             "critic.ppo_infer_max_token_len_per_gpu",
         ):
             value = at(config, key)
-            limits[key] = value * ulysses if is_count(value) else value
+            limits[key] = value * factor if is_count(value) else value
     return [
         f"{key} allows {limit} tokens: data.max_prompt_length={lengths[0]} and "
         f"data.max_response_length={lengths[1]} may be {longest} together; raise it"
@@ -121,14 +110,7 @@ def _length_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def package_gaps(config: Mapping[str, Any]) -> list[str]:
-    """Packages that the run needs and this machine lacks.
-
-    Args:
-        config: the resolved run config.
-
-    Returns:
-        One sentence each; a run on another machine does not need them here.
-    """
+    """Packages that the run needs and this machine lacks; a run elsewhere needs them not here."""
     gaps = []
     backend = at(config, f"{_ROLLOUT}.name")
     if at(config, "trainer.device") == "cpu":

@@ -3,7 +3,7 @@
 The text of a prompt comes from `agent_loop.prompts` and the agent's own `system_prompt`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from functools import lru_cache
 from pathlib import Path
@@ -34,12 +34,10 @@ def model_problems(config: Mapping[str, Any]) -> list[str]:
     if tokenizer is None:
         return [
             f"{_MODEL}={str(path)!r}: no tokenizer with a chat template there, and prompts are "
-            "messages; set MODEL_PATH to an instruction model's folder, or "
-            f"{_CUSTOM_TEMPLATE}"
+            f"messages; set MODEL_PATH to an instruction model's folder, or {_CUSTOM_TEMPLATE}"
         ]
-    return _template_problems(config, tokenizer, prompts) or _length_problems(
-        config, tokenizer, prompts
-    )
+    refused = list(_template_problems(config, tokenizer, prompts))
+    return refused or list(_length_problems(config, tokenizer, prompts))
 
 
 def first_prompts(config: Mapping[str, Any]) -> dict[str, str]:
@@ -93,9 +91,8 @@ def _tokenizer(config: Mapping[str, Any], model: Path) -> Any:
     if template := at(config, _CUSTOM_TEMPLATE):
         tokenizer = copy(tokenizer)
         tokenizer.chat_template = template
-    return (
-        tokenizer if tokenizer.chat_template else None
-    )  # transformers makes up a tokenizer if there are no files
+    # transformers makes up a tokenizer if there are no files
+    return tokenizer if tokenizer.chat_template else None
 
 
 @lru_cache(maxsize=1)
@@ -142,7 +139,7 @@ class _Prompts:
         return bool(self.templates[source].system) or self.sources[source].agent in self.of_agents
 
 
-def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> list[str]:
+def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> Iterator[str]:
     """Files with prompts that are longer than `data.max_prompt_length`, or that the model's chat
     template refuses.
 
@@ -151,8 +148,7 @@ def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompt
     limit = at(config, "data.max_prompt_length")
     files = [*files_at(config, "data.train_files"), *files_at(config, "data.val_files")]
     if not isinstance(limit, int):
-        return []  # the check of numbers reports it
-    problems = []
+        return  # the check of numbers reports it
     for path in dict.fromkeys(sound_files(files)):
         too_long: list[int] = []
         refused: list[tuple[int, str]] = []
@@ -170,19 +166,18 @@ def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompt
             total, longest = total + len(rows), max(longest, *lengths.values(), 0)
             too_long += [number for number, length in lengths.items() if length > limit]
         if refused:
-            problems.append(
+            yield (
                 f"{path}: the chat template of {_MODEL} refuses {len(refused)} of {total} prompts, "
                 f"first row {refused[0][0]} ({refused[0][1]}); change their messages or "
                 f"mixed.prompts, or set {_CUSTOM_TEMPLATE}"
             )
         if too_long:
-            problems.append(
+            yield (
                 f"{path}: {len(too_long)} of {total} prompts are longer than "
                 f"data.max_prompt_length={limit} tokens, first row {too_long[0]}, longest "
                 f"{longest}, with the system prompt of their source or agent; raise it, or leave "
                 "those rows out (`verl-mixed prepare --max-prompt-tokens`)"
             )
-    return problems
 
 
 def _system_prompts(config: Mapping[str, Any], tools: ToolConfig | None) -> dict[str, str]:
@@ -195,36 +190,33 @@ def _system_prompts(config: Mapping[str, Any], tools: ToolConfig | None) -> dict
         if text := entry.get("system_prompt"):
             known = named_tools(entry.get("topk", 3))
             names = entry.get("tool_names") or known
-            lines = [
+            tool_lines = [
                 describe(n, known[n].description, known[n].arguments) for n in names if n in known
             ]
-            text = text.replace("{tools}", "\n".join(lines))
-            prompts[agent] = fill_tags(text, tools)
+            prompts[agent] = fill_tags(text.replace("{tools}", "\n".join(tool_lines)), tools)
     return prompts
 
 
-def _template_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> list[str]:
+def _template_problems(
+    config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts
+) -> Iterator[str]:
     """Messages of the loops that the model's chat template refuses."""
     common = at(config, "mixed.turns.observation_style")
     said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
-    problems = []
+    of_system = [{"role": "system", "content": "s"}, said[0]]
+    of_tool = [*said, {"role": "tool", "content": "t"}]
+    without_system = "leave out the system prompt of its agent and of its prompt"
     for name, source in prompts.sources.items():
         tried = []
         if prompts.have_system(name):
-            tried.append(("system", [{"role": "system", "content": "s"}, said[0]]))
+            tried.append(("system", of_system, without_system))
         if (source.observation_style or common) == "chat":
-            tried.append(("tool", [*said, {"role": "tool", "content": "t"}]))
-        for role, messages in tried:
+            tried.append(("tool", of_tool, "set mixed.turns.observation_style=inline"))
+        for role, messages, remedy in tried:
             try:
                 _shown(messages, tokenizer)
             except _Refused as error:
-                problems.append(
-                    f"source={name}: the chat template of actor_rollout_ref.model.path refuses "
-                    f"messages of the role {role} ({error}); "
-                    + (
-                        "set mixed.turns.observation_style=inline"
-                        if role == "tool"
-                        else "leave out the system prompt of its agent and of its prompt"
-                    )
+                yield (
+                    f"source={name}: the chat template of {_MODEL} refuses messages of the role "
+                    f"{role} ({error}); {remedy}"
                 )
-    return problems
