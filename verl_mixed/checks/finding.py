@@ -63,33 +63,31 @@ def problems(findings: Iterable[Finding]) -> list[str]:
     ]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Check:
-    """A function that returns findings, and its deadline."""
+    """A function that returns findings, and its deadline; it starts when the check is made.
+
+    It runs in a daemon thread, because a dead file server may block it for ever.
+    """
 
     name: str
-    look: Callable[[], Sequence[Finding]]
+    look: Callable[[], Iterable[Finding]]
     deadline_s: float = DEADLINE_S
+    _ends_at_s: float = 0.0
     _found: list[Finding] | None = None
-    _started_at_s: float = 0.0
     _done: threading.Event = field(default_factory=threading.Event)
 
-    def start(self) -> None:
-        """Run the function in a daemon thread, because a dead file server may block it for ever."""
-        self._started_at_s = time.monotonic()
+    def __post_init__(self) -> None:
+        self._ends_at_s = time.monotonic() + self.deadline_s
         threading.Thread(target=self._run, name=f"check-{self.name}", daemon=True).start()
 
     def findings(self) -> list[Finding]:
         """What the function found; waits until the deadline at most."""
-        self._done.wait(max(0.0, self._started_at_s + self.deadline_s - time.monotonic()))
+        self._done.wait(max(0.0, self._ends_at_s - time.monotonic()))
         if self._found is None:
-            return [
-                bad(
-                    self.name,
-                    f"no answer within {self.deadline_s:g} s",
-                    "look for a folder on a dead file server, or a machine out of memory",
-                )
-            ]
+            words = f"no answer within {self.deadline_s:g} s"
+            remedy = "look for a folder on a dead file server, or a machine out of memory"
+            return [bad(self.name, words, remedy)]
         return self._found
 
     def _run(self) -> None:
@@ -99,13 +97,6 @@ class Check:
             words = f"the check itself failed: {type(error).__name__}: {error}"
             self._found = [bad(self.name, words, "report it, with this line")]
         self._done.set()
-
-
-def run_all(checks: Sequence[Check]) -> list[Finding]:
-    """Start all checks at once; return their findings in the order of the checks."""
-    for check in checks:
-        check.start()
-    return [finding for check in checks for finding in check.findings()]
 
 
 def totals(findings: Iterable[Finding]) -> dict[str, int]:

@@ -63,8 +63,7 @@ def statuses(findings: list[Finding]) -> list[str]:
 def test_a_check_that_hangs_is_bad_at_its_deadline():
     let_go = threading.Event()
 
-    check = Check(name="slow", look=lambda: [ok("slow", str(let_go.wait()))], deadline_s=0.05)
-    check.start()
+    check = Check("slow", lambda: [ok("slow", str(let_go.wait()))], deadline_s=0.05)
     finding = only(check.findings())
     let_go.set()
 
@@ -76,10 +75,7 @@ def test_a_check_that_raises_is_a_finding():
     def look() -> list[Finding]:
         raise KeyError("surprise")
 
-    check = Check(name="odd", look=look)
-    check.start()
-
-    finding = only(check.findings())
+    finding = only(Check("odd", look).findings())
 
     assert finding.status == "bad" and "KeyError: 'surprise'" in finding.words
 
