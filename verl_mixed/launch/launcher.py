@@ -223,8 +223,12 @@ def _end_all(run_dir: Path, children: Sequence[subprocess.Popen[bytes]]) -> None
     }
     try:
         for child in reversed(children):
-            processes.end([child], GRACE_S)
-            child.wait()
+            child.terminate()
+            try:
+                child.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
         processes.end_run(run_dir, GRACE_S, sessions=[child.pid for child in children])
     finally:
         for number, handler in handlers.items():

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,14 +27,7 @@ _PR_SET_PDEATHSIG = 1
 def start(
     command: Sequence[str], *, log: Path, environ: Mapping[str, str], run_dir: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a child that appends its output to `log`.
-
-    Args:
-        command: program and arguments.
-        log: stdout and stderr, appended.
-        environ: its environment; `RUN_MARK` is added.
-        run_dir: folder of the run.
-    """
+    """Start a child that appends its output to `log`; `RUN_MARK` is added to its environment."""
     libc = ctypes.CDLL(None, use_errno=True)
     launcher = os.getpid()
 
@@ -75,25 +69,8 @@ def of_run(run_dir: Path, sessions: Collection[int] = ()) -> list[psutil.Process
     return running
 
 
-def end(processes: Sequence[psutil.Process | subprocess.Popen[bytes]], grace_s: float) -> None:
-    """Ask processes to end, wait, and kill those that have not ended.
-
-    Args:
-        processes: processes to end.
-        grace_s: time between asking and killing, seconds.
-    """
-    handles = [p if isinstance(p, psutil.Process) else _handle(p) for p in processes]
-    alive = [process for process in handles if process is not None]
-    for process in alive:
-        _send(process, signal.SIGTERM)
-    _, stubborn = psutil.wait_procs(alive, timeout=grace_s)
-    for process in stubborn:
-        _send(process, signal.SIGKILL)
-    psutil.wait_procs(stubborn, timeout=5)
-
-
 def end_run(run_dir: Path, grace_s: float, sessions: Collection[int] = ()) -> int:
-    """End all processes of a run.
+    """End all processes of a run: ask them, wait, and kill those that have not ended.
 
     A process may start another before it ends, so the search is repeated until nothing is found.
 
@@ -111,7 +88,14 @@ def end_run(run_dir: Path, grace_s: float, sessions: Collection[int] = ()) -> in
     while (left := of_run(run_dir, known)) and time.monotonic() < deadline:
         found |= {process.pid for process in left}
         known |= {_session(process) for process in left} - {os.getsid(0), 0}
-        end(left, grace_s)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.terminate()
+        _, stubborn = psutil.wait_procs(left, timeout=grace_s)
+        for process in stubborn:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(stubborn, timeout=5)
     return len(found)
 
 
@@ -121,19 +105,3 @@ def _session(process: psutil.Process) -> int:
         return os.getsid(process.pid)
     except OSError:
         return 0
-
-
-def _handle(child: subprocess.Popen[bytes]) -> psutil.Process | None:
-    if child.poll() is not None:
-        return None
-    try:
-        return psutil.Process(child.pid)
-    except psutil.NoSuchProcess:
-        return None
-
-
-def _send(process: psutil.Process, number: signal.Signals) -> None:
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess:
-        return
