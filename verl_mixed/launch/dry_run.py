@@ -26,11 +26,6 @@ def dry_run(
 ) -> tuple[list[str], list[str]]:
     """Describe the run of these settings.
 
-    Args:
-        arguments: Hydra overrides of the command line and of config files.
-        environ: environment with the settings of the scripts.
-        config_files: files of `--config`.
-
     Returns:
         Lines about the run, and what would keep it from starting.
 

@@ -32,10 +32,7 @@ def is_made(folder: Path) -> bool:
 def use_generated_data(config: DictConfig) -> Path | None:
     """Fill in generated data, and the demo's model, for a run on a CPU that names none.
 
-    Sources that name files of their own keep them.
-
-    Args:
-        config: the composed config; it is changed.
+    Sources that name files of their own keep them. `config` is changed.
 
     Returns:
         The folder of the generated data; None if the run does not use it.
@@ -60,12 +57,7 @@ def use_generated_data(config: DictConfig) -> Path | None:
 
 
 def still_to_make(folder: Path, model: Path) -> list[str]:
-    """What a start makes or downloads before it trains, a sentence each.
-
-    Args:
-        folder: folder of the generated data.
-        model: folder of the model.
-    """
+    """What a start makes or downloads before it trains, a sentence each."""
     if model != SMOLLM_FOLDER.absolute():
         demo = f"the demo is not made yet ({folder}): a start makes data and model, in minutes"
         return [] if is_made(folder) else [demo]

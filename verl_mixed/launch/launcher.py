@@ -29,7 +29,7 @@ from verl_mixed.launch.plan import Plan, make_plan
 from verl_mixed.launch.processes import GRACE_S
 from verl_mixed.launch.summary import report_and_list_files, summarise
 from verl_mixed.launch.tool_server import start_tool_server
-from verl_mixed.launch.trainer import TRAINER, start_trainer
+from verl_mixed.launch.trainer import TRAINER, trainer_environ
 from verl_mixed.launch.watching import RunProcesses, watch_run
 from verl_mixed.run.compose import load_config, save_config
 from verl_mixed.run.settings import SETTINGS
@@ -147,10 +147,7 @@ def _note_start(
 ) -> None:
     """Write config, command and versions into the run's folder, and print where things are.
 
-    Args:
-        plan: the run.
-        seen: the last step that the run has reached; 0 if it is new.
-        arguments, environ, config_files, say: as `train` has them.
+    `seen` is the last step that the run has reached; 0 if it is new.
     """
     folder = plan.folder
     save_config(plan.config, folder.config)
@@ -199,7 +196,12 @@ def _run(
         try:
             server = start_tool_server(plan, environ, children, say)
             log_start = folder.log.stat().st_size if folder.log.exists() else 0
-            child = start_trainer(plan, trainer, environ)
+            child = processes.start(
+                [*trainer, str(folder.config)],
+                log=folder.log,
+                environ=trainer_environ(plan, environ),
+                run_dir=folder.path,
+            )
             children.append(child)
             is_started = True
             with ClusterWatch(plan.cluster, environ) if plan.cluster else nullcontext() as cluster:

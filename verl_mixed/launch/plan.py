@@ -53,7 +53,6 @@ class Plan:
 
     folder: RunFolder
     own_tool_server: bool
-
     generated: Path | None
     """Folder of the generated data that the run uses, made or not; None for files of its own."""
 
@@ -62,7 +61,6 @@ class Plan:
 
     @property
     def total_steps(self) -> int:
-        """Step after which the run is complete."""
         return int(at(self.config, "trainer.total_training_steps"))
 
     @property
@@ -82,12 +80,7 @@ class Plan:
         return still_to_make(self.generated, model)
 
     def problems(self, *, data: bool = True, machine: bool = True) -> list[str]:
-        """What keeps the run from starting, a sentence each.
-
-        Args:
-            data: check data files and model too; False if they are still to be made.
-            machine: check the GPUs of this machine too; False if the run starts elsewhere.
-        """
+        """What keeps the run from starting, a sentence each; see `preflight`."""
         problems = preflight(
             self.config, own_tool_server=self.own_tool_server, data=data, machine=machine
         )
@@ -105,11 +98,7 @@ class Plan:
 
 
 def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Compose the config of a run.
-
-    Args:
-        arguments: Hydra overrides of the command line.
-        environ: environment with the settings of the scripts.
+    """Compose the config of a run from the scripts' settings and the command line's overrides.
 
     Raises:
         ConfigError: settings, overrides or config files are wrong.
@@ -121,9 +110,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
 def plan_of(config: DictConfig, overrides: Sequence[str]) -> Plan:
     """Fill in what a composed config leaves open: folder, absolute paths, data, display name.
 
-    Args:
-        config: the composed config; it is changed.
-        overrides: the overrides that it was composed with.
+    `config` is changed; `overrides` are those that it was composed with.
 
     Raises:
         ConfigError: settings are wrong.

@@ -1,34 +1,13 @@
 """The trainer's process: its command and its environment."""
 
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from config.lookup import at
-from verl_mixed.launch import processes
 from verl_mixed.launch.plan import Plan
 
 TRAINER = (sys.executable, "-m", "agent_loop.training.main")
 """Command of the trainer; the path of the run's config.yaml is added."""
-
-
-def start_trainer(
-    plan: Plan, command: Sequence[str], environ: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """Start the trainer of a run.
-
-    Args:
-        plan: the run.
-        command: `TRAINER`, or a program that takes its place.
-        environ: the launcher's environment.
-    """
-    folder = plan.folder
-    return processes.start(
-        [*command, str(folder.config)],
-        log=folder.log,
-        environ=trainer_environ(plan, environ),
-        run_dir=folder.path,
-    )
 
 
 def trainer_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
