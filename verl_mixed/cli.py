@@ -46,14 +46,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: words after the program's name; None takes them from the process.
-
-    Returns:
-        Exit code.
-    """
+    """Run one command and return its exit code; `argv` are the words after the program's name."""
     words = sys.argv[1:] if argv is None else argv
     try:
         arguments = parser_for(words).parse_args(words)
@@ -80,11 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def parser_for(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """The parser for a command line; only the command that it names has arguments.
-
-    Args:
-        words: the command line.
-    """
+    """The parser for a command line; only the command that it names has arguments."""
     parser = argparse.ArgumentParser(
         prog="verl-mixed",
         description=OVERVIEW,

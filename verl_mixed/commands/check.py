@@ -49,11 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def print_problems(problems: Sequence[str]) -> int:
-    """Print the problems and their number to stderr.
-
-    Returns:
-        Exit code of a check that found these problems.
-    """
+    """Print the problems and their number to stderr; returns the exit code."""
     for problem in problems:
         print(f"problem: {printable(problem)}", file=sys.stderr)
     print(f"{len(problems)} problems" if problems else "no problems", file=sys.stderr)

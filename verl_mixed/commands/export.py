@@ -5,7 +5,7 @@ Chooses the checkpoint; `verl_mixed.run.hugging_face` merges and writes the weig
 
 import argparse
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -63,10 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         print_error(error)
         return NOT_GOOD
-    size_mb = made.size_bytes / 1e6
-    print(
-        f"wrote {made.folder}: {made.parameters:,} parameters, {size_mb:,.1f} MB, step {made.step}"
-    )
+    size = f"{made.parameters:,} parameters, {made.size_bytes / 1e6:,.1f} MB"
+    print(f"wrote {made.folder}: {size}, step {made.step}")
     return GOOD
 
 
@@ -85,27 +83,21 @@ def export(
     step: str = LATEST,
     output: Path | None = None,
     dtype: DType = "fp32",
-    *,
-    say: Callable[[str], None] = print,
 ) -> Exported:
-    """Write the policy of a checkpoint: weights, config, tokenizer and generation config.
-
-    The folder appears only when it is complete.
+    """Write the policy of a checkpoint; the folder appears only when it is complete.
 
     Args:
         run: the run; it may be running.
-        step: a number, `latest` (the newest whole checkpoint), or `best` (among the whole
-            checkpoints with a validation, the one with the highest mean reward over the sources).
+        step: see `chosen_step`.
         output: a folder that does not exist; None takes `export/step_<N>-<dtype>` of the run.
-        dtype: fp32 keeps the trainer's weights bit for bit, bf16 rounds them once.
-        say: gets a line about the checkpoint that was chosen.
+        dtype: type of the weights.
 
     Raises:
         ValueError: no such run or checkpoint, the checkpoint is not whole or not of a causal
             model, or the output exists.
         OSError: a file cannot be read or written, or another process writes the same output.
     """
-    number = chosen_step(run, step, say)
+    number = chosen_step(run, step)
     output = (output or run.path / "export" / f"step_{number}-{dtype}").absolute()
     if output.exists():
         raise ValueError(f"{output} is there already: name another --output, or remove it")
@@ -134,8 +126,13 @@ def export(
     return Exported(step=number, folder=output, parameters=parameters, size_bytes=size_bytes)
 
 
-def chosen_step(run: RunFolder, step: str, say: Callable[[str], None] = print) -> int:
-    """The step of the checkpoint to export. See `export`.
+def chosen_step(run: RunFolder, step: str) -> int:
+    """The step of the checkpoint to export; prints why it was chosen.
+
+    Args:
+        run: the run.
+        step: a number, `latest` (the newest whole checkpoint), or `best` (among the whole
+            checkpoints with a validation, the one with the highest mean reward over the sources).
 
     Raises:
         ValueError: there is no such checkpoint, or it is not whole.
@@ -149,11 +146,11 @@ def chosen_step(run: RunFolder, step: str, say: Callable[[str], None] = print) -
         if not whole:
             reasons = "; ".join(f"step {number}: {part}" for number, part in missing.items())
             raise ValueError(f"no checkpoint to export in {run.path}: {reasons or 'there is none'}")
-        say(f"step {whole[-1]} is the newest whole checkpoint")
+        print(f"step {whole[-1]} is the newest whole checkpoint")
         return whole[-1]
     if step == BEST:
         number, mean = _best(run.lines(), whole, run.path)
-        say(f"step {number} is the best by validation, mean reward {mean:.4f} over the sources")
+        print(f"step {number} is the best by validation, mean reward {mean:.4f} over the sources")
         return number
     number = int(step)
     if number not in missing:
@@ -166,10 +163,7 @@ def chosen_step(run: RunFolder, step: str, say: Callable[[str], None] = print) -
 
 
 def _best(lines: Sequence[Line], whole: Sequence[int], place: Path) -> tuple[int, float]:
-    """The step with the highest mean of the sources' validation rewards, and this mean.
-
-    If two steps have the same mean, the later one is taken.
-    """
+    """The step with the highest mean of the sources' validation rewards, and this mean."""
     by_source = [
         {one.steps[1]: one.mean for one in rewards}
         for source in sources_of(lines)
@@ -185,5 +179,5 @@ def _best(lines: Sequence[Line], whole: Sequence[int], place: Path) -> tuple[int
             f"no best checkpoint in {place}: no step has both a whole checkpoint and a validation; "
             "give --step N (a trainer.save_freq that is a multiple of test_freq makes both)"
         )
-    best = max(means, key=lambda step: (means[step], step))
+    best = max(means, key=lambda step: (means[step], step))  # of equal means the later step
     return best, means[best]

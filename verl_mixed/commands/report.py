@@ -40,9 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the files and print their names.
 
-    Returns:
-        Exit code; 1 if a file cannot be read or written.
-
     Raises:
         ValueError: a folder is not a run's folder, --output names the table or the image, or the
             image cannot be drawn.

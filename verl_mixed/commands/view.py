@@ -57,11 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve a page or write a file.
-
-    Raises:
-        ValueError: RUN is not a run's folder.
-    """
+    """Serve a page or write a file."""
     run_dir: Path = arguments.run_dir
     config = load_config(run_dir / "config.yaml")
     try:

@@ -54,12 +54,8 @@ def _interval(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     """Show a run until it ends.
 
-    Returns:
-        Exit code 0, however the run or the command ended.
-
     Raises:
         ValueError: there is no such run, and --follow is not given.
-        OSError: its files cannot be read.
     """
     run_dir: Path = arguments.run_dir
     folder = RunFolder(run_dir)

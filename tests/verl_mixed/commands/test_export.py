@@ -50,14 +50,11 @@ def run_with(checkpoint: Path, tmp_path: Path) -> RunFolder:
     return RunFolder(folder)
 
 
-def quiet(line: str) -> None: ...
-
-
 @pytest.mark.parametrize("mesh", MESHES)
 def test_fp32_is_the_trainers_weights_bit_for_bit_and_a_tied_one_is_kept_once(
     mesh: str, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
-    made = export(run_with(checkpoints[mesh], tmp_path), say=quiet)
+    made = export(run_with(checkpoints[mesh], tmp_path))
 
     weights = load_file(made.folder / "model.safetensors")
     whole = load_file(checkpoints[mesh] / "whole.safetensors")
@@ -67,7 +64,7 @@ def test_fp32_is_the_trainers_weights_bit_for_bit_and_a_tied_one_is_kept_once(
 
 
 def test_bf16_is_fp32_rounded_once(checkpoints: dict[str, Path], tmp_path: Path) -> None:
-    made = export(run_with(checkpoints["3"], tmp_path), dtype="bf16", say=quiet)
+    made = export(run_with(checkpoints["3"], tmp_path), dtype="bf16")
 
     weights = load_file(made.folder / "model.safetensors")
     whole = load_file(checkpoints["3"] / "whole.safetensors")
@@ -76,7 +73,7 @@ def test_bf16_is_fp32_rounded_once(checkpoints: dict[str, Path], tmp_path: Path)
 
 
 def test_transformers_loads_it_and_says_the_same(run: RunFolder) -> None:
-    made = export(run, say=quiet)
+    made = export(run)
 
     model = AutoModelForCausalLM.from_pretrained(made.folder)
 
@@ -89,9 +86,9 @@ def test_transformers_loads_it_and_says_the_same(run: RunFolder) -> None:
 
 
 def test_without_a_step_the_newest_whole_checkpoint_is_taken(run: RunFolder) -> None:
-    assert chosen_step(run, "latest", quiet) == 10
+    assert chosen_step(run, "latest") == 10
     (run.path / "checkpoints" / "global_step_10" / "data.pt").unlink()
-    assert chosen_step(run, "latest", quiet) == 5
+    assert chosen_step(run, "latest") == 5
 
 
 def test_the_best_is_that_of_the_highest_mean_validation_over_the_sources(run: RunFolder) -> None:
@@ -113,12 +110,12 @@ def test_the_best_is_that_of_the_highest_mean_validation_over_the_sources(run: R
         ],
     )
 
-    assert chosen_step(run, "best", quiet) == 5  # of step 8 there is no checkpoint
+    assert chosen_step(run, "best") == 5  # of step 8 there is no checkpoint
 
 
 def test_the_best_of_a_run_without_validation_is_refused(run: RunFolder) -> None:
     with pytest.raises(ValueError, match="no step has both a whole checkpoint and a validation"):
-        chosen_step(run, "best", quiet)
+        chosen_step(run, "best")
 
 
 @pytest.mark.parametrize(
@@ -142,7 +139,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused_and_whole_ones_are_named(
 
     assert said in (missing_part(run.path / "checkpoints" / "global_step_10") or "")
     with pytest.raises(ValueError, match=f"not whole: .*{said}.*whole checkpoints are 5"):
-        export(run, "10", say=quiet)
+        export(run, "10")
     assert not (run.path / "export").exists()
 
 
@@ -151,16 +148,16 @@ def test_a_checkpoint_of_no_ranks_is_not_whole(run: RunFolder) -> None:
     (checkpoint / "actor" / "fsdp_config.json").write_text('{"world_size": 0}')
 
     assert "number of ranks" in (missing_part(checkpoint) or "")
-    assert chosen_step(run, "latest", quiet) == 5
+    assert chosen_step(run, "latest") == 5
 
 
 def test_a_step_or_run_that_is_not_there_is_refused(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"no checkpoint of step=7 .*: whole checkpoints are 5, 10"
     ):
-        chosen_step(run, "7", quiet)
+        chosen_step(run, "7")
     with pytest.raises(ValueError, match="not a run's folder"):
-        chosen_step(RunFolder(tmp_path / "never"), "latest", quiet)
+        chosen_step(RunFolder(tmp_path / "never"), "latest")
 
 
 def test_an_output_that_is_there_is_left_alone(run: RunFolder, tmp_path: Path) -> None:
@@ -168,7 +165,7 @@ def test_an_output_that_is_there_is_left_alone(run: RunFolder, tmp_path: Path) -
     output.mkdir()
 
     with pytest.raises(ValueError, match="is there already"):
-        export(run, output=output, say=quiet)
+        export(run, output=output)
 
     assert list(output.iterdir()) == []
 
@@ -179,7 +176,7 @@ def test_of_a_torn_file_nothing_is_left(run: RunFolder, tmp_path: Path) -> None:
     output = tmp_path / "out" / "model"
 
     with pytest.raises(OSError, match=r"cannot read .*rank_2\.pt: damaged, or"):
-        export(run, output=output, say=quiet)
+        export(run, output=output)
 
     assert list(output.parent.iterdir()) == []
 
@@ -190,7 +187,7 @@ def test_what_a_killed_export_left_is_taken_over(run: RunFolder, tmp_path: Path)
     left.mkdir()
     (left / "half.safetensors").touch()
 
-    export(run, output=output, say=quiet)
+    export(run, output=output)
 
     assert not left.exists()
     assert not (output / "half.safetensors").exists()
@@ -207,7 +204,7 @@ def test_code_in_a_checkpoint_is_not_run(run: RunFolder, tmp_path: Path) -> None
     with pytest.raises(
         OSError, match=r"not a state of weights \(Unsupported global: [^\n.]*\); export"
     ):
-        export(run, say=quiet)
+        export(run)
 
     assert not (tmp_path / "sprung").exists()
 
@@ -244,7 +241,7 @@ def test_ranks_that_do_not_fit_together_are_refused(run: RunFolder) -> None:
     torch.save(unsharded, checkpoint / "actor" / "model_world_size_3_rank_1.pt")
 
     with pytest.raises(ValueError, match="its parts on the ranks do not fit together"):
-        export(run, say=quiet)
+        export(run)
 
 
 def test_weights_of_another_model_are_refused_by_name(run: RunFolder) -> None:
@@ -253,7 +250,7 @@ def test_weights_of_another_model_are_refused_by_name(run: RunFolder) -> None:
     path.write_text(json.dumps(config | {"intermediate_size": 12}))
 
     with pytest.raises(ValueError, match=r"down_proj\.weight: \(8, 10\), the model has \(8, 12\)"):
-        export(run, say=quiet)
+        export(run)
 
 
 def test_a_config_that_transformers_cannot_make_a_model_of_is_refused_in_a_line(
@@ -276,7 +273,7 @@ def test_tied_weights_that_differ_are_refused(checkpoints: dict[str, Path], tmp_
     torch.save(whole | {"lm_head.weight": whole["lm_head.weight"] + 1}, path)
 
     with pytest.raises(ValueError, match="are tied, and differ"):
-        export(run, say=quiet)
+        export(run)
 
 
 def test_the_command_says_what_it_wrote(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,7 +305,7 @@ def test_a_full_disk_is_said_and_nothing_is_left(run: RunFolder, tmp_path: Path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # less than the weights
     try:
         with pytest.raises(OSError, match=r"cannot write .*/out/model: .*name another --output"):
-            export(run, output=tmp_path / "out" / "model", say=quiet)
+            export(run, output=tmp_path / "out" / "model")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
