@@ -41,7 +41,6 @@ def preflight(
     """Every problem that this machine can see without starting anything.
 
     Args:
-        config: the resolved run config.
         own_tool_server: the run starts its tool server on a free port; otherwise the server that
             the config names must answer.
         data: check the data files too; False if they are not made yet.
@@ -72,12 +71,7 @@ def preflight(
 
 
 def mixture_problems(config: Mapping[str, Any], *, data: bool = True) -> list[str]:
-    """The part of `preflight` that is the same on every machine: mixture, rows, numbers.
-
-    Args:
-        config: the resolved run config.
-        data: check the data files too.
-    """
+    """The part of `preflight` that is the same on every machine: mixture, rows, numbers."""
     loops, of_loops = agent_loops(config)
     agents = None if loops is None else loops.keys() | VERLS_AGENTS
     return [

@@ -69,32 +69,24 @@ verl-mixed prepare corpus --input wiki.jsonl.gz --output wiki.index --skip-bad""
 
 
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Add a parser for each kind.
-
-    Args:
-        parser: of `verl-mixed prepare`.
-        words: the command line; its second word may be a Python file with the user's own kind.
-    """
+    """Add a parser for each kind, and for the Python file of a user's kind that `words` names."""
     kinds = parser.add_subparsers(required=True, metavar="KIND")
 
-    def add(name: str, summary: str) -> argparse.ArgumentParser:
-        as_written = argparse.RawDescriptionHelpFormatter
-        return kinds.add_parser(name, help=summary, formatter_class=as_written)
-
-    demo = add("demo", "data, corpus and model of the laptop demo (minutes)")
+    demo = kinds.add_parser("demo", help="data, corpus and model of the laptop demo (minutes)")
     DEMO.add_to(demo)
     add_option(demo, "--seed", "N", "seed of data and model", int, 0)
     add_option(demo, "--out", "FOLDER", "folder to write (default data/demo/seed<N>)", Path)
     demo.set_defaults(run=_run_demo)
 
-    smollm = add("smollm", "a pretrained model and rows for PROFILE=smollm (SmolLM2-135M-Instruct)")
+    model = "a pretrained model and rows for PROFILE=smollm (SmolLM2-135M-Instruct)"
+    smollm = kinds.add_parser("smollm", help=model)
     SMOLLM.add_to(smollm)
     gguf = "a copy of the package's GGUF file, for a machine without network"
     add_option(smollm, "--gguf", "FILE", gguf, Path)
     add_option(smollm, "--seed", "N", "seed of the generated rows", int, 0)
     smollm.set_defaults(run=_run_smollm)
 
-    corpus = add("corpus", "the search index of a file of passages")
+    corpus = kinds.add_parser("corpus", help="the search index of a file of passages")
     CORPUS.add_to(corpus)
     passages = 'JSON lines of {"id", "contents"}, plain or gzip'
     add_option(corpus, "--input", "FILE", passages, Path, required=True)
@@ -105,7 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
 
     own = {name: kind_of(name) for name in words[1:2] if name.endswith(".py")}
     for name, kind in (KINDS | own).items():
-        rows = add(name, kind.help.replace("%", "%%"))
+        rows = kinds.add_parser(name, help=kind.help.replace("%", "%%"))
+        rows.formatter_class = argparse.RawDescriptionHelpFormatter
         rows.description = f"{kind.help}\n\n{HELP.description}"
         _add_row_arguments(rows, kind)
         rows.set_defaults(run=partial(_run_kind, kind))

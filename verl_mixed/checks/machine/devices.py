@@ -51,11 +51,7 @@ def torch_build() -> tuple[str, str | None] | None:
 
 
 def devices(config: Mapping[str, Any] | None) -> list[Finding]:
-    """What the run trains on.
-
-    Args:
-        config: the resolved run config; None where it could not be composed.
-    """
+    """What the run trains on; `config` is None where it could not be composed."""
     build = torch_build()
     if build is None:
         return []  # the check of packages reports it

@@ -33,29 +33,19 @@ def runs_code(config: Mapping[str, Any]) -> bool:
 
 
 def tools(config: Mapping[str, Any], *, own_server: bool) -> list[Finding]:
-    """The tool servers that are given, or the sandbox of the one that the run would start.
-
-    Args:
-        config: the resolved run config.
-        own_server: the run starts its own.
-    """
+    """The tool servers that are given, or the sandbox of the one that the run would start."""
+    needed = runs_code(config)
     if own_server:
         given = at(config, "mixed.tool_server") or {}
-        return sandbox(str(given.get("sandbox", "auto")), needed=runs_code(config))
+        return _sandbox(str(given.get("sandbox", "auto")), needed=needed)
     section, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if section is None:
         return []  # the check of config reports it
-    needed = runs_code(config)
     return [finding for url in section.server_urls for finding in _server(url, needed)]
 
 
 def read_health(url: str, environ: Mapping[str, str], *, timeout_s: float) -> bytes:
-    """What the `/health` of a tool server answers.
-
-    Args:
-        url: of the server, without a slash at its end.
-        environ: may hold the server's token, TOOL_SERVER_TOKEN.
-        timeout_s: how long the server may be silent, in seconds.
+    """What the `/health` of a tool server answers; sends the TOOL_SERVER_TOKEN of `environ`.
 
     Raises:
         urllib.error.HTTPError, OSError, ValueError, http.client.HTTPException: no good answer.
@@ -100,13 +90,8 @@ def _server(url: str, needed: bool) -> list[Finding]:
     return [_of_level("tools", str(level), words)]
 
 
-def sandbox(kind: str, *, needed: bool) -> list[Finding]:
-    """The sandbox that a tool server on this machine would choose, proven by a program.
-
-    Args:
-        kind: `auto` or a sandbox's name.
-        needed: a source has programs of the model run.
-    """
+def _sandbox(kind: str, *, needed: bool) -> list[Finding]:
+    """The sandbox that a tool server on this machine would choose, proven by a program."""
     from agent_loop.tools.sandbox import SandboxUnavailable, choose_sandbox
 
     try:
