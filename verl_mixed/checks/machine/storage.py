@@ -31,20 +31,8 @@ LOCK_S = 15.0
 MODEL_KEY = "actor_rollout_ref.model.path"
 _WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
-_TRY = """
-import fcntl, os, sys
-handle = os.open(sys.argv[1], os.O_RDWR)
-def free():
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    fcntl.flock(handle, fcntl.LOCK_UN)
-    return True
-print(free(), flush=True)
-sys.stdin.readline()
-print(free(), flush=True)
-"""
+_TRY = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+"""Program that fails if it cannot lock a file."""
 
 
 def filesystem_of(path: Path) -> str:
@@ -100,28 +88,24 @@ def lock_fault(folder: Path) -> str | None:
         return f"cannot write there: {error.strerror}"
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with subprocess.Popen(
-            [sys.executable, "-S", "-c", _TRY, name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as other:
-            assert other.stdin is not None and other.stdout is not None, "both are pipes"
-            try:
-                while_held = other.stdout.readline().strip()
-                fcntl.flock(handle, fcntl.LOCK_UN)
-                after, _ = other.communicate("\n", timeout=LOCK_S)
-            except subprocess.TimeoutExpired:
-                other.kill()
-                return f"a lock that was given back cannot be had within {LOCK_S:g} s"
+        if _other_can_lock(name):
+            return "two processes hold one lock at once"
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        return None if _other_can_lock(name) else "a lock that was given back cannot be had"
+    except subprocess.TimeoutExpired:
+        return f"a lock that was given back cannot be had within {LOCK_S:g} s"
     except OSError as error:
         return f"it takes no locks: {error.strerror}"
     finally:
         os.close(handle)
         os.unlink(name)
-    if while_held != "False":
-        return "two processes hold one lock at once"
-    return None if after.strip() == "True" else "a lock that was given back cannot be had"
+
+
+def _other_can_lock(file: str) -> bool:
+    """Whether another process gets the lock of a file, without waiting for it."""
+    command = [sys.executable, "-S", "-c", _TRY, file]
+    done = subprocess.run(command, stderr=subprocess.DEVNULL, check=False, timeout=LOCK_S)
+    return done.returncode == 0
 
 
 def data(config: Mapping[str, Any]) -> list[Finding]:
