@@ -6,7 +6,7 @@ repeated where breaking them would end a run late, in silence, or never (`utils/
 `workers/engine/utils.py` and `single_controller/ray/base.py` at 0.9.1).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -87,24 +87,19 @@ def mixture_problems(config: Mapping[str, Any], *, data: bool = True) -> list[st
     ]
 
 
-def _own_server_problems(config: Mapping[str, Any]) -> list[str]:
+def _own_server_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Settings that the run's own tool server refuses, or that the run itself sets."""
     given = at(config, "mixed.tool_server", {})
     if not given or not isinstance(given, Mapping):
-        return []  # the schema reports a value that is no mapping
+        return  # the schema reports a value that is no mapping
     from agent_loop.tools.server.settings import ServerSettings  # slow to import, rarely needed
 
     ours = {"host", "port", "token", "limiter_path"}
-    faults = [
-        f"mixed.tool_server.{name}: the run sets it itself; leave it out"
-        for name in sorted(ours & given.keys())
-    ]
+    for name in sorted(ours & given.keys()):
+        yield f"mixed.tool_server.{name}: the run sets it itself; leave it out"
     try:
         ServerSettings.model_validate(dict(given))
     except ValidationError as error:
-        faults += [
-            f"mixed.tool_server.{'.'.join(map(str, item['loc']))}: {item['msg']}; see `verl-mixed "
-            "serve-tools --help`"
-            for item in error.errors()
-        ]
-    return faults
+        for item in error.errors():
+            key = ".".join(map(str, item["loc"]))
+            yield f"mixed.tool_server.{key}: {item['msg']}; see `verl-mixed serve-tools --help`"

@@ -48,7 +48,9 @@ def stop(folder: RunFolder, grace_s: float, say: Callable[[str], object] = print
     if left := processes.end_run(folder.path, processes.GRACE_S):
         say(f"ended {left} processes that the launcher left behind")
     folder.stop_request.unlink(missing_ok=True)
-    say(f"last step {folder.last_step()}, last checkpoint {_checkpoint(folder)}")
+    saved = folder.saved_step()
+    checkpoint = f"global_step_{saved} (the same command resumes there)" if saved else "none"
+    say(f"last step {folder.last_step()}, last checkpoint {checkpoint}")
     return folder.holder() is None and not processes.of_run(folder.path)
 
 
@@ -95,8 +97,3 @@ def _is_over(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def _checkpoint(folder: RunFolder) -> str:
-    saved = folder.saved_step()
-    return f"global_step_{saved} (the same command resumes there)" if saved else "none"

@@ -8,10 +8,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from config.lookup import at
 from verl_mixed.checks.finding import Finding, bad, ok, warning
@@ -25,8 +24,7 @@ _FIELDS = "index,name,memory.total,memory.used,driver_version"
 _INSTALL = "install torch's CUDA build into this environment, or train with PROFILE=laptop"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One line of nvidia-smi."""
 
     index: str
@@ -64,7 +62,7 @@ def devices(config: Mapping[str, Any] | None) -> list[Finding]:
         remedy = "install NVIDIA's driver, or train on the CPU (PROFILE=laptop)"
         return [bad("gpu", f"trainer.device=cuda and no nvidia-smi on PATH; {shown}", remedy)]
     try:
-        gpus, driver_cuda = _smi(f"--query-gpu={_FIELDS}"), _driver_cuda()
+        gpus, driver_cuda = _gpus(), _driver_cuda()
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         words, remedy = f"nvidia-smi fails: {_last(error)}", "look at the driver (dmesg), reboot"
         return [warning("gpu", words, remedy) if on_cpu else bad("gpu", words, remedy)]
@@ -98,14 +96,11 @@ def _major(cuda: str) -> int:
     return int(cuda.partition(".")[0])
 
 
-def _smi(*words: str) -> list[Gpu]:
-    text = _ask(*words, "--format=csv,noheader,nounits")
+def _gpus() -> list[Gpu]:
     gpus = []
-    for line in text.splitlines():
+    for line in _ask(f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits").splitlines():
         index, name, total, used, driver = (part.strip() for part in line.split(","))
-        gpus.append(
-            Gpu(index=index, name=name, memory_mb=_mb(total), used_mb=_mb(used), driver=driver)
-        )
+        gpus.append(Gpu(index, name, _mb(total), _mb(used), driver))
     return gpus
 
 

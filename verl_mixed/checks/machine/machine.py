@@ -68,10 +68,8 @@ def memory() -> list[Finding]:
     if total < LEAST_MEMORY_GB * GB:
         return [bad("memory", words, f"want {LEAST_MEMORY_GB:g} GB: give it more")]
     if machine.available < LEAST_MEMORY_GB * GB:
-        remedy = (
-            f"end other programs; the demo needs {LEAST_MEMORY_GB:g} GB, or the OOM killer ends it"
-        )
-        return [warning("memory", words, remedy)]
+        need = f"the demo needs {LEAST_MEMORY_GB:g} GB, or the OOM killer ends it"
+        return [warning("memory", words, f"end other programs; {need}")]
     return [ok("memory", words)]
 
 

@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
+from platform import python_version
 from typing import Any
 
 from cluster.placement import Node, need_of, own_node, placement_problems
@@ -202,19 +204,14 @@ def _refusal(address: str, refused: Mapping[str, Any], mode: str, token: str | N
 
 def _versions(metadata: Mapping[str, Any]) -> list[Finding]:
     """Ray and Python must be the same on driver and cluster."""
-    from importlib.metadata import version
-    from platform import python_version
-
-    ours = {"ray_version": version("ray"), "python_version": python_version()}
-    return [
-        bad(
-            "ray",
-            f"the cluster has {key.partition('_')[0]} {metadata[key]}, this shell {number}",
-            "use the environment that the cluster was started with (CONDA_ENV, VENV)",
-        )
-        for key, number in ours.items()
-        if metadata.get(key, number) != number
-    ]
+    remedy = "use the environment that the cluster was started with (CONDA_ENV, VENV)"
+    findings = []
+    for package, ours in {"ray": version("ray"), "python": python_version()}.items():
+        theirs = metadata.get(f"{package}_version", ours)
+        if theirs != ours:
+            words = f"the cluster has {package} {theirs}, this shell {ours}"
+            findings.append(bad("ray", words, remedy))
+    return findings
 
 
 def _nodes(
@@ -227,15 +224,11 @@ def _nodes(
     findings = [ok("ray", f"{address}: Ray {number}, {len(alive)} nodes are alive")]
     findings += [ok("node", _described(node, free.get(node["node_id"]))) for node in alive]
     back = {node["ip"] for node in alive}
-    findings += [
-        warning(
-            "node",
-            f"{_name(node)} is dead: {node['why_dead'] or 'no reason given'}",
-            "bring it back with `./setup_cluster.sh setup`, or take it out of WORKER_NODES",
-        )
-        for node in nodes
-        if not node["alive"] and node["ip"] not in back
-    ]
+    for node in nodes:
+        if not node["alive"] and node["ip"] not in back:
+            words = f"{_name(node)} is dead: {node['why_dead'] or 'no reason given'}"
+            remedy = "bring it back with `./setup_cluster.sh setup`, or take it out of WORKER_NODES"
+            findings.append(warning("node", words, remedy))
     if jobs:
         words = f"a job runs on it: {'; '.join(jobs)}"
         findings.append(warning("ray", words, "one run at a time: stop it, or wait"))
@@ -280,15 +273,10 @@ def _on_nodes(answers: Sequence[Mapping[str, Any]]) -> list[Finding]:
     for fact in facts:
         findings += _of_node(fact)
     findings += _unequal(facts)
-    findings += [
-        warning(
-            "clocks",
-            f"{fact['ip']}: {fact['skew_s']:.1f} s apart from this machine",
-            "synchronise them (chrony, ntpd)",
-        )
-        for fact in facts
-        if fact["skew_s"] > MOST_SKEW_S
-    ]
+    for fact in facts:
+        if fact["skew_s"] > MOST_SKEW_S:
+            words = f"{fact['ip']}: {fact['skew_s']:.1f} s apart from this machine"
+            findings.append(warning("clocks", words, "synchronise them (chrony, ntpd)"))
     if facts and not findings:
         words = f"{len(facts)} nodes see data, model and folders; versions and clocks agree"
         return [ok("on nodes", words)]
