@@ -6,7 +6,7 @@ ends the processes that it has started. If the launcher was killed, its processe
 
 import signal
 import time
-from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
@@ -20,13 +20,12 @@ LAUNCHER_S = 90.0
 POLL_S = 0.2
 
 
-def stop(folder: RunFolder, grace_s: float, say: Callable[[str], object] = print) -> bool:
+def stop(folder: RunFolder, grace_s: float) -> bool:
     """Stop a run and print where it stopped.
 
     Args:
         folder: folder of the run.
         grace_s: how long the current step and its checkpoint may take, seconds; 0 does not ask.
-        say: prints a line.
 
     Returns:
         Whether no process of the run is left.
@@ -35,50 +34,43 @@ def stop(folder: RunFolder, grace_s: float, say: Callable[[str], object] = print
         RunHeld: a process without a name runs it.
     """
     if not folder.path.is_dir():
-        say(f"no run in {folder.path}: name runs/<experiment>")
+        print(f"no run in {folder.path}: name runs/<experiment>")
         return False
     holder = folder.holder()
     if holder is None:
-        say(f"not running: {folder.path}")
+        print(f"not running: {folder.path}")
     elif not holder.is_here:
-        say(f"{folder.path} is run by {holder}: stop it there")
+        print(f"{folder.path} is run by {holder}: stop it there")
         return False
     else:
-        _stop_launcher(folder, holder, grace_s, say)
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            _stop_launcher(folder, holder, grace_s)
     if left := processes.end_run(folder.path, processes.GRACE_S):
-        say(f"ended {left} processes that the launcher left behind")
+        print(f"ended {left} processes that the launcher left behind")
     folder.stop_request.unlink(missing_ok=True)
     saved = folder.saved_step()
     checkpoint = f"global_step_{saved} (the same command resumes there)" if saved else "none"
-    say(f"last step {folder.last_step()}, last checkpoint {checkpoint}")
+    print(f"last step {folder.last_step()}, last checkpoint {checkpoint}")
     return folder.holder() is None and not processes.of_run(folder.path)
 
 
-def _stop_launcher(
-    folder: RunFolder, holder: Holder, grace_s: float, say: Callable[[str], object]
-) -> None:
-    try:
-        launcher = psutil.Process(holder.pid)
-    except psutil.NoSuchProcess:
-        return
+def _stop_launcher(folder: RunFolder, holder: Holder, grace_s: float) -> None:
+    launcher = psutil.Process(holder.pid)
     began = time.monotonic()
     if grace_s > 0:
         folder.stop_request.touch()
-        say(
+        print(
             f"asked {holder} to stop: it saves a checkpoint after step {folder.last_step() + 1}; "
             f"waiting up to {clock(grace_s)}"
         )
         if _ended(launcher, grace_s):
-            say(f"ended by itself after {clock(time.monotonic() - began)}")
+            print(f"ended by itself after {clock(time.monotonic() - began)}")
             return
-        say(f"still running after {clock(grace_s)}: ending it by signals")
+        print(f"still running after {clock(grace_s)}: ending it by signals")
     for number, patience_s in ((signal.SIGTERM, LAUNCHER_S), (signal.SIGKILL, processes.GRACE_S)):
-        try:
-            launcher.send_signal(number)
-        except psutil.NoSuchProcess:
-            return
+        launcher.send_signal(number)
         if _ended(launcher, patience_s):
-            say(f"ended by {number.name} after {clock(time.monotonic() - began)}")
+            print(f"ended by {number.name} after {clock(time.monotonic() - began)}")
             return
 
 

@@ -375,16 +375,17 @@ def test_a_run_that_does_not_stop_is_ended_by_signals(
 
 
 def test_what_a_killed_launcher_left_is_ended_and_said(
-    hanging_launcher: subprocess.Popen[bytes],
+    hanging_launcher: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, said = RunFolder(Path("runs/trial")), []
+    folder = RunFolder(Path("runs/trial"))
     (trainer,) = of_run(folder.path)
     hanging_launcher.send_signal(signal.SIGSTOP)
     hanging_launcher.kill()
     hanging_launcher.wait(DEADLINE_S)
 
-    assert stop(folder, DEADLINE_S, said.append)
+    assert stop(folder, DEADLINE_S)
 
+    said = capsys.readouterr().out.splitlines()
     assert said[0] == f"not running: {folder.path}"
     assert said[-1] == "last step 1, last checkpoint none"
     psutil.wait_procs([trainer], timeout=DEADLINE_S)  # the kernel may still be busy with it
@@ -392,24 +393,26 @@ def test_what_a_killed_launcher_left_is_ended_and_said(
 
 
 def test_a_run_of_another_machine_is_not_stopped_from_here(
-    run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+    run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, said = RunFolder(Path("runs/trial")), []
+    folder = RunFolder(Path("runs/trial"))
     with monkeypatch.context() as patch:
         patch.setattr("socket.gethostname", lambda: "elsewhere")
         claim = folder.claim()
         claim.__enter__()
 
-    assert not stop(folder, DEADLINE_S, said.append)
+    assert not stop(folder, DEADLINE_S)
 
-    assert said == [f"{folder.path} is run by process {os.getpid()} on elsewhere: stop it there"]
+    said = capsys.readouterr().out
+    assert said == f"{folder.path} is run by process {os.getpid()} on elsewhere: stop it there\n"
     claim.__exit__(None, None, None)
 
 
-def test_there_is_nothing_to_stop_where_there_is_no_run(run_environ: RunEnviron) -> None:
-    said: list[str] = []
-    assert not stop(RunFolder(Path("runs/gone")), 0, said.append)
-    assert "no run in" in said[0]
+def test_there_is_nothing_to_stop_where_there_is_no_run(
+    run_environ: RunEnviron, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not stop(RunFolder(Path("runs/gone")), 0)
+    assert "no run in" in capsys.readouterr().out
 
 
 def test_each_start_leaves_commit_and_versions(run_environ: RunEnviron) -> None:
