@@ -259,12 +259,7 @@ def _check_other_ray(probe: Probe) -> Verdict:
 
 
 def report(probes: Mapping[str, Probe], here: Probe) -> tuple[str, dict[str, bool]]:
-    """The table and its remedies, and for every host whether nothing is bad.
-
-    Args:
-        probes: host -> probe, the head first.
-        here: of the jumphost.
-    """
+    """The table and its remedies, and host -> whether nothing is bad; the head's probe is first."""
     head = next(iter(probes.values()))
     verdicts = {name: check_host(probe, head, here) for name, probe in probes.items()}
     columns = list(dict.fromkeys(column for row in verdicts.values() for column in row))

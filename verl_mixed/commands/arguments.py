@@ -76,10 +76,8 @@ def add_config_arguments(parser: TakesArguments) -> None:
 def config_overrides(arguments: argparse.Namespace, screen: IO[str] | None = None) -> list[str]:
     """Hydra overrides from the arguments of `add_config_arguments`; KEY=VALUE come last and win.
 
-    Args:
-        arguments: the parsed command line.
-        screen: where the translation of `--config` files is printed; None is stderr, for commands
-            that print the config or JSON on stdout.
+    The translation of `--config` files is printed on `screen`; None is stderr, for commands that
+    print the config or JSON on stdout.
 
     Raises:
         ValueError: a folder or a config file is missing or wrong.

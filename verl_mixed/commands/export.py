@@ -86,11 +86,7 @@ def export(
 ) -> Exported:
     """Write the policy of a checkpoint; the folder appears only when it is complete.
 
-    Args:
-        run: the run; it may be running.
-        step: see `chosen_step`.
-        output: a folder that does not exist; None takes `export/step_<N>-<dtype>` of the run.
-        dtype: type of the weights.
+    The run may be running. `step` is as in `chosen_step`.
 
     Raises:
         ValueError: no such run or checkpoint, the checkpoint is not whole or not of a causal
@@ -129,10 +125,8 @@ def export(
 def chosen_step(run: RunFolder, step: str) -> int:
     """The step of the checkpoint to export; prints why it was chosen.
 
-    Args:
-        run: the run.
-        step: a number, `latest` (the newest whole checkpoint), or `best` (among the whole
-            checkpoints with a validation, the one with the highest mean reward over the sources).
+    `latest` is the newest whole checkpoint. `best` is the whole checkpoint with the highest mean
+    validation reward over the sources.
 
     Raises:
         ValueError: there is no such checkpoint, or it is not whole.

@@ -24,10 +24,7 @@ _MODEL = "actor_rollout_ref.model.path"
 def dry_run(
     arguments: Sequence[str], environ: Mapping[str, str], config_files: Sequence[Path] = ()
 ) -> tuple[list[str], list[str]]:
-    """Describe the run of these settings.
-
-    Returns:
-        Lines about the run, and what would keep it from starting.
+    """Lines about the run of these settings, and what would keep it from starting.
 
     Raises:
         ConfigError: settings, overrides or config files are wrong.
@@ -61,8 +58,7 @@ def dry_run(
 def _take_raw_files_as_they_are(config: DictConfig) -> tuple[dict[str, str], list[str]]:
     """Remove the kinds of the sources from the config, so that raw files are not prepared.
 
-    Returns:
-        Raw file -> the rows that a start would prepare from it; and problems of the kinds.
+    Returns raw file -> the rows that a start would prepare from it; and problems of the kinds.
     """
     raw: dict[str, str] = {}
     problems: list[str] = []

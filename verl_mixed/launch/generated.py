@@ -32,10 +32,8 @@ def is_made(folder: Path) -> bool:
 def use_generated_data(config: DictConfig) -> Path | None:
     """Fill in generated data, and the demo's model, for a run on a CPU that names none.
 
-    Sources that name files of their own keep them. `config` is changed.
-
-    Returns:
-        The folder of the generated data; None if the run does not use it.
+    Sources that name files of their own keep them. Returns the folder of the generated data; None
+    if the run does not use it.
     """
     model = config.actor_rollout_ref.model
     if is_smollm := model.path == str(SMOLLM_FOLDER):

@@ -124,11 +124,7 @@ def _refused_changes(plan: Plan) -> list[str]:
 
 
 def _make_ready(plan: Plan, refused: Sequence[str]) -> None:
-    """Check the run, and make its data if it has none.
-
-    Raises:
-        ConfigError: everything that keeps the run from starting.
-    """
+    """Check the run, and make its data if it has none. ConfigError: it cannot start."""
     if problems := [*refused, *plan.problems(data=plan.generated is None)]:
         raise ConfigError(problems)
     if plan.generated is not None:
@@ -145,10 +141,7 @@ def _note_start(
     config_files: Sequence[Path],
     say: Callable[[str], None],
 ) -> None:
-    """Write config, command and versions into the run's folder, and print where things are.
-
-    `seen` is the last step that the run has reached; 0 if it is new.
-    """
+    """Write config, command and versions into the run's folder, and print where things are."""
     folder = plan.folder
     save_config(plan.config, folder.config)
     for state in folder.path.glob("rate_limit.*"):

@@ -49,12 +49,10 @@ def start(
 
 
 def of_run(run_dir: Path, sessions: Collection[int] = ()) -> list[psutil.Process]:
-    """The processes of a run, except the calling one.
+    """The processes with the mark of a run, except the calling one.
 
-    Args:
-        run_dir: processes with the mark of this run are returned.
-        sessions: processes of these sessions are returned too, because a process that renames
-            itself, such as Ray's dashboard, overwrites its mark.
+    Processes of `sessions` are returned too, because a process that renames itself, such as Ray's
+    dashboard, overwrites its mark.
     """
     running = []
     for process in psutil.process_iter():
@@ -73,14 +71,7 @@ def end_run(run_dir: Path, grace_s: float, sessions: Collection[int] = ()) -> in
     """End all processes of a run: ask them, wait, and kill those that have not ended.
 
     A process may start another before it ends, so the search is repeated until nothing is found.
-
-    Args:
-        run_dir: folder of the run.
-        grace_s: time between asking and killing, seconds.
-        sessions: sessions of the run's children, if they are known.
-
-    Returns:
-        How many processes were found.
+    Returns how many processes were found.
     """
     found: set[int] = set()
     known = set(sessions)

@@ -21,14 +21,11 @@ POLL_S = 0.2
 
 
 def stop(folder: RunFolder, grace_s: float) -> bool:
-    """Stop a run and print where it stopped.
+    """Stop a run and print where it stopped; returns whether no process of the run is left.
 
     Args:
         folder: folder of the run.
         grace_s: how long the current step and its checkpoint may take, seconds; 0 does not ask.
-
-    Returns:
-        Whether no process of the run is left.
 
     Raises:
         RunHeld: a process without a name runs it.

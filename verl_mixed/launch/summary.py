@@ -20,11 +20,7 @@ from verl_mixed.views.summary import PHASE_WORDS, phase_means, trained
 
 
 def summarise(plan: Plan, console: Console, say: Callable[[str], None]) -> int:
-    """Mark a run as complete, print its results and audit it.
-
-    Returns:
-        Exit code: 1 if the audit fails.
-    """
+    """Mark a run as complete, print its results and audit it; returns the exit code."""
     folder = plan.folder
     folder.mark_done()
     table = changes_table(folder.lines())

@@ -29,14 +29,8 @@ def start_tool_server(
 ) -> subprocess.Popen[bytes] | None:
     """Start the run's own tool server, wait until it listens, and put its URL into the config.
 
-    Args:
-        plan: the run.
-        environ: the server's environment.
-        children: the run's child processes; the server is added as soon as it is started.
-        say: prints a line.
-
-    Returns:
-        The server; None if the run uses one that is given.
+    The server is added to `children` as soon as it is started. Returns None if the run uses a
+    server that is given.
 
     Raises:
         RunFailed: it does not start, or cannot isolate programs that the run needs.

@@ -1,5 +1,4 @@
-"""Checks of `algorithm`, the losses and the critic: faults that end a run late or change it
-silently."""
+"""Checks of `algorithm`, the losses and the critic: faults that end a run late, or are silent."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -24,10 +24,7 @@ BATCH_ROWS = 256
 
 
 def data_problems(config: Mapping[str, Any], agents: set[str] | None) -> Iterator[str]:
-    """Faults of whole files: missing, damaged, of other sources, duplicate ids.
-
-    `agents` are the names of agent loops; None if they are not known.
-    """
+    """Faults of whole files: missing, damaged, of other sources, duplicate ids."""
     for key in ("data.train_files", "data.val_files"):
         if key in unset_keys(config):
             continue  # already reported
@@ -132,10 +129,7 @@ def _row_agent_problems(
 
 
 def row_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Faults of single rows: unusable cells, and validation rows that are also training rows.
-
-    `data_problems` reports files that cannot be read.
-    """
+    """Faults of single rows: unusable cells, and validation rows that are also training rows."""
     named = [files_at(config, key) for key in ("data.train_files", "data.val_files")]
     sound = set(sound_files([*named[0], *named[1]]))
     train, validation = ([file for file in files if file in sound] for files in named)
@@ -164,8 +158,7 @@ def sound_files(files: Sequence[str]) -> list[str]:
 
 
 def _cell_problems(rewards: Mapping[str, Reward], path: str) -> list[str]:
-    """Unusable rows, and ground truths with which the source's reward cannot judge; one line per
-    source and kind of fault."""
+    """Unusable rows, and ground truths that the source's reward cannot judge by, counted."""
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
 

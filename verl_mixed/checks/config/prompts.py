@@ -41,11 +41,7 @@ def model_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def first_prompts(config: Mapping[str, Any]) -> dict[str, str]:
-    """source -> the first prompt of its training rows.
-
-    It is rendered by the model's chat template if the model is a local folder, else message by
-    message.
-    """
+    """source -> the first prompt of its training rows, in the chat template of a local model."""
     path, prompts = _model(config), _Prompts(config)
     tokenizer = _tokenizer(config, path) if path is not None else None
     wanted = {name for name, source in sound_sources(config).items() if source.takes_part}
@@ -140,8 +136,7 @@ class _Prompts:
 
 
 def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> Iterator[str]:
-    """Files with prompts that are longer than `data.max_prompt_length`, or that the model's chat
-    template refuses.
+    """Files with prompts that are too long, or that the model's chat template refuses.
 
     verl would drop long prompts, but the mixture plan needs every row.
     """

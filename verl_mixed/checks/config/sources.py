@@ -17,10 +17,7 @@ _FUSED = "actor_rollout_ref.model.use_fused_kernels"
 
 
 def source_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[str]:
-    """Every fault in the settings of sources and of their rate limits.
-
-    `agents` are the names of agent loops; None if their file cannot be read.
-    """
+    """Every fault in the settings of sources; `agents` is None if their file cannot be read."""
     return [
         *_limit_problems(config),
         *_choice_problems(config, agents),

@@ -53,10 +53,7 @@ def is_network(kind: str) -> bool:
 
 
 def limiter(config: Mapping[str, Any], *, cluster: bool) -> list[Finding]:
-    """Where the rate limit is kept, and whether locks work there.
-
-    `cluster` says that the run joins a cluster, whose nodes may be several.
-    """
+    """Where the rate limit is kept, and whether locks work there."""
     mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if mixed is None or tools is None:
