@@ -182,8 +182,7 @@ def _run_smollm(arguments: argparse.Namespace) -> int:
     gguf: Path | None = arguments.gguf
     if gguf is not None and not gguf.is_file():
         reason = "a folder; name the file in it" if gguf.is_dir() else "no such file; correct it"
-        print_error(f"--gguf {gguf}: {reason}")
-        return USAGE
+        raise ValueError(f"--gguf {gguf}: {reason}")
     rows = rows_folder(arguments.seed)
     try:
         prepare_smollm(gguf=gguf, progress=_print_now)

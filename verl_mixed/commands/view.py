@@ -16,7 +16,7 @@ from aiohttp import web
 from agent_loop.training.run_folder import write_text
 from agent_loop.turns.trajectory import StopReason
 from verl_mixed.commands.arguments import Help, add_option, add_run_dir, at_least_one
-from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
+from verl_mixed.exit_codes import GOOD, NOT_GOOD
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.text import print_error, printable
 from verl_mixed.views.viewer.export import page_of
@@ -83,11 +83,8 @@ def _run(arguments: argparse.Namespace, config: Mapping[str, Any], index: Index)
     if not index.count(Filter()):
         print(f"note: no trajectory in {index.folder} yet", file=sys.stderr)
     sources, reasons = index.counts("source"), [*StopReason, *index.counts("stop_reason")]
-    if not (
-        _is_known("--source", arguments.source, sources)
-        and _is_known("--outcome", arguments.outcome, dict.fromkeys([*OUTCOMES, *reasons]))
-    ):
-        return USAGE
+    _refuse_unknown("--source", arguments.source, sources)
+    _refuse_unknown("--outcome", arguments.outcome, dict.fromkeys([*OUTCOMES, *reasons]))
     decode, note = tokenizer_of(config)
     if note:
         print(f"note: {printable(note)}", file=sys.stderr)
@@ -113,11 +110,11 @@ def _run(arguments: argparse.Namespace, config: Mapping[str, Any], index: Index)
     return GOOD
 
 
-def _is_known(option: str, word: str | None, known: Iterable[str]) -> bool:
-    if not word or word in known:
-        return True
-    print_error(f"{option} {word}: not in this run; it has {', '.join(known) or 'none yet'}")
-    return False
+def _refuse_unknown(option: str, word: str | None, known: Iterable[str]) -> None:
+    if word and word not in known:
+        raise ValueError(
+            f"{option} {word}: not in this run; it has {', '.join(known) or 'none yet'}"
+        )
 
 
 def _serve(app: web.Application, port: int) -> int:

@@ -13,6 +13,7 @@ import pytest
 
 from config.schema import ConfigError
 from tests.verl_mixed.views.viewer.episodes import line, write_run
+from verl_mixed.cli import main
 from verl_mixed.commands.view import add_arguments, run
 from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
 
@@ -93,7 +94,8 @@ def test_words_that_mean_nothing_are_refused(tmp_path: Path, words: list[str]):
 def test_names_that_the_run_has_not_are_refused_and_the_known_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
 ):
-    assert view(a_run(tmp_path), "--html", tmp_path / "page.html", *words) == USAGE
+    command = ["view", str(a_run(tmp_path)), "--html", str(tmp_path / "page.html"), *words]
+    assert main(command) == USAGE
     assert capsys.readouterr().err.startswith(says)
     assert not (tmp_path / "page.html").exists()
 

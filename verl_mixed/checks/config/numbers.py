@@ -13,12 +13,14 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 _STRICT = ConfigDict(strict=True)
 
 _Count: Any = Annotated[int, Field(ge=1)]
+_Rate = Annotated[float, Field(ge=0, lt=1)]
 _Share = Annotated[float, Field(gt=0, le=1)]
 _Discount = Annotated[float, Field(ge=0, le=1)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 _KL = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "k3+"]
+_Resume = Literal["auto", "disable", "resume_path"]
 _Logger = Literal[
     "console", "tensorboard", "wandb", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio",
     "file", "rl_insight",
@@ -29,10 +31,7 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "data.max_prompt_length": (_Count, "a whole number >= 1"),
     "data.max_response_length": (_Count, "a whole number >= 1"),
     f"{_ACTOR}.ppo_mini_batch_size": (_Count, "a whole number >= 1"),
-    f"{_ACTOR}.optim.lr": (
-        Annotated[float, Field(ge=0, lt=1)],
-        "a number from 0 (learns nothing) to below 1",
-    ),
+    f"{_ACTOR}.optim.lr": (_Rate, "a number from 0 (learns nothing) to below 1"),
     f"{_ACTOR}.clip_ratio": (_Positive, "a number > 0"),
     f"{_ACTOR}.clip_ratio_low": (_Positive, "a number > 0"),
     f"{_ACTOR}.clip_ratio_high": (_Positive, "a number > 0"),
@@ -58,10 +57,7 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "trainer.save_freq": (int, "a whole number, -1 for never"),
     "trainer.test_freq": (int, "a whole number, -1 for never"),
     "trainer.max_actor_ckpt_to_keep": (_Count | None, "a whole number >= 1, or null for all"),
-    "trainer.resume_mode": (
-        Literal["auto", "disable", "resume_path"],
-        "auto, disable or resume_path",
-    ),
+    "trainer.resume_mode": (_Resume, "auto, disable or resume_path"),
     "trainer.logger": (
         list[_Logger] | _Logger,
         "some of console, tensorboard, wandb, mlflow, swanlab, clearml, trackio, file",

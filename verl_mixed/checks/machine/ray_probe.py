@@ -35,18 +35,15 @@ def main() -> int:
         say("address", address=address)
         _reach(address, say)
     except _Refused as error:
-        say("refused", why=error.why, words=str(error))
+        why, words = error.args
+        say("refused", why=why, words=words)
         return 0
     _ask_nodes(address, asked, say)
     return 0
 
 
 class _Refused(RuntimeError):
-    """The cluster cannot be asked; `why` is one word for it."""
-
-    def __init__(self, why: str, words: str) -> None:
-        super().__init__(words)
-        self.why = why
+    """The cluster cannot be asked: one word for the reason, and what was said."""
 
 
 def _resolved(address: str) -> str:
