@@ -50,19 +50,16 @@ def packages() -> list[Finding]:
     return findings or [ok("packages", shown)]
 
 
-def missing() -> list[Finding]:
+def missing() -> Iterator[Finding]:
     """Needed packages that are not installed, and a verl of another release."""
     remedy = "start run_mixed_training.sh once, or install it into the CONDA_ENV or VENV you use"
     found = versions()
-    findings = [
-        bad("packages", f"{name} is not installed", remedy)
-        for name, number in found.items()
-        if number is None
-    ]
+    for name, number in found.items():
+        if number is None:
+            yield bad("packages", f"{name} is not installed", remedy)
     if found["verl"] not in (None, VERL_VERSION):
         text = f"verl is {found['verl']}; this project is written for {VERL_VERSION}"
-        findings.append(bad("packages", text, remedy))
-    return findings
+        yield bad("packages", text, remedy)
 
 
 def _unmet_requirements() -> list[Finding]:

@@ -71,7 +71,8 @@ def train(
             if left := processes.end_run(plan.folder.path, GRACE_S):
                 say(f"ended {left} processes that an earlier start left behind")
             refused = _refused_changes(plan)
-            if _is_complete(plan, refused):
+            goes_back = at(plan.config, "trainer.resume_mode") != "auto"
+            if plan.folder.is_done(plan.total_steps) and not refused and not goes_back:
                 say(f"complete: {plan.folder.path} has all {plan.total_steps} steps")
                 report_and_list_files(plan.folder, say)
                 return GOOD
@@ -103,12 +104,6 @@ def _print_lines(console: Console, text: str) -> None:
     """Print text from logs and files; none of it is markup or acts on the terminal."""
     for line in text.split("\n"):
         console.print(Text(printable(line)))
-
-
-def _is_complete(plan: Plan, refused: Sequence[str]) -> bool:
-    """Whether there is nothing to train: all steps are done, and the config is as it was."""
-    goes_back = at(plan.config, "trainer.resume_mode") != "auto"
-    return plan.folder.is_done(plan.total_steps) and not refused and not goes_back
 
 
 def _refused_changes(plan: Plan) -> list[str]:

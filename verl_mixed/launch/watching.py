@@ -43,7 +43,12 @@ def watch_run(plan: Plan, running: RunProcesses, reader: RunReader, view: View) 
     code = _wait_for_end(plan, running, reader, view)
     folder = plan.folder
     if code != 0:
-        raise RunFailed(f"{_why_failed(plan, running, code)}\n{_how_far(plan)}")
+        saved = folder.saved_step()
+        resumes = f"resumes from checkpoint global_step_{saved}" if saved else "begins again"
+        raise RunFailed(
+            f"{_why_failed(plan, running, code)}\nThe log is {folder.log}. {folder.last_step()} of "
+            f"{plan.total_steps} steps have metrics; the same command {resumes}."
+        )
     if folder.last_step() < plan.total_steps:
         if folder.stop_request.exists():
             raise RunStopped(
@@ -92,13 +97,3 @@ def _why_failed(plan: Plan, running: RunProcesses, code: int | None) -> str:
         signature = known.signature
         reason += f"\nknown: {signature.title}: {signature.cause}; {signature.remedy}"
     return reason
-
-
-def _how_far(plan: Plan) -> str:
-    folder = plan.folder
-    saved = folder.saved_step()
-    resumes = f"resumes from checkpoint global_step_{saved}" if saved else "begins again"
-    return (
-        f"The log is {folder.log}. {folder.last_step()} of {plan.total_steps} steps have metrics; "
-        f"the same command {resumes}."
-    )

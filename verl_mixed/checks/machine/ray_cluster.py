@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -119,7 +119,7 @@ def joined(
     address = seen.get("address", {}).get("address", address)
     if "refused" in seen:
         return [_refusal(address, seen["refused"], mode, token)]
-    findings = _versions(seen.get("metadata", {}))
+    findings = list(_versions(seen.get("metadata", {})))
     if "nodes" not in seen:
         why = f"no answer within {late_s:g} s" if late_s else "it gave no list of its nodes"
         findings.append(bad("ray", f"{address}: {why}", "see `./setup_cluster.sh status`, logs"))
@@ -202,16 +202,14 @@ def _refusal(address: str, refused: Mapping[str, Any], mode: str, token: str | N
     return bad("ray", f"{address} answers, and not as Ray: {words}", "correct MASTER_IP, RAY_PORT")
 
 
-def _versions(metadata: Mapping[str, Any]) -> list[Finding]:
+def _versions(metadata: Mapping[str, Any]) -> Iterator[Finding]:
     """Ray and Python must be the same on driver and cluster."""
     remedy = "use the environment that the cluster was started with (CONDA_ENV, VENV)"
-    findings = []
     for package, ours in {"ray": version("ray"), "python": python_version()}.items():
         theirs = metadata.get(f"{package}_version", ours)
         if theirs != ours:
             words = f"the cluster has {package} {theirs}, this shell {ours}"
-            findings.append(bad("ray", words, remedy))
-    return findings
+            yield bad("ray", words, remedy)
 
 
 def _nodes(
@@ -253,13 +251,11 @@ def _name(node: Mapping[str, Any]) -> str:
 
 def _described(node: Mapping[str, Any], free: Mapping[str, float] | None) -> str:
     """A node with its resources, and how many are in use where that is known."""
+    cpus, gpus = f"{node['cpus']:g} CPUs", f"{node['gpus']:g} GPUs"
     if free is None:
-        return f"{_name(node)}: {node['cpus']:g} CPUs, {node['gpus']:g} GPUs"
-    used = {"CPUs": node["cpus"] - free.get("CPU", 0), "GPUs": node["gpus"] - free.get("GPU", 0)}
-    return (
-        f"{_name(node)}: {used['CPUs']:g} of {node['cpus']:g} CPUs, "
-        f"{used['GPUs']:g} of {node['gpus']:g} GPUs in use"
-    )
+        return f"{_name(node)}: {cpus}, {gpus}"
+    used_cpus, used_gpus = node["cpus"] - free.get("CPU", 0), node["gpus"] - free.get("GPU", 0)
+    return f"{_name(node)}: {used_cpus:g} of {cpus}, {used_gpus:g} of {gpus} in use"
 
 
 def _on_nodes(answers: Sequence[Mapping[str, Any]]) -> list[Finding]:
@@ -303,16 +299,14 @@ def _of_node(fact: Mapping[str, Any]) -> list[Finding]:
     return findings
 
 
-def _unequal(facts: Sequence[Mapping[str, Any]]) -> list[Finding]:
+def _unequal(facts: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     """Packages of which nodes have different versions."""
-    findings = []
     for name in facts[0]["packages"] if facts else []:
         found = {fact["ip"]: fact["packages"][name] for fact in facts}
         if len(set(found.values())) > 1:
             shown = ", ".join(f"{ip} {number or 'none'}" for ip, number in found.items())
             remedy = "install the same environment on every node"
-            findings.append(bad("on nodes", f"{name} differs: {shown}", remedy))
-    return findings
+            yield bad("on nodes", f"{name} differs: {shown}", remedy)
 
 
 def _locks(answer: Mapping[str, Any], folder: Path | None) -> list[Finding]:
