@@ -67,12 +67,13 @@ def _source_problems(
                     f"{key} needs one; add mixed.sources.{source}.ratio (0 leaves it out)"
                 )
     there = {source for file in found for source in file.rows_by_source}
+    paths = ", ".join(str(file.path) for file in found)
     for name, source in sound_sources(config).items():
         if all_are_read and source.takes_part and name not in there:
             yield (
-                f"no rows of source={name!r} in {key} "
-                f"({', '.join(str(file.path) for file in found)}): it has mixed.sources.{name}."
-                f"ratio={source.ratio}; add a file with its rows or set its ratio to 0"
+                f"no rows of source={name!r} in {key} ({paths}): it has "
+                f"mixed.sources.{name}.ratio={source.ratio}; add a file with its rows or set its "
+                "ratio to 0"
             )
 
 

@@ -279,24 +279,20 @@ def _on_nodes(answers: Sequence[Mapping[str, Any]]) -> list[Finding]:
     return findings
 
 
-def _of_node(fact: Mapping[str, Any]) -> list[Finding]:
+def _of_node(fact: Mapping[str, Any]) -> Iterator[Finding]:
     ip = fact["ip"]
-    shared = "put it on a folder that all nodes share (SHARED_DIRS), or copy it there"
-    unseen = ", ".join(fact["unseen"])
-    findings = [bad("on nodes", f"{ip}: cannot read {unseen}", shared)] if unseen else []
-    findings += [
-        bad("on nodes", f"{ip}: cannot write to {folder}", "change its owner, or share it")
-        for folder in fact["unwritable"]
-    ]
-    findings += [
-        bad("on nodes", f"{ip}: {free / GB:.1f} GB free for {folder}", "delete old runs there")
-        for folder, free in fact["free_bytes"].items()
-        if free < LEAST_DISK_GB * GB
-    ]
+    if unseen := ", ".join(fact["unseen"]):
+        shared = "put it on a folder that all nodes share (SHARED_DIRS), or copy it there"
+        yield bad("on nodes", f"{ip}: cannot read {unseen}", shared)
+    for folder in fact["unwritable"]:
+        yield bad("on nodes", f"{ip}: cannot write to {folder}", "change its owner, or share it")
+    for folder, free in fact["free_bytes"].items():
+        if free < LEAST_DISK_GB * GB:
+            words = f"{ip}: {free / GB:.1f} GB free for {folder}"
+            yield bad("on nodes", words, "delete old runs there")
     if not fact["ours"]:
         words = f"{ip}: this project is not importable ({fact['executable']})"
-        findings.append(bad("on nodes", words, "./setup_cluster.sh sync and restart"))
-    return findings
+        yield bad("on nodes", words, "./setup_cluster.sh sync and restart")
 
 
 def _unequal(facts: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
