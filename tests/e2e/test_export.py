@@ -28,23 +28,23 @@ def test_what_two_ranks_trained_is_exported_bit_for_bit(demo: Path, tmp_path: Pa
     made = export(RunFolder(job.folder))
     rounded = export(RunFolder(job.folder), dtype="bf16")
 
-    assert made.step == 2
+    assert made.name == "step_2-fp32"
     gathered = job.folder / "checkpoints" / "global_step_2" / "actor" / "huggingface"
     theirs = load_file(gathered / "model.safetensors")
-    ours = load_file(made.folder / "model.safetensors")
-    halves = load_file(rounded.folder / "model.safetensors")
+    ours = load_file(made / "model.safetensors")
+    halves = load_file(rounded / "model.safetensors")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert all(torch.equal(halves[name], theirs[name].bfloat16()) for name in ours)
     before = load_file(demo / "model" / "model.safetensors")
     assert any(not torch.equal(ours[name], before[name]) for name in ours)
 
-    tokenizer = AutoTokenizer.from_pretrained(made.folder)
+    tokenizer = AutoTokenizer.from_pretrained(made)
     assert tokenizer.get_vocab() == AutoTokenizer.from_pretrained(demo / "model").get_vocab()
     assert tokenizer.chat_template
     ids = torch.tensor([tokenizer.encode("What is 2 + 3? <answer>")])
     of_export, of_trainer = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        for folder in (made.folder, gathered)
+        for folder in (made, gathered)
     )
     assert torch.equal(of_export(ids).logits, of_trainer(ids).logits)

@@ -6,7 +6,6 @@ Chooses the checkpoint; `verl_mixed.run.hugging_face` merges and writes the weig
 import argparse
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -56,26 +55,13 @@ def _step(text: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export, and print what was written."""
-    run = RunFolder(arguments.run_dir)
+    """Export a checkpoint."""
     try:
-        made = export(run, arguments.step, arguments.output, arguments.dtype)
+        export(RunFolder(arguments.run_dir), arguments.step, arguments.output, arguments.dtype)
     except OSError as error:
         print_error(error)
         return NOT_GOOD
-    size = f"{made.parameters:,} parameters, {made.size_bytes / 1e6:,.1f} MB"
-    print(f"wrote {made.folder}: {size}, step {made.step}")
     return GOOD
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    """What was written."""
-
-    step: int
-    folder: Path
-    parameters: int
-    size_bytes: int
 
 
 def export(
@@ -83,10 +69,11 @@ def export(
     step: str = LATEST,
     output: Path | None = None,
     dtype: DType = "fp32",
-) -> Exported:
-    """Write the policy of a checkpoint; the folder appears only when it is complete.
+) -> Path:
+    """Write the policy of a checkpoint, print what was written, and return the folder.
 
-    The run may be running. `step` is as in `chosen_step`.
+    The folder appears only when it is complete. The run may be running. `step` is as in
+    `chosen_step`.
 
     Raises:
         ValueError: no such run or checkpoint, the checkpoint is not whole or not of a causal
@@ -118,8 +105,9 @@ def export(
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     sync(output.parent)
-    size_bytes = sum(file.stat().st_size for file in output.iterdir())
-    return Exported(step=number, folder=output, parameters=parameters, size_bytes=size_bytes)
+    size_mb = sum(file.stat().st_size for file in output.iterdir()) / 1e6
+    print(f"wrote {output}: {parameters:,} parameters, {size_mb:,.1f} MB, step {number}")
+    return output
 
 
 def chosen_step(run: RunFolder, step: str) -> int:

@@ -52,37 +52,41 @@ def run_with(checkpoint: Path, tmp_path: Path) -> RunFolder:
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_fp32_is_the_trainers_weights_bit_for_bit_and_a_tied_one_is_kept_once(
-    mesh: str, checkpoints: dict[str, Path], tmp_path: Path
+    mesh: str,
+    checkpoints: dict[str, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = export(run_with(checkpoints[mesh], tmp_path))
 
-    weights = load_file(made.folder / "model.safetensors")
+    weights = load_file(made / "model.safetensors")
     whole = load_file(checkpoints[mesh] / "whole.safetensors")
     assert whole.keys() - weights.keys() == {"lm_head.weight"}
     assert all(torch.equal(weights[name], whole[name]) for name in weights)
-    assert made.parameters == sum(weight.numel() for weight in weights.values())
+    parameters = sum(weight.numel() for weight in weights.values())
+    assert f"wrote {made}: {parameters:,} parameters, " in capsys.readouterr().out
 
 
 def test_bf16_is_fp32_rounded_once(checkpoints: dict[str, Path], tmp_path: Path) -> None:
     made = export(run_with(checkpoints["3"], tmp_path), dtype="bf16")
 
-    weights = load_file(made.folder / "model.safetensors")
+    weights = load_file(made / "model.safetensors")
     whole = load_file(checkpoints["3"] / "whole.safetensors")
     assert all(torch.equal(weights[name], whole[name].bfloat16()) for name in weights)
-    assert json.loads((made.folder / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((made / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_transformers_loads_it_and_says_the_same(run: RunFolder) -> None:
     made = export(run)
 
-    model = AutoModelForCausalLM.from_pretrained(made.folder)
+    model = AutoModelForCausalLM.from_pretrained(made)
 
     ids = torch.arange(30).reshape(2, 15)
     assert model.dtype == torch.float32
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert torch.equal(model(ids).logits, tiny_model().eval()(ids).logits)
-    assert GenerationConfig.from_pretrained(made.folder).eos_token_id == 5
-    assert (made.folder / "tokenizer.json").read_text() == "{}"
+    assert GenerationConfig.from_pretrained(made).eos_token_id == 5
+    assert (made / "tokenizer.json").read_text() == "{}"
 
 
 def test_without_a_step_the_newest_whole_checkpoint_is_taken(run: RunFolder) -> None:
