@@ -74,4 +74,4 @@ def run(arguments: argparse.Namespace) -> int:
         return check.print_problems(problems)
     from verl_mixed.launch.launcher import train
 
-    return train(overrides, config_files=arguments.config)
+    return train(overrides, os.environ, config_files=arguments.config)

@@ -4,7 +4,6 @@ The launcher does no training. It ends its child processes, however it ends itse
 the same command resumes the run.
 """
 
-import os
 import secrets
 import signal
 import subprocess
@@ -42,7 +41,7 @@ from verl_mixed.views.watch.run_reader import RunReader
 
 def train(
     arguments: Sequence[str],
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str],
     *,
     trainer: Sequence[str] = TRAINER,
     console: Console | None = None,
@@ -52,7 +51,7 @@ def train(
 
     Args:
         arguments: Hydra overrides of the command line.
-        environ: environment with the settings; None takes this process's.
+        environ: environment with the settings.
         trainer: command that gets the path of the run's config.yaml.
         console: the screen; None takes stdout.
         config_files: files that the arguments were read from; a run that starts keeps copies.
@@ -60,7 +59,6 @@ def train(
     Returns:
         Exit code: 0 complete, 1 failed, 2 a setting is wrong, 130 interrupted.
     """
-    environ = os.environ if environ is None else environ
     console = console or Console(highlight=False, soft_wrap=True)
     say = partial(_print_lines, console)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
