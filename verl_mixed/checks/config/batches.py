@@ -20,9 +20,10 @@ def batch_problems(config: Mapping[str, Any]) -> list[str]:
     """Batch sizes that verl cannot split evenly; it would pad or raise."""
     batch, n = at(config, "data.train_batch_size"), at(config, f"{_ROLLOUT}.n")
     mini = at(config, f"{_ACTOR}.ppo_mini_batch_size")
-    processes = _processes(config)
-    if not all(is_count(size) for size in (batch, n, mini, processes)):
+    per_node, nodes = at(config, "trainer.n_gpus_per_node"), at(config, "trainer.nnodes")
+    if not all(map(is_count, (batch, n, mini, per_node, nodes))):
         return []  # the check of numbers reports it
+    processes = per_node * nodes
     problems = []
     separate = at(config, "trainer.v1.trainer_mode") == "mixed_separate_async"
     if separate:
@@ -82,12 +83,6 @@ def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> Iter
             "another process, as mixed_separate_async must; choose nccl or another of verl's, on a "
             "CPU tcp_store"
         )
-
-
-def _processes(config: Mapping[str, Any]) -> int:
-    """Training processes over all nodes; 0 if a number is wrong."""
-    per_node, nodes = at(config, "trainer.n_gpus_per_node"), at(config, "trainer.nnodes")
-    return per_node * nodes if isinstance(per_node, int) and isinstance(nodes, int) else 0
 
 
 def _micro_problems(key: str, micro: Any, trajectories: int, processes: int) -> list[str]:

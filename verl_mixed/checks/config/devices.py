@@ -9,7 +9,7 @@ The rules are those of verl 0.9.1, which reports them after minutes or never:
 import ctypes
 import importlib.util
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cluster.placement import need_of, own_node, placement_problems
@@ -28,7 +28,7 @@ _PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("tensor_model", "data", "
 def device_problems(config: Mapping[str, Any]) -> list[str]:
     """Sizes that cannot work on GPUs, or settings that cannot work on a CPU; needs no GPU."""
     if at(config, "trainer.device") == "cuda":
-        return _engine_problems(config) + _length_problems(config)
+        return [*_engine_problems(config), *_length_problems(config)]
     if at(config, "trainer.device") != "cpu":
         return []
     rules: dict[str, Any] = {
@@ -57,27 +57,27 @@ def device_problems(config: Mapping[str, Any]) -> list[str]:
     return problems or _own_placement_problems(config)
 
 
-def _engine_problems(config: Mapping[str, Any]) -> list[str]:
+def _engine_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Engines that do not share the GPUs of their pool evenly."""
     separate = at(config, "trainer.v1.trainer_mode") == "mixed_separate_async"
     pools = ["trainer", _ROLLOUT] if separate else ["trainer"]
     sizes = [at(config, f"{_ROLLOUT}.{name}", 1) for name in _PARALLEL]
     if not all(map(is_count, sizes)):
         named = ", ".join(f"{name}={size!r}" for name, size in zip(_PARALLEL, sizes, strict=True))
-        return [f"{_ROLLOUT}: {named}: want whole numbers >= 1"]
-    engine, problems = math.prod(sizes), []
+        yield f"{_ROLLOUT}: {named}: want whole numbers >= 1"
+        return
+    engine = math.prod(sizes)
     for pool in pools:
         nodes, per_node = at(config, f"{pool}.nnodes"), at(config, f"{pool}.n_gpus_per_node")
         if not is_count(nodes) or not is_count(per_node):
             continue  # the check of numbers reports it
         where = f"{pool}.n_gpus_per_node={per_node} on {pool}.nnodes={nodes}"
         if nodes * per_node % engine or (per_node % engine and engine % per_node):
-            problems.append(
+            yield (
                 f"one engine takes {engine} GPUs ({_ROLLOUT}.tensor_model_parallel_size={sizes[0]}"
                 f" and its like), which does not divide {where}: verl would leave GPUs without an "
                 "engine, or lay one over parts of nodes; choose a divisor, or whole nodes"
             )
-    return problems
 
 
 def _length_problems(config: Mapping[str, Any]) -> list[str]:

@@ -131,7 +131,9 @@ def joined(
         findings.append((bad if locks else warning)("on nodes", words, remedy))
     findings += _on_nodes(answers)
     if "locks" in seen:
-        findings += _locks(seen["locks"], locks)
+        faults = [from_problem("locks", problem) for problem in seen["locks"]["problems"]]
+        agree = f"{locks}: locks, contents, clocks agree on {seen['locks']['nodes']} nodes"
+        findings += faults or [ok("locks", agree)]
     if late_s:
         words = f"not all was asked within {late_s:g} s"
         findings.append(bad("on nodes", words, "see `ray status` and the logs of the nodes"))
@@ -303,9 +305,3 @@ def _unequal(facts: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
             shown = ", ".join(f"{ip} {number or 'none'}" for ip, number in found.items())
             remedy = "install the same environment on every node"
             yield bad("on nodes", f"{name} differs: {shown}", remedy)
-
-
-def _locks(answer: Mapping[str, Any], folder: Path | None) -> list[Finding]:
-    if answer["problems"]:
-        return [from_problem("locks", problem) for problem in answer["problems"]]
-    return [ok("locks", f"{folder}: locks, contents, clocks agree on {answer['nodes']} nodes")]

@@ -47,11 +47,6 @@ def filesystem_of(path: Path) -> str:
     return kind
 
 
-def is_network(kind: str) -> bool:
-    """Whether other machines may share it; what a user mounts through FUSE may be anything."""
-    return kind in NETWORK_KINDS or kind.startswith("fuse.")
-
-
 def limiter(config: Mapping[str, Any], *, cluster: bool) -> list[Finding]:
     """Where the rate limit is kept, and whether locks work there."""
     mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
@@ -65,12 +60,13 @@ def limiter(config: Mapping[str, Any], *, cluster: bool) -> list[Finding]:
         return [ok("limiter", "an actor of Ray keeps it")]
     folder = existing(state_path(tools, mixed).parent)
     kind = filesystem_of(folder)
-    words = f"a file on {folder} ({kind}, {'network' if is_network(kind) else 'local'})"
+    is_network = kind in NETWORK_KINDS or kind.startswith("fuse.")  # a FUSE may be anything
+    words = f"a file on {folder} ({kind}, {'network' if is_network else 'local'})"
     fault = lock_fault(folder)
     if fault is not None:
         remedy = "put the run or tool_config.rate_limit_file on another disk, or use "
         return [bad("limiter", f"{words}: {fault}", remedy + "mixed.rate_limit.backend=ray")]
-    if is_network(kind):
+    if is_network:
         remedy = "use mixed.rate_limit.backend=ray, or a local folder (EXPERIMENT_NAME's disk)"
         words += ": locks exclude processes of this machine; of others only where it passes them on"
         return [warning("limiter", words, remedy)]
