@@ -65,10 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def export(
-    run: RunFolder,
-    step: str = LATEST,
-    output: Path | None = None,
-    dtype: DType = "fp32",
+    run: RunFolder, step: str = LATEST, output: Path | None = None, dtype: DType = "fp32"
 ) -> Path:
     """Write the policy of a checkpoint, print what was written, and return the folder.
 

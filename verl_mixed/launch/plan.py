@@ -22,12 +22,7 @@ from verl_mixed.prepare.source_files import add_files_of_sources
 from verl_mixed.run.compose import compose_config, resolve
 from verl_mixed.run.name import display_name, name_problems
 from verl_mixed.run.sections import sound_sources
-from verl_mixed.run.settings import (
-    ADDRESS_KEY,
-    SERVER_URL_KEY,
-    is_own_tool_server,
-    overrides_from,
-)
+from verl_mixed.run.settings import ADDRESS_KEY, SERVER_URL_KEY, is_own_tool_server, overrides_from
 from verl_mixed.run.state import RUNS, RunFolder
 from verl_mixed.run.versions import REPOSITORY
 
