@@ -8,9 +8,10 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from config.lookup import at
 from verl_mixed.checks.finding import Finding, bad, ok, warning
@@ -24,7 +25,8 @@ _FIELDS = "index,name,memory.total,memory.used,driver_version"
 _INSTALL = "install torch's CUDA build into this environment, or train with PROFILE=laptop"
 
 
-class Gpu(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Gpu:
     """One line of nvidia-smi."""
 
     index: str
