@@ -281,7 +281,7 @@ def _packed(body: dict[str, Any]) -> bytes | None:
 
 
 def _body_of(packed: bytes) -> dict[str, Any]:
-    """The body in msgpack; a ValueError if the bytes are none."""
+    """The body that was packed; raises ValueError if the bytes are no packed body."""
     return msgspec.msgpack.decode(packed, type=dict[str, Any])
 
 

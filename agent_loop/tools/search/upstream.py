@@ -205,7 +205,11 @@ class Serper(Upstream):
 
 
 def _pages(body: Any) -> list[tuple[str, str, str]]:
-    """(link, title, text) of the pages; TypeError, KeyError or AttributeError if there are none."""
+    """(link, title, text) of the pages in Serper's answer, which may be none.
+
+    Raises:
+        TypeError, KeyError, AttributeError: this is not Serper's answer.
+    """
     pages = []
     if box := body.get("answerBox"):
         text = " ".join(filter(None, (box.get("answer"), box.get("snippet"))))

@@ -51,7 +51,7 @@ class Drain:
                 self._empty.set()
 
     async def finish(self, drain_s: float, hurry: asyncio.Event) -> int:
-        """Wait `drain_s` or until `hurry` for the requests under way, then cancel the rest.
+        """Wait for the requests under way, at most `drain_s` or until `hurry`; cancel the rest.
 
         Returns the number of requests that were cancelled.
         """
