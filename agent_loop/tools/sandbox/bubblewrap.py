@@ -104,6 +104,9 @@ def user_namespace(open_fds: ExitStack) -> int:
     """A new user namespace with root and the users of programs; only root can create one.
 
     Returns its descriptor, closed with `open_fds`.
+
+    Raises:
+        SandboxUnavailable: the kernel refuses.
     """
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _HOLD],

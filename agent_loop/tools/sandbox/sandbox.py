@@ -54,7 +54,11 @@ _PYTHON = Language(source="main.py", run=())
 
 
 class Sandbox(ABC):
-    """One way to isolate programs. No state passes from one run to another."""
+    """One way to isolate programs. No state passes from one run to another.
+
+    `workers` is the number of zygotes; the caller limits how many programs run at once. `packages`
+    are distributions that programs may import; zygotes load them before programs start.
+    """
 
     name: str
     isolates: bool = True

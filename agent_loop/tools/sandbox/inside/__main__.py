@@ -54,6 +54,8 @@ class RunProcess:
 
 
 class Zygote:
+    """Forks runs, signals them and reaps them."""
+
     def __init__(self, control: socket.socket, plan: dict) -> None:
         self._control, self._plan = control, plan
         self._runs: dict[int, tuple[int, RunProcess, int]] = {}  # pidfd: id, process, status
