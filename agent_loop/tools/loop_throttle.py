@@ -10,7 +10,7 @@ from collections import deque
 
 
 class LoopThrottle:
-    """Admits a number of callers per pass of the event loop, in the order of arrival.
+    """Admits `portion` (>= 1) callers per pass of the event loop, in the order of arrival.
 
     It belongs to one event loop. A caller waits only for passes of the loop.
     """

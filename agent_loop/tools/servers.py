@@ -54,7 +54,7 @@ class Server:
 
 
 class Servers:
-    """All servers of a client; `timeout_s` is the deadline of a call."""
+    """All servers of a client, at least one; `timeout_s` is the deadline of a call."""
 
     def __init__(self, urls: Sequence[str], timeout_s: float, clock: Callable[[], float]) -> None:
         self.all = [Server(url) for url in urls]
