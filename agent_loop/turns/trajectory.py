@@ -39,7 +39,11 @@ class Segment:
 
 
 class Trajectory:
-    """The response of one rollout, growing token by token."""
+    """The response of one rollout, growing token by token.
+
+    Ids, mask and log-probs always have one length. Mask 1 is exactly on the tokens that the engine
+    returned, in the order of the engine. Only `without_gradient` removes it.
+    """
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self.prompt_ids: list[int] = list(prompt_ids)  # (P,)
@@ -60,6 +64,8 @@ class Trajectory:
 
     def add_model_tokens(self, token_ids: Sequence[int], log_probs: Sequence[float]) -> None:
         """Append all tokens (t,) that the engine returned in one turn, with mask 1.
+
+        `log_probs` (t,) are of the policy that sampled them.
 
         Raises:
             ValueError: the numbers of ids and log-probs differ.

@@ -2,7 +2,9 @@
 
 This module decides when a trajectory ends, and how many tokens a result may take. It uses no verl
 and no torch. The engine is a `Generate` function, the tools are an `Environment`, a `Language`
-finds the actions, and an `ObservationStyle` makes tokens of the results.
+finds the actions, and an `ObservationStyle` makes tokens of the results. A fault of the
+infrastructure (`ToolUnavailable`) ends the trajectory. A mistake of the model becomes a text that
+the model reads.
 """
 
 import asyncio
@@ -86,6 +88,8 @@ class Budget:
 
 @dataclass(kw_only=True)
 class Call:
+    """One action that was run."""
+
     turn: int
     """From 1."""
 
@@ -116,6 +120,8 @@ class Turn:
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
+    """A trajectory, why it ended, and what happened in it."""
+
     trajectory: Trajectory
     stop_reason: StopReason
     answer: str | None
@@ -124,6 +130,8 @@ class Rollout:
     turns: list[Turn] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     fault: str | None = None
+    """What ended the trajectory as `infra_error`; None if it was not lost."""
+
     fault_tool: str = ""
     """The tool that failed, `engine`, `reward`, or `loop`."""
 
