@@ -19,7 +19,11 @@ from agent_loop.turns.turn_loop import Observation
 async def run_code(
     tools: ToolBackend, code: str, stdin: str, session: str | None = None
 ) -> Observation:
-    """Run a program in the sandbox, or a cell in a session's interpreter."""
+    """Run a program in the sandbox, or a cell in a session's interpreter.
+
+    Raises:
+        ToolUnavailable: the server has no sessions, or see `ToolBackend.call`.
+    """
     call = run_code_call(code, stdin) if session is None else cell_call(code, stdin, session)
     result = await tools.call(call)
     if session is not None and "session" not in result.body:
@@ -63,6 +67,8 @@ def argument_mistake(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedTool:
+    """A tool that is called by name, with named arguments."""
+
     description: str
     arguments: Mapping[str, str]
     """Name -> description. All are strings; all are needed but those in `optional`."""
@@ -71,6 +77,7 @@ class NamedTool:
     optional: frozenset[str] = frozenset()
 
     async def call(self, tools: ToolBackend, arguments: Mapping[str, Any]) -> Observation:
+        """Run the tool; if an argument is unknown or missing, return the mistake instead."""
         needed = self.arguments.keys() - self.optional
         wrong = argument_mistake(arguments, list(self.arguments), needed)
         if wrong is not None:
@@ -79,10 +86,12 @@ class NamedTool:
 
 
 def describe(name: str, description: str, arguments: Mapping[str, str] | Sequence[str]) -> str:
+    """A tool in one line, for a prompt."""
     return f"{name}: {description}; {json.dumps(arguments)}"
 
 
 def named_tools(topk: int) -> dict[str, NamedTool]:
+    """The tools of the tool server, by name; a search gives `topk` passages."""
     return {
         "run_code": NamedTool(
             description="run a Python program and read what it prints",

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Activity:
+    """A running trajectory and what it waits for."""
+
     source: str
     row_id: str
     turn: int = 0
@@ -99,6 +101,8 @@ class Watchdog:
 
     stuck_after_s: float
     clock: Callable[[], float] = time.monotonic
+    """Monotonic seconds, as used by `waits_for`."""
+
     under_way: dict[int, Activity] = field(default_factory=dict)
 
     @contextmanager

@@ -19,6 +19,8 @@ from agent_loop.watchdog import waits_for
 
 @dataclass(frozen=True, slots=True)
 class EngineTurn:
+    """One request and its answer."""
+
     prompt_ids: Sequence[int]  # (P,) all earlier tokens
     output: Any
     """verl's `TokenOutput`."""

@@ -35,6 +35,8 @@ class LoopSettings:
     """Limits of sources that have none of their own."""
 
     max_actions: int
+    """Actions that one turn may ask for."""
+
     backend: str
     """verl's name of the rollout backend."""
 
@@ -72,6 +74,7 @@ class LoopSettings:
         return {**given, **changed}
 
     def observation_style_of(self, source: str) -> str:
+        """`inline` or `chat`."""
         own = self.mixed.sources.get(source)
         return (own and own.observation_style) or self.mixed.turns.observation_style
 

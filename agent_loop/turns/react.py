@@ -31,6 +31,7 @@ class ReAct:
     """Reads ReAct's lines. The answer is the rest of the text after `Final Answer:`."""
 
     max_actions: int = 1
+    """Actions that one turn may ask for."""
 
     @property
     def stop_texts(self) -> list[str]:

@@ -37,6 +37,8 @@ class Action:
     """Text between the tags."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Named arguments, if the language has them."""
+
     is_open: bool = False
     """Whether `content` goes to the end of the turn. If the turn was cut, so was `content`."""
 
@@ -79,7 +81,8 @@ class Tags:
         own: Mapping[str, tuple[str, str]] | None = None,
         **options: Any,
     ) -> "Tags":
-        """The tags of the actions `kinds`, from `own` or else from the config."""
+        """The tags of the actions `kinds`, from `own` or else from the config; `options` are
+        other fields of the class."""
         own = own or {}
         return cls(
             pairs={
@@ -147,6 +150,7 @@ def cut_at_end(
     Args:
         token_ids: (t,) as the engine returned them.
         text: the text of `token_ids`.
+        decode: token ids -> text, with special tokens.
 
     Returns:
         Tokens to keep; None if the turn does not end in its text. If the last token has characters
