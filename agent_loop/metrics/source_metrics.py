@@ -177,7 +177,7 @@ def _of_tools(prefix: str, own: Sequence[TrainedTrajectory]) -> dict[str, float]
 def eviction_metrics(prompts: Iterable[tuple[str, str]]) -> dict[str, float]:
     """`mixed/<source>/evicted/<outcome>`: replaced prompts; a missing metric means 0.
 
-    The prompts of the step are given as (source, outcome).
+    The prompts of the step are given as (source, outcome), with the outcomes of the ledger.
     """
     counts = Counter(pair for pair in prompts if pair[1] not in ("trained", "unfinished"))
     return {

@@ -4,9 +4,11 @@ math-verify (Kydlicek 2025) parses with ANTLR and compares with sympy. Both can 
 the memory, and math-verify's own alarms work only in a main thread. Here each check has a limit of
 CPU time, which does not depend on other load: an answer is judged the same every time. Python code
 is interrupted; a process that hangs in C code is killed by the kernel, and pebble starts another.
+A check also has a limit of wall time, which only an overloaded machine reaches.
 
-The processes do not import this process's `__main__`, because in a Ray worker they would import
-Ray, and a script without a guard would run again.
+The processes start when first needed and end with this process. They do not import this process's
+`__main__`, because in a Ray worker they would import Ray, and a script without a guard would run
+again.
 """
 
 import asyncio

@@ -9,7 +9,8 @@ GRPO: Shao et al. 2024, sec. 4.1; without the division by the group's std it is 
   can be wrong in the last bit. The std is then as small as that error, and their quotient gives
   every trajectory of the group an advantage of -0.05 where it should be 0.
 
-The `scale` of a source changes no statistic, because a group has one source.
+The advantage is multiplied by the `scale` of its source, which changes no statistic, because a
+group has one source.
 
 verl adapter: functions of the kind that `register_adv_est` takes (trainer/ppo/core_algos.py at
 0.9.1). `agent_loop.plugin` registers them.
@@ -41,7 +42,8 @@ def compute_state_masked_grpo_advantage(
 
     Args:
         token_level_rewards: (B, T); only the sum over T counts.
-        response_mask: (B, T), 1 = sampled by the policy. A row of padding has no 1.
+        response_mask: (B, T), 1 = sampled by the policy. A row without a 1 (padding, or lost to
+            an infrastructure fault) is in no statistic and has zero advantage.
         index: (B,) group of each trajectory; a uid of `make_uid` if `scale` names a source.
         config: verl's algorithm config, with a `StateMaskedGRPOConfig` in `state_masked_grpo`.
             Without `norm_by_std` there, `norm_adv_by_std_in_grpo` decides. None divides by the std.

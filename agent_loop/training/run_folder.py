@@ -114,6 +114,7 @@ class MetricsFile:
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are one finite number each."""
     return {
         name: float(value)
         for name, value in metrics.items()

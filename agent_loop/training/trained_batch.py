@@ -78,6 +78,7 @@ def is_padding(tag: Mapping[str, Any]) -> bool:
 
 
 def real_keys(batch: KVBatchMeta) -> list[str]:
+    """Keys of the rows that are not padding."""
     return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
 
 
