@@ -147,7 +147,7 @@ def _register_after(spec: ModuleSpec, register: Callable[[Any], object]) -> None
 
 def is_loaded() -> bool:
     """Whether verl has all names of the table above. A module of verl that this process has not
-    imported counts when its registration is waiting for it."""
+    imported counts when its registration is waiting for it, so that nothing heavy is imported."""
     from verl.plugin.platform import PlatformRegistry
 
     if "cpu" not in PlatformRegistry.registered_names():

@@ -59,7 +59,8 @@ class AsyncDecoder:
     async def abort_all(self) -> list[Request]:
         """End all requests after the current step, with `stop_reason="aborted"`, and return them.
 
-        Callers get the tokens that were decoded until then.
+        Callers get the tokens that were decoded until then. A request that finished in the current
+        step is not returned.
         """
         under_way = [*self._running.values(), *self._waiting]
         self._waiting = []

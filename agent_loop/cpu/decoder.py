@@ -43,6 +43,8 @@ _STATE = np.dtype(
 
 @dataclass(slots=True, kw_only=True)
 class Request:
+    """One sequence being decoded: each step adds a token id and its log-prob."""
+
     prompt_ids: Sequence[int]
     sampling: Sampling
     token_ids: list[int] = field(default_factory=list)
@@ -164,6 +166,7 @@ class BatchDecoder:
             self._remove_rows([i for i, row in enumerate(self._rows) if id(row.request) in gone])
 
     def drop_all(self) -> None:
+        """Forget all requests and all stored prefixes."""
         self._waiting.clear()
         self._rows = []
         self.prefixes.clear()

@@ -245,6 +245,8 @@ class HFServer:
 
 
 class HFReplica(RolloutReplica):
+    """Starts one `HFServer`."""
+
     async def launch_servers(self) -> None:
         if self.world_size != 1:
             raise ValueError(

@@ -11,7 +11,8 @@ class StopStrings:
 
     The result is that of decoding the whole output after every token, if the bytes of a token do
     not depend on the tokens beside it. Byte-level BPE is so. Only the first token that is decoded
-    may have another text, as when a tokenizer drops a leading space.
+    may have another text, as when a tokenizer drops a leading space. `decode` must keep
+    special tokens.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:

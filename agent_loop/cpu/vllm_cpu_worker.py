@@ -29,6 +29,11 @@ class PackedWeightsExtension(vLLMColocateWorkerExtension):
     def update_weights_from_ipc(
         self, peft_config: Any = None, base_sync_done: bool = False, use_shm: bool = False
     ) -> None:
+        """Receive one whole version of the weights, and load it.
+
+        Raises:
+            ValueError: LoRA adapters were sent, or parameters are missing (`load`).
+        """
         if peft_config is not None:
             raise ValueError("rollout.name=vllm_cpu takes full weights; set lora_rank=0")
         weights: dict[str, torch.Tensor] = {}

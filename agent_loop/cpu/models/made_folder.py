@@ -21,7 +21,8 @@ def read_note(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def made_whole(folder: Path, note: str) -> Generator[Path]:
-    """Yield an empty folder to fill, with the file `note`, which replaces `folder` at the end.
+    """Yield an empty folder to fill, with the file `note`, which replaces `folder`
+    if the block raises nothing.
 
     Raises:
         FileExistsError: the folder holds something else, and is left as it is.

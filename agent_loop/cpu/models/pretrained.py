@@ -84,7 +84,8 @@ def prepare_smollm(
 def convert_gguf(source: Path, out: Path) -> None:
     """Write the model and tokenizer of a GGUF file as a Hugging Face folder with fp32 weights.
 
-    Chat template, end of turn and padding are taken from the file.
+    transformers must be able to read the file's architecture. Chat template, end of turn and
+    padding are taken from the file.
 
     Raises:
         PretrainedError: the file does not say which token ends a turn.
