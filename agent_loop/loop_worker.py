@@ -253,10 +253,10 @@ def _plain_settings(config: Any) -> dict[str, Any] | None:
     values: Any = OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)
     del values["_target_"]
     is_plain = all(
-        not name.startswith("_") and (value is None or isinstance(value, (str, int, float)))
+        not str(name).startswith("_") and (value is None or isinstance(value, (str, int, float)))
         for name, value in values.items()
     )
-    return values if is_plain else None
+    return {str(name): value for name, value in values.items()} if is_plain else None
 
 
 class MixedAgentLoopManager(AgentLoopManagerTQ):
