@@ -1,6 +1,7 @@
 """Runs a generator that yields sleeps, in a thread or in a task, so that a wait is written once."""
 
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import closing
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -11,21 +12,21 @@ Steps = Generator[float, None, T]
 
 def run(steps: Steps[T], sleep: Callable[[float], None]) -> T:
     """Run the steps, sleeping in this thread."""
-    try:
+    with closing(steps):  # after an error in the sleep: clean up now, not at garbage collection
         while True:
-            sleep(next(steps))
-    except StopIteration as done:
-        return done.value
-    finally:
-        steps.close()  # after an error in the sleep: clean up now, not at garbage collection
+            try:
+                sleep_s = next(steps)
+            except StopIteration as done:  # of the steps; one of `sleep` is an error
+                return done.value
+            sleep(sleep_s)
 
 
 async def run_async(steps: Steps[T], sleep: Callable[[float], Awaitable[None]]) -> T:
     """Run the steps, sleeping in this task."""
-    try:
+    with closing(steps):
         while True:
-            await sleep(next(steps))
-    except StopIteration as done:
-        return done.value
-    finally:
-        steps.close()
+            try:
+                sleep_s = next(steps)
+            except StopIteration as done:
+                return done.value
+            await sleep(sleep_s)
