@@ -8,6 +8,8 @@ that take a token that no source used.
 
 The limiter does not promise:
 
+- the instant of a call: a process that wakes late passes late.
+- a rate per account: two files for one account give twice the rate.
 - a limit over several hosts, over containers with their own boot clocks (virtual machines, gVisor),
   or over files on NFS, because locks or clocks may not reach the others. If the limiter notices
   this, it raises an error. `across_hosts` is for folders whose locks were tested; use

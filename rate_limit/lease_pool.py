@@ -190,6 +190,7 @@ class LeasePool:
         self._fresh = True
 
     def fail(self, error: Exception) -> None:
+        """Give the error to all waiting callers."""
         waiting = [*self._asked.values(), *self._unasked.values()]
         self._asked, self._unasked = {}, {}
         for caller in waiting:

@@ -14,9 +14,10 @@ In no window of length t do more than burst + rate * t calls pass, over all proc
 - A keeper that lost its state starts with a bucket that is empty at now + `HORIZON_NS`. All slots
   leased before are earlier than that.
 
-A caller that gets the answer or wakes more than `linger` late passes late. If `linger` is 0 (a
-burst below 3, or a minimum interval between calls), there are no spare slots. Spare slots that are
-not taken in time are lost; a process holds at most rate * linger of them per source.
+The limit holds for the taken slots: a caller that gets the answer or wakes more than `linger` late
+passes late. If `linger` is 0 (a burst below 3, or a minimum interval between calls), there are no
+spare slots. Spare slots that are not taken in time are lost; a process holds at most rate * linger
+of them per source.
 
 Fair shares: the callers of a source form a queue, and the queue that was served least for its
 weight is served next. Sources without a weight form one common queue, with the weight of "" or else

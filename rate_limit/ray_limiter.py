@@ -7,11 +7,13 @@ until the slot. Requests that arrive meanwhile are sent together.
 
 If the actor is killed or its node is lost, Ray starts it again, or the next process that asks makes
 another one. The new actor finds in the cluster's store that it is not the first, and starts with an
-empty bucket. Waiting callers ask again, in the same order within their process.
+empty bucket. Waiting callers ask again, in the same order within their process. If a process is
+killed, its slots expire, and its callers lose their places after `leases.SILENCE_NS`.
 
-The limiter does not promise the complete burst at once, because up to half of it is reserved for
-slots that are used late. It does not promise that a pause (`penalise`) starts at once: callers that
-have a slot, at most `leases.HORIZON_NS` ahead, still pass.
+The limiter does not promise the instant of a call: a process that wakes late passes late. It does
+not promise the complete burst at once, because up to half of it is reserved for slots that are used
+late. It does not promise that a pause (`penalise`) starts at once: callers that have a slot, at
+most `leases.HORIZON_NS` ahead, still pass.
 """
 
 import asyncio

@@ -143,4 +143,5 @@ def _make(path: Path, content: bytes) -> None:
             os.link(draft.name, path)
 
 
+# Closing frees no slot, because the parent has the same open file.
 _all_files = after_fork(SlotFile.close)

@@ -11,6 +11,8 @@ and terms change rarely, so `pass_now` reads only the arrivals.
 - The file is deleted or replaced: processes that have it open notice this within `CHECK_NS` and add
   their state to the new file. A file that replaces a deleted one lets no call pass before that;
   `<path>.made` shows whether a missing file was deleted or never existed.
+
+A new file is complete before it gets its name.
 """
 
 import errno
