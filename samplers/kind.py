@@ -17,8 +17,10 @@ class UnusableRecord(ValueError):
 class BadRecord(ValueError):
     """A record that breaks its schema: a missing column, a value of another type, broken JSON.
 
+    It ends the preparation unless `skip_bad`.
+
     Args:
-        message: names field, value and rule.
+        message: names field, value and rule; the reader of the file adds file and record.
         reason: the same text for all records with this fault; `skip_bad` counts by it.
     """
 

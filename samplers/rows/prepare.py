@@ -68,7 +68,8 @@ class Choice:
     """Number of kept rows to draw; the same rows for any order of the records."""
 
     validation: float | int | None = None
-    """Share (below 1) or number of the remaining rows for the second file."""
+    """Share (below 1) or number of the remaining rows for the second file. With a share, a row's
+    file depends only on its id and the seed."""
 
     max_prompt_tokens: int | None = None
     """Longer prompts are left out; templates, which the run adds, do not count."""
@@ -104,7 +105,11 @@ class Prepared:
     """Path -> number of rows."""
 
     read: int
+    """Number of records."""
+
     dropped: dict[str, int]
+    """Reason -> records."""
+
     unit: str
     """Of `lengths`: `tokens`, or `characters` without a tokenizer."""
 

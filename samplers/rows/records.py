@@ -1,9 +1,10 @@
 """Reads the records of a file one by one in constant memory, for every supported format.
 
 Formats: Parquet, Arrow IPC (file and stream, so the Hub's `.arrow` too), JSON lines, a JSON array,
-CSV and TSV. A fault of one record (a broken line, a text that is not UTF-8, a row with too many
-cells) is returned in place of the record; a fault after which nothing can be read is raised.
-Nothing is repaired: half of a surrogate pair is a fault; `NaN` is read as Python reads it.
+CSV and TSV; text formats also gzipped, recognised by their first bytes. A fault of one record (a
+broken line, a text that is not UTF-8, a row with too many cells) is returned in place of the
+record; a fault after which nothing can be read is raised. Nothing is repaired: half of a surrogate
+pair is a fault; `NaN` is read as Python reads it.
 
 The scanner of Python's `json` finds the end of each element of an array, and the elements are read
 like lines. (ijson 3.4 ends the file at `NaN` or an integer of 20 digits, makes `?` of half a

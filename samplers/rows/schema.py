@@ -133,7 +133,7 @@ def _flat(record: Any) -> str:
 
 
 def write_rows(path: Path | str, rows: Sequence[Row]) -> None:
-    """Write one parquet file in `SCHEMA`, in an existing folder."""
+    """Write one parquet file in `SCHEMA`, in an existing folder; an error may leave a part."""
     pq.write_table(columns_of(rows), path)
 
 

@@ -40,6 +40,7 @@ def to_row(
     """Turn one raw record into a row.
 
     The ground truth has `target`, all accepted answers, and `answer`, the first of them.
+
     Args:
         record: `answer` is a text, number, truth value or list of those; `messages` a list of
             `{role, content}`, or its JSON text.
