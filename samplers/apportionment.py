@@ -19,7 +19,7 @@ def exact_shares(ratios: Mapping[str, float | Fraction]) -> dict[str, Fraction]:
     all shares are simple fractions up to the last digits of a float, they mean these fractions.
 
     Args:
-        ratios: source -> relative ratio; finite, >= 0, not all zero.
+        ratios: source -> relative ratio; finite, >= 0, not all zero. `MixturePlan` checks this.
     """
     exact = {
         source: ratio if isinstance(ratio, Fraction) else Fraction(str(ratio))

@@ -24,6 +24,8 @@ class SourceAccount:
     """Prompts that the plan gives the source over the steps in the ledger."""
 
     outcomes: dict[str, int]
+    """Outcome -> prompts."""
+
     under_way: int
     """Prompts that were drawn and have no outcome yet."""
 

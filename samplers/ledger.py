@@ -3,7 +3,9 @@
 `ledger.jsonl` holds three kinds of lines: the plan of the following steps, at the start and at
 every change; one line per prompt; and one line at the end of each step. The lines of a step are
 written to the disk together, before its checkpoint. A step without its last line was cut short and
-does not count. One process writes a file.
+does not count. After a crash the ledger may be ahead of the checkpoint: resume calls
+`Ledger.rewind`, so that a step that is trained again is in the file only once. One process writes a
+file.
 """
 
 import json
@@ -25,6 +27,8 @@ unfinished if the run ended first."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
+    """One prompt and its outcome."""
+
     step: int
     """Optimizer step, from 1, in which it was trained or given up; its batch is
     `plan.batch(step - 1)`."""
@@ -34,6 +38,8 @@ class LedgerEntry:
     """Number of prompts of its source that were drawn before it."""
 
     row: int
+    """Row within its source."""
+
     row_id: str
     """Stable name of the row, `<source>:<sha1>`; empty if only the draw is known."""
 
@@ -51,6 +57,8 @@ class StepEnd:
 
     step: int
     prompts: int
+    """Number of prompt lines of the step."""
+
     drawn: dict[str, int]
     """Source -> prompts drawn so far, including prompts that are not finished."""
 

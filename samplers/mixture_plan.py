@@ -63,6 +63,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPrompt:
+    """One prompt that was drawn."""
+
     source: str
     draw: int
     """Number of prompts of its source that were drawn before; it identifies the prompt."""
@@ -73,6 +75,9 @@ class PlannedPrompt:
 
 class MixturePlan:
     """The stream of prompts of one mixture.
+
+    Only `take`, `replace`, `give_back` and `load_state_dict` change the state. All other methods
+    are functions of their arguments or tell the state.
 
     Args:
         sizes: source -> rows it has.

@@ -38,8 +38,9 @@ def order_key(seed: int, source: str) -> int:
 class RowOrder:
     """The row of each draw from one source, as a function of the draw.
 
-    Draws k*size .. (k+1)*size - 1 are pass k. A pass holds every row once, in its own order. Any
-    `share` consecutive draws have different rows, unless the source has fewer rows.
+    Draws k*size .. (k+1)*size - 1 are pass k. A pass holds every row once, in its own order. (With
+    two or three rows there are few orders, so two passes may have the same.) Any `share`
+    consecutive draws have different rows, unless the source has fewer rows.
 
     Args:
         size: rows of the source, >= 1.

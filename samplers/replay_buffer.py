@@ -12,7 +12,8 @@ prompt of any source. These subclasses change four things:
 - A step in which a source cannot fill its quota fails, instead of waiting for ever.
 
 In synchronous mode, the trained groups of a source are the first surviving groups in draw order.
-The draws after the last trained draw are given back and drawn again in the next step.
+The draws after the last trained draw are given back and drawn again in the next step. Validation is
+not changed.
 """
 
 # verl has no type annotations.

@@ -7,8 +7,8 @@ Each turn of a source has a release and a deadline. The j-th turn of a source is
 source is first due more than j - 1 turns, and its deadline is when the source is first due j turns.
 If every turn lies between its release and its deadline, each source is always within one turn of
 what it is due. `Turns` gives each turn to the released turn with the earliest deadline. This meets
-every deadline for any number of sources and any ratios. The simpler rule "always serve the source
-that is furthest behind" is off by more than one turn from five sources on.
+every deadline for any number of sources and any ratios, also if the ratios change. The simpler rule
+"always serve the source that is furthest behind" is off by more than one turn from five sources on.
 
 The order is computed in blocks. The state at the first turn of a block is its pin. A pin holds how
 many turns each source has had. It is computed without the turns before it (`Turns._pin_after`), so
