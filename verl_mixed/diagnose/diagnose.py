@@ -152,8 +152,9 @@ def _chunks(log: _Log) -> Iterator[bytes]:
             print(f"note: {log.name} ends in its middle: {error}", file=sys.stderr)
 
 
-def _read(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    return iter(lambda: read(CHUNK_BYTES), b"")
+def _read(read: Callable[[int], bytes | None]) -> Iterator[bytes]:
+    while chunk := read(CHUNK_BYTES):  # None: stdin does not block, and has nothing now
+        yield chunk
 
 
 # --- output -------------------------------------------------------------------------------------
