@@ -41,6 +41,7 @@ def preflight(
     """Every problem that this machine can see without starting anything.
 
     Args:
+        config: the resolved run config, as for all checks of `verl_mixed.checks.config`.
         own_tool_server: the run starts its tool server on a free port; otherwise the server that
             the config names must answer.
         data: check the data files too; False if they are not made yet.

@@ -24,7 +24,10 @@ BATCH_ROWS = 256
 
 
 def data_problems(config: Mapping[str, Any], agents: set[str] | None) -> Iterator[str]:
-    """Faults of whole files: missing, damaged, of other sources, duplicate ids."""
+    """Faults of whole files: missing, damaged, of other sources, duplicate ids.
+
+    `agents` are the names of agent loops; None if their file cannot be read.
+    """
     for key in ("data.train_files", "data.val_files"):
         if key in unset_keys(config):
             continue  # already reported
@@ -130,7 +133,10 @@ def _row_agent_problems(
 
 
 def row_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Faults of single rows: unusable cells, and validation rows that are also training rows."""
+    """Faults of single rows: unusable cells, and validation rows that are also training rows.
+
+    Files that cannot be read are left to `data_problems`.
+    """
     named = [files_at(config, key) for key in ("data.train_files", "data.val_files")]
     sound = set(sound_files([*named[0], *named[1]]))
     train, validation = ([file for file in files if file in sound] for files in named)

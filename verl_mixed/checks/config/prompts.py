@@ -41,7 +41,10 @@ def model_problems(config: Mapping[str, Any]) -> list[str]:
 
 
 def first_prompts(config: Mapping[str, Any]) -> dict[str, str]:
-    """source -> the first prompt of its training rows, in the chat template of a local model."""
+    """source -> the first prompt of its training rows.
+
+    It is in the chat template of the model, or message by message if the model is no local folder.
+    """
     path, prompts = _model(config), _Prompts(config)
     tokenizer = _tokenizer(config, path) if path is not None else None
     wanted = {name for name, source in sound_sources(config).items() if source.takes_part}

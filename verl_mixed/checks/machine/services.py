@@ -47,6 +47,9 @@ def tools(config: Mapping[str, Any], *, own_server: bool) -> list[Finding]:
 def read_health(url: str, environ: Mapping[str, str], *, timeout_s: float) -> bytes:
     """What the `/health` of a tool server answers; sends the TOOL_SERVER_TOKEN of `environ`.
 
+    `url` has no slash at its end. The server may be silent for `timeout_s`; the whole answer may
+    take longer.
+
     Raises:
         urllib.error.HTTPError, OSError, ValueError, http.client.HTTPException: no good answer.
     """

@@ -48,7 +48,10 @@ def filesystem_of(path: Path) -> str:
 
 
 def limiter(config: Mapping[str, Any], *, cluster: bool) -> list[Finding]:
-    """Where the rate limit is kept, and whether locks work there."""
+    """Where the rate limit is kept, and whether locks work there.
+
+    With `cluster`, the run joins a cluster, which may have several nodes.
+    """
     mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if mixed is None or tools is None:
