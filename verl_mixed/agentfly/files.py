@@ -152,7 +152,8 @@ def translate(
         given: overrides of the command line; they win.
 
     Raises:
-        ConfigError: unknown keys, wrong types and contradictions, a line each.
+        ConfigError: unknown keys, wrong types and contradictions, a line each. A value with a
+            wrong type is left out of the search for contradictions.
     """
     values: list[Value] = []
     problems: list[str] = []

@@ -53,12 +53,18 @@ TOOLS_OF = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
+    """What a key of AgentFly's style sets."""
+
     wants: str
     """Description of the accepted values, for messages."""
 
     accepts: Callable[[Any], bool]
     sets: tuple[str, ...] = ()
+    """Keys of the run config."""
+
     convert: Callable[[Any], Any] = lambda value: value
+    """AgentFly's value -> the run config's value."""
+
     sets_with_others: str = ""
     """What the key sets together with other keys; such a key has no `sets`."""
 
