@@ -144,7 +144,7 @@ class _Trace:
 
 
 class Scan:
-    """The findings in one or more logs."""
+    """The findings in one or more logs; of each line, `line_bytes` bytes are read."""
 
     def __init__(self, line_bytes: int = LINE_BYTES) -> None:
         self.findings: dict[str, Finding] = {}
@@ -176,7 +176,10 @@ class Scan:
         return reader.size
 
     def note(self, event: Event, start: int, file_index: int) -> None:
-        """Count one event; `start` is the number of the run's start, within the file, before it."""
+        """Count one event of a file, which is numbered from 1.
+
+        `start` is the number, within the file, of the run's last start before the event.
+        """
         new = Finding(event.signature, event.place, file_index)
         finding = self.findings.setdefault(event.signature.id, new)
         finding.count += event.count
@@ -197,7 +200,8 @@ class Scan:
         """The findings, the most probable root cause first.
 
         Findings of the last start come first; then fatal ones; then those that do not follow from
-        another failure; then by place.
+        another failure; then by place. A signature that counts only as a storm is left out where
+        there was no storm.
         """
         shown = [f for f in self.findings.values() if f.signature.storm is None or f.is_storm]
         return sorted(shown, key=self._rank)

@@ -77,7 +77,7 @@ class StepChecks:
 
         Args:
             metrics: name -> number, which may be NaN.
-            finite_only: report only numbers that are not finite.
+            finite_only: report only numbers that are not finite; another file has the others.
 
         Yields:
             (id of the signature, source, phase or metric, text).
