@@ -63,8 +63,9 @@ def phase_times(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def seconds_left(lines: Sequence[Line], total_steps: int | None) -> float | None:
-    """Seconds to the end, at the median pace of the last ten steps; None: not known.
+    """Seconds to the end, at the median pace of the last ten steps.
 
+    None before the second step, and if the last step of the run is not known.
     The median, because a run that was stopped for a night has one very long step.
     """
     gaps_s = [after["time"] - before["time"] for before, after in pairwise(lines[-11:])]

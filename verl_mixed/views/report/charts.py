@@ -211,7 +211,8 @@ def specification(panel: Panel, axes: Axes | None = None, buckets: int = BUCKETS
 
     `shared_specification` is the other part. Names from a run are values in the specification,
     never parts of an expression, so that a name cannot be executed. Panels beside each other have
-    the same `axes`. Two points of a curve are drawn for each bucket of the step axis.
+    the same `axes`; None takes the panel's own. Two points of a curve are drawn for each bucket of
+    the step axis.
 
     Raises:
         ValueError: the panel is empty.

@@ -57,7 +57,8 @@ class State:
 class RunReader:
     """Reads a run's folder, which need not exist. Call `read` first, and again to read what is new.
 
-    `log_from` is the byte of `train.log` where this start's part begins; 0: not known.
+    `now` gives seconds since 1970. `log_from` is the byte of `train.log` where this start's part
+    begins; 0: not known.
     """
 
     def __init__(

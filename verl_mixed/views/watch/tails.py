@@ -76,7 +76,8 @@ class MetricsTail:
     """The lines of a `metrics.jsonl`, kept up to date.
 
     Lines before the newest `WHOLE_LINES` keep only the metrics of curves. An unfinished last line
-    is read once it is finished. A finished line that is not a line of metrics is passed over.
+    is read once it is finished. A finished line that is not a line of metrics is passed over. The
+    file need not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -190,7 +191,8 @@ _START = b"ray init kwargs:"
 class LogTail:
     """The warnings at the end of a `train.log`, of the run's last start, kept up to date.
 
-    `begin` is the byte where this start's part begins; 0: not known.
+    The log need not exist. `now` gives seconds since 1970. `begin` is the byte where this start's
+    part begins; 0: not known.
     """
 
     def __init__(self, path: Path, now: Callable[[], float] = time.time, begin: int = 0) -> None:
