@@ -46,7 +46,10 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; `argv` are the words after the program's name."""
+    """Run one command and return its exit code.
+
+    `argv` are the words after the program's name; None takes them from the process.
+    """
     words = sys.argv[1:] if argv is None else argv
     try:
         arguments = parser_for(words).parse_args(words)

@@ -70,7 +70,7 @@ def export(
     """Write the policy of a checkpoint, print what was written, and return the folder.
 
     The folder appears only when it is complete. The run may be running. `step` is as in
-    `chosen_step`.
+    `chosen_step`. `output` must not exist; None takes `export/step_<N>-<dtype>` of the run.
 
     Raises:
         ValueError: no such run or checkpoint, the checkpoint is not whole or not of a causal

@@ -26,6 +26,8 @@ def dry_run(
 ) -> tuple[list[str], list[str]]:
     """Lines about the run of these settings, and what would keep it from starting.
 
+    `arguments` are the Hydra overrides of the command line and of the `config_files`.
+
     Raises:
         ConfigError: settings, overrides or config files are wrong.
     """

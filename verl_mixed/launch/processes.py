@@ -71,7 +71,8 @@ def end_run(run_dir: Path, grace_s: float, sessions: Collection[int] = ()) -> in
     """End all processes of a run: ask them, wait, and kill those that have not ended.
 
     A process may start another before it ends, so the search is repeated until nothing is found.
-    Returns how many processes were found.
+    Each time, `grace_s` passes between asking and killing. `sessions` are those of the run's
+    children, as in `of_run`. Returns how many processes were found.
     """
     found: set[int] = set()
     known = set(sessions)

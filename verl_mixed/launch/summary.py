@@ -20,7 +20,10 @@ from verl_mixed.views.summary import PHASE_WORDS, phase_means, trained
 
 
 def summarise(plan: Plan, console: Console, say: Callable[[str], None]) -> int:
-    """Mark a run as complete, print its results and audit it; returns the exit code."""
+    """Mark a run as complete, print its results and audit it.
+
+    Returns the exit code: 1 if the audit fails.
+    """
     folder = plan.folder
     folder.mark_done()
     table = changes_table(folder.lines())

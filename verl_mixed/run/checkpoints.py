@@ -8,7 +8,7 @@ from typing import Literal
 from verl_mixed.run.state import RunFolder
 
 DType = Literal["fp32", "bf16"]
-"""Type of the weights of an exported model."""
+"""Type of an exported model's weights: fp32 keeps the trainer's bits, bf16 rounds them once."""
 
 
 def checkpoint_of(run: RunFolder, step: int) -> Path:

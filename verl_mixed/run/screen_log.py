@@ -19,6 +19,7 @@ _END_S = 10.0
 def copied_to(path: Path) -> Generator[None]:
     """Append everything that is printed in the block to a file, and print it too.
 
+    The file is made if it does not exist; its folder must exist.
     The output passes through a pipe, so a run sees no terminal and prints a line a step. If an
     error ends the block, its traceback goes to the file too, and the process exits with 1.
 

@@ -13,7 +13,10 @@ S = TypeVar("S", bound=Section)
 
 
 def section_of(section: type[S], values: Any, path: str) -> tuple[S | None, list[str]]:
-    """The section at a key of the run config, None if it has mistakes; and the mistakes."""
+    """The section at the key `path` of the run config, None if it has mistakes; and the mistakes.
+
+    `values` is the subtree at that key as plain containers, resolved.
+    """
     try:
         return load_section(section, values, path), []
     except ConfigError as error:
