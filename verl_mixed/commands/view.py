@@ -1,6 +1,7 @@
 """`verl-mixed view`: a run's trajectories, on a page that this machine serves or in one file."""
 
 import argparse
+import asyncio
 import getpass
 import socket
 import sqlite3
@@ -15,7 +16,7 @@ from aiohttp import web
 from agent_loop.training.run_folder import write_text
 from agent_loop.turns.trajectory import StopReason
 from verl_mixed.commands.arguments import Help, add_option, add_run_dir, at_least_one
-from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD
+from verl_mixed.exit_codes import GOOD, NOT_GOOD
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.text import print_error, printable
 from verl_mixed.views.viewer.export import page_of
@@ -130,8 +131,18 @@ def _serve(app: web.Application, port: int) -> int:
         f"{socket.gethostname()}   and open the same address there",
         flush=True,
     )
-    web.run_app(app, sock=listener, access_log=None, print=None, handle_signals=False)
-    return INTERRUPTED  # nothing else ends it
+    asyncio.run(_until_interrupted(app, listener))
+    return GOOD
+
+
+async def _until_interrupted(app: web.Application, listener: socket.socket) -> None:
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener).start()
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
 
 
 def _progress(line: str) -> None:
