@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cluster.node_table import render_table
 from cluster.packages import EQUAL_ON_NODES, OPTIONAL
-from verl_mixed.checks.finding import Status
+from verl_mixed.checks.finding import Finding
 
 _GIB_KB = 1024 * 1024
 _CLOCK_WARNING_S, _CLOCK_BAD_S = 2.0, 30.0
@@ -26,19 +26,24 @@ _SYNC = "run setup_cluster.sh sync"
 Probe = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The result of one check of a host."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFinding(Finding):
+    """A finding on one host; `check` is the column of the table."""
 
-    status: Status
-    words: str = ""
-    remedy: str = ""
     value: str = ""
     """Shown in the table, if it says more than the status."""
 
 
-def _ok(value: str = "") -> Verdict:
-    return Verdict("ok", value=value)
+def _ok(check: str, value: str = "") -> HostFinding:
+    return HostFinding(status="ok", check=check, words="", value=value)
+
+
+def _bad(check: str, words: str, remedy: str) -> HostFinding:
+    return HostFinding(status="bad", check=check, words=words, remedy=remedy)
+
+
+def _warning(check: str, words: str, remedy: str, value: str = "") -> HostFinding:
+    return HostFinding(status="warning", check=check, words=words, remedy=remedy, value=value)
 
 
 def parse_probe(text: str) -> dict[str, str]:
@@ -58,7 +63,7 @@ def clock_skew_s(probe: Probe) -> float:
     return min(0.0, now - before) or max(0.0, now - after)
 
 
-def check_host(probe: Probe, head: Probe, here: Probe) -> dict[str, Verdict]:
+def check_host(probe: Probe, head: Probe, here: Probe) -> list[HostFinding]:
     """Judge one host.
 
     Args:
@@ -67,220 +72,265 @@ def check_host(probe: Probe, head: Probe, here: Probe) -> dict[str, Verdict]:
         here: of the jumphost: `commit`, `dirty` and `content` of its checkout.
 
     Returns:
-        Column of the table -> verdict; only `ssh` when the host did not answer.
+        A check per column of the table; only `ssh` when the host did not answer.
     """
     if "probe" not in probe:
-        words = f"no probe from it: {probe.get('ssh_error') or 'it ended before it was complete'}"
-        command = probe.get("ssh_command", "ssh")
-        remedy = f"try `{command} true`, see SSH_USER, SSH_KEY, SSH_JUMP, SSH_OPTIONS"
-        return {"ssh": Verdict("bad", words, remedy)}
-    return {
-        "ssh": _ok(),
-        "tmux": _check_tmux(probe),
-        "session": _check_session(probe),
-        "address": _check_address(probe),
-        "python": _check_python(probe, head),
-        "packages": _check_packages(probe, head),
-        "commit": _check_commit(probe, head, here),
-        "gpus": _ok(probe.get("gpus") or "0"),
-        "ports": _check_ports(probe),
-        "disk": _check_temp_dir(probe),
-        "memory": _check_memory(probe),
-        "clock": _check_clock(probe),
-        "shared": _check_shared(probe),
-        "other ray": _check_other_ray(probe),
-    }
+        words = probe.get("ssh_error") or "it ended before it was complete"
+        return [
+            _bad(
+                "ssh",
+                f"no probe from it: {words}",
+                f"try `{probe.get('ssh_command', 'ssh')} true`, see SSH_USER, SSH_KEY, SSH_JUMP, "
+                "SSH_OPTIONS",
+            )
+        ]
+    is_head = probe is head
+    return [
+        _ok("ssh"),
+        _check_tmux(probe),
+        _check_session(probe),
+        _check_address(probe),
+        _check_python(probe, head),
+        _check_packages(probe, head),
+        _check_commit(probe, head, here, is_head=is_head),
+        _ok("gpus", probe.get("gpus") or "0"),
+        _check_ports(probe),
+        _check_temp_dir(probe),
+        _check_memory(probe),
+        _check_clock(probe),
+        _check_shared(probe),
+        _check_other_ray(probe),
+    ]
 
 
-def _check_tmux(probe: Probe) -> Verdict:
+def _check_tmux(probe: Probe) -> HostFinding:
     if not probe.get("tmux"):
-        return Verdict("bad", "no tmux", "install it (Debian: apt-get install tmux)")
-    return _ok(probe["tmux"])
+        return _bad("tmux", "no tmux", "install it (Debian: apt-get install tmux)")
+    return _ok("tmux", probe["tmux"])
 
 
-def _check_session(probe: Probe) -> Verdict:
+def _check_session(probe: Probe) -> HostFinding:
     match probe.get("session"):
         case "foreign":
             name = probe.get("node", "head")
-            return Verdict(
-                "bad",
+            return _bad(
+                "session",
                 f"a tmux session '{name}' that is not of this cluster",
                 "rename it with "
                 f"`tmux rename-session -t {name} other`, or run cleanup of the cluster it is of",
             )
         case "ours_alive":
-            return _ok("up")
+            return _ok("session", "up")
         case "ours_dead":
-            return Verdict("warning", "Ray has ended in its tmux session", "setup starts it again")
+            return _warning("session", "Ray has ended in its tmux session", "setup starts it again")
     if other := probe.get("other_role"):
-        return Verdict(
-            "bad",
+        return _bad(
+            "session",
             f"Ray of this cluster is up here as {other}, and the list of hosts makes it "
             f"{probe.get('node')}",
             "give the old list, or run restart",
         )
-    return _ok("-")
+    return _ok("session", "-")
 
 
-def _check_address(probe: Probe) -> Verdict:
-    remedy = "give ip= on its line of the hosts file"
+def _check_address(probe: Probe) -> HostFinding:
     if not probe.get("ip"):
-        words = "this machine cannot resolve its name to an IP address (an alias of ssh?)"
-        return Verdict("bad", words, remedy)
+        return _bad(
+            "address",
+            "this machine cannot resolve its name to an IP address (an alias of ssh?)",
+            "give ip= on its line of the hosts file",
+        )
     if probe.get("ip_here") == "0":
-        needed = "Ray needs the address that the other hosts reach"
-        return Verdict("bad", f"{probe['ip']} is no address of the host itself: {needed}", remedy)
-    return _ok()
+        return _bad(
+            "address",
+            f"{probe['ip']} is no address of the host itself: Ray needs the address that the other "
+            "hosts reach",
+            "give ip= on its line of the hosts file",
+        )
+    return _ok("address")
 
 
-def _check_python(probe: Probe, head: Probe) -> Verdict:
+def _check_python(probe: Probe, head: Probe) -> HostFinding:
     version = probe.get("python_version")
     if not version:
-        words = f"no Python environment at {probe.get('python')}"
-        return Verdict("bad", words, f"{_SYNC}, or set VENV or CONDA_ENV and CONDA_PATH")
+        return _bad(
+            "python",
+            f"no Python environment at {probe.get('python')}",
+            f"{_SYNC}, or set VENV or CONDA_ENV and CONDA_PATH",
+        )
     of_head = head.get("python_version", version)
     if version.split(".")[:2] != of_head.split(".")[:2]:
-        remedy = "use the same minor version on all hosts, because Ray needs it"
-        return Verdict("bad", f"Python {version}, the head has {of_head}", remedy)
-    return _ok(version)
+        return _bad(
+            "python",
+            f"Python {version}, the head has {of_head}",
+            "use the same minor version on all hosts, because Ray needs it",
+        )
+    return _ok("python", version)
 
 
-def _check_packages(probe: Probe, head: Probe) -> Verdict:
+def _check_packages(probe: Probe, head: Probe) -> HostFinding:
     if not probe.get("python_version"):
-        return Verdict("bad", "unknown without Python", "see python")
+        return _bad("packages", "unknown without Python", "see python")
     missing = [
         name for name in EQUAL_ON_NODES if not probe.get(f"version.{name}") and name not in OPTIONAL
     ]
     if missing:
-        words = f"{', '.join(missing)} missing in {probe.get('python')}"
-        return Verdict("bad", words, f"{_SYNC}, or install requirements/ there")
+        return _bad(
+            "packages",
+            f"{', '.join(missing)} missing in {probe.get('python')}",
+            f"{_SYNC}, or install requirements/ there",
+        )
     other = [
         f"{name} {probe.get(key) or 'missing'} (head: {head.get(key) or 'missing'})"
         for name in EQUAL_ON_NODES
         if probe.get(key := f"version.{name}", "") != head.get(key, "")
     ]
     if other and head.get("python_version"):
-        words = f"{', '.join(other)}: versions must be equal on all hosts"
-        return Verdict("bad", words, "install the head's versions")
-    return _ok()
-
-
-def _check_commit(probe: Probe, head: Probe, here: Probe) -> Verdict:
-    found = _short_commit(probe)
-    if "repo_kb" not in probe:
-        return Verdict("bad", f"no repository at {probe.get('repo')}", _SYNC)
-    if not probe.get("commit"):
-        words = f"the commit of {probe.get('repo')} is unknown"
-        remedy = f"{_SYNC} to be sure that every host runs the same code"
-        return Verdict("warning", words, remedy, "?")
-    if head.get("commit") and _state(probe) != _state(head):
-        return Verdict("bad", f"{found}, the head has {_short_commit(head)}", _SYNC)
-    if here.get("commit") and _state(probe)[:2] != _state(here)[:2]:
-        words = f"{found}, this machine has {_short_commit(here)}"
-        return Verdict("warning", words, _SYNC, found)
-    return _ok(found)
+        return _bad(
+            "packages",
+            f"{', '.join(other)}: versions must be equal on all hosts",
+            "install the head's versions",
+        )
+    return _ok("packages")
 
 
 def _state(probe: Probe) -> tuple[str, ...]:
     return tuple(probe.get(key, "") for key in ("commit", "dirty", "content"))
 
 
-def _short_commit(probe: Probe) -> str:
-    return probe.get("commit", "")[:9] + "+" * (probe.get("dirty") == "1")
+def _check_commit(probe: Probe, head: Probe, here: Probe, *, is_head: bool) -> HostFinding:
+    commit = probe.get("commit", "")
+    short = commit[:9] + "+" * (probe.get("dirty") == "1")
+    if "repo_kb" not in probe:
+        return _bad("commit", f"no repository at {probe.get('repo')}", _SYNC)
+    if not commit:
+        return _warning(
+            "commit",
+            f"the commit of {probe.get('repo')} is unknown",
+            f"{_SYNC} to be sure that every host runs the same code",
+            "?",
+        )
+    if not is_head and _state(probe) != _state(head) and head.get("commit"):
+        return _bad(
+            "commit",
+            f"{short}, the head has {head['commit'][:9] + '+' * (head.get('dirty') == '1')}",
+            _SYNC,
+        )
+    if here.get("commit") and _state(probe)[:2] != _state(here)[:2]:
+        ours = here["commit"][:9] + "+" * (here.get("dirty") == "1")
+        return _warning("commit", f"{short}, this machine has {ours}", _SYNC, short)
+    return _ok("commit", short)
 
 
-def _check_ports(probe: Probe) -> Verdict:
-    if held := probe.get("ports_held", "").split():
-        words = f"port {' and '.join(held)} held by another program"
-        return Verdict("bad", words, "choose another RAY_PORT or RAY_DASHBOARD_PORT")
-    return _ok()
+def _check_ports(probe: Probe) -> HostFinding:
+    held = probe.get("ports_held", "").split()
+    if held:
+        return _bad(
+            "ports",
+            f"port {' and '.join(held)} held by another program",
+            "choose another RAY_PORT or RAY_DASHBOARD_PORT",
+        )
+    return _ok("ports")
 
 
-def _check_temp_dir(probe: Probe) -> Verdict:
+def _check_temp_dir(probe: Probe) -> HostFinding:
     folder = probe.get("temp_dir", "RAY_TEMP_DIR")
     if probe.get("temp_dir_state") == "foreign":
-        return Verdict(
-            "bad",
+        return _bad(
+            "disk",
             f"RAY_TEMP_DIR={folder} exists and is not of this cluster",
             "choose another folder, or run cleanup of the cluster it is of",
         )
     free_kb = int(probe.get("temp_dir_kb") or 0)
     found = f"{free_kb / _GIB_KB:.0f} GiB"
-    words = f"{found} free for RAY_TEMP_DIR={folder}"
     if free_kb < _TEMP_BAD_KB:
-        remedy = "free some space, or choose another folder"
-        return Verdict("bad", f"{words}: Ray needs 1 GiB at least", remedy)
+        return _bad(
+            "disk",
+            f"{found} free for RAY_TEMP_DIR={folder}: Ray needs 1 GiB at least",
+            "free some space, or choose another folder",
+        )
     if free_kb < _TEMP_WARNING_KB:
-        remedy = "choose another folder for long runs"
-        return Verdict("warning", f"{words}: logs and spilled objects go there", remedy, found)
-    return _ok(found)
+        return _warning(
+            "disk",
+            f"{found} free for RAY_TEMP_DIR={folder}: logs and spilled objects go there",
+            "choose another folder for long runs",
+            found,
+        )
+    return _ok("disk", found)
 
 
-def _check_memory(probe: Probe) -> Verdict:
+def _check_memory(probe: Probe) -> HostFinding:
     memory_kb, shm_kb = int(probe.get("memory_kb") or 0), int(probe.get("shm_kb") or 0)
     found = f"{memory_kb / _GIB_KB:.0f} GiB"
     if shm_kb < _SHM_WARNING_KB:
-        shm = f"{shm_kb / _GIB_KB:.1f} GiB of /dev/shm"
-        words = f"{shm}: Ray's object store uses slow files instead"
-        return Verdict("warning", words, "in a container raise --shm-size", found)
+        return _warning(
+            "memory",
+            f"{shm_kb / _GIB_KB:.1f} GiB of /dev/shm: Ray's object store uses slow files instead",
+            "in a container raise --shm-size",
+            found,
+        )
     if memory_kb < _MEMORY_WARNING_KB:
-        return Verdict("warning", f"{found} of memory available", "end other programs", found)
-    return _ok(found)
+        return _warning("memory", f"{found} of memory available", "end other programs", found)
+    return _ok("memory", found)
 
 
-def _check_clock(probe: Probe) -> Verdict:
+def _check_clock(probe: Probe) -> HostFinding:
     skew_s = clock_skew_s(probe)
     where = "ahead of" if skew_s > 0 else "behind"
     words = f"its clock is {abs(skew_s):.1f} s {where} this machine's"
     remedy = "set it by NTP (timedatectl set-ntp true)"
     if abs(skew_s) > _CLOCK_BAD_S:
-        return Verdict("bad", words, remedy)
+        return _bad("clock", words, remedy)
     if abs(skew_s) > _CLOCK_WARNING_S:
-        return Verdict("warning", words, remedy, f"{skew_s:+.1f} s")
-    return _ok()
+        return _warning("clock", words, remedy, f"{skew_s:+.1f} s")
+    return _ok("clock")
 
 
-def _check_shared(probe: Probe) -> Verdict:
+def _check_shared(probe: Probe) -> HostFinding:
     if probe.get("shared_error"):
-        return Verdict("bad", probe["shared_error"], "mount it, or take it out of SHARED_DIRS")
-    return _ok("ok" if probe.get("shared") else "-")
+        return _bad("shared", probe["shared_error"], "mount it, or take it out of SHARED_DIRS")
+    return _ok("shared", "ok" if probe.get("shared") else "-")
 
 
-def _check_other_ray(probe: Probe) -> Verdict:
-    if pids := probe.get("foreign_ray", "").split():
-        return Verdict(
-            "warning",
+def _check_other_ray(probe: Probe) -> HostFinding:
+    pids = probe.get("foreign_ray", "").split()
+    if pids:
+        return _warning(
+            "other ray",
             f"a Ray that is not of this cluster runs here (raylet {', '.join(pids)}): both count "
             "the same CPUs and GPUs",
             "end it if it is yours; setup leaves it alone",
             "runs",
         )
-    return _ok("-")
+    return _ok("other ray", "-")
 
 
 def report(probes: Mapping[str, Probe], here: Probe) -> tuple[str, dict[str, bool]]:
-    """The table and its remedies, and host -> whether nothing is bad; the head's probe is first."""
+    """The table and its remedies, and for every host whether nothing is bad.
+
+    Args:
+        probes: host -> probe, the head first.
+        here: of the jumphost.
+    """
     head = next(iter(probes.values()))
-    verdicts = {name: check_host(probe, head, here) for name, probe in probes.items()}
-    columns = list(dict.fromkeys(column for row in verdicts.values() for column in row))
-    rows = [
-        [name, *(_cell(row[column]) if column in row else "" for column in columns)]
-        for name, row in verdicts.items()
-    ]
+    findings = {name: check_host(probe, head, here) for name, probe in probes.items()}
+    columns = list(dict.fromkeys(found.check for row in findings.values() for found in row))
+    rows = []
+    for name, row in findings.items():
+        cells = {found.check: _cell(found) for found in row}
+        rows.append([name, *(cells.get(column, "") for column in columns)])
     lines = [render_table(["host", *columns], rows)]
-    for name, row in verdicts.items():
+    for name, row in findings.items():
         lines += [
-            f"{found.status}: {name}: {column}: {found.words}; {found.remedy}"
-            for column, found in row.items()
+            f"{found.status}: {name}: {found.check}: {found.words}; {found.remedy}"
+            for found in row
             if found.status != "ok"
         ]
-    good = {
-        name: all(found.status != "bad" for found in row.values()) for name, row in verdicts.items()
-    }
+    good = {name: all(found.status != "bad" for found in row) for name, row in findings.items()}
     return "\n".join(lines), good
 
 
-def _cell(found: Verdict) -> str:
+def _cell(found: HostFinding) -> str:
     if found.status == "ok":
         return found.value or "ok"
     return f"{found.value} ({found.status})" if found.value else found.status

@@ -47,8 +47,8 @@ def verdicts(probe: dict[str, str], head: dict[str, str] | None = None) -> dict[
     """Check -> status, words and remedy of every finding that is not ok."""
     checks = check_host(probe, probe_of() if head is None else head, HERE)
     return {
-        column: f"{found.status}: {found.words}; {found.remedy}"
-        for column, found in checks.items()
+        found.check: f"{found.status}: {found.words}; {found.remedy}"
+        for found in checks
         if found.status != "ok"
     }
 
