@@ -37,10 +37,11 @@ from agent_loop.turn_agent_loop import TurnAgentLoop, judged_output
 from agent_loop.turns.engine_client import (
     EngineTurn,
     RecordingClient,
+    current_version,
     seeds_of_trajectory,
     turns_of_trajectory,
 )
-from agent_loop.turns.foreign_loop import partial_rollout, rollout_of
+from agent_loop.turns.foreign_loop import late_rollout, rollout_of
 from agent_loop.turns.loop_settings import settings_of
 from agent_loop.turns.observation_style import codec_of
 from agent_loop.turns.trajectory import StopReason, Trajectory
@@ -101,7 +102,7 @@ class MixedAgentLoopWorker(_VerlWorker):
         row |= {"session_id": "greedy"}
         with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
             output = await self._run(sampling_params, trajectory, row)
-        return output.reward_score if any(output.response_mask) else None
+        return None if output.extra_fields["mixed"]["fault"] else output.reward_score
 
     async def _run_agent_loop(
         self,
@@ -169,8 +170,8 @@ class MixedAgentLoopWorker(_VerlWorker):
             if is_being_cancelled():
                 raise
             rollout = self._lost(error)  # not the loop was cancelled, but something inside it
-        versions = [turn.output.extra_fields.get("global_steps") or 0 for turn in turns]
-        return await judged_output(rollout, row, tools, settings, versions)
+        version = current_version(self.llm_client, row)
+        return await judged_output(rollout, row, tools, settings, version)
 
     async def _run_foreign(
         self,
@@ -179,7 +180,7 @@ class MixedAgentLoopWorker(_VerlWorker):
         row: dict[str, Any],
         turns: list[EngineTurn],
     ) -> Rollout:
-        """Run another project's loop. At the deadline it is ended, and its tokens are kept."""
+        """Run another project's loop. At the deadline it is ended, and the trajectory is lost."""
         settings, source = self.settings, row["data_source"]
         codec = codec_of(self.tokenizer)
         budget = settings.budget_of(source, row.get("step_deadline"))
@@ -192,7 +193,7 @@ class MixedAgentLoopWorker(_VerlWorker):
             running.cancel()
             await asyncio.wait([running])
         if not done:
-            return partial_rollout(turns, codec)
+            return late_rollout(turns, codec, budget)
         output = running.result()
         if isinstance(output, list):
             raise TypeError(

@@ -18,6 +18,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from agent_loop.tool_actions import run_code
 from agent_loop.tools.client import ToolClient, shared_client
 from agent_loop.tools.protocol import ToolBackend, ToolError, end_session_call
+from agent_loop.turns.engine_client import current_version, weight_versions
 from agent_loop.turns.judging import COMMON_PARTS, judge
 from agent_loop.turns.loop_settings import STRING_STOPS, LoopSettings, settings_of
 from agent_loop.turns.observation_style import (
@@ -28,6 +29,7 @@ from agent_loop.turns.observation_style import (
     codec_of,
 )
 from agent_loop.turns.tags import Action, Language, Tags, fill_tags
+from agent_loop.turns.trajectory import TRUNCATED
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, record_of, run_turns
 
 
@@ -114,7 +116,8 @@ class TurnAgentLoop(AgentLoopBase):
             # If the call fails, the server ends the session after some idle time.
             with suppress(ToolError):
                 await self.client.call(end_session_call(self._session))
-        return await judged_output(rollout, row, self.client, settings, engine.weight_versions)
+        version = current_version(self.server_manager, row)
+        return await judged_output(rollout, row, self.client, settings, version)
 
     def _messages(self, rows_own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         messages = [dict(message) for message in rows_own]
@@ -200,7 +203,6 @@ class _Engine:
     def __init__(self, loop: TurnAgentLoop, sampling: dict[str, Any]) -> None:
         self._server, self._request_id = loop.server_manager, uuid4().hex
         self._sampling, self._settings = sampling, loop.settings
-        self.weight_versions: list[int] = []
 
     async def generate(self, prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
         output = await self._server.generate(
@@ -212,8 +214,13 @@ class _Engine:
                 **self._stop_params(stop),
             },
         )
-        self.weight_versions.append(output.extra_fields.get("global_steps") or 0)
-        return Generated(token_ids=output.token_ids, log_probs=output.log_probs or [])
+        oldest, newest = weight_versions(output)
+        return Generated(
+            token_ids=output.token_ids,
+            log_probs=output.log_probs or [],
+            min_global_steps=oldest,
+            max_global_steps=newest,
+        )
 
     def _stop_params(self, stop: Stop) -> dict[str, Any]:
         how = self._settings.mixed.turns.stop_at_tag
@@ -246,11 +253,19 @@ async def judged_output(
     row: Mapping[str, Any],
     tools: ToolBackend,
     settings: LoopSettings,
-    weight_versions: Sequence[int],
+    version: int,
 ) -> JudgedOutput:
-    """Compute the reward of a trajectory, log an error of its loop, and return verl's output."""
+    """Compute the reward of a trajectory, log an error of its loop, and return verl's output.
+
+    Args:
+        version: current version of the weights, for a trajectory without a turn.
+    """
     source = row["data_source"]
     parts = await judge(rollout, row, settings, tools)
+    on_truncated = settings.on_truncated_of(source)
+    if on_truncated == "mask" and rollout.stop_reason in TRUNCATED:
+        rollout.trajectory.without_gradient()
+    oldest, newest = rollout.weight_versions or (version, version)
     if rollout.loop_error is not None:
         row_id = row["extra_info"]["row_id"]
         settings.log_loop_error(source, row_id, rollout.fault or "", rollout.loop_error)
@@ -270,8 +285,12 @@ async def judged_output(
         extra_fields={
             "reward_extra_info": {name: parts[name] for name in COMMON_PARTS},
             "mixed": record_of(rollout)
-            | {"reward_parts": parts, "state_masking": settings.tools.state_masking},
-            "min_global_steps": min(weight_versions, default=0),
-            "max_global_steps": max(weight_versions, default=0),
+            | {
+                "reward_parts": parts,
+                "state_masking": settings.tools.state_masking,
+                "on_truncated": on_truncated,
+            },
+            "min_global_steps": oldest,
+            "max_global_steps": newest,
         },
     )

@@ -8,6 +8,7 @@ the variable has a `SharedWait`. No verl.
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
@@ -37,8 +38,14 @@ class Activity:
     reported_s: float = 0.0
     """Length of the wait when it was last logged."""
 
+    clock: Callable[[], float] = time.monotonic
+    waited_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """What it waited for -> seconds, without the wait that has not ended."""
+
     def note(self, what: str, turn: int | None = None) -> None:
-        self.waits_for, self.since, self.reported_s = what, time.monotonic(), 0.0
+        now = self.clock()
+        self.waited_s[self.waits_for] += now - self.since
+        self.waits_for, self.since, self.reported_s = what, now, 0.0
         if turn is not None:
             self.turn = turn
 
@@ -86,6 +93,21 @@ class SharedWait:
 _current: ContextVar[Activity | SharedWait | None] = ContextVar("activity", default=None)
 
 
+@contextmanager
+def current_activity(clock: Callable[[], float]) -> Iterator[Activity]:
+    """The activity of the current trajectory; a new one if nobody watches the trajectory."""
+    activity = _current.get()
+    if isinstance(activity, Activity):
+        yield activity
+        return
+    activity = Activity(source="", row_id="", since=clock(), clock=clock)
+    token = _current.set(activity)
+    try:
+        yield activity
+    finally:
+        _current.reset(token)
+
+
 def waits_for(what: str, turn: int | None = None) -> None:
     """Record what the current trajectory, if there is one, waits for from now on, and the number of
     the turn, if one begins."""
@@ -108,7 +130,7 @@ class Watchdog:
     @contextmanager
     def watch(self, source: str, row_id: str) -> Iterator[Activity]:
         """Watch one trajectory, whose waits are recorded by `waits_for`."""
-        activity = Activity(source=source, row_id=row_id, since=self.clock())
+        activity = Activity(source=source, row_id=row_id, since=self.clock(), clock=self.clock)
         token = _current.set(activity)
         self.under_way[id(activity)] = activity
         try:

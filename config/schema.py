@@ -186,6 +186,9 @@ class SourceConfig(Section):
     observation_style: Literal["inline", "chat"] | None = None
     """How tool results enter the response; None takes `mixed.turns.observation_style`."""
 
+    on_truncated: Literal["train", "mask"] | None = None
+    """As `mixed.on_truncated`; None takes that."""
+
     @field_validator("files", "val_files", mode="before")
     @classmethod
     def _one_file_is_a_list(cls, files: Any) -> Any:
@@ -299,20 +302,21 @@ class TurnConfig(Section):
 class DeadlineConfig(Section):
     """Time limits in seconds. The limit of one tool call is `tool_config.timeout`.
 
-    Waiting for the engine counts. In `mixed_colocate_async` the engine pauses while the policy is
-    updated, so `trajectory_s` must include an update. verl's own loops obey `trajectory_s`,
-    `step_s` and `reward_s`, but not `turn_s`.
+    A trajectory that passes a limit has waited too long for engine, limiter or tool. It is lost
+    like one that a fault ended: it is not trained, and is in no baseline. In `mixed_colocate_async`
+    the engine pauses while the policy is updated, so `trajectory_s` must include an update. verl's
+    own loops obey `trajectory_s`, `step_s` and `reward_s`, but not `turn_s`.
     """
 
     turn_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds for one generation and its tool calls; None: only `trajectory_s` limits a turn."""
 
     trajectory_s: float = Field(default=300.0, gt=0, allow_inf_nan=False)
-    """Seconds for one trajectory; then it ends with the tokens that it has."""
+    """Seconds for one trajectory."""
 
     step_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds from the start of a step's prompts after which their trajectories end with the tokens
-    that they have; None: only `trajectory_s` limits them."""
+    """Seconds for all trajectories of a step, from the start of its prompts; None: only
+    `trajectory_s` limits them."""
 
     reward_s: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Seconds for one reward; after them the trajectory counts as `infra_error`."""
@@ -371,12 +375,17 @@ class MixedConfig(Section):
 
     infra_error_limit: float = Field(default=0.5, gt=0, le=1)
     """The run stops if a source loses a larger share of its trajectories than this to faults of the
-    infrastructure or of its loop, over the last `infra_error_window` steps. With 1 it never stops.
-    Filtered groups count too. A source is judged from its third group on, or when the window is
-    full, because one failed request can lose a whole group."""
+    infrastructure, deadlines or errors of its loop, over the last `infra_error_window` steps. With
+    1 it never stops. Filtered groups count too. A source is judged from its third group on, or when
+    the window is full, because one failed request can lose a whole group."""
 
     infra_error_window: int = Field(default=5, ge=1)
     """Number of trained steps in the window of `infra_error_limit`; fewer at the start of a run."""
+
+    on_truncated: Literal["train", "mask"] = "train"
+    """A trajectory that used up its turns or tokens (`max_turns`, `response_budget`). train: it is
+    trained with the reward that it got. mask: it is not trained and is in no baseline, as with
+    DAPO's overlong filtering (Yu et al. 2025, sec. 3.4); its reward still counts in the metrics."""
 
     fail_on_loop_error: bool = False
     """Whether one exception in an agent loop's own code stops the run. In any case it is logged

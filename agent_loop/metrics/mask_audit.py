@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_loop.training.run_folder import read_lines
-from agent_loop.turns.trajectory import StopReason
+from agent_loop.turns.trajectory import why_masked
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,8 +64,8 @@ def mask_problems(record: Mapping[str, Any]) -> list[str]:
         problems.append(f"mask holds {sorted(set(mask) - {0, 1})}, only 0 and 1 mean something")
     if any(log_prob != 0.0 for log_prob, bit in zip(log_probs, mask, strict=True) if not bit):
         problems.append("a token with mask 0 has a log-prob")
-    if record["stop_reason"] == StopReason.INFRA_ERROR:
-        return problems + (["an infra_error trajectory has mask 1"] if any(mask) else [])
+    if (why := why_masked(record)) is not None:
+        return problems + ([f"a {why} trajectory has mask 1"] if any(mask) else [])
     masked = record.get("state_masking", True)
     if not masked and len(set(mask)) > 1:
         problems.append("state_masking=false, but some tokens have mask 0 and some mask 1")

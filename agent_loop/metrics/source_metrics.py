@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from agent_loop.metrics.intervals import half_width95
-from agent_loop.turns.trajectory import StopReason
+from agent_loop.turns.trajectory import TRUNCATED, StopReason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,14 @@ class TrainedTrajectory:
 
     @property
     def is_lost(self) -> bool:
-        """Whether a fault ended it, so that it is not trained and in no baseline."""
-        return self.record["stop_reason"] == StopReason.INFRA_ERROR
+        """Whether a fault or a deadline ended it, so that it is not trained and in no baseline."""
+        return self.record["fault"] is not None
 
     @property
-    def is_valid(self) -> bool:
-        """Whether it is in its group's baseline: it is not lost and has a sampled token."""
-        return not self.is_lost and any(self.response_mask)
+    def is_judged(self) -> bool:
+        """Whether its reward counts: it is not lost and has a sampled token. It is also in its
+        group's baseline, unless it is masked because it was truncated."""
+        return not self.is_lost and any(turn["tokens"] for turn in self.record["turns"])
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -79,7 +80,7 @@ def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float
 
 
 def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    groups = [[t for t in group if t.is_valid] for group in groups_of(own).values()]
+    groups = [[t for t in group if t.is_judged] for group in groups_of(own).values()]
     judged = [group for group in groups if group]
     # The interval over group means, because only groups are independent samples.
     half = half_width95([_mean(t.reward for t in group) for group in judged])
@@ -102,7 +103,7 @@ def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
     reasons = Counter(t.record["stop_reason"] for t in own)
     raised = sum(t.record["loop_error"] is not None for t in own)
     lost_to = Counter(t.record["fault_tool"] for t in own if t.is_lost)
-    return _of_verdicts([t for t in own if t.is_valid]) | {
+    return _of_verdicts([t for t in own if t.is_judged]) | {
         "trajectories": float(len(own)),
         "turns/mean": _mean(len(t.record["turns"]) for t in own),
         "generate_s/mean": _mean(sum(x["generate_s"] for x in t.record["turns"]) for t in own),
@@ -114,8 +115,7 @@ def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
         "infra_error_rate": (reasons[StopReason.INFRA_ERROR] - raised) / len(own),
         "loop_error_rate": raised / len(own),
         "deadline_rate": reasons[StopReason.DEADLINE] / len(own),
-        "truncated_rate": (reasons[StopReason.RESPONSE_BUDGET] + reasons[StopReason.DEADLINE])
-        / len(own),
+        "truncated_rate": sum(reasons[reason] for reason in TRUNCATED) / len(own),
         **{f"infra_errors/{tool}": float(count) for tool, count in lost_to.items()},
     }
 
@@ -171,6 +171,29 @@ def _of_tools(prefix: str, own: Sequence[TrainedTrajectory]) -> dict[str, float]
         if latencies:
             metrics[f"{prefix}/{tool}/latency_s/p50"] = _percentile(latencies, 50)
             metrics[f"{prefix}/{tool}/latency_s/p95"] = _percentile(latencies, 95)
+    return metrics
+
+
+def staleness_metrics(trajectories: Sequence[TrainedTrajectory], current: int) -> dict[str, float]:
+    """`mixed/<source>/staleness/{mean,max}`: weight versions between sampling and training.
+
+    Counted over the trained tokens. All tokens of a turn count as sampled by its oldest weights.
+
+    Args:
+        current: version of the weights that are about to be updated.
+    """
+    lags: defaultdict[str, Counter[int]] = defaultdict(Counter)  # source -> lag -> tokens
+    for trajectory in trajectories:
+        if any(trajectory.response_mask):
+            for turn in trajectory.record["turns"]:
+                # A checkpoint of release 1.0.0 may hold trajectories without versions of turns.
+                if turn["tokens"] and (oldest := turn.get("min_global_steps")) is not None:
+                    lags[trajectory.source][current - oldest] += turn["tokens"]
+    metrics: dict[str, float] = {}
+    for source, tokens in sorted(lags.items()):
+        mean = sum(lag * count for lag, count in tokens.items()) / tokens.total()
+        metrics[f"mixed/{source}/staleness/mean"] = mean
+        metrics[f"mixed/{source}/staleness/max"] = float(max(tokens))
     return metrics
 
 

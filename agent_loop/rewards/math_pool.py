@@ -29,6 +29,7 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from agent_loop.rewards.math_forms import Expressions
+from agent_loop.tools.protocol import ToolTimeout
 
 WORKERS = 2
 CPU_S = 2.0
@@ -48,9 +49,11 @@ MOST_CHECKS = 5000
 
 
 async def are_equal(expressions: Expressions) -> bool | None:
-    """Whether the two expressions of every pair are equal; None if the limits were reached.
+    """Whether the two expressions of every pair are equal; None if the CPU time was used up.
 
     Raises:
+        ToolTimeout: the limit of wall time was reached: the machine is overloaded, which says
+            nothing about the answer.
         RuntimeError: the processes do not start, or break twice for reasons of their own.
     """
     fault = None
@@ -59,8 +62,13 @@ async def are_equal(expressions: Expressions) -> bool | None:
         try:
             task = pool.schedule(check, args=[expressions], timeout=WALL_S)
             return await asyncio.wrap_future(task)
-        except FutureTimeoutError:
-            return None
+        except FutureTimeoutError as error:
+            raise ToolTimeout(
+                f"no verdict on an answer within {WALL_S:g} s, and less than {CPU_S:g} s of CPU "
+                "time used: the machine is overloaded; give it more cores, or fewer agent loop "
+                "workers (rollout.agent.num_workers)",
+                tool="math_verify",
+            ) from error
         except ProcessExpired as error:
             if error.exitcode == -signal.SIGXCPU:
                 return None

@@ -27,6 +27,7 @@ from agent_loop.metrics.source_metrics import (
     prompts_per_source,
     ratio_error,
     source_metrics,
+    staleness_metrics,
     validation_metrics,
 )
 from agent_loop.metrics.token_metrics import token_metrics
@@ -63,6 +64,7 @@ class Accounts(TrainerState):
         self._show_trajectories(trajectories, advantages)
         entries = self._write_ledger(trajectories)
         metrics.update(source_metrics(trajectories) | token_metrics(tokens))
+        metrics.update(staleness_metrics(trajectories, self.global_steps - 1))
         metrics.update(eviction_metrics((e.source, e.outcome) for e in entries))
         metrics.update(self._ratio_errors(prompts_per_source(trajectories)))
         metrics.update(self._drift(trajectories))
@@ -109,8 +111,9 @@ class Accounts(TrainerState):
                 raise TooManyFaults(
                     f"cannot train step={self.global_steps}, {why}: none of {len(trajectories)} "
                     f"trajectories has a token with mask 1; read {path}; raise mixed.deadlines if "
-                    "trajectories were late, or run `verl-mixed doctor` if tools failed; then "
-                    "start the same command again"
+                    "trajectories were late, run `verl-mixed doctor` if tools failed, or raise "
+                    "data.max_response_length if all were truncated with mixed.on_truncated=mask; "
+                    "then start the same command again"
                 )
         except TooManyFaults:
             self._write_trajectories(self._trajectories)

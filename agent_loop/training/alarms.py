@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from agent_loop.metrics.source_metrics import TrainedTrajectory, groups_of
+from agent_loop.turns.trajectory import why_masked
 from samplers.faults import GroupFaults, fault_of
 
 MIN_GROUPS = 3
@@ -116,8 +117,8 @@ def drift_problems(
     if not len(trajectory.response_ids) == len(mask) == len(log_probs):
         return [f"{len(trajectory.response_ids)} ids, {len(mask)} bits, {len(log_probs)} log-probs"]
     problems = []
-    if trajectory.is_lost:
-        return ["a lost trajectory has mask 1"] if any(mask) else []
+    if (why := why_masked(record)) is not None:
+        return [f"a {why} trajectory has mask 1"] if any(mask) else []
     # With mask 0 every log-prob is 0.0. With mask 1 it may be 0.0 too: a token that was certain.
     if record["state_masking"]:
         segments = record["segments"]

@@ -206,10 +206,18 @@ class OptimizerSteps(TrainerState):
         )
 
     def _is_on_policy(self, batch: KVBatchMeta) -> bool:
-        """Whether all rows were sampled with the current weights."""
+        """Whether all trained tokens were sampled with the current weights."""
+        if self.trainer_mode == "sync":
+            return True
         current = self.global_steps - 1
-        return self.trainer_mode == "sync" or all(
-            is_padding(tag) or (tag.get("min_global_steps") or 0) >= current for tag in batch.tags
+        older = [
+            key
+            for key, tag in zip(batch.keys, batch.tags, strict=True)
+            if not is_padding(tag) and (tag.get("min_global_steps") or 0) < current
+        ]
+        # A trajectory that was lost in a later turn has tokens of older weights, which are masked.
+        return not older or not any(
+            mask.any() for mask in fetch(batch, older, ["response_mask"])["response_mask"].unbind(0)
         )
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:

@@ -6,7 +6,7 @@ its tokens do not depend on other requests. A request is cancelled with its traj
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,24 @@ class EngineTurn:
     output: Any
     """verl's `TokenOutput`."""
 
+    @property
+    def weight_versions(self) -> tuple[int, int]:
+        """Oldest and newest version of the weights that sampled its tokens."""
+        return weight_versions(self.output)
+
+
+def weight_versions(output: Any) -> tuple[int, int]:
+    """The versions of an answer, from verl's `TokenOutput.extra_fields`.
+
+    In the asynchronous modes verl's client may continue an answer with newer weights. Then
+    `global_steps` is the version of the last part only (`FullyAsyncLLMServerClient`,
+    llm_server.py:343).
+    """
+    fields = output.extra_fields
+    last = fields.get("global_steps") or 0
+    oldest, newest = fields.get("min_global_steps"), fields.get("max_global_steps")
+    return (last if oldest is None else oldest), (last if newest is None else newest)
+
 
 turns_of_trajectory: ContextVar[list[EngineTurn] | None] = ContextVar("engine_turns", default=None)
 """The requests of the current trajectory so far; None: they are not recorded."""
@@ -38,11 +56,14 @@ class RecordingClient:
 
     def __init__(self, client: Any) -> None:
         self._client = client
+        self.newest_version = 0
+        """The newest version of the weights in an answer so far."""
+
         self._acquire = client._acquire_server
         client._acquire_server = self._acquire_server
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], **kwargs: Any) -> Any:
-        """As verl's. A server that fails raises `ToolUnavailable`."""
+        """As verl's. A server that fails, or aborts the request, raises `ToolUnavailable`."""
         turns = turns_of_trajectory.get()
         waits_for("engine", turn=len(turns or []) + 1)
         if (seeds := seeds_of_trajectory.get()) is not None:
@@ -54,6 +75,11 @@ class RecordingClient:
             raise ToolUnavailable(
                 f"no tokens from the rollout server: {type(error).__name__}: {error}", tool="engine"
             ) from error
+        # verl's asynchronous client continues an aborted request. Its other client returns the part
+        # that was generated, which must not count as the model's whole turn.
+        if getattr(output, "stop_reason", None) in ("abort", "aborted"):
+            raise ToolUnavailable("the rollout server aborted the request", tool="engine")
+        self.newest_version = max(self.newest_version, weight_versions(output)[1])
         if turns is not None:
             turns.append(EngineTurn(prompt_ids, output))
         waits_for("tool")
@@ -75,6 +101,15 @@ class RecordingClient:
     def _give_back(self, done: "asyncio.Future[tuple[Any, Any]]", request_id: str) -> None:
         if not done.cancelled() and done.exception() is None:
             self._client._release_server(done.result()[0], request_id=request_id)
+
+
+def current_version(client: Any, row: Mapping[str, Any]) -> int:
+    """Version of the weights that a request of this row would get now, as far as is known here.
+
+    It is the version when the row's step began, or a newer one that an answer had. It is the
+    version of a trajectory that is lost before its first answer, which is not off-policy.
+    """
+    return max((row.get("global_steps") or 0) - 1, getattr(client, "newest_version", 0), 0)
 
 
 class _Server:

@@ -6,6 +6,7 @@ model's own text. No verl.
 """
 
 import sys
+import time
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -15,7 +16,8 @@ from agent_loop.turns.loop_settings import LoopSettings
 from agent_loop.turns.observation_style import HFCodec
 from agent_loop.turns.tags import ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.turns.turn_loop import Rollout, Turn
+from agent_loop.turns.turn_loop import Budget, Rollout, Turn
+from agent_loop.watchdog import current_activity
 from samplers.rows.sources.math import boxed_answer
 
 
@@ -57,13 +59,13 @@ def rollout_of(
     answer = _answer(words, codec, settings)
     is_full = len(ids) >= settings.budget_of(source).response_length
     reason = StopReason.RESPONSE_BUDGET if is_full else StopReason.ANSWERED
-    return _finished(
-        trajectory, codec, reason if answer is not None else StopReason.NO_ACTION, answer
-    )
+    if answer is None and not is_full:
+        reason = StopReason.NO_ACTION
+    return _finished(trajectory, codec, reason, answer, turns)
 
 
-def partial_rollout(turns: Sequence[EngineTurn], codec: HFCodec) -> Rollout:
-    """The rollout of a loop that was ended by its deadline, from its requests to the engine.
+def late_rollout(turns: Sequence[EngineTurn], codec: HFCodec, budget: Budget) -> Rollout:
+    """The lost rollout of a loop that was ended by its deadline, from its requests to the engine.
 
     The prompt of each request has all earlier tokens, those of the environment included.
     """
@@ -77,14 +79,27 @@ def partial_rollout(turns: Sequence[EngineTurn], codec: HFCodec) -> Rollout:
         token_ids = list(turn.output.token_ids)
         trajectory.add_model_tokens(token_ids, turn.output.log_probs or [])
         trajectory.cut_turn(len(token_ids), codec.decode(token_ids))
-    return _finished(trajectory, codec, StopReason.DEADLINE, None)
+    rollout = _finished(trajectory, codec, StopReason.DEADLINE, None, turns)
+    with current_activity(time.monotonic) as activity:
+        rollout.lose_to_deadline(budget.timeout_name, budget.timeout_s, activity)
+    trajectory.without_gradient()
+    return rollout
 
 
 def _finished(
-    trajectory: Trajectory, codec: HFCodec, stop_reason: StopReason, answer: str | None
+    trajectory: Trajectory,
+    codec: HFCodec,
+    stop_reason: StopReason,
+    answer: str | None,
+    answers: Sequence[EngineTurn],
 ) -> Rollout:
     trajectory.finish(min(codec.end_ids, default=0))
-    turns = [Turn(tokens=s.length) for s in trajectory.segments if s.author == "model"]
+    lengths = [s.length for s in trajectory.segments if s.author == "model"]
+    versions = [each.weight_versions for each in answers if each.output.token_ids]
+    turns = [
+        Turn(tokens=length, min_global_steps=oldest, max_global_steps=newest)
+        for length, (oldest, newest) in zip(lengths, versions, strict=False)
+    ]
     return Rollout(trajectory=trajectory, stop_reason=stop_reason, answer=answer, turns=turns)
 
 

@@ -52,7 +52,8 @@ class LoopSettings:
         budget = self.budget
         if step_deadline is not None:
             left_s = max(0.0, step_deadline - time.monotonic())
-            budget = replace(budget, timeout_s=min(budget.timeout_s, left_s))
+            if left_s < budget.timeout_s:
+                budget = replace(budget, timeout_s=left_s, timeout_name="step_s")
         own = self.mixed.sources.get(source)
         if own is None:
             return budget
@@ -77,6 +78,11 @@ class LoopSettings:
         """`inline` or `chat`."""
         own = self.mixed.sources.get(source)
         return (own and own.observation_style) or self.mixed.turns.observation_style
+
+    def on_truncated_of(self, source: str) -> str:
+        """`train` or `mask`."""
+        own = self.mixed.sources.get(source)
+        return (own and own.on_truncated) or self.mixed.on_truncated
 
     def reward_name_of(self, source: str) -> str:
         own = self.mixed.sources.get(source)

@@ -3,8 +3,8 @@
 This module decides when a trajectory ends, and how many tokens a result may take. It uses no verl
 and no torch. The engine is a `Generate` function, the tools are an `Environment`, a `Language`
 finds the actions, and an `ObservationStyle` makes tokens of the results. A fault of the
-infrastructure (`ToolUnavailable`) ends the trajectory. A mistake of the model becomes a text that
-the model reads.
+infrastructure (`ToolUnavailable`) or a deadline ends the trajectory, which is then not trained. A
+mistake of the model becomes a text that the model reads.
 """
 
 import asyncio
@@ -19,13 +19,18 @@ from agent_loop.tools.protocol import ToolError, ToolRejected, ToolResult
 from agent_loop.turns.observation_style import ObservationStyle, TokenCodec
 from agent_loop.turns.tags import Action, ActionKind, Language, cut_at_end, stop_token_ids
 from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.watchdog import waits_for
+from agent_loop.watchdog import Activity, current_activity, waits_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
     token_ids: list[int]  # (t,)
     log_probs: list[float]  # (t,)
+    min_global_steps: int = 0
+    """Version of the oldest weights that sampled a token: the step that made these weights."""
+
+    max_global_steps: int = 0
+    """Version of the newest; larger if the weights changed while the engine generated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +84,9 @@ class Budget:
     """Tokens of one generation; None: no limit of its own."""
 
     timeout_s: float = 300.0
+    timeout_name: str = "trajectory_s"
+    """The key of `mixed.deadlines` that `timeout_s` comes from."""
+
     turn_timeout_s: float | None = None
     """Seconds for one generation and its calls; None: no limit of its own."""
 
@@ -117,6 +125,12 @@ class Turn:
     tokens: int = 0
     """Sampled tokens that were kept."""
 
+    min_global_steps: int | None = None
+    """As in `Generated`; all tokens of the turn count as sampled by these weights. None if the
+    engine did not answer."""
+
+    max_global_steps: int | None = None
+
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
@@ -130,22 +144,47 @@ class Rollout:
     turns: list[Turn] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     fault: str | None = None
-    """What ended the trajectory as `infra_error`; None if it was not lost."""
+    """The fault or the deadline that ended the trajectory; None if it was not lost."""
 
     fault_tool: str = ""
-    """The tool that failed, `engine`, `reward`, or `loop`."""
+    """The tool that failed, `engine`, `reward`, or `loop`; after a deadline, what the trajectory
+    waited for longest: `engine`, `limiter` or `tool`."""
 
     loop_error: str | None = None
     """Traceback of what the loop itself raised."""
 
-    def lose(self, tool: str, fault: str) -> None:
-        """End the trajectory as `infra_error`: no gradient, not in the baseline of its group."""
-        self.stop_reason, self.answer = StopReason.INFRA_ERROR, None
+    def lose(self, tool: str, fault: str, stop_reason: StopReason = StopReason.INFRA_ERROR) -> None:
+        """End the trajectory by a fault: no gradient, not in the baseline of its group."""
+        self.stop_reason, self.answer = stop_reason, None
         self.fault_tool, self.fault = tool, fault
+
+    def lose_to_deadline(self, name: str, limit_s: float, activity: Activity) -> None:
+        """End the trajectory because it waited too long. Load must not become a learning signal, so
+        a deadline is a fault of whatever the trajectory waited for longest.
+
+        Args:
+            name: key of `mixed.deadlines`.
+        """
+        activity.note("end")
+        waited = sorted(activity.waited_s.items(), key=lambda item: -item[1])
+        where = f"in turn {activity.turn}" if activity.turn else "before the first turn"
+        parts = ", ".join(f"{seconds:.1f} s for {what}" for what, seconds in waited)
+        self.lose(
+            waited[0][0],
+            f"mixed.deadlines.{name}={limit_s:g} s passed {where}; waited {parts}",
+            StopReason.DEADLINE,
+        )
 
     @property
     def is_lost(self) -> bool:
-        return self.stop_reason is StopReason.INFRA_ERROR
+        return self.fault is not None
+
+    @property
+    def weight_versions(self) -> tuple[int, int] | None:
+        """Oldest and newest version of the weights that sampled its turns; None without a turn."""
+        oldest = [t.min_global_steps for t in self.turns if t.min_global_steps is not None]
+        newest = [t.max_global_steps for t in self.turns if t.max_global_steps is not None]
+        return (min(oldest), max(newest)) if oldest and newest else None
 
 
 async def run_turns(
@@ -169,28 +208,33 @@ async def run_turns(
         clock: seconds, for the time of each phase.
 
     Returns:
-        The trajectory with its stop reason. Only cancellation is raised. A trajectory that ended as
-        `infra_error` has an all-zero mask. An exception in the code of the loop ends it so, and is
-        in `loop_error`.
+        The trajectory with its stop reason. Only cancellation is raised. A trajectory that a fault
+        or a deadline ended has an all-zero mask. An exception in the code of the loop ends it as
+        `infra_error`, and is in `loop_error`.
     """
     rollout = Rollout(
         trajectory=Trajectory(prompt_ids), stop_reason=StopReason.MAX_TURNS, answer=None
     )
-    try:
-        if budget.timeout_s <= 0:
-            raise TimeoutError  # the deadline has passed: the engine is not called
-        async with timeout(budget.timeout_s):
-            rollout.stop_reason = await _run(
-                rollout, generate, environment, language, style, codec, budget, clock
-            )
-    except TimeoutError:
-        rollout.stop_reason = StopReason.DEADLINE
-    except ToolError as error:
-        rollout.lose(error.tool or "tool", f"{type(error).__name__}: {error}")
-    except Exception as error:
-        # Only here exceptions in the code of a loop are caught: they cost one trajectory.
-        rollout.lose("loop", f"{type(error).__name__}: {error}")
-        rollout.loop_error = traceback.format_exc()
+    with current_activity(clock) as activity:
+        whole = timeout(budget.timeout_s)
+        try:
+            if budget.timeout_s <= 0:
+                raise TimeoutError  # the deadline has passed: the engine is not called
+            async with whole:
+                rollout.stop_reason = await _run(
+                    rollout, generate, environment, language, style, codec, budget, clock
+                )
+        except TimeoutError:
+            if budget.timeout_s <= 0 or whole.expired() or budget.turn_timeout_s is None:
+                rollout.lose_to_deadline(budget.timeout_name, budget.timeout_s, activity)
+            else:
+                rollout.lose_to_deadline("turn_s", budget.turn_timeout_s, activity)
+        except ToolError as error:
+            rollout.lose(error.tool or "tool", f"{type(error).__name__}: {error}")
+        except Exception as error:
+            # Only here exceptions in the code of a loop are caught: they cost one trajectory.
+            rollout.lose("loop", f"{type(error).__name__}: {error}")
+            rollout.loop_error = traceback.format_exc()
     rollout.trajectory.finish(filler_id)
     if rollout.is_lost:
         rollout.trajectory.without_gradient()
@@ -220,8 +264,12 @@ async def _run(
             limit = min(room, budget.max_turn_length or room)
             started = clock()
             waits_for("engine", turn=number)
-            generated = await generate(trajectory.ids, max_tokens=limit, stop=stop)
-            turn.generate_s = clock() - started
+            try:
+                generated = await generate(trajectory.ids, max_tokens=limit, stop=stop)
+            finally:
+                turn.generate_s = clock() - started
+            turn.min_global_steps = generated.min_global_steps
+            turn.max_global_steps = generated.max_global_steps
             text, is_whole = _append_turn(trajectory, generated, language, codec)
             turn.tokens = trajectory.segments[-1].length
 
@@ -332,6 +380,7 @@ def record_of(rollout: Rollout) -> dict[str, Any]:
         "fault": rollout.fault,
         "fault_tool": rollout.fault_tool,
         "loop_error": rollout.loop_error,
+        "weight_versions": rollout.weight_versions,
         "engine_turns": trajectory.engine_turns,
         "segments": [[s.author, s.start, s.length, s.text] for s in trajectory.segments],
     }

@@ -13,12 +13,15 @@ pytest.importorskip("verl")
 
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
+from verl.workers.rollout.replica import TokenOutput
 
 from agent_loop.loop_worker import MixedAgentLoopWorker
 from agent_loop.seeds import seed_from
+from agent_loop.turn_agent_loop import _Engine
 from agent_loop.turns.engine_client import RecordingClient, seeds_of_trajectory, turns_of_trajectory
 from agent_loop.turns.loop_settings import LoopSettings
-from agent_loop.turns.turn_loop import Budget
+from agent_loop.turns.turn_loop import Budget, Stop
 from agent_loop.watchdog import Watchdog
 from config.schema import MixedConfig, ToolConfig
 from tests.fakes.real_tokenizers import real_tokenizer
@@ -189,10 +192,11 @@ def test_an_engine_that_fails_is_infrastructure_and_not_the_loop_s_fault():
     assert "the actor died" in record["fault"]
 
 
-def test_a_loop_past_its_deadline_ends_with_what_it_has():
+def test_a_loop_past_its_deadline_is_lost_with_what_it_has():
     output = hosted(Hanging)
     assert output.extra_fields["mixed"]["stop_reason"] == "deadline"
-    assert TOKENIZER.decode(output.response_ids) == "ab" and all(output.response_mask)
+    assert TOKENIZER.decode(output.response_ids) == "ab" and not any(output.response_mask)
+    assert output.extra_fields["reward_extra_info"]["infra_error"] == 1.0
 
 
 async def test_a_server_that_nobody_waits_for_any_more_is_given_back():
@@ -290,3 +294,110 @@ def test_the_reward_lies_on_the_last_token_that_the_policy_wrote():
     output.response_mask += [0, 0]
     output.response_logprobs += [0.0, 0.0]
     assert output.as_dict()["rm_scores"].tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
+# --- versions of the weights --------------------------------------------------------------------
+
+
+class Remote:
+    """A method of an actor."""
+
+    def __init__(self, method: Any) -> None:
+        self.remote = method
+
+
+class PausingServer:
+    """A rollout server and its load balancer. The first request of a turn is aborted after one
+    token, as by a sync of the weights; the rest comes from newer weights."""
+
+    def __init__(self, versions: list[int]) -> None:
+        self.versions = versions
+        for name in ("acquire_server", "release_server", "generate"):
+            setattr(self, name, Remote(getattr(self, f"_{name}")))
+        for name in ("require_acquire_fields", "require_release_fields"):
+            setattr(self, name, Remote(self._fields))
+
+    async def _fields(self) -> list[str]:
+        return []
+
+    async def _acquire_server(self, **_: Any) -> tuple[str, Any]:
+        return "server", self
+
+    def _release_server(self, **_: Any) -> None: ...
+
+    async def _generate(self, **asked: Any) -> TokenOutput:
+        ids = TOKENIZER.encode("ab", add_special_tokens=False)
+        is_first = asked["prompt_ids"][-1] != ids[0]
+        return TokenOutput(
+            token_ids=ids[:1] if is_first else ids[1:],
+            log_probs=[-1.0],
+            stop_reason="aborted" if is_first else "completed",
+            extra_fields={"global_steps": self.versions.pop(0)},
+        )
+
+
+class AskingAgain(Loop):
+    """Asks for two turns."""
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        first = await self.engine.generate("id", prompt_ids=[1], sampling_params={})
+        asked = [1, *first.token_ids, 7]
+        second = await self.engine.generate("id", prompt_ids=asked, sampling_params={})
+        output = self.finish([*first.token_ids, 7, *second.token_ids])
+        output.response_mask[2] = 0
+        return output
+
+
+@pytest.mark.parametrize("client_class", [FullyAsyncLLMServerClient, LLMServerClient])
+def test_a_turn_that_spans_two_versions_of_the_weights_counts_with_the_older(client_class):
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "hf"}}})
+    server = PausingServer([3, 4, 4, 6])
+    client: Any = client_class(config=config, load_balancer_handle=server)
+    worker = worker_of(AskingAgain, VerlsClient())
+    worker.llm_client = RecordingClient(client)
+
+    async def run() -> Any:
+        turns: list[Any] = []
+        turns_of_trajectory.set(turns)
+        return await worker._host("loop", {}, ROW | {"global_steps": 6}, turns)
+
+    output, _ = run_virtual(run())
+    fields, record = output.extra_fields, output.extra_fields["mixed"]
+    if client_class is LLMServerClient:  # it does not continue an aborted answer
+        assert (record["fault_tool"], record["stop_reason"]) == ("engine", "infra_error")
+        return
+    assert (fields["min_global_steps"], fields["max_global_steps"]) == (3, 6)
+    assert record["weight_versions"] == (3, 6)
+    spans = [(turn["min_global_steps"], turn["max_global_steps"]) for turn in record["turns"]]
+    assert spans == [(3, 4), (4, 6)]
+
+
+def test_our_loops_read_both_versions_of_an_answer():
+    loop: Any = SimpleNamespace(settings=worker_of(Loop, VerlsClient()).settings)
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "hf"}}})
+    balancer: Any = PausingServer([3, 4])
+    loop.server_manager = RecordingClient(
+        FullyAsyncLLMServerClient(config=config, load_balancer_handle=balancer)
+    )
+    generate = _Engine(loop, {}).generate
+    stop = Stop(texts=(), token_ids=())
+    generated, _ = run_virtual(generate([1], max_tokens=9, stop=stop))
+    assert (generated.min_global_steps, generated.max_global_steps) == (3, 4)
+    assert (len(generated.token_ids), loop.server_manager.newest_version) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("row", "newest", "version"),
+    [({"global_steps": 5001}, 0, 5000), ({"global_steps": 4999}, 5000, 5000), ({}, 0, 0)],
+)
+def test_a_trajectory_lost_in_its_first_turn_has_the_current_version(row, newest, version):
+    worker = worker_of(Loop, VerlsClient(ConnectionError("the actor died")))
+    worker.llm_client.newest_version = newest
+
+    async def run() -> Any:
+        return await worker._host("loop", {}, ROW | row, [])
+
+    output, _ = run_virtual(run())
+    fields = output.extra_fields
+    assert fields["mixed"]["weight_versions"] is None
+    assert (fields["min_global_steps"], fields["max_global_steps"]) == (version, version)

@@ -22,6 +22,7 @@ import pytest
 
 from agent_loop.metrics.mask_audit import audit_masks
 from agent_loop.training.run_folder import read_lines
+from agent_loop.turns.trajectory import TRUNCATED
 from tests.browser import open_page, viewing
 from tests.e2e.jobs import DEADLINE_S, QUOTAS, ROOT, Job, finish, job_of, start
 from verl_mixed.run.audit import plan_of
@@ -232,7 +233,7 @@ def test_the_numbers_of_each_source_are_those_of_its_trajectories_and_its_ledger
                 "masked_fraction": fmean(bit == 0 for t in own for bit in t["response_mask"]),
                 "tool_calls/mean": len(calls) / len(own),
                 "infra_error_rate": 0,
-                "truncated_rate": fmean(t["stop_reason"] == "response_budget" for t in own),
+                "truncated_rate": fmean(t["stop_reason"] in TRUNCATED for t in own),
             }
             for part in own[0]["reward_parts"]:
                 if part not in ("infra_error", "loop_error"):

@@ -84,6 +84,7 @@ def warnings_of(lines: Sequence[Line], passed_over: int = 0) -> list[str]:
     warnings = []
     faults = {
         "infra_error_rate": "lost to infrastructure",
+        "deadline_rate": "lost to deadlines",
         "loop_error_rate": "lost to exceptions of its agent loop",
     }
     if metrics.get("mixed/state_masking", 1.0) == 0:

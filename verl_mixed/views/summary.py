@@ -35,7 +35,7 @@ SOURCE_FACTS: Mapping[str, str] = {
     "response_length/mean": "response tokens",
     "response_length/max": "longest response, tokens",
     "masked_fraction": "masked",
-    "truncated_rate": "cut off",
+    "truncated_rate": "out of turns or tokens",
     "entropy/mean": "entropy, nats",
     "kl/mean": "KL to the reference",
     "tool_calls/mean": "tool calls",
@@ -46,7 +46,7 @@ SOURCE_FACTS: Mapping[str, str] = {
     "limiter_wait_s/mean": "limiter wait per call, s",
     "infra_error_rate": "lost to infrastructure",
     "loop_error_rate": "lost to exceptions",
-    "deadline_rate": "stopped by the deadline",
+    "deadline_rate": "lost to deadlines",
 }
 """`mixed/<source>/<name>` -> the title of its row in a table, in the order of the rows."""
 

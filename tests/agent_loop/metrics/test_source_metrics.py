@@ -10,12 +10,22 @@ from agent_loop.metrics.source_metrics import (
     prompts_per_source,
     ratio_error,
     source_metrics,
+    staleness_metrics,
     validation_metrics,
 )
 
 
 def trajectory(
-    source, uid, acc, *, stop="answered", calls=1, refused=0, mask=(1, 0, 1, 1), error=None
+    source,
+    uid,
+    acc,
+    *,
+    stop="answered",
+    calls=1,
+    refused=0,
+    mask=(1, 0, 1, 1),
+    error=None,
+    versions=(3, 3),
 ):
     return TrainedTrajectory(
         key=f"{uid}_0_0",
@@ -31,9 +41,17 @@ def trajectory(
         log_probs=[0.0] * len(mask),
         record={
             "stop_reason": stop,
-            "fault_tool": "" if stop != "infra_error" else "loop" if error else "search",
+            "fault": "503" if stop in ("infra_error", "deadline") else None,
+            "fault_tool": "loop"
+            if error
+            else {"infra_error": "search", "deadline": "engine"}.get(stop, ""),
             "loop_error": error,
-            "turns": [{"generate_s": 0.5, "tools_s": 0.25}] * 2,
+            "turns": [
+                {"generate_s": 0.5, "tools_s": 0.25, "tokens": tokens, "min_global_steps": version}
+                for tokens, version in zip(
+                    (sum(mask) - sum(mask) // 3, sum(mask) // 3), versions, strict=True
+                )
+            ],
             "calls": [
                 {
                     "status": "rejected" if number < refused else "ok",
@@ -57,6 +75,8 @@ def test_each_source_has_its_own_numbers():
             trajectory("nq", "b", 1.0, stop="infra_error", calls=2, refused=1),
             trajectory("math", "c", 0.0, stop="response_budget", calls=0),
             trajectory("math", "c", 0.0, stop="infra_error", calls=0, error="Traceback"),
+            trajectory("taco", "d", 0.0, stop="max_turns", calls=0),
+            trajectory("taco", "d", 1.0, stop="deadline", mask=(0, 0), calls=0),
         ]
     )
     assert metrics["mixed/nq/count"] == 2
@@ -91,6 +111,23 @@ def test_each_source_has_its_own_numbers():
     assert metrics["mixed/math/loop_error_rate"] == 0.5
     assert metrics["mixed/math/infra_error_rate"] == 0
     assert metrics["mixed/math/tool_error_rate"] == 0
+    assert metrics["mixed/taco/truncated_rate"] == metrics["mixed/taco/deadline_rate"] == 0.5
+    assert metrics["mixed/taco/reward/mean"] == 0  # not of the trajectory that was late
+    assert metrics["mixed/taco/infra_errors/engine"] == 1
+    assert metrics["mixed/taco/infra_error_rate"] == 0
+
+
+def test_staleness_is_counted_over_trained_tokens_by_the_oldest_weights_of_each_turn():
+    rows = [
+        trajectory("nq", "a", 1.0, versions=(3, 4)),  # 2 tokens and 1
+        trajectory("nq", "b", 1.0, versions=(4, 4)),
+        trajectory("nq", "c", 0.0, versions=(0, 0), stop="infra_error", mask=(0, 0)),
+        trajectory("math", "d", 0.0, versions=(0, 0), stop="infra_error", mask=(0, 0)),
+    ]
+    assert staleness_metrics(rows, current=4) == {
+        "mixed/nq/staleness/mean": pytest.approx(2 / 6),
+        "mixed/nq/staleness/max": 1.0,
+    }
 
 
 def test_ratio_error_is_the_largest_difference_in_prompts():

@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -25,6 +27,7 @@ from agent_loop.rewards.math_forms import (
     is_endless,
     normalise,
 )
+from agent_loop.tools.protocol import ToolTimeout
 from tests.agent_loop.rewards.math_pairs import DIFFERENT, EQUAL, PAIRS
 
 TOOLS: Any = None
@@ -316,3 +319,12 @@ def test_a_square_is_what_it_multiplies_out_to(a, b):
     text, other = f"(x+({a}))^2", f"x^2+({2 * a})x+({a * a})"
     assert asyncio.run(is_equal(text, other))
     assert asyncio.run(is_equal(text, other.replace(f"({a * a})", f"({b})"))) is (b == a * a)
+
+
+async def test_a_check_that_an_overloaded_machine_delays_is_no_verdict(monkeypatch):
+    late: Future[bool] = Future()
+    late.set_exception(FutureTimeoutError())
+    pool = SimpleNamespace(schedule=lambda *_, **__: late)
+    monkeypatch.setattr(math_pool, "_pool", lambda: pool)
+    with pytest.raises(ToolTimeout, match=r"no verdict .* within 20 s, .* overloaded"):
+        await math_pool.are_equal([("x", "y")])

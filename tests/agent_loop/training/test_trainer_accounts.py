@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,30 @@ def test_a_log_prob_that_is_no_number_is_the_largest_difference(monkeypatch, cap
     with pytest.raises(RuntimeError, match=r"max=nan is above .*draw=7 token=1: .* nan in"):
         trainer._compute_old_log_prob(ROW, {})
     assert "drift" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mode", "oldest", "mask", "is_compared"),
+    [
+        ("sync", 0, [1, 1, 0], True),
+        ("separate_async", 4, [1, 1, 0], True),
+        ("separate_async", 3, [1, 1, 0], False),  # the engine had older weights
+        ("separate_async", 3, [0, 0, 0], True),  # but no token of them is trained
+    ],
+)
+def test_rollout_and_trainer_are_compared_if_all_trained_tokens_are_on_policy(
+    monkeypatch, mode, oldest, mask, is_compared
+):
+    trainer = compared(
+        monkeypatch, [-0.1, -0.2, 0.0], [-3.0, -0.2, 0.0], max_probs_diff=0.1, drift=drift(None)
+    )
+    trainer.trainer_mode, trainer.global_steps = mode, 5
+    columns = optimizer_steps.fetch(*[None] * 3)  # type: ignore[arg-type]
+    columns["response_mask"] = torch.tensor([mask])
+    tags = [{"min_global_steps": oldest, "max_global_steps": 4}]
+    batch = KVBatchMeta(partition_id="train", keys=ROW.keys, tags=tags)
+    with pytest.raises(RuntimeError) if is_compared else nullcontext():
+        trainer._compute_old_log_prob(batch, {})
 
 
 def test_a_number_under_a_mask_of_zero_is_not_compared(monkeypatch):

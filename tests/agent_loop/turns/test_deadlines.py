@@ -73,10 +73,15 @@ def test_results_come_in_the_order_of_the_actions_and_calls_run_side_by_side():
 @pytest.mark.parametrize(
     ("limits", "at_s"), [({"timeout_s": 50}, 50), ({"turn_timeout_s": 7}, 7), ({"timeout_s": 0}, 0)]
 )
-def test_a_deadline_ends_the_trajectory_on_time_with_what_the_model_said(limits, at_s):
+def test_a_deadline_ends_the_trajectory_on_time_and_nothing_of_it_is_trained(limits, at_s):
     rollout, took_s = run_virtual(trajectory_of(after(a=1, b=2), limits=limits))
     assert (rollout.stop_reason, took_s) == (StopReason.DEADLINE, at_s)
     assert mask_problems(line_of(rollout)) == []
+    assert rollout.is_lost and not any(rollout.trajectory.response_mask)
+    name = "turn_s=7 s" if "turn_timeout_s" in limits else f"trajectory_s={at_s} s"
+    where = f"passed in turn 1; waited {at_s}.0 s for tool" if at_s else "passed before the first"
+    assert rollout.fault is not None and f"mixed.deadlines.{name} {where}" in rollout.fault
+    assert rollout.fault_tool == ("tool" if at_s else "start")
     if at_s:
         assert CODEC.decode(rollout.trajectory.response_ids) == TURNS[0]
         assert [call.status for call in rollout.calls] == ["ok", "ok", "cancelled"]
@@ -95,6 +100,17 @@ def test_an_engine_that_never_answers_ends_with_one_filler_token():
     rollout, took_s = run_virtual(trajectory_of(after(), generate=silent))
     assert (rollout.stop_reason, took_s) == (StopReason.DEADLINE, 100)
     assert (rollout.trajectory.response_ids, rollout.trajectory.response_mask) == ([0], [0])
+    assert (rollout.fault_tool, rollout.turns[0].generate_s) == ("engine", 100)
+
+
+def test_a_deadline_names_who_was_waited_for_longest_and_not_who_was_last():
+    async def slow(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
+        await asyncio.sleep(80)
+        return await ScriptedGenerate(CODEC, TURNS)(prompt_ids, max_tokens=max_tokens, stop=stop)
+
+    rollout, _ = run_virtual(trajectory_of(after(), generate=slow))
+    assert rollout.fault_tool == "engine"
+    assert "waited 80.0 s for engine, 20.0 s for tool" in (rollout.fault or "")
 
 
 @pytest.mark.parametrize("content", ["a", "b", "c"])
@@ -182,9 +198,16 @@ def test_an_interrupt_passes_through(error, turn):
 
 
 @pytest.mark.parametrize(
-    ("deadline", "left_s"), [(None, 300), (1060, 60), (1900, 300), (1000, 0), (990, 0)]
+    ("deadline", "left_s", "name"),
+    [
+        (None, 300, "trajectory_s"),
+        (1060, 60, "step_s"),
+        (1900, 300, "trajectory_s"),
+        (1000, 0, "step_s"),
+        (990, 0, "step_s"),
+    ],
 )
-def test_a_trajectory_ends_when_its_step_does(monkeypatch, deadline, left_s):
+def test_a_trajectory_ends_when_its_step_does(monkeypatch, deadline, left_s, name):
     clock = SimpleNamespace(monotonic=lambda: 1000.0)
     monkeypatch.setattr(loop_settings, "time", clock)
     mixed = {"experiment": "x", "run_dir": "/x", "sources": {"nq": {"ratio": 1, "max_turns": 7}}}
@@ -197,6 +220,7 @@ def test_a_trajectory_ends_when_its_step_does(monkeypatch, deadline, left_s):
         sampling={},
         watchdog=Watchdog(60.0),
     )
-    assert settings.budget_of("nq", deadline).timeout_s == left_s
+    budget = settings.budget_of("nq", deadline)
+    assert (budget.timeout_s, budget.timeout_name) == (left_s, name)
     assert settings.budget_of("nq", deadline).max_turns == 7
     assert settings.budget_of("other", deadline).timeout_s == left_s

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent_loop.metrics.mask_audit import mask_problems
 from agent_loop.training.alarms import drift_problems
 from agent_loop.turns.engine_client import EngineTurn
-from agent_loop.turns.foreign_loop import partial_rollout, rollout_of
+from agent_loop.turns.foreign_loop import late_rollout, rollout_of
 from agent_loop.turns.loop_settings import LoopSettings
 from agent_loop.turns.observation_style import codec_of
 from agent_loop.turns.trajectory import StopReason
@@ -43,7 +43,9 @@ def finished(
     for text, bit in parts:
         own = codec.encode(text)
         if bit:
-            answer = SimpleNamespace(token_ids=own, log_probs=[-0.5] * len(own))
+            answer = SimpleNamespace(
+                token_ids=own, log_probs=[-0.5] * len(own), extra_fields={"global_steps": 3}
+            )
             turns.append(EngineTurn([1, *ids], answer))
         ids, mask = ids + own, mask + [bit] * len(own)
     output = SimpleNamespace(
@@ -121,9 +123,9 @@ def test_the_answer_is_tagged_or_boxed_or_the_last_turn(parts, answer):
     assert rollout.stop_reason == (StopReason.NO_ACTION if answer is None else StopReason.ANSWERED)
 
 
-def test_a_response_that_fills_its_budget_is_truncated():
-    rollout = hosted(("a " * 99, 1), length=60)
-    assert rollout.stop_reason is StopReason.RESPONSE_BUDGET
+@pytest.mark.parametrize("parts", [("a " * 99, 1), ("[r]" * 99, 0)])
+def test_a_response_that_fills_its_budget_is_truncated(parts):
+    assert hosted(parts, length=60).stop_reason is StopReason.RESPONSE_BUDGET
 
 
 def test_the_log_probs_are_the_engine_s_whatever_the_loop_says():
@@ -138,12 +140,12 @@ def test_the_log_probs_are_the_engine_s_whatever_the_loop_says():
 def test_what_a_loop_had_at_its_deadline_is_read_from_what_it_asked_the_engine(parts, kind):
     codec = codec_of(real_tokenizer(kind))
     output, turns = finished(parts, codec=codec)
-    rollout = partial_rollout(turns, codec)
+    rollout = late_rollout(turns, codec, SETTINGS.budget)
     t = rollout.trajectory
     last = max((i for i, bit in enumerate(output.response_mask, 1) if bit), default=0)
     if turns:  # what came before the first request is its prompt
         assert t.ids == [1, *output.response_ids[:last]]
-        assert t.response_mask == output.response_mask[last - len(t) : last]
+    assert not any(t.response_mask) and rollout.is_lost
     assert rollout.stop_reason is StopReason.DEADLINE
     assert mask_problems(line_of(rollout)) == []
 
@@ -151,4 +153,4 @@ def test_what_a_loop_had_at_its_deadline_is_read_from_what_it_asked_the_engine(p
 def test_a_conversation_that_does_not_go_on_from_the_one_before_is_left_out():
     _, turns = finished([("a", 1), ("[r]", 0), ("b", 1)])
     turns.append(EngineTurn([7, 7], turns[0].output))
-    assert partial_rollout(turns, CODEC).trajectory.segments[-1].text == "b"
+    assert late_rollout(turns, CODEC, SETTINGS.budget).trajectory.segments[-1].text == "b"

@@ -77,8 +77,8 @@ def loop_problems(config: Mapping[str, Any]) -> Iterator[str]:
         if longest is not None and tools.timeout >= longest:
             yield (
                 f"{TOOL_CONFIG}.timeout={tools.timeout:g} is not below mixed.deadlines.{name}="
-                f"{longest:g}: a tool that hangs would end trajectories as `deadline`, which "
-                "trains, and not as `infra_error`; lower the timeout or raise the deadline"
+                f"{longest:g}: a tool that hangs would end trajectories by the deadline, which "
+                "does not name its server; lower the timeout or raise the deadline"
             )
     if not tools.state_masking and at(config, "algorithm.rollout_correction.rollout_is"):
         yield (

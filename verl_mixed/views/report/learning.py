@@ -70,7 +70,7 @@ def lengths(run: Run) -> Section:
             per_source(run, "Prompt tokens, mean", "prompt_length/mean"),
             per_source(run, "Turns, mean", "turns/mean"),
             per_source(run, "Tokens with mask 0, share", "masked_fraction"),
-            per_source(run, "Cut off, share", "truncated_rate"),
+            per_source(run, "Out of turns or tokens, share", "truncated_rate"),
         ),
         missing="No trajectory has been trained yet.",
     )

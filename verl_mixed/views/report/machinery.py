@@ -48,6 +48,7 @@ def tools(run: Run) -> Section:
         per_source(run, "Latency p95 of all tools of a source, s", "tool_latency_s/p95"),
         per_source(run, "Answered by the cache, share", "tool_cache_hit_rate"),
         per_source(run, "Trajectories lost to infrastructure, share", "infra_error_rate"),
+        per_source(run, "Trajectories lost to deadlines, share", "deadline_rate"),
     )
     return Section(
         title="Tools",

@@ -14,7 +14,7 @@ from verl_mixed.run.user_cache import user_cache
 
 FILE_NAME = "viewer.sqlite"
 
-_VERSION = 2
+_VERSION = 3
 """Version of the tables."""
 
 _TABLES = """
@@ -22,8 +22,8 @@ CREATE TABLE files (name TEXT PRIMARY KEY, mtime_ns INTEGER, size INTEGER);
 CREATE TABLE trajectories (
   id INTEGER PRIMARY KEY, file TEXT NOT NULL, line INTEGER NOT NULL, start INTEGER NOT NULL,
   step INTEGER, key TEXT, "group" TEXT, source TEXT, row_id TEXT, reward REAL, acc REAL,
-  advantage REAL, stop_reason TEXT, length INTEGER, model_tokens INTEGER, turns INTEGER,
-  calls INTEGER, errors INTEGER);
+  advantage REAL, stop_reason TEXT, masked TEXT, length INTEGER, model_tokens INTEGER,
+  turns INTEGER, calls INTEGER, errors INTEGER);
 CREATE INDEX by_place ON trajectories (step, file, line);
 CREATE INDEX by_file ON trajectories (file);
 CREATE INDEX by_group ON trajectories ("group");

@@ -14,14 +14,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from agent_loop.turns.trajectory import StopReason
 from verl_mixed.views.viewer.database import has_words, open_database
 from verl_mixed.views.viewer.filters import Filter, bare, words_of
 from verl_mixed.views.viewer.records import IndexEntry, Record, read_line
 
 _COLUMNS = (
     *("step", "key", "group", "source", "row_id", "reward", "acc", "advantage", "stop_reason"),
-    *("length", "model_tokens", "turns", "calls", "errors"),
+    *("masked", "length", "model_tokens", "turns", "calls", "errors"),
 )
 _ROW = ", ".join(f'"{name}"' for name in _COLUMNS)
 
@@ -29,7 +28,7 @@ _GROUP_SIZE = (
     '(SELECT count(*) FROM trajectories AS other WHERE other."group" = trajectories."group")'
 )
 
-_LOST = f"stop_reason = '{StopReason.INFRA_ERROR}'"
+_LOST = "ifnull(masked, '') = 'lost'"
 OUTCOMES = {
     "solved": f"acc >= 1 AND NOT {_LOST}",
     "unsolved": f"NOT ifnull(acc >= 1, 0) AND NOT {_LOST}",
@@ -214,6 +213,7 @@ class Index:
         lengths = [(author, length) for author, _, length, _ in entry.segments]
         values = msgspec.structs.asdict(entry) | {
             "group": entry.group,
+            "masked": entry.why_masked,
             "length": sum(length for _, length in lengths),
             "model_tokens": sum(length for author, length in lengths if author == "model"),
             "turns": len(entry.turns),

@@ -5,6 +5,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from agent_loop.turns.trajectory import why_masked
 from agent_loop.turns.turn_loop import Call, Turn
 
 _Natural = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -25,6 +26,13 @@ class IndexEntry(msgspec.Struct):
     turns: list[Turn]
     calls: list[Call]
     advantage: float | None = None
+    fault: str | None = None
+    on_truncated: str = "train"
+
+    @property
+    def why_masked(self) -> str | None:
+        """`lost`, `truncated`, or None if the trajectory is trained."""
+        return why_masked(msgspec.structs.asdict(self))
 
     @property
     def group(self) -> str:
@@ -41,12 +49,12 @@ class Record(IndexEntry):
     response_mask: list[int] = []
     log_probs: list[float] = []
     answer: str | None = None
-    fault: str | None = None
     fault_tool: str = ""
     loop_error: str | None = None
     engine_turns: list[list[int]] = []
     reward_parts: dict[str, Any] | None = None
     state_masking: bool = True
+    weight_versions: tuple[int, int] | None = None
 
 
 _Kind = TypeVar("_Kind", bound=IndexEntry)

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from agent_loop.metrics.mask_audit import mask_problems
-from agent_loop.turns.trajectory import StopReason
 from verl_mixed.views.viewer.index import OUTCOMES, Index
 from verl_mixed.views.viewer.records import Record
 from verl_mixed.views.viewer.tokens import Decode, token_texts
@@ -52,10 +51,10 @@ def trajectory_view(identity: str, record: Record, decode: Decode | None) -> dic
             for name in (
                 *("step", "key", "source", "row_id", "draw", "reward", "acc", "advantage"),
                 *("stop_reason", "answer", "fault", "fault_tool", "loop_error", "reward_parts"),
-                *("state_masking", "response_ids", "response_mask", "log_probs"),
+                *("state_masking", "response_ids", "response_mask", "log_probs", "weight_versions"),
             )
         },
-        "is_lost": record.stop_reason == StopReason.INFRA_ERROR,
+        "masked": record.why_masked,
         "prompt": prompt,
         "prompt_length": len(record.prompt_ids),
         "tokens": texts,
@@ -69,8 +68,8 @@ def counts_of(record: Record) -> dict[str, int]:
     """Numbers of tokens: by author, in the mask, and to be trained."""
     model = sum(length for author, _, length, _ in record.segments if author == "model")
     tool = sum(length for author, _, length, _ in record.segments if author != "model")
-    lost = record.stop_reason == StopReason.INFRA_ERROR
-    to_train = 0 if lost else model if record.state_masking else len(record.response_ids)
+    with_mask = model if record.state_masking else len(record.response_ids)
+    to_train = 0 if record.why_masked else with_mask
     return {
         "model": model,
         "tool": tool,
@@ -125,6 +124,6 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value

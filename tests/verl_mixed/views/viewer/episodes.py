@@ -51,7 +51,8 @@ def line(
     rollout = Rollout(trajectory=trajectory, stop_reason=stop_reason, answer="2")
     rollout.turns = [Turn(tokens=s.length) for s in trajectory.segments if s.author == "model"]
     rollout.calls = list(calls)
-    if rollout.is_lost:
+    if stop_reason in (StopReason.INFRA_ERROR, StopReason.DEADLINE):
+        rollout.lose("engine", "503", stop_reason)
         trajectory.without_gradient()
     return {
         "step": step,

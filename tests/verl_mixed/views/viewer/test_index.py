@@ -95,7 +95,7 @@ def test_filter_takes_what_fits_all_of_it(
     high: float | None,
 ):
     def fits(each: dict[str, Any]) -> bool:
-        lost = each["stop_reason"] == "infra_error"
+        lost = each["fault"] is not None
         is_one = {
             "": True,
             "solved": each["acc"] >= 1 and not lost,

@@ -33,10 +33,31 @@ def test_counts_of_a_sound_trajectory_add_up():
     assert shown["prompt"] == "What is it?"
 
 
-def test_a_lost_trajectory_trains_nothing():
-    shown = view(line(stop_reason=StopReason.INFRA_ERROR))
-    assert shown["counts"]["to_train"] == shown["counts"]["mask_ones"] == 0
+@pytest.mark.parametrize(
+    ("reason", "setting", "masked"),
+    [
+        (StopReason.INFRA_ERROR, "train", "lost"),
+        (StopReason.DEADLINE, "train", "lost"),
+        (StopReason.MAX_TURNS, "mask", "truncated"),
+        (StopReason.MAX_TURNS, "train", None),
+    ],
+)
+def test_a_masked_trajectory_trains_nothing(reason: StopReason, setting: str, masked: str | None):
+    record = line(stop_reason=reason, on_truncated=setting)
+    if masked == "truncated":
+        record["response_mask"] = [0] * len(record["response_ids"])
+        record["log_probs"] = [0.0] * len(record["response_ids"])
+    shown = view(record)
+    assert shown["masked"] == masked
+    assert (shown["counts"]["to_train"] == shown["counts"]["mask_ones"] == 0) == bool(masked)
     assert shown["problems"] == []
+
+
+def test_a_late_trajectory_of_release_1_0_0_was_trained():
+    record = line() | {"stop_reason": "deadline"}
+    del record["weight_versions"], record["turns"][0]["min_global_steps"]
+    shown = view(record)
+    assert (shown["masked"], shown["problems"], shown["weight_versions"]) == (None, [], None)
 
 
 def test_without_state_masking_all_tokens_are_trained():

@@ -163,11 +163,18 @@ function callElement(call) {
   );
 }
 
+/** Versions of the weights that sampled tokens, as text. */
+function versionSpan(oldest, newest) {
+  return oldest === newest ? oldest : `${oldest} to ${newest}`;
+}
+
 function segmentElement(shown, segment, most) {
   const facts = [count(segment.length, 'token')];
   if (segment.times) {
     facts.push(`generated in ${figure(segment.times.generate_s)} s`);
     if (segment.times.tools_s) facts.push(`tools ${figure(segment.times.tools_s)} s`);
+    const [oldest, newest] = [segment.times.min_global_steps, segment.times.max_global_steps];
+    if (newest > oldest) facts.push(`weights of steps ${versionSpan(oldest, newest)}`);
   }
   return make(
     'section',
@@ -210,8 +217,10 @@ function trajectoryElement(shown) {
     factsElement(shown, [
       ['reward', figure(shown.reward)],
       ['advantage', figure(shown.advantage)],
-      ['solved', shown.is_lost ? 'lost' : shown.acc >= 1 ? 'yes' : 'no'],
+      ['solved', shown.masked === 'lost' ? 'lost' : shown.acc >= 1 ? 'yes' : 'no'],
       ['ended', shown.stop_reason],
+      ['not trained', shown.masked],
+      ['weights', shown.weight_versions && `of step ${versionSpan(...shown.weight_versions)}`],
       ['answer', shown.answer],
       ['reward parts', parts.join(', ')],
       ['row', shown.row_id],

@@ -1,0 +1,223 @@
+"""Each row of the table in docs/masks.md: how a trajectory ends, and what is trained of it."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("verl")
+
+import torch
+
+from agent_loop.metrics.mask_audit import mask_problems
+from agent_loop.metrics.source_metrics import TrainedTrajectory, source_metrics
+from agent_loop.tools.protocol import ToolRejected, ToolUnavailable
+from agent_loop.training.advantage import compute_state_masked_grpo_advantage
+from agent_loop.training.alarms import drift_problems, faults_by_group
+from agent_loop.turn_agent_loop import judged_output
+from agent_loop.turns.engine_client import RecordingClient, turns_of_trajectory
+from agent_loop.turns.tags import Action
+from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
+from agent_loop.watchdog import Watchdog, waits_for
+from config.schema import MixedConfig
+from tests.agent_loop.test_loop_worker import ROW as LOOP_ROW
+from tests.agent_loop.test_loop_worker import Hanging, VerlsClient, worker_of
+from tests.agent_loop.turns.test_deadlines import CODEC, after, raising, trajectory_of
+from tests.agent_loop.turns.test_judging import CODE_ROW, MIXED, SETTINGS, Tools
+from tests.fakes.virtual_loop import run_virtual
+
+COUNTED = ("reward/mean", "truncated_rate", "deadline_rate", "infra_error_rate", "loop_error_rate")
+ROW = CODE_ROW | {"data_source": "taco", "extra_info": {"row_id": "taco:1"}}
+CODE, ANSWER = "<code>a</code>", "<answer>print(2)</answer>"
+
+
+def table() -> dict[str, dict[str, str]]:
+    """What happened -> the cells of its row in docs/masks.md."""
+    text = (Path(__file__).parents[3] / "docs" / "masks.md").read_text()
+    lines = text.split("## How a trajectory ends")[1].split("\n## ")[0].splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:1] == "|"]
+    head, _, *body = rows
+    return {row[0]: dict(zip(head, row, strict=True)) for row in body}
+
+
+async def waiting(what: str, action: Action) -> Observation:
+    waits_for(what)
+    return await after()(action)
+
+
+async def aborted(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
+    """An engine whose server ends the request before its last token."""
+
+    class Client:
+        async def _acquire_server(self) -> None: ...
+
+        async def generate(self, request_id: str, **_: Any) -> Any:
+            return SimpleNamespace(
+                token_ids=[1], log_probs=[-0.5], stop_reason="aborted", extra_fields={}
+            )
+
+    await RecordingClient(Client()).generate("id", prompt_ids=prompt_ids)
+    raise AssertionError("an aborted request is no answer")
+
+
+async def silent(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
+    return await asyncio.Event().wait()  # pyright: ignore
+
+
+async def empty(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
+    return Generated(token_ids=[], log_probs=[])
+
+
+def run(*turns: str, act: Any = None, engine: Any = None, **limits: Any) -> Awaitable[Rollout]:
+    given = {} if engine is None else {"generate": engine}
+    return trajectory_of(act or after(a=1), list(turns), limits=limits, **given)
+
+
+DEAD = ToolUnavailable("no answer after 3 attempts", tool="search")
+NO_TOOL = Tools()
+Scenario = tuple[Callable[[], Awaitable[Rollout]], Tools, dict[str, Any]]
+SCENARIOS: dict[str, list[Scenario]] = {
+    "the model answered": [(lambda: run(ANSWER), NO_TOOL, {})],
+    "a turn without an action and without an answer": [(lambda: run("well"), NO_TOOL, {})],
+    "a malformed action, a call that the tool refused": [
+        (lambda: run("</code>", ANSWER), NO_TOOL, {}),
+        (lambda: run(CODE, ANSWER, act=raising(ToolRejected("no", tool="run_code"))), NO_TOOL, {}),
+        (lambda: run(CODE, ANSWER), NO_TOOL, {}),
+    ],
+    "the turns were used up": [(lambda: run(CODE, max_turns=1), NO_TOOL, {})],
+    "the tokens were used up": [(lambda: run("so " * 200), NO_TOOL, {})],
+    "turns or tokens were used up, with": [
+        (lambda: run(CODE, max_turns=1), NO_TOOL, {"on_truncated": "mask"})
+    ],
+    "the engine returned no token": [(lambda: run(engine=empty), NO_TOOL, {})],
+    "a call failed after all retries": [(lambda: run(CODE, act=raising(DEAD)), NO_TOOL, {})],
+    "the engine failed, or aborted": [(lambda: run(engine=aborted), NO_TOOL, {})],
+    "`turn_s`, `trajectory_s` or `step_s` passed": [
+        (lambda: run(engine=silent), NO_TOOL, {}),
+        (lambda: run(engine=silent, turn_timeout_s=7), NO_TOOL, {}),
+        (lambda: run(engine=silent, timeout_name="step_s"), NO_TOOL, {}),
+    ],
+    "the same; the longest wait was for the limiter": [
+        (lambda: run(CODE, act=lambda action: waiting("limiter", action)), NO_TOOL, {})
+    ],
+    "the same; the longest wait was for tools": [(lambda: run(CODE, act=after()), NO_TOOL, {})],
+    "no verdict within `reward_s`": [(lambda: run(ANSWER), Tools(takes_s=1e6), {})],
+    "the tool of the judge failed": [
+        (lambda: run(ANSWER), Tools(ToolUnavailable("dead", tool="run_code")), {})
+    ],
+    "the code of a loop or of a reward raised": [
+        (lambda: run(CODE, act=raising(KeyError("k"))), NO_TOOL, {}),
+        (lambda: run(ANSWER), Tools(KeyError("k")), {}),
+    ],
+}
+
+
+def trained(output: Any, source: str, member: int = 0, reward: float = 0.0) -> TrainedTrajectory:
+    """A trajectory as the trainer reads it."""
+    return TrainedTrajectory(
+        key=f"u_{member}_0",
+        uid="u",
+        draw=0,
+        source=source,
+        row_id=f"{source}:1",
+        reward=reward,
+        acc=0.0,
+        prompt_ids=output.prompt_ids,
+        response_ids=output.response_ids,
+        response_mask=output.response_mask,
+        log_probs=output.response_logprobs,
+        record=output.extra_fields["mixed"],
+    )
+
+
+def is_in_baseline(mask: list[int]) -> bool:
+    """Whether the reward of a trajectory changes the advantages of the others of its group."""
+
+    def of_others(reward: float) -> torch.Tensor:
+        rows = [torch.tensor(each, dtype=torch.float32) for each in (mask, [1], [1])]
+        masks = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        rewards = torch.zeros_like(masks)
+        rewards[:, 0] = torch.tensor([reward, 0.0, 1.0])
+        index = np.array(["u"] * 3)
+        return compute_state_masked_grpo_advantage(rewards, masks, index)[0][1:]
+
+    return not torch.equal(of_others(0.0), of_others(5.0))
+
+
+def assert_is(said: dict[str, str], output: Any, source: str) -> None:
+    """The cells of a row are what the output, the metrics and the audits say."""
+    trajectory = trained(output, source)
+    record, mask = trajectory.record, trajectory.response_mask
+    assert said["stop reason"] == f"`{record['stop_reason']}`"
+    assert said["mask"] == str(max(mask))
+    assert said["baseline"] == ("in" if is_in_baseline(mask) else "out")
+    metrics = source_metrics([trajectory])
+    prefix = f"mixed/{source}/"
+    short = {name.removeprefix(prefix): value for name, value in metrics.items()}
+    counted = {name for name in COUNTED if name in short and (name == "reward/mean" or short[name])}
+    counted |= {name for name in short if name.startswith("infra_errors/")}
+    assert set(re.findall(r"`(.+?)`", said["counted as"])) == counted
+    faults = [fault for group in faults_by_group([trajectory]) for fault in group.faults]
+    assert bool(faults) == trajectory.is_lost == ("infra_errors/" in said["counted as"])
+    parts = output.extra_fields["reward_extra_info"]
+    assert bool(parts["infra_error"] or parts["loop_error"]) == trajectory.is_lost
+    line = {"response_ids": output.response_ids, "response_mask": mask}
+    assert mask_problems(line | {"log_probs": output.response_logprobs} | record) == []
+    assert drift_problems(trajectory, CODEC.decode) == []
+
+
+FOREIGN = "the same, in a loop of verl or of a user"
+
+
+def test_every_row_of_the_table_has_a_scenario():
+    rows = [what for what in table() if what != FOREIGN]
+    assert len(rows) == len(SCENARIOS)
+    for begins in SCENARIOS:
+        assert sum(what.startswith(begins) for what in rows) == 1, begins
+
+
+@pytest.mark.parametrize("begins", SCENARIOS)
+def test_what_happens_to_a_trajectory_is_what_the_table_says(begins: str):
+    said = next(cells for what, cells in table().items() if what.startswith(begins))
+    for make, tools, changed in SCENARIOS[begins]:
+        mixed = MixedConfig.model_validate(MIXED | changed)
+
+        async def judged(make: Any = make, tools: Any = tools, mixed: MixedConfig = mixed) -> Any:
+            return await judged_output(await make(), ROW, tools, replace(SETTINGS, mixed=mixed), 0)
+
+        output, _ = run_virtual(judged())
+        assert_is(said, output, "taco")
+
+
+def test_a_loop_of_another_project_that_is_late_is_what_the_table_says(monkeypatch):
+    async def client(*_: Any) -> Any:
+        return SimpleNamespace(for_source=lambda source: None)
+
+    async def late() -> Any:
+        worker, turns = worker_of(Hanging, VerlsClient()), list[Any]()
+        turns_of_trajectory.set(turns)
+        watchdog = Watchdog(60.0, asyncio.get_running_loop().time)
+        with watchdog.watch("nq", "nq:1"):
+            return await worker._host("loop", {}, LOOP_ROW, turns)
+
+    monkeypatch.setattr("agent_loop.loop_worker.shared_client", client)
+    output, _ = run_virtual(late())
+    assert_is(table()[FOREIGN], output, "nq")
+
+
+def test_a_source_may_mask_what_others_train():
+    sources: Any = MIXED["sources"] | {"taco": {"ratio": 1, "on_truncated": "mask"}}
+    settings = replace(SETTINGS, mixed=MixedConfig.model_validate(MIXED | {"sources": sources}))
+
+    async def mask_of(source: str) -> int:
+        row = ROW | {"data_source": source}
+        output = await judged_output(await run(CODE, max_turns=1), row, NO_TOOL, settings, 0)
+        return max(output.response_mask)
+
+    assert [run_virtual(mask_of(source))[0] for source in ("nq", "taco")] == [1, 0]
