@@ -32,7 +32,7 @@ from agent_loop.tools.sandbox.program import (
     RunStatus,
     SandboxUnavailable,
 )
-from agent_loop.tools.sandbox.usage_monitor import UsageMonitor
+from agent_loop.tools.sandbox.usage_monitor import Activity, UsageMonitor
 from agent_loop.tools.sandbox.zygote import Launch, Zygote
 
 TIME_LIMIT = "the time limit"
@@ -135,7 +135,9 @@ class Sandbox(ABC):
             finally:
                 stdout.close()
                 stderr.close()
-            return _result_of(run.report(), stdout, stderr, run.ended_why)
+            report = run.report()
+            run.check_starved(report.get("run", {}), Activity())
+            return _result_of(report, stdout, stderr, run.ended_why)
 
     @asynccontextmanager
     async def session(
@@ -259,6 +261,30 @@ class _Run:
     def is_over(self) -> bool:
         return self._status.ended.done()
 
+    @property
+    def activity(self) -> Activity:
+        return self._monitor.activity
+
+    def check_starved(self, step: Mapping[str, Any], before: Activity) -> None:
+        """Refuse a verdict on a program that reached its time limit because of other load.
+
+        Args:
+            step: the report's part on the program.
+            before: the run's activity when the time of the limit began.
+
+        Raises:
+            SandboxUnavailable: the program was late and had hardly any processor time.
+        """
+        if not step.get("late"):
+            return
+        wall_s, cpu_s = step["wall_s"], max(step["cpu_s"], self.activity.cpu_s - before.cpu_s)
+        if cpu_s < wall_s / 5 and self.activity.was_mostly_ready(before):
+            raise SandboxUnavailable(
+                f"a program got {cpu_s:.1f} s of processor time in its {wall_s:.1f} s, and was "
+                "ready for more: the machine is overloaded, so the time limit says nothing; give "
+                "the server fewer sandbox_workers, or more cores"
+            )
+
     def end(self, why: str) -> None:
         """Kill the program for this reason; its output and files are still collected."""
         self.ended_why = self.ended_why or why
@@ -363,11 +389,13 @@ class Session:
         does not end after the interrupt, the session is killed.
 
         Raises:
-            SandboxUnavailable: the session is over, because a cell ended it or its sandbox died.
+            SandboxUnavailable: the session is over, because a cell ended it or its sandbox died; or
+                the cell was late because the machine is overloaded.
         """
         if self._run.is_over:
             raise SandboxUnavailable("the session is over: start another one")
         wall_s = wall_s or self._limits.wall_s
+        before = self._run.activity
         self._cells += 1
         stdout, stderr = (Collector(self._limits.output_bytes, self._run.end) for _ in range(2))
         started = time.monotonic()
@@ -412,6 +440,7 @@ class Session:
                 stderr.close()
         wall_s = time.monotonic() - started
         step = {"late": is_late, "wall_s": wall_s, "cpu_s": 0.0}
+        self._run.check_starved(step, before)
         step["code"] = parsed["code"] if parsed else self._run.report()["run"]["code"]
         result = _result_of({"run": step}, stdout, stderr, self._run.ended_why)
         return CellResult(result=result, shown=parsed.get("shown"), error=parsed.get("error"))

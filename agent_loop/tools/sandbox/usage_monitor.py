@@ -1,5 +1,7 @@
 """Monitor of limits that the kernel does not keep for a run: memory, sockets, threads, host files.
 
+It also sees whether a run waits for a processor.
+
 It measures a run five times a second. A run that ends within 0.2 s is not measured and costs
 nothing.
 """
@@ -9,15 +11,52 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from agent_loop.tools.sandbox.program import Limits
 
 EVERY_S = 0.2
 
+MIN_LOOKS = 3
+_TICKS = os.sysconf("SC_CLK_TCK")
+
 MAX_HIDDEN = 4
 """Deleted files that a program may keep mapped; each can take `file_mb` of the host's disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the monitor has seen of a run so far."""
+
+    cpu_s: float = 0.0
+    """Processor time of all its processes together, so that a run cannot starve itself."""
+
+    looks: int = 0
+    ready: int = 0
+    """Looks at which the main thread of a process had, or waited for, a processor."""
+
+    def was_mostly_ready(self, before: "Activity") -> bool:
+        """Whether it had, or waited for, a processor at most looks since `before`.
+
+        False for runs of less than about half a second, which have too few looks.
+        """
+        looks = self.looks - before.looks
+        return looks >= MIN_LOOKS and 2 * (self.ready - before.ready) > looks
+
+    def after(self, pids: Sequence[int]) -> "Activity":
+        """The activity after one more look at these processes."""
+        ticks, states = 0, set[bytes]()
+        for pid in pids:
+            with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+                # state, utime, stime, and both times of ended children (proc_pid_stat(5))
+                fields = file.read().rpartition(b")")[2].split()
+                states.add(fields[0])
+                ticks += sum(map(int, fields[11:15]))
+        # Processes that have ended since the last look may be counted nowhere any more.
+        cpu_s = max(self.cpu_s, ticks / _TICKS)
+        return Activity(cpu_s, self.looks + 1, self.ready + (b"R" in states))
 
 
 class UsageMonitor:
@@ -33,6 +72,7 @@ class UsageMonitor:
     ) -> None:
         self._ancestor, self._home, self._limits, self._end = ancestor, home, limits, end
         self._pid = 0
+        self.activity = Activity()
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, status: bytes) -> None:
@@ -50,6 +90,8 @@ class UsageMonitor:
 
     def _look(self) -> None:
         self._pid = self._pid or self._outer_pid()
+        if self._pid:
+            self.activity = self.activity.after([self._pid, *descendants(self._pid)])
         if why := self._excess():
             self._end(why)
         else:

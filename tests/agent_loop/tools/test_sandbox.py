@@ -221,6 +221,43 @@ async def test_time_that_runs_out_is_the_time_limit(sandbox: Sandbox, code: str,
     assert (await sandbox.run_python(code, limits=limits)).status == RunStatus.TIME_LIMIT
 
 
+@pytest.fixture(params=["bubblewrap", "landlock"])
+def starved(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """A sandbox whose only processor has a process of real-time priority, which takes all but a
+    twentieth of it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a process of real-time priority")
+    all_processors = os.sched_getaffinity(0)
+    first = min(all_processors)
+    os.sched_setaffinity(0, {first})
+    try:
+        sandbox = chosen_or_skip(request.param)
+    finally:
+        os.sched_setaffinity(0, all_processors)
+    code = f"""
+import os
+os.sched_setaffinity(0, {{{first}}})
+os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+print(flush=True)
+while True: pass"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        yield sandbox
+        other.kill()
+    sandbox.close()
+
+
+async def test_a_time_limit_on_an_overloaded_machine_is_no_verdict(starved: Sandbox):
+    spinning = "while True: pass"
+    with pytest.raises(SandboxUnavailable, match="the machine is overloaded"):
+        await starved.run(Program(code=spinning), Limits(wall_s=2.0))
+    async with starved.session() as session:
+        assert (await session.run_cell("1")).shown == "1"
+        with pytest.raises(SandboxUnavailable, match="the machine is overloaded"):
+            await session.run_cell(spinning, wall_s=2.0)
+
+
 @pytest.mark.parametrize(("stream", "other"), [("stdout", "stderr"), ("stderr", "stdout")])
 async def test_output_is_cut_at_its_limit_with_a_mark(sandbox: Sandbox, stream: str, other: str):
     code = f"import sys\nsys.{stream}.write('x' * 50_000)\nsys.{other}.write('whole')"

@@ -97,6 +97,10 @@ SCENARIOS: dict[str, list[Scenario]] = {
     ],
     "the engine returned no token": [(lambda: run(engine=empty), NO_TOOL, {})],
     "a call failed after all retries": [(lambda: run(CODE, act=raising(DEAD)), NO_TOOL, {})],
+    "a program reached its time limit because": [
+        # tests/agent_loop/tools/test_sandbox.py: the server answers 503
+        (lambda: run(CODE, act=raising(ToolUnavailable("503", tool="run_code"))), NO_TOOL, {})
+    ],
     "the engine failed, or aborted": [(lambda: run(engine=aborted), NO_TOOL, {})],
     "`turn_s`, `trajectory_s` or `step_s` passed": [
         (lambda: run(engine=silent), NO_TOOL, {}),
