@@ -4,6 +4,9 @@ verl adapter: `_save_checkpoint` and `_load_checkpoint` of trainer/ppo/v1/traine
 The ledger lines and the trajectories of a step are on disk before its checkpoint. A kill at any
 moment therefore leaves a ledger without a gap. On resume, lines and files of later steps than the
 checkpoint are removed, because those steps are trained again.
+
+This module removes old checkpoints, in verl's place. verl removes only weights, remembers only what
+its process saved, and with one checkpoint to keep removes it before the next one is complete.
 """
 
 # verl's methods are matched by name; their parameters are untyped or wider than those used here.
@@ -17,13 +20,18 @@ import transfer_queue as tq
 from omegaconf import open_dict
 from verl.utils.debug import marked_timer
 
-from agent_loop.training.run_folder import whole_checkpoint, write_lines, write_text
+from agent_loop.training.retention import prune_checkpoints, remove_checkpoint
+from agent_loop.training.run_folder import (
+    TRACKER,
+    tracked_step,
+    trajectory_files,
+    whole_checkpoint,
+    write_lines,
+    write_text,
+)
 from agent_loop.training.trained_batch import group_of
 from agent_loop.training.trainer_state import TrainerState
 from samplers.uid import prompt_of
-
-TRACKER = "latest_checkpointed_iteration.txt"
-"""verl's, beside the checkpoints: the step of the last one."""
 
 KL_FILE = "kl_coefficient.txt"
 """In a checkpoint: the adaptive coefficient of KL in the reward, which verl does not save."""
@@ -31,13 +39,34 @@ KL_FILE = "kl_coefficient.txt"
 
 class Checkpoints(TrainerState):
     def _save_checkpoint(self) -> None:
-        folder = Path(self.config.trainer.default_local_dir) / f"global_step_{self.global_steps}"
-        folder.mkdir(parents=True, exist_ok=True)
+        trainer = self.config.trainer
+        keep = trainer.max_actor_ckpt_to_keep
+        folder = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"
+        if keep is not None:
+            self._prune_checkpoints(max(1, keep - 1))  # there is room for the new one
+        if folder.is_dir() or folder.is_symlink():
+            remove_checkpoint(folder)  # interrupted, or of steps that are trained again
+        folder.mkdir(parents=True)
         write_lines(folder / "metrics.jsonl", [self._line(self._step_metrics)])
         if self.config.algorithm.use_kl_in_reward:
             write_text(folder / KL_FILE, repr(float(self.kl_ctrl_in_reward.value)))
-        super()._save_checkpoint()
+        trainer.max_actor_ckpt_to_keep = trainer.max_critic_ckpt_to_keep = None
+        try:
+            super()._save_checkpoint()
+        finally:
+            trainer.max_actor_ckpt_to_keep = trainer.max_critic_ckpt_to_keep = keep
         self._saved_step = self.global_steps
+        self._prune_checkpoints(keep)
+
+    def _prune_checkpoints(self, keep: int | None) -> None:
+        """Remove all but the newest and the one that `resume_path` names for the next start."""
+        trainer = self.config.trainer
+        checkpoints, named = Path(trainer.default_local_dir), []
+        if trainer.resume_mode == "resume_path":
+            path = Path(trainer.resume_from_path)
+            if path.parent.resolve() == checkpoints.resolve():
+                named = [int(path.name.removeprefix("global_step_"))]
+        prune_checkpoints(checkpoints, keep, has_queue=self.trainer_mode != "sync", named=named)
 
     def on_step_end(self) -> None:
         self._stopping = self._stop_file.exists()
@@ -49,7 +78,7 @@ class Checkpoints(TrainerState):
     def _load_checkpoint(self) -> None:
         trainer = self.config.trainer
         checkpoints = Path(trainer.default_local_dir)
-        _repair_tracker(checkpoints)
+        _repair_tracker(checkpoints, self.ledger.last_step)
         super()._load_checkpoint()
         step = self.global_steps
         is_named = trainer.resume_mode == "resume_path"
@@ -65,7 +94,7 @@ class Checkpoints(TrainerState):
         line = folder / "metrics.jsonl"
         checkpointed = json.loads(line.read_text(encoding="utf-8")) if line.exists() else None
         self.metrics_file.rewind(step if step else -1, checkpointed)
-        for path in self.trajectory_dir.glob("*.jsonl"):
+        for path in trajectory_files(self.trajectory_dir):
             if int(path.stem) > step:
                 path.unlink()
         if step:
@@ -97,8 +126,10 @@ def _write_tracker(checkpoints: Path, step: int) -> None:
         tracker.unlink(missing_ok=True)
 
 
-def _repair_tracker(checkpoints: Path) -> None:
-    """Write the newest whole checkpoint into verl's tracker where a kill left the file empty."""
-    tracker = checkpoints / TRACKER
-    if tracker.exists() and not tracker.read_text().strip().isdigit():
-        _write_tracker(checkpoints, whole_checkpoint(checkpoints))
+def _repair_tracker(checkpoints: Path, last_step: int) -> None:
+    """Write the newest whole checkpoint into verl's tracker where a kill left the file empty.
+
+    Checkpoints after `last_step` of the ledger are left from before a start with `resume_path`.
+    """
+    if (checkpoints / TRACKER).exists() and tracked_step(checkpoints) is None:
+        _write_tracker(checkpoints, whole_checkpoint(checkpoints, last_step))

@@ -5,6 +5,7 @@
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,11 +19,37 @@ STOP_FILE = "stop"
 """If this file is in a run's folder, the trainer saves a checkpoint after the step and ends."""
 
 
-def whole_checkpoint(checkpoints: Path) -> int:
-    """Step of the newest whole checkpoint, 0 without one: verl writes data.pt last, before the
-    tracker, which a kill may leave empty."""
-    steps = (int(path.parent.name.split("_")[-1]) for path in checkpoints.glob("*/data.pt"))
-    return max(steps, default=0)
+TRACKER = "latest_checkpointed_iteration.txt"
+"""verl's file beside the checkpoints: the step of the last one, written when it is complete."""
+
+
+def checkpoint_folders(checkpoints: Path) -> dict[int, Path]:
+    """Step -> its checkpoint, whole or not, in order of steps; only names that verl writes."""
+    names = (path.name for path in checkpoints.glob("global_step_*") if path.is_dir())
+    steps = [int(name[12:]) for name in names if re.fullmatch(r"global_step_(0|[1-9]\d*)", name)]
+    return {step: checkpoints / f"global_step_{step}" for step in sorted(steps)}
+
+
+def whole_checkpoint(checkpoints: Path, last_step: float = math.inf) -> int:
+    """Step of the newest whole checkpoint up to `last_step`, 0 without one: verl writes data.pt
+    last, before the tracker, which a kill may leave empty."""
+    whole = (
+        s for s, path in checkpoint_folders(checkpoints).items() if (path / "data.pt").exists()
+    )
+    return max((step for step in whole if step <= last_step), default=0)
+
+
+def tracked_step(checkpoints: Path) -> int | None:
+    """The step in verl's tracker file; None without the file, or if a kill left it empty."""
+    tracker = checkpoints / TRACKER
+    text = tracker.read_text().strip() if tracker.exists() else ""
+    return int(text) if text.isdecimal() else None
+
+
+def trajectory_files(folder: Path) -> list[Path]:
+    """The files `<step>.jsonl` of a folder, in order of steps."""
+    numbered = [path for path in folder.glob("*.jsonl") if path.stem.isdecimal()]
+    return sorted(numbered, key=lambda path: int(path.stem))
 
 
 def plain(value: Any) -> Any:

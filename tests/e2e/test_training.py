@@ -361,6 +361,16 @@ def test_training_changes_the_weights(run: Path):
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
+def test_only_the_last_checkpoints_are_kept_whole(job: Job):
+    """Each step saved one, and `max_actor_ckpt_to_keep` is 2."""
+    checkpoints = job.folder / "checkpoints"
+    assert {path.name for path in checkpoints.glob("global_step_*")} == {
+        f"global_step_{step}" for step in (STEPS - 1, STEPS)
+    }
+    queues = len(list(checkpoints.glob("*/transfer_queue")))
+    assert queues == (2 if job.mode == "colocate_async" else 0)
+
+
 def test_the_run_leaves_a_report_tensorboard_and_its_config(run: Path):
     assert "<svg" in (run / "report.html").read_text()
     assert list((run / "tensorboard").rglob("events.*"))

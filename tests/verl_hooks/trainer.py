@@ -169,12 +169,15 @@ TRAINER = (
     ),
     Hook(
         f"{_BASE}._save_checkpoint",
-        f"{_CHECKPOINTS} and agent_loop/training/run_folder.py: "
-        "names in a checkpoint, written last the tracker",
+        f"{_CHECKPOINTS}, agent_loop/training/run_folder.py and agent_loop/training/retention.py: "
+        "names in a checkpoint, written last the tracker; nothing is removed where none is to keep",
         says=(
             'f"global_step_{self.global_steps}"',
+            'self.config.trainer.get("max_actor_ckpt_to_keep", None)',
+            'self.config.trainer.get("max_critic_ckpt_to_keep", None)',
             '"actor"',
             "max_ckpt_to_keep=max_actor_ckpt_to_keep",
+            "max_ckpt_to_keep=max_critic_ckpt_to_keep",
             '"data.pt"',
             "torch.save(self.train_dataloader.state_dict()",
             '"transfer_queue"',

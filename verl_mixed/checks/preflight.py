@@ -19,9 +19,9 @@ from verl_mixed.checks.config.data import data_problems, row_problems
 from verl_mixed.checks.config.devices import device_problems, machine_problems
 from verl_mixed.checks.config.modes import (
     VERLS_AGENTS,
+    checkpoint_problems,
     loop_problems,
     mode_problems,
-    resume_problems,
 )
 from verl_mixed.checks.config.numbers import number_problems
 from verl_mixed.checks.config.prompts import model_problems
@@ -55,7 +55,7 @@ def preflight(
     found += mode_problems(config)
     found += loop_problems(config)
     found += batch_problems(config)
-    found += resume_problems(config)
+    found += checkpoint_problems(config)
     found += device_problems(config)
     if machine:
         found += machine_problems(config)

@@ -1,10 +1,10 @@
 """The checkpoints of a run: their folders, and whether each is whole."""
 
 import json
-import re
 from pathlib import Path
 from typing import Literal
 
+from agent_loop.training.run_folder import checkpoint_folders
 from verl_mixed.run.state import RunFolder
 
 DType = Literal["fp32", "bf16"]
@@ -18,8 +18,7 @@ def checkpoint_of(run: RunFolder, step: int) -> Path:
 
 def checkpoint_steps(run: RunFolder) -> list[int]:
     """The steps of all checkpoint folders in order, whole or not."""
-    names = (path.name for path in (run.path / "checkpoints").glob("global_step_*"))
-    return sorted(int(name[12:]) for name in names if re.fullmatch(r"global_step_\d+", name))
+    return list(checkpoint_folders(run.path / "checkpoints"))
 
 
 def model_files(actor: Path) -> list[Path]:

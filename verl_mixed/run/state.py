@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from agent_loop.training.run_folder import STOP_FILE, read_metrics, whole_checkpoint
+from agent_loop.training.run_folder import STOP_FILE, read_metrics, tracked_step, whole_checkpoint
 from config.lookup import flatten
 
 HARMLESS = (
     r"trainer\.(total_training_steps|logger|save_freq|test_freq|max_\w+_ckpt_to_keep)",
     r"trainer\.(val_before_train|log_val_generations|resume_mode|resume_from_path)",
     r"(trainer|.*\.trace)\.(project_name|experiment_name)",
-    r"mixed\.(max_\w+|on_change)",
+    r"mixed\.(max_\w+|on_change|trajectory_\w+)",
     r"ray_kwargs\..*",
     r".*\.multi_turn\.tool_config\.(server_url|max_retries|timeout|max_workers|request_interval)",
     r".*\.multi_turn\.tool_config\.(rate_limit_\w+|burst|enable_global_rate_limit|cache\..*)",
@@ -167,10 +167,8 @@ class RunFolder:
     def saved_step(self) -> int:
         """Step of the last whole checkpoint; 0 without one."""
         checkpoints = self.path / "checkpoints"
-        tracker = checkpoints / "latest_checkpointed_iteration.txt"
-        text = tracker.read_text().strip() if tracker.exists() else ""
-        # if the process is killed, the tracker can be empty
-        return int(text) if text.isdigit() else whole_checkpoint(checkpoints)
+        step = tracked_step(checkpoints)
+        return whole_checkpoint(checkpoints) if step is None else step
 
     def wandb_run_id(self) -> str:
         """The run's id at Weights & Biases, made at the first start and kept."""

@@ -10,6 +10,7 @@ from agent_loop.training.run_folder import (
     numbers_of,
     read_lines,
     read_metrics,
+    whole_checkpoint,
     write_text,
 )
 
@@ -30,6 +31,14 @@ def test_a_step_whose_line_a_kill_took_comes_back_from_its_checkpoint(tmp_path):
     metrics.rewind(2, {"step": 2, "time": 0, "metrics": {"a": 2}})
     metrics.rewind(2, {"step": 2, "time": 0, "metrics": {"a": 3}})
     assert [record["metrics"] for record in read_lines(metrics.path)] == [{"a": 1}, {"a": 2}]
+
+
+def test_only_names_that_verl_writes_are_checkpoints(tmp_path: Path):
+    for name in ("global_step_3", "global_step_5", "global_step_9_old", "backup", "copy_of_7"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.pt").touch()
+    (tmp_path / "global_step_6").mkdir()
+    assert (whole_checkpoint(tmp_path), whole_checkpoint(tmp_path, 4)) == (5, 3)
 
 
 NO_METRICS = (

@@ -794,6 +794,26 @@ def test_the_rows_of_the_reference_are_divided_too(run_environ: RunEnviron) -> N
     assert "ref.log_prob_micro_batch_size_per_gpu=7 does not divide" in found
 
 
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        ("trainer.max_critic_ckpt_to_keep=3", "set the actor's only"),
+        ("trainer.default_local_dir=/elsewhere", "leave it out"),
+        ("trainer.default_local_dir=hdfs://elsewhere/run", "leave it out"),
+        ("trainer.default_hdfs_dir=hdfs://elsewhere/run", "checkpoint_callback_class"),
+        ("+trainer.remove_previous_ckpt_in_save=true", "trainer.max_actor_ckpt_to_keep=1"),
+        ("trainer.del_local_ckpt_after_load=true", "set it to false"),
+        ("actor_rollout_ref.actor.checkpoint.async_save=true", "set it to false"),
+        ("critic.checkpoint.async_save=true", "set it to false"),
+    ],
+)
+def test_checkpoints_that_would_not_be_kept_as_said_are_refused(
+    run_environ: RunEnviron, override: str, remedy: str
+) -> None:
+    (found,) = problems_of(run_environ, override)
+    assert found.startswith(override.lstrip("+").split("=")[0]) and remedy in found
+
+
 def test_a_checkpoint_that_is_named_must_be_whole(run_environ: RunEnviron, tmp_path: Path) -> None:
     folder = tmp_path / "global_step_3"
     named = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}")

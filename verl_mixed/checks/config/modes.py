@@ -1,5 +1,6 @@
 """Modes of verl and settings of agent loops that would lose the mixture or mislead the trainer."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -105,7 +106,43 @@ def _foreign_problems(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def resume_problems(config: Mapping[str, Any]) -> list[str]:
+def checkpoint_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Checkpoints that would be written, kept or continued otherwise than the config says."""
+    actor, critic = (at(config, f"trainer.max_{role}_ckpt_to_keep") for role in ("actor", "critic"))
+    if actor != critic:
+        yield (
+            f"trainer.max_critic_ckpt_to_keep={critic!r} with trainer.max_actor_ckpt_to_keep="
+            f"{actor!r}: a checkpoint is kept or removed as a whole; set the actor's only, the "
+            "critic's follows it"
+        )
+    given, folder = at(config, "trainer.default_local_dir"), at(config, "mixed.run_dir")
+    if os.path.abspath(str(given)) != os.path.abspath(f"{folder}/checkpoints"):
+        yield (
+            f"trainer.default_local_dir={given!r}: checkpoints belong to one run and are in "
+            f"{folder}/checkpoints, where resume, export and status look; leave it out (the folder "
+            "may be a link to another disk)"
+        )
+    for key, why in _CHECKPOINT_KEYS.items():
+        if value := at(config, key):
+            yield f"{key}={value!r}: {why}"
+    yield from _resume_problems(config)
+
+
+_ASYNC_SAVE = "a checkpoint would count as whole before its weights are written; set it to false"
+_CHECKPOINT_KEYS = {
+    "trainer.default_hdfs_dir": "verl uploads no FSDP checkpoint, and no run resumes from there; "
+    "set it to null, and upload in a trainer.checkpoint_callback_class",
+    "trainer.remove_previous_ckpt_in_save": "it is verl's old name; set "
+    "trainer.max_actor_ckpt_to_keep=1",
+    "trainer.del_local_ckpt_after_load": "it removes copies of remote checkpoints, and checkpoints "
+    "are local; set it to false",
+    f"{_ACTOR}.checkpoint.async_save": _ASYNC_SAVE,
+    "critic.checkpoint.async_save": _ASYNC_SAVE,
+}
+"""Keys of verl that must not be set -> the rule and the remedy."""
+
+
+def _resume_problems(config: Mapping[str, Any]) -> list[str]:
     """A `resume_from_path` that is no checkpoint, or one that was interrupted."""
     if at(config, "trainer.resume_mode") != "resume_path":
         return []

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from agent_loop.training.run_folder import trajectory_files
 from verl_mixed.views.viewer.database import has_words, open_database
 from verl_mixed.views.viewer.filters import Filter, bare, words_of
 from verl_mixed.views.viewer.records import IndexEntry, Record, read_line
@@ -61,7 +62,7 @@ class Index:
 
     def refresh(self) -> int:
         """Read files that changed, forget files that are gone; returns how many were read."""
-        now = {path.name: _time_and_size(path) for path in _files(self.folder)}
+        now = {path.name: _time_and_size(path) for path in trajectory_files(self.folder)}
         noted = self._database.execute("SELECT name, mtime_ns, size FROM files")
         known = {name: (mtime_ns, size) for name, mtime_ns, size in noted}
         changed = [name for name, at in now.items() if at == _UNREAD or known.get(name) != at]
@@ -229,11 +230,6 @@ class Index:
         self._database.execute(
             "INSERT INTO texts (rowid, text) VALUES (?, ?)", [cursor.lastrowid, text]
         )
-
-
-def _files(folder: Path) -> list[Path]:
-    numbered = [path for path in folder.glob("*.jsonl") if path.stem.isdecimal()]
-    return sorted(numbered, key=lambda path: int(path.stem))
 
 
 def _time_and_size(path: Path) -> tuple[int, int]:
