@@ -408,6 +408,14 @@ class MixedConfig(Section):
     trajectory_sample: int | None = Field(default=None, ge=1)
     """Prompts per source whose trajectories a step writes to `trajectories/`; None: all."""
 
+    trajectory_sample_step: int | None = Field(default=None, ge=1)
+    """Prompts of all sources together whose trajectories a step writes; sources take turns over the
+    steps. `trajectory_sample` holds too. None: no limit."""
+
+    trajectory_keep: int | None = Field(default=None, ge=1)
+    """Steps whose trajectory files are kept: the newest ones. The viewer and the audit of masks see
+    only these steps. None: all."""
+
     max_probs_diff: float | None = Field(default=None, gt=0)
     """The run stops if a step's `training/rollout_probs_diff_max` is larger; None: no check."""
 

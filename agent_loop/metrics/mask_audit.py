@@ -4,24 +4,31 @@
 cut (`engine_turns`).
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_loop.training.run_folder import read_lines
+from agent_loop.training.run_folder import read_lines, trajectory_files
 from agent_loop.turns.trajectory import why_masked
 
 
 @dataclass(slots=True, kw_only=True)
 class MaskReport:
-    trajectories: int = 0
+    by_step: Counter[int] = field(default_factory=Counter[int])
+    """Step -> trajectories in its file; steps without a file are missing."""
+
     model_tokens: int = 0
     tool_tokens: int = 0
     without_masking: int = 0
     """Trajectories with `state_masking=false`, whose tool tokens are in the loss."""
 
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def trajectories(self) -> int:
+        return self.by_step.total()
 
     @property
     def ok(self) -> bool:
@@ -41,11 +48,10 @@ class MaskReport:
 
 def audit_masks(run_dir: Path) -> MaskReport:
     report = MaskReport()
-    paths = sorted((run_dir / "trajectories").glob("*.jsonl"), key=lambda path: int(path.stem))
-    for path in paths:
+    for path in trajectory_files(run_dir / "trajectories"):
         for record in read_lines(path):
             sampled = sum(record["response_mask"])
-            report.trajectories += 1
+            report.by_step[int(path.stem)] += 1
             report.model_tokens += sampled
             report.tool_tokens += len(record["response_mask"]) - sampled
             report.without_masking += not record.get("state_masking", True)

@@ -40,6 +40,7 @@ from agent_loop.training.alarms import (
     loop_error,
     nothing_to_train,
 )
+from agent_loop.training.retention import prune_trajectories, sampled_groups
 from agent_loop.training.run_folder import numbers_of, write_lines
 from agent_loop.training.trained_batch import read_tokens
 from agent_loop.training.trainer_state import TrainerState
@@ -163,18 +164,22 @@ class Accounts(TrainerState):
                 for t in self._sampled(trajectories)
             ),
         )
+        prune_trajectories(self.trajectory_dir, self.global_steps, self.mixed.trajectory_keep)
 
     def _sampled(self, trajectories: list[TrainedTrajectory]) -> list[TrainedTrajectory]:
-        """The trajectories that are written: of each source the groups that were drawn first."""
+        """The trajectories that are written: whole groups, as `sampled_groups` chooses them."""
         ordered = sorted(trajectories, key=lambda t: (t.source, t.draw, t.key))
-        most = self.mixed.trajectory_sample
-        if most is None:
-            return ordered
-        draws: defaultdict[str, set[int]] = defaultdict(set)
+        groups: defaultdict[str, dict[int, None]] = defaultdict(dict)
         for t in ordered:
-            if len(draws[t.source]) < most:
-                draws[t.source].add(t.draw)
-        return [t for t in ordered if t.draw in draws[t.source]]
+            groups[t.source][t.draw] = None
+        written = sampled_groups(
+            {source: list(draws) for source, draws in groups.items()},
+            step=self.global_steps,
+            sources=list(self.mixed.ratios),
+            per_source=self.mixed.trajectory_sample,
+            per_step=self.mixed.trajectory_sample_step,
+        )
+        return [t for t in ordered if (t.source, t.draw) in written]
 
     def _show_trajectories(
         self, trajectories: list[TrainedTrajectory], advantages: Mapping[str, float | None]

@@ -1,17 +1,19 @@
-"""Which checkpoints a run keeps.
+"""Which checkpoints and trajectory files a run keeps, and which groups of a step it writes.
 
-The choice is a pure function of steps. `prune_checkpoints` removes what is not kept. Nothing is
-remembered: each call looks at the folder, so a restart or a kill changes nothing. Checkpoints at
-other places (HDFS, object stores) are not touched.
+The choices are pure functions of steps and names. `prune_checkpoints` and `prune_trajectories`
+remove what is not kept. Nothing is remembered: each call looks at the folders, so a restart or a
+kill changes nothing. Checkpoints at other places (HDFS, object stores) are not touched.
 """
 
 import logging
+import random
 import shutil
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import count, islice
 from pathlib import Path
 
-from agent_loop.training.run_folder import checkpoint_folders, tracked_step
+from agent_loop.training.run_folder import checkpoint_folders, tracked_step, trajectory_files
 
 logger = logging.getLogger(__name__)
 
@@ -95,3 +97,69 @@ def remove_checkpoint(checkpoint: Path) -> None:
         return
     (checkpoint / "data.pt").unlink(missing_ok=True)
     shutil.rmtree(checkpoint)
+
+
+def prune_trajectories(folder: Path, step: int, keep: int | None) -> None:
+    """Remove the trajectory files of all steps but the `keep` newest up to `step`, oldest first."""
+    if keep is None:
+        return
+    try:
+        for path in trajectory_files(folder):
+            if int(path.stem) <= step - keep and path.is_file():
+                path.unlink()
+    except OSError as error:
+        logger.warning("cannot remove old trajectories: %s; the next step tries again", error)
+
+
+def sampled_groups(
+    groups: Mapping[str, Sequence[int]],
+    *,
+    step: int,
+    sources: Sequence[str],
+    per_source: int | None,
+    per_step: int | None,
+) -> set[tuple[str, int]]:
+    """The groups of a step whose trajectories are written.
+
+    Without `per_step`, each source gives its first `per_source` groups. With `per_step`, sources
+    take turns: the first source in the order of the step gives its first group, then the next one,
+    and so on; after the last source comes the second group of the first. The order of a step
+    begins where the `per_step` turns of the step before ended, so a source that has groups in every
+    step is written at least once in any `2 * ceil(sources / per_step)` steps.
+
+    Args:
+        groups: source -> draws of its groups, in order.
+        step: the optimizer step, from 1.
+        sources: all sources of the mixture; those that only `groups` has are added.
+        per_source: most groups of a source; None for all.
+        per_step: most groups of all sources together; None for all.
+
+    Returns:
+        (source, draw) of each group.
+    """
+    offered = {source: draws[:per_source] for source, draws in groups.items()}
+    if per_step is None:
+        per_step = sum(map(len, offered.values()))
+    names = sorted({*sources, *groups})
+    # two rounds contain one complete round, so every source is in the order
+    turns = islice(_turns(names, (step - 1) * per_step), 2 * len(names))
+    order = [name for name in dict.fromkeys(turns) if name in offered]
+    rounds = range(max(map(len, offered.values()), default=0))
+    by_turn = (
+        (source, offered[source][number])
+        for number in rounds
+        for source in order
+        if number < len(offered[source])
+    )
+    return set(islice(by_turn, per_step))
+
+
+def _turns(names: Sequence[str], first: int) -> Iterator[str]:
+    """The endless order of turns of sources, from turn number `first`.
+
+    Each round has every source once. Each round is shuffled by its own number, because in a fixed
+    order a source that has a group every few steps could meet the turns of others each time.
+    """
+    for number in count(first // len(names)):
+        turns = random.Random(number).sample(names, len(names))
+        yield from turns[max(0, first - number * len(names)) :]

@@ -18,7 +18,7 @@ from agent_loop.turns.trajectory import StopReason
 from verl_mixed.commands.arguments import Help, add_option, add_run_dir, at_least_one
 from verl_mixed.exit_codes import GOOD, NOT_GOOD
 from verl_mixed.run.compose import load_config
-from verl_mixed.run.text import print_error, printable
+from verl_mixed.run.text import print_error, printable, retention_words
 from verl_mixed.views.viewer.export import page_of
 from verl_mixed.views.viewer.filters import Filter, parse_rewards, parse_steps
 from verl_mixed.views.viewer.index import OUTCOMES, Index
@@ -86,6 +86,10 @@ def _run(arguments: argparse.Namespace, config: Mapping[str, Any], index: Index)
     _refuse_unknown("--source", arguments.source, sources)
     _refuse_unknown("--outcome", arguments.outcome, dict.fromkeys([*OUTCOMES, *reasons]))
     decode, note = tokenizer_of(config)
+    if words := retention_words(config):
+        note = "; ".join(
+            [*([note] if note else []), f"some trajectories may have no file: {words}"]
+        )
     if note:
         print(f"note: {printable(note)}", file=sys.stderr)
     if arguments.html is None:

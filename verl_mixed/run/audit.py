@@ -12,11 +12,11 @@ from agent_loop.training.run_folder import read_metrics
 from config.lookup import at, files_at
 from config.schema import MixedConfig, load_section
 from samplers.audit import AuditReport, audit
-from samplers.ledger import Outcome, read_ledger
+from samplers.ledger import LedgerEntry, Line, Outcome, read_ledger
 from samplers.mixture_plan import MixturePlan
 from samplers.rows.schema import read_sources
 from verl_mixed.run.state import RunFolder
-from verl_mixed.run.text import passed_over_words, printable
+from verl_mixed.run.text import passed_over_words, printable, retention_words
 
 SHOWN = 10
 """Most mask problems that are printed."""
@@ -70,6 +70,10 @@ class RunAudit:
     passed_over: int = 0
     """Complete lines of `metrics.jsonl` that are not valid."""
 
+    coverage: str = ""
+    """Which trained trajectories have no file, so that their masks are not checked; empty if all
+    have one."""
+
     @property
     def ok(self) -> bool:
         """Whether nothing is wrong."""
@@ -83,14 +87,39 @@ def audit_run(folder: RunFolder, config: Mapping[str, Any]) -> RunAudit:
         ValueError: the ledger or the training files cannot be read.
     """
     over = folder.is_done(int(at(config, "trainer.total_training_steps", 0)))
+    lines = read_ledger(folder.ledger)
     mixture = audit(
-        read_ledger(folder.ledger),
+        lines,
         plan_of(config),
         in_flight="async" in str(at(config, "trainer.v1.trainer_mode")) and not over,
         row_ids=row_ids_of(files_at(config, "data.train_files")),
     )
     _, passed_over = read_metrics(folder.metrics)
-    return RunAudit(mixture=mixture, masks=audit_masks(folder.path), passed_over=passed_over)
+    masks = audit_masks(folder.path)
+    return RunAudit(
+        mixture=mixture,
+        masks=masks,
+        passed_over=passed_over,
+        coverage=_coverage(lines, masks.by_step, config),
+    )
+
+
+def _coverage(lines: Sequence[Line], by_step: Counter[int], config: Mapping[str, Any]) -> str:
+    """The text of `RunAudit.coverage`."""
+    trained = Counter[int]()
+    for line in lines:
+        if isinstance(line, LedgerEntry):
+            trained[line.step] += line.trajectories
+    seen = trained.keys() & by_step.keys()
+    written = sum(by_step[step] for step in seen)
+    if written >= trained.total():
+        return ""
+    which = f" (steps {min(seen)} to {max(seen)})" if seen else ""
+    return (
+        f"  of {trained.total()} trained trajectories {written} are in trajectories/, of "
+        f"{len(seen)} of {len(trained)} steps{which}; the others are not checked: "
+        f"{retention_words(config) or 'no setting of the run removes them'}"
+    )
 
 
 def describe(report: RunAudit) -> list[str]:
@@ -107,6 +136,7 @@ def describe(report: RunAudit) -> list[str]:
         *_table(mixture),
         *mixture.problems[1:],
         f"mask audit: {masks}",
+        *([report.coverage] if report.coverage else []),
         *masks.problems[:SHOWN],
     ]
     if report.passed_over:

@@ -2,6 +2,10 @@
 
 import re
 import sys
+from collections.abc import Mapping
+from typing import Any
+
+from config.lookup import at
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """Escape sequences that colour text or move the cursor."""
@@ -36,3 +40,10 @@ def passed_over_words(count: int) -> str:
     """A warning that `count` complete lines of `metrics.jsonl` are not valid and were left out."""
     lines, were = ("line", "was") if count == 1 else ("lines", "were")
     return f"metrics.jsonl: {count} {lines} cannot be read and {were} passed over"
+
+
+def retention_words(config: Mapping[str, Any]) -> str:
+    """The settings of a run by which trajectories have no file; empty if none has."""
+    names = ("trajectory_sample", "trajectory_sample_step", "trajectory_keep")
+    values = {name: at(config, f"mixed.{name}") for name in names}
+    return ", ".join(f"mixed.{name}={most}" for name, most in values.items() if most is not None)

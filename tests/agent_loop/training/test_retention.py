@@ -1,6 +1,8 @@
-"""Which checkpoints a run keeps: the choice and what is removed."""
+"""Which checkpoints, trajectory files and groups a run keeps: the choices and what they remove."""
 
 import zipfile
+from collections import Counter
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,13 @@ from hypothesis import strategies as st
 from agent_loop.training.retention import (
     checkpoints_to_remove,
     prune_checkpoints,
+    prune_trajectories,
     remove_checkpoint,
+    sampled_groups,
 )
-from agent_loop.training.run_folder import TRACKER
+from agent_loop.training.run_folder import TRACKER, trajectory_files
+
+# --- which checkpoints ---------------------------------------------------------------------------
 
 
 @given(
@@ -120,3 +126,87 @@ def test_what_cannot_be_removed_is_said_and_tried_again(
     assert "global_step_1" in caplog.text and names(checkpoints) == set("123456")
     prune_checkpoints(checkpoints, 2, has_queue=True)
     assert names(checkpoints) == {"5", "6"}
+
+
+# --- which trajectory files ----------------------------------------------------------------------
+
+
+@given(starts=st.lists(st.integers(1, 12), min_size=1, max_size=4), keep=st.integers(1, 5))
+def test_the_newest_trajectory_files_stay_over_restarts(
+    starts: list[int], keep: int, tmp_path_factory: pytest.TempPathFactory
+):
+    folder = tmp_path_factory.mktemp("trajectories")
+    others = {folder / "notes.jsonl", folder / "3.jsonl.bak"}
+    for path in others:
+        path.touch()
+    step = 0
+    for start in starts:
+        first = min(start, step)
+        for path in trajectory_files(folder):  # as a resume from the checkpoint of `first` does
+            if int(path.stem) > first:
+                path.unlink()
+        had = {int(path.stem) for path in trajectory_files(folder)}
+        for step in range(first + 1, first + 8):
+            (folder / f"{step}.jsonl").touch()
+            prune_trajectories(folder, step, keep)
+            had = {s for s in {*had, step} if s > step - keep}
+            assert [int(path.stem) for path in trajectory_files(folder)] == sorted(had)
+    assert all(path.exists() for path in others)
+
+
+# --- which groups --------------------------------------------------------------------------------
+
+GROUPS = st.dictionaries(
+    st.sampled_from("abcdefg"), st.lists(st.integers(0, 50), min_size=1, max_size=5, unique=True)
+)
+MOST = st.none() | st.integers(1, 12)
+
+
+@given(groups=GROUPS, step=st.integers(1, 100), per_source=MOST, per_step=MOST)
+def test_a_step_writes_as_many_groups_as_it_may_and_shares_them_out(
+    groups: dict[str, list[int]], step: int, per_source: int | None, per_step: int | None
+):
+    written = sampled_groups(
+        groups, step=step, sources="abcdefg", per_source=per_source, per_step=per_step
+    )
+    offered = {source: draws[:per_source] for source, draws in groups.items()}
+    total = sum(map(len, offered.values()))
+    assert len(written) == (total if per_step is None else min(total, per_step))
+    counts = Counter(source for source, _ in written)
+    assert written == {(s, draw) for s, n in counts.items() for draw in offered[s][:n]}
+    most = max(counts.values(), default=0)
+    assert all(counts[source] >= min(most - 1, len(draws)) for source, draws in offered.items())
+
+
+@given(sources=st.integers(1, 40), per_step=st.integers(1, 50), first=st.integers(1, 1000))
+def test_every_source_gets_its_turn(sources: int, per_step: int, first: int):
+    names = [f"s{number}" for number in range(sources)]
+    seen = Counter[str]()
+    for step in range(first, first + 2 * ceil(sources / per_step)):
+        written = sampled_groups(
+            {name: [step] for name in names},
+            step=step,
+            sources=names,
+            per_source=None,
+            per_step=per_step,
+        )
+        seen.update(source for source, _ in written)
+    assert seen.keys() == set(names)
+
+
+def test_a_source_with_a_group_every_fourth_step_gets_its_turn_too():
+    names = [f"s{number:02}" for number in range(64)]
+    seen = Counter[str]()
+    for step in range(1, 401):
+        present = names if step % 4 == 1 else names[1:]
+        written = sampled_groups(
+            {name: [step] for name in present},
+            step=step,
+            sources=names,
+            per_source=4,
+            per_step=16,
+        )
+        assert len(written) == 16
+        seen.update(source for source, _ in written)
+    assert min(seen[name] for name in names[1:]) >= 90
+    assert seen["s00"] >= 10  # a quarter of the hundred steps that it is in would be 25

@@ -99,7 +99,7 @@ class Books:
         )
         trainer.total_training_steps = 9
         trainer.mixed = MixedConfig.model_construct(
-            trajectory_sample=None, fail_on_loop_error=False
+            sources={}, trajectory_sample=None, fail_on_loop_error=False
         )
         trainer.trajectory_dir = path
         trainer.parameter_sync_step, trainer.global_steps = UPDATES, 0
@@ -273,3 +273,16 @@ def test_a_number_under_a_mask_of_zero_is_not_compared(monkeypatch):
     )
     trainer._compute_old_log_prob(ROW, {})
     assert "token=1" in trainer._worst_token(ROW)
+
+
+def test_a_step_writes_the_groups_that_it_may_and_keeps_the_files_of_the_newest_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pair = [*batch("a", "a"), *batch("b")]
+    books = Books(tmp_path, monkeypatch, [pair, batch("c", "d")] * 3)
+    limits = {"trajectory_sample": 3, "trajectory_sample_step": 1, "trajectory_keep": 2}
+    books.trainer.mixed = books.trainer.mixed.model_copy(update=limits)
+    for _ in range(3):
+        books.step()
+        assert books.on_disk() == ["a", "a"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2.jsonl", "3.jsonl"]

@@ -100,6 +100,25 @@ def test_names_that_the_run_has_not_are_refused_and_the_known_listed(
     assert not (tmp_path / "page.html").exists()
 
 
+def test_a_run_of_which_old_files_are_gone_is_shown_and_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run_dir, page = a_run(tmp_path), tmp_path / "page.html"
+    assert view(run_dir, "--html", page) == GOOD
+    with (run_dir / "config.yaml").open("a") as config:
+        config.write("mixed: {trajectory_keep: 2}\n")
+    (run_dir / "trajectories" / "1.jsonl").unlink()
+    capsys.readouterr()
+
+    assert view(run_dir, "--html", page) == GOOD
+    shown = capsys.readouterr()
+    note = "some trajectories may have no file: mixed.trajectory_keep=2"
+    assert shown.out.startswith(f"{page}: 4 of 4") and f"note: {note}" in shown.err
+    assert note in page.read_text()
+    assert view(run_dir, "--html", page, "--step", "1") == GOOD
+    assert capsys.readouterr().out.startswith(f"{page}: 0 of 0")
+
+
 @pytest.mark.parametrize("outcome", ["lost", "tool error", "max_turns"])
 def test_an_outcome_that_nothing_had_is_none_of_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], outcome: str

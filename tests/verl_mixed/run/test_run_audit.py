@@ -1,11 +1,13 @@
 """The audit of a run's folder."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent_loop.metrics.mask_audit import MaskReport
+from agent_loop.training.run_folder import write_lines
 from samplers.ledger import Ledger, LedgerEntry
 from tests.verl_mixed.conftest import RunEnviron
 from tests.verl_mixed.run_files import run_of
@@ -28,10 +30,45 @@ def test_a_line_of_metrics_that_is_none_is_a_problem(folder: RunFolder) -> None:
     folder.metrics.write_bytes(b"\xff{\n")
 
     report = audit_run(folder, load_config(folder.config))
-    sound = replace(report, masks=MaskReport(trajectories=1))
+    sound = replace(report, masks=MaskReport(by_step=Counter({1: 1})))
 
     assert describe(report)[-1] == "metrics.jsonl: 1 line cannot be read and was passed over"
     assert not sound.ok and replace(sound, passed_over=0).ok
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({1: 2, 2: 2, 3: 2}, None),
+        ({2: 2, 3: 1, 7: 5}, "3 are in trajectories/, of 2 of 3 steps (steps 2 to 3)"),
+        ({}, "0 are in trajectories/, of 0 of 3 steps; the others"),
+    ],
+)
+def test_an_audit_says_which_trajectories_have_no_file(
+    folder: RunFolder, files: dict[int, int], said: str | None
+) -> None:
+    ledger = Ledger(folder.ledger)
+    for step in (1, 2, 3):
+        entry = LedgerEntry(
+            **{"step": step, "source": "math", "draw": step, "row": 0, "row_id": ""},
+            **{"outcome": "trained", "trajectories": 2, "reward_mean": 0.5},
+        )
+        ledger.append_step(step, [entry], {})
+    line = {"key": "a", "stop_reason": "answered", "engine_turns": [], "segments": []}
+    line |= {name: [] for name in ("response_ids", "response_mask", "log_probs")}
+    for step, count in files.items():
+        write_lines(folder.path / "trajectories" / f"{step}.jsonl", [line] * count)
+    config = load_config(folder.config)
+    config["mixed"] |= {"trajectory_keep": 2, "trajectory_sample_step": 16}
+
+    report = audit_run(folder, config)
+
+    assert report.masks.problems == [] and report.masks.ok == bool(files)
+    if said is None:
+        assert report.coverage == ""
+    else:
+        words = [line for line in describe(report) if said in line]
+        assert words and "trajectory_sample_step=16, mixed.trajectory_keep=2" in words[0]
 
 
 def test_what_an_audit_says_does_nothing_to_the_terminal(folder: RunFolder) -> None:

@@ -56,7 +56,7 @@ def test_what_is_learned_may_not_change_but_how_it_runs_may() -> None:
         "trainer": {"total_training_steps": 9},
         "actor_rollout_ref": {"actor": {"optim": {"lr": 2e-4}}},
         "ray_kwargs": {"ray_init": {"num_cpus": 8, "_temp_dir": "/x"}},
-        "mixed": {"seed": 1},
+        "mixed": {"seed": 1, "trajectory_keep": 9, "trajectory_sample_step": 16},
     }
 
     assert changed_keys(before, now) == [

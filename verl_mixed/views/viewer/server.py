@@ -84,7 +84,10 @@ class _Answers:
         try:
             record = self._index.record(identity)
         except KeyError:
-            return _json({"error": f"no trajectory {identity}: its file was rewritten"}, status=404)
+            return _json(
+                {"error": f"no trajectory {identity}: its file was rewritten or removed"},
+                status=404,
+            )
         except (OSError, ValueError) as error:
             return _json({"error": f"cannot read trajectory {identity}: {error}"}, status=422)
         return _json(trajectory_view(identity, record, self._decode))

@@ -141,7 +141,7 @@ async def test_tokens_that_no_tokenizer_has_are_shown_as_ids(
         assert any("cannot decode its tokens" in problem for problem in shown["problems"])
 
 
-async def test_files_that_grow_are_followed(tmp_path: Path, serve: Serve):
+async def test_files_that_grow_or_go_are_followed(tmp_path: Path, serve: Serve):
     run_dir = write_run(tmp_path / "run", [line()])
     async with serve(run_dir) as url, aiohttp.ClientSession() as session:
         write_run(run_dir, [line(step=2), line(step=2, member=1)])
@@ -149,6 +149,11 @@ async def test_files_that_grow_are_followed(tmp_path: Path, serve: Serve):
             assert (await answer.json())["total"] == 3
         async with session.get(f"{url}/api/trajectories/2.2") as answer:
             assert (await answer.json())["key"].endswith("_1_0")
+        (run_dir / "trajectories" / "1.jsonl").unlink()
+        async with session.get(f"{url}/api/trajectories") as answer:
+            assert (await answer.json())["total"] == 2
+        async with session.get(f"{url}/api/trajectories/1.1") as answer:
+            assert answer.status == 404 and "removed" in (await answer.json())["error"]
 
 
 async def test_a_line_that_only_the_index_can_read_is_said(tmp_path: Path, serve: Serve):
