@@ -196,9 +196,10 @@ def test_every_source_gets_its_turn(sources: int, per_step: int, first: int):
 
 def test_a_source_with_a_group_every_fourth_step_gets_its_turn_too():
     names = [f"s{number:02}" for number in range(64)]
+    often = [name for name in names if name != "s20"]
     seen = Counter[str]()
     for step in range(1, 401):
-        present = names if step % 4 == 1 else names[1:]
+        present = names if step % 4 == 1 else often
         written = sampled_groups(
             {name: [step] for name in present},
             step=step,
@@ -208,5 +209,5 @@ def test_a_source_with_a_group_every_fourth_step_gets_its_turn_too():
         )
         assert len(written) == 16
         seen.update(source for source, _ in written)
-    assert min(seen[name] for name in names[1:]) >= 90
-    assert seen["s00"] >= 10  # a quarter of the hundred steps that it is in would be 25
+    assert min(seen[name] for name in often) >= 90
+    assert seen["s20"] >= 10  # a quarter of the hundred steps that it is in would be 25
