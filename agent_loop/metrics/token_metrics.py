@@ -1,4 +1,4 @@
-"""Metrics per source from the tokens of a trained batch: entropy, KL, shares of the gradient. Pure.
+"""Metrics per source from a batch's tokens: entropy, KL, importance, shares of the gradient. Pure.
 
 The shares show each source's effect on the weights: a source whose groups are all solved has
 prompts in the batch but no gradient.
@@ -34,6 +34,10 @@ class TrainedTokens:
     ref_log_probs: Floats | None = None
     """Log-probs of the reference policy; None without one."""
 
+    importance: Floats | None = None
+    """Weights of the importance correction (`algorithm.rollout_correction.rollout_is`), after the
+    cut at the threshold; None without it, and of a row that is in no advantage."""
+
     @property
     def advantage(self) -> float | None:
         """Mean over the tokens in the loss; None without one."""
@@ -52,7 +56,8 @@ class TrainedTokens:
 
 
 def token_metrics(rows: Iterable[TrainedTokens]) -> dict[str, float]:
-    """`mixed/<source>/{entropy/mean, kl/mean, advantage_share, gradient_token_share}`.
+    """`mixed/<source>/{entropy/mean, kl/mean, importance/{mean,min,max}, advantage_share,
+    gradient_token_share}`.
 
     Means are over the tokens in the loss. `advantage_share` is the source's share of the sum of |A|
     over these tokens; `gradient_token_share` is its share of the tokens with A != 0. If every
@@ -71,6 +76,10 @@ def token_metrics(rows: Iterable[TrainedTokens]) -> dict[str, float]:
             metrics[f"mixed/{source}/entropy/mean"] = float(entropy.mean())
         if kl.size:
             metrics[f"mixed/{source}/kl/mean"] = float(kl.mean())
+        weights = _in_loss(own, lambda row: row.importance)
+        if weights.size:
+            for name in ("mean", "min", "max"):
+                metrics[f"mixed/{source}/importance/{name}"] = float(getattr(weights, name)())
     for name, of_sources in (("advantage_share", strength), ("gradient_token_share", moving)):
         if total := sum(of_sources.values()):
             for source, value in of_sources.items():

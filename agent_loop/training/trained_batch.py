@@ -218,7 +218,8 @@ def read_trajectories(batch: KVBatchMeta) -> list[TrainedTrajectory]:
 def read_tokens(batch: KVBatchMeta) -> list[TrainedTokens]:
     """What the optimizer got for each row, read after the update; without padding."""
     keys = real_keys(batch)
-    optional = ["entropy", "old_log_probs", "ref_log_prob"]  # not fetched if absent
+    # not fetched if absent
+    optional = ["entropy", "old_log_probs", "ref_log_prob", "rollout_is_weights"]
     data = fetch(batch, keys, ["response_mask", "advantages", *optional])
     column = {
         name: [row.numpy() for row in data[name].float().unbind(0)]
@@ -226,6 +227,11 @@ def read_tokens(batch: KVBatchMeta) -> list[TrainedTokens]:
         if name in data
     }
     absent = [None] * len(keys)
+    # A row that is in no advantage was filled with zeros; the weight of a token is above 0.
+    importance = [
+        weights if weights is not None and weights.any() else None
+        for weights in column.get("rollout_is_weights", absent)
+    ]
     return [
         TrainedTokens(
             key=key,
@@ -235,6 +241,7 @@ def read_tokens(batch: KVBatchMeta) -> list[TrainedTokens]:
             entropy=column.get("entropy", absent)[i],
             old_log_probs=column.get("old_log_probs", absent)[i],
             ref_log_probs=column.get("ref_log_prob", absent)[i],
+            importance=importance[i],
         )
         for i, (key, mask) in enumerate(zip(keys, data["response_mask"].unbind(0), strict=True))
     ]

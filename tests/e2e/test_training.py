@@ -197,6 +197,27 @@ def test_rollout_and_trainer_agree_on_every_probability(job: Job):
         assert line["metrics"]["training/rollout_probs_diff_max"] < 1e-5
 
 
+def test_tokens_of_older_weights_are_weighted_and_those_of_the_current_weights_are_not(job: Job):
+    lines = [line["metrics"] for line in metrics(job.folder)[-STEPS:]]
+    if job.mode != "colocate_async":
+        assert not [name for line in lines for name in line if "importance" in name]
+        return
+    lags = set[float]()
+    for line in lines:
+        for source in QUOTAS:
+            own = f"mixed/{source}"
+            low, mean, high = (line[f"{own}/importance/{name}"] for name in ("min", "mean", "max"))
+            # a token with mask 0 has weight 0, and is in none of the three
+            assert 0 < low <= mean <= high <= 2
+            differs = line["training/rollout_probs_diff_max"] > 1e-5
+            lags.add(lag := line.get(f"{own}/staleness/max", float(differs)))
+            if lag == 0:
+                assert (low, high) == pytest.approx((1, 1), abs=1e-5)
+            else:
+                assert high - low > 1e-3
+    assert 0 in lags and len(lags) > 1
+
+
 def test_every_tool_call_passed_the_limiter_in_the_name_of_its_source(job: Job):
     called = set[str]()
     for line in metrics(job.folder):
@@ -412,9 +433,13 @@ def test_rollout_on_devices_of_its_own_trains_exact_batches_too(demo: Path, tmp_
     trained = [line for line in job.ledger() if line.get("outcome") == "trained"]
     for step in (1, 2):
         assert Counter(line["source"] for line in trained if line["step"] == step) == QUOTAS
-    first = next(line for line in metrics(job.folder) if line["step"] == 1)
+    first, second = (line["metrics"] for line in metrics(job.folder) if line["step"])
     # two updates between weight syncs, and both are held against the weights that sampled
-    assert first["metrics"]["training/rollout_probs_diff_max"] < 1e-5
+    assert first["training/rollout_probs_diff_max"] < 1e-5
+    for source in QUOTAS:
+        low, high = f"mixed/{source}/importance/min", f"mixed/{source}/importance/max"
+        assert (first[low], first[high]) == pytest.approx((1, 1), abs=1e-5)
+        assert 0 < second[low] <= second[high] <= 2
     audited = subprocess.run(
         [sys.executable, "-m", "verl_mixed", "audit", str(job.folder)], cwd=ROOT, check=False
     )

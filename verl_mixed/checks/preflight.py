@@ -15,6 +15,7 @@ from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
 from verl_mixed.checks.config.algorithm import algorithm_problems
 from verl_mixed.checks.config.batches import batch_problems
+from verl_mixed.checks.config.correction import correction_problems, correction_warnings
 from verl_mixed.checks.config.data import data_problems, row_problems
 from verl_mixed.checks.config.devices import device_problems, machine_problems
 from verl_mixed.checks.config.modes import (
@@ -54,6 +55,7 @@ def preflight(
     found += problems(entry_point())
     found += mode_problems(config)
     found += loop_problems(config)
+    found += correction_problems(config)
     found += batch_problems(config)
     found += checkpoint_problems(config)
     found += device_problems(config)
@@ -69,6 +71,11 @@ def preflight(
         answers = map(ask_health, tools.server_urls)
         found += problems(answer for answer in answers if isinstance(answer, Finding))
     return found
+
+
+def preflight_warnings(config: Mapping[str, Any]) -> list[Finding]:
+    """What a user should know about a run that can start; `config` is resolved."""
+    return [*correction_warnings(config)]
 
 
 def mixture_problems(config: Mapping[str, Any], *, data: bool = True) -> list[str]:

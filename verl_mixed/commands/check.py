@@ -45,11 +45,13 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for source, prompt in first_prompts(plan.config).items():
             print(f"--- first prompt of source={source}\n{prompt}\n---\n")
-    return print_problems(problems)
+    return print_problems(problems, plan.warnings())
 
 
-def print_problems(problems: Sequence[str]) -> int:
-    """Print the problems and their number to stderr; returns the exit code."""
+def print_problems(problems: Sequence[str], warnings: Sequence[str] = ()) -> int:
+    """Print warnings, problems and their number to stderr; returns the exit code."""
+    for warning in warnings:
+        print(f"warning: {printable(warning)}", file=sys.stderr)
     for problem in problems:
         print(f"problem: {printable(problem)}", file=sys.stderr)
     print(f"{len(problems)} problems" if problems else "no problems", file=sys.stderr)

@@ -53,6 +53,7 @@ def dry_run(
     lines.append(f"ray          {f'joins {plan.cluster}' if plan.cluster else 'starts its own'}")
     trainer = shlex.join([*TRAINER, f"{run.folder}/config.yaml"])
     lines.append(f"trainer      {trainer}")
+    lines += [f"warning      {warning}" for warning in plan.warnings()]
     lines.append("dry run: nothing was started or written, data and model were not looked at")
     return lines, [*problems, *plan.problems(data=False, machine=False)]
 

@@ -157,6 +157,8 @@ def _note_start(
         say(f"cluster      {plan.cluster} ({len(nodes)} nodes)")
     for change in note(folder.versions, versions_now(nodes)):
         say(f"note         not as at the last start: {change}")
+    for warning in plan.warnings():
+        say(f"warning      {warning}")
 
 
 def _run(

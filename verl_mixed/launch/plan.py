@@ -16,7 +16,7 @@ from config.lookup import at
 from config.schema import TOOL_CONFIG, ConfigError
 from samplers.rows.sources.demo import DEMO_SOURCES
 from verl_mixed.checks.machine.ray_cluster import cluster_problems
-from verl_mixed.checks.preflight import preflight
+from verl_mixed.checks.preflight import preflight, preflight_warnings
 from verl_mixed.launch.generated import demo_folder, is_made, still_to_make, use_generated_data
 from verl_mixed.prepare.source_files import add_files_of_sources
 from verl_mixed.run.compose import compose_config, resolve
@@ -90,6 +90,10 @@ class Plan:
                 if name not in DEMO_SOURCES and not source.files
             ]
         return problems
+
+    def warnings(self) -> list[str]:
+        """What the user should know about the run, a sentence each; see `preflight_warnings`."""
+        return [f"{found.words}; {found.remedy}" for found in preflight_warnings(self.config)]
 
 
 def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:

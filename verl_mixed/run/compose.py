@@ -16,11 +16,14 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from config.lookup import at
-from config.schema import ConfigError
+from config.schema import TOOL_CONFIG, ConfigError
 from verl_mixed.run.settings import VARIABLES
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 CONFIG_NAME = "mixed_dataset_grpo"
+
+ASYNC_MODES = ("mixed_colocate_async", "mixed_separate_async")
+"""Values of `trainer.v1.trainer_mode` with rollouts of older weights."""
 
 REQUIRED: Mapping[str, str] = {
     "data.train_files": "~/data/rlhf/gsm8k/train.parquet",
@@ -29,6 +32,21 @@ REQUIRED: Mapping[str, str] = {
 }
 """Key that every run must set -> verl's default. Merging `???` over the default keeps it, so the
 default counts as unset."""
+
+
+def _default_rollout_is(*, _root_: DictConfig) -> str | None:
+    """`token` in the asynchronous modes, whose rollouts have older weights than the trainer.
+
+    Null where the correction is not needed (`mixed_sync`, `bypass_mode`) or not possible: without
+    state masking, tool tokens are trained, which have no log-prob in the rollout.
+    """
+    is_async = at(_root_, "trainer.v1.trainer_mode") in ASYNC_MODES
+    masks = at(_root_, f"{TOOL_CONFIG}.state_masking")
+    bypass = at(_root_, "algorithm.rollout_correction.bypass_mode")
+    return "token" if is_async and masks and not bypass else None
+
+
+OmegaConf.register_new_resolver("default_rollout_is", _default_rollout_is, replace=True)
 
 
 def verl_folder() -> Path:

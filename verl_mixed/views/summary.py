@@ -38,6 +38,7 @@ SOURCE_FACTS: Mapping[str, str] = {
     "truncated_rate": "out of turns or tokens",
     "entropy/mean": "entropy, nats",
     "kl/mean": "KL to the reference",
+    "importance/mean": "importance weight",
     "tool_calls/mean": "tool calls",
     "tool_error_rate": "tool calls rejected",
     "tool_latency_s/p50": "tool latency p50, s",

@@ -3,6 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ def rows(draw: st.DrawFn) -> TrainedTokens:
         entropy=draw(arrays(np.float32, length, elements=st.floats(0, 4, width=32))),
         old_log_probs=draw(arrays(np.float32, length, elements=some_floats)),
         ref_log_probs=draw(arrays(np.float32, length, elements=some_floats)),
+        importance=draw(arrays(np.float32, length, elements=st.floats(0, 2, width=32))),
     )
 
 
@@ -35,6 +37,7 @@ def rows(draw: st.DrawFn) -> TrainedTokens:
 def test_means_and_shares_are_those_of_the_single_tokens_in_the_loss(batch: list[TrainedTokens]):
     strength, entropy, kl = defaultdict[str, float](float), defaultdict(float), defaultdict(float)
     moving, count = Counter[str](), Counter[str]()
+    importance = defaultdict[str, list[float]](list)
     for row in batch:
         assert row.ref_log_probs is not None and row.old_log_probs is not None
         assert row.entropy is not None
@@ -45,11 +48,15 @@ def test_means_and_shares_are_those_of_the_single_tokens_in_the_loss(batch: list
             entropy[row.source] += float(row.entropy[i])
             kl[row.source] += math.exp(gap) - gap - 1
             count[row.source] += 1
+            assert row.importance is not None
+            importance[row.source].append(float(row.importance[i]))
     wanted = {}
     for source in {row.source for row in batch}:
         if count[source]:
             wanted[f"mixed/{source}/entropy/mean"] = entropy[source] / count[source]
             wanted[f"mixed/{source}/kl/mean"] = kl[source] / count[source]
+            for name, of in (("mean", fmean), ("min", min), ("max", max)):
+                wanted[f"mixed/{source}/importance/{name}"] = of(importance[source])
         if moving.total():
             wanted[f"mixed/{source}/advantage_share"] = strength[source] / sum(strength.values())
             wanted[f"mixed/{source}/gradient_token_share"] = moving[source] / moving.total()
@@ -58,8 +65,9 @@ def test_means_and_shares_are_those_of_the_single_tokens_in_the_loss(batch: list
 
 @given(st.lists(rows(), min_size=1, max_size=8))
 def test_what_verl_did_not_compute_has_no_metric(batch: list[TrainedTokens]):
-    bare = [replace(row, entropy=None, ref_log_probs=None) for row in batch]
-    assert not [name for name in token_metrics(bare) if name.endswith(("entropy/mean", "kl/mean"))]
+    bare = [replace(row, entropy=None, ref_log_probs=None, importance=None) for row in batch]
+    absent = ("entropy/mean", "kl/mean", "importance/mean")
+    assert not [name for name in token_metrics(bare) if name.endswith(absent)]
 
 
 def test_an_advantage_is_the_mean_over_the_tokens_in_the_loss():

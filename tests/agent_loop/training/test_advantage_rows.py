@@ -1,5 +1,6 @@
 """Which rows of a batch an estimator judges, and what the others get; TransferQueue in memory."""
 
+import math
 from typing import Any
 
 import pytest
@@ -58,19 +59,29 @@ def nested(rows: list[torch.Tensor]) -> torch.Tensor:
 
 def advantages(estimator: str, monkeypatch: pytest.MonkeyPatch, **groups: list[float]) -> Any:
     """group -> the advantage of each row, on its one token of the policy."""
-    queue, keys = Queue(), list[str]()
+    queue = Queue()
     names: dict[str, str] = {}
     for draw, (name, rewards) in enumerate(groups.items()):
         uid = make_uid("nq", draw)
         names[uid] = name
         for session, reward in enumerate(rewards):
-            keys.append(f"{uid}_{session}_0")
-            queue.rows[keys[-1]] = {
+            queue.rows[f"{uid}_{session}_0"] = {
                 "uid": uid,
                 "response_mask": torch.tensor([float(reward != 9.0), 0.0]),
                 "rm_scores": torch.tensor([reward, 0.0]),
                 "old_log_probs": torch.zeros(2),
             }
+    compute_advantages(queue, estimator, monkeypatch)
+    found: dict[str, list[float]] = {name: [] for name in groups}
+    for key, row in queue.rows.items():
+        found[names[key.split("_")[0]]].append(float(row["advantages"][0]))
+    return found
+
+
+def compute_advantages(
+    queue: Queue, estimator: str, monkeypatch: pytest.MonkeyPatch, **correction: Any
+) -> dict[str, float]:
+    """Write the advantages of all rows into the queue, by our trainer and verl's; the metrics."""
     monkeypatch.setattr(trained_batch, "tq", queue)
     monkeypatch.setattr(trainer_base, "tq", queue)
     trainer: Any = object.__new__(MixedSyncTrainer)
@@ -82,17 +93,16 @@ def advantages(estimator: str, monkeypatch: pytest.MonkeyPatch, **groups: list[f
                 "gamma": 1.0,
                 "lam": 1.0,
                 "norm_adv_by_std_in_grpo": True,
+                "rollout_correction": correction,
             },
             "actor_rollout_ref": {"rollout": {"n": 3}},
         }
     )
+    keys, metrics = [*queue.rows], dict[str, float]()
     batch = KVBatchMeta(partition_id="train", keys=keys, tags=[{} for _ in keys])
-    done = trainer._compute_advantage(batch, {})
+    done = trainer._compute_advantage(batch, metrics)
     assert done.keys == keys and {"advantages", "returns"} <= {*done.fields}
-    found: dict[str, list[float]] = {name: [] for name in groups}
-    for key in keys:
-        found[names[key.split("_")[0]]].append(float(queue.rows[key]["advantages"][0]))
-    return found
+    return metrics
 
 
 @pytest.mark.parametrize("estimator", ("state_masked_grpo", *WITHIN_GROUPS))
@@ -117,3 +127,54 @@ def test_lost_trajectories_change_nobodys_advantage(
 
 def test_a_batch_in_which_nobody_can_be_compared_has_no_advantage(monkeypatch: pytest.MonkeyPatch):
     assert advantages("rloo", monkeypatch, one=[0.3], two=[0.7, 9.0]) == {"one": [0], "two": [0, 0]}
+
+
+def test_importance_weights_are_those_of_single_tokens_cut_at_the_threshold_and_0_off_the_mask(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    mask = [1.0, 0.0, 1.0, 1.0]
+    old = {
+        "stale": [-1.0, -0.5, -2.0, -0.1],
+        "current": [-0.3, -3.0, -0.2, -1.0],
+        "lost": [-1.0] * 4,
+        "alone": [-1.0] * 4,
+    }
+    gaps = {  # log-prob of the trainer minus that of the rollout
+        "stale": [0.4, 5.0, -0.7, 1.5],  # exp(1.5) is above the threshold
+        "current": [0.0, 5.0, 0.0, 0.0],
+        "lost": [3.0] * 4,
+        "alone": [3.0] * 4,
+    }
+    group, other = make_uid("nq", 0), make_uid("nq", 1)
+    uids = {"stale": group, "current": group, "lost": group, "alone": other}
+    queue = Queue()
+    for session, (name, uid) in enumerate(uids.items()):
+        # the log-prob of a token that nobody sampled is 0.0 in the rollout
+        rollout = [
+            bit * (log_prob - gap)
+            for bit, log_prob, gap in zip(mask, old[name], gaps[name], strict=True)
+        ]
+        queue.rows[f"{uid}_{session}_0"] = {
+            "uid": uid,
+            "response_mask": torch.tensor(mask) * (name != "lost"),
+            "rm_scores": torch.tensor([0.0, 0.0, 0.0, float(session)]),
+            "old_log_probs": torch.tensor(old[name]),
+            "rollout_log_probs": torch.tensor(rollout),
+        }
+
+    metrics = compute_advantages(
+        queue, "state_masked_grpo", monkeypatch, rollout_is="token", rollout_is_threshold=2.0
+    )
+
+    found = dict(zip(uids, queue.rows.values(), strict=True))
+    wanted = [math.exp(0.4), 0.0, math.exp(-0.7), 2.0]
+    assert found["stale"]["rollout_is_weights"].tolist() == pytest.approx(wanted)
+    assert found["current"]["rollout_is_weights"].tolist() == pytest.approx([1, 0, 1, 1])
+    assert found["lost"]["rollout_is_weights"].tolist() == [0] * 4
+    assert found["stale"]["advantages"].tolist() == pytest.approx(
+        [-(0.5**0.5) * x for x in mask], rel=1e-5
+    )
+    kept = [*(wanted[i] for i in (0, 2, 3)), 1, 1, 1, 2, 2, 2]
+    assert metrics["rollout_corr/rollout_is_mean"] == pytest.approx(sum(kept) / len(kept))
+    assert metrics["rollout_corr/rollout_is_max"] == 2
+    assert metrics["rollout_corr/rollout_is_min"] == pytest.approx(wanted[2])

@@ -40,6 +40,9 @@ PROMPT = 2
 
 KL, ENTROPY, HORIZON = 0.1, 0.03, 7
 
+FIELDS = ["advantage", "old", "new", "ref", "entropy", "importance"]
+"""Of `Row`: what a token brings to the loss."""
+
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -53,6 +56,8 @@ class Row:
     ref: list[float]
     entropy: list[float]
     advantage: list[float]
+    importance: list[float]
+    """Weights of the importance correction."""
 
     def changed(self, field: str, token: int, value: float) -> "Row":
         values = list(getattr(self, field))
@@ -132,6 +137,7 @@ class Workers:
                 "old_log_probs": _column(self.rows, "old"),
                 "ref_log_prob": _column(self.rows, "ref"),
                 "advantages": _column(self.rows, "advantage"),
+                "rollout_is_weights": _column(self.rows, "importance"),
             },
             batch_size=len(self.rows),
         )
@@ -264,6 +270,7 @@ def make_row(mask: list[int], seed: int, advantage: float) -> Row:
         ref=(old + rng.uniform(-0.5, 0.5, len(mask))).tolist(),
         entropy=rng.uniform(0.1, 3, len(mask)).tolist(),
         advantage=[advantage * bit for bit in mask],
+        importance=rng.uniform(0.1, 2, len(mask)).tolist(),
     )
 
 
@@ -303,7 +310,7 @@ def with_advantages(
 @given(
     rows=rows_of_a_batch,
     mode=st.sampled_from(MODES),
-    field=st.sampled_from(["advantage", "old", "new", "ref", "entropy"]),
+    field=st.sampled_from(FIELDS),
     value=st.floats(-20, 5),
     data=st.data(),
 )
@@ -320,7 +327,7 @@ def test_what_stands_at_a_masked_token_changes_no_loss_and_no_gradient(
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("field", ["advantage", "old", "new", "ref", "entropy"])
+@pytest.mark.parametrize("field", FIELDS)
 def test_what_stands_at_a_kept_token_changes_the_loss(mode: str, field: str):
     rows = [make_row([1, 0, 1], seed, 0.5) for seed in range(3)]
     value = getattr(rows[1], field)[2] + 0.05
@@ -341,16 +348,18 @@ def weight(rows: Sequence[Row], row: Row, mode: str) -> float:
 
 @settings(max_examples=40, deadline=None)
 @given(rows=rows_of_a_batch, mode=st.sampled_from(MODES), one_pass=st.booleans())
-def test_policy_kl_and_entropy_terms_divide_by_kept_tokens_and_valid_rows_only(
+def test_importance_scales_the_policy_term_and_all_terms_divide_by_kept_tokens_and_valid_rows_only(
     rows: list[Row], mode: str, one_pass: bool
 ):
     on_policy = [replace(row, new=row.old) for row in rows]  # then d ratio = d log-prob
     found = gradient(on_policy, mode, micro=len(rows) if one_pass else 1, kl_loss_type="kl")
     for i, row in enumerate(rows):
         each = weight(rows, row, mode)
-        # d (-advantage * ratio) = -advantage; d (log-prob - ref) = 1; d entropy = 1
+        # d (-importance * advantage * ratio) = -importance * advantage; d (log-prob - ref) = 1;
+        # d entropy = 1
+        tokens = zip(row.mask, row.importance, row.advantage, strict=True)
         assert found.log_prob[i] == pytest.approx(
-            [bit * each * (KL - a) for bit, a in zip(row.mask, row.advantage, strict=True)]
+            [bit * each * (KL - weight * a) for bit, weight, a in tokens]
         )
         assert found.entropy[i] == pytest.approx([-bit * each * ENTROPY for bit in row.mask])
 

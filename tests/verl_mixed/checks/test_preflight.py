@@ -1,8 +1,10 @@
 """What keeps a run from starting, and that it is said all at once."""
 
+import copy
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,12 @@ import pytest
 from config.lookup import at
 from samplers.rows.schema import SCHEMA
 from tests.verl_mixed.conftest import RunEnviron, write_source
+from verl_mixed.checks.config.correction import correction_problems
 from verl_mixed.checks.config.prompts import first_prompts
+from verl_mixed.checks.preflight import preflight_warnings
+from verl_mixed.cli import main
 from verl_mixed.launch.plan import make_plan
+from verl_mixed.run.compose import compose_config, resolve
 from verl_mixed.run.settings import TOOL_CONFIG
 
 
@@ -139,6 +145,7 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
         ("mixed.rate_limit.shares={tacos: 1}", "mixed.rate_limit.shares.tacos: no such source"),
         ("mixed.rate_limit.strict_window_s=0.5", "lower the burst"),
         ("mixed.rate_limit.strict_window_s=inf", "mixed.rate_limit.strict_window_s: Input should"),
+        ("algorithm.rollout_correction.rollout_is=tokens", "choose token, sequence or null"),
         (f"{TOOL_CONFIG}.timeout=inf", f"{TOOL_CONFIG}.timeout: Input should be a finite"),
         (f"{TOOL_CONFIG}.request_interval=inf", "request_interval: Input should be a finite"),
         (f"{TOOL_CONFIG}.rate_limit_per_minute=inf", "rate_limit_per_minute: Input should be"),
@@ -278,6 +285,85 @@ def test_what_a_separate_trainer_lacks_is_named(
     found = problems_of(run_environ, *SEPARATE, override)
 
     assert any(word in problem and "mixed_separate_async" in problem for problem in found)
+
+
+@cache
+def composed() -> dict[str, Any]:
+    return resolve(compose_config(["mixed.run_dir=/r"]), complete=False)
+
+
+def with_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The composed config with other values at some dotted keys."""
+    config = copy.deepcopy(composed())
+    for key, value in values.items():
+        *path, last = key.split(".")
+        reduce(lambda part, name: part[name], path, config)[last] = value
+    return config
+
+
+COLOCATE = {"trainer.v1.trainer_mode": "mixed_colocate_async"}
+CORRECTION = "algorithm.rollout_correction"
+TOKEN = {f"{CORRECTION}.rollout_is": "token"}
+BYPASS = {f"{CORRECTION}.bypass_mode": True}
+NO_MASKS = {f"{TOOL_CONFIG}.state_masking": False}
+NO_LOG_PROBS = {"actor_rollout_ref.rollout.calculate_log_probs": False}
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({f"{CORRECTION}.rollout_is": "tokens"}, "choose token, sequence or null"),
+        (TOKEN | {f"{CORRECTION}.rollout_is_threshold": None}, "without rollout_is_threshold"),
+        ({f"{CORRECTION}.rollout_rs": "seq_mean_k1"}, "without rollout_rs_threshold"),
+        (BYPASS | TOKEN, "verl's V1 trainers do not read it"),
+        ({f"{CORRECTION}.loss_type": "reinforce"}, "policy_loss.loss_mode"),
+        (NO_MASKS | TOKEN, "state_masking=false with algorithm"),
+        (NO_MASKS | BYPASS, "state_masking=false with algorithm"),
+        (NO_LOG_PROBS | TOKEN, "calculate_log_probs=False"),
+    ],
+)
+def test_a_correction_that_verl_would_ignore_or_cannot_make_is_refused(
+    values: dict[str, Any], word: str
+) -> None:
+    (found,) = correction_problems(with_values(values))
+
+    assert word in found
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({}, None),
+        (COLOCATE | TOKEN, None),
+        (COLOCATE | BYPASS, None),
+        (COLOCATE, f"{CORRECTION}.rollout_is=None with trainer.v1.trainer_mode=mixed_colocate"),
+        (COLOCATE | NO_MASKS, f"{TOOL_CONFIG}.state_masking=False with trainer.v1.trainer_mode="),
+    ],
+)
+def test_a_user_is_warned_where_older_trajectories_are_trained_uncorrected(
+    values: dict[str, Any], word: str | None
+) -> None:
+    config = with_values(values)
+
+    found = preflight_warnings(config)
+
+    assert [*correction_problems(config)] == []
+    assert [warning.status for warning in found] == ["warning"] * (word is not None)
+    assert all(warning.words.startswith(word or "") for warning in found)
+
+
+def test_check_prints_a_warning_and_finds_no_problem(
+    run_environ: RunEnviron, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in run_environ.items():
+        monkeypatch.setenv(name, value)
+    overrides = ["trainer.v1.trainer_mode=mixed_colocate_async", f"{CORRECTION}.rollout_is=null"]
+
+    assert main(["check", *overrides]) == 0
+
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith(f"warning: {CORRECTION}.rollout_is=None") and "; remove" in said[0]
+    assert said[1:] == ["no problems"]
 
 
 def test_a_row_that_is_there_twice_is_named_over_all_training_files(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from config.lookup import at, flatten
-from config.schema import ConfigError
+from config.schema import TOOL_CONFIG, ConfigError
 from verl_mixed.run.compose import (
     CONFIG_DIR,
     REQUIRED,
@@ -49,6 +49,35 @@ def test_verls_own_model_and_data_count_as_unset() -> None:
 def test_an_unknown_key_is_an_error_that_names_it() -> None:
     with pytest.raises(ConfigError, match="tarin_batch_size"):
         compose_config(["data.tarin_batch_size=4"])
+
+
+COLOCATE, SEPARATE = (f"trainer.v1.trainer_mode=mixed_{m}_async" for m in ("colocate", "separate"))
+CORRECTION = "algorithm.rollout_correction"
+NO_MASKS = f"{TOOL_CONFIG}.state_masking=false"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "level"),
+    [
+        ([], None),
+        ([COLOCATE], "token"),
+        ([SEPARATE], "token"),
+        ([COLOCATE, NO_MASKS], None),
+        ([COLOCATE, f"{CORRECTION}.bypass_mode=true"], None),
+        ([COLOCATE, f"{CORRECTION}.rollout_is=null"], None),
+        ([SEPARATE, f"{CORRECTION}.rollout_is=sequence"], "sequence"),
+    ],
+)
+def test_importance_correction_is_on_where_rollouts_are_older_and_a_user_has_the_last_word(
+    overrides: list[str], level: str | None
+) -> None:
+    config = resolve(compose_config(["mixed.run_dir=/r", *overrides]), complete=False)
+
+    assert at(config, f"{CORRECTION}.rollout_is") == level
+    assert at(config, f"{CORRECTION}.rollout_is_threshold") == 2.0
+    assert at(config, f"{CORRECTION}.bypass_mode") == (
+        f"{CORRECTION}.bypass_mode=true" in overrides
+    )
 
 
 def test_text_of_a_setting_survives_hydras_quoting() -> None:

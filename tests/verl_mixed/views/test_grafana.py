@@ -45,6 +45,7 @@ OF_VERL = (
     "actor/grad_norm",
     "actor/ppo_kl",
     "perf/throughput",
+    "rollout_corr/rollout_is_mean",
     "timing_s/gen",
     "timing_s/step",
     "training/global_step",

@@ -81,11 +81,6 @@ def loop_problems(config: Mapping[str, Any]) -> Iterator[str]:
                 f"{longest:g}: a tool that hangs would end trajectories by the deadline, which "
                 "does not name its server; lower the timeout or raise the deadline"
             )
-    if not tools.state_masking and at(config, "algorithm.rollout_correction.rollout_is"):
-        yield (
-            f"{TOOL_CONFIG}.state_masking=false with algorithm.rollout_correction: tokens that the "
-            "policy never sampled have no rollout log-prob to correct by; use one of the two"
-        )
     if at(config, f"{_ROLLOUT}.agent.agent_loop_manager_class") != _MANAGER:
         yield (
             f"{_ROLLOUT}.agent.agent_loop_manager_class: want {_MANAGER}, which counts what agent "

@@ -96,6 +96,7 @@ def optimizer(run: Run) -> Section:
             one("KL of the update", "actor/ppo_kl", None),
             per_source(run, "Entropy per source, nats", "entropy/mean"),
             per_source(run, "KL to the reference per source", "kl/mean"),
+            per_source(run, "Importance weight of a token, mean", "importance/mean"),
             shares(run, "Share of the sum of |advantage|", "advantage_share"),
             shares(run, "Share of the tokens with a gradient", "gradient_token_share"),
             per_source(run, "Groups with equal rewards, share", "zero_variance"),

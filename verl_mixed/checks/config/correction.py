@@ -1,0 +1,72 @@
+"""Checks of `algorithm.rollout_correction`: the weights of trajectories that older weights sampled.
+
+The rules are those of verl's V1 trainers at 0.9.1 (trainer/ppo/v1/trainer_base.py,
+`_compute_old_log_prob` and `_compute_advantage`), which ignore several of its settings in silence.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from config.lookup import at
+from config.schema import TOOL_CONFIG
+from verl_mixed.checks.finding import Finding, warning
+from verl_mixed.run.compose import ASYNC_MODES
+
+_CORRECTION = "algorithm.rollout_correction"
+
+
+def correction_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Settings of the correction that cannot work, or that verl would not read."""
+    values = at(config, _CORRECTION) or {}
+    level, rejects = values.get("rollout_is"), values.get("rollout_rs")
+    bypasses, loss_type = values.get("bypass_mode"), values.get("loss_type", "ppo_clip")
+    if level not in (None, "token", "sequence"):
+        yield f"{_CORRECTION}.rollout_is={level!r}: no such level; choose token, sequence or null"
+    for name, needed in (("rollout_is", level), ("rollout_rs", rejects)):
+        if needed and values.get(f"{name}_threshold") is None:
+            yield (
+                f"{_CORRECTION}.{name}={needed!r} without {name}_threshold: verl has no default "
+                f"for it; set it, or set {name} to null"
+            )
+        if needed and bypasses:
+            yield (
+                f"{_CORRECTION}.{name}={needed!r} with bypass_mode=True: the loss then compares "
+                "with the rollout's log-probs itself, and verl's V1 trainers do not read it; set "
+                "it to null, or bypass_mode to false"
+            )
+    if loss_type != "ppo_clip":
+        yield (
+            f"{_CORRECTION}.loss_type={loss_type!r}: verl's V1 trainers do not read it; choose "
+            "the loss by actor_rollout_ref.actor.policy_loss.loss_mode, and set it to ppo_clip"
+        )
+    if not (level or rejects or bypasses):
+        return
+    if not at(config, f"{TOOL_CONFIG}.state_masking", True):
+        yield (
+            f"{TOOL_CONFIG}.state_masking=false with {_CORRECTION}: tokens that the policy never "
+            "sampled have no rollout log-prob to correct by; use one of the two"
+        )
+    if not at(config, "actor_rollout_ref.rollout.calculate_log_probs"):
+        yield (
+            f"actor_rollout_ref.rollout.calculate_log_probs=False with {_CORRECTION}: there are no "
+            "rollout log-probs to correct by; set it to true"
+        )
+
+
+def correction_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """A warning if trajectories of older weights would be trained without correction."""
+    mode, values = at(config, "trainer.v1.trainer_mode"), at(config, _CORRECTION) or {}
+    if mode not in ASYNC_MODES or values.get("rollout_is") or values.get("bypass_mode"):
+        return
+    if at(config, f"{TOOL_CONFIG}.state_masking", True):
+        setting = f"{_CORRECTION}.rollout_is=None"
+        remedy = "remove the override, or set it to token"
+    else:
+        setting = f"{TOOL_CONFIG}.state_masking=False"
+        remedy = "set it to true, or train with mixed_sync"
+    yield warning(
+        "importance correction",
+        f"{setting} with trainer.v1.trainer_mode={mode}: the importance correction is off, so "
+        "trajectories of older weights are trained as if they were of the current ones",
+        remedy,
+    )
