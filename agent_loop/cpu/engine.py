@@ -4,9 +4,12 @@ verl adapter: `EngineRegistry` (workers/engine/base.py at 0.9.1), which register
 npu only.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
+from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
@@ -38,6 +41,20 @@ class _NoAcceleratorOffload:
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
 class CPUFSDPEngineWithLMHead(_NoAcceleratorOffload, FSDPEngineWithLMHead):
     """The policy and the reference model."""
+
+    module: torch.nn.Module
+
+    def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name and merged weight, base + adapter, of each parameter of the base model.
+
+        verl rounds these weights to bfloat16 (engine/fsdp/transformer_impl.py:1082 at 0.9.1). Here
+        they stay in fp32, because rollout and trainer would otherwise disagree by more than 1e-5.
+        The weights are copied, because the context restores the base weights in place.
+        """
+        with merged_lora_context(self.module, backup_adapters=True):
+            for name, weight in normalize_peft_param_name(self.module.state_dict()).items():
+                whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+                yield name, whole.detach().clone()
 
 
 @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")

@@ -18,6 +18,7 @@ from verl_mixed.checks.config.batches import batch_problems
 from verl_mixed.checks.config.correction import correction_problems, correction_warnings
 from verl_mixed.checks.config.data import data_problems, row_problems
 from verl_mixed.checks.config.devices import device_problems, machine_problems
+from verl_mixed.checks.config.lora import lora_problems
 from verl_mixed.checks.config.modes import (
     VERLS_AGENTS,
     checkpoint_problems,
@@ -56,6 +57,7 @@ def preflight(
     found += mode_problems(config)
     found += loop_problems(config)
     found += correction_problems(config)
+    found += lora_problems(config)
     found += batch_problems(config)
     found += checkpoint_problems(config)
     found += device_problems(config)

@@ -6,14 +6,17 @@ Chooses the checkpoint; `verl_mixed.run.hugging_face` merges and writes the weig
 import argparse
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
+from config.lookup import at
 from samplers.disk import claimed, sync
 from samplers.rows.draft import draft_folder
-from verl_mixed.commands.arguments import Help, add_option, add_run_dir, at_least_one
+from verl_mixed.commands.arguments import Help, add_flag, add_option, add_run_dir, at_least_one
 from verl_mixed.exit_codes import GOOD, NOT_GOOD
 from verl_mixed.run.checkpoints import DType, checkpoint_of, checkpoint_steps, missing_part
+from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import RunFolder
 from verl_mixed.run.text import print_error
 from verl_mixed.views.estimates import validations
@@ -23,12 +26,14 @@ HELP = Help(
     """\
 Writes the trained model of a checkpoint into one folder that transformers and vLLM load: weights
 (safetensors), config, tokenizer and generation config. fp32 keeps the trainer's weights bit for
-bit; bf16 rounds them once. The folder appears only when it is complete. A checkpoint whose writing
-was interrupted is refused. No GPU is needed; the weights must fit into memory.""",
+bit; bf16 rounds them once. Of a run with LoRA, base model and adapter are merged; --adapter writes
+the adapter alone. The folder appears only when it is complete. A checkpoint whose writing was
+interrupted is refused. No GPU is needed; the weights must fit into memory.""",
     """\
 verl-mixed export runs/mixed_demo
 verl-mixed export runs/mixed_demo --step 15 --dtype bf16
-verl-mixed export runs/mixed_demo --step best --output models/mixed_demo""",
+verl-mixed export runs/mixed_demo --step best --output models/mixed_demo
+verl-mixed export runs/with_lora --adapter""",
     "0 it is written, 1 a file cannot be read or written, 2 no such run or checkpoint, or "
     "usage error",
 )
@@ -40,13 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_dir(parser)
     step = "step of the checkpoint, or best: the one with the highest validation reward"
     add_option(parser, "--step", "N", step, _step, LATEST)
-    folder = "folder to make; it must not exist (default RUN/export/step_<N>-<dtype>)"
+    folder = "folder to make; it must not exist (default RUN/export/step_<N>[-adapter]-<dtype>)"
     add_option(parser, "--output", "FOLDER", folder, Path)
     parser.add_argument(
         "--dtype",
         choices=("fp32", "bf16"),
         default="fp32",
         help="type of the weights: fp32 as they were trained (default), or bf16 at half the size",
+    )
+    add_flag(
+        parser, "--adapter", "write the LoRA adapter, for peft and vLLM, without the base model"
     )
 
 
@@ -57,7 +65,13 @@ def _step(text: str) -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Export a checkpoint."""
     try:
-        export(RunFolder(arguments.run_dir), arguments.step, arguments.output, arguments.dtype)
+        export(
+            RunFolder(arguments.run_dir),
+            arguments.step,
+            arguments.output,
+            arguments.dtype,
+            adapter=arguments.adapter,
+        )
     except OSError as error:
         print_error(error)
         return NOT_GOOD
@@ -65,12 +79,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def export(
-    run: RunFolder, step: str = LATEST, output: Path | None = None, dtype: DType = "fp32"
+    run: RunFolder,
+    step: str = LATEST,
+    output: Path | None = None,
+    dtype: DType = "fp32",
+    *,
+    adapter: bool = False,
 ) -> Path:
     """Write the policy of a checkpoint, print what was written, and return the folder.
 
     The folder appears only when it is complete. The run may be running. `step` is as in
-    `chosen_step`. `output` must not exist; None takes `export/step_<N>-<dtype>` of the run.
+    `chosen_step`. `output` must not exist; None takes `export/step_<N>-<dtype>` of the run. With
+    `adapter` the LoRA adapter is written alone.
 
     Raises:
         ValueError: no such run or checkpoint, the checkpoint is not whole or not of a causal
@@ -78,11 +98,18 @@ def export(
         OSError: a file cannot be read or written, or another process writes the same output.
     """
     number = chosen_step(run, step)
-    output = (output or run.path / "export" / f"step_{number}-{dtype}").absolute()
+    name = f"step_{number}-{'adapter-' if adapter else ''}{dtype}"
+    output = (output or run.path / "export" / name).absolute()
     if output.exists():
         raise ValueError(f"{output} is there already: name another --output, or remove it")
 
-    from verl_mixed.run.hugging_face import read_model, write_errors, write_model
+    from verl_mixed.run.hugging_face import (
+        read_adapter,
+        read_model,
+        write_adapter,
+        write_errors,
+        write_model,
+    )
 
     draft = draft_folder(output)
     with write_errors(output):
@@ -92,10 +119,16 @@ def export(
             raise BlockingIOError(f"cannot write {output}: another process writes it now")
         try:
             actor = checkpoint_of(run, number) / "actor"
-            model, weights = read_model(actor, dtype)
+            if adapter:
+                base = str(at(load_config(run.config), "actor_rollout_ref.model.path"))
+                config, weights = read_adapter(actor, dtype, base)
+                write = partial(write_adapter, config, weights, draft)
+            else:
+                model, weights = read_model(actor, dtype)
+                write = partial(write_model, model, weights, actor / "huggingface", draft)
             parameters = sum(weight.numel() for weight in weights.values())
             with write_errors(output):
-                write_model(model, weights, actor / "huggingface", draft)
+                write()
                 for file in draft.iterdir():
                     sync(file)
                 draft.rename(output)

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agent_loop.training.run_folder import checkpoint_folders
 from verl_mixed.run.state import RunFolder
@@ -31,6 +31,12 @@ def model_files(actor: Path) -> list[Path]:
     if ranks < 1:
         raise ValueError(f"world_size={ranks}: want 1 at least")
     return [actor / f"model_world_size_{ranks}_rank_{rank}.pt" for rank in range(ranks)]
+
+
+def lora_facts(actor: Path) -> dict[str, Any] | None:
+    """Rank, alpha and task of an actor's adapter, as peft names them; None without LoRA."""
+    path = actor / "lora_train_meta.json"
+    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def missing_part(checkpoint: Path) -> str | None:

@@ -46,7 +46,13 @@ def _default_rollout_is(*, _root_: DictConfig) -> str | None:
     return "token" if is_async and masks and not bypass else None
 
 
+def _trains_lora(*, _root_: DictConfig) -> bool:
+    """Whether the model is trained with LoRA; without it a profile keeps verl's `lora.merge`."""
+    return bool(at(_root_, "actor_rollout_ref.model.lora_rank"))
+
+
 OmegaConf.register_new_resolver("default_rollout_is", _default_rollout_is, replace=True)
+OmegaConf.register_new_resolver("trains_lora", _trains_lora, replace=True)
 
 
 def verl_folder() -> Path:

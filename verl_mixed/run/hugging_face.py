@@ -1,4 +1,4 @@
-"""A checkpoint's model as a Hugging Face folder: FSDP2 shards are merged and written.
+"""A checkpoint's model as a Hugging Face folder: FSDP2 shards and adapters are merged and written.
 
 verl's own merger (`verl.model_merger`) is not used, because it rounds every weight to bfloat16.
 Importing this module takes seconds, because it imports torch and transformers.
@@ -14,13 +14,17 @@ from typing import Any, cast
 
 import torch
 import transformers
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from verl_mixed.run.checkpoints import DType, model_files
+from verl_mixed.run.checkpoints import DType, lora_facts, model_files
+
+_TORCH_DTYPES: Mapping[DType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @contextmanager
@@ -36,18 +40,85 @@ def write_errors(output: Path) -> Generator[None]:
 
 
 def read_model(actor: Path, dtype: DType) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """The model of a whole checkpoint's folder `actor`, without weights, and its weights.
+    """The model of a whole checkpoint's folder `actor`, and its weights; adapters are merged.
 
     Raises:
         OSError: a file cannot be read.
         ValueError: transformers cannot make the model, or the weights do not fit it.
     """
-    torch_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    model = _model(actor / "huggingface", torch_dtype)
-    weights = merge(model_files(actor), torch_dtype)
+    torch_dtype = _TORCH_DTYPES[dtype]
+    if lora_facts(actor) is None:
+        model = _model(actor / "huggingface", torch_dtype)
+        weights = merge(model_files(actor), torch_dtype)
+    else:  # merged in fp32, and rounded afterwards
+        adapted, missing = _adapted(actor)
+        if missing:
+            raise ValueError(
+                f"{actor} holds the adapter without the {len(missing)} weights of its base model "
+                "(actor.checkpoint.save_lora_only): export it with --adapter"
+            )
+        model = cast(Any, adapted.merge_and_unload()).to(torch_dtype)
+        weights = model.state_dict()
     _untie(model, weights)
     _compare(model, weights, actor)
     return model, weights
+
+
+def read_adapter(actor: Path, dtype: DType, base: str) -> tuple[LoraConfig, dict[str, Tensor]]:
+    """The adapter of a whole checkpoint's folder `actor`, and its weights.
+
+    `base` is the model that the adapter was trained on, for adapter_config.json.
+
+    Raises:
+        OSError, ValueError: as `read_model`; or the checkpoint has no adapter.
+    """
+    if lora_facts(actor) is None:
+        raise ValueError(
+            f"{actor} has no adapter: it was trained without LoRA; leave --adapter out"
+        )
+    adapted, _ = _adapted(actor)
+    config = cast(LoraConfig, adapted.peft_config["default"])
+    config.base_model_name_or_path, config.inference_mode = base, True
+    found = get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    torch_dtype = _TORCH_DTYPES[dtype]
+    return config, {name: weight.to(torch_dtype).contiguous() for name, weight in found.items()}
+
+
+def write_adapter(config: LoraConfig, weights: dict[str, Tensor], folder: Path) -> None:
+    """Write an adapter into an existing folder, as peft and vLLM load it."""
+    for file in folder.iterdir():  # left by an export that was killed
+        file.unlink()
+    config.save_pretrained(str(folder))
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_model.safetensors").chmod((folder / "adapter_config.json").stat().st_mode)
+
+
+def _adapted(actor: Path) -> tuple[PeftModel, list[str]]:
+    """The base model of a checkpoint with its adapter, in fp32, and names of missing base weights.
+
+    A checkpoint says rank and alpha; the names of its weights say which layers have an adapter.
+    """
+    weights = merge(model_files(actor), torch.float32)
+    prefix = "base_model.model."
+    layers = {
+        name.partition(".lora_A.")[0].removeprefix(prefix) for name in weights if ".lora_A." in name
+    }
+    config = LoraConfig(**(lora_facts(actor) or {}), target_modules=sorted(layers))
+    try:
+        adapted = get_peft_model(
+            _model(actor / "huggingface", torch.float32), config, low_cpu_mem_usage=True
+        )
+        found = adapted.load_state_dict(weights, strict=False, assign=True)
+    except (RuntimeError, ValueError) as error:  # other shapes, or no such layers
+        reason = " ".join(str(error).split())
+        raise ValueError(f"weights of {actor} do not fit its model: {reason}") from error
+    if wrong := [
+        *found.unexpected_keys,
+        *(name for name in found.missing_keys if ".lora_" in name),
+    ]:
+        raise ValueError(f"weights of {actor} are not the model's: {', '.join(wrong[:5])}")
+    cast(Any, adapted.get_base_model()).tie_weights()  # loading has separated them
+    return cast(PeftModel, adapted), found.missing_keys
 
 
 def write_model(
@@ -181,6 +252,6 @@ def _compare(model: PreTrainedModel, weights: Mapping[str, Tensor], actor: Path)
             for name in differing[:5]
         )
         raise ValueError(
-            f"{len(differing)} weights of {actor} are not the model's: {shown}; adapters (LoRA) "
-            "and other versions of transformers cannot be exported"
+            f"{len(differing)} weights of {actor} are not the model's: {shown}; checkpoints of "
+            "another version of transformers cannot be exported"
         )

@@ -16,6 +16,7 @@ from config.lookup import at
 from samplers.rows.schema import SCHEMA
 from tests.verl_mixed.conftest import RunEnviron, write_source
 from verl_mixed.checks.config.correction import correction_problems
+from verl_mixed.checks.config.lora import lora_problems
 from verl_mixed.checks.config.prompts import first_prompts
 from verl_mixed.checks.preflight import preflight_warnings
 from verl_mixed.cli import main
@@ -146,6 +147,8 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
         ("mixed.rate_limit.strict_window_s=0.5", "lower the burst"),
         ("mixed.rate_limit.strict_window_s=inf", "mixed.rate_limit.strict_window_s: Input should"),
         ("algorithm.rollout_correction.rollout_is=tokens", "choose token, sequence or null"),
+        ("actor_rollout_ref.model.lora_alpha=32", "lora_rank=0: it is not read"),
+        ("actor_rollout_ref.model={lora_rank: 8, lora: {merge: false}}", "set it to true"),
         (f"{TOOL_CONFIG}.timeout=inf", f"{TOOL_CONFIG}.timeout: Input should be a finite"),
         (f"{TOOL_CONFIG}.request_interval=inf", "request_interval: Input should be a finite"),
         (f"{TOOL_CONFIG}.rate_limit_per_minute=inf", "rate_limit_per_minute: Input should be"),
@@ -364,6 +367,62 @@ def test_check_prints_a_warning_and_finds_no_problem(
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"warning: {CORRECTION}.rollout_is=None") and "; remove" in said[0]
     assert said[1:] == ["no problems"]
+
+
+MODEL = "actor_rollout_ref.model"
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+LORA = {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True}
+MEGATRONS = {f"{MODEL}.lora.rank": 8, f"{MODEL}.lora.merge": True}
+VLLM = {f"{ROLLOUT}.name": "vllm", f"{MODEL}.lora.merge": False}
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        (LORA, None),
+        (LORA | VLLM, None),
+        (LORA | VLLM | {f"{ROLLOUT}.name": "sglang"}, None),
+        (LORA | {f"{MODEL}.lora.merge": False}, "rollout.name=hf takes full weights only"),
+        (
+            LORA | VLLM | {"trainer.v1.trainer_mode": "mixed_separate_async"},
+            "the rollout of mixed_separate_async would get no adapter",
+        ),
+        (LORA | VLLM | {f"{ROLLOUT}.layered_summon": True}, "set load_format to safetensors"),
+        (LORA | {f"{ROLLOUT}.checkpoint_engine.backend": "delta_sharded"}, "choose nccl"),
+        (LORA | {f"{MODEL}.target_parameters": ["experts"]}, "name modules in target_modules"),
+        (LORA | {f"{ACTOR}.checkpoint.save_contents": ["model", "hf_model"]}, "verl-mixed export"),
+        (LORA | {f"{MODEL}.lora_adapter_path": "/gone"}, "no adapter's folder"),
+        ({f"{MODEL}.lora_alpha": 32}, "lora_alpha=32 with actor_rollout_ref.model.lora_rank=0"),
+        (MEGATRONS, "only megatron reads it"),
+        (MEGATRONS | {f"{ACTOR}.strategy": "megatron"}, None),
+        (LORA | {f"{ACTOR}.strategy": "megatron"}, "set actor_rollout_ref.model.lora.rank instead"),
+        (LORA | {f"{ACTOR}.strategy": "veomni"}, "set it to 0"),
+        ({"critic.model.lora_rank": 8}, "no critic was tried with LoRA"),
+    ],
+)
+def test_lora_that_cannot_work_or_was_never_tried_is_refused(
+    values: dict[str, Any], word: str | None
+) -> None:
+    found = [*lora_problems(with_values(values))]
+
+    assert [word in problem for problem in found if word] == [True] * (word is not None)
+    assert len(found) == (word is not None)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [({}, None), ({"r": 4}, "lora_rank=4"), ({"use_rslora": True}, "use_rslora")],
+)
+def test_an_adapter_to_start_from_must_be_what_the_settings_say(
+    tmp_path: Path, change: dict[str, Any], word: str | None
+) -> None:
+    adapter = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "bias": "none", "use_rslora": False}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter | change))
+
+    found = [*lora_problems(with_values(LORA | {f"{MODEL}.lora_adapter_path": str(tmp_path)}))]
+
+    assert [str(word) in problem for problem in found] == [True] * (word is not None)
 
 
 def test_a_row_that_is_there_twice_is_named_over_all_training_files(

@@ -17,6 +17,7 @@ from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.checks.config import devices as gpu_check
 from verl_mixed.checks.config.algorithm import ESTIMATORS, algorithm_problems
 from verl_mixed.checks.config.devices import device_problems, package_gaps
+from verl_mixed.checks.config.lora import lora_problems
 from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.compose import CONFIG_DIR, REQUIRED, compose_config, resolve
 from verl_mixed.run.settings import SETTINGS, VARIABLES
@@ -121,6 +122,29 @@ def test_every_estimator_composes_on_gpus(profile: str, estimator: str) -> None:
     assert algorithm_problems(config) == []
     assert device_problems(config) == []
     assert at(config, "critic.model.path") == at(config, "actor_rollout_ref.model.path")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("profile", GPU_PROFILES)
+def test_lora_composes_on_gpus(profile: str, engine: str, model_folder: Path) -> None:
+    pytest.importorskip("verl")
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import HFModelConfig
+
+    lora = ("lora_rank=16", "lora_alpha=32", "target_modules=[q_proj,v_proj]", "lora.merge=true")
+    for given in (lora, lora[:-1]):
+        keys = [f"actor_rollout_ref.model.{setting}" for setting in given]
+        engine_key = f"actor_rollout_ref.rollout.name={engine}"
+        config = config_of(profile, engine_key, *keys, model=str(model_folder))
+        parts: Any = OmegaConf.create(config["actor_rollout_ref"])
+
+        model = omega_conf_to_dataclass(parts.model, dataclass_type=HFModelConfig)
+
+        assert [*lora_problems(config)] == device_problems(config) == []
+        assert omega_conf_to_dataclass(parts.rollout).name == engine
+        assert (model.lora_rank, model.lora_alpha) == (16, 32)
+        assert list(model.target_modules) == ["q_proj", "v_proj"]
+        assert model.lora["merge"] == ("lora.merge=true" in given)
 
 
 def test_the_gpu_profile_is_vllm_and_fsdp2_with_our_loops_trainer_and_limiter() -> None:

@@ -9,18 +9,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from agent_loop.training.run_folder import write_lines
 from tests.verl_mixed.conftest import REPO_ROOT
-from tests.verl_mixed.sharded_actor import tiny_model
+from tests.verl_mixed.sharded_actor import adapted_model, tiny_model
 from verl_mixed.cli import main
 from verl_mixed.commands.export import chosen_step, export
-from verl_mixed.run.checkpoints import missing_part
+from verl_mixed.run.checkpoints import DType, missing_part
+from verl_mixed.run.compose import save_config
 from verl_mixed.run.state import RunFolder
 
 MESHES = ("1", "3", "2x2")
+LORA = "3+lora"
+DTYPES: tuple[DType, ...] = ("fp32", "bf16")
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +32,11 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A whole checkpoint for each mesh, saved by processes of their own."""
     folder = tmp_path_factory.mktemp("sharded")
     subprocess.run(
-        [sys.executable, "-m", "tests.verl_mixed.sharded_actor", str(folder), *MESHES],
+        [sys.executable, "-m", "tests.verl_mixed.sharded_actor", str(folder), *MESHES, LORA],
         cwd=REPO_ROOT,
         check=True,
     )
-    return {mesh: folder / mesh for mesh in MESHES}
+    return {mesh: folder / mesh for mesh in (*MESHES, LORA)}
 
 
 @pytest.fixture
@@ -87,6 +91,76 @@ def test_transformers_loads_it_and_says_the_same(run: RunFolder) -> None:
     assert torch.equal(model(ids).logits, tiny_model().eval()(ids).logits)
     assert GenerationConfig.from_pretrained(made).eos_token_id == 5
     assert (made / "tokenizer.json").read_text() == "{}"
+
+
+@pytest.fixture
+def lora_run(checkpoints: dict[str, Path], tmp_path: Path) -> RunFolder:
+    """A run with LoRA, and its base model in `base`."""
+    run = run_with(checkpoints[LORA], tmp_path)
+    tiny_model().save_pretrained(tmp_path / "base")
+    base = {"actor_rollout_ref": {"model": {"path": str(tmp_path / "base")}}}
+    save_config(base, run.config)
+    return run
+
+
+IDS = torch.arange(30).reshape(2, 15)
+
+
+def test_a_merged_export_and_an_adapter_on_its_base_say_what_the_trained_model_says(
+    lora_run: RunFolder, tmp_path: Path
+) -> None:
+    trained = adapted_model().eval()(IDS).logits
+
+    made, adapter = export(lora_run), export(lora_run, adapter=True)
+
+    merged = AutoModelForCausalLM.from_pretrained(made)
+    on_base = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tmp_path / "base"), str(adapter)
+    )
+    assert (made.name, adapter.name) == ("step_1-fp32", "step_1-adapter-fp32")
+    assert not torch.allclose(tiny_model().eval()(IDS).logits, trained, atol=1e-3)
+    torch.testing.assert_close(merged(IDS).logits, trained, rtol=0, atol=1e-6)
+    assert torch.equal(on_base(IDS).logits, trained)
+    assert torch.equal(AutoPeftModelForCausalLM.from_pretrained(adapter)(IDS).logits, trained)
+    assert {file.name for file in adapter.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+
+
+def test_a_merged_model_is_rounded_after_the_merge(lora_run: RunFolder) -> None:
+    whole, half = (load_file(export(lora_run, dtype=t) / "model.safetensors") for t in DTYPES)
+
+    assert all(torch.equal(half[name], whole[name].bfloat16()) for name in whole)
+    rounded = load_file(export(lora_run, dtype="bf16", adapter=True) / "adapter_model.safetensors")
+    assert {weight.dtype for weight in rounded.values()} == {torch.bfloat16}
+
+
+def test_of_a_checkpoint_with_the_adapter_alone_only_the_adapter_is_exported(
+    lora_run: RunFolder,
+) -> None:
+    whole = export(lora_run, adapter=True) / "adapter_model.safetensors"
+    actor = lora_run.path / "checkpoints" / "global_step_1" / "actor"
+    for path in actor.glob("model_*.pt"):
+        state = torch.load(path, weights_only=False)
+        torch.save({name: state[name] for name in state if ".lora_" in name}, path)
+
+    with pytest.raises(ValueError, match=r"without the \d+ weights of its base.*--adapter"):
+        export(lora_run, output=lora_run.path / "merged")
+    again = export(lora_run, output=lora_run.path / "alone", adapter=True)
+    assert (again / whole.name).read_bytes() == whole.read_bytes()
+
+
+def test_an_adapter_that_is_not_there_or_does_not_fit_is_refused(
+    run: RunFolder, lora_run: RunFolder
+) -> None:
+    assert run.path == lora_run.path  # step 1 has an adapter, step 10 has none
+    with pytest.raises(ValueError, match="trained without LoRA"):
+        export(run, "10", adapter=True)
+    facts = lora_run.path / "checkpoints" / "global_step_1" / "actor" / "lora_train_meta.json"
+    facts.write_text(json.dumps({"r": 4, "lora_alpha": 12, "task_type": "CAUSAL_LM"}))
+    with pytest.raises(ValueError, match=r"do not fit its model: .*size mismatch"):
+        export(lora_run, "1")
 
 
 def test_without_a_step_the_newest_whole_checkpoint_is_taken(run: RunFolder) -> None:

@@ -1,10 +1,13 @@
 """The run config from `config/`, verl's defaults and overrides."""
 
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import DictConfig, OmegaConf
 
 from config.lookup import at, flatten
 from config.schema import TOOL_CONFIG, ConfigError
@@ -56,6 +59,11 @@ CORRECTION = "algorithm.rollout_correction"
 NO_MASKS = f"{TOOL_CONFIG}.state_masking=false"
 
 
+@cache
+def composed() -> DictConfig:
+    return compose_config(["mixed.run_dir=/r"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "level"),
     [
@@ -71,7 +79,8 @@ NO_MASKS = f"{TOOL_CONFIG}.state_masking=false"
 def test_importance_correction_is_on_where_rollouts_are_older_and_a_user_has_the_last_word(
     overrides: list[str], level: str | None
 ) -> None:
-    config = resolve(compose_config(["mixed.run_dir=/r", *overrides]), complete=False)
+    given: Any = OmegaConf.merge(composed(), OmegaConf.from_dotlist(overrides))
+    config = resolve(given, complete=False)
 
     assert at(config, f"{CORRECTION}.rollout_is") == level
     assert at(config, f"{CORRECTION}.rollout_is_threshold") == 2.0
