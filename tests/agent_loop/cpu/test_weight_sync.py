@@ -1,10 +1,16 @@
 """A new version of the weights arrives whole or not at all."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.fsdp import fully_shard
 
+from agent_loop.cpu.engine import CPUFSDPEngineWithLMHead
 from agent_loop.cpu.rollout import WeightSync
+from tests.verl_mixed.sharded_actor import adapted_model, tiny_model
 
 
 class Tied(nn.Module):
@@ -73,3 +79,25 @@ def test_another_float_type_is_rounded_to_the_models():
     model = Tied().to(torch.bfloat16)
     WeightSync(model).receive([(n, p.float()) for n, p in version(model, 1.01)], last=True)
     assert all(bool((p == torch.tensor(1.01).bfloat16()).all()) for p in model.parameters())
+
+
+def test_a_rollout_gets_base_and_adapter_merged_in_fp32_and_the_trainer_keeps_both_apart():
+    ids = torch.arange(30).reshape(2, 15)
+    wanted = adapted_model().eval()(ids).logits
+    engine: Any = object.__new__(CPUFSDPEngineWithLMHead)
+    engine._is_offload_param = False
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        engine.module = adapted_model()
+        for layer in engine.module.get_base_model().model.layers:
+            fully_shard(layer)
+        fully_shard(engine.module)
+        before = {name: weight.clone() for name, weight in engine.module.state_dict().items()}
+        for _ in range(2):  # a second sync starts from the same weights
+            rollout = tiny_model().eval()
+            WeightSync(rollout).receive([*engine._merged_lora_per_tensor_param()], last=True)
+            torch.testing.assert_close(rollout(ids).logits, wanted, rtol=0, atol=1e-6)
+        after = engine.module.state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    finally:
+        torch.distributed.destroy_process_group()
