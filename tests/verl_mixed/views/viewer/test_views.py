@@ -54,7 +54,8 @@ def test_a_masked_trajectory_trains_nothing(reason: StopReason, setting: str, ma
 
 
 def test_a_late_trajectory_of_release_1_0_0_was_trained():
-    record = line() | {"stop_reason": "deadline"}
+    record: dict[str, Any] = line()
+    record["stop_reason"] = "deadline"
     del record["weight_versions"], record["turns"][0]["min_global_steps"]
     shown = view(record)
     assert (shown["masked"], shown["problems"], shown["weight_versions"]) == (None, [], None)
