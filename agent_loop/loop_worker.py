@@ -38,11 +38,12 @@ from agent_loop.turns.engine_client import (
     EngineTurn,
     RecordingClient,
     current_version,
+    routes_of,
     seeds_of_trajectory,
     turns_of_trajectory,
 )
-from agent_loop.turns.foreign_loop import late_rollout, rollout_of
-from agent_loop.turns.loop_settings import settings_of
+from agent_loop.turns.foreign_loop import add_routes, late_rollout, pass_on, rollout_of
+from agent_loop.turns.loop_settings import ROUTE_KEYS, settings_of
 from agent_loop.turns.observation_style import codec_of
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Rollout, is_being_cancelled
@@ -56,7 +57,8 @@ class MixedAgentLoopWorker(_VerlWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.settings = settings_of(self.config)
-        self.llm_client = RecordingClient(self.llm_client)
+        self._route_shape = _route_shape(self.config, self.model_config)
+        self.llm_client = RecordingClient(self.llm_client, self._route_shape)
         codec_of(self.tokenizer).add_ends(_engine_ends(self.model_config))
         self._watchdog: asyncio.Task[None] | None = None
         rollout = self.config.actor_rollout_ref.rollout
@@ -131,7 +133,11 @@ class MixedAgentLoopWorker(_VerlWorker):
         token = turns_of_trajectory.set(turns)
         seeds_token = seeds_of_trajectory.set(self._seeds_of(trajectory, row))
         try:
-            return await self._host(agent_name, sampling_params, row, turns)
+            output = await self._host(agent_name, sampling_params, row, turns)
+            if self._route_shape is not None and output.routed_experts is None:
+                ids = output.prompt_ids + output.response_ids
+                output.routed_experts = routes_of(turns, ids, self._route_shape)
+            return output
         finally:
             turns_of_trajectory.reset(token)
             seeds_of_trajectory.reset(seeds_token)
@@ -164,6 +170,8 @@ class MixedAgentLoopWorker(_VerlWorker):
                 return await loop.run(sampling_params, **row)
             tools = (await shared_client(settings.tools, settings.mixed)).for_source(source)
             rollout = await self._run_foreign(loop, sampling_params, row, turns)
+            if self._route_shape is not None:
+                add_routes(rollout, turns, self._route_shape, source)
         except Exception as error:
             rollout = self._lost(error)
         except asyncio.CancelledError as error:
@@ -171,7 +179,9 @@ class MixedAgentLoopWorker(_VerlWorker):
                 raise
             rollout = self._lost(error)  # not the loop was cancelled, but something inside it
         version = current_version(self.llm_client, row)
-        return await judged_output(rollout, row, tools, settings, version)
+        output = await judged_output(rollout, row, tools, settings, version)
+        pass_on(rollout, output)
+        return output
 
     async def _run_foreign(
         self,
@@ -235,6 +245,24 @@ class MixedAgentLoopWorker(_VerlWorker):
         rollout.lose((is_infra and error.tool) or "loop", f"{type(error).__name__}: {error}")
         rollout.loop_error = None if is_infra else traceback.format_exc()
         return rollout
+
+
+def _route_shape(config: Any, model_config: Any) -> tuple[int, int] | None:
+    """Layers and experts of a token, which the engine's routes have; None if none are replayed.
+
+    Raises:
+        ValueError: the model's config does not say them.
+    """
+    if not config.actor_rollout_ref.rollout.get("enable_rollout_routing_replay"):
+        return None
+    model = model_config.hf_config.get_text_config()
+    layers, experts = (getattr(model, name, None) for name in ROUTE_KEYS)
+    if layers is None or experts is None:
+        raise ValueError(
+            f"rollout.enable_rollout_routing_replay=true: config.json of {model_config.path} lacks "
+            f"{' or '.join(ROUTE_KEYS)}; set it to false for a model without experts"
+        )
+    return layers, experts
 
 
 def _engine_ends(model_config: Any) -> list[int]:

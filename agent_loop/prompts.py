@@ -15,15 +15,15 @@ def prompt_of(
 ) -> list[dict[str, Any]]:
     """The messages of a prompt, as new objects.
 
-    The last message of the role user is the question. If there is none, or it is not plain text,
-    only the system message of the template is added.
+    The last message of the role user is the question; it may have parts, as with images. If there
+    is none, only the system message of the template is added.
     """
     messages = [dict(message) for message in rows_own]
     users = [message for message in messages if message["role"] == "user"]
-    if users and isinstance(users[-1]["content"], str):
+    if users:
         # Tags are filled in before the question, because names in braces in a question stay.
         around = fill_tags(template.user, tools).split("{question}")
-        users[-1]["content"] = users[-1]["content"].join(around)
+        users[-1]["content"] = _joined(users[-1]["content"], around)
         examples = [
             {"role": role, "content": fill_tags(text, tools)}
             for example in template.examples
@@ -35,3 +35,13 @@ def prompt_of(
     if template.system and not has_system:
         messages.insert(0, {"role": "system", "content": fill_tags(template.system, tools)})
     return messages
+
+
+def _joined(question: Any, around: Sequence[str]) -> Any:
+    """The question between the texts around it, as text or, if it has parts, as parts."""
+    if isinstance(question, str):
+        return question.join(around)
+    parts: list[Any] = []
+    for at, text in enumerate(around):
+        parts += [*(question if at else ()), *([{"type": "text", "text": text}] if text else ())]
+    return parts

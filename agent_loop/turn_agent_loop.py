@@ -121,6 +121,11 @@ class TurnAgentLoop(AgentLoopBase):
 
     def _messages(self, rows_own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         messages = [dict(message) for message in rows_own]
+        if not all(isinstance(message["content"], str) for message in messages):
+            raise ValueError(
+                "the prompt has images, videos or audio: this agent gives the model text only; "
+                "set mixed.sources.<name>.agent to one that passes them, as tool_agent"
+            )
         if self.system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.fill(self.system_prompt)})
         return messages

@@ -137,9 +137,10 @@ class SourceConfig(Section):
     """Agent loop for every row of this source; None takes the row's own `agent_name`."""
 
     reward: str | None = None
-    """Reward of this source: a name of `agent_loop.rewards`, or a function as
-    `path/to/file.py:function`. None takes the reward with the source's name, or exact match if
-    there is none."""
+    """Reward of this source: a name of `agent_loop.rewards`; a function as
+    `path/to/file.py:function`; or `loop`, the score that an agent loop of your own computes. None
+    takes the loop's score if there is one, else the reward with the source's name, else exact
+    match."""
 
     reward_options: dict[str, Any] = {}
     """Settings of the reward, for example `{judge: all, max_tests: 8}` for `code`. A user's own

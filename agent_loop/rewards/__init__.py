@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_loop.rewards.attempt import Attempt, Reward
 from agent_loop.rewards.code import CodeOptions, CodeReward
-from agent_loop.rewards.custom import custom_reward, split_path
+from agent_loop.rewards.custom import LoopReward, custom_reward, split_path
 from agent_loop.rewards.exact import ExactReward
 from agent_loop.rewards.math import MathReward
 from agent_loop.rewards.qa import QAReward
@@ -38,7 +38,11 @@ def _plain(make: Callable[..., Reward], **settings: Any) -> _Maker:
     return made
 
 
+LOOPS_OWN = "loop"
+"""The reward that a source's agent loop, of another project, computes itself."""
+
 _MAKERS: dict[str, _Maker] = {
+    LOOPS_OWN: _plain(LoopReward),
     "code": _code,
     "qa": _plain(QAReward),
     "qa_f1": _plain(QAReward, by_f1=True),
@@ -54,8 +58,8 @@ _MAKERS: dict[str, _Maker] = {
     "exact_match_reward": _plain(ExactReward),
 }
 
-REWARDS: tuple[str, ...] = tuple(sorted(_MAKERS))
-"""Rewards by name; `path/to/file.py:function` names a user's own."""
+REWARDS: tuple[str, ...] = tuple(sorted(_MAKERS.keys() - {LOOPS_OWN}))
+"""Rewards that judge answers, by name; `path/to/file.py:function` names a user's own."""
 
 _BY_SOURCE = {"taco": "code", "nq": "qa", "math": "math"}
 
@@ -75,8 +79,9 @@ def _reward_for(name: str, options: str) -> Reward:
         return custom_reward(name, json.loads(options))
     if name not in _MAKERS:
         raise ValueError(
-            f"unknown reward={name!r}: choose one of {', '.join(REWARDS)}, or name a function as "
-            "path/to/file.py:function; set mixed.sources.<source>.reward"
+            f"unknown reward={name!r}: choose one of {', '.join(REWARDS)}, name a function as "
+            f"path/to/file.py:function, or {LOOPS_OWN} if the agent loop computes the reward; set "
+            "mixed.sources.<source>.reward"
         )
     return _MAKERS[name](name, json.loads(options))
 
@@ -92,6 +97,7 @@ def runs_programs(name: str) -> bool:
 
 
 __all__ = [
+    "LOOPS_OWN",
     "REWARDS",
     "Attempt",
     "Reward",

@@ -1,7 +1,8 @@
-"""A user's own reward function from a file: `reward: path/to/file.py:function`.
+"""A user's own reward: a function from a file (`reward: path/to/file.py:function`), or the score
+that an agent loop computed.
 
-docs/mixture.md says what the function gets and returns. A function that is not async runs in a
-thread, which cannot be ended at the deadline of rewards.
+docs/mixture.md says what a function gets and returns, and when a loop's score is the reward. A
+function that is not async runs in a thread, which cannot be ended at the deadline of rewards.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from agent_loop.rewards.attempt import Attempt
+from agent_loop.rewards.attempt import Attempt, Reward
 from agent_loop.tools.protocol import ToolBackend, ToolError
 from samplers.module_file import module_of
 
@@ -71,6 +72,35 @@ class CustomReward:
 
     def truth_problem(self, ground_truth: Any) -> str | None:
         return None  # only the function can tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopReward:
+    """The reward that an agent loop of another project computed itself: its `reward_score`, and the
+    numbers of its `reward_extra_info` as parts."""
+
+    name: str = "loop"
+    verdict: Mapping[str, Any] | None = None
+    """None: the loop set no `reward_score`."""
+
+    named: Reward | None = None
+    """The reward that the source names. It is the score then, and the loop's parts are recorded as
+    `loop_<part>`."""
+
+    async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
+        if self.verdict is None:
+            raise ValueError(
+                f"the agent loop of source={attempt.source} set no reward_score, and the source "
+                "has reward=loop; set it in the loop, or name another reward"
+            )
+        theirs = _parts(self.name, self.verdict, attempt)
+        if self.named is None:
+            return theirs
+        beside = {f"loop_{part}": number for part, number in theirs.items()}
+        return {**beside, **await self.named.judge(attempt, tools)}
+
+    def truth_problem(self, ground_truth: Any) -> str | None:
+        return None  # only the loop can tell
 
 
 @cache

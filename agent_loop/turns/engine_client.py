@@ -8,9 +8,10 @@ its tokens do not depend on other requests. A request is cancelled with its traj
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import ray
 
 from agent_loop.tools.protocol import ToolUnavailable
@@ -25,10 +26,17 @@ class EngineTurn:
     output: Any
     """verl's `TokenOutput`."""
 
+    media: Mapping[str, Any] = field(default_factory=dict)
+    """Images, videos, audio and settings of the processor, by verl's names; empty for text."""
+
     @property
     def weight_versions(self) -> tuple[int, int]:
         """Oldest and newest version of the weights that sampled its tokens."""
         return weight_versions(self.output)
+
+
+MEDIA = ("image_data", "video_data", "audio_data", "mm_processor_kwargs", "mm_processor_output")
+"""What verl's `generate` takes besides text."""
 
 
 def weight_versions(output: Any) -> tuple[int, int]:
@@ -54,8 +62,9 @@ seeds_of_trajectory: ContextVar[Iterator[int] | None] = ContextVar("engine_seeds
 class RecordingClient:
     """verl's server client; see the module. Its method that finds a server is replaced."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, route_shape: tuple[int, int] | None = None) -> None:
         self._client = client
+        self._route_shape = route_shape
         self.newest_version = 0
         """The newest version of the weights in an answer so far."""
 
@@ -63,7 +72,8 @@ class RecordingClient:
         client._acquire_server = self._acquire_server
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], **kwargs: Any) -> Any:
-        """As verl's. A server that fails, or aborts the request, raises `ToolUnavailable`."""
+        """As verl's. A server that fails or aborts the request, or does not return the routes of a
+        model with experts where they are replayed, raises `ToolUnavailable`."""
         turns = turns_of_trajectory.get()
         waits_for("engine", turn=len(turns or []) + 1)
         if (seeds := seeds_of_trajectory.get()) is not None:
@@ -80,8 +90,20 @@ class RecordingClient:
         if getattr(output, "stop_reason", None) in ("abort", "aborted"):
             raise ToolUnavailable("the rollout server aborted the request", tool="engine")
         self.newest_version = max(self.newest_version, weight_versions(output)[1])
+        if self._route_shape is not None and output.token_ids:
+            least = len(prompt_ids) + len(output.token_ids) - 1  # the last token was not computed
+            shape = getattr(output.routed_experts, "shape", (0,))
+            if shape[0] < least or tuple(shape[1:]) != self._route_shape:
+                raise ToolUnavailable(
+                    f"the rollout server returned routes of shape {tuple(shape)}: router replay "
+                    f"needs {least} or more tokens x {self._route_shape} (layers, experts of a "
+                    "token); set rollout.enable_rollout_routing_replay=false and router_replay."
+                    "mode=disabled if this engine cannot return them",
+                    tool="engine",
+                )
         if turns is not None:
-            turns.append(EngineTurn(prompt_ids, output))
+            media = {name: kwargs[name] for name in MEDIA if kwargs.get(name)}
+            turns.append(EngineTurn(prompt_ids, output, media))
         waits_for("tool")
         return output
 
@@ -110,6 +132,31 @@ def current_version(client: Any, row: Mapping[str, Any]) -> int:
     version of a trajectory that is lost before its first answer, which is not off-policy.
     """
     return max((row.get("global_steps") or 0) - 1, getattr(client, "newest_version", 0), 0)
+
+
+def routes_of(
+    turns: Sequence[EngineTurn], ids: Sequence[int], shape: tuple[int, int]
+) -> np.ndarray:  # (t, layers, experts of a token), t <= T
+    """The experts that the engine chose for the first tokens of a trajectory.
+
+    A request computes all earlier tokens too, so the last one that the trajectory continues has
+    all routes (as in verl's `tool_agent`). The rows stop where its turn was cut. verl fills the
+    missing rows with zeros, as for a trajectory without a request.
+
+    Args:
+        turns: the requests, each with routes (P + t, layers, experts of a token).
+        ids: (T,) prompt and response of the trajectory.
+        shape: layers and experts of a token.
+    """
+    routes = np.zeros((0, *shape), dtype=np.int16)
+    for turn in reversed(turns):
+        asked = [*turn.prompt_ids, *turn.output.token_ids]
+        if turn.output.token_ids and len(asked) > len(routes):
+            pairs = enumerate(zip(asked, ids, strict=False))
+            same = next((at for at, (a, b) in pairs if a != b), min(len(asked), len(ids)))
+            if same > len(routes):
+                routes = np.asarray(turn.output.routed_experts)[:same]
+    return routes
 
 
 class _Server:

@@ -1,17 +1,19 @@
 """Makes a `Rollout` from the output of an agent loop that is not a `TurnAgentLoop`.
 
-verl's `tool_agent` and `single_turn_agent`, and loops of users, return only ids, mask and
-log-probs. The tokens with mask 1 are compared with those of the engine. The answer is read from the
-model's own text. No verl.
+verl's `tool_agent` and `single_turn_agent`, and loops of users, return verl's `AgentLoopOutput`.
+Its tokens with mask 1 are compared with those of the engine. The answer is read from the model's
+own text. A reward that the loop computed is kept as its verdict. What else verl's batch takes
+(images, routes of experts, `extra_fields`, counts) is passed on unchanged. No verl.
 """
 
+import pickle
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from agent_loop.turns.engine_client import EngineTurn
+from agent_loop.turns.engine_client import EngineTurn, routes_of
 from agent_loop.turns.loop_settings import LoopSettings
 from agent_loop.turns.observation_style import HFCodec
 from agent_loop.turns.tags import ActionKind, Tags
@@ -19,6 +21,23 @@ from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Budget, Rollout, Turn
 from agent_loop.watchdog import current_activity
 from samplers.rows.sources.math import boxed_answer
+
+PASSED = (
+    "multi_modal_data",
+    "mm_processor_kwargs",
+    "mm_processor_output",
+    "routed_experts",
+    "num_turns",
+    "metrics",
+    "extra_fields",
+)
+"""Fields of verl's `AgentLoopOutput` that are passed on unchanged."""
+
+READ = ("prompt_ids", "response_ids", "response_mask", "response_logprobs", "reward_score")
+"""Its other fields. They are read; the log-probs are those of the engine."""
+
+_RESERVED = frozenset({"mixed", "reward_baseline"})
+"""Keys of `extra_fields` that only this project sets."""
 
 
 def rollout_of(
@@ -28,8 +47,9 @@ def rollout_of(
 
     Raises:
         ValueError: the tokens with mask 1 are not those of the engine: the loop tokenised the text
-            again, or dropped tokens.
+            again, or dropped tokens. Or the output has something that cannot be passed on.
     """
+    passed = _passed(output, turns, source)
     mask, ids = output.response_mask, output.response_ids
     trajectory = Trajectory(output.prompt_ids)
     returned = [turn.output for turn in turns if turn.output.token_ids]
@@ -61,7 +81,96 @@ def rollout_of(
     reason = StopReason.RESPONSE_BUDGET if is_full else StopReason.ANSWERED
     if answer is None and not is_full:
         reason = StopReason.NO_ACTION
-    return _finished(trajectory, codec, reason, answer, turns)
+    rollout = _finished(trajectory, codec, reason, answer, turns)
+    rollout.passed, rollout.verdict = passed, _verdict(output)
+    return rollout
+
+
+def pass_on(rollout: Rollout, output: Any) -> None:
+    """Set what a loop passed on in `output`, verl's output of its judged trajectory.
+
+    `extra_fields` are those of the loop and ours; where both have a key, ours stays. In
+    `reward_extra_info` the same holds for each part; of the loop's parts, numbers and texts are
+    passed on, which verl's validation can read.
+    """
+    for name, value in rollout.passed.items():
+        if name != "extra_fields":
+            setattr(output, name, value)
+    theirs, ours = rollout.passed.get("extra_fields", {}), output.extra_fields
+    info = {k: v for k, v in _info(theirs).items() if isinstance(v, str | int | float)}
+    parts = {**info, **ours["reward_extra_info"]}
+    output.extra_fields = {**theirs, **ours, "reward_extra_info": parts}
+
+
+def _passed(output: Any, turns: Sequence[EngineTurn], source: str) -> dict[str, Any]:
+    """Field -> value, of the fields in `PASSED` that the loop set."""
+    is_set: set[str] = set(getattr(output, "model_fields_set", ()))
+    if unknown := sorted(is_set.difference(PASSED, READ)):
+        raise ValueError(
+            f"the output of a loop of source={source} has {', '.join(unknown)}: verl's batch takes "
+            "no such field; put it into extra_fields"
+        )
+    passed: dict[str, Any] = {name: getattr(output, name) for name in PASSED if name in is_set}
+    # A default that was changed in place is not in `model_fields_set`.
+    extra = passed["extra_fields"] = dict(getattr(output, "extra_fields", {}))
+    if taken := sorted(_RESERVED & extra.keys()):
+        raise ValueError(
+            f"extra_fields of a loop of source={source} has {', '.join(taken)}: the trainer has "
+            "values of its own there; choose another name"
+        )
+    for name, value in extra.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # whatever the value's own class raises
+            raise ValueError(
+                f"extra_fields.{name} of a loop of source={source} cannot be sent to the trainer "
+                f"({type(error).__name__}: {error}); keep it in the loop"
+            ) from error
+    given = {name: value for name, value in passed.items() if value is not None}
+    return given if given.get("multi_modal_data") else given | _media(turns)
+
+
+def _media(turns: Sequence[EngineTurn]) -> dict[str, Any]:
+    """The images, videos and audio of the last request, which had those of all earlier ones."""
+    last = turns[-1].media if turns else {}
+    data = {f"{k}s": v for k in ("image", "video", "audio") if (v := last.get(f"{k}_data"))}
+    rest = {name: last[name] for name in PASSED if name in last}
+    return {"multi_modal_data": data, **rest} if data else {}
+
+
+def add_routes(
+    rollout: Rollout, turns: Sequence[EngineTurn], shape: tuple[int, int], source: str
+) -> None:
+    """Pass the engine's routes on, if the loop did not; see `routes_of`.
+
+    Raises:
+        ValueError: a token with mask 1 has no route.
+    """
+    if "routed_experts" in rollout.passed:
+        return
+    trajectory = rollout.trajectory
+    routes = rollout.passed["routed_experts"] = routes_of(turns, trajectory.ids, shape)
+    trained = [at for at, bit in enumerate(trajectory.response_mask) if bit]
+    # The logits of a token come from the token before it.
+    if trained and len(routes) < (needed := len(trajectory.prompt_ids) + trained[-1]):
+        raise ValueError(
+            f"the engine's routes of a loop of source={source} end after {len(routes)} tokens and "
+            f"{needed} are needed for router replay: a request must continue all tokens of the "
+            "trajectory; merge the routes in the loop as AgentLoopOutput.routed_experts"
+        )
+
+
+def _verdict(output: Any) -> dict[str, Any] | None:
+    """The reward that a loop computed, with its parts; None without one."""
+    if (score := getattr(output, "reward_score", None)) is None:
+        return None
+    return {**_info(output.extra_fields), "score": score}
+
+
+def _info(extra_fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """verl's parts of a reward; empty if there are none."""
+    info = extra_fields.get("reward_extra_info")
+    return info if isinstance(info, Mapping) else {}
 
 
 def late_rollout(turns: Sequence[EngineTurn], codec: HFCodec, budget: Budget) -> Rollout:
@@ -70,10 +179,12 @@ def late_rollout(turns: Sequence[EngineTurn], codec: HFCodec, budget: Budget) ->
     The prompt of each request has all earlier tokens, those of the environment included.
     """
     trajectory = Trajectory(turns[0].prompt_ids if turns else sorted(codec.end_ids)[:1])
+    used = 0
     for turn in turns:
         before, asked = trajectory.ids, list(turn.prompt_ids)
         if asked[: len(before)] != before:
             break  # the loop began another conversation
+        used += 1
         if added := asked[len(before) :]:
             trajectory.add_tool_tokens(added, codec.decode(added))
         token_ids = list(turn.output.token_ids)
@@ -83,6 +194,7 @@ def late_rollout(turns: Sequence[EngineTurn], codec: HFCodec, budget: Budget) ->
     with current_activity(time.monotonic) as activity:
         rollout.lose_to_deadline(budget.timeout_name, budget.timeout_s, activity)
     trajectory.without_gradient()
+    rollout.passed = _media(turns[:used])
     return rollout
 
 

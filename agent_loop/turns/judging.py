@@ -34,7 +34,7 @@ async def judge(
         try:
             async with deadline:
                 attempt = attempt_of(rollout, row, settings.budget_of(source).response_length)
-                parts = await settings.reward_of(source).judge(attempt, tools)
+                parts = await settings.reward_of(source, rollout.verdict).judge(attempt, tools)
         except ToolError as error:
             rollout.lose(error.tool or "reward", f"reward={reward}: {error}")
         except Exception as error:

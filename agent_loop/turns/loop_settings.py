@@ -12,7 +12,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from agent_loop.rewards import Reward, default_reward, reward_for
+from agent_loop.rewards import LOOPS_OWN, Reward, default_reward, reward_for
+from agent_loop.rewards.custom import LoopReward
 from agent_loop.rewards.terms import with_terms
 from agent_loop.turns.turn_loop import Budget
 from agent_loop.watchdog import Watchdog
@@ -23,6 +24,12 @@ logger = logging.getLogger(__name__)
 STRING_STOPS = frozenset({"hf", "vllm", "vllm_cpu"})
 """Backends that can stop at a string. vLLM needs a tokenizer for that, with which verl starts it
 (workers/rollout/vllm_rollout/vllm_async_server.py:328 at 0.9.1)."""
+
+ROUTE_BACKENDS = frozenset({"vllm", "sglang"})
+"""Backends that return the experts which they chose for each token."""
+
+ROUTE_KEYS = ("num_hidden_layers", "num_experts_per_tok")
+"""Keys of a model's config: layers and experts of a token, the shape of the engine's routes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,12 +95,18 @@ class LoopSettings:
         own = self.mixed.sources.get(source)
         return (own and own.reward) or default_reward(source)
 
-    def reward_of(self, source: str) -> Reward:
-        """The source's reward, with its options and terms; see `reward_for` for errors."""
+    def reward_of(self, source: str, verdict: Mapping[str, Any] | None = None) -> Reward:
+        """The source's reward, with its options and terms; see `reward_for` for errors.
+
+        A loop's own `verdict` is the reward if the source names none, or `loop`. If the source
+        names another, that one is the reward, and the verdict is recorded beside it.
+        """
         own, name = self.mixed.sources.get(source), self.reward_name_of(source)
-        if own is None:
-            return reward_for(name)
-        return with_terms(reward_for(name, own.reward_options), own.reward_terms)
+        reward = reward_for(name, own.reward_options if own is not None else {})
+        if verdict is not None:
+            named = reward if own is not None and own.reward not in (None, LOOPS_OWN) else None
+            reward = LoopReward(verdict=verdict, named=named)
+        return reward if own is None else with_terms(reward, own.reward_terms)
 
     def log_loop_error(self, source: str, row_id: str, error: str, trace: str) -> None:
         """Log the first error of a kind with its traceback; later the 2nd, 4th, 8th and so on."""

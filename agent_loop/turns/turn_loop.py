@@ -153,6 +153,12 @@ class Rollout:
     loop_error: str | None = None
     """Traceback of what the loop itself raised."""
 
+    verdict: dict[str, Any] | None = None
+    """`score` and other parts of a reward that another project's loop computed itself."""
+
+    passed: dict[str, Any] = field(default_factory=dict)
+    """Fields of verl's output that another project's loop set and that reach the batch."""
+
     def lose(self, tool: str, fault: str, stop_reason: StopReason = StopReason.INFRA_ERROR) -> None:
         """End the trajectory by a fault: no gradient, not in the baseline of its group."""
         self.stop_reason, self.answer = stop_reason, None

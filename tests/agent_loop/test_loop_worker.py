@@ -134,6 +134,7 @@ def worker_of(kind: type[Loop], verls_client: VerlsClient, **config: Any) -> Any
         }
     )
     worker._is_seeded, worker._needs_baseline, worker._baselines = True, False, {}
+    worker._route_shape = None
     vars(worker).update(config)
     return worker
 

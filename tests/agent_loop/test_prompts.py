@@ -55,6 +55,14 @@ def test_a_row_s_own_system_message_stays_and_is_the_only_one():
     assert prompt_of(rows_own, PromptConfig(system="yours"), TOOLS) == rows_own
 
 
+def test_a_question_with_an_image_stands_there_too():
+    image = {"type": "image", "image": "cat.png"}
+    rows_own = [{"role": "user", "content": [image, {"type": "text", "text": "What?"}]}]
+    (message,) = prompt_of(rows_own, PromptConfig(user="Q: {question}"), TOOLS)
+    assert message["content"] == [{"type": "text", "text": "Q: "}, *rows_own[0]["content"]]
+    assert prompt_of(rows_own, PromptConfig(), TOOLS) == rows_own
+
+
 def test_of_a_conversation_the_last_user_message_is_the_question():
     rows_own = [
         {"role": "user", "content": "hi"},

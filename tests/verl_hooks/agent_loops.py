@@ -68,6 +68,16 @@ AGENT_LOOPS = (
         says=("final_output.reward_score is None",),
     ),
     Hook(
+        "experimental.agent_loop.agent_loop:AgentLoopOutput.as_dict",
+        "agent_loop/turns/engine_client.py: routes by token, with zeros for missing rows",
+        says=("routed_experts.new_zeros((total_length", "aligned[:num_rows] ="),
+    ),
+    Hook(
+        "experimental.agent_loop.tool_agent_loop:ToolAgentLoop._handle_generating_state",
+        "agent_loop/turns/engine_client.py: the last request has the routes of all tokens",
+        says=("agent_data.routed_experts = output.routed_experts",),
+    ),
+    Hook(
         "experimental.agent_loop.agent_loop:AgentLoopBase.__init__",
         "agent_loop/turn_agent_loop.py",
         says=("self.config =", "self.rollout_config", "self.continuous_token_builder"),
