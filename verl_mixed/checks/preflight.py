@@ -26,7 +26,8 @@ from verl_mixed.checks.config.modes import (
     mode_problems,
 )
 from verl_mixed.checks.config.numbers import number_problems
-from verl_mixed.checks.config.prompts import model_problems
+from verl_mixed.checks.config.prompts import media_problems, model_problems
+from verl_mixed.checks.config.rewards import reward_problems
 from verl_mixed.checks.config.sources import source_problems
 from verl_mixed.checks.finding import Finding, problems
 from verl_mixed.checks.machine.machine import ports
@@ -67,6 +68,7 @@ def preflight(
     if data:
         found += row_problems(config)
         found += model_problems(config)
+        found += media_problems(config)
     found += _own_server_problems(config)
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if tools is not None and not own_tool_server:
@@ -93,6 +95,7 @@ def mixture_problems(config: Mapping[str, Any], *, data: bool = True) -> list[st
         *source_problems(config, agents),
         *algorithm_problems(config),
         *number_problems(config),
+        *reward_problems(config),
         *(data_problems(config, agents) if data else ()),
     ]
 

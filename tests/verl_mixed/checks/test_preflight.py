@@ -17,7 +17,8 @@ from samplers.rows.schema import SCHEMA
 from tests.verl_mixed.conftest import RunEnviron, write_source
 from verl_mixed.checks.config.correction import correction_problems
 from verl_mixed.checks.config.lora import lora_problems
-from verl_mixed.checks.config.prompts import first_prompts
+from verl_mixed.checks.config.modes import loop_problems
+from verl_mixed.checks.config.prompts import first_prompts, media_problems
 from verl_mixed.checks.preflight import preflight_warnings
 from verl_mixed.cli import main
 from verl_mixed.launch.plan import make_plan
@@ -969,3 +970,76 @@ def test_a_checkpoint_that_is_named_must_be_whole(run_environ: RunEnviron, tmp_p
     assert str(folder) in found
     (folder / "data.pt").touch()
     assert problems_of(run_environ, *named) == []
+
+
+def test_rewards_that_nobody_would_ask_are_named(run_environ: RunEnviron) -> None:
+    said = {
+        "reward.custom_reward_function.path=mine.py": "name it as mixed.sources.<name>.reward",
+        "reward.reward_manager.name=dapo": "set that instead",
+        "reward.reward_model.enable=true": "serve the model in a process of its own",
+        "reward.reward_model.rollout.temperature=0.5": "it is never read",
+        "reward.sandbox_fusion.url=http://x": "tool_config.server_url",
+        "+reward.reward_kwargs={overlong_buffer_cfg: 1}": "it is never read",
+        "reward_model.enable=true": "serve the model in a process of its own",
+        "custom_reward_function.path=mine.py": "name it as mixed.sources.<name>.reward",
+        "sandbox_fusion.url=http://x": "tool_config.server_url",
+        "mixed.sources.math.reward=loop": "this loop computes no reward itself",
+    }
+
+    found = problems_of(run_environ, *said, "reward.num_workers=2")
+
+    assert len(found) == len(said), found
+    for override, word in said.items():
+        key = override.lstrip("+").partition("=")[0]
+        assert any(p.startswith(key) and word in p for p in found), (override, found)
+
+
+def test_routes_of_experts_are_recorded_where_they_are_replayed(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    config = make_plan([], run_environ).config
+    rollout, actor = config["actor_rollout_ref"]["rollout"], config["actor_rollout_ref"]["actor"]
+    for recorded, backend, mode, interval, words in (
+        (True, "hf", "disabled", 0, ["in the mode R3 only", "only sglang, vllm return routes"]),
+        (False, "vllm", "R3", 0, ["the engine records no routes"]),
+        (True, "vllm", "R3", 0, []),
+        (True, "vllm", "R2", 5, ["in the mode R3 only"]),
+        (False, "vllm", "R2", 5, ["no routes are recorded"]),
+        (True, "sglang", "disabled", 5, []),
+    ):
+        rollout |= {"name": backend, "enable_rollout_routing_replay": recorded}
+        rollout |= {"moe_load_balance_metrics_interval": interval}
+        actor |= {"strategy": "megatron", "megatron": {"router_replay": {"mode": mode}}}
+        found = list(loop_problems(config))
+        assert len(found) == len(words), found
+        assert all(word in problem for word, problem in zip(words, found, strict=True)), found
+
+    (tmp_path / "config.json").write_text('{"text_config": {"num_hidden_layers": 2}}')
+    config["actor_rollout_ref"]["model"]["path"] = str(tmp_path)
+    (found,) = loop_problems(config)
+    assert "config.json has no num_experts_per_tok" in found
+
+
+def test_images_that_would_be_lost_are_named(run_environ: RunEnviron, tmp_path: Path) -> None:
+    path = tmp_path / "math_train.parquet"
+    table = pq.read_table(path)
+    images = pa.array([[]] * 3 + [["cat.png"]] * (len(table) - 3), pa.list_(pa.string()))
+    pq.write_table(table.append_column("images", images), path)
+    validation = pq.read_table(tmp_path / "math_val.parquet")
+    same = validation.set_column(2, "prompt", table["prompt"])  # the questions, of other images
+    pq.write_table(same.append_column("images", images), tmp_path / "math_val.parquet")
+    plan = make_plan([], run_environ)
+    found, _ = plan.problems()
+    assert f"{path}: rows of source='math' have images, first row 3: agent='math_agent'" in found
+
+    config = plan.config
+    config["mixed"]["sources"]["math"]["agent"] = "tool_agent"
+    found, _ = media_problems(config)
+    assert "rollout.name='hf' generates from text only" in found
+    config["actor_rollout_ref"]["rollout"]["name"] = "vllm"
+    assert list(media_problems(config)) == []
+    config["actor_rollout_ref"]["model"]["path"] = str(tmp_path)
+    found, _ = media_problems(config)
+    assert "has no processor" in found
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    assert list(media_problems(config)) == []

@@ -158,6 +158,13 @@ def batches(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[dict[
             row += batch.num_rows
 
 
+def media_columns(config: Mapping[str, Any], path: str) -> list[str]:
+    """The columns of a good file that hold images, videos or audio."""
+    keys = {"image_key": "images", "video_key": "videos", "audio_key": "audios"}  # verl's defaults
+    wanted = [at(config, f"data.{key}") or name for key, name in keys.items()]
+    return [name for name in wanted if name in pq.read_schema(path).names]
+
+
 def sound_files(files: Sequence[str]) -> list[str]:
     """The files that can be read and have our columns; `data_problems` reports the others."""
     readable = {str(file.path) for file in _readable(files)[0]}
@@ -230,16 +237,22 @@ def _rewards_of(config: Mapping[str, Any]) -> dict[str, Reward]:
 def _identities(
     config: Mapping[str, Any], files: Sequence[str]
 ) -> Iterator[tuple[str, set[str | int]]]:
-    """(place, {row id, hash of the prompt}) of the rows of sources with a ratio above 0."""
+    """(place, {row id, hash of the prompt}) of the rows of sources with a ratio above 0.
+
+    Rows of a file with images have their id only, because many images have the same question.
+    """
     sources = sound_sources(config)
     for path in files:
+        has_media = bool(media_columns(config, path))
         for first, rows in batches(path, ["data_source", "prompt", "extra_info.row_id"]):
             for row, values in enumerate(rows, start=first):
                 source = sources.get(values["data_source"])
                 row_id = (values["extra_info"] or {}).get("row_id")
                 if source is None or not source.takes_part or not row_id:
                     continue  # `row_id_problems` reports rows without an id
-                if prompt_problem(values["prompt"]) is None:
+                if has_media:
+                    yield f"{path} row {row}", {row_id}
+                elif prompt_problem(values["prompt"]) is None:
                     said = [(message["role"], message["content"]) for message in values["prompt"]]
                     yield f"{path} row {row}", {row_id, hash((values["data_source"], *said))}
 

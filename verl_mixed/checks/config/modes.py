@@ -1,15 +1,18 @@
 """Modes of verl and settings of agent loops that would lose the mixture or mislead the trainer."""
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agent_loop.turns.loop_settings import STRING_STOPS
+from agent_loop.rewards import LOOPS_OWN
+from agent_loop.turns.loop_settings import ROUTE_BACKENDS, ROUTE_KEYS, STRING_STOPS
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
-from verl_mixed.run.sections import section_of, sound_sources
+from verl_mixed.run.sections import agent_loops, section_of, sound_sources
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
@@ -67,6 +70,8 @@ def loop_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if mixed is None or tools is None:
         return  # the check of sections reports it
     yield from _foreign_problems(config)
+    yield from _verdict_problems(config)
+    yield from _route_problems(config)
     backend = at(config, f"{_ROLLOUT}.name")
     if mixed.turns.stop_at_tag == "strings" and backend not in STRING_STOPS:
         yield (
@@ -99,6 +104,69 @@ def _foreign_problems(config: Mapping[str, Any]) -> list[str]:
         for key in ours
         if getattr(source, key) is not None
     ]
+
+
+def turn_agents(config: Mapping[str, Any]) -> set[str]:
+    """Agents whose loop is a `TurnAgentLoop`; a class that cannot be imported counts as none."""
+    loops, _ = agent_loops(config)
+    return {name for name, loop in (loops or {}).items() if _is_turn_loop(loop.get("_target_"))}
+
+
+def _is_turn_loop(target: Any) -> bool:
+    if str(target).startswith("agent_loop."):
+        return True
+    from hydra.utils import get_class
+
+    from agent_loop.turn_agent_loop import TurnAgentLoop  # imports verl, which takes seconds
+
+    try:
+        return issubclass(get_class(str(target)), TurnAgentLoop)
+    except Exception:  # a user's module may raise anything
+        return False
+
+
+def _verdict_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Sources that leave the reward to a loop which computes none."""
+    for name, source in sound_sources(config).items():
+        if source.reward == LOOPS_OWN and source.agent in turn_agents(config) | VERLS_AGENTS:
+            yield (
+                f"mixed.sources.{name}.reward={LOOPS_OWN!r} with agent={source.agent!r}: this loop "
+                "computes no reward itself; name another reward"
+            )
+
+
+def _route_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Router replay of models with experts: routes that nobody records, or nobody reads."""
+    key, metrics = "enable_rollout_routing_replay", "moe_load_balance_metrics_interval"
+    recorded, interval = at(config, f"{_ROLLOUT}.{key}"), at(config, f"{_ROLLOUT}.{metrics}")
+    strategy = at(config, f"{_ACTOR}.strategy")
+    mode_key = f"{_ACTOR}.{strategy}.router_replay.mode"
+    mode = at(config, mode_key)
+    if not recorded:
+        if mode == "R3":
+            yield f"{mode_key}='R3': the engine records no routes; set {_ROLLOUT}.{key}=true"
+        if interval:
+            yield f"{_ROLLOUT}.{metrics}={interval}: no routes are recorded; set {key}=true, or 0"
+        return
+    if mode == "R2" or (mode != "R3" and not interval):
+        yield (
+            f"{_ROLLOUT}.{key}=True with {mode_key}={mode!r}: the trainer replays the engine's "
+            "routes in the mode R3 only (megatron, veomni); set that, or false"
+        )
+    if (backend := at(config, f"{_ROLLOUT}.name")) not in ROUTE_BACKENDS:
+        yield (
+            f"{_ROLLOUT}.{key}=True with {_ROLLOUT}.name={backend!r}: only "
+            f"{', '.join(sorted(ROUTE_BACKENDS))} return routes; set it to false"
+        )
+    path = Path(str(at(config, "actor_rollout_ref.model.path"))) / "config.json"
+    with suppress(OSError, ValueError):  # a hub's name, or reported by the check of the model
+        model = json.loads(path.read_text())
+        model = model.get("text_config", model)
+        if lacking := [name for name in ROUTE_KEYS if name not in model]:
+            yield (
+                f"{_ROLLOUT}.{key}=True: {path} has no {' and no '.join(lacking)}, the shape of "
+                "routes; use a model with experts, or set it to false"
+            )
 
 
 def checkpoint_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -14,12 +14,14 @@ from agent_loop.tool_actions import describe, named_tools
 from agent_loop.turns.tags import fill_tags
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, PromptConfig, ToolConfig, templates_of
-from verl_mixed.checks.config.data import batches, prompt_problem, sound_files
+from verl_mixed.checks.config.data import batches, media_columns, prompt_problem, sound_files
+from verl_mixed.checks.config.modes import turn_agents
 from verl_mixed.run.compose import unset_keys
 from verl_mixed.run.sections import agent_loops, section_of, sound_sources
 
 _MODEL = "actor_rollout_ref.model.path"
 _CUSTOM_TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
+_PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _COLUMNS = ("prompt", "data_source", "agent_name")
 
 
@@ -38,6 +40,35 @@ def model_problems(config: Mapping[str, Any]) -> list[str]:
         ]
     refused = list(_template_problems(config, tokenizer, prompts))
     return refused or list(_length_problems(config, tokenizer, prompts))
+
+
+def media_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Rows with images, videos or audio that the agent, the backend or the model would lose."""
+    path, backend = _model(config), at(config, "actor_rollout_ref.rollout.name")
+    common = None
+    if backend == "hf":
+        common = "actor_rollout_ref.rollout.name='hf' generates from text only"
+    elif path is not None and not any(map(Path.is_file, (path / file for file in _PROCESSORS))):
+        common = f"{_MODEL}={str(path)!r} has no processor ({' or '.join(_PROCESSORS)})"
+    sources = sound_sources(config)
+    files = [*files_at(config, "data.train_files"), *files_at(config, "data.val_files")]
+    for file in dict.fromkeys(sound_files(files)):
+        if not (there := media_columns(config, file)):
+            continue
+        losing = {name: f"agent={name!r} gives the model text only" for name in turn_agents(config)}
+        first: dict[str, str] = {}
+        for start, rows in batches(file, ["data_source", "agent_name", *there]):
+            for number, row in enumerate(rows, start):
+                source = sources.get(row["data_source"])
+                agent = (source and source.agent) or row["agent_name"]
+                if (why := losing.get(agent) or common) and any(row[name] for name in there):
+                    first.setdefault(row["data_source"], f"first row {number}: {why}")
+        for source, why in first.items():
+            yield (
+                f"{file}: rows of source={source!r} have {', '.join(there)}, {why}; use an agent "
+                "(tool_agent, single_turn_agent), a backend (vllm, sglang) and a model that take "
+                "them, or remove the column"
+            )
 
 
 def first_prompts(config: Mapping[str, Any]) -> dict[str, str]:
