@@ -43,6 +43,9 @@ OF_THE_MIXTURE = (
 )
 """Keys that may change too if `mixed.on_change=continue`."""
 
+ABSENT = {"mixed.on_truncated": "train"}
+"""Keys that are newer than some runs -> the value that such a run was trained with."""
+
 _harmless = re.compile("|".join(f"(?:{pattern})" for pattern in HARMLESS))
 _of_the_mixture = re.compile("|".join(f"(?:{pattern})" for pattern in OF_THE_MIXTURE))
 
@@ -203,7 +206,7 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
     The mixture may differ if the new config has `mixed.on_change=continue`.
     """
-    old, new = flatten(before), flatten(now)
+    old, new = ABSENT | flatten(before), ABSENT | flatten(now)
     free = new.get("mixed.on_change") == "continue"
     return [
         f"{key}: {old.get(key, 'absent')!r} -> {new.get(key, 'absent')!r}"

@@ -29,7 +29,7 @@ from agent_loop.metrics.token_metrics import TrainedTokens, token_metrics
 from agent_loop.tools.limiter import limiter_metrics
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.turns.turn_loop import Call, Rollout
+from agent_loop.turns.turn_loop import Call, Rollout, Turn
 from rate_limit.file_limiter import FileRateLimiter
 from rate_limit.ray_limiter import RayRateLimiter
 from rate_limit.snapshot import Snapshot, SourceSnapshot
@@ -84,6 +84,7 @@ def trajectory(uid: str) -> TrainedTrajectory:
     rollout.trajectory.add_model_tokens([5, 6], [-0.5, -0.1])
     call = Call(turn=1, action="code", arguments="1 + 3", tool="calculate", status="ok", attempts=1)
     rollout.calls.append(call)
+    rollout.turns.append(Turn(tokens=2, min_global_steps=0, max_global_steps=0))
     return trained_of(rollout, "math", uid)
 
 
