@@ -8,6 +8,7 @@ by one, because math-verify's grammar reads them ten times as fast as the whole.
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 from samplers.rows.sources.math import boxed_answer
 
@@ -16,9 +17,6 @@ MAX_LENGTH = 2000
 
 MAX_DEPTH = 30
 """Deepest nesting of brackets that math-verify gets."""
-
-_LEAST_PLACES = 6
-"""Fewest decimal places of a rounded number, such as 0.333333 for 1/3."""
 
 _MOST_EXPONENT = 400
 """Largest exponent of scientific notation that counts as an exact number."""
@@ -43,10 +41,10 @@ _CHARACTERS = str.maketrans(
         "\u2009": " ",
     }
 )
+_INEQUALITY = r"[<>]|\\[lgn]eq?(?![a-z])"
 _SPELLINGS = [
     (re.compile(pattern), spelling)
     for pattern, spelling in [
-        (r"^\s*(?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer(?: is|:| is:)\s+", ""),
         (r"(?<=\d)(?:\{,\}|,?\\[,!])(?=\d)", ""),  # within a number: 58,\!500
         (r"^\\\[(.*)\\\]$", r"\1"),
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
@@ -55,6 +53,7 @@ _SPELLINGS = [
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])", ""),
         (r"\\(?:displaystyle|qquad|quad)(?![a-zA-Z])|(?<!\\)\\[,!;:> ]|~", " "),
+        (r";\s*$", ""),
         (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![a-zA-Z])", r"^\\circ"),
         (r"(\\(?:sin|cos|tan|cot|sec|csc))\s*\(?(\d+)\^\\circ\)?", r"\1(\\frac{\2\\pi}{180})"),
         (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|mbox)\s*(?=\{)", r"\\text"),
@@ -64,6 +63,13 @@ _SPELLINGS = [
         (r"\+\s*\\infty", r"\\infty"),
         (r"(\d)\s+(\d+)/(\d+)$", r"\1\\frac{\2}{\3}"),  # a mixed number
         (r"\s*\\text\s*\{\s*(?:and|or)\s*\}\s*|\s+(?:and|or)\s+", ", "),
+        (r"(?<![\w.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,4})(?![\w.])", r"\1\\times10^{\2}"),
+        (r"^(\d+)_\{?10\}?$", r"\1"),  # base ten
+        (  # the inequality of \{x|x>0\}
+            r"^\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:|\\mid(?![a-z]))\s*"
+            rf"(?=.*\1)([^=]*(?:{_INEQUALITY})[^=]*)\\\}}$",
+            r"\2",
+        ),
         (r"^\\text\s*\{([^{}]*)\}$|^\(\\text\s*\{([A-Za-z])\}\)$", r"\1\2"),
     ]
 ]
@@ -87,9 +93,12 @@ _NUMBER = re.compile(
 _IN_BASE = re.compile(r"((?=[A-Z]*\d)[0-9A-Z]+)_\{?(\d+)\}?")
 """A number in a base begins with a digit, because `V_1` is a name."""
 
+_TIME = re.compile(r"\d{1,2}:[0-5]\d")
+"""What may be a time is not reduced as a ratio: 2:30 is not 1:15."""
+
 _NUMBERS_OWN = re.compile(r"\\(?:pi|infty|frac|sqrt|cdot|times)")
-_UNREADABLE = re.compile(r"(?<![_^\d.])\d[\d.]* \d|%|\\text\s*\{[^{}]*\d")
-"""Two numbers in a row, or a comment, which a LaTeX parser would misread."""
+_UNREADABLE = re.compile(r"(?<![_^\d.])\d[\d.]* \d|\.\d*\.|%|\\text\s*\{[^{}]*\d")
+"""Two numbers in a row, two points in one, or a comment, which a LaTeX parser would misread."""
 
 _MATRIX = re.compile(r"\\begin\{[pb]?matrix\}(.*)\\end\{[pb]?matrix\}")
 _ENDLESS = re.compile(
@@ -201,7 +210,7 @@ def _compare(ours: str, theirs: str) -> bool | Expressions:
         return _compare_percent(ours, theirs)
     a, b = exact(our_tight), exact(their_tight)
     if a is not None and b is not None:
-        return a == b or _is_rounded(our_tight, a, b) or _is_rounded(their_tight, b, a)
+        return a == b
     if _is_word(ours) and _is_word(theirs):
         return ours.lower() == theirs.lower()
     if (based := _compare_bases(our_tight, their_tight)) is not None:
@@ -215,37 +224,42 @@ def _compare(ours: str, theirs: str) -> bool | Expressions:
     if (x := _listed(ours)) is not None and (y := _listed(theirs)) is not None:
         return _equal_sets(ours, theirs, x, y)
     for one, other in ((ours, theirs), (theirs, ours)):
-        if one.startswith("\\{") and _brackets(other) is not None:
-            return False  # order counts in one of them only
-    if "=" not in theirs and x is None and len(values := _values(ours)) > 1:
-        return _all_equal(values, [theirs] * len(values))
+        is_points = _listed(one) is not None and not re.search(rf"=|{_INEQUALITY}", one)
+        if is_points and (_brackets(other) is not None or re.search(_INEQUALITY, other)):
+            return False  # points without an order are no tuple and no interval
+    if "=" not in theirs and x is None and (values := _values(ours)) != [ours]:
+        says_something = len(set(map(_tight, values))) == len(values)  # 1=1 does not
+        return says_something and _all_equal(values, [theirs] * len(values))
+    if (ratios := _compare_ratios(ours, theirs)) is not None:
+        return ratios
     if is_endless(ours) or is_endless(theirs):
         return False
     return [(theirs, ours)]
 
 
-def _is_rounded(text: str, value: Fraction, other: Fraction) -> bool:
-    """Whether a decimal is another number, rounded or cut to six places or more."""
-    _, point, places = text.partition(".")
-    digits = text.strip("+-").replace(".", "").lstrip("0")
-    if not point or len(places) < _LEAST_PLACES or len(digits) < _LEAST_PLACES:
-        return False
-    return places.isdecimal() and abs(value - other) < Fraction(1, 10 ** len(places))
-
-
 def _compare_bases(ours: str, theirs: str) -> bool | None:
-    """Compare numbers such as `1010_2`; the answer may omit the target's base. None without one."""
+    """Compare numbers such as `1010_2`, each with its base. None if neither has one."""
     x, y = _IN_BASE.fullmatch(ours), _IN_BASE.fullmatch(theirs)
-    if y is not None:
-        return (x.groups() if x else (ours, y[2])) == y.groups()
-    return None if x is None else x[2] == "10" and x[1] == theirs
+    if x is None or y is None:
+        return None if x is y else False
+    return x.groups() == y.groups()
+
+
+def _compare_ratios(ours: str, theirs: str) -> bool | Expressions | None:
+    """Compare ratios such as `3:2`, which are no fractions. None if neither is a ratio."""
+    x, y = (_split(text, ":") or [text] for text in (ours, theirs))
+    if "=" in theirs or len(x) == 1 == len(y):
+        return None
+    if len(x) == len(y) and not _TIME.match(theirs):
+        x, y = ([rf"\frac{{{a}}}{{{b}}}" for a, b in pairwise(terms)] for terms in (x, y))
+    return _all_equal(x, y)
 
 
 def _values(text: str) -> list[str]:
     """The parts of an answer such as `x = 3 + 4 = 7`, without the name in front."""
     parts = [part.strip() for part in re.split(r"(?<![<>!\\])=", text)]
     is_named = re.search(r"[A-Za-z]", _NUMBERS_OWN.sub("", parts[0])) is not None
-    return parts[1:] if is_named else parts
+    return parts[1:] if is_named and len(parts) > 1 else parts
 
 
 def _compare_percent(ours: str, theirs: str) -> bool | Expressions:
@@ -315,15 +329,15 @@ def _listed(text: str) -> list[str] | None:
     return items if items is not None and (is_set or len(items) > 1) and all(items) else None
 
 
-def _split(text: str) -> list[str] | None:
-    """Split at the commas outside of brackets; None where the brackets do not match."""
+def _split(text: str, separator: str = ",") -> list[str] | None:
+    """Split at the separators outside of brackets; None where the brackets do not match."""
     depth, start = 0, 0
     items: list[str] = []
     for at, character in enumerate(text):
         depth += (character in "{([") - (character in "})]")
         if depth < 0:
             return None
-        if character == "," and depth == 0:
+        if character == separator and depth == 0:
             items.append(text[start:at].strip())
             start = at + 1
     return None if depth else [*items, text[start:].strip()]

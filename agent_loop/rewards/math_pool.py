@@ -16,6 +16,7 @@ import logging
 import math
 import multiprocessing.context
 import os
+import re
 import resource
 import signal
 import sys
@@ -195,9 +196,18 @@ def _is_equal(target: str, answer: str) -> bool:
     return _is_same_equation(ours, theirs)
 
 
+_DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
+
+
+def _as_fraction(decimal: re.Match[str]) -> str:
+    whole, places = decimal.groups()
+    return rf"\frac{{{int(whole + places)}}}{{{10 ** len(places)}}}"
+
+
 @lru_cache(1024)
 def _parsed(text: str) -> Any:
-    """The complete text as one expression, None if it is none; `i` is the imaginary unit.
+    """The complete text as one expression, None if it is none; `i` is the imaginary unit, and a
+    decimal is a fraction, because math-verify would round it to six places.
 
     math-verify's own `parse` takes an expression from any place in the text, and drops a possible
     unit, such as m in `2m`.
@@ -208,7 +218,7 @@ def _parsed(text: str) -> Any:
 
     try:
         found: Any = latex2sympy(
-            text,
+            _DECIMAL.sub(_as_fraction, text),
             is_real=not should_treat_as_complex(text),
             normalization_config=NormalizationConfig(boxed="none", malformed_operators=True),
         )
@@ -237,9 +247,9 @@ def _differ_at_a_point(ours: Any, theirs: Any) -> bool:
     expressions: list[Any] = [ours, theirs]
     try:
         a, b = (complex(each.xreplace(point).evalf(15)) for each in expressions)
-    except Exception:  # a function without a value, one that needs integers: sympy raises anything
+        return abs(a - b) > 1e-3 * max(1.0, abs(a), abs(b))
+    except Exception:  # a function without a value, one too large: sympy raises anything
         return False
-    return abs(a - b) > 1e-3 * max(1.0, abs(a), abs(b))
 
 
 def _expand_to_the_same(ours: Any, theirs: Any) -> bool:

@@ -1,7 +1,13 @@
 """Pairs of answers, written by us: what a competition's answer may look like, and near-misses.
 
-Each is (answer, right answer, whether they are equal). Half are not.
+Each is (answer, right answer, whether they are equal). Half are not. Each rule of `math_forms` has
+a pair here that is judged wrong without the rule.
 """
+
+UNITS = [
+    *("m", "g", "s", "cm", "mm", "km", "kg", "inches", "foot", "feet", "miles", "hours", "minutes"),
+    *("seconds", "days", "years", "dollars", "cents", "units", "sq cm", "square feet", "cubic m"),
+]
 
 EQUAL = [
     # fractions and decimals
@@ -85,19 +91,65 @@ EQUAL = [
     # more of the above, each once judged wrong
     (r"0.\overline{3}", r"\frac13"),
     (r"-0.1\overline{6}", r"-\frac{1}{6}"),
-    (r"33.3333333", r"\frac{100}{3}"),
     (r"10 000", r"10{,}000"),
     (r"3 hours", r"3\text{ hours}"),
     (r"12 inches", r"12\text{ inch}"),
-    (r"2516", r"2516_8"),
     (r"2516_{8}", r"2516_8"),
     (r"$1$ and $2$", r"1,2"),
-    (r"The answer is $12$.", r"12"),
     (r"\[5\]", r"5"),
     (r"x = 3 + 4 = 7", r"7"),
     (r"1 < x \le 2", r"(1,2]"),
     (r"\varnothing", r"\emptyset"),
     (r"\log_2 3", r"\frac{\ln 3}{\ln 2}"),
+    # numbers: decimals are exact
+    (r"1e2", r"100"),
+    (r"1.5E-3", r"0.0015"),
+    (r"100", r"1e2"),
+    (r"(1e2, 3)", r"(100,3)"),
+    (r"1e2\pi", r"100\pi"),
+    (r"12.50", r"12.5"),
+    (r"12.5", r"\frac{25}{2}"),
+    (r"0.1x+0.2x", r"0.3x"),
+    (r"x^{0.5}", r"\sqrt{x}"),
+    (r"e^{0.5}", r"\sqrt{e}"),
+    (r"\sqrt{0.5}", r"\frac{\sqrt{2}}{2}"),
+    (r"\ln 0.5", r"-\ln 2"),
+    (r"7\frac 1 2", r"7.5"),
+    ("10\u00a0000", r"10000"),
+    ("10\u2009000", r"10000"),
+    (r"12_{10}", r"12"),
+    (r"12", r"12_{10}"),
+    (r"5;", r"5"),
+    (r"$5$ ;", r"5"),
+    (r"5\;", r"5"),
+    (r"\frac{3}{4} = 0.75", r"\frac34"),
+    # ratios
+    (r"6:4", r"3:2"),
+    (r"3 : 2", r"3:2"),
+    (r"2:4:6", r"1:2:3"),
+    (r"\sqrt{2}:1", r"2:\sqrt{2}"),
+    (r"x:y = 3:2", r"3:2"),
+    (r"3:2, 1:2", r"1:2, 3:2"),
+    (r"08:30", r"8:30"),
+    # intervals as sets
+    (r"(0,\infty)", r"\{x|x>0\}"),
+    (r"\{x : x > 0\}", r"(0,\infty)"),
+    (r"\{x \in \mathbb{R} \mid x \ge 0\}", r"[0,\infty)"),
+    (r"\{x|-2\leq x<3\}", r"[-2,3)"),
+    (r"\{x \mid x > 0\}", r"x>0"),
+    # spellings that math-verify does not know
+    (r"√(x+1)", r"\sqrt{x+1}"),
+    ("10\u20133", r"7"),
+    ("2\u00b73", r"6"),
+    ("(0, \u221e)", r"(0,\infty)"),
+    ("60\u00b0", r"60"),
+    (r"60\degree", r"60"),
+    (r"60 degrees", r"60"),
+    ("x\u00b2+x\u00b3", r"x^3+x^2"),
+    (r"\Bigl(1,2\Bigr)", r"(1,2)"),
+    (r"\text{red and blue}", r"\text{blue and red}"),
+    (r"\begin{pmatrix}x=1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+    *[(f"7 {unit}", "7") for unit in UNITS],
 ]
 
 DIFFERENT = [
@@ -206,6 +258,107 @@ DIFFERENT = [
     (r"1.0000001", r"1"),
     (r"2:30 a.m.", r"2:30 p.m."),
     (r"$", r"3"),
+    # a sentence around the answer, which only a box may have
+    (r"The answer is 42", r"42"),
+    (r"The answer is $12$.", r"12"),
+    (r"Answer: 42", r"42"),
+    # an equation that says nothing
+    (r"1=1", r"1"),
+    (r"2=2=2", r"2"),
+    (r"1=2", r"1"),
+    # rounded numbers
+    (r"0.3333333333", r"1/3"),
+    (r"0.333333333333333333333", r"\frac13"),
+    (r"33.3333333", r"\frac{100}{3}"),
+    (r"(0.3333333333, 1)", r"(\frac13,1)"),
+    (r"0.3333333333\%", r"\frac13\%"),
+    (r"1.41421356", r"\sqrt{2}"),
+    (r"1.414213562373095", r"\sqrt{2}"),
+    (r"2.718281828", r"e"),
+    (r"3.14159265358979", r"\pi"),
+    (r"0.3333333\pi", r"\frac{\pi}{3}"),
+    (r"0.333333x", r"\frac{x}{3}"),
+    (r"0.1", r"0.10000001"),
+    # powers of ten
+    (r"1e2", r"10"),
+    (r"1e2", r"102"),
+    (r"1e2", r"2e"),
+    (r"1e-2", r"100"),
+    (r"1e", r"10"),
+    (r"e2", r"100"),
+    (r"2.5.1e3", r"2500"),
+    (r"1.2.3\pi", r"0.36\pi"),
+    (r"1e2.5", r"250"),
+    (r"1e9999", r"1e9998"),
+    (r"10^{400}x", r"10^{401}x"),
+    # bases
+    (r"11", r"11_2"),
+    (r"11_2", r"11"),
+    (r"3", r"11_2"),
+    (r"11_2", r"3"),
+    (r"2516", r"2516_8"),
+    (r"12_{100}", r"12"),
+    (r"1E2_{16}", r"100"),
+    # ratios, fractions and times
+    (r"3/2", r"3:2"),
+    (r"3:2", r"\frac{3}{2}"),
+    (r"1.5", r"3:2"),
+    (r"x=3/2", r"3:2"),
+    (r"x:y=3:2", r"3/2"),
+    (r"2:3", r"3:2"),
+    (r"0:0", r"3:2"),
+    (r"(1-1):(1-1)", r"3:2"),
+    (r"1:2:3", r"1:6"),
+    (r"1:2:3", r"1/6"),
+    (r"50\%", r"1:2"),
+    (r"3,2", r"3:2"),
+    (r"1:15", r"2:30"),
+    # lists, tuples, intervals, numbers with commas
+    (r"2,3", r"(2,3)"),
+    (r"2 \text{ and } 3", r"(2,3)"),
+    (r"(2,3)", r"2,3"),
+    (r"2,3", r"[2,3]"),
+    (r"1,2,3", r"(1,2,3)"),
+    (r"(1,2),(3,4)", r"(1,2)"),
+    (r"x=3, y=2", r"(2,3)"),
+    (r"1,234", r"(1,234)"),
+    (r"(1,234)", r"1234"),
+    (r"12,34", r"1234"),
+    (r"1,2345", r"12345"),
+    (r"(2,5)", r"2.5"),
+    (r"2.5", r"2,5"),
+    (r"-2<x<3", r"\{-2,3\}"),
+    (r"-2,3", r"\{x|-2<x<3\}"),
+    # sets by a condition
+    (r"\{x|x>0\}", r"[0,\infty)"),
+    (r"\{x|x\ge 0\}", r"\{x|x>0\}"),
+    (r"\{y|x>0\}", r"(0,\infty)"),
+    (r"\{x \in \mathbb{Z}|x>0\}", r"(0,\infty)"),
+    (r"\{x|x^2=4\}", r"4"),
+    (r"\{x|x>0\}", r"0"),
+    # what a semicolon does not end
+    (r"5;6", r"5"),
+    (r"5;6", r"6"),
+    (r"5;6", r"56"),
+    (r"5,", r"5"),
+    # words of the same letters
+    (r"listen", r"silent"),
 ]
 
 PAIRS = [(*pair, True) for pair in EQUAL] + [(*pair, False) for pair in DIFFERENT]
+
+SAME_TEXT = [
+    (r"\dfrac{1}{2}", r"\frac{1}{2}"),
+    (r"\frac12", r"\frac{1}{2}"),
+    (r"\sqrt2", r"\sqrt{2}"),
+    (r"(0,+\infty)", r"(0,\infty)"),
+    ("\u22127", r"-7"),
+    ("2\u00d73", r"2\times 3"),
+    ("6\u00f72", r"6/2"),
+    ("2\u03c0", r"2\pi"),
+    ("x\u22643", r"x\le 3"),
+    ("x\u22653", r"x\ge 3"),
+    ("(0,1)\u222a(2,3)", r"(0,1)\cup(2,3)"),
+    ("\u00b13", r"\pm 3"),
+]
+"""Answers whose normal forms are equal, for the rewards that compare text."""
