@@ -101,7 +101,6 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
             self.plan,
             index,
             collate_fn,
-            workers=self.config.data.dataloader_num_workers,
             on_change=self.mixed.on_change,
         )
         self.train_dataloader = self.stream

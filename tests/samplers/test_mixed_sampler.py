@@ -1,9 +1,8 @@
-"""The plan as verl's dataloader: the plan's prompts with their columns, read ahead or not."""
+"""The plan as verl's dataloader: the plan's prompts with their columns."""
 
 import json
 import tracemalloc
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplers.mixed_sampler import PlanStream, SourceSampler, rows_by_source
+from samplers.mixed_sampler import PlanStream, rows_by_source
 from samplers.mixture_plan import MixturePlan, PlannedPrompt
 
 COLUMN = ["nq", "math", "nq", "taco", "math", "math", "taco", "nq", "math"]
@@ -38,17 +37,15 @@ def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: [row[name] for row in rows] for name in ("data_source", "number")}
 
 
-def stream(
-    seed: int = 0, workers: int = 0, sources: Sequence[str] = COLUMN, on_change: str = "refuse"
-) -> PlanStream:
-    index = rows_by_source(sources)
+def stream(seed: int = 0, on_change: str = "refuse") -> PlanStream:
+    index = rows_by_source(COLUMN)
     plan = MixturePlan(
         sizes={name: len(rows) for name, rows in index.items()},
         ratios=RATIOS,
         batch_size=10,
         seed=seed,
     )
-    return PlanStream(Dataset(sources), plan, index, collate, workers=workers, on_change=on_change)
+    return PlanStream(Dataset(COLUMN), plan, index, collate, on_change=on_change)
 
 
 Taken = tuple[list[PlannedPrompt], dict[str, Any]]
@@ -133,18 +130,6 @@ def test_a_dataset_without_rows_has_no_sources(column: Any):
     assert rows_by_source(column) == {}
 
 
-# --- one source -----------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 2000), st.integers(1, 700))
-def test_a_sampler_gives_its_sources_rows_in_plan_order_without_end(first: int, count: int):
-    plan, index = stream().plan, rows_by_source(COLUMN)
-    sampler = SourceSampler(plan, "math", index["math"], first)
-    expected = index["math"][plan.rows("math", range(first, first + count))].tolist()
-    assert list(islice(sampler, count)) == expected
-    assert list(islice(sampler, count)) == expected  # each reading begins anew
-
-
 # --- the stream -----------------------------------------------------------------------------------
 
 
@@ -192,7 +177,7 @@ def test_draws_given_back_are_read_again():
     assert taken.replace({"nq": 3}) == first
 
 
-def test_no_row_is_read_before_it_is_asked_for_without_workers():
+def test_no_row_is_read_before_it_is_asked_for():
     taken = stream()
     assert isinstance(taken.dataset, Dataset)
     taken.take(7)
@@ -226,36 +211,3 @@ def test_a_state_of_another_mixture_is_refused_unless_it_may_change():
     changed = stream(seed=1, on_change="continue")
     changed.load_state_dict({**state, "position": 20, "drawn": {"nq": 10, "math": 6, "taco": 4}})
     assert [prompt.draw for prompt in changed.replace({"nq": 1, "taco": 1})[0]] == [10, 4]
-
-
-# --- read ahead by worker processes ---------------------------------------------------------------
-
-
-def test_worker_processes_read_the_same_prompts():
-    parts = [("take", 10), ("replace", 3), ("take", 25), ("give_back", 4), ("take", 10)]
-    ahead, plain = stream(workers=2), stream()
-    assert use(ahead, parts) == use(plain, parts)
-    assert ahead.state_dict() == plain.state_dict()
-    assert isinstance(ahead.dataset, Dataset)
-    assert ahead.dataset.reads == 0  # other processes did
-
-
-@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 2), (2, 0)])
-def test_prompts_read_ahead_and_not_taken_come_again_after_a_resume(before: int, after: int):
-    stopped = stream(workers=before)
-    stopped.take(13)
-    state = json.loads(json.dumps(stopped.state_dict()))
-    resumed = stream(workers=after)
-    resumed.load_state_dict(state)
-    plain = stream()
-    plain.take(13)
-    assert resumed.take(20) == plain.take(20)
-
-
-def test_workers_share_one_source_and_keep_its_order():
-    sources = ["nq"] * 50
-    index = rows_by_source(sources)
-    plan = MixturePlan({"nq": 50}, {"nq": 1}, 10, 0)
-    ahead = PlanStream(Dataset(sources), plan, index, collate, workers=2)
-    numbers = [number for _ in range(3) for number in ahead.take(30)[1]["number"]]
-    assert numbers == plan.rows("nq", range(90)).tolist()

@@ -134,6 +134,7 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
         ("trainer.v1.sampler.custom_sampler.path=own.py", "custom_sampler.path='own.py'"),
         ("actor_rollout_ref.actor.shuffle=true", "lose their quotas"),
         ("data.train_max_samples=100", "leave rows out"),
+        ("data.dataloader_num_workers=2", "dataloader_num_workers=2"),
         ("data.filter_overlong_prompts=true", "leave rows out"),
         ("trainer.v1.trainer_mode=sync", "trainer_mode='sync'"),
         ("mixed.sources.math.ratio=nan", "mixed.sources.math: ratio=nan"),
