@@ -7,7 +7,8 @@ whose actors cannot be placed hangs for ever. The needs are those of verl 0.9.1
 
 - a pool is one placement group per node, each STRICT_PACK: a bundle of 1 GPU and 3 CPUs for every
   process, 2 CPUs if the process only generates (the replicas of `mixed_separate_async`);
-- a storage unit takes 1 CPU; unit i goes to node i modulo the number of nodes, and to no other;
+- a storage unit takes 1 CPU; without a number in the config there are 8, or 2 for each node where
+  that is more; unit i goes to node i modulo the number of nodes, and to no other;
 - TransferQueue's controller takes 1 CPU of any node;
 - runner, agent loop workers, reward workers and engine servers need no resources: Ray places such
   an actor even if all CPUs are taken.
@@ -33,7 +34,8 @@ GENERATING_CPUS = 2
 CONTROLLER_CPUS = 1
 
 _ROLLOUT = "actor_rollout_ref.rollout"
-_UNITS = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+_LEAST_UNITS = 8
+UNITS_KEY = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +102,23 @@ def need_of(config: Mapping[str, Any]) -> Need | None:
         pools.append(_pool(config, reward_model))
     if at(config, "distillation.enabled"):
         pools.append(_pool(config, "distillation"))
-    simple = at(config, "transfer_queue.backend.storage_backend", "SimpleStorage")
-    units = at(config, _UNITS, 8) if simple == "SimpleStorage" else 0
-    if None in pools or not isinstance(units, int) or units < 0:
+    units = storage_units(config)
+    if None in pools or units is None:
         return None
     return Need(pools=tuple(pool for pool in pools if pool is not None), storage_units=units)
+
+
+def storage_units(config: Mapping[str, Any]) -> int | None:
+    """TransferQueue's storage units, each with an equal part of the rows; None if a number that
+    they depend on is wrong."""
+    if at(config, "transfer_queue.backend.storage_backend", "SimpleStorage") != "SimpleStorage":
+        return 0
+    units = at(config, UNITS_KEY)
+    if units is None:
+        separate = at(config, "trainer.v1.trainer_mode") == "mixed_separate_async"
+        nodes = [at(config, f"{pool}.nnodes") for pool in ("trainer", *[_ROLLOUT] * separate)]
+        units = max(_LEAST_UNITS, 2 * sum(nodes)) if all(map(_is_count, nodes)) else None
+    return units if _is_count(units) else None
 
 
 def _pool(config: Mapping[str, Any], section: str) -> Pool | None:
@@ -197,9 +211,9 @@ def _together(need: Need, nodes: Sequence[Node]) -> str:
     )
     return (
         f"no room for all of it at once on {_words(nodes)}: {pools}; {need.storage_units} storage "
-        f"units of 1 CPU in turn over the nodes ({_UNITS}), {need.controller_cpus} CPU for their "
-        f"controller, {need.gpus} GPUs and {need.cpus} CPUs in all: verl would wait for ever; give "
-        "Ray more logical CPUs, which may be more than the machine has "
+        f"units of 1 CPU in turn over the nodes ({UNITS_KEY}), {need.controller_cpus} CPU for "
+        f"their controller, {need.gpus} GPUs and {need.cpus} CPUs in all: verl would wait for "
+        "ever; give Ray more logical CPUs, which may be more than the machine has "
         "(ray_kwargs.ray_init.num_cpus, NUM_CPUS of a cluster), or more GPUs or nodes"
     )
 

@@ -5,6 +5,9 @@ and what can be tried without Ray or a GPU is tried.
 """
 
 import inspect
+import os
+import subprocess
+import sys
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any
@@ -134,8 +137,6 @@ def test_verls_own_model_and_data_are_still_those_that_count_as_unset():
     with initialize_config_module("verl.trainer.config", version_base=None):
         config: Any = OmegaConf.to_container(compose("ppo_trainer"), resolve=False)
     assert {key: at(config, key) for key in REQUIRED} == REQUIRED
-    # what cluster/placement.py counts with, where a config says nothing
-    assert at(config, "transfer_queue.backend.SimpleStorage.num_data_storage_units") == 8
     # mini-batches keep their mixture only where verl does not shuffle them
     assert at(config, "actor_rollout_ref.actor.shuffle") is False
 
@@ -231,6 +232,41 @@ def test_the_transfer_queue_reads_writes_and_clears_rows_by_key():
     batch.reorder([1, 0])
     assert (batch.keys, batch.tags) == (["b", "a"], [{"n": 2}, {"n": 1}])
     assert batch.select_keys(["a"]).tags == [{"n": 1}]
+
+
+@pytest.mark.ray
+def test_the_transfer_queue_takes_more_rows_than_verls_limit_where_there_is_none():
+    program = """
+import ray, torch, transfer_queue as tq
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl_mixed.run.compose import compose_config
+
+def put(rows, *overrides):
+    config = compose_config(["mixed.run_dir=/r", *overrides])
+    tq.init(OmegaConf.create({"backend": config.transfer_queue.backend}))
+    keys, fields = list(map(str, range(rows))), TensorDict({"x": torch.zeros(rows, 1)}, [rows])
+    try:
+        tq.kv_batch_put(keys=keys, partition_id="train", fields=fields, tags=[{}] * rows)
+        return len(tq.kv_list(partition_id="train")["train"])
+    except Exception as error:
+        return type(error).__name__
+    finally:
+        tq.close()
+
+ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+limit = "transfer_queue.backend.SimpleStorage.total_storage_size="
+print(put(5, limit + "4"), put(100_001))
+ray.shutdown()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.stdout.splitlines()[-1:] == ["RuntimeError 100001"], done.stdout + done.stderr
 
 
 def test_the_difference_of_probabilities_is_measured_where_the_mask_is_one():

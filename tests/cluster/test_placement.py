@@ -10,7 +10,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cluster.placement import Need, Node, Pool, fits, need_of, own_node, placement_problems
+from cluster.placement import (
+    Need,
+    Node,
+    Pool,
+    fits,
+    need_of,
+    own_node,
+    placement_problems,
+    storage_units,
+)
 from verl_mixed.run.compose import compose_config, resolve
 
 
@@ -145,7 +154,7 @@ def test_a_replica_larger_than_a_node_is_a_group_on_each_of_its_nodes():
     [
         {"trainer__nnodes": "two"},
         {"trainer__n_gpus_per_node": 0},
-        {"transfer_queue__backend__SimpleStorage__num_data_storage_units": None},
+        {"transfer_queue__backend__SimpleStorage__num_data_storage_units": "two"},
     ],
 )
 def test_a_number_that_is_none_is_left_to_preflight(changed: dict[str, Any]):
@@ -187,6 +196,26 @@ def test_a_node_without_a_cpu_cannot_take_its_storage_unit():
 
     assert placement_problems(need, [Node(cpus=20, gpus=1), Node(cpus=0, gpus=0)])
     assert not placement_problems(need, [Node(cpus=20, gpus=1), Node(cpus=1, gpus=0)])
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes", "engines", "units"),
+    [
+        ("mixed_sync", 1, 0, 8),
+        ("mixed_sync", 6, 9, 12),
+        ("mixed_separate_async", 6, 2, 16),
+        ("mixed_separate_async", 6, "two", None),
+    ],
+)
+def test_storage_units_grow_with_the_nodes(mode: str, nodes: int, engines: Any, units: int | None):
+    config = config_of(
+        transfer_queue__backend__SimpleStorage__num_data_storage_units=None,
+        trainer__v1__trainer_mode=mode,
+        trainer__nnodes=nodes,
+        actor_rollout_ref__rollout__nnodes=engines,
+    )
+
+    assert storage_units(config) == units
 
 
 def test_no_node_and_no_replica_are_named():

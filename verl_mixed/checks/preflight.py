@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
 from verl_mixed.checks.config.algorithm import algorithm_problems
-from verl_mixed.checks.config.batches import batch_problems
+from verl_mixed.checks.config.batches import batch_problems, storage_problems
 from verl_mixed.checks.config.correction import correction_problems, correction_warnings
 from verl_mixed.checks.config.data import data_problems, row_problems
 from verl_mixed.checks.config.devices import device_problems, machine_problems
@@ -60,6 +60,7 @@ def preflight(
     found += correction_problems(config)
     found += lora_problems(config)
     found += batch_problems(config)
+    found += storage_problems(config)
     found += checkpoint_problems(config)
     found += device_problems(config)
     if machine:

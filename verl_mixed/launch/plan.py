@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from agent_loop.rewards import split_path
+from cluster.placement import UNITS_KEY, storage_units
 from config.lookup import at
 from config.schema import TOOL_CONFIG, ConfigError
 from samplers.rows.sources.demo import DEMO_SOURCES
@@ -129,9 +130,12 @@ def plan_of(config: DictConfig, overrides: Sequence[str]) -> Plan:
     if config.trainer.experiment_name is None:
         is_demo = generated == demo_folder(config.mixed.seed).absolute()
         config.trainer.experiment_name = display_name(config, overrides, is_demo=is_demo)
+    resolved = resolve(config, complete=False)
+    if (store := at(resolved, UNITS_KEY.rpartition(".")[0])) and at(resolved, UNITS_KEY) is None:
+        store["num_data_storage_units"] = storage_units(resolved)
     return Plan(
         generated=generated,
-        config=resolve(config, complete=False),
+        config=resolved,
         folder=folder,
         own_tool_server=is_own_tool_server(str(OmegaConf.select(config, SERVER_URL_KEY))),
         cluster=address,

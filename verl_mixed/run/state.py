@@ -31,6 +31,7 @@ HARMLESS = (
     r"mixed\.tool_server\..*",
     r".*\.num_workers",
     r"data\.dataloader_num_workers",
+    r"transfer_queue\..*\.total_storage_size",
     r".*micro_batch_size_per_gpu",
 )
 """Keys that may change when a run is resumed: they change how it runs, not what it learns."""

@@ -15,6 +15,7 @@ import pytest
 from config.lookup import at
 from samplers.rows.schema import SCHEMA
 from tests.verl_mixed.conftest import RunEnviron, write_source
+from verl_mixed.checks.config.batches import storage_problems, stored_rows
 from verl_mixed.checks.config.correction import correction_problems
 from verl_mixed.checks.config.lora import lora_problems
 from verl_mixed.checks.config.modes import loop_problems
@@ -425,6 +426,44 @@ def test_an_adapter_to_start_from_must_be_what_the_settings_say(
     found = [*lora_problems(with_values(LORA | {f"{MODEL}.lora_adapter_path": str(tmp_path)}))]
 
     assert [str(word) in problem for problem in found] == [True] * (word is not None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rows"),
+    [
+        ((), 4 * 5),
+        (("mixed.sources.math.rollout_n=16",), 4 * 16),
+        (("+algorithm.filter_groups={enable: true, max_inflight_gen_batches: 2}",), 3 * 4 * 5),
+        (("trainer.v1.trainer_mode=mixed_colocate_async",), 2 * 4 * 5),
+        (SEPARATE, 2 * 4 * 5),
+        ((*SEPARATE, "trainer.v1.separate_async.num_warmup_batches=1.4"), (4 + 5) * 5),
+    ],
+)
+def test_a_limit_of_stored_rows_is_held_against_those_of_a_step(
+    run_environ: RunEnviron, overrides: tuple[str, ...], rows: int
+) -> None:
+    rows += 2 * 12  # of validation
+    config = make_plan(overrides, run_environ).config
+
+    def with_limit(limit: int) -> dict[str, Any]:
+        store = {"SimpleStorage": {"total_storage_size": limit, "num_data_storage_units": 1}}
+        return {**config, "transfer_queue": {"backend": store}}
+
+    assert at(config, "transfer_queue.backend.SimpleStorage.total_storage_size") is None
+    assert list(storage_problems(config)) == []
+    assert list(storage_problems(with_limit(rows))) == []
+    (problem,) = storage_problems(with_limit(rows - 1))
+    assert f"total_storage_size={rows - 1}: TransferQueue holds up to {rows:,} rows" in problem
+
+
+def test_the_bytes_of_stored_rows_are_those_of_the_longest(run_environ: RunEnviron) -> None:
+    units = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+    config = make_plan(["data.max_prompt_length=1000", f"{units}=null"], run_environ).config
+    found = stored_rows(config)
+
+    assert found is not None
+    assert (found.row_bytes, found.units, at(config, units)) == (1000 * 24 + 160 * 72, 8, 8)
+    assert "4 prompts a step x 5 trajectories, 0 batches ahead" in str(found)
 
 
 def test_a_row_that_is_there_twice_is_named_over_all_training_files(

@@ -51,11 +51,15 @@ def test_what_is_learned_may_not_change_but_how_it_runs_may() -> None:
         "trainer": {"total_training_steps": 3},
         "actor_rollout_ref": {"actor": {"optim": {"lr": 1e-4}}},
         "ray_kwargs": {"ray_init": {"num_cpus": 16}},
+        "data": {"dataloader_num_workers": 4},
+        "transfer_queue": {"backend": {"SimpleStorage": {"total_storage_size": 100000}}},
     }
     now = {
         "trainer": {"total_training_steps": 9},
         "actor_rollout_ref": {"actor": {"optim": {"lr": 2e-4}}},
         "ray_kwargs": {"ray_init": {"num_cpus": 8, "_temp_dir": "/x"}},
+        "data": {"dataloader_num_workers": 0},
+        "transfer_queue": {"backend": {"SimpleStorage": {"total_storage_size": None}}},
         "mixed": {"seed": 1, "trajectory_keep": 9, "trajectory_sample_step": 16},
     }
 

@@ -1,19 +1,34 @@
-"""Sizes of batches that verl must be able to split evenly over processes and mini-batches.
+"""Sizes of batches: what verl must be able to split evenly, and what TransferQueue must hold.
 
 verl 0.9.1 (`workers/engine/utils.py`, `trainer/ppo/v1`) pads uneven sizes, or stops at the first
-step.
+step. It clears the rows of a step at its end, after all updates and the validation.
 """
 
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from config.lookup import at
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cluster.placement import storage_units
+from config.lookup import at, files_at
 from verl_mixed.checks.config.algorithm import is_count
 from verl_mixed.run.sections import sound_sources
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
 _REF = "actor_rollout_ref.ref"
+_STORE = "transfer_queue.backend.SimpleStorage"
+
+_PROMPT_BYTES = 24
+"""Bytes of a prompt's token in a row: three int64 columns (prompts, input_ids, position_ids)."""
+
+_RESPONSE_BYTES = 72
+"""Bytes of a response's token in a row: five int64 columns (responses, input_ids, position_ids, two
+masks), and eight float32 columns from the rollout's log-probs to the returns."""
 
 
 def batch_problems(config: Mapping[str, Any]) -> list[str]:
@@ -95,3 +110,88 @@ def _micro_problems(key: str, micro: Any, trajectories: int, processes: int) -> 
         f"{key}={micro} does not divide the {share:g} trajectories of one process "
         f"({trajectories} over {processes}): verl stops at the first step; choose a divisor"
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRows:
+    """The most that TransferQueue holds at once; a row is a trajectory."""
+
+    prompts: int
+    """Prompts of a step, over all its updates."""
+
+    per_prompt: int
+    """Trajectories of a prompt; the largest number of all sources."""
+
+    ahead: float
+    """Batches of prompts that are generated beside the step's own."""
+
+    validation: int
+    """Rows of a validation."""
+
+    row_bytes: int
+    """Bytes of the longest row, without images and text."""
+
+    units: int
+    """Storage units that share the rows."""
+
+    @property
+    def rows(self) -> int:
+        prompts = self.prompts + math.floor(self.prompts * self.ahead)
+        return prompts * self.per_prompt + self.validation
+
+    def __str__(self) -> str:
+        return (
+            f"TransferQueue holds up to {self.rows:,} rows: {self.prompts:,} prompts a step x "
+            f"{self.per_prompt} trajectories, {self.ahead:g} batches ahead, and "
+            f"{self.validation:,} of validation; up to {self.rows * self.row_bytes / 1e6:,.0f} "
+            f"MB in {self.units} storage units"
+        )
+
+
+def stored_rows(config: Mapping[str, Any]) -> StoredRows | None:
+    """What TransferQueue must hold; None for another store, or if a number is wrong."""
+    batch, n = at(config, "data.train_batch_size"), at(config, f"{_ROLLOUT}.n")
+    lengths = [at(config, f"data.max_{part}_length") for part in ("prompt", "response")]
+    mode = str(at(config, "trainer.v1.trainer_mode")).removeprefix("mixed_")
+    ahead = at(config, f"trainer.v1.{mode}.num_warmup_batches", 0)
+    if mode == "sync" and at(config, "algorithm.filter_groups.enable"):
+        ahead = at(config, "algorithm.filter_groups.max_inflight_gen_batches", 1)
+    units = storage_units(config)
+    if not all(map(is_count, (batch, n, *lengths, units))):
+        return None  # the check of numbers reports it
+    if not isinstance(ahead, int | float) or not math.isfinite(ahead):
+        return None
+    assert units is not None
+    own = [source.rollout_n or n for source in sound_sources(config).values() if source.takes_part]
+    return StoredRows(
+        prompts=batch,
+        per_prompt=max(own, default=n),
+        ahead=max(0, ahead),
+        validation=_validation_rows(config),
+        row_bytes=lengths[0] * _PROMPT_BYTES + lengths[1] * _RESPONSE_BYTES,
+        units=units,
+    )
+
+
+def _validation_rows(config: Mapping[str, Any]) -> int:
+    """Trajectories that one validation stores; files that cannot be read count as empty."""
+    n = at(config, f"{_ROLLOUT}.val_kwargs.n", 1)
+    validates = at(config, "trainer.val_before_train") or is_count(at(config, "trainer.test_freq"))
+    if not validates or not is_count(n):
+        return 0
+    rows = 0
+    for file in files_at(config, "data.val_files"):
+        with suppress(OSError, pa.ArrowException):
+            rows += pq.read_metadata(file).num_rows
+    return rows * n
+
+
+def storage_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """A limit of TransferQueue that is below what it must hold."""
+    key = f"{_STORE}.total_storage_size"
+    limit, need = at(config, key), stored_rows(config)
+    if need is not None and is_count(limit) and limit < need.rows:
+        yield (
+            f"{key}={limit}: {need}; trajectories above the limit would be lost and their prompts "
+            "replaced until a source starves; set it to null, which is no limit"
+        )

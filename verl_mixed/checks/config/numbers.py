@@ -9,6 +9,7 @@ from config.lookup import at
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
+_STORE = "transfer_queue.backend.SimpleStorage"
 
 _STRICT = ConfigDict(strict=True)
 
@@ -51,6 +52,11 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     f"{_ROLLOUT}.gpu_memory_utilization": (_Share, "a number above 0 and up to 1"),
     f"{_ROLLOUT}.multi_turn.max_assistant_turns": (_Count, "a whole number >= 1"),
     f"{_ROLLOUT}.multi_turn.max_turn_length": (_Count | None, "a whole number >= 1, or null"),
+    f"{_STORE}.total_storage_size": (_Count | None, "a whole number >= 1, or null for no limit"),
+    f"{_STORE}.num_data_storage_units": (
+        _Count | None,
+        "a whole number >= 1, or null for 8, or 2 a node where that is more",
+    ),
     "trainer.n_gpus_per_node": (_Count, "a whole number >= 1"),
     "trainer.nnodes": (_Count, "a whole number >= 1"),
     "trainer.total_training_steps": (_Count, "a whole number >= 1"),
