@@ -38,6 +38,7 @@ from agent_loop.turns.engine_client import (
     EngineTurn,
     RecordingClient,
     current_version,
+    faults_of_trajectory,
     routes_of,
     seeds_of_trajectory,
     turns_of_trajectory,
@@ -100,11 +101,11 @@ class MixedAgentLoopWorker(_VerlWorker):
     async def _baseline(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], row: dict[str, Any]
     ) -> float | None:
-        """Reward of a greedy trajectory; None if it was lost."""
+        """Reward of a greedy trajectory; None if it was lost or is masked."""
         row |= {"session_id": "greedy"}
         with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
             output = await self._run(sampling_params, trajectory, row)
-        return None if output.extra_fields["mixed"]["fault"] else output.reward_score
+        return output.reward_score if any(output.response_mask) else None
 
     async def _run_agent_loop(
         self,
@@ -131,6 +132,7 @@ class MixedAgentLoopWorker(_VerlWorker):
         row = {name: value for name, value in row.items() if name != "agent_name"}
         turns: list[EngineTurn] = []
         token = turns_of_trajectory.set(turns)
+        faults_token = faults_of_trajectory.set([])
         seeds_token = seeds_of_trajectory.set(self._seeds_of(trajectory, row))
         try:
             output = await self._host(agent_name, sampling_params, row, turns)
@@ -141,6 +143,7 @@ class MixedAgentLoopWorker(_VerlWorker):
         finally:
             turns_of_trajectory.reset(token)
             seeds_of_trajectory.reset(seeds_token)
+            faults_of_trajectory.reset(faults_token)
 
     def _seeds_of(self, trajectory: dict[str, Any], row: dict[str, Any]) -> Iterator[int] | None:
         """Seeds of the trajectory's requests, the same in every run with the same config."""
@@ -205,6 +208,8 @@ class MixedAgentLoopWorker(_VerlWorker):
         if not done:
             return late_rollout(turns, codec, budget)
         output = running.result()
+        if faults := faults_of_trajectory.get():
+            raise faults[0]  # the loop caught it, and went on without the answer
         if isinstance(output, list):
             raise TypeError(
                 f"the loop of source={source} returned {len(output)} outputs for one trajectory: "

@@ -17,12 +17,22 @@ from agent_loop.turns.turn_loop import Observation
 
 
 async def run_code(
-    tools: ToolBackend, code: str, stdin: str, session: str | None = None
+    tools: ToolBackend,
+    code: str,
+    stdin: str,
+    session: str | None = None,
+    *,
+    session_began: bool = False,
 ) -> Observation:
     """Run a program in the sandbox, or a cell in a session's interpreter.
 
+    Args:
+        session_began: whether an earlier cell of the session was answered.
+
     Raises:
-        ToolUnavailable: the server has no sessions, or see `ToolBackend.call`.
+        ToolUnavailable: the server has no sessions, or has ended this one for its own reasons (too
+            many sessions, a long wait of the trajectory, an overloaded machine); or see
+            `ToolBackend.call`.
     """
     call = run_code_call(code, stdin) if session is None else cell_call(code, stdin, session)
     result = await tools.call(call)
@@ -30,6 +40,14 @@ async def run_code(
         raise ToolUnavailable(
             "persistent_interpreter=true, but the tool server keeps no sessions: use the one of "
             "`verl-mixed serve-tools`, or set it to false",
+            tool="run_code",
+        )
+    about = result.body.get("session") or {}
+    if session_began and about.get("new") and not about.get("ended_by_program"):
+        raise ToolUnavailable(
+            "the tool server ended the interpreter of this trajectory between two cells, and its "
+            "state is lost: raise --max-sessions or --session-idle-s of `verl-mixed serve-tools`, "
+            "or give it more cores",
             tool="run_code",
         )
     return Observation(text=render_run(result.body), result=result)

@@ -61,7 +61,7 @@ class TurnAgentLoop(AgentLoopBase):
         super().__init__(*args, **kwargs)
         self.system_prompt = system_prompt
         self._session = uuid4().hex if persistent_interpreter else None
-        self._has_run_code = False
+        self._has_run_code = self._session_began = False
         self.settings = settings_of(self.config)
 
     @abstractmethod
@@ -79,7 +79,10 @@ class TurnAgentLoop(AgentLoopBase):
     async def run_code(self, code: str, stdin: str) -> Observation:
         """Run Python: a program, or the next cell of this trajectory's interpreter."""
         self._has_run_code = True
-        return await run_code(self.client, code, stdin, self._session)
+        began = self._session_began
+        observation = await run_code(self.client, code, stdin, self._session, session_began=began)
+        self._session_began = True
+        return observation
 
     def fill(self, template: str) -> str:
         """A prompt in which names in braces are replaced by the configured tags."""

@@ -213,6 +213,7 @@ class Accounts(TrainerState):
         else:
             stored = self.train_dataset.dataframe[int(self._index[source][row])]
             row_id = stored["extra_info"]["row_id"]
+        judged = [t.reward for t in group if t.is_judged]
         return LedgerEntry(
             step=self.global_steps,
             source=source,
@@ -221,7 +222,7 @@ class Accounts(TrainerState):
             row_id=row_id,
             outcome=outcome,
             trajectories=len(group),
-            reward_mean=float(np.mean([t.reward for t in group])) if group else None,
+            reward_mean=float(np.mean(judged)) if judged else None,
         )
 
     def _compute_metrics(

@@ -55,6 +55,9 @@ def weight_versions(output: Any) -> tuple[int, int]:
 turns_of_trajectory: ContextVar[list[EngineTurn] | None] = ContextVar("engine_turns", default=None)
 """The requests of the current trajectory so far; None: they are not recorded."""
 
+faults_of_trajectory: ContextVar[list[ToolUnavailable] | None] = ContextVar("faults", default=None)
+"""Requests of the current trajectory that failed. A loop may catch the error and go on."""
+
 seeds_of_trajectory: ContextVar[Iterator[int] | None] = ContextVar("engine_seeds", default=None)
 """Seeds for the requests of the current trajectory; None: the engine chooses."""
 
@@ -72,13 +75,27 @@ class RecordingClient:
         client._acquire_server = self._acquire_server
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], **kwargs: Any) -> Any:
-        """As verl's. A server that fails or aborts the request, or does not return the routes of a
-        model with experts where they are replayed, raises `ToolUnavailable`."""
+        """As verl's. A server that fails, aborts the request, returns no token, or does not return
+        the routes of a model with experts where they are replayed, raises `ToolUnavailable`."""
         turns = turns_of_trajectory.get()
         waits_for("engine", turn=len(turns or []) + 1)
         if (seeds := seeds_of_trajectory.get()) is not None:
             own = {"seed": next(seeds), **kwargs.get("sampling_params", {})}
             kwargs["sampling_params"] = own
+        try:
+            output = await self._answer(request_id, prompt_ids, kwargs)
+        except ToolUnavailable as error:
+            if (faults := faults_of_trajectory.get()) is not None:
+                faults.append(error)
+            raise
+        self.newest_version = max(self.newest_version, weight_versions(output)[1])
+        if turns is not None:
+            media = {name: kwargs[name] for name in MEDIA if kwargs.get(name) is not None}
+            turns.append(EngineTurn(prompt_ids, output, media))
+        waits_for("tool")
+        return output
+
+    async def _answer(self, request_id: str, prompt_ids: list[int], kwargs: dict[str, Any]) -> Any:
         try:
             output = await self._client.generate(request_id, prompt_ids=prompt_ids, **kwargs)
         except Exception as error:
@@ -89,7 +106,8 @@ class RecordingClient:
         # that was generated, which must not count as the model's whole turn.
         if getattr(output, "stop_reason", None) in ("abort", "aborted"):
             raise ToolUnavailable("the rollout server aborted the request", tool="engine")
-        self.newest_version = max(self.newest_version, weight_versions(output)[1])
+        if not output.token_ids:  # as SGLang's server after a fault; a model's turn has its end
+            raise ToolUnavailable("the rollout server returned no token", tool="engine")
         if self._route_shape is not None and output.token_ids:
             least = len(prompt_ids) + len(output.token_ids) - 1  # the last token was not computed
             shape = getattr(output.routed_experts, "shape", (0,))
@@ -101,10 +119,6 @@ class RecordingClient:
                     "mode=disabled if this engine cannot return them",
                     tool="engine",
                 )
-        if turns is not None:
-            media = {name: kwargs[name] for name in MEDIA if kwargs.get(name)}
-            turns.append(EngineTurn(prompt_ids, output, media))
-        waits_for("tool")
         return output
 
     def __getattr__(self, name: str) -> Any:

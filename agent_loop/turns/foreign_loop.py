@@ -77,7 +77,8 @@ def rollout_of(
             trajectory.cut_turn(len(kept), words[-1])
             left = left[len(kept) :]
     answer = _answer(words, codec, settings)
-    is_full = len(ids) >= settings.budget_of(source).response_length
+    ends = trajectory.segments[-1].author == "model" and ids[-1] in codec.end_ids
+    is_full = len(ids) >= settings.budget_of(source).response_length and not ends
     reason = StopReason.RESPONSE_BUDGET if is_full else StopReason.ANSWERED
     if answer is None and not is_full:
         reason = StopReason.NO_ACTION
@@ -133,7 +134,8 @@ def _passed(output: Any, turns: Sequence[EngineTurn], source: str) -> dict[str, 
 def _media(turns: Sequence[EngineTurn]) -> dict[str, Any]:
     """The images, videos and audio of the last request, which had those of all earlier ones."""
     last = turns[-1].media if turns else {}
-    data = {f"{k}s": v for k in ("image", "video", "audio") if (v := last.get(f"{k}_data"))}
+    names = {kind: f"{kind}_data" for kind in ("image", "video", "audio")}
+    data = {f"{kind}s": last[name] for kind, name in names.items() if len(last.get(name, ()))}
     rest = {name: last[name] for name in PASSED if name in last}
     return {"multi_modal_data": data, **rest} if data else {}
 

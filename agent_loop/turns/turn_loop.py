@@ -177,7 +177,7 @@ class Rollout:
         parts = ", ".join(f"{seconds:.1f} s for {what}" for what, seconds in waited)
         self.lose(
             waited[0][0],
-            f"mixed.deadlines.{name}={limit_s:g} s passed {where}; waited {parts}",
+            f"mixed.deadlines.{name} passed {where}, after {limit_s:g} s; waited {parts}",
             StopReason.DEADLINE,
         )
 

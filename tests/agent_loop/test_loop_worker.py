@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,12 @@ from verl.workers.rollout.replica import TokenOutput
 from agent_loop.loop_worker import MixedAgentLoopWorker
 from agent_loop.seeds import seed_from
 from agent_loop.turn_agent_loop import _Engine
-from agent_loop.turns.engine_client import RecordingClient, seeds_of_trajectory, turns_of_trajectory
+from agent_loop.turns.engine_client import (
+    RecordingClient,
+    faults_of_trajectory,
+    seeds_of_trajectory,
+    turns_of_trajectory,
+)
 from agent_loop.turns.loop_settings import LoopSettings
 from agent_loop.turns.turn_loop import Budget, Stop
 from agent_loop.watchdog import Watchdog
@@ -80,6 +86,15 @@ class Hanging(Loop):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         await super().run(sampling_params, **row)
         await asyncio.Event().wait()
+
+
+class Swallowing(Loop):
+    """Takes a failed request for the end of the conversation."""
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        with suppress(Exception):
+            return await super().run(sampling_params, **row)
+        return self.finish([])
 
 
 class VerlsClient:
@@ -146,6 +161,7 @@ def hosted(kind: type[Loop], error: Exception | None = None, **row: Any) -> Any:
     async def run() -> Any:
         turns: list[Any] = []
         turns_of_trajectory.set(turns)
+        faults_of_trajectory.set([])
         return await worker._host("loop", {}, ROW | row, turns)
 
     output, _ = run_virtual(run())
@@ -187,8 +203,9 @@ def test_what_a_loop_raises_costs_its_trajectory_and_is_named(kind, words):
     assert (parts["loop_error"], parts["infra_error"], output.reward_score) == (1.0, 0.0, 0.0)
 
 
-def test_an_engine_that_fails_is_infrastructure_and_not_the_loop_s_fault():
-    record = hosted(Loop, ConnectionError("the actor died")).extra_fields["mixed"]
+@pytest.mark.parametrize("kind", [Loop, Swallowing])
+def test_an_engine_that_fails_is_infrastructure_whatever_the_loop_makes_of_it(kind):
+    record = hosted(kind, ConnectionError("the actor died")).extra_fields["mixed"]
     assert (record["fault_tool"], record["loop_error"]) == ("engine", None)
     assert "the actor died" in record["fault"]
 

@@ -13,20 +13,29 @@ import sys
 from contextlib import suppress
 
 from agent_loop.compat import timeout
+from agent_loop.tools.algebra.worker import time_limit
 
 START_S = 60.0
 """Seconds that a worker may take to import sympy."""
 
 
+WALL_FACTOR = 4
+"""Wall time of an expression, in limits of its CPU time. Only an overloaded machine reaches it."""
+
+
 class WorkerCrashed(Exception):
-    """The process ended before it answered."""
+    """The process ended before it answered; `args` has its exit code."""
+
+
+class Overloaded(Exception):
+    """An expression got too little CPU time for an answer, which says nothing about it."""
 
 
 class AlgebraPool:
     """Answers expressions in worker processes, which start when they are needed.
 
     The pool has as many workers as calls at once; the caller must limit these. `timeout_s` is for
-    one expression, `memory_mb` is the address space of a worker.
+    the CPU time of one expression, `memory_mb` is the address space of a worker.
     """
 
     def __init__(self, timeout_s: float, memory_mb: int = 1024) -> None:
@@ -41,16 +50,26 @@ class AlgebraPool:
 
     async def answer(self, expression: str) -> dict[str, str]:
         """`{"result": text}` or `{"error": text}`; if the worker dies, the call is tried once
-        more."""
+        more.
+
+        Raises:
+            Overloaded: no answer within `WALL_FACTOR` times the time limit.
+        """
         try:
             try:
                 return await self._ask(expression)
-            except WorkerCrashed:
+            except WorkerCrashed as crash:
+                if crash.args == (-signal.SIGXCPU,):  # C code that did not end
+                    return time_limit(self._timeout_s)
                 return await self._ask(expression)
         except WorkerCrashed:
             return {"error": "the calculation crashed twice"}
-        except TimeoutError:
-            return {"error": f"time limit: the calculation took longer than {self._timeout_s:g} s"}
+        except TimeoutError as error:
+            raise Overloaded(
+                f"no answer within {WALL_FACTOR * self._timeout_s:g} s, and less than "
+                f"{self._timeout_s:g} s of CPU time used: the machine is overloaded; give the "
+                "server fewer algebra_workers, or more cores"
+            ) from error
 
     async def close(self) -> None:
         """Kill all workers and wait for their ends."""
@@ -60,7 +79,7 @@ class AlgebraPool:
         worker = self._idle.pop() if self._idle else await self._start()
         keep = False
         try:
-            async with timeout(self._timeout_s):
+            async with timeout(WALL_FACTOR * self._timeout_s):
                 answer, last = await worker.ask(expression)
             keep = not last
             return answer
@@ -105,6 +124,7 @@ class _Worker:
             "-m",
             "agent_loop.tools.algebra.worker",
             str(timeout_s),
+            str(WALL_FACTOR * timeout_s),
             str(memory_mb),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -143,5 +163,5 @@ class _Worker:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line.endswith(b"\n"):
-            raise WorkerCrashed
+            raise WorkerCrashed(await self._process.wait())
         return line

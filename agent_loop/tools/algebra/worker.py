@@ -5,6 +5,7 @@ it ends at the end of its input, or by an alarm signal while it calculates.
 """
 
 import json
+import math
 import os
 import resource
 import signal
@@ -12,11 +13,24 @@ import sys
 from collections.abc import Callable
 
 ALARM_GRACE_S = 2.0
-"""Seconds between the time limit, when the parent kills the worker, and the worker's alarm."""
+"""Seconds between the wall limit, when the parent kills the worker, and the worker's alarm."""
+
+C_CODE_GRACE_S = 1
+"""CPU seconds after the limit until the kernel ends a worker whose C code does not end."""
 
 
-def main(timeout_s: float, memory_mb: int) -> None:
-    """Answer until the input ends, or until an answer used more than half of `memory_mb`."""
+class TooSlow(BaseException):
+    """The CPU time is used up. It is no `Exception`, because sympy would catch it and go on."""
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise TooSlow
+
+
+def main(cpu_s: float, wall_s: float, memory_mb: int) -> None:
+    """Answer until the input ends, or until an answer used its CPU time or more than half of
+    `memory_mb`."""
+    signal.signal(signal.SIGPROF, _interrupt)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, memory_mb << 20))
     # Answers go to a copy of stdout; stdout itself becomes stderr, because sympy may print.
@@ -26,13 +40,29 @@ def main(timeout_s: float, memory_mb: int) -> None:
 
     print("ready", file=answers, flush=True)
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_REAL, timeout_s + ALARM_GRACE_S)
-        answer = answer_of(json.loads(line), solve_text)
+        signal.setitimer(signal.ITIMER_REAL, wall_s + ALARM_GRACE_S)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        kill_at = math.ceil(used.ru_utime + used.ru_stime + cpu_s) + C_CODE_GRACE_S
+        resource.setrlimit(resource.RLIMIT_CPU, (kill_at, resource.RLIM_INFINITY))
+        last = False
+        try:
+            signal.setitimer(signal.ITIMER_PROF, cpu_s)
+            try:
+                answer = answer_of(json.loads(line), solve_text)
+            finally:
+                signal.setitimer(signal.ITIMER_PROF, 0)
+        except TooSlow:
+            answer, last = time_limit(cpu_s), True
         signal.setitimer(signal.ITIMER_REAL, 0)
-        last = peak_mb() > memory_mb / 2
+        last = last or peak_mb() > memory_mb / 2
         print(json.dumps([answer, last]), file=answers, flush=True)
         if last:
             return
+
+
+def time_limit(cpu_s: float) -> dict[str, str]:
+    """The answer to an expression that takes too long."""
+    return {"error": f"time limit: the calculation took longer than {cpu_s:g} s"}
 
 
 def peak_mb() -> float:
@@ -57,4 +87,4 @@ def answer_of(expression: str, solve: Callable[[str], str]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]))
+    main(float(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -275,7 +275,7 @@ class _Run:
         Raises:
             SandboxUnavailable: the program was late and had hardly any processor time.
         """
-        if not step.get("late"):
+        if not step.get("late") and self.ended_why != TIME_LIMIT:
             return
         wall_s, cpu_s = step["wall_s"], max(step["cpu_s"], self.activity.cpu_s - before.cpu_s)
         if cpu_s < wall_s / 5 and self.activity.was_mostly_ready(before):

@@ -11,9 +11,9 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent_loop.tools.sandbox.program import Limits
 
@@ -35,7 +35,11 @@ class Activity:
 
     looks: int = 0
     ready: int = 0
-    """Looks at which the main thread of a process had, or waited for, a processor."""
+    """Looks at which a thread had, or waited for, a processor."""
+
+    ticks: Mapping[int, int] = field(default_factory=dict)
+    """pid -> clock ticks of processor time at the last look at the process, also if it has ended:
+    a parent that ignores SIGCHLD is not charged for its children."""
 
     def was_mostly_ready(self, before: "Activity") -> bool:
         """Whether it had, or waited for, a processor at most looks since `before`.
@@ -47,16 +51,23 @@ class Activity:
 
     def after(self, pids: Sequence[int]) -> "Activity":
         """The activity after one more look at these processes."""
-        ticks, states = 0, set[bytes]()
+        ticks, states = dict(self.ticks), set[bytes]()
         for pid in pids:
-            with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            with suppress(OSError):
                 # state, utime, stime, and both times of ended children (proc_pid_stat(5))
-                fields = file.read().rpartition(b")")[2].split()
+                fields = _stat(f"/proc/{pid}/stat")
+                ticks[pid] = max(ticks.get(pid, 0), sum(map(int, fields[11:15])))
                 states.add(fields[0])
-                ticks += sum(map(int, fields[11:15]))
-        # Processes that have ended since the last look may be counted nowhere any more.
-        cpu_s = max(self.cpu_s, ticks / _TICKS)
-        return Activity(cpu_s, self.looks + 1, self.ready + (b"R" in states))
+                tasks = os.listdir(f"/proc/{pid}/task")
+                states |= {_stat(f"/proc/{pid}/task/{task}/stat")[0] for task in tasks[1:]}
+        cpu_s = sum(ticks.values()) / _TICKS
+        return Activity(cpu_s, self.looks + 1, self.ready + (b"R" in states), ticks)
+
+
+def _stat(path: str) -> list[bytes]:
+    """The fields of a process or thread after its name."""
+    with open(path, "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 class UsageMonitor:

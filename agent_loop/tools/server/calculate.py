@@ -5,9 +5,9 @@ from typing import Any
 from aiohttp import web
 from pydantic import BaseModel
 
-from agent_loop.tools.algebra.pool import AlgebraPool
+from agent_loop.tools.algebra.pool import AlgebraPool, Overloaded
 from agent_loop.tools.calculator import CalculationError, NotArithmetic, calculate
-from agent_loop.tools.server.http import RequestSlots, body_of
+from agent_loop.tools.server.http import RequestSlots, body_of, json_error
 from agent_loop.tools.server.settings import ServerSettings
 
 
@@ -45,7 +45,10 @@ class Calculate:
             answer = {"result": calculate(asked.expression)}
         except NotArithmetic:
             async with self.slots.hold():
-                answer = await self.algebra.answer(asked.expression)
+                try:
+                    answer = await self.algebra.answer(asked.expression)
+                except Overloaded as error:
+                    raise json_error(web.HTTPServiceUnavailable, str(error)) from error
         except CalculationError as error:
             answer = {"error": str(error)}
         return web.json_response(answer)

@@ -177,13 +177,13 @@ class RunCode:
             )
         _ = self.sandbox
         async with self.slots.hold():
-            cell, is_new = await self.sessions.run_cell(
+            cell, about = await self.sessions.run_cell(
                 name, asked.code, asked.stdin or "", files, limits
             )
         answer = run_answer(cell.result)
         if cell.shown is not None:
             answer["run_result"]["stdout"] += f"{cell.shown}\n"
-        return answer | {"session": {"id": name, "new": is_new}}
+        return answer | {"session": {"id": name, **about}}
 
     async def _end_session(self, request: web.Request) -> web.Response:
         asked = await body_of(request, EndSessionRequest)

@@ -35,14 +35,15 @@ class Sessions:
 
     async def run_cell(
         self, name: str, code: str, stdin: str, files: dict[str, bytes], limits: Limits
-    ) -> tuple[CellResult, bool]:
+    ) -> tuple[CellResult, dict[str, bool]]:
         """Run a cell in the session of this name; a session that does not exist is started.
 
         Cells of one session run one after the other. A new session gets the `files` and `limits`;
         the limits of time and output hold for each cell.
 
         Returns:
-            (result, whether the session is new).
+            The result, and about the session: `new`; and `ended_by_program`, whether it is new
+            because a cell ended the one before.
 
         Raises:
             NotSupported: a path leads out of the session's folder.
@@ -50,13 +51,14 @@ class Sessions:
         """
         entry = self._entries.get(name)
         is_new = entry is None or not entry.session.is_alive
+        about = {"new": is_new, "ended_by_program": is_new and entry is not None}
         if entry is None or is_new:
             entry = await self._begin(name, files, limits)
         self._entries.move_to_end(name)
         entry.used_at = time.monotonic()
         try:
             async with entry.lock:
-                return await entry.session.run_cell(code, stdin, limits.wall_s), is_new
+                return await entry.session.run_cell(code, stdin, limits.wall_s), about
         except (asyncio.CancelledError, SandboxUnavailable):  # the session's state is unknown
             await self._end(name, entry)
             raise

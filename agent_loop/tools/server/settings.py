@@ -67,7 +67,7 @@ class ServerSettings(BaseModel):
     """processes for algebra of /calculate, about 70 MB each, started when needed"""
 
     algebra_s: float = Field(default=5.0, gt=0, le=600)
-    """seconds for one algebra expression"""
+    """seconds of CPU time for one algebra expression"""
 
     algebra_memory_mb: int = Field(default=1024, ge=256)
     """address space of one algebra process, in MB"""

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from agent_loop.tools.algebra import pool as pool_module
 from agent_loop.tools.algebra.build import CONSTANTS, solve_text
 from agent_loop.tools.algebra.functions import FUNCTIONS
-from agent_loop.tools.algebra.pool import AlgebraPool
+from agent_loop.tools.algebra.pool import AlgebraPool, Overloaded
 from agent_loop.tools.algebra.syntax import parse
 from agent_loop.tools.calculator import CalculationError, NotArithmetic, calculate, show
 
@@ -245,6 +246,20 @@ async def test_hostile_expressions_end_at_the_time_limit_and_leave_nothing():
             answer = await pool.answer(expression)
             assert answer == {"error": "time limit: the calculation took longer than 0.2 s"}
             assert processes() == []
+    finally:
+        await pool.close()
+
+
+async def test_an_expression_that_gets_no_processor_is_no_mistake_of_the_model(monkeypatch):
+    monkeypatch.setattr(pool_module, "WALL_FACTOR", 0.1)
+    pool = AlgebraPool(timeout_s=60.0)
+    try:
+        assert await pool.answer("x=1") == {"result": "x = 1"}
+        call, worker = await until_at_work("expand((a+b)^100000)", pool)
+        worker.send_signal(signal.SIGSTOP)
+        with pytest.raises(Overloaded, match="the machine is overloaded"):
+            await call
+        assert processes() == []
     finally:
         await pool.close()
 

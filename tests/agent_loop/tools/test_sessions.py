@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Any
 
 import aiohttp
@@ -50,7 +51,7 @@ async def cell(url: str, code: str, session: str = "one", **more: Any) -> dict[s
 
 async def test_state_is_kept_until_the_session_is_ended(url):
     first = await cell(url, "x = 41")
-    assert first["session"] == {"id": "one", "new": True}
+    assert first["session"] == {"id": "one", "new": True, "ended_by_program": False}
     second = await cell(url, "print('sum')\nx + 1")
     assert second["status"] == "Success" and second["session"]["new"] is False
     assert second["run_result"]["stdout"] == "sum\n42\n"
@@ -71,7 +72,8 @@ async def test_a_cell_that_ends_its_interpreter_begins_the_next_one_anew(url):
     await cell(url, "x = 1")
     assert (await cell(url, "import os; os._exit(3)"))["run_result"]["return_code"] == 3
     again = await cell(url, "'x' in dir()")
-    assert again["session"]["new"] and again["run_result"]["stdout"] == "False\n"
+    assert again["session"] == {"id": "one", "new": True, "ended_by_program": True}
+    assert again["run_result"]["stdout"] == "False\n"
 
 
 async def test_a_session_begins_with_its_files(url):
@@ -101,8 +103,8 @@ async def test_one_that_nobody_uses_is_ended_and_one_at_work_is_not(sandbox):
     while len(sessions) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
     await sessions.end_idle()
-    result, is_new = await work
-    assert (result.shown, is_new, len(sessions)) == ("7", True, 1)
+    result, about = await work
+    assert (result.shown, about["new"], len(sessions)) == ("7", True, 1)
     await sessions.close()
     assert len(sessions) == 0
 
@@ -138,7 +140,7 @@ async def test_a_loop_that_is_told_to_keeps_one_interpreter_a_trajectory(url):
 
     def loop(session: str | None) -> CodeExecutionAgentLoop:
         made: Any = object.__new__(CodeExecutionAgentLoop)
-        made._session, made.client = session, tools
+        made._session, made.client, made._session_began = session, tools, False
         return made
 
     async def says(own: CodeExecutionAgentLoop, code: str) -> str:
@@ -162,6 +164,24 @@ async def test_a_server_without_sessions_is_found_out_at_the_first_cell():
     assert (await run_code(Stock(), "1", "")).text == "no output"
     with pytest.raises(ToolUnavailable, match="the tool server keeps no sessions"):
         await run_code(Stock(), "1", "", "t1")
+
+
+@pytest.mark.parametrize(
+    ("session_began", "by_program", "is_lost"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+)
+async def test_an_interpreter_that_the_server_ended_is_its_fault(
+    session_began: bool, by_program: bool, is_lost: bool
+):
+    class Restarting:
+        async def call(self, call: ToolCall) -> ToolResult:
+            about = {"id": "t1", "new": True, "ended_by_program": by_program}
+            return ToolResult(
+                body={"status": "Success", "run_result": {"stdout": ""}, "session": about}
+            )
+
+    with pytest.raises(ToolUnavailable, match="its state is lost") if is_lost else nullcontext():
+        await run_code(Restarting(), "x", "", "t1", session_began=session_began)
 
 
 @pytest.mark.parametrize("session", ["a", "b", "c", "d"])

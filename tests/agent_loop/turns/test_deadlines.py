@@ -78,9 +78,10 @@ def test_a_deadline_ends_the_trajectory_on_time_and_nothing_of_it_is_trained(lim
     assert (rollout.stop_reason, took_s) == (StopReason.DEADLINE, at_s)
     assert mask_problems(line_of(rollout)) == []
     assert rollout.is_lost and not any(rollout.trajectory.response_mask)
-    name = "turn_s=7 s" if "turn_timeout_s" in limits else f"trajectory_s={at_s} s"
-    where = f"passed in turn 1; waited {at_s}.0 s for tool" if at_s else "passed before the first"
-    assert rollout.fault is not None and f"mixed.deadlines.{name} {where}" in rollout.fault
+    name = "turn_s" if "turn_timeout_s" in limits else "trajectory_s"
+    where = "in turn 1" if at_s else "before the first turn"
+    said = f"mixed.deadlines.{name} passed {where}, after {at_s} s; waited {at_s}.0 s for"
+    assert rollout.fault is not None and said in rollout.fault
     assert rollout.fault_tool == ("tool" if at_s else "start")
     if at_s:
         assert CODEC.decode(rollout.trajectory.response_ids) == TURNS[0]

@@ -51,27 +51,26 @@ async def waiting(what: str, action: Action) -> Observation:
     return await after()(action)
 
 
-async def aborted(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
-    """An engine whose server ends the request before its last token."""
+def answering(ids: list[int], stop_reason: str) -> Any:
+    """An engine whose server gives this answer."""
 
     class Client:
         async def _acquire_server(self) -> None: ...
 
         async def generate(self, request_id: str, **_: Any) -> Any:
             return SimpleNamespace(
-                token_ids=[1], log_probs=[-0.5], stop_reason="aborted", extra_fields={}
+                token_ids=ids, log_probs=[-0.5], stop_reason=stop_reason, extra_fields={}
             )
 
-    await RecordingClient(Client()).generate("id", prompt_ids=prompt_ids)
-    raise AssertionError("an aborted request is no answer")
+    async def generate(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
+        await RecordingClient(Client()).generate("id", prompt_ids=prompt_ids)
+        raise AssertionError("this is no answer")
+
+    return generate
 
 
 async def silent(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
     return await asyncio.Event().wait()  # pyright: ignore
-
-
-async def empty(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
-    return Generated(token_ids=[], log_probs=[])
 
 
 def run(*turns: str, act: Any = None, engine: Any = None, **limits: Any) -> Awaitable[Rollout]:
@@ -95,13 +94,15 @@ SCENARIOS: dict[str, list[Scenario]] = {
     "turns or tokens were used up, with": [
         (lambda: run(CODE, max_turns=1), NO_TOOL, {"on_truncated": "mask"})
     ],
-    "the engine returned no token": [(lambda: run(engine=empty), NO_TOOL, {})],
     "a call failed after all retries": [(lambda: run(CODE, act=raising(DEAD)), NO_TOOL, {})],
     "a program reached its time limit because": [
         # tests/agent_loop/tools/test_sandbox.py: the server answers 503
         (lambda: run(CODE, act=raising(ToolUnavailable("503", tool="run_code"))), NO_TOOL, {})
     ],
-    "the engine failed, or aborted": [(lambda: run(engine=aborted), NO_TOOL, {})],
+    "the engine failed, aborted": [
+        (lambda: run(engine=answering([1], "aborted")), NO_TOOL, {}),
+        (lambda: run(engine=answering([], "completed")), NO_TOOL, {}),
+    ],
     "`turn_s`, `trajectory_s` or `step_s` passed": [
         (lambda: run(engine=silent), NO_TOOL, {}),
         (lambda: run(engine=silent, turn_timeout_s=7), NO_TOOL, {}),

@@ -321,6 +321,11 @@ NO_LOG_PROBS = {"actor_rollout_ref.rollout.calculate_log_probs": False}
         ({f"{CORRECTION}.rollout_is": "tokens"}, "choose token, sequence or null"),
         (TOKEN | {f"{CORRECTION}.rollout_is_threshold": None}, "without rollout_is_threshold"),
         ({f"{CORRECTION}.rollout_rs": "seq_mean_k1"}, "without rollout_rs_threshold"),
+        ({f"{CORRECTION}.rollout_rs": "foo", f"{CORRECTION}.rollout_rs_threshold": 2}, "no foo"),
+        *(
+            (TOKEN | {f"{CORRECTION}.rollout_is_threshold": wrong}, "want a number above 0")
+            for wrong in (0, -1.0, "abc", "2.0_0.5")
+        ),
         (BYPASS | TOKEN, "verl's V1 trainers do not read it"),
         ({f"{CORRECTION}.loss_type": "reinforce"}, "policy_loss.loss_mode"),
         (NO_MASKS | TOKEN, "state_masking=false with algorithm"),

@@ -14,6 +14,18 @@ from verl_mixed.run.compose import ASYNC_MODES
 
 _CORRECTION = "algorithm.rollout_correction"
 
+_REJECTS = {
+    f"{level}_{kind}"
+    for level, kinds in {
+        "token": ("k1", "k2", "k3"),
+        "seq_sum": ("k1", "k2", "k3"),
+        "seq_mean": ("k1", "k2", "k3"),
+        "seq_max": ("k2", "k3"),
+    }.items()
+    for kind in kinds
+}
+"""verl's `SUPPORTED_ROLLOUT_RS_OPTIONS` (trainer/ppo/rollout_corr_helper.py:77)."""
+
 
 def correction_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Settings of the correction that cannot work, or that verl would not read."""
@@ -22,6 +34,13 @@ def correction_problems(config: Mapping[str, Any]) -> Iterator[str]:
     bypasses, loss_type = values.get("bypass_mode"), values.get("loss_type", "ppo_clip")
     if level not in (None, "token", "sequence"):
         yield f"{_CORRECTION}.rollout_is={level!r}: no such level; choose token, sequence or null"
+    if level and (why := _threshold_problem(values.get("rollout_is_threshold"))):
+        yield f"{_CORRECTION}.rollout_is_threshold={values.get('rollout_is_threshold')!r}: {why}"
+    if unknown := {*str(rejects or "").replace(" ", "").split(",")} - _REJECTS - {""}:
+        yield (
+            f"{_CORRECTION}.rollout_rs={rejects!r}: no {', '.join(sorted(unknown))}; choose of "
+            f"{', '.join(sorted(_REJECTS))}"
+        )
     for name, needed in (("rollout_is", level), ("rollout_rs", rejects)):
         if needed and values.get(f"{name}_threshold") is None:
             yield (
@@ -51,6 +70,17 @@ def correction_problems(config: Mapping[str, Any]) -> Iterator[str]:
             f"actor_rollout_ref.rollout.calculate_log_probs=False with {_CORRECTION}: there are no "
             "rollout log-probs to correct by; set it to true"
         )
+
+
+def _threshold_problem(threshold: Any) -> str:
+    """Why verl would refuse it; empty if verl takes it: a number, or two as `0.5_2.0`."""
+    try:
+        bounds = [float(part) for part in str(threshold).split("_")]
+    except ValueError:
+        bounds = [] if threshold is not None else [1.0]  # none at all is another problem
+    if not 0 < len(bounds) <= 2 or min(bounds) <= 0 or bounds != sorted(bounds):
+        return "want a number above 0, or a lower and an upper one as '0.5_2.0'"
+    return ""
 
 
 def correction_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:

@@ -101,7 +101,7 @@ def loop_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _foreign_problems(config: Mapping[str, Any]) -> list[str]:
     """Settings of a source that verl's own agent loops do not read."""
-    ours = ("max_turns", "max_response_length", "observation_style")
+    ours = ("max_turns", "max_response_length", "observation_style", "on_truncated")
     return [
         f"mixed.sources.{name}.{key}={getattr(source, key)!r} with agent={source.agent!r}: verl's "
         f"own loops read no limits of a source; set it for all, or use another agent"
