@@ -21,7 +21,7 @@ from docs.settings import PAGE, SECTIONS, keys, page
 from samplers.rows.sources import KINDS
 from verl_mixed.agentfly.keys import KEYS as AGENTFLY
 from verl_mixed.cli import COMMANDS, main
-from verl_mixed.run.compose import compose_config
+from verl_mixed.run.compose import TRAINING_ENGINES, compose_config
 from verl_mixed.run.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -212,12 +212,13 @@ def tree(config: Any, path: str = "") -> Iterator[str]:
 
 @cache
 def config_keys() -> set[str]:
-    """Of every profile, of our own sections, of what the settings set, and AgentFly's."""
+    """Of every profile and engine, our own sections, what the settings set, and AgentFly's."""
     keys = {setting.key for setting in SETTINGS.values()}
     keys |= {key for path, model in SECTIONS.items() for key in fields(model, path)}
     keys |= set(AGENTFLY) | {f"agent.{part}_config" for part in ("init", "run", "generation")}
-    for profile in PROFILES:
-        composed = compose_config([f"profile={profile}"])
+    engines = [["profile=gpu", f"model_engine={name}"] for name in TRAINING_ENGINES]
+    for chosen in (*([f"profile={name}"] for name in PROFILES), *engines):
+        composed = compose_config(chosen)
         keys |= set(tree(OmegaConf.to_container(composed, resolve=False)))
     return keys
 

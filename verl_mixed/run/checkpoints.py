@@ -49,6 +49,8 @@ def missing_part(checkpoint: Path) -> str | None:
         return "writing it was interrupted"
     if not actor.is_dir():
         return "its weights were removed (trainer.max_actor_ckpt_to_keep)"
+    if not (actor / "fsdp_config.json").is_file():
+        return "it is not of FSDP, and only model_engine=dp is exported (docs/profiles.md)"
     try:
         files = model_files(actor)
     except (OSError, ValueError, KeyError, TypeError):

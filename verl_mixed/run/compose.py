@@ -6,6 +6,7 @@ value are reported here; values are checked by `config.schema` and `verl_mixed.c
 
 import importlib.util
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from config.lookup import at
+from config.lookup import at, flatten
 from config.schema import TOOL_CONFIG, ConfigError
 from verl_mixed.run.settings import VARIABLES
 
@@ -24,6 +25,14 @@ CONFIG_NAME = "mixed_dataset_grpo"
 
 ASYNC_MODES = ("mixed_colocate_async", "mixed_separate_async")
 """Values of `trainer.v1.trainer_mode` with rollouts of older weights."""
+
+TRAINING_ENGINES = ("dp", "megatron", "torchtitan", "veomni")
+"""The values of `model_engine`, each with a file in `config/training_engine/`."""
+
+NO_SUCH_ENGINE = (
+    "verl has trainer configs for dp, megatron, torchtitan and veomni only, so automodel, "
+    "fsdp_turbo and mindspeed are not supported; choose one of the four"
+)
 
 REQUIRED: Mapping[str, str] = {
     "data.train_files": "~/data/rlhf/gsm8k/train.parquet",
@@ -81,6 +90,10 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     Raises:
         ConfigError: an override or a config file is wrong.
     """
+    for override in overrides:
+        # Hydra would name its search path only
+        if override.startswith("model_engine=") and override[13:] not in TRAINING_ENGINES:
+            raise ConfigError([f"{override}: {NO_SUCH_ENGINE}"])
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base=None):
             return compose(CONFIG_NAME, overrides=_with_search_path(overrides))
@@ -89,6 +102,45 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         cause = str(error.__cause__ or "").splitlines()[:1]
         raise ConfigError(["cannot compose the config: " + "; ".join([*lines, *cause])]) from error
+
+
+def changed_keys(config: DictConfig, overrides: Sequence[str]) -> frozenset[str]:
+    """The leaves of a composed config that have another value than this project ships.
+
+    Interpolations are compared as they are written: a key that follows another key is not changed
+    by a change of the other. A profile of the user's own may repeat values of any shipped profile.
+
+    Args:
+        config: as `compose_config(overrides)` returns it.
+        overrides: those that choose a shipped file (`profile=gpu`) choose it here too.
+    """
+    chosen = dict(text.split("=", 1) for text in overrides if "=" in text)
+    shipped = {
+        group: name
+        for group, name in chosen.items()
+        if any((folder / group / f"{name}.yaml").is_file() for folder in (CONFIG_DIR, _verls()))
+    }
+    own_profile = "profile" in chosen.keys() - shipped.keys()
+    profiles = sorted(path.stem for path in CONFIG_DIR.glob("profile/*.yaml"))
+    groups = tuple(f"{group}={name}" for group, name in shipped.items())
+    more = [(f"profile={name}",) for name in profiles] if own_profile else [()]
+    bases = [_shipped((*groups, *profile)) for profile in more]
+    given = flatten(OmegaConf.to_container(config, resolve=False))
+    return frozenset(
+        key
+        for key, value in given.items()
+        if not any(key in base and base[key] == value for base in bases)
+    )
+
+
+@lru_cache(maxsize=8)
+def _shipped(groups: tuple[str, ...]) -> Mapping[str, Any]:
+    """The leaves of the config without anything of the user's, unresolved."""
+    return flatten(OmegaConf.to_container(compose_config(groups), resolve=False))
+
+
+def _verls() -> Path:
+    return verl_folder() / "trainer" / "config"
 
 
 def _with_search_path(overrides: Sequence[str]) -> list[str]:
@@ -101,7 +153,7 @@ def _with_search_path(overrides: Sequence[str]) -> list[str]:
             folders += map(str, cast(list[Any], parser.parse_override(override).value()))
         else:
             others.append(override)
-    folders.append(f"file://{verl_folder() / 'trainer' / 'config'}")
+    folders.append(f"file://{_verls()}")
     return [f"{key}={folders}", *others]
 
 

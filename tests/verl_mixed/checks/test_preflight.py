@@ -68,6 +68,7 @@ def test_mistakes_of_every_kind_are_said_at_once(run_environ: RunEnviron) -> Non
 def test_settings_that_the_own_tool_server_would_not_take_are_named(
     run_environ: RunEnviron,
 ) -> None:
+    run_environ["TOOL_SERVER_URL"] = ""  # the run's own
     found = problems_of(
         run_environ,
         "mixed.tool_server={sandbox_workers: 0, port: 1, sandbx: auto}",
@@ -590,14 +591,16 @@ def test_a_machine_with_too_few_gpus_is_told_before_anything_starts(
     run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("verl_mixed.checks.config.devices.cuda_devices", lambda: 1)
-    two = ("trainer.device=cuda", "trainer.n_gpus_per_node=2")
+    monkeypatch.setattr("verl_mixed.checks.config.devices.package_gaps", lambda config: [])
+    vllm = "actor_rollout_ref.rollout.name=vllm"
+    two = ("trainer.device=cuda", vllm, "trainer.n_gpus_per_node=2")
 
     (found,) = problems_of(run_environ, *two)
     assert "n_gpus_per_node=2: this machine shows 1 NVIDIA GPUs" in found
 
     (found,) = problems_of(run_environ, *two, "++ray_kwargs.ray_init.address=127.0.0.1:1")
     assert "no answer from Ray's head at 127.0.0.1:1: nothing listens there" in found
-    assert problems_of(run_environ, "trainer.device=cuda", "trainer.n_gpus_per_node=1") == []
+    assert problems_of(run_environ, *two[:2], "trainer.n_gpus_per_node=1") == []
     assert make_plan(two, run_environ).problems(machine=False) == []
 
 
@@ -966,7 +969,6 @@ def test_values_that_verl_would_take_and_fail_on_are_named(run_environ: RunEnvir
         "actor_rollout_ref.actor.entropy_coeff": "-3",
         "actor_rollout_ref.actor.kl_loss_type": "zzz",
         "algorithm.kl_ctrl.type": "sliding",
-        "algorithm.gamma": "1.5",
         "trainer.save_freq": "often",
         "trainer.max_actor_ckpt_to_keep": "0",
         "trainer.resume_mode": "never",
@@ -974,6 +976,8 @@ def test_values_that_verl_would_take_and_fail_on_are_named(run_environ: RunEnvir
     }
     found = problems_of(run_environ, *(f"{key}={value}" for key, value in wrong.items()))
     assert sorted(problem.split("=")[0] for problem in found) == sorted(wrong)
+    gae = ("algorithm.adv_estimator=gae", "algorithm.gamma=1.5")
+    assert "algorithm.gamma=1.5: want a number from 0 to 1" in problems_of(run_environ, *gae)
     for good in ("trainer.logger=console", "trainer.max_actor_ckpt_to_keep=null"):
         assert problems_of(run_environ, good) == []
 

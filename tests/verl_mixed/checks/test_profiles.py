@@ -17,6 +17,7 @@ from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.checks.config import devices as gpu_check
 from verl_mixed.checks.config.algorithm import ESTIMATORS, algorithm_problems
 from verl_mixed.checks.config.devices import device_problems, package_gaps
+from verl_mixed.checks.config.engines import ENGINES
 from verl_mixed.checks.config.lora import lora_problems
 from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.compose import CONFIG_DIR, REQUIRED, compose_config, resolve
@@ -66,13 +67,43 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_verl_builds_its_own_config_of_every_profile(profile: str, model_folder: Path) -> None:
+def documented(name: str) -> list[str]:
+    """The overrides of one block of the document, which is a whole command."""
+    block = re.search(rf"<!-- {name} -->\n```bash\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert block is not None, f"{DOCUMENT.name} has no block {name!r}"
+    words = shlex.split(block[1].replace("\\\n", " "))
+    script = words.index("./run_mixed_training.sh")
+    variables = dict(word.split("=", 1) for word in words[:script])
+    assert variables["PROFILE"] == "gpu"
+    assert {VARIABLES[key] for key in REQUIRED} <= variables.keys()
+    assert variables.keys() <= SETTINGS.keys() | {"MASTER_IP"}
+    assert all("=" in word for word in words[script + 1 :])
+    return words[script + 1 :]
+
+
+SGLANG = ["actor_rollout_ref.rollout.name=sglang"]
+BACKENDS = [
+    [],
+    SGLANG,
+    *([f"model_engine={name}"] for name in ENGINES),
+    ["model_engine=megatron", *SGLANG],
+    documented("moe"),
+]
+"""Overrides of `PROFILE=gpu` that choose engines."""
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides"),
+    [*((name, []) for name in PROFILES), *(("gpu", overrides) for overrides in BACKENDS[1:])],
+)
+def test_verl_builds_its_own_config_of_every_profile_and_backend(
+    profile: str, overrides: list[str], model_folder: Path
+) -> None:
     pytest.importorskip("verl")
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.config import HFModelConfig
 
-    config: Any = OmegaConf.create(config_of(profile, model=str(model_folder)))
+    config: Any = OmegaConf.create(config_of(profile, *overrides, model=str(model_folder)))
     parts = config.actor_rollout_ref
     with_own_words = OmegaConf.to_container(parts.ref)
     assert isinstance(with_own_words, dict)
@@ -85,14 +116,16 @@ def test_verl_builds_its_own_config_of_every_profile(profile: str, model_folder:
     }.items():
         with_own_words[theirs] = with_own_words.pop(ours)
 
-    actor, rollout, _, critic = (
+    actor, rollout, ref, critic = (
         omega_conf_to_dataclass(part)
         for part in (parts.actor, parts.rollout, OmegaConf.create(with_own_words), config.critic)
     )
     model = omega_conf_to_dataclass(parts.model, dataclass_type=HFModelConfig)
 
-    assert actor.strategy == critic.strategy == "fsdp2"
-    assert actor.fsdp_config.strategy == "fsdp2"
+    strategy = ENGINES[config.model_engine].strategies[0]
+    assert actor.strategy == ref.strategy == critic.strategy == strategy
+    assert actor.engine.strategy == strategy
+    assert actor.engine.full_determinism is False
     assert rollout.prompt_length == config.data.max_prompt_length
     assert model.path == str(model_folder)
 
@@ -237,6 +270,9 @@ def test_packages_that_are_missing_here_are_named(monkeypatch: pytest.MonkeyPatc
     assert "set it to sdpa" in gaps({"vllm"})
     assert gaps({"vllm"}, sdpa) == ""
     assert "critic" in gaps({"vllm"}, sdpa, "algorithm.adv_estimator=gae")
+    assert "with verl's sglang extra" in gaps({"vllm", "flash_attn"}, *SGLANG)
+    assert "megatron is not installed" in gaps({"vllm"}, "model_engine=megatron")
+    assert gaps({"vllm", "megatron"}, "model_engine=megatron") == ""
 
 
 def test_nothing_that_only_gpus_need_is_missing_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,30 +281,19 @@ def test_nothing_that_only_gpus_need_is_missing_on_a_cpu(monkeypatch: pytest.Mon
     assert package_gaps(config_of("laptop", "algorithm.adv_estimator=gae")) == []
 
 
-def test_a_gpu_run_is_checked_on_a_machine_without_one(run_environ: RunEnviron) -> None:
+@pytest.mark.parametrize("overrides", BACKENDS)
+def test_a_gpu_run_is_checked_on_a_machine_without_one(
+    run_environ: RunEnviron, overrides: list[str]
+) -> None:
     environ = run_environ | {"PROFILE": "gpu", "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "8"}
 
-    assert make_plan([], environ).problems(machine=False) == []
+    assert make_plan(overrides, environ).problems(machine=False) == []
 
 
 # --- docs/profiles.md -----------------------------------------------------------------------------
 
 
-def documented(name: str) -> list[str]:
-    """The overrides of one block of the document, which is a whole command."""
-    block = re.search(rf"<!-- {name} -->\n```bash\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
-    assert block is not None, f"{DOCUMENT.name} has no block {name!r}"
-    words = shlex.split(block[1].replace("\\\n", " "))
-    script = words.index("./run_mixed_training.sh")
-    variables = dict(word.split("=", 1) for word in words[:script])
-    assert variables["PROFILE"] == "gpu"
-    assert {VARIABLES[key] for key in REQUIRED} <= variables.keys()
-    assert variables.keys() <= SETTINGS.keys() | {"MASTER_IP"}
-    assert all("=" in word for word in words[script + 1 :])
-    return words[script + 1 :]
-
-
-@pytest.mark.parametrize("name", ["one gpu", "30b", "separate"])
+@pytest.mark.parametrize("name", ["one gpu", "30b", "moe", "separate"])
 def test_overrides_in_the_document_compose_and_are_sound(name: str) -> None:
     config = gpu_config(*documented(name))
 

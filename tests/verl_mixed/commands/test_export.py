@@ -202,7 +202,7 @@ def test_the_best_of_a_run_without_validation_is_refused(run: RunFolder) -> None
         ("data.pt", "interrupted"),
         ("actor", "max_actor_ckpt_to_keep"),
         ("actor/model_world_size_3_rank_1.pt", "actor/ has no model_world_size_3_rank_1.pt"),
-        ("actor/fsdp_config.json", "number of ranks"),
+        ("actor/fsdp_config.json", "only model_engine=dp is exported"),
         ("actor/huggingface/config.json", "no config.json"),
     ],
 )

@@ -45,7 +45,7 @@ def _estimator_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _critic_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Faults of the critic of `gae`, which verl reports after minutes or at the first update."""
-    if at(config, "algorithm.adv_estimator") != "gae" and not at(config, "critic.enable"):
+    if not has_critic(config):
         return
     if at(config, "critic.enable") is False:
         yield (
@@ -55,7 +55,7 @@ def _critic_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if at(config, "trainer.device") == "cpu" and at(config, "critic.strategy") != "fsdp2":
         yield (
             f"critic.strategy={at(config, 'critic.strategy')!r}: with trainer.device=cpu it must "
-            "be 'fsdp2'; set it, or leave it to config/profile/laptop.yaml"
+            "be 'fsdp2'; set it, or leave it to config/training_engine/dp.yaml"
         )
     mini, of_actor = (at(config, f"{key}.ppo_mini_batch_size") for key in ("critic", _ACTOR))
     if mini != of_actor:
@@ -106,6 +106,16 @@ def _filter_problems(config: Mapping[str, Any]) -> Iterator[str]:
             f"{key}.metric={metric!r}: want {' or '.join(FILTER_METRICS)}; the sum that other "
             "versions of verl call seq_reward is reward"
         )
+
+
+def has_critic(config: Mapping[str, Any]) -> bool:
+    """Whether a critic is trained."""
+    return at(config, "algorithm.adv_estimator") == "gae" or bool(at(config, "critic.enable"))
+
+
+def has_reference(config: Mapping[str, Any]) -> bool:
+    """Whether a reference model is needed for a KL term."""
+    return bool(at(config, "algorithm.use_kl_in_reward") or at(config, f"{_ACTOR}.use_kl_loss"))
 
 
 def is_count(value: Any) -> bool:

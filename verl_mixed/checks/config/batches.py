@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 
 from cluster.placement import storage_units
 from config.lookup import at, files_at
-from verl_mixed.checks.config.algorithm import is_count
+from verl_mixed.checks.config.algorithm import has_reference, is_count
+from verl_mixed.checks.config.engines import layout_of
 from verl_mixed.run.sections import sound_sources
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -38,7 +39,9 @@ def batch_problems(config: Mapping[str, Any]) -> list[str]:
     per_node, nodes = at(config, "trainer.n_gpus_per_node"), at(config, "trainer.nnodes")
     if not all(map(is_count, (batch, n, mini, per_node, nodes))):
         return []  # the check of numbers reports it
-    processes = per_node * nodes
+    layout = layout_of(config)
+    if layout is None:
+        return []  # the check of engines reports it
     problems = []
     separate = at(config, "trainer.v1.trainer_mode") == "mixed_separate_async"
     if separate:
@@ -48,6 +51,7 @@ def batch_problems(config: Mapping[str, Any]) -> list[str]:
             f"data.train_batch_size={batch} is no multiple of {_ACTOR}.ppo_mini_batch_size={mini}: "
             "the last mini-batch would be filled with padding; choose a divisor"
         )
+    problems += _verls_problems(config, batch * n, nodes * per_node, layout.ranks)
     sources = sound_sources(config).values()
     groups = {source.rollout_n or n for source in sources if source.takes_part}
     if len(groups) > 1:  # the trainer pads each update to a number that can be split evenly
@@ -55,24 +59,46 @@ def batch_problems(config: Mapping[str, Any]) -> list[str]:
     n = groups.pop() if groups else n
     key = f"{_ACTOR}.ppo_mini_batch_size" if separate else "data.train_batch_size"
     at_once = mini if separate else batch
-    if (at_once * n) % processes:
+    if (at_once * n) % layout.ranks:
         problems.append(
             f"{key}={at_once} times {n} trajectories a prompt ({_ROLLOUT}.n or a source's "
-            f"rollout_n) is no multiple of the {processes} training processes "
-            "(trainer.n_gpus_per_node * trainer.nnodes): each trains an equal part; change one "
-            "of them"
+            f"rollout_n) is no multiple of the {layout.ranks} data-parallel ranks "
+            f"({per_node * nodes} training GPUs, model_engine={at(config, 'model_engine')!r} and "
+            "its parallel sizes): each trains an equal part; change one of them"
         )
     if problems:
         return problems
     if not at(config, f"{_ACTOR}.use_dynamic_bsz"):
         key = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
-        problems += _micro_problems(key, at(config, key), mini * n, processes)
-    has_reference = at(config, "algorithm.use_kl_in_reward") or at(config, f"{_ACTOR}.use_kl_loss")
-    for part in (_ROLLOUT, _REF) if has_reference else (_ROLLOUT,):
+        problems += _micro_problems(key, at(config, key), mini * n, layout.ranks)
+    for part in (_ROLLOUT, _REF) if has_reference(config) else (_ROLLOUT,):
         if not at(config, f"{part}.log_prob_use_dynamic_bsz"):
             key = f"{part}.log_prob_micro_batch_size_per_gpu"
-            problems += _micro_problems(key, at(config, key), at_once * n, processes)
+            problems += _micro_problems(key, at(config, key), at_once * n, layout.ranks)
     return problems
+
+
+def _verls_problems(
+    config: Mapping[str, Any], trajectories: int, gpus: int, ranks: int
+) -> Iterator[str]:
+    """What verl asserts of micro-batches, whatever the sources' own `rollout_n`."""
+    fixed = not at(config, f"{_ACTOR}.use_dynamic_bsz")
+    key = f"{_ROLLOUT}.log_prob_use_dynamic_bsz"
+    if at(config, key) is not at(config, f"{_ACTOR}.use_dynamic_bsz"):
+        yield (
+            f"{key}={at(config, key)!r} with {_ACTOR}.use_dynamic_bsz={not fixed}: one engine "
+            "computes both, and verl stops its workers unless they are equal; set one of them"
+        )
+    micro = at(config, f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
+    is_megatron = at(config, "model_engine") == "megatron"
+    least = ranks * micro if is_megatron and is_count(micro) else gpus
+    if fixed and trajectories % least:
+        yield (
+            f"data.train_batch_size times {_ROLLOUT}.n is {trajectories}, no multiple of {least}: "
+            f"with {_ACTOR}.use_dynamic_bsz=false verl wants a multiple of "
+            f"{'ranks x ppo_micro_batch_size_per_gpu' if is_megatron else 'all training GPUs'}; "
+            "change one of them, or set it to true"
+        )
 
 
 def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> Iterator[str]:
@@ -100,15 +126,15 @@ def _separate_problems(config: Mapping[str, Any], batch: int, mini: int) -> Iter
         )
 
 
-def _micro_problems(key: str, micro: Any, trajectories: int, processes: int) -> list[str]:
+def _micro_problems(key: str, micro: Any, trajectories: int, ranks: int) -> list[str]:
     if not isinstance(micro, int) or micro < 1:
         return [f"{key}={micro!r}: want a whole number >= 1"]
-    share = trajectories / processes
+    share = trajectories / ranks
     if share % micro == 0:
         return []
     return [
-        f"{key}={micro} does not divide the {share:g} trajectories of one process "
-        f"({trajectories} over {processes}): verl stops at the first step; choose a divisor"
+        f"{key}={micro} does not divide the {share:g} trajectories of one data-parallel rank "
+        f"({trajectories} over {ranks}): verl stops at the first step; choose a divisor"
     ]
 
 

