@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from agent_loop.tools.server.settings import ServerSettings
 from config.schema import TOOL_CONFIG, MixedConfig, StateMaskedGRPOConfig, ToolConfig
+from verl_mixed.checks.config.unread import READERS, read_by
 from verl_mixed.run.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +40,14 @@ Written by `python -m docs.settings` from the code. Everything else is verl's ow
 A run's config is `config/mixed_dataset_grpo.yaml`, then a profile, then the variables below, then
 `KEY=VALUE` of the command line. A profile may have other values than the defaults here: `PROFILE`
 is one of {profiles}. `tool_config` is short for `{tool_config}`.
+"""
+
+READING = """\
+Not every run reads every key. A key of this table, or a key below it, that a run does not read and
+that has another value than the files of this project give it, is refused before the run starts. A
+key that has two lines needs both. Keys that are not here are read by every run, or have a check of
+their own. `agents of the sources` are ours (`config/agent_loops.yaml`), verl's (`tool_agent`,
+`single_turn_agent`) or others, your own.
 """
 
 
@@ -145,6 +154,12 @@ def page() -> str:
             rows.append((f"`{name}`", sets, words or (setting.wants if setting else "")))
         lines += [f"In the block at the top of `{script}`:", ""]
         lines += [*table(("variable", "sets", "is"), *rows), ""]
+    lines += ["## Who reads which key", "", READING]
+    readers = [
+        (f"`{row.key}`", f"with `{read_by(row)}`" if row.by else f"by nobody: {row.instead}")
+        for row in READERS
+    ]
+    lines += [*table(("key", "is read"), *readers), ""]
     for path, model in SECTIONS.items():
         rows = [
             (f"`{key}`", takes(field.annotation), default(field), words)

@@ -6,7 +6,7 @@ repeated where breaking them would end a run late, in silence, or never (`utils/
 `workers/engine/utils.py` and `single_controller/ray/base.py` at 0.9.1).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,7 +17,7 @@ from verl_mixed.checks.config.algorithm import algorithm_problems
 from verl_mixed.checks.config.batches import batch_problems, storage_problems
 from verl_mixed.checks.config.correction import correction_problems, correction_warnings
 from verl_mixed.checks.config.data import data_problems, row_problems
-from verl_mixed.checks.config.devices import device_problems, machine_problems
+from verl_mixed.checks.config.devices import device_problems, machine_problems, shape_problems
 from verl_mixed.checks.config.lora import lora_problems
 from verl_mixed.checks.config.modes import (
     VERLS_AGENTS,
@@ -29,6 +29,7 @@ from verl_mixed.checks.config.numbers import number_problems
 from verl_mixed.checks.config.prompts import media_problems, model_problems
 from verl_mixed.checks.config.rewards import reward_problems
 from verl_mixed.checks.config.sources import source_problems
+from verl_mixed.checks.config.unread import unread_problems
 from verl_mixed.checks.finding import Finding, problems
 from verl_mixed.checks.machine.machine import ports
 from verl_mixed.checks.machine.services import ask_health
@@ -39,7 +40,12 @@ from verl_mixed.run.sections import agent_loops, section_of
 
 
 def preflight(
-    config: Mapping[str, Any], *, own_tool_server: bool, data: bool = True, machine: bool = True
+    config: Mapping[str, Any],
+    *,
+    own_tool_server: bool,
+    data: bool = True,
+    machine: bool = True,
+    changed: Collection[str] = (),
 ) -> list[str]:
     """Every problem that this machine can see without starting anything.
 
@@ -49,12 +55,14 @@ def preflight(
             the config names must answer.
         data: check the data files too; False if they are not made yet.
         machine: check the GPUs and nodes too; False if the run will start on another machine.
+        changed: keys that have another value than this project ships; each must be read.
 
     Returns:
         One sentence each: what, where, the rule, the remedy. Empty if the run may start.
     """
     found = mixture_problems(config, data=data)
     found += problems(entry_point())
+    found += unread_problems(config, changed)
     found += mode_problems(config)
     found += loop_problems(config)
     found += correction_problems(config)
@@ -70,6 +78,7 @@ def preflight(
         found += row_problems(config)
         found += model_problems(config)
         found += media_problems(config)
+        found += shape_problems(config)
     found += _own_server_problems(config)
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if tools is not None and not own_tool_server:

@@ -20,7 +20,7 @@ from verl_mixed.checks.machine.ray_cluster import cluster_problems
 from verl_mixed.checks.preflight import preflight, preflight_warnings
 from verl_mixed.launch.generated import demo_folder, is_made, still_to_make, use_generated_data
 from verl_mixed.prepare.source_files import add_files_of_sources
-from verl_mixed.run.compose import compose_config, resolve
+from verl_mixed.run.compose import changed_keys, compose_config, resolve
 from verl_mixed.run.name import display_name, name_problems
 from verl_mixed.run.sections import sound_sources
 from verl_mixed.run.settings import ADDRESS_KEY, SERVER_URL_KEY, is_own_tool_server, overrides_from
@@ -52,6 +52,9 @@ class Plan:
     generated: Path | None
     """Folder of the generated data that the run uses, made or not; None for files of its own."""
 
+    changed: frozenset[str]
+    """Keys that have another value than this project ships, see `changed_keys`."""
+
     cluster: str | None = None
     """Address of the Ray cluster that the run joins; None if it starts its own Ray."""
 
@@ -78,7 +81,11 @@ class Plan:
     def problems(self, *, data: bool = True, machine: bool = True) -> list[str]:
         """What keeps the run from starting, a sentence each; see `preflight`."""
         problems = preflight(
-            self.config, own_tool_server=self.own_tool_server, data=data, machine=machine
+            self.config,
+            own_tool_server=self.own_tool_server,
+            data=data,
+            machine=machine,
+            changed=self.changed,
         )
         if self.cluster is not None:
             problems += cluster_problems(self.config, self.cluster)
@@ -121,6 +128,7 @@ def plan_of(config: DictConfig, overrides: Sequence[str]) -> Plan:
         raise ConfigError(
             [f"mixed.sources={sources!r}: want source -> its settings; name at least one"]
         )
+    changed = changed_keys(config, overrides)
     folder = RunFolder(RUNS / config.mixed.experiment)
     config.mixed.run_dir = str(folder.path)
     _make_paths_absolute(config)
@@ -135,6 +143,7 @@ def plan_of(config: DictConfig, overrides: Sequence[str]) -> Plan:
         store["num_data_storage_units"] = storage_units(resolved)
     return Plan(
         generated=generated,
+        changed=changed,
         config=resolved,
         folder=folder,
         own_tool_server=is_own_tool_server(str(OmegaConf.select(config, SERVER_URL_KEY))),

@@ -135,6 +135,7 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
         ("skip.rollout_tq.enable=true", "past the replay buffer"),
         ("trainer.v1.sampler.custom_sampler.path=own.py", "custom_sampler.path='own.py'"),
         ("actor_rollout_ref.actor.shuffle=true", "lose their quotas"),
+        ("actor_rollout_ref.rollout.calculate_log_probs=false", "with its log-prob"),
         ("data.train_max_samples=100", "leave rows out"),
         ("data.dataloader_num_workers=2", "dataloader_num_workers=2"),
         ("data.filter_overlong_prompts=true", "leave rows out"),
@@ -1005,8 +1006,9 @@ def test_the_rows_of_the_reference_are_divided_too(run_environ: RunEnviron) -> N
 def test_checkpoints_that_would_not_be_kept_as_said_are_refused(
     run_environ: RunEnviron, override: str, remedy: str
 ) -> None:
-    (found,) = problems_of(run_environ, override)
-    assert found.startswith(override.lstrip("+").split("=")[0]) and remedy in found
+    found = problems_of(run_environ, override)
+    key = override.lstrip("+").split("=")[0]
+    assert any(problem.startswith(key) and remedy in problem for problem in found)
 
 
 def test_a_checkpoint_that_is_named_must_be_whole(run_environ: RunEnviron, tmp_path: Path) -> None:
@@ -1037,7 +1039,7 @@ def test_rewards_that_nobody_would_ask_are_named(run_environ: RunEnviron) -> Non
 
     found = problems_of(run_environ, *said, "reward.num_workers=2")
 
-    assert len(found) == len(said), found
+    assert not [problem for problem in found if problem.startswith("reward.num_workers")]
     for override, word in said.items():
         key = override.lstrip("+").partition("=")[0]
         assert any(p.startswith(key) and word in p for p in found), (override, found)

@@ -56,6 +56,11 @@ def mode_problems(config: Mapping[str, Any]) -> Iterator[str]:
             f"data.dataloader_num_workers={workers!r}: the trainer reads each row itself when the "
             "plan draws it, which takes 0.04 ms for a text; set it to 0"
         )
+    if at(config, f"{_ROLLOUT}.calculate_log_probs") is not True:
+        yield (
+            f"{_ROLLOUT}.calculate_log_probs: every sampled token is recorded with its log-prob, "
+            "and an agent loop raises without one; set it to true"
+        )
     limit = at(config, "data.train_max_samples", -1)
     if limit is not None and limit > 0:
         yield (
