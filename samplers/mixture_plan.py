@@ -5,6 +5,8 @@ Prompt i is a function of (sizes, ratios, batch size, seed, i). The plan keeps t
 1. After any i prompts, source s was drawn within one prompt of its due number, i * share (`carry`).
    A batch whose quotas are whole numbers therefore holds exactly these numbers, and remainders are
    carried to the next batch. With a schedule, the due number is the sum of the shares so far.
+   Shares are whole numbers of parts (`samplers.shares`). If they are rounded, the due number after
+   i prompts is less than i / 2**38 prompts from that of the exact shares.
 2. A source repeats no row before all its rows were drawn. Each pass has another order. No row
    is twice in one batch, unless the source has fewer rows than its part of the batch.
 
@@ -12,16 +14,15 @@ Example: ratios 0.5, 0.3, 0.2 and batches of 4 give counts (2, 1, 1), (2, 2, 0),
 after five batches the sources have exactly 10, 6 and 4 prompts.
 
 A lost prompt is replaced by the next row of the same source. Each source counts its own draws, so
-the state is only `drawn` and `position`.
+the state is `drawn` and `position`. A pin is added if the order is long, so that a resume does not
+compute the order from its start.
 """
 
 import hashlib
 import json
 import logging
 import math
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -32,6 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplers.apportionment import apportion, exact_shares
 from samplers.permutation import RowOrder, order_key
+from samplers.shares import Shares, steps_without_ratio
 from samplers.turns import Dues, Turns
 
 _log = logging.getLogger(__name__)
@@ -47,7 +49,10 @@ Ratio = float | Schedule
 """A number relative to the other sources' ratios, or a schedule of such numbers."""
 
 _CHUNK = 2**15
-"""Prompts that are computed at a time; a batch is taken from the chunk that holds it."""
+"""Prompts that `MixturePlan.batch` computes at a time, from the first batch that is asked for."""
+
+_AHEAD = 256
+"""Rows of a source that are computed at a time when prompts are drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,6 +91,7 @@ class MixturePlan:
         seed: seed of the order of each source's rows.
         apportionment: `carry` carries remainders to the next batch; `fixed` gives every batch the
             same largest-remainder counts, so a small share may get no prompt at all.
+        parts: see `Shares`; a description has it.
 
     Raises:
         ValueError: lists every mistake.
@@ -98,6 +104,7 @@ class MixturePlan:
         batch_size: int,
         seed: int,
         apportionment: Apportionment = "carry",
+        parts: int | None = None,
     ):
         schedules: dict[str, Schedule] = {
             name: ratio if isinstance(ratio, Mapping) else {0: ratio}
@@ -109,29 +116,12 @@ class MixturePlan:
         self.batch_size: int = int(batch_size)
         self.seed: int = int(seed)
         self.apportionment: Apportionment = apportionment
-        self._shares = {
-            step: exact_shares({name: _at(schedule, step) for name, schedule in schedules.items()})
-            for step in _steps_of(schedules)
-        }
-        """Batches before -> source -> exact share, for the entries of all schedules together."""
         if apportionment == "fixed":
-            seats = apportion(self._shares[0], self.batch_size)
-            self._say_starved(seats)
-            fixed = {name: Fraction(seats[name], self.batch_size) for name in self.sources}
-            self._shares = {0: fixed}
-        common = math.lcm(*(own.denominator for at in self._shares.values() for own in at.values()))
-        knots = {
-            step: tuple(int(at[name] * common) for name in self.sources)
-            for step, at in self._shares.items()
-        }
-        self._dues = Dues(knots, self.batch_size)
-        self._turns = Turns(self._dues)
-        self._orders = {
-            name: RowOrder(size, self._most_in_a_batch(name), order_key(seed, name))
-            for name, size in self.sizes.items()
-            if size
-        }
-        self._chunk: tuple[int, Batch] | None = None
+            shares = exact_shares({name: own[0] for name, own in sorted(schedules.items())})
+            seats = apportion(shares, self.batch_size)
+            self._say_starved(shares, seats)
+            schedules = {name: {0: count} for name, count in seats.items()}
+        self._follow(Shares(schedules, self.batch_size, parts))
 
         self.position: int = 0
         """Prompts of the stream drawn so far, without replacements."""
@@ -154,12 +144,11 @@ class MixturePlan:
         """The prompts of one batch: positions batch_index * B .. (batch_index + 1) * B - 1."""
         if batch_index < 0:
             raise ValueError(f"no batch at batch_index={batch_index}: batches start at 0")
-        per_chunk = max(1, _CHUNK // self.batch_size)
-        which, inside = divmod(batch_index, per_chunk)
-        if self._chunk is None or self._chunk[0] != which:
-            first = which * per_chunk * self.batch_size
-            self._chunk = which, self._between(first, first + per_chunk * self.batch_size)
-        chunk, start = self._chunk[1], inside * self.batch_size
+        first = batch_index * self.batch_size
+        prompts = max(1, _CHUNK // self.batch_size) * self.batch_size
+        if self._chunk is None or not 0 <= first - self._chunk[0] < prompts:
+            self._chunk = first, self._between(first, first + prompts)
+        chunk, start = self._chunk[1], first - self._chunk[0]
         stop = start + self.batch_size
         return Batch(source_ids=chunk.source_ids[start:stop], rows=chunk.rows[start:stop])
 
@@ -171,11 +160,11 @@ class MixturePlan:
         return self.sources[int(one.source_ids[0])], int(one.rows[0])
 
     def due(self, prompts: int) -> dict[str, Fraction]:
-        """The exact number of the first `prompts` prompts that each source is due; S entries."""
-        dues = self._dues.after(prompts)
+        """The number of the first `prompts` prompts that each source is due; S entries."""
+        wholes, parts = (numbers.tolist() for numbers in self._dues.after(prompts))
         return {
-            name: Fraction(due, self._dues.scale)
-            for name, due in zip(self.sources, dues, strict=True)
+            name: whole + Fraction(part, self._dues.scale)
+            for name, whole, part in zip(self.sources, wholes, parts, strict=True)
         }
 
     def rows(self, source: str, draws: ArrayLike) -> NDArray[np.int64]:
@@ -193,14 +182,14 @@ class MixturePlan:
 
     def take(self, prompts: int) -> list[PlannedPrompt]:
         """Draw the next prompts of the stream, in stream order."""
-        turns: list[int] = self._turns.between(self.position, self.position + prompts).tolist()
-        names = [self.sources[source_id] for source_id in turns]
+        source_ids = self._turns.between(self.position, self.position + prompts)
         self.position += prompts
-        return self._draw(names)
+        return self._draw(source_ids)
 
     def replace(self, wanted: Mapping[str, int]) -> list[PlannedPrompt]:
         """Draw a number of prompts per source outside the stream, for prompts that were lost."""
-        return self._draw([name for name, count in wanted.items() for _ in range(count)])
+        source_ids = [self.sources.index(name) for name in wanted]
+        return self._draw(np.repeat(source_ids, [*wanted.values()]).astype(np.int16))
 
     def give_back(self, drawn: Mapping[str, int]) -> None:
         """Set `drawn` of some sources back, so that the later draws are drawn again.
@@ -216,25 +205,56 @@ class MixturePlan:
                 )
         self.drawn.update(drawn)
 
-    def _draw(self, names: Sequence[str]) -> list[PlannedPrompt]:
-        rows: dict[str, Iterator[int]] = {
-            name: iter(self._orders[name].rows(self.drawn[name], count).tolist())
-            for name, count in Counter(names).items()
-        }
-        planned: list[PlannedPrompt] = []
-        for name in names:
-            planned.append(PlannedPrompt(source=name, draw=self.drawn[name], row=next(rows[name])))
-            self.drawn[name] += 1
-        return planned
+    def _draw(self, source_ids: NDArray[np.int16]) -> list[PlannedPrompt]:
+        """The next draw of each source (N,), in this order."""
+        order, counts = self._by_source(source_ids)
+        firsts = np.array([self.drawn[name] for name in self.sources])
+        pieces = [order[:0]]
+        for name, count in zip(self.sources, counts.tolist(), strict=True):
+            if count:
+                draw = self.drawn[name]
+                first, coming = self._coming.get(name, (draw, order[:0]))
+                if not first <= draw <= first + len(coming) - count:
+                    first, coming = draw, self._orders[name].rows(draw, max(count, _AHEAD))
+                    self._coming[name] = first, coming
+                pieces.append(coming[draw - first : draw - first + count])
+                self.drawn[name] = draw + count
+        draws, rows = np.empty_like(order), np.empty_like(order)
+        rows[order] = np.concatenate(pieces)
+        draws[order] = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(
+            len(order)
+        )
+        ids: list[int] = source_ids.tolist()
+        names = [self.sources[source_id] for source_id in ids]
+        return [
+            PlannedPrompt(source=name, draw=draw, row=row)
+            for name, draw, row in zip(names, draws.tolist(), rows.tolist(), strict=True)
+        ]
+
+    def _by_source(
+        self, source_ids: NDArray[np.int16]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(N,) places in `source_ids` in the order of sources, (S,) places of each source."""
+        counts = np.bincount(source_ids, minlength=len(self.sources))
+        return np.argsort(source_ids, kind="stable"), counts
 
     # --- resume -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Position, draws and the arguments of the stream, as plain JSON values."""
-        return {"position": self.position, "drawn": dict(self.drawn), **self._fingerprint}
+        """Position, draws, pin and the arguments of the stream, as plain JSON values."""
+        pin = self._turns.pin(self.position)
+        return {
+            "position": self.position,
+            "drawn": dict(self.drawn),
+            **self._fingerprint,
+            **({"pin": pin} if pin else {}),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
         """Continue where `state` was taken.
+
+        A state of release 1.0.0 has no `parts`. Its stream continues with exact shares, as that
+        release had them. Its first batch takes longer, because such a state has no pin either.
 
         Args:
             on_change: `refuse` a state of another stream; or `continue`: each source in both
@@ -268,6 +288,17 @@ class MixturePlan:
                     f"cannot continue a plan with batch_size={batch_size!r}: want an int >= 1"
                 )
             position = round(Fraction(position, batch_size) * self.batch_size)
+        else:
+            if (shares := self._shares_of(state)) is not self._shares:
+                self._follow(shares)
+            if pin := state.get("pin"):
+                try:
+                    self._turns.load_pin(position, pin)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise ValueError(
+                        f"cannot continue a plan from position={position!r} with its pin: "
+                        f"{error}; remove `pin` from the state to compute it again"
+                    ) from error
         self.position = position
         before = cast(Mapping[str, int], drawn)
         self.drawn.update({name: before.get(name, 0) for name in self.drawn})
@@ -276,21 +307,22 @@ class MixturePlan:
         """The differences between a state's stream and this plan, one phrase each."""
         return [
             f"{field}={state.get(field)!r} where this plan has {own!r}"
-            for field, own in self._fingerprint.items()
+            for field, own in _fingerprint(self._described(self._shares_of(state))).items()
             if state.get(field) != own
         ]
 
     def description(self) -> dict[str, Any]:
         """All arguments of the stream as plain JSON values, for `from_description`."""
+        return self._described(self._shares)
+
+    def _described(self, shares: Shares) -> dict[str, Any]:
         return {
             "sizes": self.sizes,
-            "ratios": {
-                name: {str(step): str(at[name]) for step, at in self._shares.items()}
-                for name in self.sources
-            },
+            "ratios": shares.description(),
             "batch_size": self.batch_size,
             "seed": self.seed,
             "apportionment": self.apportionment,
+            **({} if shares.exact else {"parts": shares.parts}),
         }
 
     @classmethod
@@ -307,18 +339,14 @@ class MixturePlan:
                 description["batch_size"],
                 description["seed"],
                 description["apportionment"],
+                description.get("parts", 0),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"not the description of a mixture plan: {error!r}") from error
 
     @cached_property
     def _fingerprint(self) -> dict[str, Any]:
-        description = self.description()
-        return {
-            **description,
-            "sizes": _digest(description["sizes"]),
-            "ratios": _digest(description["ratios"]),
-        }
+        return _fingerprint(self.description())
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -326,24 +354,49 @@ class MixturePlan:
         """The prompts at the positions first .. last - 1 if nothing is replaced."""
         source_ids = self._turns.between(first, last)
         rows = np.empty(last - first, dtype=np.int64)
-        for source_id, (name, had) in enumerate(
-            zip(self.sources, self._turns.had(first), strict=True)
-        ):
-            here = np.flatnonzero(source_ids == source_id)
-            if here.size:
-                rows[here] = self._orders[name].rows(had, here.size)
+        order, counts = self._by_source(source_ids)
+        pieces = [
+            self._orders[name].rows(had, count)
+            for name, had, count in zip(
+                self.sources, self._turns.had(first), counts.tolist(), strict=True
+            )
+            if count
+        ]
+        rows[order] = np.concatenate(pieces)
         source_ids.flags.writeable = rows.flags.writeable = False
         return Batch(source_ids=source_ids, rows=rows)
 
-    def _most_in_a_batch(self, name: str) -> int:
-        quotas = [at[name] * self.batch_size for at in self._shares.values()]
-        if len(quotas) == 1 and quotas[0].denominator == 1:
-            return int(quotas[0])
-        return min(self.batch_size, math.ceil(max(quotas)) + 1)
+    def _follow(self, shares: Shares) -> None:
+        """Draw by these shares."""
+        self._shares = shares
+        self._dues = Dues(shares, self.batch_size)
+        self._turns = Turns(self._dues)
+        most = shares.most(self.batch_size)
+        self._orders = {
+            name: RowOrder(size, self._most_in_a_batch(most[name]), order_key(self.seed, name))
+            for name, size in self.sizes.items()
+            if size
+        }
+        self._chunk: tuple[int, Batch] | None = None
+        self._coming: dict[str, tuple[int, NDArray[np.int64]]] = {}
+        """Source -> (a draw, the rows from this draw on)."""
+        self.__dict__.pop("_fingerprint", None)
 
-    def _say_starved(self, seats: Mapping[str, int]) -> None:
-        for name in self.sources:
-            if self._shares[0][name] and not seats[name]:
+    def _shares_of(self, state: Mapping[str, Any]) -> Shares:
+        """The shares that a state of this plan was drawn with; exact without `parts`."""
+        if self._shares.exact or "parts" in state:
+            return self._shares
+        return Shares(self._shares.ratios, self.batch_size, 0)
+
+    def _most_in_a_batch(self, quota: Fraction | float) -> int:
+        """An upper bound of a source's prompts in one batch, for its largest quota."""
+        if len(self._shares) == 1 and isinstance(quota, Fraction) and quota.denominator == 1:
+            return int(quota)
+        return min(self.batch_size, math.ceil(quota) + 1)
+
+    def _say_starved(self, shares: Mapping[str, Fraction], seats: Mapping[str, int]) -> None:
+        for name, share in shares.items():
+            if share and not seats[name]:
                 _log.warning(
                     "source=%s seats=0 batch_size=%d apportionment=fixed: it is never "
                     "drawn; use a larger batch or apportionment=carry",
@@ -352,20 +405,13 @@ class MixturePlan:
                 )
 
 
-def _steps_of(schedules: Mapping[str, Schedule]) -> list[int]:
-    """The steps at which any schedule has an entry, and 0."""
-    return sorted({0}.union(*schedules.values()))
-
-
-def _at(schedule: Schedule, step: int) -> float | Fraction:
-    """The exact ratio of a schedule at one step."""
-    knots = sorted(schedule)
-    after = bisect_right(knots, step)
-    if after == 0 or knots[after - 1] == step or after == len(knots):
-        return schedule[knots[max(0, after - 1)]]
-    left, right = knots[after - 1], knots[after]
-    low, high = Fraction(str(schedule[left])), Fraction(str(schedule[right]))
-    return low + (high - low) * Fraction(step - left, right - left)
+def _fingerprint(description: Mapping[str, Any]) -> dict[str, Any]:
+    """A description with its long fields as digests."""
+    return {
+        **description,
+        "sizes": _digest(description["sizes"]),
+        "ratios": _digest(description["ratios"]),
+    }
 
 
 def _digest(values: Mapping[str, Any]) -> str:
@@ -401,11 +447,9 @@ def _check(
                 "the same counts; use carry"
             )
     if not problems:
-        steps = _steps_of(schedules)
         problems = [
-            "no source has a ratio above 0" + (f" after {step} batches" if len(steps) > 1 else "")
-            for step in steps
-            if not any(_at(schedule, step) for schedule in schedules.values())
+            "no source has a ratio above 0" + (f" after {step} batches" if step else "")
+            for step in steps_without_ratio(schedules)
         ]
     elif not any(any(schedule.values()) for schedule in schedules.values()):
         problems.append("no source has a ratio above 0")

@@ -11,10 +11,10 @@ every deadline for any number of sources and any ratios, also if the ratios chan
 "always serve the source that is furthest behind" is off by more than one turn from five sources on.
 
 The order is computed in blocks. The state at the first turn of a block is its pin. A pin holds how
-many turns each source has had. It is computed without the turns before it (`Turns._pin_after`), so
-any part of the order can be computed without the rest. Two kinds of turns come before a pin: those
-whose deadline has passed, which are all taken; and those that are released but not yet due. Of the
-second kind, the free slots go to the turns with the earliest deadlines.
+many turns each source has had. It is computed from the pin before it (`Turns._pin_after`), and a
+checkpoint holds one, so a resumed run computes no earlier part of the order. Two kinds of turns
+come before a pin: those whose deadline has passed, which are all taken; and those that are released
+but not yet due. Of the second kind, the free slots go to the turns with the earliest deadlines.
 
 Example: sources a, b, c with shares 1/2, 1/3, 1/6 have the order a b a b a c. At a pin after 3
 turns, a is due 1.5 turns, b 1 and c 0.5. The first turn of a and the first turn of b are due, so
@@ -28,8 +28,9 @@ the bound; the windows are those of Steiner & Yeomans, Management Science 39 (19
 
 import heapq
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -37,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK = 4096
-"""Turns that are computed at a time, in about 3 ms."""
+"""Turns that are computed at a time, in about 4 ms."""
 
 MAX_PERIOD = 2**20
 """An order that repeats after at most this many turns is stored completely (2 MiB)."""
@@ -46,137 +47,333 @@ _KEPT_BLOCKS = MAX_PERIOD // BLOCK
 
 _INT64_LIMIT = 2**62
 
+_KEPT_PIECES = 64  # stretches between two knots that stay in memory
+
 Counts = tuple[int, ...]
 """(S,) whole numbers, one per source."""
 
+Numbers = NDArray[Any]
+"""64-bit integers if they fit, else Python's integers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """The parts of a turn from one knot to the next, summed over the sources before each source."""
+
+    length: int
+    """Steps; 0 after the last knot."""
+
+    starts: Numbers
+    """(S + 1,) at the knot."""
+
+    slopes: Numbers
+    """(S + 1,) change in one step, rounded down."""
+
+    rests: Numbers
+    """(S + 1,) what the rounding leaves out in all steps together, 0 <= rest < length."""
+
+    @property
+    def is_flat(self) -> bool:
+        return not (self.slopes.any() or self.rests.any())
+
+    def at(self, step: Any, sums: Any = slice(None)) -> Numbers:
+        """The sums `sums` at a step after the knot."""
+        rests = self.rests[sums] * step // max(1, self.length)
+        return self.starts[sums] + self.slopes[sums] * step + rests
+
+    def until(self, steps: Any, sums: Any = slice(None)) -> Numbers:
+        """The sums `sums` of `at` over the first steps after the knot."""
+        if self.is_flat:
+            return self.starts[sums] * steps
+        rests = _floor_sum(steps, max(1, self.length), self.rests[sums])
+        return self.starts[sums] * steps + self.slopes[sums] * (steps * (steps - 1) // 2) + rests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What is due during some turns, in stretches of turns with equal weights."""
+
+    floors: NDArray[np.int64]
+    """(S,) whole turns due before the first turn; the other fields leave them out."""
+
+    places: NDArray[np.int64]
+    """(stretches + 1,) turns before each stretch, and all turns."""
+
+    dues: Numbers
+    """(stretches + 1, S) parts due before each stretch, and after the last."""
+
+    scale: int
+    """Parts of one whole turn."""
+
+    def first_with(
+        self, sources: NDArray[np.int64], wholes: NDArray[np.int64], parts: int = 0
+    ) -> NDArray[np.int64]:
+        """(N,) the turn, from 0, after which each of some sources is first due a number of turns.
+
+        Args:
+            sources: (N,) sources.
+            wholes: (N,) whole turns that each is to be due.
+            parts: parts that each is to be due besides.
+
+        Returns:
+            The number of all turns for a source that is not due as much.
+        """
+        wanted = (wholes - self.floors[sources]).astype(self.dues.dtype) * self.scale + parts
+        stretch = np.zeros(len(sources), dtype=np.int64)
+        for dues in self.dues[1:]:
+            stretch += dues[sources] < wanted
+        inside = np.minimum(stretch, len(self.places) - 2)
+        before, after = self.dues[inside, sources], self.dues[inside + 1, sources]
+        length = self.places[inside + 1] - self.places[inside]
+        rates = np.maximum((after - before) // length, 1)
+        turns = -((before - wanted) // rates) - 1
+        turns = np.minimum(np.maximum(turns, 0), self.places[-1]).astype(np.int64)
+        return np.where(stretch > inside, self.places[-1], self.places[inside] + turns)
+
 
 class Dues:
-    """What each source is due after any number of turns.
+    """What each source is due after any number of turns, as whole numbers of parts.
+
+    Weights change linearly between two knots. The weights of one step are the differences of their
+    sums over the sources up to each source, and each sum is rounded down. So the weights of a step
+    are whole numbers >= 0 with the same sum at every step, each is less than one part from the
+    line, and a weight that is a whole number on the line is this number.
 
     Args:
-        knots: step -> (S,) weight of each source from there on, >= 0, with the same sum at every
-            knot; in order of steps, the first at 0. Weights change linearly between two knots.
+        knots: step -> (S,) parts of each source in each turn from there on, >= 0, with the same sum
+            at every knot; in order of steps, the first at 0. It is asked for a knot when needed.
         turns_per_step: turns in one step; all of one step have the same weights.
     """
 
-    def __init__(self, knots: Mapping[int, Counts], turns_per_step: int) -> None:
+    def __init__(self, knots: Mapping[int, Sequence[int]], turns_per_step: int) -> None:
         self.turns_per_step = turns_per_step
-        self._steps = list(knots)
+        self._knots, self._steps = knots, list(knots)
+        first = knots[0]
+        self.sources: int = len(first)
+        self.scale: int = sum(first)
+        """Parts of one whole turn."""
         lengths = [after - before for before, after in pairwise(self._steps)]
-        finest = math.lcm(*lengths) if lengths else 1
-        self.scale: int = sum(knots[0]) * finest
-        """The unit of the dues: one whole turn is this number."""
-        self._weights = [[weight * finest for weight in weights] for weights in knots.values()]
-        self._slopes = [
-            [(b - a) // length for a, b in zip(self._weights[i], self._weights[i + 1], strict=True)]
-            for i, length in enumerate(lengths)
-        ]
-        self._slopes.append([0] * len(knots[0]))
-        self._at_knots = [[0] * len(knots[0])]
-        for i, length in enumerate(lengths):
-            self._at_knots.append(self._within(i, length, 0))
+        most = max([BLOCK + 1, turns_per_step, *lengths])
+        fits = max(self.scale, most) * most < _INT64_LIMIT
+        self._type: Any = np.int64 if fits else object
+        nothing = np.zeros(self.sources, dtype=np.int64)
+        self._at_knots = {0: (nothing, nothing.astype(self._type))}
+        """Number of a knot -> what was due there; the knots that were needed so far."""
+        self._pieces: dict[int, _Piece] = {}
+        self._last_sums: tuple[int, Numbers] = -1, nothing
 
     @property
     def is_constant(self) -> bool:
         return len(self._steps) == 1
 
-    def weights(self, step: int) -> list[int]:
-        """(S,) what each source is due in one turn of a step, in units of 1 / `scale`."""
-        knot = bisect_right(self._steps, step) - 1
-        steps = step - self._steps[knot]
-        pairs = zip(self._weights[knot], self._slopes[knot], strict=True)
-        return [weight + slope * steps for weight, slope in pairs]
+    def weights(self, step: int) -> Numbers:
+        """(S,) parts that each source is due in each turn of a step."""
+        knot = self.knot_of(step)
+        return np.diff(self._piece(knot).at(step - self._steps[knot]))
 
-    def after(self, turns: int) -> list[int]:
-        """(S,) what each source is due after a number of turns, in units of 1 / `scale`."""
+    def after(self, turns: int) -> tuple[NDArray[np.int64], Numbers]:
+        """(S,) whole turns that each source is due after a number of turns, (S,) further parts."""
         step, rest = divmod(turns, self.turns_per_step)
-        knot = bisect_right(self._steps, step) - 1
-        return self._within(knot, step - self._steps[knot], rest)
-
-    def curve(self, first: int, last: int) -> tuple[list[int], NDArray[Any]]:
-        """What is due after each of `first` .. `last` turns.
-
-        Returns:
-            (S,) whole turns due after `first`; (S, last - first + 1) the dues less these whole
-            turns, in units of 1 / `scale`, as 64-bit integers if they fit, else Python's integers.
-        """
-        start = self.after(first)
-        floors = [due // self.scale for due in start]
-        steps = np.arange(first, last) // self.turns_per_step
-        fits = self.scale * (last - first + 1) < _INT64_LIMIT
-        curve = np.empty((len(start), last - first + 1), dtype=np.int64 if fits else object)
-        for source, (due, floor) in enumerate(zip(start, floors, strict=True)):
-            curve[source, 0] = due - floor * self.scale
-        knots = np.searchsorted(self._steps, steps, side="right") - 1
-        for knot in range(int(knots[0]), int(knots[-1]) + 1):
-            here = np.flatnonzero(knots == knot)
-            since = (steps[here] - self._steps[knot]).astype(curve.dtype)
-            for source in range(len(start)):
-                rate = self._weights[knot][source] + self._slopes[knot][source] * since
-                curve[source, here + 1] = rate
-        return floors, np.cumsum(curve, axis=1)
-
-    def first_with(self, source: int, whole: int) -> float:
-        """The turns after which a source is first due `whole` turns; infinite if never."""
-        target = whole * self.scale
-        knot = bisect_right([dues[source] for dues in self._at_knots], target - 1) - 1
-        low = self._steps[knot]
-        if knot < len(self._steps) - 1:
-            later = range(low + 1, self._steps[knot + 1])
-            low += bisect_left(  # the last step of this piece that begins below the target
-                later, target, key=lambda step: self.after(step * self.turns_per_step)[source]
+        knot = self.knot_of(step)
+        piece, steps = self._piece(knot), step - self._steps[knot]
+        if piece.is_flat:
+            whole, parts = self._times(
+                np.diff(piece.starts), turns - self._steps[knot] * self.turns_per_step
             )
-        missing = target - self.after(low * self.turns_per_step)[source]
-        rate = self.weights(low)[source]
-        return low * self.turns_per_step - (-missing // rate) if rate else math.inf
+        else:
+            whole, parts = self._times(np.diff(piece.until(steps)), self.turns_per_step)
+            parts = parts + rest * np.diff(piece.at(steps))
+        return self._sum(self.at_knot(knot), (whole, parts))
 
-    def _within(self, knot: int, steps: int, rest: int) -> list[int]:
-        """(S,) dues after `steps` steps and `rest` turns past a knot."""
-        return [
-            due
-            + self.turns_per_step * (steps * weight + slope * (steps * (steps - 1) // 2))
-            + rest * (weight + slope * steps)
-            for due, weight, slope in zip(
-                self._at_knots[knot], self._weights[knot], self._slopes[knot], strict=True
+    def window(self, first: int, last: int) -> Window:
+        """What is due during the turns `first` .. `last` - 1."""
+        floors, parts = self.after(first)
+        places, dues = [0], [parts]
+        while first < last:
+            step = first // self.turns_per_step
+            knot = self.knot_of(step)
+            piece, end = self._piece(knot), (step + 1) * self.turns_per_step
+            if piece.is_flat:
+                end = (self._steps[knot] + piece.length) * self.turns_per_step
+                end = end if piece.length else last
+            turns = min(end, last) - first
+            weights = np.diff(piece.at(step - self._steps[knot]))
+            dues.append(dues[-1] + turns * weights)
+            places.append(places[-1] + turns)
+            first += turns
+        return Window(floors=floors, places=np.array(places), dues=np.array(dues), scale=self.scale)
+
+    def in_order(
+        self, turns: int, sources: NDArray[np.int64], wholes: NDArray[np.int64]
+    ) -> Iterator[tuple[float, int]]:
+        """(turns after which a source is first due a whole number of turns, source), in order.
+
+        Equal turns are in the order of sources. The number of turns is infinite if a source is
+        never due that many. Only knots up to the last item that is taken are computed.
+
+        Args:
+            turns: turns after which no source is due its number yet.
+            sources: (N,) sources.
+            wholes: (N,) whole turns that each is to be due.
+        """
+        for knot in range(self.knot_of(turns // self.turns_per_step), len(self._steps) - 1):
+            reached = self.at_knot(knot + 1)[0][sources] >= wholes
+            if reached.any():
+                yield from self._within(knot, sources[reached], wholes[reached])
+                sources, wholes = sources[~reached], wholes[~reached]
+        yield from self._within(len(self._steps) - 1, sources, wholes)
+
+    def knot_of(self, step: int) -> int:
+        """The number of the last knot at or before a step."""
+        return bisect_right(self._steps, step) - 1
+
+    def at_knot(self, knot: int) -> tuple[NDArray[np.int64], Numbers]:
+        """As `after`, at a knot; computed from the last knot before it that is known."""
+        known = knot
+        while known not in self._at_knots:
+            known -= 1
+        for number in range(known, knot):
+            piece = self._piece(number)
+            grown = self._times(np.diff(piece.until(piece.length)), self.turns_per_step)
+            self._at_knots[number + 1] = self._sum(self._at_knots[number], grown)
+        return self._at_knots[knot]
+
+    def set_at_knot(self, knot: int, dues: Sequence[int]) -> None:
+        """Take over what was due at a knot, in parts, so that no earlier knot is needed.
+
+        Raises:
+            ValueError: it cannot be what was due there.
+        """
+        turns = self._steps[knot] * self.turns_per_step
+        if len(dues) != self.sources or min(dues) < 0 or sum(dues) != turns * self.scale:
+            raise ValueError(f"the dues of {len(dues)} sources do not sum to {turns} prompts")
+        whole = np.array([due // self.scale for due in dues], dtype=np.int64)
+        parts = np.array([due % self.scale for due in dues], dtype=self._type)
+        self._at_knots[knot] = whole, parts
+
+    def _within(
+        self, knot: int, sources: NDArray[np.int64], wholes: NDArray[np.int64]
+    ) -> list[tuple[float, int]]:
+        """The items of `in_order` that lie between a knot and the next one."""
+        piece, (due, parts) = self._piece(knot), self.at_knot(knot)
+        missing = (wholes - due[sources]).astype(object) * self.scale - parts[sources]
+        per_step = self.turns_per_step
+        sums = np.concatenate([sources, sources + 1])
+
+        def of_sources(of_sums: Callable[[Numbers, Numbers], Numbers], steps: Numbers) -> Numbers:
+            found = of_sums(np.tile(steps, 2), sums)
+            return found[len(sources) :] - found[: len(sources)]
+
+        low = np.zeros(len(sources), dtype=self._type)
+        if not piece.is_flat:  # the last step that begins with fewer parts than are missing
+            high = np.full(len(sources), piece.length, dtype=self._type)
+            wanted = (-(-missing // per_step)).astype(self._type)
+            while (high - low > 1).any():
+                middle = (low + high) // 2
+                less = of_sources(piece.until, middle) < wanted
+                low, high = np.where(less, middle, low), np.where(less, high, middle)
+            missing = missing - of_sources(piece.until, low).astype(object) * per_step
+        rates = of_sources(piece.at, low)
+        turns = [
+            start * per_step - (-lacking // rate) if rate else math.inf
+            for start, lacking, rate in zip(
+                (low + self._steps[knot]).tolist(), missing.tolist(), rates.tolist(), strict=True
             )
         ]
+        return sorted(zip(turns, sources.tolist(), strict=True))
+
+    def _piece(self, knot: int) -> _Piece:
+        found = self._pieces.get(knot)
+        if found is None:
+            starts = self._sums(knot)
+            slopes = rests = np.zeros_like(starts)
+            length = 0
+            if knot + 1 < len(self._steps):
+                length = self._steps[knot + 1] - self._steps[knot]
+                change = self._sums(knot + 1) - starts
+                slopes, rests = change // length, change % length
+            if len(self._pieces) >= _KEPT_PIECES:
+                del self._pieces[next(iter(self._pieces))]
+            found = _Piece(length=length, starts=starts, slopes=slopes, rests=rests)
+            self._pieces[knot] = found
+        return found
+
+    def _sums(self, knot: int) -> Numbers:
+        """(S + 1,) parts of a turn at a knot, of the sources before each source."""
+        if self._last_sums[0] != knot:
+            parts = np.array([0, *self._knots[self._steps[knot]]], dtype=self._type)
+            self._last_sums = knot, np.cumsum(parts)
+        return self._last_sums[1]
+
+    def _times(self, parts: Numbers, times: int) -> tuple[NDArray[np.int64], Numbers]:
+        """`times` times a number of parts: (S,) whole turns, (S,) further parts."""
+        whole, rest = parts // self.scale, parts % self.scale
+        if times * self.scale >= _INT64_LIMIT:
+            rest = rest.astype(object)
+        rest = rest * times
+        whole = whole * times + rest // self.scale
+        return whole.astype(np.int64), (rest % self.scale).astype(self._type)
+
+    def _sum(
+        self, one: tuple[NDArray[np.int64], Numbers], other: tuple[NDArray[np.int64], Numbers]
+    ) -> tuple[NDArray[np.int64], Numbers]:
+        parts = one[1] + other[1]
+        whole = one[0] + other[0] + (parts // self.scale).astype(np.int64)
+        return whole, parts % self.scale
+
+
+def _floor_sum(count: Any, length: int, slopes: Numbers) -> Numbers:
+    """(N,) sum of slope * k // length over k = 0 .. count - 1, for 0 <= slope < length.
+
+    Counts points below a line; each round swaps the axes, as in Euclid's algorithm. Source: Graham,
+    Knuth & Patashnik, Concrete Mathematics (2nd ed. 1994), sec. 3.5.
+    """
+    count = np.broadcast_to(np.asarray(count, dtype=slopes.dtype), slopes.shape)
+    lengths = np.full(slopes.shape, length, dtype=slopes.dtype)
+    total, top = np.zeros_like(slopes), slopes * count
+    while True:
+        count, offsets = top // lengths, top % lengths
+        if not np.any(count > 0):
+            return total
+        slopes, lengths = lengths, np.maximum(slopes, 1)  # a slope of 0 leaves a count of 0
+        steep = slopes // lengths
+        total = total + count * (count - 1) // 2 * steep + count * (offsets // lengths)
+        slopes, offsets = slopes - steep * lengths, offsets % lengths
+        top = slopes * count + offsets
 
 
 class Turns:
     """The order of turns. Its methods are functions of their arguments; results are cached.
 
-    Unless one period of the order is stored, the pins up to a turn are computed on first use, about
-    ten million turns a second, and stored with one byte per source and block.
+    A part of the order is computed from the last pin before it that is known. Pins are stored with
+    one byte per source and block. `pin` and `load_pin` carry one from a process to the next.
     """
 
     def __init__(self, dues: Dues) -> None:
         self._dues = dues
-        self._sources = len(dues.after(0))
         self._period: int | None = None
         self._repeats = 1
         """A short order is repeated this many times to fill one block."""
         if dues.is_constant:
-            period = dues.scale // math.gcd(*dues.weights(0))
-            if period <= MAX_PERIOD:
-                self._repeats = -(-BLOCK // period)
-                self._period = period * self._repeats
+            once = dues.scale // math.gcd(*dues.weights(0).tolist())
+            if once <= MAX_PERIOD:
+                self._repeats = -(-BLOCK // once)
+                self._period = once * self._repeats
         self._block = BLOCK if self._period is None or self._repeats == 1 else self._period
-        self._ahead = bytearray(self._sources)
-        """For each pin and source: 1 if the source had one turn more than its whole dues."""
+        self._ahead = {0: np.zeros(dues.sources, dtype=np.uint8)}
+        """Block -> (S,) 1 if the source had one turn more than its whole dues before the block."""
+        self._window: tuple[int, Window] | None = None
         self._blocks: dict[int, NDArray[np.int16]] = {}
 
     def had(self, turns: int) -> Counts:
         """(S,) how many of the first `turns` turns each source had."""
-        cycles, rest = (0, turns) if self._period is None else divmod(turns, self._period)
-        block, rest = divmod(rest, self._block)
+        block, rest = divmod(turns % self._period if self._period else turns, self._block)
         had = self._pin(block)
         if rest:
-            inside = np.bincount(self._turns_of(block)[:rest], minlength=len(had))
-            had = tuple(a + b for a, b in zip(had, inside.tolist(), strict=True))
-        if cycles:
-            whole = self._whole(turns - turns % (self._period or 1))
-            had = tuple(a + b for a, b in zip(had, whole, strict=True))
-        return had
+            had = had + np.bincount(self._turns_of(block)[:rest], minlength=len(had))
+        if self._period and turns >= self._period:
+            had = had + self._dues.after(turns - turns % self._period)[0]
+        return tuple(had.tolist())
 
     def between(self, first: int, last: int) -> NDArray[np.int16]:
         """(last - first,) source of each of the turns `first` .. `last` - 1."""
@@ -189,95 +386,136 @@ class Turns:
             first += len(piece)
         return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int16)
 
-    def _end_of(self, block: int) -> int:
-        end = (block + 1) * self._block
-        return end if self._period is None else min(end, self._period)
+    def pin(self, turns: int) -> dict[str, Any] | None:
+        """The pin of the block that holds a turn, as plain JSON values; None for the first block.
 
-    def _pin(self, block: int) -> Counts:
+        `ahead` has one bit per source: whether it had one turn more than its whole dues. `dues` are
+        the parts due at the last knot of the schedules; only a plan with schedules has them.
+        """
+        block = self._block_of(turns)
+        if not block:
+            return None
+        self._pin(block)
+        pin: dict[str, Any] = {"ahead": np.packbits(self._ahead[block]).tobytes().hex()}
+        if knot := self._knot_of(block):
+            whole, parts = (numbers.tolist() for numbers in self._dues.at_knot(knot))
+            pin["dues"] = [a * self._dues.scale + b for a, b in zip(whole, parts, strict=True)]
+        return pin
+
+    def load_pin(self, turns: int, pin: Mapping[str, Any]) -> None:
+        """Take over the `pin` of these turns, so that nothing before its block is computed.
+
+        Raises:
+            ValueError: it is not a pin of these turns.
+        """
+        block, sources = self._block_of(turns), self._dues.sources
+        packed = np.frombuffer(bytes.fromhex(pin["ahead"]), dtype=np.uint8)
+        ahead = np.unpackbits(packed)[:sources]
+        if knot := self._knot_of(block):
+            self._dues.set_at_knot(knot, pin["dues"])
+        first = block * self._block
+        had = int(self._dues.after(first)[0].sum()) + int(ahead.sum())
+        if len(ahead) != sources or had != first:
+            raise ValueError(f"it has {had} prompts of {len(ahead)} sources, want {first}")
+        self._ahead[block] = ahead
+
+    def _block_of(self, turns: int) -> int:
+        return (turns % self._period if self._period else turns) // self._block
+
+    def _knot_of(self, block: int) -> int:
+        return self._dues.knot_of(block * self._block // self._dues.turns_per_step)
+
+    def _pin(self, block: int) -> NDArray[np.int64]:
         """(S,) the pin of a block: how many turns each source had before it."""
-        sources = self._sources
-        while len(self._ahead) <= block * sources:
-            done = len(self._ahead) // sources - 1
-            first, last = done * self._block, self._end_of(done)
-            after = self._pin_after(first, last, self._pin(done))
-            self._ahead.extend(a - b for a, b in zip(after, self._whole(last), strict=True))
-        ahead = self._ahead[block * sources : (block + 1) * sources]
-        return tuple(a + b for a, b in zip(self._whole(block * self._block), ahead, strict=True))
+        known = block
+        while known not in self._ahead:
+            known -= 1
+        for number in range(known, block):
+            last = (number + 1) * self._block
+            after = self._pin_after(number, self._pin(number))
+            self._ahead[number + 1] = (after - self._dues.after(last)[0]).astype(np.uint8)
+        return self._dues.after(block * self._block)[0] + self._ahead[block]
 
-    def _pin_after(self, first: int, last: int, had: Counts) -> list[int]:
-        """(S,) turns each source had after `last`, given those it had after `first`.
+    def _pin_after(self, block: int, had: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(S,) turns each source had after a block, given those it had before it.
 
         At most one turn of each source is released and not yet due. A turn can only have a slot
-        after its release, so at each slot `slack` counts the slots from there to `last` less the
+        after its release, so at each slot `slack` counts the slots from there to the end less the
         taken turns that are released there or later; a turn is taken if all these counts stay >= 0.
         """
-        scale = self._dues.scale
-        floors, curve = self._dues.curve(first, last)
-        whole = [floor + int(due) // scale for floor, due in zip(floors, curve[:, -1], strict=True)]
-        ceiling = [
-            floor - int(-due // scale) for floor, due in zip(floors, curve[:, -1], strict=True)
-        ]
-        taken = [max(a, b) for a, b in zip(whole, had, strict=True)]
-        spare = last - sum(taken)
-        slack = np.arange(last - first, 0, -1)
-        for source, count in enumerate(taken):
-            earlier = floors[source] - (-curve[source, :-1] // scale)
-            slack -= np.maximum(count - np.maximum(earlier, had[source]), 0).astype(np.int64)
-        waiting = [source for source, count in enumerate(taken) if count < ceiling[source]]
-        waiting.sort(key=lambda source: (self._dues.first_with(source, ceiling[source]), source))
-        for source in waiting:
-            due = (ceiling[source] - 1 - floors[source]) * scale
-            released = int(np.searchsorted(curve[source, 1:], due, side="right"))
-            if spare and slack[: released + 1].min() > 0:
-                slack[: released + 1] -= 1
+        scale, window = self._dues.scale, self._window_of(block)
+        turns = int(window.places[-1])
+        whole = window.floors + (window.dues[-1] // scale).astype(np.int64)
+        taken = np.maximum(whole, had)
+        spare = block * self._block + turns - int(taken.sum())
+        sources, places = _turns_from(had, taken)
+        released = window.first_with(sources, places, 1)
+        later = np.bincount(released, minlength=turns)[::-1].cumsum()[::-1]
+        slack = (np.arange(turns, 0, -1) - later).astype(np.int32)
+        waiting = np.flatnonzero((taken == whole) & (window.dues[-1] % scale > 0))
+        releases = window.first_with(waiting, whole[waiting], 1)
+        release = dict(zip(waiting.tolist(), releases.tolist(), strict=True))
+        last = block * self._block + turns
+        for _, source in self._dues.in_order(last, waiting, whole[waiting] + 1):
+            if not spare:
+                break
+            before = slack[: release[source] + 1]
+            if before.min() > 0:
+                before -= 1
                 taken[source] += 1
                 spare -= 1
         assert spare == 0, "every slot is taken"
         return taken
 
+    def _window_of(self, block: int) -> Window:
+        if self._window is None or self._window[0] != block:
+            first = block * self._block
+            last = first + self._block
+            if self._period:
+                last = min(last, self._period // self._repeats)
+            self._window = block, self._dues.window(first, last)
+        return self._window[1]
+
     def _turns_of(self, block: int) -> NDArray[np.int16]:
         """(turns of the block,) the source of each."""
         found = self._blocks.get(block)
         if found is None:
-            if self._repeats > 1 and self._period is not None:
-                once = self._period // self._repeats
-                found = np.tile(
-                    self._serve(0, once, self._pin(0), self._whole(once)), self._repeats
-                )
-            else:
-                first, last = block * self._block, self._end_of(block)
-                after = self._whole(last) if last == self._period else self._pin(block + 1)
-                found = self._serve(first, last, self._pin(block), after)
+            found = self._serve(block)
             if len(self._blocks) >= _KEPT_BLOCKS:
                 del self._blocks[next(iter(self._blocks))]
             self._blocks[block] = found
         return found
 
-    def _whole(self, turns: int) -> Counts:
-        """(S,) whole turns due."""
-        return tuple(due // self._dues.scale for due in self._dues.after(turns))
-
-    def _serve(self, first: int, last: int, had: Counts, after: Sequence[int]) -> NDArray[np.int16]:
-        """(last - first,) sources of one block, by earliest deadline among the released turns."""
-        scale, sources = self._dues.scale, self._sources
-        floors, curve = self._dues.curve(first, last)
-        releases: list[NDArray[np.int64]] = []
-        ranks: list[NDArray[np.int64]] = []  # deadline, then source, as one number
-        for source in range(sources):
-            wholes = np.arange(had[source], after[source]) - floors[source]
-            dues = wholes.astype(curve.dtype) * scale
-            releases.append(np.searchsorted(curve[source, 1:], dues, side="right"))
-            deadlines = np.searchsorted(curve[source, 1:], dues + scale, side="left")
-            ranks.append(deadlines * sources + source)
-        released, ranked = np.concatenate(releases), np.concatenate(ranks)
+    def _serve(self, block: int) -> NDArray[np.int16]:
+        """(turns of the block,) by earliest deadline among the released turns."""
+        window, sources = self._window_of(block), self._dues.sources
+        length = int(window.places[-1])
+        last = block * self._block + length
+        is_end = self._period is not None and last == self._period // self._repeats
+        after = self._dues.after(last)[0] if is_end else self._pin(block + 1)
+        owners, places = _turns_from(self._pin(block), after)
+        released = window.first_with(owners, places, 1)
+        ranked = window.first_with(owners, places + 1) * sources + owners
         order = np.argsort(released, kind="stable")
-        upcoming = list(zip(released[order].tolist(), ranked[order].tolist(), strict=True))
-        turns = np.empty(last - first, dtype=np.int16)
+        upcoming = ranked[order].tolist()  # deadline, then source, as one number
+        until = np.searchsorted(released[order], np.arange(length), side="right").tolist()
+        served: list[int] = []
         ready: list[int] = []
         at = 0
-        for turn in range(last - first):
-            while at < len(upcoming) and upcoming[at][0] <= turn:
-                heapq.heappush(ready, upcoming[at][1])
-                at += 1
-            turns[turn] = heapq.heappop(ready) % sources
-        return turns
+        for end in until:
+            for rank in upcoming[at:end]:
+                heapq.heappush(ready, rank)
+            at = end
+            served.append(heapq.heappop(ready))
+        turns = (np.array(served) % sources).astype(np.int16)
+        return np.tile(turns, self._repeats)
+
+
+def _turns_from(
+    had: NDArray[np.int64], after: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(N,) source, (N,) number from 0 of each turn that follows `had` turns, up to `after`."""
+    counts = after - had
+    sources = np.repeat(np.arange(len(counts)), counts)
+    skipped = np.cumsum(counts) - counts
+    return sources, had[sources] + np.arange(len(sources)) - skipped[sources]

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samplers.mixture_plan import Apportionment, MixturePlan, PlannedPrompt, Ratio
+from samplers.turns import Turns
 
 SIZES = {"taco": 40, "nq": 25, "math": 10}
 RATIOS = {"taco": 0.5, "nq": 0.3, "math": 0.2}
@@ -46,8 +47,20 @@ def settings_of_plans(draw: st.DrawFn, schedules: bool = True) -> dict[str, Any]
     }
 
 
+@st.composite
+def rounded_plans(draw: st.DrawFn, most: int = 24) -> MixturePlan:
+    """Up to 26 sources with schedules of their own, whose ratios have many digits."""
+    ratio = st.one_of(st.floats(0.01, 10), PLAIN_RATIO, st.just(0))
+    schedule = st.dictionaries(st.integers(0, 30), ratio, min_size=1, max_size=3)
+    own = draw(st.lists(schedule, min_size=1, max_size=most))
+    ratios: dict[str, Ratio] = {f"s{number:02}": own for number, own in enumerate(own)}
+    ratios |= {"a": {0: 1 / 7, 5: 0.123456789012345}, "b": 1}
+    return MixturePlan(dict.fromkeys(ratios, draw(st.integers(1, 40))), ratios, 20, 0)
+
+
 def plans(schedules: bool = True) -> st.SearchStrategy[MixturePlan]:
-    return settings_of_plans(schedules).map(lambda settings: MixturePlan(**settings))
+    few = settings_of_plans(schedules).map(lambda settings: MixturePlan(**settings))
+    return st.one_of(few, few, few, rounded_plans()) if schedules else few
 
 
 def pairs(prompts: list[PlannedPrompt]) -> list[tuple[str, int]]:
@@ -57,9 +70,7 @@ def pairs(prompts: list[PlannedPrompt]) -> list[tuple[str, int]]:
 def again(plan: MixturePlan) -> MixturePlan:
     """The same plan before its first draw."""
     fresh = copy.deepcopy(plan)
-    fresh.load_state_dict(
-        {**plan.state_dict(), "position": 0, "drawn": dict.fromkeys(plan.sources, 0)}
-    )
+    fresh.position, fresh.drawn = 0, dict.fromkeys(plan.sources, 0)
     return fresh
 
 
@@ -132,6 +143,41 @@ def test_a_batch_whose_quotas_are_whole_holds_exactly_them(
     plan = MixturePlan(dict.fromkeys(quotas, 5), ratios, batch_size, seed=0)
     for index in indexes:
         assert plan.counts(index) == quotas
+
+
+UGLY = {"a": 0.1, "b": 0.3, "c": 0.123456789012345, "d": 0.476543210987655}
+
+
+def test_whole_quotas_stay_whole_beside_ratios_that_are_rounded():
+    plan = MixturePlan(dict.fromkeys(UGLY, 9), UGLY, 10, seed=0)
+    assert "parts" in plan.description()
+    for index in [*range(50), 2_000]:
+        counts = plan.counts(index)
+        assert (counts["a"], counts["b"]) == (1, 3)
+    for index in (10**6, 10**12):
+        due = plan.due(10 * index)
+        assert (due["a"], due["b"]) == (index, 3 * index)
+
+
+@given(rounded_plans(most=6), st.integers(1, 10**4))
+def test_rounding_moves_what_is_due_by_less_than_its_bound(plan: MixturePlan, i: int):
+    described = plan.description()
+    exact = MixturePlan.from_description({**described, "parts": 0}).due(i)
+    assert "parts" in described
+    assert all(abs(due - exact[name]) < Fraction(i, 2**38) for name, due in plan.due(i).items())
+
+
+def test_a_thousand_sources_with_schedules_keep_the_first_law():
+    ratios: dict[str, Ratio] = {
+        f"s{number}": {0: 1 + number % 7, 1 + 13 * number: 0.37 + number / 100}
+        for number in range(1000)
+    }
+    plan = MixturePlan(dict.fromkeys(ratios, 10**5), ratios, 1024, seed=0)
+    assert "parts" in plan.description()
+    for batch in range(3):
+        plan.take(1024)
+        due = plan.due(1024 * (batch + 1))
+        assert all(abs(plan.drawn[name] - due[name]) < 1 for name in plan.sources)
 
 
 def test_remainders_are_carried_to_later_batches():
@@ -216,20 +262,24 @@ def test_a_source_repeats_no_row_before_its_pass_is_over(plan: MixturePlan):
 
 @given(plans())
 def test_no_row_is_twice_in_a_batch_unless_its_source_is_smaller_than_its_part(plan: MixturePlan):
+    most = most_in_a_batch(plan)
     for index in range(30):
         counts = plan.counts(index)
         batch = pairs(plan.take(plan.batch_size))
         for name in plan.sources:
             rows = [row for source, row in batch if source == name]
             assert len(rows) == counts[name]
-            if plan.sizes[name] >= most_in_a_batch(plan, name):
+            if plan.sizes[name] >= most[name]:
                 assert len(set(rows)) == len(rows)
 
 
-def most_in_a_batch(plan: MixturePlan, name: str) -> int:
-    """No batch takes more of a source, whatever the remainders."""
-    due = max(due_in(plan, index)[name] for index in range(32))
-    return min(plan.batch_size, int(due + Fraction(1, 10**9)) + 2)
+def most_in_a_batch(plan: MixturePlan) -> dict[str, int]:
+    """Source -> prompts that no batch exceeds, whatever the remainders."""
+    dues = [due_in(plan, index) for index in range(32)]
+    return {
+        name: min(plan.batch_size, int(max(due[name] for due in dues) + Fraction(1, 10**9)) + 2)
+        for name in plan.sources
+    }
 
 
 @pytest.mark.parametrize(("size", "quota"), [(6, 6), (7, 6), (9, 6), (24, 6), (25, 6), (31, 6)])
@@ -451,6 +501,79 @@ def test_a_run_that_stops_anywhere_and_resumes_draws_what_it_would_have_drawn(
     assert resumed.state_dict() == through.state_dict()
 
 
+@pytest.mark.parametrize(
+    "ratios",
+    [
+        UGLY,
+        {"a": 0.50123, "b": 0.3, "c": 0.19877},
+        {"a": 1, "b": {0: 3, 170: 1}, "c": {0: 1, 19: 0.1, 230: 7}},
+        {**UGLY, "e": {7: 1, 171: 0.1}, "f": {3: 0.1, 250: 1}},
+    ],
+    ids=["rounded", "long period", "schedule", "rounded schedule"],
+)
+def test_a_resume_computes_nothing_before_the_block_where_the_run_stopped(
+    ratios: dict[str, Ratio], monkeypatch: pytest.MonkeyPatch
+):
+    settings: dict[str, Any] = {"sizes": dict.fromkeys(ratios, 99), "ratios": ratios}
+    plan = MixturePlan(**settings, batch_size=20, seed=0)
+    plan.take(4001)
+    state = json.loads(json.dumps(plan.state_dict()))
+    blocks: list[int] = []
+    pin_after = Turns._pin_after  # pyright: ignore[reportPrivateUsage]
+
+    def counted(turns: Turns, block: int, had: Any) -> Any:
+        blocks.append(block)
+        return pin_after(turns, block, had)
+
+    monkeypatch.setattr(Turns, "_pin_after", counted)
+    resumed = MixturePlan(**settings, batch_size=20, seed=0)
+    resumed.load_state_dict(state)
+    assert resumed.take(20) == plan.take(20)
+    assert resumed.counts(201) == plan.counts(201)
+    assert min(blocks, default=4001 // 64) >= 4001 // 64
+    assert resumed.counts(3) == plan.counts(3)
+
+
+def test_a_pin_of_another_position_is_refused():
+    plan = MixturePlan(dict.fromkeys(UGLY, 9), UGLY, 10, seed=0)
+    plan.take(1000)
+    state = plan.state_dict()
+    for wrong in ({"ahead": "ff"}, {"ahead": 3}, {"ahead": ""}, {"dues": []}):
+        with pytest.raises(ValueError, match=r"with its pin: .*; remove `pin`"):
+            plan.load_state_dict({**state, "pin": wrong})
+
+
+OF_1_0_0: dict[str, Any] = {
+    "position": 777,
+    "drawn": {"math": 246, "nq": 287, "taco": 244},
+    "sizes": "df2d3713",
+    "ratios": "9400fda7",
+    "batch_size": 20,
+    "seed": 0,
+    "apportionment": "carry",
+}
+"""What release 1.0.0 wrote for shares that are rounded today."""
+
+AFTER_OF_1_0_0 = "nq6 taco14 nq24 math2 nq8 nq9 taco27 nq16 nq12 taco11 nq1 nq23"
+
+
+def test_a_run_of_1_0_0_goes_on_with_exact_shares():
+    ratios: dict[str, Ratio] = {
+        "taco": 0.314159265358979,
+        "nq": {0: 0.271828182845904, 7: 0.1, 31: 0.577215664901532},
+        "math": {0: 0.141421356237309, 13: 0.9, 29: 0.05},
+    }
+    plan = MixturePlan(SIZES, ratios, 20, 0)
+    assert "parts" in plan.description()
+    assert plan.differences(OF_1_0_0) == []
+    plan.load_state_dict(OF_1_0_0)
+    assert "parts" not in plan.description()
+    assert "parts" not in plan.state_dict()
+    assert " ".join(f"{source}{row}" for source, row in pairs(plan.take(12))) == AFTER_OF_1_0_0
+    plan.load_state_dict(json.loads(json.dumps(plan.state_dict())))
+    assert MixturePlan.from_description(plan.description()).counts(50) == plan.counts(50)
+
+
 @given(st.integers(0, 10**12), st.integers(1, 50))
 def test_far_out_a_resumed_stream_goes_on_as_the_plan_says(position: int, length: int):
     plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
@@ -497,6 +620,9 @@ def test_a_state_of_another_stream_is_refused_with_what_differs(change: dict[str
 def test_ratios_that_mean_the_same_shares_are_the_same_stream():
     saved = MixturePlan(SIZES, {"taco": 5, "nq": 3, "math": 2}, 20, 0)
     MixturePlan(SIZES, RATIOS, 20, 0).load_state_dict(saved.state_dict())
+    ugly = MixturePlan(dict.fromkeys(UGLY, 9), UGLY, 10, 0)
+    tenfold = {name: Fraction(str(ratio)) * 10 for name, ratio in UGLY.items()}
+    MixturePlan(ugly.sizes, tenfold, 10, 0).load_state_dict(ugly.state_dict())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("position", [-1, 1.5, None, "3"])
@@ -611,13 +737,16 @@ def test_a_described_plan_is_the_same_stream(
             "d": {18: 1e-9, 27: 0.25},
             "e": {18: 1e-9, 27: 0.25},
         },
+        UGLY,
+        {**UGLY, "e": {7: 1, 171: 0.1}, "f": {3: 0.1, 250: 1}},
     ],
-    ids=["constant", "schedule"],
+    ids=["constant", "schedule", "rounded", "rounded schedule"],
 )
 def test_a_described_plan_of_awkward_ratios_is_the_same_stream(ratios: dict[str, Ratio]):
     plan = MixturePlan(dict.fromkeys(ratios, 9), ratios, 8, 0)
     twin = MixturePlan.from_description(json.loads(json.dumps(plan.description())))
     assert twin.differences(plan.state_dict()) == []
+    assert twin.take(100) == plan.take(100)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """After any number of turns every source has had within one of what it is due."""
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplers.turns import BLOCK, MAX_PERIOD, Counts, Dues, Turns
+from samplers.turns import BLOCK, MAX_PERIOD, Counts, Dues, Turns, _floor_sum
 
 Knots = dict[int, Counts]
 
@@ -41,30 +42,39 @@ def constant(weights: Sequence[int], turns_per_step: int = 1) -> Dues:
 
 
 @st.composite
-def knots(draw: st.DrawFn, most_knots: int = 4) -> Knots:
+def knots(draw: st.DrawFn, whole_slopes: bool = False) -> Knots:
     """One to nine sources of any weights, zeros among them; one knot or several."""
     sources = draw(st.integers(1, 9))
     row = st.lists(WEIGHT, min_size=sources, max_size=sources).filter(any)
-    count = draw(st.integers(1, most_knots))
+    count = draw(st.integers(1, 4))
     rows = draw(st.lists(row, min_size=count, max_size=count))
     later = st.sets(st.integers(1, 40), min_size=count - 1, max_size=count - 1)
+    steps = [0, *sorted(draw(later))]
     total = math.lcm(*map(sum, rows))
+    finest = math.lcm(*(b - a for a, b in pairwise(steps))) if whole_slopes else 1
     return {
-        step: tuple(weight * (total // sum(weights)) for weight in weights)
-        for step, weights in zip([0, *sorted(draw(later))], rows, strict=True)
+        step: tuple(weight * (total // sum(weights)) * finest for weight in weights)
+        for step, weights in zip(steps, rows, strict=True)
     }
 
 
 TURNS_PER_STEP = st.integers(1, 12)
 
 
+def parts_due(dues: Dues, turns: int) -> list[int]:
+    """(S,) parts that each source is due after a number of turns."""
+    whole, parts = dues.after(turns)
+    assert all(0 <= part < dues.scale for part in parts)
+    return [a * dues.scale + int(b) for a, b in zip(whole.tolist(), parts, strict=True)]
+
+
 def farthest_from_due(dues: Dues, turns: Sequence[int]) -> Fraction:
     """The largest difference between turns had and due, over all sources and prefixes."""
-    had = [0] * len(dues.after(0))
+    had = [0] * dues.sources
     worst = 0
     for turn, source in enumerate(turns, start=1):
         had[source] += 1
-        due = dues.after(turn)
+        due = parts_due(dues, turn)
         strays = (abs(count * dues.scale - own) for count, own in zip(had, due, strict=True))
         worst = max(worst, *strays)
     return Fraction(worst, dues.scale)
@@ -89,7 +99,7 @@ def last_of(given_knots: Knots) -> Counts:
 # --- dues ---------------------------------------------------------------------------------------
 
 
-@given(knots(), TURNS_PER_STEP, st.integers(1, 200))
+@given(knots(whole_slopes=True), TURNS_PER_STEP, st.integers(1, 200))
 def test_what_is_due_is_the_sum_over_the_turns_so_far(
     given_knots: Knots, turns_per_step: int, turns: int
 ):
@@ -98,10 +108,53 @@ def test_what_is_due_is_the_sum_over_the_turns_so_far(
     for turn in range(turns):
         rates = weights_by_hand(given_knots, turn // turns_per_step)
         total = [due + rate for due, rate in zip(total, rates, strict=True)]
-    assert [Fraction(due, dues.scale) for due in dues.after(turns)] == total
+    assert [Fraction(due, dues.scale) for due in parts_due(dues, turns)] == total
     step = turns // turns_per_step
-    own = [Fraction(weight, dues.scale) for weight in dues.weights(step)]
+    own = [Fraction(int(weight), dues.scale) for weight in dues.weights(step)]
     assert own == weights_by_hand(given_knots, step)
+
+
+@given(knots(), TURNS_PER_STEP, st.integers(1, 200))
+def test_weights_that_are_no_whole_numbers_are_rounded_and_their_sums_are_exact(
+    given_knots: Knots, turns_per_step: int, turns: int
+):
+    dues, total = Dues(given_knots, turns_per_step), [0] * len(given_knots[0])
+    for turn in range(turns):
+        step = turn // turns_per_step
+        weights = [int(weight) for weight in dues.weights(step)]
+        line = [rate * dues.scale for rate in weights_by_hand(given_knots, step)]
+        assert sum(weights) == dues.scale and min(weights) >= 0
+        assert all(abs(own - exact) < 1 for own, exact in zip(weights, line, strict=True))
+        total = [due + weight for due, weight in zip(total, weights, strict=True)]
+    assert parts_due(dues, turns) == total
+
+
+@given(st.integers(0, 1000), st.integers(1, 1000), st.lists(st.integers(0, 999), min_size=1))
+def test_a_sum_of_rounded_slopes_is_the_sum_of_its_terms(
+    count: int, length: int, slopes: list[int]
+):
+    slopes = [slope % length for slope in slopes]
+    sums = [sum(slope * k // length for k in range(count)) for slope in slopes]
+    for dtype in (np.int64, object):
+        assert _floor_sum(count, length, np.array(slopes, dtype=dtype)).tolist() == sums
+
+
+def test_a_constant_source_keeps_its_whole_turns_beside_rounded_ones():
+    given_knots: Knots = {0: (50, 20, 30), 7: (50, 41, 9), 18: (50, 0, 50)}
+    dues = Dues(given_knots, 10)
+    assert all(dues.weights(step)[0] == 50 for step in range(30))
+    assert [dues.after(10 * step)[0][0] for step in range(30)] == [5 * step for step in range(30)]
+
+
+@pytest.mark.parametrize("length", [10**5, 10**10, 10**18])
+def test_a_schedule_may_take_any_number_of_steps(length: int):
+    dues = Dues({0: (1, 9), length: (7, 3)}, 3)
+    assert dues.weights(length // 2).tolist() == [4, 6]
+    turns = length // 3
+    wholes = dues.after(turns)[0] + 1
+    for deadline, source in dues.in_order(turns, np.arange(2), wholes):
+        assert dues.after(int(deadline))[0][source] == wholes[source]
+        assert dues.after(int(deadline) - 1)[0][source] < wholes[source]
 
 
 @given(knots(), TURNS_PER_STEP, st.integers(0, 10**9))
@@ -109,37 +162,42 @@ def test_all_sources_together_are_due_every_turn(
     given_knots: Knots, turns_per_step: int, turns: int
 ):
     dues = Dues(given_knots, turns_per_step)
-    assert sum(dues.after(turns)) == turns * dues.scale
+    assert sum(parts_due(dues, turns)) == turns * dues.scale
 
 
-@given(knots(), TURNS_PER_STEP, st.integers(0, 300), st.integers(1, 60))
-def test_a_curve_is_what_is_due_after_each_of_its_turns(
-    given_knots: Knots, turns_per_step: int, first: int, length: int
+@given(knots(), TURNS_PER_STEP, st.integers(0, 300), st.integers(1, 60), st.integers(0, 5))
+def test_a_window_says_after_which_turn_a_source_is_due_a_number_of_turns(
+    given_knots: Knots, turns_per_step: int, first: int, length: int, more: int
 ):
     dues = Dues(given_knots, turns_per_step)
-    floors, curve = dues.curve(first, first + length)
-    for offset in range(length + 1):
-        due = [
-            floor * dues.scale + int(own)
-            for floor, own in zip(floors, curve[:, offset], strict=True)
-        ]
-        assert due == dues.after(first + offset)
-    assert floors == [own // dues.scale for own in dues.after(first)]
+    window = dues.window(first, first + length)
+    due = [parts_due(dues, first + offset) for offset in range(1, length + 1)]
+    sources = np.arange(dues.sources)
+    for parts in (0, 1):
+        found = window.first_with(sources, window.floors + more, parts)
+        for source, floor in enumerate(window.floors.tolist()):
+            wanted = (floor + more) * dues.scale + parts
+            by_hand = [offset for offset, own in enumerate(due) if own[source] >= wanted]
+            assert found[source] == (by_hand[0] if by_hand else length)
 
 
-@given(knots(), st.integers(1, 6), st.integers(1, 12))
-def test_a_whole_turn_is_first_due_where_it_is_due_and_was_not_before(
-    given_knots: Knots, turns_per_step: int, whole: int
+@given(knots(), st.integers(1, 6), st.integers(0, 60), st.integers(1, 12))
+def test_deadlines_are_where_a_turn_is_due_and_was_not_before_and_come_in_order(
+    given_knots: Knots, turns_per_step: int, turns: int, more: int
 ):
     dues = Dues(given_knots, turns_per_step)
-    for source in range(len(given_knots[0])):
-        turns = dues.first_with(source, whole)
-        if math.isinf(turns):
+    wholes = dues.after(turns)[0] + more
+    found = list(Dues(given_knots, turns_per_step).in_order(turns, np.arange(dues.sources), wholes))
+    assert found == sorted(found)
+    assert sorted(source for _, source in found) == list(range(dues.sources))
+    for deadline, source in found:
+        wanted = int(wholes[source]) * dues.scale
+        if math.isinf(deadline):
             assert last_of(given_knots)[source] == 0
-            assert dues.after(41 * turns_per_step)[source] < whole * dues.scale
-        else:
-            assert dues.after(int(turns))[source] >= whole * dues.scale
-            assert dues.after(int(turns) - 1)[source] < whole * dues.scale
+            assert parts_due(dues, 41 * turns_per_step)[source] < wanted
+        elif deadline < 2**62:
+            assert parts_due(dues, int(deadline))[source] >= wanted
+            assert parts_due(dues, int(deadline) - 1)[source] < wanted
 
 
 # --- the order ----------------------------------------------------------------------------------
@@ -190,7 +248,7 @@ def test_the_law_holds_over_several_blocks_of_full_size(weights: list[int]):
 
 def test_one_in_a_billion_has_its_turn_once_in_a_billion():
     dues = constant([1, 999_999_999])
-    assert dues.first_with(0, 1) == 10**9
+    assert [*dues.in_order(0, np.array([0]), np.array([1]))] == [(10**9, 0)]
     assert Turns(dues).had(20_000)[0] <= 1
 
 
@@ -237,8 +295,28 @@ def test_turns_read_anywhere_and_in_any_order_are_those_read_in_sequence(
         for first, length in reads:
             read = anywhere.between(first, first + length).tolist()
             assert read == sequence[first : first + length]
-            seen = [sequence[:first].count(source) for source in range(len(dues.after(0)))]
+            seen = [sequence[:first].count(source) for source in range(dues.sources)]
             assert list(anywhere.had(first)) == seen
+
+
+@given(knots(), TURNS_PER_STEP, SMALL_BLOCKS, SMALL_PERIODS, st.integers(0, 300))
+def test_an_order_goes_on_from_a_pin_without_what_came_before(
+    given_knots: Knots, turns_per_step: int, block: int, max_period: int, first: int
+):
+    with blocks_of(block, max_period):
+        through, resumed = (Turns(Dues(given_knots, turns_per_step)) for _ in range(2))
+        pin = json.loads(json.dumps(through.pin(first)))
+        if pin:
+            resumed.load_pin(first, pin)
+            flipped = f"{int(pin['ahead'][0], 16) ^ 8:x}{pin['ahead'][1:]}"  # of source 0
+            with pytest.raises(ValueError, match="prompts of"):
+                resumed.load_pin(first, {**pin, "ahead": flipped})
+        assert resumed.had(first) == through.had(first)
+        assert resumed.between(first, first + 40).tolist() == (
+            through.between(first, first + 40).tolist()
+        )
+        assert resumed.pin(first + 40) == through.pin(first + 40)
+        assert resumed.had(first // 2) == through.had(first // 2)
 
 
 @given(
@@ -267,11 +345,11 @@ def test_the_order_far_into_an_endless_one_is_lawful():
         had = list(turns.had(first))
         for turn, source in enumerate(turns.between(first, first + 500).tolist(), start=1):
             had[source] += 1
-            due = dues.after(first + turn)
+            due = parts_due(dues, first + turn)
             assert all(abs(a * dues.scale - b) < dues.scale for a, b in zip(had, due, strict=True))
 
 
-@given(knots(), TURNS_PER_STEP, SMALL_BLOCKS)
+@given(knots(whole_slopes=True), TURNS_PER_STEP, SMALL_BLOCKS)
 def test_numbers_beyond_64_bits_give_the_order_of_the_same_weights_within(
     given_knots: Knots, turns_per_step: int, block: int
 ):
