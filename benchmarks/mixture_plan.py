@@ -1,6 +1,7 @@
 """What it costs to know which prompt comes next: our MixturePlan beside its peers, as markdown.
 
     python -m benchmarks.mixture_plan
+    python -m benchmarks.mixture_plan --many     # only the table of many sources; needs no peers
 
 Every measurement has a fresh process, so no stream pays for another's memory or finds its caches,
 and the streams take turns within each round. CPU time is that of the whole process. Memory is the
@@ -16,6 +17,7 @@ import json
 import os
 import pickle
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -37,6 +39,7 @@ from benchmarks.mixture_streams import (
     Ours,
     Stream,
 )
+from samplers.mixture_plan import MixturePlan, PlannedPrompt, Ratio
 
 MANY_ROWS = (40_000_000, 30_000_000, 30_000_000)
 """Rows of each source where a stream is built and read in sequence."""
@@ -48,6 +51,18 @@ RESUMED_AT = 39_000
 """Batches drawn before the stop: near the end of the first pass over `RESUMED_ROWS`."""
 
 EXACTNESS_BATCHES = 1_000
+
+MANY_SOURCES = {
+    "64 schedules": (64, True),
+    "1,000 schedules": (1000, True),
+    "64 long ratios": (64, False),
+    "1,000 long ratios": (1000, False),
+}
+"""Label -> (sources, whether each has a schedule with two steps of its own besides step 0; without
+schedules, ratios have 16 digits)."""
+
+MANY_BATCH, MANY_STEPS, MANY_AT = 1024, 400, 10_000
+"""Prompts per batch, steps that are timed, step at which a run is resumed."""
 
 MISSING_MODULE_EXIT = 3
 
@@ -143,6 +158,67 @@ def _measure_resume(kind: type[Stream], folder: Path) -> Figures:
     }
 
 
+def _many(label: str) -> MixturePlan:
+    sources, has_schedules = MANY_SOURCES[label]
+    draw = random.Random(0)
+    ratios: dict[str, Ratio] = {}
+    for number in range(sources):
+        ratio: Ratio = draw.random()
+        if has_schedules:
+            steps = [0, draw.randrange(1, MANY_AT), draw.randrange(1, MANY_AT)]
+            ratio = {step: round(draw.uniform(0.1, 9), 2) for step in steps}
+        ratios[f"s{number:04}"] = ratio
+    return MixturePlan(dict.fromkeys(ratios, 100_000), ratios, MANY_BATCH, 0)
+
+
+def _walk_many(label: str, folder: Path) -> Figures:
+    """Leave the state at `MANY_AT` and the batch due there for `_measure_many`."""
+
+    def walk() -> MixturePlan:
+        plan = _many(label)
+        plan.position = MANY_AT * MANY_BATCH
+        plan.drawn = plan.counts_between(0, plan.position)
+        return plan
+
+    plan, walk_cpu_s, _ = _timed(walk)
+    state = json.dumps(plan.state_dict())
+    (folder / "many.pickle").write_bytes(pickle.dumps((state, plan.take(MANY_BATCH))))
+    return {"walk_cpu_s": walk_cpu_s, "state_bytes": len(state)}
+
+
+def _measure_many(label: str, folder: Path) -> Figures:
+    """Build and first batch; steps in sequence; build, load a state and draw the batch there."""
+    state, expected = pickle.loads((folder / "many.pickle").read_bytes())
+
+    def start() -> MixturePlan:
+        plan = _many(label)
+        plan.take(MANY_BATCH)
+        return plan
+
+    def step() -> None:
+        plan.counts(plan.position // MANY_BATCH)
+        plan.take(MANY_BATCH)
+
+    def resume() -> list[PlannedPrompt]:
+        resumed = _many(label)
+        resumed.load_state_dict(json.loads(state))
+        return resumed.take(MANY_BATCH)
+
+    plan, first_cpu_s, first_s = _timed(start)
+    steps = [_timed(step) for _ in range(MANY_STEPS)]
+    batch, resume_cpu_s, resume_s = _timed(resume)
+    return {
+        "first_cpu_s": first_cpu_s,
+        "first_s": first_s,
+        "step_cpu_s": statistics.fmean(cpu_s for _, cpu_s, _ in steps),
+        "step_s": statistics.fmean(wall_s for _, _, wall_s in steps),
+        "slowest_step_s": max(wall_s for _, _, wall_s in steps),
+        "resume_cpu_s": resume_cpu_s,
+        "resume_s": resume_s,
+        "same_batch": batch == expected,
+    }
+
+
 def _as_text(tensor: Any) -> str:
     return base64.b64encode(tensor.numpy().tobytes()).decode()
 
@@ -154,7 +230,13 @@ MEASUREMENTS = {
 }
 
 
+MANY_MEASUREMENTS = {"walk_many": _walk_many, "many": _measure_many}
+
+
 def _child(measurement: str, label: str, folder: Path) -> int:
+    if measurement in MANY_MEASUREMENTS:
+        print(json.dumps(MANY_MEASUREMENTS[measurement](label, folder)))
+        return 0
     kind = next(kind for kind in STREAMS if kind.label == label)
     try:
         importlib.import_module(kind.library)
@@ -178,6 +260,46 @@ class Column:
     against_ours: bool = False
 
 
+def _in_a_process(measurement: str, label: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.mixture_plan", "--child", measurement, label, folder],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode not in (0, MISSING_MODULE_EXIT):
+        raise RuntimeError(
+            f"cannot measure {measurement} of {label}: exit={done.returncode}\n"
+            f"{done.stderr[-3000:]}"
+        )
+    return done
+
+
+def _many_table(folder: Path, rounds: int) -> list[str]:
+    """The table of many sources; its medians are of `rounds` fresh processes each."""
+    lines = [
+        f"**Many sources, batches of {MANY_BATCH:,}**; a step is `counts` and `take`, the mean of "
+        f"{MANY_STEPS}; wall time, CPU time in brackets",
+        "",
+        f"| | first batch | step | slowest step | resume at step {MANY_AT:,} | the batch due | "
+        "state, bytes | CPU of the same step without a pin |",
+        f"| --- |{' ---: |' * 7}",
+    ]
+    for label in MANY_SOURCES:
+        print(f"{label}, {rounds} rounds", file=sys.stderr)
+        walked = json.loads(_in_a_process("walk_many", label, folder).stdout)
+        found = [json.loads(_in_a_process("many", label, folder).stdout) for _ in range(rounds)]
+        medians = {name: statistics.median(own[name] for own in found) for name in found[0]}
+        cells = [
+            f"{_seconds(medians[f'{name}_s'])} ({_seconds(medians[f'{name}_cpu_s'])})"
+            for name in ("first", "step", "resume")
+        ]
+        cells.insert(2, _seconds(medians["slowest_step_s"]))
+        cells += ["yes" if medians["same_batch"] == 1 else "NO", f"{walked['state_bytes']:,}"]
+        lines.append(f"| {label} | {' | '.join(cells)} | {_seconds(walked['walk_cpu_s'])} |")
+    return lines
+
+
 class Results:
     """Figures of every round, per stream."""
 
@@ -191,20 +313,9 @@ class Results:
             return
         own_folder = folder / str(STREAMS.index(kind))
         own_folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "benchmarks.mixture_plan"]
-        done = subprocess.run(
-            [*command, "--child", measurement, kind.label, str(own_folder)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
+        done = _in_a_process(measurement, kind.label, own_folder)
         if done.returncode == MISSING_MODULE_EXIT:
             self.missing[kind.label] = done.stdout.split()[-1]
-        elif done.returncode:
-            raise RuntimeError(
-                f"cannot measure {measurement} of {kind.label}: exit={done.returncode}\n"
-                f"{done.stderr[-3000:]}"
-            )
         else:
             self._rounds[kind.label].append(json.loads(done.stdout.splitlines()[-1]))
 
@@ -359,6 +470,7 @@ def _version(kind: type[Stream], results: Results) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="times each stream is measured (5)")
+    parser.add_argument("--many", action="store_true", help="only the table of many sources")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -367,6 +479,10 @@ def main() -> int:
 
     results = Results()
     with tempfile.TemporaryDirectory() as folder:
+        many = _many_table(Path(folder), arguments.rounds)
+        if arguments.many:
+            print("\n".join(many))
+            return 0
         for kind in STREAMS:
             results.measure(kind, "exactness", Path(folder))
         for number in range(1, arguments.rounds + 1):
@@ -374,7 +490,7 @@ def main() -> int:
             for kind in STREAMS:
                 for measurement in ("reading", "resume"):
                     results.measure(kind, measurement, Path(folder))
-    print("\n".join(_report(results, arguments.rounds)))
+    print("\n".join([*_report(results, arguments.rounds), "", *many]))
     return 0
 
 
