@@ -117,7 +117,7 @@ def _own_server_problems(config: Mapping[str, Any]) -> Iterator[str]:
         return  # the schema reports a value that is no mapping
     from agent_loop.tools.server.settings import ServerSettings  # slow to import, rarely needed
 
-    ours = {"host", "port", "token", "limiter_path"}
+    ours = {"host", "token", "limiter_path"}
     for name in sorted(ours & given.keys()):
         yield f"mixed.tool_server.{name}: the run sets it itself; leave it out"
     try:

@@ -71,14 +71,17 @@ def test_settings_that_the_own_tool_server_would_not_take_are_named(
     run_environ["TOOL_SERVER_URL"] = ""  # the run's own
     found = problems_of(
         run_environ,
-        "mixed.tool_server={sandbox_workers: 0, port: 1, sandbx: auto}",
+        "mixed.tool_server={sandbox_workers: 0, host: 0.0.0.0, sandbx: auto}",
     )
     assert sorted(problem.split(":")[0] for problem in found) == [
-        "mixed.tool_server.port",
+        "mixed.tool_server.host",
         "mixed.tool_server.sandbox_workers",
         "mixed.tool_server.sandbx",
     ]
-    good = "mixed.tool_server={sandbox_packages: [numpy], search_upstream: 'http://x/retrieve'}"
+    good = (
+        "mixed.tool_server="
+        "{port: 8100, sandbox_packages: [numpy], search_upstream: 'http://x/retrieve'}"
+    )
     assert problems_of(run_environ, good) == []
 
 
