@@ -370,5 +370,5 @@ async def test_a_check_that_an_overloaded_machine_delays_is_no_verdict(monkeypat
     late.set_exception(FutureTimeoutError())
     pool = SimpleNamespace(schedule=lambda *_, **__: late)
     monkeypatch.setattr(math_pool, "_pool", lambda: pool)
-    with pytest.raises(ToolTimeout, match=r"no verdict .* within 20 s, .* overloaded"):
+    with pytest.raises(ToolTimeout, match=r"no verdict .* within 240 s, .* overloaded"):
         await math_pool.are_equal([("x", "y")])
