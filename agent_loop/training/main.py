@@ -1,10 +1,11 @@
 """The training process: `python -m agent_loop.training.main CONFIG`.
 
-verl adapter: `trainer/main_ppo.py` at 0.9.1. This does what `main_ppo.main` does, with four
+verl adapter: `trainer/main_ppo.py` at 0.9.1. This does what `main_ppo.main` does, with five
 differences:
 
 - It reads the resolved config in the run's folder.
 - It does not start if verl did not load this project's plugin, because verl would not report that.
+- It builds all of verl's config classes first, also those that verl builds in Ray's workers.
 - On a cluster it connects to Ray itself, because verl would print the variables of the workers,
   secrets included.
 - The trainer stays on this node, because this node has the run's folder.
@@ -16,6 +17,9 @@ import sys
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+
+from agent_loop.training.verl_config import refusals
+from config.schema import ConfigError
 
 FORWARDED = re.compile(
     r"WANDB_\w+|TENSORBOARD_DIR|HF_\w+|NCCL_\w+|GLOO_\w+|VLLM_\w+|TORCH\w*|HYDRA_FULL_ERROR"
@@ -31,11 +35,10 @@ def main(config_path: str) -> None:
     """Train to the end.
 
     Raises:
+        ConfigError: verl refuses the config.
         RuntimeError: verl did not load the `verl.plugins` entry point.
     """
     from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
-    from verl.trainer.ppo.utils import need_critic, need_reference_policy
-    from verl.utils.config import validate_config
     from verl.utils.device import auto_set_device
 
     # The plugin is not imported here: an import would hide that verl did not load it.
@@ -48,11 +51,8 @@ def main(config_path: str) -> None:
     config = OmegaConf.load(config_path)
     assert isinstance(config, DictConfig), "the launcher writes a mapping"
     auto_set_device(config)
-    validate_config(
-        config=config,
-        use_reference_policy=need_reference_policy(config),
-        use_critic=need_critic(config),
-    )
+    if problems := list(refusals(config)):
+        raise ConfigError(problems)
     if OmegaConf.select(config, "ray_kwargs.ray_init.address"):
         join(config)
     run_ppo(config, task_runner_class=_PinnedToThisNode(TaskRunnerV1))

@@ -1,9 +1,12 @@
 """`verl-mixed check`: the resolved config, the first prompt of each source, every problem."""
 
 import argparse
+import json
 import os
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from verl_mixed.commands.arguments import Help, add_config_arguments, config_overrides
 from verl_mixed.exit_codes import GOOD, USAGE
@@ -12,7 +15,7 @@ from verl_mixed.run.text import printable
 HELP = Help(
     """\
 Checks config and data, and starts nothing. The problems that it finds are:
-  - wrong settings
+  - wrong settings, also those that verl's own config classes refuse
   - rows without a source
   - prompts that are too long, measured with the model's tokenizer
   - ground truths that the reward cannot use
@@ -40,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     plan = make_plan(config_overrides(arguments), os.environ)
     missing = plan.still_to_make()
-    problems = plan.problems(data=not missing, machine=False)
+    problems = plan.problems(data=not missing, machine=False) or _verls_problems(plan.config)
     print(OmegaConf.to_yaml(OmegaConf.create(plan.config)))
     if (rows := stored_rows(plan.config)) is not None:
         print(f"note: {rows}")
@@ -50,6 +53,21 @@ def run(arguments: argparse.Namespace) -> int:
         for source, prompt in first_prompts(plan.config).items():
             print(f"--- first prompt of source={source}\n{prompt}\n---\n")
     return print_problems(problems, plan.warnings())
+
+
+def _verls_problems(config: Mapping[str, Any]) -> list[str]:
+    """What verl refuses of a resolved config; a process of its own imports verl."""
+    done = subprocess.run(
+        [sys.executable, "-m", "agent_loop.training.verl_config"],
+        input=json.dumps(config),
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])  # verl prints too
+    (last,) = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+    return [f"verl cannot build its config: {last}; `verl-mixed doctor` looks at the packages"]
 
 
 def print_problems(problems: Sequence[str], warnings: Sequence[str] = ()) -> int:

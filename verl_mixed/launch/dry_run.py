@@ -14,7 +14,7 @@ from config.lookup import at, files_at
 from samplers.rows.sources import kind_of
 from verl_mixed.launch.plan import Plan, plan_of
 from verl_mixed.launch.trainer import TRAINER
-from verl_mixed.run.compose import compose_config, unset_keys
+from verl_mixed.run.compose import compose_with_choices, unset_keys
 from verl_mixed.run.name import RunFacts, facts_of
 from verl_mixed.run.settings import VARIABLES, overrides_from
 
@@ -32,10 +32,10 @@ def dry_run(
         ConfigError: settings, overrides or config files are wrong.
     """
     overrides = overrides_from(environ, arguments)
-    config = compose_config(overrides)
+    config, choices = compose_with_choices(overrides)
     run = facts_of(config)
     raw, problems = _take_raw_files_as_they_are(config)
-    plan = plan_of(config, overrides)
+    plan = plan_of(config, choices, overrides)
     lines = [
         f"command      {shlex.join(['verl-mixed', 'train', *overrides])}",
         f"run          {run.folder} ({_state(run)})",

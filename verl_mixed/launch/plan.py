@@ -20,7 +20,7 @@ from verl_mixed.checks.machine.ray_cluster import cluster_problems
 from verl_mixed.checks.preflight import preflight, preflight_warnings
 from verl_mixed.launch.generated import demo_folder, is_made, still_to_make, use_generated_data
 from verl_mixed.prepare.source_files import add_files_of_sources
-from verl_mixed.run.compose import changed_keys, compose_config, resolve
+from verl_mixed.run.compose import changed_keys, compose_with_choices, resolve
 from verl_mixed.run.name import display_name, name_problems
 from verl_mixed.run.sections import sound_sources
 from verl_mixed.run.settings import ADDRESS_KEY, SERVER_URL_KEY, is_own_tool_server, overrides_from
@@ -38,6 +38,9 @@ ONLY_FOR_A_NEW_RAY = (
     "_temp_dir",
 )
 """Keys of `ray_kwargs.ray_init` that `ray.init` refuses or ignores on a cluster that runs."""
+
+_SCRIPTS_OWN = {"ray_kwargs.ray_init.dashboard_port", "ray_kwargs.ray_init._temp_dir"}
+"""Keys that follow RAY_DASHBOARD_PORT and RAY_TEMP_DIR, which setup_cluster.sh reads too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,12 @@ class Plan:
         )
         if self.cluster is not None:
             problems += cluster_problems(self.config, self.cluster)
+            problems += [
+                f"ray_kwargs.ray_init.{key}: only a Ray that the run starts reads it, and the run "
+                f"joins {self.cluster}; remove it, and set it for setup_cluster.sh"
+                for key in ONLY_FOR_A_NEW_RAY
+                if f"ray_kwargs.ray_init.{key}" in self.changed - _SCRIPTS_OWN
+            ]
         if self.generated is not None:
             problems += [
                 f"no rows of source={name!r}: the demo has {', '.join(DEMO_SOURCES)}; name "
@@ -111,13 +120,14 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         ConfigError: settings, overrides or config files are wrong.
     """
     overrides = overrides_from(environ, arguments)
-    return plan_of(compose_config(overrides), overrides)
+    return plan_of(*compose_with_choices(overrides), overrides)
 
 
-def plan_of(config: DictConfig, overrides: Sequence[str]) -> Plan:
+def plan_of(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[str]) -> Plan:
     """Fill in what a composed config leaves open: folder, absolute paths, data, display name.
 
-    `config` is changed; `overrides` are those that it was composed with.
+    `config` is changed; `choices` are the files that it was composed of, and `overrides` the
+    overrides.
 
     Raises:
         ConfigError: settings are wrong.
@@ -128,7 +138,7 @@ def plan_of(config: DictConfig, overrides: Sequence[str]) -> Plan:
         raise ConfigError(
             [f"mixed.sources={sources!r}: want source -> its settings; name at least one"]
         )
-    changed = changed_keys(config, overrides)
+    changed = changed_keys(config, choices)
     folder = RunFolder(RUNS / config.mixed.experiment)
     config.mixed.run_dir = str(folder.path)
     _make_paths_absolute(config)

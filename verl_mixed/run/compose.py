@@ -13,7 +13,7 @@ from typing import Any, cast
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from config.lookup import at, flatten
@@ -90,37 +90,59 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
     Raises:
         ConfigError: an override or a config file is wrong.
     """
+    return compose_with_choices(overrides)[0]
+
+
+def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+    """As `compose_config`, with the file that was chosen of each group of files."""
     for override in overrides:
+        key, _, value = override.partition("=")
         # Hydra would name its search path only
-        if override.startswith("model_engine=") and override[13:] not in TRAINING_ENGINES:
+        if key == "model_engine" and value.strip("'\"") not in TRAINING_ENGINES:
             raise ConfigError([f"{override}: {NO_SUCH_ENGINE}"])
+        if key == "training_engine":
+            raise ConfigError([f"{override}: it follows model_engine; set model_engine instead"])
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-            return compose(CONFIG_NAME, overrides=_with_search_path(overrides))
+            given = _with_search_path(overrides)
+            config = compose(CONFIG_NAME, overrides=given, return_hydra_config=True)
     except HydraException as error:
         # Hydra's own message repeats the override; the reason is in the error that it chains
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         cause = str(error.__cause__ or "").splitlines()[:1]
         raise ConfigError(["cannot compose the config: " + "; ".join([*lines, *cause])]) from error
+    choices = {group: name for group, name in config.hydra.runtime.choices.items() if name}
+    with open_dict(config):
+        del config["hydra"]
+    if (engine := config.model_engine) != (chosen := choices["model_engine"]):
+        raise ConfigError(
+            [
+                f"model_engine={engine} in a config file: the key chooses files, and a file cannot "
+                f"change it by its value (the run would use {chosen}); write `override "
+                f"/model_engine: {engine}` in the defaults of your profile, or give it on the "
+                "command line"
+            ]
+        )
+    return config, choices
 
 
-def changed_keys(config: DictConfig, overrides: Sequence[str]) -> frozenset[str]:
+def changed_keys(config: DictConfig, choices: Mapping[str, str]) -> frozenset[str]:
     """The leaves of a composed config that have another value than this project ships.
 
-    Interpolations are compared as they are written: a key that follows another key is not changed
-    by a change of the other. A profile of the user's own may repeat values of any shipped profile.
+    A key that follows another key, by an interpolation, is not changed by a change of the other,
+    nor by the value that it has anyway. A profile of the user's own may repeat values of any
+    shipped profile.
 
     Args:
-        config: as `compose_config(overrides)` returns it.
-        overrides: those that choose a shipped file (`profile=gpu`) choose it here too.
+        config: as `compose_with_choices` returns it.
+        choices: likewise; the shipped files among them are chosen here too.
     """
-    chosen = dict(text.split("=", 1) for text in overrides if "=" in text)
     shipped = {
         group: name
-        for group, name in chosen.items()
-        if any((folder / group / f"{name}.yaml").is_file() for folder in (CONFIG_DIR, _verls()))
+        for group, name in choices.items()
+        if group.isidentifier() and group != "training_engine" and _is_shipped(group, name)
     }
-    own_profile = "profile" in chosen.keys() - shipped.keys()
+    own_profile = "profile" in choices.keys() - shipped.keys()
     profiles = sorted(path.stem for path in CONFIG_DIR.glob("profile/*.yaml"))
     groups = tuple(f"{group}={name}" for group, name in shipped.items())
     more = [(f"profile={name}",) for name in profiles] if own_profile else [()]
@@ -129,8 +151,24 @@ def changed_keys(config: DictConfig, overrides: Sequence[str]) -> frozenset[str]
     return frozenset(
         key
         for key, value in given.items()
-        if not any(key in base and base[key] == value for base in bases)
+        if not any(key in base and _is_same(config, key, value, base[key]) for base in bases)
     )
+
+
+def _is_same(config: DictConfig, key: str, value: Any, shipped: Any) -> bool:
+    """Whether a leaf has the shipped value, as it is written or as it is in this config."""
+    if value == shipped or not isinstance(shipped, str) or "${" not in shipped:
+        return value == shipped
+    trial = config.copy()
+    OmegaConf.update(trial, key, shipped)
+    try:
+        return OmegaConf.select(trial, key) == OmegaConf.select(config, key)
+    except OmegaConfBaseException:
+        return False
+
+
+def _is_shipped(group: str, name: str) -> bool:
+    return any((folder / group / f"{name}.yaml").is_file() for folder in (CONFIG_DIR, _verls()))
 
 
 @lru_cache(maxsize=8)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from agent_loop.training.verl_config import ref_as_actor, refusals
 from cluster.placement import Node, need_of, placement_problems
 from config.lookup import at, flatten
 from tests.fakes.real_tokenizers import real_tokenizer
@@ -105,20 +106,9 @@ def test_verl_builds_its_own_config_of_every_profile_and_backend(
 
     config: Any = OmegaConf.create(config_of(profile, *overrides, model=str(model_folder)))
     parts = config.actor_rollout_ref
-    with_own_words = OmegaConf.to_container(parts.ref)
-    assert isinstance(with_own_words, dict)
-    # as workers/engine_workers.py renames the reference model's before it builds it
-    for ours, theirs in {
-        "log_prob_micro_batch_size": "ppo_micro_batch_size",
-        "log_prob_micro_batch_size_per_gpu": "ppo_micro_batch_size_per_gpu",
-        "log_prob_use_dynamic_bsz": "use_dynamic_bsz",
-        "log_prob_max_token_len_per_gpu": "ppo_max_token_len_per_gpu",
-    }.items():
-        with_own_words[theirs] = with_own_words.pop(ours)
-
     actor, rollout, ref, critic = (
         omega_conf_to_dataclass(part)
-        for part in (parts.actor, parts.rollout, OmegaConf.create(with_own_words), config.critic)
+        for part in (parts.actor, parts.rollout, ref_as_actor(parts.ref), config.critic)
     )
     model = omega_conf_to_dataclass(parts.model, dataclass_type=HFModelConfig)
 
@@ -128,6 +118,29 @@ def test_verl_builds_its_own_config_of_every_profile_and_backend(
     assert actor.engine.full_determinism is False
     assert rollout.prompt_length == config.data.max_prompt_length
     assert model.path == str(model_folder)
+    assert list(refusals(config)) == []
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides", "refused"),
+    [
+        ("laptop", ["actor.loss_agg_mode=foo"], "actor: verl refuses it: Invalid loss_agg_mode: f"),
+        ("laptop", ["+actor.megatron.x=1"], "unexpected keyword argument 'megatron'"),
+        ("gpu", ["rollout.mode=sync"], "rollout: verl refuses it: Rollout mode 'sync' has been"),
+        ("gpu", ["+rollout.quantisation=fp8"], "unexpected keyword argument 'quantisation'"),
+        ("gpu", ["actor.use_kl_loss=true", "+ref.typo=1"], "ref: verl refuses it: "),
+        ("gpu", ["rollout.val_kwargs.do_sample=true", "rollout.temperature=0"], "temperature"),
+    ],
+)
+def test_what_verl_would_refuse_later_is_named_before_ray(
+    profile: str, overrides: list[str], refused: str
+) -> None:
+    pytest.importorskip("verl")
+    given = [re.sub(r"^\+?", r"\g<0>actor_rollout_ref.", override) for override in overrides]
+
+    (problem,) = refusals(OmegaConf.create(config_of(profile, *given)))
+
+    assert refused in problem
 
 
 @pytest.mark.parametrize("profile", PROFILES)

@@ -9,7 +9,7 @@ import pytest
 
 from agent_loop.training.estimators import ESTIMATORS
 from config.lookup import at, flatten
-from config.schema import TOOL_CONFIG
+from config.schema import TOOL_CONFIG, ConfigError
 from tests.verl_mixed.checks.test_profiles import PROFILES, config_of
 from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.checks.config.modes import VERLS_AGENTS
@@ -135,6 +135,38 @@ def test_a_users_own_profile_may_repeat_what_a_shipped_one_has(
     assert problem.startswith("trainer.total_epochs=3: ")
 
 
+@pytest.mark.parametrize("in_defaults", [True, False])
+def test_a_users_own_profile_chooses_the_training_engine_in_its_defaults(
+    run_environ: RunEnviron, tmp_path: Path, in_defaults: bool
+) -> None:
+    choice = "override /model_engine: megatron, " if in_defaults else ""
+    value = "" if in_defaults else "model_engine: megatron\n"
+    (tmp_path / "profile").mkdir()
+    own = f"# @package _global_\ndefaults: [gpu, {choice}_self_]\n{value}"
+    (tmp_path / "profile" / "mine.yaml").write_text(own)
+    overrides = ["profile=mine", f"hydra.searchpath=[file://{tmp_path}]"]
+
+    if in_defaults:
+        plan = make_plan(overrides, run_environ | {"PROFILE": ""})
+        assert list(unread_problems(plan.config, plan.changed)) == []
+    else:
+        with pytest.raises(ConfigError, match=r"model_engine=megatron in a config file: .* `overr"):
+            make_plan(overrides, run_environ | {"PROFILE": ""})
+
+
+def test_keys_of_a_ray_of_the_run_s_own_are_refused_on_a_cluster(run_environ: RunEnviron) -> None:
+    plan = make_plan(
+        ["++ray_kwargs.ray_init.num_cpus=4", "++ray_kwargs.ray_init.dashboard_host=0.0.0.0"],
+        run_environ | {"MASTER_IP": "127.0.0.1", "RAY_DASHBOARD_PORT": "9999"},
+    )
+
+    found = [text for text in plan.problems(data=False, machine=False) if "ray_init" in text]
+    assert [text.split(":")[0].rpartition(".")[2] for text in found] == [
+        "num_cpus",
+        "dashboard_host",
+    ]
+
+
 @pytest.mark.parametrize(
     ("overrides", "refused"),
     [
@@ -164,6 +196,10 @@ def test_a_users_own_profile_may_repeat_what_a_shipped_one_has(
                 "gpu_memory_utilization=0.9",
                 "mixed.tool_server.sandbox_workers=2",
             ],
+        ),
+        (  # the value that it follows anyway
+            ["algorithm.adv_estimator=grpo", "algorithm.state_masked_grpo.norm_by_std=true"],
+            [],
         ),
         # max_probs_diff is the profile's, and not the user's
         ([f"{LIMITER}=false", f"{TOOL_CONFIG}.burst=3", f"{MASKING}=false"], ["burst=3"]),

@@ -62,6 +62,7 @@ def test_check_is_exit_2_with_problems(
     set_environ(monkeypatch, run_environ)
 
     assert main(["check", "actor_rollout_ref.actor.optim.lr=-1"]) == 2
+    assert main(["check", "actor_rollout_ref.actor.loss_agg_mode=foo"]) == 2  # verl refuses it
 
     assert "1 problem" in capsys.readouterr().err
 

@@ -1,0 +1,79 @@
+"""What verl itself refuses of a run config, before Ray starts.
+
+verl builds a part of its config classes in the trainer and the others in Ray's workers, minutes
+into a run. The trainer builds all of them here before it starts Ray. `verl-mixed check` runs this
+module as a program, because the import of verl takes five seconds and 400 MB.
+
+Source: `main` in trainer/main_ppo.py and `init_model` in workers/engine_workers.py of verl 0.9.1.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
+
+RENAMED_FOR_REF: Mapping[str, str] = {
+    "log_prob_micro_batch_size": "ppo_micro_batch_size",
+    "log_prob_micro_batch_size_per_gpu": "ppo_micro_batch_size_per_gpu",
+    "log_prob_use_dynamic_bsz": "use_dynamic_bsz",
+    "log_prob_max_token_len_per_gpu": "ppo_max_token_len_per_gpu",
+}
+"""Keys of the reference model -> their names in the class of the actor, which verl builds of it."""
+
+
+def refusals(config: Any) -> Iterator[str]:
+    """A sentence for each part of a resolved config (a `DictConfig`) that verl refuses.
+
+    Nothing if verl is not installed, which `verl_mixed.checks.packages` reports.
+    """
+    try:
+        from verl.trainer.ppo.utils import need_critic, need_reference_policy
+        from verl.utils.config import omega_conf_to_dataclass, validate_config
+    except ModuleNotFoundError:
+        return
+    parts, has_ref = config.actor_rollout_ref, need_reference_policy(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # verl warns of every run without a critic
+        has_critic = need_critic(config)
+    builds: dict[str, Callable[[], object]] = {
+        "actor_rollout_ref.actor": lambda: omega_conf_to_dataclass(parts.actor),
+        "actor_rollout_ref.rollout": lambda: omega_conf_to_dataclass(parts.rollout),
+    }
+    if has_ref:
+        builds["actor_rollout_ref.ref"] = lambda: omega_conf_to_dataclass(ref_as_actor(parts.ref))
+    if has_critic:
+        builds["critic"] = lambda: omega_conf_to_dataclass(config.critic)
+    refused = False
+    for where, build in builds.items():
+        for text in _words_of(build):
+            refused = True
+            yield f"{where}: verl refuses it: {text}; correct the value, or remove the key"
+    if not refused:  # it builds actor and critic too
+        for text in _words_of(lambda: validate_config(config, has_ref, has_critic)):
+            yield f"verl refuses the config: {text}; correct the values"
+
+
+def ref_as_actor(ref: Any) -> Any:
+    """The reference model's section with the names of the actor's class."""
+    from omegaconf import OmegaConf
+
+    given = cast(dict[str, Any], OmegaConf.to_container(ref))
+    return OmegaConf.create({RENAMED_FOR_REF.get(key, key): given[key] for key in given})
+
+
+def _words_of(build: Callable[[], object]) -> Iterator[str]:
+    """verl's words if it refuses. A package that this machine lacks refuses nothing."""
+    try:
+        build()
+    except ImportError:
+        return
+    except Exception as error:  # verl raises what it likes
+        reason = error.__cause__ or error
+        yield " ".join(str(reason).split()) or type(reason).__name__
+
+
+if __name__ == "__main__":
+    from omegaconf import OmegaConf
+
+    sys.stdout.write(json.dumps(list(refusals(OmegaConf.create(json.load(sys.stdin))))))
