@@ -331,6 +331,17 @@ NO_LOG_PROBS = {"actor_rollout_ref.rollout.calculate_log_probs": False}
             (TOKEN | {f"{CORRECTION}.rollout_is_threshold": wrong}, "want a number above 0")
             for wrong in (0, -1.0, "abc", "2.0_0.5")
         ),
+        *(
+            (
+                {f"{CORRECTION}.rollout_rs": rules, f"{CORRECTION}.rollout_rs_threshold": wrong},
+                word,
+            )
+            for rules, wrong, word in (
+                ("token_k1", "abc", "want a number above 0"),
+                ("token_k1,seq_max_k2", "0.5_2, 1_3", "seq_max_k2 has no lower threshold"),
+                ("token_k1,seq_max_k2", "1,2,3", "or 2 with commas"),
+            )
+        ),
         (BYPASS | TOKEN, "verl's V1 trainers do not read it"),
         ({f"{CORRECTION}.loss_type": "reinforce"}, "policy_loss.loss_mode"),
         (NO_MASKS | TOKEN, "state_masking=false with algorithm"),
@@ -351,7 +362,13 @@ def test_a_correction_that_verl_would_ignore_or_cannot_make_is_refused(
     [
         ({}, None),
         (COLOCATE | TOKEN, None),
-        (COLOCATE | BYPASS, None),
+        (COLOCATE | BYPASS | {"mixed.max_probs_diff": None}, None),
+        (COLOCATE | BYPASS, "mixed.max_probs_diff=5e-05 with algorithm"),
+        (
+            {f"{CORRECTION}.rollout_rs": "token_k1, seq_max_k2"}
+            | {f"{CORRECTION}.rollout_rs_threshold": "0.5_2, 3"},
+            None,
+        ),
         (COLOCATE, f"{CORRECTION}.rollout_is=None with trainer.v1.trainer_mode=mixed_colocate"),
         (COLOCATE | NO_MASKS, f"{TOOL_CONFIG}.state_masking=False with trainer.v1.trainer_mode="),
     ],

@@ -4,7 +4,7 @@ The rules are those of verl's V1 trainers at 0.9.1 (trainer/ppo/v1/trainer_base.
 `_compute_old_log_prob` and `_compute_advantage`), which ignore several of its settings in silence.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from config.lookup import at
@@ -36,11 +36,14 @@ def correction_problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"{_CORRECTION}.rollout_is={level!r}: no such level; choose token, sequence or null"
     if level and (why := _threshold_problem(values.get("rollout_is_threshold"))):
         yield f"{_CORRECTION}.rollout_is_threshold={values.get('rollout_is_threshold')!r}: {why}"
-    if unknown := {*str(rejects or "").replace(" ", "").split(",")} - _REJECTS - {""}:
+    threshold, named = values.get("rollout_rs_threshold"), list(dict.fromkeys(_parts(rejects)))
+    if unknown := {*named} - _REJECTS:
         yield (
             f"{_CORRECTION}.rollout_rs={rejects!r}: no {', '.join(sorted(unknown))}; choose of "
             f"{', '.join(sorted(_REJECTS))}"
         )
+    elif named and threshold is not None and (why := _thresholds_problem(named, threshold)):
+        yield f"{_CORRECTION}.rollout_rs_threshold={threshold!r} with rollout_rs={rejects!r}: {why}"
     for name, needed in (("rollout_is", level), ("rollout_rs", rejects)):
         if needed and values.get(f"{name}_threshold") is None:
             yield (
@@ -83,8 +86,36 @@ def _threshold_problem(threshold: Any) -> str:
     return ""
 
 
+def _thresholds_problem(rejects: Sequence[str], thresholds: Any) -> str:
+    """Why verl would refuse the thresholds of these rules; empty if verl takes them."""
+    given = _parts(thresholds)
+    if len(given) not in (1, len(rejects)):
+        return f"want one threshold for all, or {len(rejects)} with commas, one for each"
+    for name, threshold in zip(rejects, given * (len(rejects) // len(given)), strict=True):
+        if why := _threshold_problem(threshold):
+            return why
+        if "_" in threshold and not name.endswith("k1"):
+            return f"{name} has no lower threshold; want one number above 0"
+    return ""
+
+
+def _parts(value: Any) -> list[str]:
+    """The words of a value with commas; none of null."""
+    text = "" if value is None else str(value)
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def correction_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:
-    """A warning if trajectories of older weights would be trained without correction."""
+    """Warnings if probabilities are not compared, or older trajectories are not corrected."""
+    limit, bypass = at(config, "mixed.max_probs_diff"), f"{_CORRECTION}.bypass_mode"
+    if limit is not None and at(config, bypass):
+        yield warning(
+            "probabilities",
+            f"mixed.max_probs_diff={limit!r} with {bypass}=True: the trainer computes no "
+            "log-probs before the update, so they are not compared with the rollout's, and the run "
+            "does not stop where they differ",
+            f"set {bypass}=false to have them compared",
+        )
     mode, values = at(config, "trainer.v1.trainer_mode"), at(config, _CORRECTION) or {}
     if mode not in ASYNC_MODES or values.get("rollout_is") or values.get("bypass_mode"):
         return
