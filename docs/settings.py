@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from agent_loop.tools.server.settings import ServerSettings
 from config.schema import TOOL_CONFIG, MixedConfig, StateMaskedGRPOConfig, ToolConfig
-from verl_mixed.checks.config.unread import READERS, read_by
+from verl_mixed.checks.config.unread import READERS, Reader, read_by
 from verl_mixed.run.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -45,9 +45,9 @@ is one of {profiles}. `tool_config` is short for `{tool_config}`.
 READING = """\
 Not every run reads every key. A key of this table, or a key below it, that a run does not read and
 that has another value than the files of this project give it, is refused before the run starts. A
-key that has two lines needs both. Keys that are not here are read by every run, or have a check of
-their own. `agents of the sources` are ours (`config/agent_loops.yaml`), verl's (`tool_agent`,
-`single_turn_agent`) or others, your own.
+key that has two lines needs both. A key that is not here is not refused for this reason: most are
+read by every run, and some have a check of their own. The agent loops of this project are those of
+`config/agent_loops.yaml`; verl's are `tool_agent` and `single_turn_agent`.
 """
 
 
@@ -137,6 +137,14 @@ def settings_of(script: str) -> dict[str, str]:
     return dict(found)
 
 
+def reading(row: Reader) -> str:
+    """Who reads the key of a row."""
+    if not row.by:
+        return f"by nobody: {row.instead}"
+    words, remedy = read_by(row)
+    return f"by {words}: `{remedy}`" if words == row.by else f"with `{words}`"
+
+
 def page() -> str:
     """The page as it should be."""
     profiles = sorted(path.stem for path in (ROOT / "config" / "profile").glob("*.yaml"))
@@ -155,10 +163,7 @@ def page() -> str:
         lines += [f"In the block at the top of `{script}`:", ""]
         lines += [*table(("variable", "sets", "is"), *rows), ""]
     lines += ["## Who reads which key", "", READING]
-    readers = [
-        (f"`{row.key}`", f"with `{read_by(row)}`" if row.by else f"by nobody: {row.instead}")
-        for row in READERS
-    ]
+    readers = [(f"`{row.key}`", reading(row)) for row in READERS]
     lines += [*table(("key", "is read"), *readers), ""]
     for path, model in SECTIONS.items():
         rows = [

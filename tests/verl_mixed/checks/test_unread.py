@@ -1,31 +1,44 @@
 """Keys that a run does not read are refused: the table of readers, line by line."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agent_loop.training.estimators import ESTIMATORS
 from config.lookup import at, flatten
 from config.schema import TOOL_CONFIG, ConfigError
 from tests.verl_mixed.checks.test_profiles import PROFILES, config_of
 from tests.verl_mixed.conftest import RunEnviron
-from verl_mixed.checks.config.modes import VERLS_AGENTS
 from verl_mixed.checks.config.unread import (
-    AGENTS,
     BACKEND,
+    BYPASS,
     CACHE,
     CRITIC,
+    DR_GRPO,
     ENGINE,
     ESTIMATOR,
+    FOLLOWING,
+    IS,
     LIMITER,
+    MASKING,
     MODE,
+    NORM,
+    OURS,
     OWN_SERVER,
     READERS,
+    REJECTING,
+    REPLACING,
+    SHARED_FILE,
     STOPPING,
+    TAGS,
+    VERLS,
     Reader,
+    is_read,
+    read_by,
     unread_problems,
 )
 from verl_mixed.launch.plan import make_plan
@@ -34,16 +47,36 @@ from verl_mixed.run.settings import SERVER_URL_KEY
 
 Config = dict[str, Any]
 ROLLOUT = "actor_rollout_ref.rollout"
-MASKING = f"{TOOL_CONFIG}.state_masking"
+CORRECTION = "algorithm.rollout_correction"
+REFILL = "trainer.v1.sampler.sync_refill_failed_groups"
+AGENT = "mixed.sources.<name>.agent"
+LOSS = "actor_rollout_ref.actor.loss"
+DR_GRPOS = [f"{LOSS}_agg_mode=seq-mean-token-sum-norm", f"{LOSS}_scale_factor=100"]
+VERLS_LOOPS = [f"mixed.sources.{name}.agent=tool_agent" for name in ("taco", "nq", "math")]
 VALUES: dict[str, tuple[Any, ...]] = {
     ESTIMATOR: ESTIMATORS,
     MODE: ("mixed_sync", "mixed_colocate_async", "mixed_separate_async"),
     BACKEND: ("hf", "vllm", "vllm_cpu", "sglang"),
     ENGINE: TRAINING_ENGINES,
-    AGENTS: ("ours", "verl's"),
-    **dict.fromkeys((LIMITER, MASKING, CACHE, CRITIC, OWN_SERVER, STOPPING), (True, False)),
+    IS: ("token", "sequence", None),
+    **dict.fromkeys((LIMITER, MASKING, BYPASS, DR_GRPO), (True, False)),
 }
-"""The setting that decides who reads -> its values."""
+"""The key that decides who reads -> its values."""
+
+UNREAD: dict[str, tuple[str, Any]] = {
+    FOLLOWING: (NORM, "own"),
+    CRITIC: (ESTIMATOR, "grpo"),
+    REJECTING: (f"{CORRECTION}.rollout_rs", None),
+    REPLACING: (REFILL, False),
+    OURS: (AGENT, "tool_agent"),
+    VERLS: (AGENT, "math_agent"),
+    TAGS: (AGENT, "tool_agent"),
+    CACHE: (f"{TOOL_CONFIG}.cache.store", "none"),
+    SHARED_FILE: (f"{TOOL_CONFIG}.rate_limit_file", None),
+    OWN_SERVER: (SERVER_URL_KEY, "http://host:80"),
+    STOPPING: ("mixed.infra_error_limit", 1.0),
+}
+"""What else decides -> a key and a value with which a run does not read."""
 
 NOT_COMPOSED = {
     "data.sampler",
@@ -56,60 +89,65 @@ NOT_COMPOSED = {
 
 
 def put(config: Config, key: str, value: Any) -> None:
+    if "<name>" in key:
+        for name in config["mixed"]["sources"]:
+            put(config, key.replace("<name>", name), value)
+        return
     *path, last = key.split(".")
     for part in path:
         config = config.setdefault(part, {})
     config[last] = value
 
 
-def put_agents(config: Config, value: str) -> None:
-    for source in config["mixed"]["sources"].values():
-        source["agent"] = "math_agent" if value == "ours" else min(VERLS_AGENTS)
-
-
-DERIVED: dict[str, Callable[[Config, Any], None]] = {
-    AGENTS: put_agents,
-    CACHE: lambda c, v: put(c, f"{TOOL_CONFIG}.cache.store", "sqlite" if v else "none"),
-    CRITIC: lambda c, v: put(c, ESTIMATOR, "gae" if v else "grpo"),
-    OWN_SERVER: lambda c, v: put(c, SERVER_URL_KEY, f"http://host:{0 if v else 80}"),
-    STOPPING: lambda c, v: put(c, "mixed.infra_error_limit", 0.5 if v else 1.0),
-}
+def follow(config: Config, remedy: str) -> None:
+    """Do what a message says: set a key, or remove the one that follows another."""
+    verb, setting, *_ = remedy.split()
+    key, _, value = setting.partition("=")
+    followed = at(config, "algorithm.norm_adv_by_std_in_grpo")
+    put(config, key, yaml.safe_load(value) if verb == "set" else followed)
 
 
 def walk(*, reading: bool) -> Iterator[Any]:
     """A line of the table and a value with which its key is, or is not, read."""
     for reader in READERS:
-        for value in VALUES[reader.by] if reader.by else [None]:
-            if (value in reader.values) is reading:
+        for value in VALUES.get(reader.by, (True, False)) if reader.by else [None]:
+            if (value in reader.values and reader.by != "") is reading:
                 yield pytest.param(reader, value, id=f"{reader.key}-{value}")
 
 
-def problems(reader: Reader, value: Any) -> list[str]:
-    """The refusals of a run where the deciding setting has a value, and the key another one."""
+def changed(reader: Reader, value: Any) -> tuple[Config, str]:
+    """A run where what decides has a value, and the key, or the first below it, another one."""
     config = deepcopy(config_of("laptop"))
-    if reader.by:
-        DERIVED.get(reader.by, lambda c, v: put(c, reader.by, v))(config, value)
     leaf = next((key for key in flatten(config) if f"{key}.".startswith(f"{reader.key}.")), None)
     assert leaf or reader.key in NOT_COMPOSED, f"no key {reader.key}"
-    leaf = leaf or reader.key
-    put(config, leaf, "another")
-    found = unread_problems(config, {leaf})
-    return [text for text in found if text.startswith(f"{leaf}='another': ")]
+    put(config, leaf or reader.key, "another")
+    if reader.by in UNREAD and value:
+        follow(config, read_by(reader)[1])
+    elif reader.by:
+        put(config, *UNREAD.get(reader.by, (reader.by, value)))
+    return config, leaf or reader.key
 
 
 @pytest.mark.parametrize(("reader", "value"), [*walk(reading=False)])
-def test_a_key_that_is_not_read_is_refused(reader: Reader, value: Any) -> None:
-    found = problems(reader, value)
+def test_a_key_that_is_not_read_is_refused_and_the_remedy_helps(reader: Reader, value: Any) -> None:
+    config, key = changed(reader, value)
 
-    assert any((reader.instead if not reader.by else "reads it") in text for text in found)
-    assert all("remove it" in text for text in found)
+    found = [text for text in unread_problems(config, {key}) if text.startswith(f"{key}='another'")]
+
+    rule = f"only {read_by(reader)[0]} reads it" if reader.by else f"{reader.instead}; remove it"
+    (text,) = (text for text in found if rule in text)
+    if reader.by:
+        follow(config, text.split("; remove it, or ")[1])
+        assert is_read(reader, config)
 
 
 @pytest.mark.parametrize(("reader", "value"), [*walk(reading=True)])
 def test_a_key_that_is_read_is_not_refused_for_that(reader: Reader, value: Any) -> None:
+    config, key = changed(reader, value)
     others = [row for row in READERS if row.key == reader.key and row != reader]
 
-    assert len(problems(reader, value)) <= len(others)
+    assert is_read(reader, config)
+    assert len([*unread_problems(config, {key})]) <= len(others)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -182,6 +220,40 @@ def test_keys_of_a_ray_of_the_run_s_own_are_refused_on_a_cluster(run_environ: Ru
             ],
             ["state_masked_grpo.dr_grpo=True", "state_masked_grpo.scale.math", "algorithm.lam=0.9"],
         ),
+        (["critic.enable=false", "critic.optim.lr=1e-4"], ["critic.optim.lr"]),
+        (
+            [f"{BYPASS}=true", "mixed.max_probs_diff=0.1", "mixed.drift.warn_probs_diff=0.1"],
+            [f"max_probs_diff=0.1: only {BYPASS}=false", f"warn_probs_diff=0.1: only {BYPASS}"],
+        ),
+        (
+            [
+                f"{IS}_threshold=5",
+                f"{CORRECTION}.rollout_rs_threshold=5",
+                f"{IS}_batch_normalize=1",
+            ],
+            ["set algorithm.rollout_correction.rollout_is=token", "batch_normalize", "rollout_rs="],
+        ),
+        (
+            [
+                *VERLS_LOOPS,
+                "mixed.on_truncated=mask",
+                f"{TOOL_CONFIG}.start_state_marker=AA",
+                f"{TOOL_CONFIG}.answer_end_tag=BB",
+                f"{MASKING}=false",
+            ],
+            ["mixed.on_truncated='mask'", "state_masking=False", "start_state_marker='AA'"],
+        ),
+        ([f"{DR_GRPO}=true", f"{NORM}=false", *DR_GRPOS], []),
+        ([f"{DR_GRPO}=true", f"{NORM}=true", *DR_GRPOS], [f"{NORM}=True: only {DR_GRPO}=false"]),
+        (
+            [f"{NORM}=true", "algorithm.norm_adv_by_std_in_grpo=false"],
+            [f"norm_adv_by_std_in_grpo=False: only {FOLLOWING}"],
+        ),
+        (["mixed.rate_limit.on_config_change=adopt"], ["on_config_change='adopt'"]),
+        (
+            [f"{REFILL}=false", "mixed.max_replacements=3"],
+            ["mixed.max_replacements=3"],
+        ),
         (
             [
                 "critic.optim.lr=1e-4",
@@ -229,11 +301,29 @@ def test_what_a_user_sets_and_the_run_ignores_is_a_problem_of_the_run(
     assert all(words in text for words, text in zip(refused, found, strict=True)), found
 
 
-def test_a_users_own_estimator_may_read_any_key() -> None:
+@pytest.mark.parametrize(
+    ("values", "keys"),
+    [
+        # a user's own estimator may read any key
+        ({ESTIMATOR: "mine"}, {"algorithm.state_masked_grpo.scale", "algorithm.lam"}),
+        # checks/config/lora.py says it
+        ({ENGINE: "megatron"}, {"actor_rollout_ref.model.lora_rank"}),
+        (
+            {AGENT: "tool_agent", "mixed.sources.nq.prompt": {"user": "{question}{code_end_tag}"}},
+            {f"{TOOL_CONFIG}.code_end_tag"},
+        ),
+        # a source that takes no part for one run keeps its settings
+        (
+            {"mixed.sources.math.ratio": 0},
+            {"mixed.sources.math.ratio", "algorithm.state_masked_grpo.scale.math"},
+        ),
+    ],
+)
+def test_what_may_be_read_or_is_said_elsewhere_is_not_refused(
+    values: dict[str, Any], keys: set[str]
+) -> None:
     config = deepcopy(config_of("laptop"))
-    put(config, ESTIMATOR, "mine")
+    for key, value in values.items():
+        put(config, key, value)
 
-    assert at(config, ESTIMATOR) == "mine"
-    assert (
-        list(unread_problems(config, {"algorithm.state_masked_grpo.scale", "algorithm.lam"})) == []
-    )
+    assert list(unread_problems(config, keys)) == []
