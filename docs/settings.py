@@ -30,6 +30,8 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "algorithm.state_masked_grpo": StateMaskedGRPOConfig,
     "mixed.tool_server": ServerSettings,
 }
+SET_BY_THE_RUN = {f"mixed.tool_server.{name}" for name in ("host", "token", "limiter_path")}
+"""Keys that `check` refuses."""
 SCRIPTS = ("run_mixed_training.sh", "setup_cluster.sh")
 OPENING = """\
 # Settings
@@ -169,6 +171,7 @@ def page() -> str:
         rows = [
             (f"`{key}`", takes(field.annotation), default(field), words)
             for key, field, words in keys(model, path)
+            if key not in SET_BY_THE_RUN
         ]
         lines += [f"## {path}", "", *table(("key", "takes", "default", "is"), *rows), ""]
     return "\n".join(lines)
