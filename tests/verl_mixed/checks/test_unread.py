@@ -46,6 +46,7 @@ from verl_mixed.run.compose import CONFIG_DIR, TRAINING_ENGINES
 from verl_mixed.run.settings import SERVER_URL_KEY
 
 Config = dict[str, Any]
+NORM_OF_VERL = "algorithm.norm_adv_by_std_in_grpo"
 ROLLOUT = "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
 REFILL = "trainer.v1.sampler.sync_refill_failed_groups"
@@ -244,10 +245,9 @@ def test_keys_of_a_ray_of_the_run_s_own_are_refused_on_a_cluster(run_environ: Ru
             ["mixed.on_truncated='mask'", "state_masking=False", "start_state_marker='AA'"],
         ),
         ([f"{DR_GRPO}=true", f"{NORM}=false", *DR_GRPOS], []),
-        ([f"{DR_GRPO}=true", f"{NORM}=true", *DR_GRPOS], [f"{NORM}=True: only {DR_GRPO}=false"]),
         (
-            [f"{NORM}=true", "algorithm.norm_adv_by_std_in_grpo=false"],
-            [f"norm_adv_by_std_in_grpo=False: only {FOLLOWING}"],
+            [f"{DR_GRPO}=true", f"{NORM}=true", f"{NORM_OF_VERL}=false", *DR_GRPOS],
+            [f"{NORM}=True: only {DR_GRPO}=false", f"{NORM_OF_VERL}=False: only {FOLLOWING}"],
         ),
         (["mixed.rate_limit.on_config_change=adopt"], ["on_config_change='adopt'"]),
         (
