@@ -33,6 +33,13 @@ _ROUNDED_BITS = 160
 """Binary places of a ratio where shares are rounded. The error of all places together is far below
 the tolerance of `Shares._rounded`."""
 
+_FLOAT_BITS = 900
+"""Ratios that are longer whole numbers than this may be 0 or infinite as floats."""
+
+_NEAR_WHOLE = 1e-5
+"""Prompts by which the float of a quota differs from the quota at most, for less than a million
+prompts; most of the difference is the rounding of shares."""
+
 
 class Shares(Mapping[int, tuple[int, ...]]):
     """Step -> (S,) parts of each source, at each step where any schedule has an entry, and at 0.
@@ -75,11 +82,16 @@ class Shares(Mapping[int, tuple[int, ...]]):
         return len(self.steps)
 
     def most(self, prompts: int) -> dict[str, Fraction | float]:
-        """Source -> most of `prompts` prompts that it is due at any step; an upper bound."""
-        if self.exact is not None:
-            at = self.exact.values()
-            return {name: max(shares[name] for shares in at) * prompts for name in self.ratios}
+        """Source -> most of `prompts` prompts that it is due at any step.
+
+        The numbers are exact, or differ from the exact ones so little that the next whole number
+        above both is the same. At 1,000 entries, floats are 1,000 times as fast as fractions.
+        """
         top = max(max(own.values()) for own in self.ratios.values())
+        if self.exact is not None or len(self.steps) == 1 or top.bit_length() > _FLOAT_BITS:
+            of_sources = zip(*(self[step] for step in self.steps), strict=True)
+            most = [Fraction(max(own) * prompts, self.parts) for own in of_sources]
+            return dict(zip(self.ratios, most, strict=True))
         steps = np.array(self.steps)
         ratios = np.empty((len(self.ratios), len(steps)))
         for own, (knots, values) in zip(ratios, self._entries, strict=True):
@@ -88,10 +100,15 @@ class Shares(Mapping[int, tuple[int, ...]]):
             own[: places[0]] = values[0] / top
             for k, length in enumerate(np.diff(knots).tolist()):
                 here = slice(places[k], places[k + 1])
-                slope = (values[k + 1] - values[k]) / length / top
+                slope = (values[k + 1] - values[k]) / (length * top)
                 own[here] = values[k] / top + slope * (steps[here] - knots[k])
-        highest = (ratios / ratios.sum(axis=0)).max(axis=1) * prompts * (1 + 1e-6)
-        return dict(zip(self.ratios, highest.tolist(), strict=True))
+        quotas = ratios / ratios.sum(axis=0) * prompts
+        most: list[Fraction | float] = quotas.max(axis=1).tolist()
+        for source, place in enumerate(quotas.argmax(axis=1).tolist()):
+            if round(most[source]) and abs(most[source] - round(most[source])) < _NEAR_WHOLE:
+                parts = self[self.steps[place]][source]
+                most[source] = Fraction(parts * prompts, self.parts)
+        return dict(zip(self.ratios, most, strict=True))
 
     def description(self) -> dict[str, dict[str, str]]:
         """Source -> step -> exact share at every step of all schedules, or ratio if rounded."""

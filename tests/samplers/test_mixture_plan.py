@@ -290,6 +290,34 @@ def test_a_source_of_just_its_quota_has_no_row_twice_in_a_batch(size: int, quota
         assert len(set(rows)) == quota
 
 
+@pytest.mark.parametrize(
+    ("ratios", "batch_size"),
+    [
+        (UGLY, 10),
+        (UGLY, 20),
+        (
+            {
+                "a": {0: 0.7, 53: 0.3512345678901, 997: 0.2, 1009: 0.11},
+                "b": {0: 0.3},
+                "c": {0: 0, 53: 0.3487654321099, 997: 0.5, 1009: 0.59},
+            },
+            20,
+        ),
+    ],
+    ids=["constant", "another size", "schedule"],
+)
+@pytest.mark.parametrize("more", [0, 1, 2])
+def test_a_rounded_plan_repeats_no_row_in_a_batch_of_a_source_of_just_its_quota(
+    ratios: dict[str, Ratio], batch_size: int, more: int
+):
+    quota = 3 * batch_size // 10
+    plan = MixturePlan({**dict.fromkeys(ratios, 999), "b": quota + more}, ratios, batch_size, 0)
+    assert "parts" in plan.description()
+    for _ in range(100):
+        rows = [row for source, row in pairs(plan.take(batch_size)) if source == "b"]
+        assert len(set(rows)) == len(rows) == quota
+
+
 def test_the_order_of_a_source_does_not_depend_on_the_other_sources():
     alone = MixturePlan({"nq": 500}, {"nq": 1}, 8, seed=3)
     among = MixturePlan({"nq": 500, "math": 90}, {"nq": 0.1, "math": 0.9}, 64, seed=3)

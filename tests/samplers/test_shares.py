@@ -84,15 +84,30 @@ def test_shares_of_a_description_are_the_same_shares(schedules: Schedules, batch
         ]
 
 
-@given(SCHEDULES, st.integers(1, 300))
-def test_no_step_has_more_prompts_of_a_source_than_the_bound_says(
-    schedules: Schedules, batch_size: int
+@given(SCHEDULES, st.integers(1, 300), st.sampled_from([None, 10**9]))
+def test_the_most_prompts_of_a_step_are_the_most_of_all_entries_rounded_up(
+    schedules: Schedules, batch_size: int, parts: int | None
 ):
-    shares = Shares(lawful(schedules, 2), batch_size, 10**9)
+    shares = Shares(lawful(schedules, 2), batch_size, parts)
+    at = zip(*(shares[step] for step in shares.steps), strict=True)
     most = shares.most(batch_size)
-    for step in shares.steps:
-        for name, share in share_at(lawful(schedules, 2), step).items():
-            assert share * batch_size <= most[name] <= batch_size * (1 + 1e-5)
+    for name, own in zip(most, at, strict=True):
+        exact = Fraction(max(own) * batch_size, shares.parts)
+        assert abs(most[name] - exact) < 1e-5
+        assert max(1, math.ceil(most[name])) == max(1, math.ceil(exact))
+
+
+@pytest.mark.parametrize(
+    "schedules",
+    [
+        {"a": {0: 1e300, 10: 1e290}, "b": {0: 1e300, 10: 0.123456789}},
+        {"a": {0: 1e308, 10: 1}, "b": {0: 1, 10: 1e308}, "c": {0: 1e-30}},
+        {"a": {0: 10**500, 7: 1}, "b": {0: 3, 11: 0.1}},
+        {"a": {0: 10**500}, "b": {0: 3}},
+    ],
+)
+def test_ratios_may_be_any_number_of_times_as_large_as_others(schedules: Schedules):
+    assert max(Shares(schedules, 10).most(10).values()) == pytest.approx(10)
 
 
 @pytest.mark.parametrize(
