@@ -33,7 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from samplers.apportionment import apportion, exact_shares
 from samplers.permutation import RowOrder, order_key
-from samplers.shares import Shares, steps_without_ratio
+from samplers.shares import MAX_PARTS, Shares, steps_without_ratio
 from samplers.turns import Dues, Turns
 
 _log = logging.getLogger(__name__)
@@ -242,11 +242,12 @@ class MixturePlan:
 
     def state_dict(self) -> dict[str, Any]:
         """Position, draws, pin and the arguments of the stream, as plain JSON values."""
-        pin = self._turns.pin(self.position)
+        shares, pin = self._shares, self._turns.pin(self.position)
         return {
             "position": self.position,
             "drawn": dict(self.drawn),
             **self._fingerprint,
+            **({"parts": shares.parts} if shares.parts <= MAX_PARTS else {}),
             **({"pin": pin} if pin else {}),
         }
 
@@ -254,7 +255,8 @@ class MixturePlan:
         """Continue where `state` was taken.
 
         A state of release 1.0.0 has no `parts`. Its stream continues with exact shares, as that
-        release had them. Its first batch takes longer, because such a state has no pin either.
+        release had them; a later state of this stream has no `parts` either, if its exact shares
+        need too many. The first batch takes longer, because a state of 1.0.0 has no pin.
 
         Args:
             on_change: `refuse` a state of another stream; or `continue`: each source in both
@@ -274,7 +276,8 @@ class MixturePlan:
             raise ValueError(
                 f"cannot continue a plan from drawn={drawn!r}: want ints >= 0 by source"
             )
-        if differing := self.differences(state):
+        shares = self._shares_of(state)
+        if differing := self._differences(state, shares):
             if on_change != "continue":
                 raise ValueError(
                     f"cannot continue a plan from position={position!r}: its state is of another "
@@ -289,7 +292,7 @@ class MixturePlan:
                 )
             position = round(Fraction(position, batch_size) * self.batch_size)
         else:
-            if (shares := self._shares_of(state)) is not self._shares:
+            if shares is not self._shares:
                 self._follow(shares)
             if pin := state.get("pin"):
                 try:
@@ -305,10 +308,14 @@ class MixturePlan:
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
         """The differences between a state's stream and this plan, one phrase each."""
+        return self._differences(state, self._shares_of(state))
+
+    def _differences(self, state: Mapping[str, Any], shares: Shares) -> list[str]:
+        own = _fingerprint(self._described(shares))
         return [
-            f"{field}={state.get(field)!r} where this plan has {own!r}"
-            for field, own in _fingerprint(self._described(self._shares_of(state))).items()
-            if state.get(field) != own
+            f"{field}={state.get(field)!r} where this plan has {value!r}"
+            for field, value in own.items()
+            if state.get(field) != value
         ]
 
     def description(self) -> dict[str, Any]:
@@ -383,9 +390,16 @@ class MixturePlan:
         self.__dict__.pop("_fingerprint", None)
 
     def _shares_of(self, state: Mapping[str, Any]) -> Shares:
-        """The shares that a state of this plan was drawn with; exact without `parts`."""
-        if self._shares.exact or "parts" in state:
+        """The shares that a state of this plan was drawn with; exact without `parts`.
+
+        Exact shares of many schedules take long. They are not computed for a state that is of
+        another stream whatever its ratios are.
+        """
+        fields = ("sizes", "batch_size", "seed", "apportionment")
+        is_other = any(state.get(field) != self._fingerprint[field] for field in fields)
+        if self._shares.exact or "parts" in state or is_other:
             return self._shares
+        _log.info("sources=%d state=1.0.0 shares=exact: this may take long", len(self.sources))
         return Shares(self._shares.ratios, self.batch_size, 0)
 
     def _most_in_a_batch(self, quota: Fraction | float) -> int:
