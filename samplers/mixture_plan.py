@@ -31,6 +31,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from samplers import turns
 from samplers.apportionment import apportion, exact_shares
 from samplers.permutation import RowOrder, order_key
 from samplers.shares import MAX_PARTS, Shares, steps_without_ratio
@@ -81,7 +82,8 @@ class PlannedPrompt:
 class MixturePlan:
     """The stream of prompts of one mixture.
 
-    Only `take`, `replace`, `give_back` and `load_state_dict` change the state. All other methods
+    Only `take`, `replace`, `give_back` and `load_state_dict` change the state, and the trainer sets
+    `trained`. All other methods
     are functions of their arguments or tell the state.
 
     Args:
@@ -127,6 +129,9 @@ class MixturePlan:
         """Prompts of the stream drawn so far, without replacements."""
         self.drawn: dict[str, int] = dict.fromkeys(self.sources, 0)
         """Source -> rows drawn so far, with replacements; this is its next draw."""
+        self.trained: int | None = None
+        """Prompts of the stream in the steps trained so far, if the trainer tells it. Asynchronous
+        modes draw prompts ahead, so a resumed run asks for the counts of batches from here on."""
 
     def counts(self, batch_index: int) -> dict[str, int]:
         """Prompts per source in one batch; S entries that sum to the batch size."""
@@ -242,13 +247,15 @@ class MixturePlan:
 
     def state_dict(self) -> dict[str, Any]:
         """Position, draws, pin and the arguments of the stream, as plain JSON values."""
-        shares, pin = self._shares, self._turns.pin(self.position)
+        shares = self._shares
+        trained = self.position if self.trained is None else self.trained
+        pin = self._turns.pin(min(self.position, trained))
         return {
             "position": self.position,
             "drawn": dict(self.drawn),
             **self._fingerprint,
             **({"parts": shares.parts} if shares.parts <= MAX_PARTS else {}),
-            **({"pin": pin} if pin else {}),
+            **({"pin": pin | {"digest": _digest_of_pin(pin, self._fingerprint)}} if pin else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_change: str = "refuse") -> None:
@@ -292,16 +299,12 @@ class MixturePlan:
                 )
             position = round(Fraction(position, batch_size) * self.batch_size)
         else:
+            if pin := state.get("pin"):
+                self._check_pin(pin, position, shares)
             if shares is not self._shares:
                 self._follow(shares)
-            if pin := state.get("pin"):
-                try:
-                    self._turns.load_pin(position, pin)
-                except (KeyError, TypeError, ValueError) as error:
-                    raise ValueError(
-                        f"cannot continue a plan from position={position!r} with its pin: "
-                        f"{error}; remove `pin` from the state to compute it again"
-                    ) from error
+            if pin:
+                self._turns.load_pin(pin)
         self.position = position
         before = cast(Mapping[str, int], drawn)
         self.drawn.update({name: before.get(name, 0) for name in self.drawn})
@@ -402,6 +405,20 @@ class MixturePlan:
         _log.info("sources=%d state=1.0.0 shares=exact: this may take long", len(self.sources))
         return Shares(self._shares.ratios, self.batch_size, 0)
 
+    def _check_pin(self, pin: Any, position: int, shares: Shares) -> None:
+        own = dict(cast(Mapping[str, Any], pin)) if isinstance(pin, Mapping) else {}
+        digest = own.pop("digest", None)
+        if digest != _digest_of_pin(own, _fingerprint(self._described(shares))):
+            cause = "the digest is not that of this pin"
+        elif own["turn"] > position:
+            cause = f"it is of turn={own['turn']}"
+        else:
+            return
+        raise ValueError(
+            f"cannot continue a plan from position={position!r} with its pin: {cause}; "
+            "remove `pin` from the state to compute it again"
+        )
+
     def _most_in_a_batch(self, quota: Fraction | float) -> int:
         """An upper bound of a source's prompts in one batch, for its largest quota."""
         if len(self._shares) == 1 and isinstance(quota, Fraction) and quota.denominator == 1:
@@ -426,6 +443,11 @@ def _fingerprint(description: Mapping[str, Any]) -> dict[str, Any]:
         "sizes": _digest(description["sizes"]),
         "ratios": _digest(description["ratios"]),
     }
+
+
+def _digest_of_pin(pin: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> str:
+    """Digest of a pin, without its digest, and of all that it depends on."""
+    return _digest({**fingerprint, "pin": pin, "blocks": [turns.BLOCK, turns.MAX_PERIOD]})
 
 
 def _digest(values: Mapping[str, Any]) -> str:

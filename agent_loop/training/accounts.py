@@ -71,6 +71,7 @@ class Accounts(TrainerState):
         metrics.update(self._drift(trajectories))
         metrics["mixed/state_masking"] = float(self._state_masking)
         self._step_metrics = metrics
+        self.plan.trained = self.global_steps * self.plan.batch_size
 
     def _ratio_errors(self, trained: Mapping[str, int]) -> dict[str, float]:
         """Prompts by which the batch misses its quotas, and the run so far the prompts due."""

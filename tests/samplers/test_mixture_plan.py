@@ -529,7 +529,7 @@ def test_a_run_that_stops_anywhere_and_resumes_draws_what_it_would_have_drawn(
     assert resumed.state_dict() == through.state_dict()
 
 
-@pytest.mark.parametrize(
+LONG_ORDERS = pytest.mark.parametrize(
     "ratios",
     [
         UGLY,
@@ -539,12 +539,18 @@ def test_a_run_that_stops_anywhere_and_resumes_draws_what_it_would_have_drawn(
     ],
     ids=["rounded", "long period", "schedule", "rounded schedule"],
 )
-def test_a_resume_computes_nothing_before_the_block_where_the_run_stopped(
-    ratios: dict[str, Ratio], monkeypatch: pytest.MonkeyPatch
+
+
+@LONG_ORDERS
+@pytest.mark.parametrize("ahead", [None, 0, 20, 2000])
+def test_a_resume_computes_nothing_before_the_block_of_the_step_trained_next(
+    ratios: dict[str, Ratio], ahead: int | None, monkeypatch: pytest.MonkeyPatch
 ):
     settings: dict[str, Any] = {"sizes": dict.fromkeys(ratios, 99), "ratios": ratios}
     plan = MixturePlan(**settings, batch_size=20, seed=0)
     plan.take(4001)
+    trained = 4001 if ahead is None else 4000 - ahead
+    plan.trained = None if ahead is None else trained
     state = json.loads(json.dumps(plan.state_dict()))
     blocks: list[int] = []
     pin_after = Turns._pin_after  # pyright: ignore[reportPrivateUsage]
@@ -557,18 +563,36 @@ def test_a_resume_computes_nothing_before_the_block_where_the_run_stopped(
     resumed = MixturePlan(**settings, batch_size=20, seed=0)
     resumed.load_state_dict(state)
     assert resumed.take(20) == plan.take(20)
+    assert resumed.counts(-(-trained // 20)) == plan.counts(-(-trained // 20))
     assert resumed.counts(201) == plan.counts(201)
-    assert min(blocks, default=4001 // 64) >= 4001 // 64
+    assert min(blocks, default=trained // 64) >= trained // 64
     assert resumed.counts(3) == plan.counts(3)
 
 
-def test_a_pin_of_another_position_is_refused():
-    plan = MixturePlan(dict.fromkeys(UGLY, 9), UGLY, 10, seed=0)
-    plan.take(1000)
+@LONG_ORDERS
+def test_a_pin_that_is_not_of_this_plan_and_turn_is_refused_and_changes_nothing(
+    ratios: dict[str, Ratio],
+):
+    settings: dict[str, Any] = {"sizes": dict.fromkeys(ratios, 9), "ratios": ratios}
+    plan = MixturePlan(**settings, batch_size=20, seed=0)
+    plan.take(4000)
     state = plan.state_dict()
-    for wrong in ({"ahead": "ff"}, {"ahead": 3}, {"ahead": ""}, {"dues": []}):
+    pin: dict[str, Any] = state["pin"]
+    plan.take(4000)
+    later: dict[str, Any] = plan.state_dict()["pin"]
+    other = MixturePlan(**settings, batch_size=20, seed=1)
+    other.take(4000)
+    flipped = f"{int(pin['ahead'][0], 16) ^ 8:x}{pin['ahead'][1:]}"  # of the first source
+    wrong: list[Any] = [{**pin, "ahead": flipped}, {**pin, "ahead": 3}, {"ahead": ""}, "pin"]
+    wrong += [later, {**later, "turn": pin["turn"]}, other.state_dict()["pin"]]
+    if dues := pin.get("dues"):
+        wrong += [{**pin, "dues": [dues[0] + 7, dues[1] - 7, *dues[2:]]}]
+    resumed = MixturePlan(**settings, batch_size=20, seed=0)
+    for each in wrong:
         with pytest.raises(ValueError, match=r"with its pin: .*; remove `pin`"):
-            plan.load_state_dict({**state, "pin": wrong})
+            resumed.load_state_dict({**state, "pin": each})
+    assert (resumed.position, resumed.due(4000)) == (0, plan.due(4000))
+    assert resumed.counts(200) == plan.counts(200)
 
 
 OF_1_0_0: dict[str, Any] = {

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,7 @@ class Books:
             }
         )
         trainer.total_training_steps = 9
+        trainer.plan = SimpleNamespace(batch_size=GROUPS, trained=None)
         trainer.mixed = MixedConfig.model_construct(
             sources={}, trajectory_sample=None, fail_on_loop_error=False
         )
@@ -157,9 +159,10 @@ def test_every_mini_batch_of_a_step_reaches_its_accounts_and_none_of_the_next(
 ):
     parts = [batch("a", "b"), batch("c", "d"), batch("e", "f"), batch("g", "h")]
     books = Books(tmp_path, monkeypatch, parts)
-    for step in ("abcd", "efgh"):
+    for number, step in enumerate(("abcd", "efgh"), start=1):
         metrics = books.step()
         assert books.ledger[-1] == list(step)
+        assert books.trainer.plan.trained == number * GROUPS
         assert books.on_disk() == list(step)
         assert metrics["mixed/nq/count"] == GROUPS
         assert metrics["mixed/nq/advantage_share"] == 1
