@@ -53,13 +53,15 @@ RESUMED_AT = 39_000
 EXACTNESS_BATCHES = 1_000
 
 MANY_SOURCES = {
-    "64 schedules": (64, True),
-    "1,000 schedules": (1000, True),
-    "64 long ratios": (64, False),
-    "1,000 long ratios": (1000, False),
+    "64 schedules": (64, 0),
+    "1,000 schedules": (1000, 0),
+    "1,000 schedules, one alone to step 500": (1000, 500),
+    "1,000 schedules, one alone to step 12,000": (1000, 12_000),
+    "64 long ratios": (64, None),
+    "1,000 long ratios": (1000, None),
 }
-"""Label -> (sources, whether each has a schedule with two steps of its own besides step 0; without
-schedules, ratios have 16 digits)."""
+"""Label -> (sources, step until which the first source is alone; None if ratios have 16 digits and
+no schedules). Each schedule has two steps of its own."""
 
 MANY_BATCH, MANY_STEPS, MANY_AT = 1024, 400, 10_000
 """Prompts per batch, steps that are timed, step at which a run is resumed."""
@@ -159,12 +161,17 @@ def _measure_resume(kind: type[Stream], folder: Path) -> Figures:
 
 
 def _many(label: str) -> MixturePlan:
-    sources, has_schedules = MANY_SOURCES[label]
+    sources, alone_until = MANY_SOURCES[label]
     draw = random.Random(0)
     ratios: dict[str, Ratio] = {}
     for number in range(sources):
         ratio: Ratio = draw.random()
-        if has_schedules:
+        if alone_until:
+            start = alone_until + number
+            ratio = {start: 0.0, start + draw.randrange(1, 9_000): round(draw.uniform(0.1, 9), 2)}
+            if number == 0:
+                ratio = {0: 1.0, start: 0.2}
+        elif alone_until is not None:
             steps = [0, draw.randrange(1, MANY_AT), draw.randrange(1, MANY_AT)]
             ratio = {step: round(draw.uniform(0.1, 9), 2) for step in steps}
         ratios[f"s{number:04}"] = ratio

@@ -217,6 +217,8 @@ class Dues:
             wholes: (N,) whole turns that each is to be due.
         """
         for knot in range(self.knot_of(turns // self.turns_per_step), len(self._steps) - 1):
+            if not sources.size:
+                return
             reached = self.at_knot(knot + 1)[0][sources] >= wholes
             if reached.any():
                 yield from self._within(knot, sources[reached], wholes[reached])
@@ -445,14 +447,15 @@ class Turns:
         releases = window.first_with(waiting, whole[waiting], 1)
         release = dict(zip(waiting.tolist(), releases.tolist(), strict=True))
         last = block * self._block + turns
-        for _, source in self._dues.in_order(last, waiting, whole[waiting] + 1):
-            if not spare:
-                break
+        coming = self._dues.in_order(last, waiting, whole[waiting] + 1) if spare else ()
+        for _, source in coming:
             before = slack[: release[source] + 1]
             if before.min() > 0:
                 before -= 1
                 taken[source] += 1
                 spare -= 1
+                if not spare:
+                    break
         assert spare == 0, "every slot is taken"
         return taken
 

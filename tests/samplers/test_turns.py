@@ -129,6 +129,21 @@ def test_weights_that_are_no_whole_numbers_are_rounded_and_their_sums_are_exact(
     assert parts_due(dues, turns) == total
 
 
+@pytest.mark.parametrize("before", [(4, 0, 0), (2, 2, 0)], ids=["alone", "two"])
+def test_an_order_computes_no_knot_that_no_source_waits_for(before: Counts):
+    given_knots: Knots = {0: before, 500: before} | dict.fromkeys(range(501, 900), (2, 1, 1))
+    asked: list[int] = []
+
+    class Asked(dict[int, Counts]):
+        def __getitem__(self, step: int) -> Counts:
+            asked.append(step)
+            return super().__getitem__(step)
+
+    turns = Turns(Dues(Asked(given_knots), 100))
+    turns.between(0, 5 * BLOCK)
+    assert max(asked) <= 501
+
+
 @given(st.integers(0, 1000), st.integers(1, 1000), st.lists(st.integers(0, 999), min_size=1))
 def test_a_sum_of_rounded_slopes_is_the_sum_of_its_terms(
     count: int, length: int, slopes: list[int]
