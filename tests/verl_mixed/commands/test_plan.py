@@ -278,6 +278,19 @@ def test_each_field_of_the_fingerprint_that_differs_is_named(
     )
 
 
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_a_plan_with_rounded_shares_is_compared_with_one_of_exact_shares(is_turned: bool) -> None:
+    rounded = config_of(
+        {name: {"ratio": 1 + 0.1234567890123456 * k} for k, name in enumerate("abc")}
+    )
+    reports = [make_report(config, ROWS, batches=2) for config in (config_of(), rounded)]
+    assert [("parts" in report.fingerprint) for report in reports] == [False, True]
+    this, other = reversed(reports) if is_turned else reports
+    diff = compare("other", this, other)
+    assert (diff.fields, diff.resumable) == (("ratios",), False)
+    assert "because these differ: ratios; with" in describe_diff(diff)[-1]
+
+
 def test_only_what_differs_is_listed() -> None:
     other = config_of({"a": {"ratio": 5}, "b": {"ratio": 2}, "d": {"ratio": 3}})
 

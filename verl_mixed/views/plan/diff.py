@@ -97,8 +97,12 @@ def _files_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def compare(name: str, this: PlanReport, other: PlanReport) -> PlanDiff:
-    """Compare two plans. A value that one of them does not know counts as equal."""
-    pairs = {field: (value, other.fingerprint[field]) for field, value in this.fingerprint.items()}
+    """Compare two plans. A value that one of them does not know counts as equal.
+
+    Only a plan whose shares are rounded has `parts`; its ratios differ from those of other plans.
+    """
+    of_this, of_other = this.fingerprint, other.fingerprint
+    pairs = {field: (of_this.get(field), of_other.get(field)) for field in of_this | of_other}
     fields = tuple(field for field, (a, b) in pairs.items() if None not in (a, b) and a != b)
     is_known = all(None not in pair for pair in pairs.values())
     resumable = False if fields else is_known or None
