@@ -49,6 +49,9 @@ entry and after its last. Between the entries of all sources together, the share
 Ratio = float | Schedule
 """A number relative to the other sources' ratios, or a schedule of such numbers."""
 
+MAX_SOURCES = 2**15 - 1
+"""Sources are numbered with 16 bits."""
+
 _CHUNK = 2**15
 """Prompts that `MixturePlan.batch` computes at a time, from the first batch that is asked for."""
 
@@ -489,6 +492,8 @@ def _check(
         ]
     elif not any(any(schedule.values()) for schedule in schedules.values()):
         problems.append("no source has a ratio above 0")
+    if len(schedules) > MAX_SOURCES:
+        problems.append(f"there are {len(schedules)} sources; want at most {MAX_SOURCES}")
     if batch_size < 1:
         problems.append(f"batch_size={batch_size} is below 1")
     if apportionment not in ("carry", "fixed"):

@@ -3,12 +3,12 @@
 A prompt is divided into equal parts. The share of a source is the number of parts that it is due of
 each prompt. All sums of shares are then whole numbers, however many prompts a run has.
 
-If some number of parts up to `MAX_PARTS` makes all shares and all their changes per step whole
-numbers, that number is taken and nothing is rounded. Otherwise, the number of parts is the largest
-multiple of the batch size up to `MAX_PARTS`, and each share is rounded to one of the two whole
-numbers beside it. A share that is a whole number of parts stays as it is. So a source whose quota
-is a whole number of prompts in all batches keeps this quota, whatever the other ratios are.
-docs/mixture.md has the proof.
+If a multiple of the batch size up to `MAX_PARTS` makes all shares and all their changes per step
+whole numbers, it is the number of parts and nothing is rounded. Otherwise, the number of parts is
+the largest multiple of the batch size up to `MAX_PARTS`, and each share is rounded to one of the
+two whole numbers beside it. A share that is a whole number of parts stays as it is. So a source
+whose quota is a whole number of prompts in all batches keeps this quota, whatever the other ratios
+are. docs/mixture.md has the proof.
 
 Example: ratios 0.1, 0.3, 0.6 and batches of 10 give 10 parts, and shares of 1, 3 and 6 parts.
 """
@@ -31,7 +31,7 @@ many bits takes seconds, and their shares would not fit `MAX_PARTS`."""
 
 _ROUNDED_BITS = 160
 """Binary places of a ratio where shares are rounded. The error of all places together is far below
-the tolerance of `Shares._rounded`."""
+1 / S of a part, for S sources; see `Shares._rounded`."""
 
 _FLOAT_BITS = 900
 """Ratios that are longer whole numbers than this may be 0 or infinite as floats."""
@@ -149,17 +149,20 @@ class Shares(Mapping[int, tuple[int, ...]]):
     def _rounded(self, step: int) -> tuple[int, ...]:
         """(S,) parts at a step: the whole number below, or for some sources the one above.
 
-        A share that is less than 1 / (2 S) of a part below a whole number counts as the whole
-        number, so the whole numbers below sum to at most `parts`. Each part left over goes to one
-        source, the largest remainders first. These are fewer than the sources whose share is not
-        a whole number, so no share that is a whole number is changed.
+        The remainders of all sources sum to a whole number of parts. Each of these parts goes to
+        one source, the largest remainders first. No share that is a whole number is changed,
+        although the shares here have an error below 1 / S of a part. If the error is negative, the
+        remainder of such a share is above 1 - 1 / S. If n sources have such remainders, these sum
+        to more than n - 1, so there are n parts for them. If the error is positive, the remainder
+        is below 1 / S. If m sources have a remainder of 1 / S or more, all remainders sum to less
+        than m + 1, so no part is left for the others.
         """
         ratios = [
             (over << _ROUNDED_BITS) // under
             for over, under in (_ratio_at(*own, step) for own in self._entries)
         ]
-        total, scale = sum(ratios), 2 * len(ratios)
-        split = [divmod(scale * self.parts * own + total, scale * total) for own in ratios]
+        total = sum(ratios)
+        split = [divmod(self.parts * own, total) for own in ratios]
         parts = [whole for whole, _ in split]
         by_remainder = sorted(range(len(split)), key=lambda source: -split[source][1])
         for source in by_remainder[: self.parts - sum(parts)]:

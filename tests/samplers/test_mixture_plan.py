@@ -848,6 +848,7 @@ def test_what_describes_no_plan_is_refused(description: dict[str, Any]):
         ({"taco": 1, "nq": 1}, RATIOS, "source='math' has ratio=0.2 but no rows"),
         ({"taco": 1, "nq": 1}, {"taco": 1, "nq": 1, "math": {0: 0, 9: 1}}, "'math' has ratio="),
         ({**SIZES, "qa": 3}, RATIOS, "source='qa' has rows but no ratio"),
+        ({}, {str(n): 0 for n in range(2**15)}, "there are 32768 sources; want at most 32767"),
     ],
 )
 def test_a_mixture_that_cannot_be_drawn_is_refused(
