@@ -86,8 +86,7 @@ class MixturePlan:
     """The stream of prompts of one mixture.
 
     Only `take`, `replace`, `give_back` and `load_state_dict` change the state, and the trainer sets
-    `trained`. All other methods
-    are functions of their arguments or tell the state.
+    `trained`. All other methods are functions of their arguments or tell the state.
 
     Args:
         sizes: source -> rows it has.
