@@ -414,6 +414,16 @@ VLLM = {f"{ROLLOUT}.name": "vllm", f"{MODEL}.lora.merge": False}
         (LORA, None),
         (LORA | VLLM, None),
         (LORA | VLLM | {f"{ROLLOUT}.name": "sglang"}, None),
+        (
+            LORA | VLLM | {f"{ROLLOUT}.name": "sglang", f"{MODEL}.target_modules": ".*proj"},
+            "SGLang takes no regular expression",
+        ),
+        (LORA | VLLM | {f"{MODEL}.target_modules": ".*proj", f"{MODEL}.lora_rank": 512}, None),
+        (LORA | VLLM | {f"{MODEL}.lora_rank": 513}, "vLLM serves adapters up to rank 512"),
+        (LORA | VLLM | {f"{MODEL}.lora_rank": 513, f"{MODEL}.lora.merge": True}, None),
+        ({f"{MODEL}.lora_rank": -1}, "lora_rank=-1: want a whole number >= 0"),
+        ({f"{MODEL}.lora_rank": True}, "lora_rank=True: want a whole number >= 0"),
+        (MEGATRONS | {f"{MODEL}.lora.rank": 8.5}, "lora.rank=8.5: want a whole number >= 0"),
         (LORA | {f"{MODEL}.lora.merge": False}, "rollout.name=hf takes full weights only"),
         (
             LORA | VLLM | {"trainer.v1.trainer_mode": "mixed_separate_async"},

@@ -25,14 +25,22 @@ _ONLY_WITH_A_RANK: Mapping[str, Any] = {
 }
 """Keys of the model that are read with `lora_rank` > 0 only, and verl's defaults."""
 
+_VLLMS_RANK = 512
+"""The largest of vLLM's `MaxLoRARanks`, which verl asks for the engine's `max_lora_rank`."""
+
 _PLAIN = {"peft_type": "LORA", "use_dora": False, "use_rslora": False, "bias": "none"}
 """Settings of an adapter that verl's checkpoints do not keep; others could not be exported."""
 
 
 def lora_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Combinations of LoRA with an engine or a backend that cannot work or were never tried."""
-    strategy, rank = at(config, f"{_ACTOR}.strategy"), at(config, f"{_MODEL}.lora_rank") or 0
-    of_megatron = at(config, f"{_MODEL}.lora.rank") or 0
+    strategy = at(config, f"{_ACTOR}.strategy")
+    ranks = {key: at(config, key, 0) for key in (f"{_MODEL}.lora_rank", f"{_MODEL}.lora.rank")}
+    if wrong := {key: value for key, value in ranks.items() if type(value) is not int or value < 0}:
+        for key, value in wrong.items():
+            yield f"{key}={value!r}: want a whole number >= 0; 0 trains all weights"
+        return
+    rank, of_megatron = ranks.values()
     if at(config, "critic.model.lora_rank"):
         yield (
             "critic.model.lora_rank: no critic was tried with LoRA; set it to 0, which trains all "
@@ -57,12 +65,12 @@ def lora_problems(config: Mapping[str, Any]) -> Iterator[str]:
                     "lora_rank, or remove the override"
                 )
     if rank or of_megatron:
-        yield from _sync_problems(config)
+        yield from _sync_problems(config, max(rank, of_megatron))
     if rank and strategy in _FSDP:
         yield from _fsdp_problems(config, rank)
 
 
-def _sync_problems(config: Mapping[str, Any]) -> Iterator[str]:
+def _sync_problems(config: Mapping[str, Any], rank: int) -> Iterator[str]:
     """Ways to the rollout on which adapters would be refused, or lost in silence."""
     backend, mode = at(config, f"{_ROLLOUT}.name"), at(config, "trainer.v1.trainer_mode")
     engine = at(config, f"{_ROLLOUT}.checkpoint_engine.backend")
@@ -73,6 +81,17 @@ def _sync_problems(config: Mapping[str, Any]) -> Iterator[str]:
         )
     if at(config, f"{_MODEL}.lora.merge"):
         return
+    modules = at(config, f"{_MODEL}.target_modules")
+    if backend == "sglang" and isinstance(modules, str) and modules != "all-linear":
+        yield (
+            f"{_MODEL}.target_modules={modules!r} with {_ROLLOUT}.name=sglang: SGLang takes no "
+            "regular expression; list the modules, take all-linear, or set lora.merge to true"
+        )
+    if backend == "vllm" and rank > _VLLMS_RANK:
+        yield (
+            f"a LoRA rank of {rank} with {_ROLLOUT}.name=vllm: vLLM serves adapters up to rank "
+            f"{_VLLMS_RANK}; lower it, or set {_MODEL}.lora.merge to true"
+        )
     if backend == "hf" or mode == "mixed_separate_async":
         why = "takes full weights only" if backend == "hf" else "would get no adapter from verl"
         where = f"{_ROLLOUT}.name=hf" if backend == "hf" else f"the rollout of {mode}"
