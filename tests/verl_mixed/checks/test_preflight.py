@@ -137,6 +137,7 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
         ("actor_rollout_ref.model.path=/gone", "no config.json there"),
         ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=null", "want a whole number"),
         ("skip.rollout_tq.enable=true", "past the replay buffer"),
+        ("distillation.enabled=true", "distillation.enabled=True: training on a teacher"),
         ("trainer.v1.sampler.custom_sampler.path=own.py", "custom_sampler.path='own.py'"),
         ("actor_rollout_ref.actor.shuffle=true", "lose their quotas"),
         ("actor_rollout_ref.rollout.calculate_log_probs=false", "with its log-prob"),
@@ -696,9 +697,11 @@ def test_the_advantage_divides_by_the_std_where_verl_says_so(run_environ: RunEnv
     [
         (["mixed.sources.nq.agent=tool_agent"], []),
         (
-            ["mixed.sources.nq.agent=single_turn_agent", "mixed.sources.nq.max_turns=2"],
-            ["mixed.sources.nq.max_turns=2 with agent='single_turn_agent'"],
+            ["mixed.sources.taco.agent=single_turn_agent", "mixed.sources.taco.max_turns=2"],
+            ["mixed.sources.taco.max_turns=2 with agent='single_turn_agent'"],
         ),
+        # its ratio is 0
+        (["mixed.sources.nq.agent=single_turn_agent", "mixed.sources.nq.max_turns=2"], []),
         (
             ["mixed.turns.stop_at_tag=strings", "actor_rollout_ref.rollout.name=sglang"],
             ["mixed.turns.stop_at_tag='strings'"],

@@ -39,6 +39,11 @@ def mode_problems(config: Mapping[str, Any]) -> Iterator[str]:
             "skip.rollout_tq.enable=True: it puts saved rollouts past the replay buffer, which "
             "keeps the quotas; set it to false"
         )
+    if at(config, "distillation.enabled"):
+        yield (
+            "distillation.enabled=True: training on a teacher's log-probs was never tried with the "
+            "mixture; set it to false"
+        )
     sampler = at(config, "trainer.v1.sampler.custom_sampler.path")
     if sampler:
         yield (
@@ -111,7 +116,7 @@ def _foreign_problems(config: Mapping[str, Any]) -> list[str]:
         f"mixed.sources.{name}.{key}={getattr(source, key)!r} with agent={source.agent!r}: verl's "
         f"own loops read no limits of a source; set it for all, or use another agent"
         for name, source in sound_sources(config).items()
-        if source.agent in VERLS_AGENTS
+        if source.takes_part and source.agent in VERLS_AGENTS
         for key in ours
         if getattr(source, key) is not None
     ]
