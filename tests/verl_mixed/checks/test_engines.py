@@ -61,14 +61,12 @@ def megatron(tp: int = 1, pp: int = 1, cp: int = 1, ep: int = 1, etp: int | None
     )
 
 
-def torchtitan(shard: int, replicate: int = 1, tp: int = 1, pp: int = 1, cp: int = 1, ep: int = 1):
+def torchtitan(shard: int, replicate: int = 1, tp: int = 1, ep: int = 1):
     return sizes(
         "torchtitan",
         data_parallel_shard_size=shard,
         data_parallel_replicate_size=replicate,
         tensor_parallel_size=tp,
-        pipeline_parallel_size=pp,
-        context_parallel_size=cp,
         expert_parallel_size=ep,
     )
 
@@ -141,8 +139,8 @@ def verls_megatron_size(config: dict[str, Any]) -> int:
         (32, megatron(tp=2, ep=8, etp=1), 16),
         (8, ["model_engine=torchtitan"], 8),
         (16, ["model_engine=torchtitan"], 16),
-        (16, torchtitan(shard=2, replicate=2, tp=2, cp=2), 4),
-        (16, torchtitan(shard=4, tp=2, pp=2, ep=4), 4),
+        (16, torchtitan(shard=2, replicate=4, tp=2), 8),
+        (8, torchtitan(shard=4, tp=2, ep=4), 4),
         (8, veomni(sp=4), 2),
         (16, veomni(sp=2, ep=8), 8),
     ],
@@ -198,6 +196,10 @@ def test_verls_own_rule_for_micro_batches_of_a_fixed_size_counts_gpus() -> None:
             [f"{ULYSSES}=2", "actor_rollout_ref.model.use_remove_padding=false"],
             ["set actor_rollout_ref.model.use_remove_padding=true"],
         ),
+        (
+            [f"{ULYSSES}=2", "actor_rollout_ref.model.override_config.attn_implementation=sdpa"],
+            ["in flash attention only"],
+        ),
         ([f"{ULYSSES}=0"], ["fsdp_config: ulysses_sequence_parallel_size=0: want whole"]),
         ([f"{ACTOR}.fsdp_config.fsdp_size=3"], ["fsdp_size=3 must divide the 8 ranks"]),
         (["algorithm.use_kl_in_reward=true", f"{ULYSSES}=2"], []),
@@ -220,6 +222,31 @@ def test_verls_own_rule_for_micro_batches_of_a_fixed_size_counts_gpus() -> None:
             [*megatron(tp=2), "algorithm.adv_estimator=gae"],
             [],
         ),
+        (
+            [
+                *megatron(),
+                f"{ACTOR}.use_kl_loss=true",
+                f"{REF}.megatron.expert_model_parallel_size=4",
+            ],
+            [f"{REF}.megatron.expert_model_parallel_size=4 and {ACTOR}.megatron.expert_model"],
+        ),
+        (
+            [*megatron(), f"{ACTOR}.megatron.dynamic_context_parallel=true"],
+            ["dynamic_context_parallel=True: it was never tried", "set it to false"],
+        ),
+        (
+            [*sizes("torchtitan", pipeline_parallel_size=2), f"{ACTOR}.use_kl_loss=true"],
+            [f"{part}.torchtitan.pipeline_parallel_size=2: verl has no" for part in (ACTOR, REF)],
+        ),
+        (sizes("torchtitan", context_parallel_size=2), ["context_parallel_size=2: verl gives"]),
+        (
+            [*sizes("torchtitan", max_seq_len=10239), f"{ACTOR}.use_kl_loss=true"],
+            [f"{part}.torchtitan.max_seq_len allows 10239 tokens" for part in (ACTOR, REF)],
+        ),
+        (
+            ["model_engine=torchtitan", f"{ACTOR}.torchtitan.max_seq_len=null"],
+            ["max_seq_len allows 2048 tokens"],
+        ),
         (torchtitan(shard=4), ["must be the number of GPUs"]),
         (torchtitan(shard=-1), ["data_parallel_shard_size=-1: want whole numbers"]),
         (torchtitan(shard=8, ep=3), ["expert_parallel_size=3 must divide"]),
@@ -231,8 +258,25 @@ def test_verls_own_rule_for_micro_batches_of_a_fixed_size_counts_gpus() -> None:
             ["model_engine=torchtitan", "mixed.sources.math.temperature=0.5"],
             ["divides all rows by one temperature"],
         ),
+        (
+            [
+                "model_engine=torchtitan",
+                "mixed.sources.math.temperature=0.5",
+                "mixed.sources.math.ratio=0",
+            ],
+            [],
+        ),
         (veomni(sp=3), ["ulysses_parallel_size=3 must divide"]),
         (veomni(ep=3), ["expert_parallel_size=3 must divide"]),
+        (
+            [*veomni(sp=2), "actor_rollout_ref.model.use_remove_padding=false"],
+            [f"{ACTOR}.veomni.ulysses_parallel_size=2: a sequence can only be split"],
+        ),
+        (
+            [*veomni(), "algorithm.adv_estimator=gae", "critic.veomni.fsdp_size=4"],
+            [f"critic.veomni.fsdp_size=4 and {ACTOR}.veomni.fsdp_size=-1"],
+        ),
+        ([*sizes("veomni", fsdp_size=4), "algorithm.adv_estimator=gae"], []),
         ([f"{ACTOR}.strategy=fsdp"], []),
         (
             [f"{ACTOR}.strategy=fsdp_turbo"],
@@ -272,7 +316,16 @@ def test_what_an_engine_cannot_do_is_refused_by_name(
     [
         ([], None),
         ([f"{ROLLOUT}.tensor_model_parallel_size=8"], "does not divide the 12 attention heads"),
-        ([f"{ULYSSES}=8"], "does not divide the 12 attention heads"),
+        *(
+            (overrides, f"{ACTOR}.{key} is 8, which does not divide the 12 attention heads")
+            for key, overrides in {
+                "ulysses_sequence_parallel_size": [f"{ULYSSES}=8"],
+                "megatron.tensor_model_parallel_size": megatron(tp=8),
+                "torchtitan.tensor_parallel_size": torchtitan(shard=1, tp=8),
+                "veomni.ulysses_parallel_size": veomni(sp=8),
+            }.items()
+        ),
+        (megatron(tp=2, cp=4), None),
         ([f"{ROLLOUT}.max_model_len=20000"], "verl takes no more"),
         (["data.max_response_length=16000"], "18048 together"),
         ([f"{ROLLOUT}.max_model_len=16384", "data.max_response_length=16000"], None),

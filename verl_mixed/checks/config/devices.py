@@ -16,14 +16,13 @@ from typing import Any
 
 from cluster.placement import need_of, own_node, placement_problems
 from config.lookup import at
-from verl_mixed.checks.config.algorithm import has_critic, is_count
-from verl_mixed.checks.config.engines import engine_problems, layout_of
+from verl_mixed.checks.config.algorithm import has_critic, has_reference, is_count
+from verl_mixed.checks.config.engines import ATTENTION, engine_of, engine_problems, layout_of
 from verl_mixed.run.settings import ADDRESS_KEY
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _ACTOR = "actor_rollout_ref.actor"
 _REF = "actor_rollout_ref.ref"
-_ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
 _ENGINES = {"cuda": ("vllm", "sglang"), "cpu": ("hf", "vllm_cpu")}
 """`trainer.device` -> engines of the rollout."""
@@ -55,7 +54,7 @@ def device_problems(config: Mapping[str, Any]) -> list[str]:
         "model_engine": "dp",
         f"{_ACTOR}.strategy": "fsdp2",
         f"{_REF}.strategy": "fsdp2",
-        _ATTENTION: "sdpa",
+        ATTENTION: "sdpa",
         f"{_ROLLOUT}.tensor_model_parallel_size": 1,
     }
     if rollout == "vllm_cpu":
@@ -123,6 +122,10 @@ def _length_problems(config: Mapping[str, Any]) -> list[str]:
         return []  # the check of numbers reports it
     longest = sum(lengths)
     limits: dict[str, Any] = {f"{_ROLLOUT}.max_model_len": at(config, f"{_ROLLOUT}.max_model_len")}
+    if at(config, "model_engine") == "torchtitan":
+        for part in [_ACTOR] + [_REF] * has_reference(config):
+            key = f"{part}.torchtitan.max_seq_len"
+            limits[key] = 2048 if (given := at(config, key)) is None else given  # its default
     if at(config, f"{_ACTOR}.use_dynamic_bsz"):
         parts = {
             f"{_ACTOR}.ppo_max_token_len_per_gpu": _ACTOR,
@@ -152,10 +155,10 @@ def shape_problems(config: Mapping[str, Any]) -> Iterator[str]:
         return  # a hub's name, or the check of the model reports it
     shape = {**(shape.get("text_config") or {}), **shape}
     heads, positions = (shape.get(f) for f in ("num_attention_heads", "max_position_embeddings"))
-    layout = layout_of(config)
+    engine, layout = engine_of(config), layout_of(config)
     splits = {f"{_ROLLOUT}.tensor_model_parallel_size": at(config, f"{_ROLLOUT}.{_PARALLEL[0]}")}
-    if layout is not None and at(config, "model_engine") in ("dp", "veomni"):
-        splits["Ulysses, model_engine's sequence-parallel size,"] = layout.sequence_ranks
+    if engine is not None and layout is not None:
+        splits[f"{_ACTOR}.{engine.splits_heads}"] = layout.head_ranks
     for what, size in splits.items():
         if is_count(heads) and is_count(size) and heads % size:
             yield (
@@ -210,14 +213,14 @@ def package_gaps(config: Mapping[str, Any]) -> list[str]:
                 "packages for it (docs/profiles.md) and name it in VENV or CONDA_ENV"
             )
         return gaps
-    attention, is_for_critic = at(config, _ATTENTION, "flash_attention_2"), has_critic(config)
+    attention, is_for_critic = at(config, ATTENTION, "flash_attention_2"), has_critic(config)
     if _is_installed("flash_attn") or not (is_for_critic or attention == "flash_attention_2"):
         return gaps
     how = "flash_attn is not installed here; docs/compatibility.md says how"
     if is_for_critic:
         gaps.append(f"verl's critic asks for flash attention: {how}")
     else:
-        gaps.append(f"{_ATTENTION}={attention!r}: {how}, or set it to sdpa, which is slower")
+        gaps.append(f"{ATTENTION}={attention!r}: {how}, or set it to sdpa, which is slower")
     return gaps
 
 

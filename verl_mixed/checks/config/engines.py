@@ -19,6 +19,7 @@ _ACTOR = "actor_rollout_ref.actor"
 _REF = "actor_rollout_ref.ref"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _CRITIC = "critic"
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,31 +35,44 @@ class Engine:
     strategies: tuple[str, ...]
     """Values of `strategy` that choose this engine."""
 
+    splits_heads: str
+    """Key of the actor with the size that must divide the attention heads."""
+
     sizes: tuple[str, ...] = ()
     """Keys of the section that are parallel sizes."""
 
+    once: tuple[str, ...] = ()
+    """More keys that shape its groups of ranks, if it makes them once in a process. The model that
+    is built first decides these keys and `sizes`; those of the other models are ignored."""
+
 
 ENGINES: Mapping[str, Engine] = {
-    "dp": Engine(section="fsdp_config", critic="fsdp", strategies=("fsdp2", "fsdp")),
+    "dp": Engine(
+        section="fsdp_config",
+        critic="fsdp",
+        strategies=("fsdp2", "fsdp"),
+        splits_heads="ulysses_sequence_parallel_size",
+    ),
     "megatron": Engine(
         section="megatron",
         critic="megatron",
         strategies=("megatron",),
+        splits_heads="megatron.tensor_model_parallel_size",
         sizes=(
             "tensor_model_parallel_size",
             "pipeline_model_parallel_size",
             "context_parallel_size",
             "expert_model_parallel_size",
         ),
+        once=("expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size"),
     ),
     "torchtitan": Engine(
         section="torchtitan",
         critic="torchtitan",
         strategies=("torchtitan",),
+        splits_heads="torchtitan.tensor_parallel_size",
         sizes=(
             "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "context_parallel_size",
             "data_parallel_shard_size",
             "data_parallel_replicate_size",
             "expert_parallel_size",
@@ -68,10 +82,22 @@ ENGINES: Mapping[str, Engine] = {
         section="veomni",
         critic="veomni",
         strategies=("veomni",),
+        splits_heads="veomni.ulysses_parallel_size",
         sizes=("ulysses_parallel_size", "expert_parallel_size"),
+        once=("fsdp_size",),
     ),
 }
 """The values of `model_engine` for which verl has trainer configs."""
+
+_REFUSED: Mapping[str, tuple[Any, str]] = {
+    "megatron.dynamic_context_parallel": (False, "it was never tried with this project"),
+    "torchtitan.pipeline_parallel_size": (1, "verl has no forward pass over pipeline stages"),
+    "torchtitan.context_parallel_size": (
+        1,
+        "verl gives different rows to the ranks that would share a sequence",
+    ),
+}
+"""Key below a model -> the only value that is supported, and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +109,9 @@ class Layout:
 
     sequence_ranks: int
     """Ranks that share the tokens of one sequence."""
+
+    head_ranks: int
+    """Ranks that share the attention heads of one layer."""
 
 
 def engine_of(config: Mapping[str, Any]) -> Engine | None:
@@ -105,8 +134,8 @@ def engine_problems(config: Mapping[str, Any]) -> list[str]:
     if engine is None:
         return [f"model_engine={name!r}: {NO_SUCH_ENGINE}"]
     return list(_section_problems(config, name, engine)) or [
-        *_feature_problems(config, name),
-        *_layout_problems(config),
+        *_feature_problems(config, name, engine),
+        *_layout_problems(config, engine),
     ]
 
 
@@ -131,14 +160,32 @@ def _section_problems(config: Mapping[str, Any], name: str, engine: Engine) -> I
                 )
 
 
-def _feature_problems(config: Mapping[str, Any], name: str) -> Iterator[str]:
+def _models(config: Mapping[str, Any]) -> list[str]:
+    """The keys of the models of a run, the actor first."""
+    return [_ACTOR] + [_REF] * has_reference(config) + [_CRITIC] * has_critic(config)
+
+
+def _feature_problems(config: Mapping[str, Any], name: str, engine: Engine) -> Iterator[str]:
     """What an engine cannot do at all."""
-    layout, packed = layout_of(config), at(config, "actor_rollout_ref.model.use_remove_padding")
-    if name == "dp" and layout is not None and layout.sequence_ranks > 1 and not packed:
-        yield (
-            f"{_ACTOR}.ulysses_sequence_parallel_size={layout.sequence_ranks}: a sequence can only "
-            "be split if rows are packed; set actor_rollout_ref.model.use_remove_padding=true"
-        )
+    for part in _models(config):
+        for key, (supported, why) in _REFUSED.items():
+            if (value := at(config, f"{part}.{key}", supported)) != supported:
+                yield f"{part}.{key}={value!r}: {why}; set it to {str(supported).lower()}"
+    layout = layout_of(config)
+    if name in ("dp", "veomni") and layout is not None and layout.sequence_ranks > 1:
+        ulysses = f"{_ACTOR}.{engine.splits_heads}={layout.sequence_ranks}"
+        if not at(config, "actor_rollout_ref.model.use_remove_padding"):
+            yield (
+                f"{ulysses}: a sequence can only be split if rows are packed; set "
+                "actor_rollout_ref.model.use_remove_padding=true"
+            )
+        attention = at(config, ATTENTION, "flash_attention_2")
+        if name == "dp" and "flash" not in str(attention):
+            yield (
+                f"{ulysses} with {ATTENTION}={attention!r}: verl gathers the parts of a sequence "
+                "in flash attention only, so each rank would attend to its own part; set it to 1, "
+                "or choose flash_attention_2 (GPUs only)"
+            )
     if name != "torchtitan":
         return
     if has_critic(config):
@@ -148,7 +195,7 @@ def _feature_problems(config: Mapping[str, Any], name: str) -> Iterator[str]:
         )
     common = at(config, f"{_ROLLOUT}.temperature")
     for source, settings in sound_sources(config).items():
-        if settings.temperature not in (None, common):
+        if settings.takes_part and settings.temperature not in (None, common):
             yield (
                 f"mixed.sources.{source}.temperature={settings.temperature} with "
                 f"model_engine='torchtitan': this engine divides all rows by one temperature "
@@ -156,15 +203,23 @@ def _feature_problems(config: Mapping[str, Any], name: str) -> Iterator[str]:
             )
 
 
-def _layout_problems(config: Mapping[str, Any]) -> Iterator[str]:
+def _layout_problems(config: Mapping[str, Any], engine: Engine) -> Iterator[str]:
     """Sizes that do not fit the GPUs, and models that are laid out in different ways."""
     actor, problems = _layout(config, _ACTOR)
     yield from problems
-    parts = [_REF] * has_reference(config) + [_CRITIC] * has_critic(config)
-    for part in parts if not problems else ():
+    for part in _models(config)[1:] if not problems else ():
         layout, of_part = _layout(config, part)
         yield from of_part
-        if not of_part and layout.ranks != actor.ranks:
+        for name in (*engine.sizes, *engine.once) if engine.once else ():
+            key = f"{engine.section}.{name}"
+            first, other = (at(config, f"{model}.{key}") for model in (_ACTOR, part))
+            if other != first:
+                yield (
+                    f"{part}.{key}={other!r} and {_ACTOR}.{key}={first!r}: the groups of ranks "
+                    "are made once in a process, for the model that is built first, so one value "
+                    "would be ignored; make them equal"
+                )
+        if not of_part and not engine.once and layout.ranks != actor.ranks:
             yield (
                 f"{part} has {layout.ranks} data-parallel ranks and {_ACTOR} has {actor.ranks}: a "
                 "batch is laid out for the actor's ranks once; give both the same parallel sizes"
@@ -173,7 +228,7 @@ def _layout_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _layout(config: Mapping[str, Any], part: str) -> tuple[Layout, list[str]]:
     """The layout, and why it cannot be; without problems the layout is exact."""
-    unknown = Layout(ranks=1, sequence_ranks=1)
+    unknown = Layout(ranks=1, sequence_ranks=1, head_ranks=1)
     name, engine = at(config, "model_engine", "dp"), engine_of(config)
     per_node, nodes = at(config, "trainer.n_gpus_per_node"), at(config, "trainer.nnodes")
     if engine is None or not is_count(per_node) or not is_count(nodes):
@@ -227,13 +282,13 @@ def _sharded(ranks: int, given: Mapping[str, Any]) -> list[str]:
 
 def _dp(gpus: int, sizes: Mapping[str, int], given: Mapping[str, Any]) -> _Made:
     (ulysses,) = sizes.values()
-    layout = Layout(ranks=gpus // ulysses, sequence_ranks=ulysses)
+    layout = Layout(ranks=gpus // ulysses, sequence_ranks=ulysses, head_ranks=ulysses)
     return layout, _divides(gpus, sizes, *sizes) + _sharded(gpus, given)
 
 
 def _veomni(gpus: int, sizes: Mapping[str, int], given: Mapping[str, Any]) -> _Made:
     ulysses = sizes["ulysses_parallel_size"]
-    layout = Layout(ranks=gpus // ulysses, sequence_ranks=ulysses)
+    layout = Layout(ranks=gpus // ulysses, sequence_ranks=ulysses, head_ranks=ulysses)
     rules = [rule for name in sizes for rule in _divides(gpus, sizes, name)]
     return layout, rules or _sharded(layout.ranks, given)
 
@@ -241,11 +296,9 @@ def _veomni(gpus: int, sizes: Mapping[str, int], given: Mapping[str, Any]) -> _M
 def _megatron(gpus: int, sizes: Mapping[str, int], given: Mapping[str, Any]) -> _Made:
     tensor, pipeline, context, expert, expert_tensor = sizes
     layout = Layout(
-        # with dynamic_context_parallel every rank is given the whole batch
-        ranks=1
-        if given.get("dynamic_context_parallel")
-        else gpus // (sizes[tensor] * sizes[pipeline] * sizes[context]),
+        ranks=gpus // (sizes[tensor] * sizes[pipeline] * sizes[context]),
         sequence_ranks=sizes[context],
+        head_ranks=sizes[tensor],
     )
     return layout, [
         *_divides(gpus, sizes, tensor, pipeline, context),
@@ -254,13 +307,17 @@ def _megatron(gpus: int, sizes: Mapping[str, int], given: Mapping[str, Any]) -> 
 
 
 def _torchtitan(gpus: int, sizes: Mapping[str, int], given: Mapping[str, Any]) -> _Made:
-    tensor, pipeline, context, shard, replicate, expert = sizes
-    layout = Layout(ranks=sizes[shard] * sizes[replicate], sequence_ranks=sizes[tensor])
-    factors = (tensor, pipeline, context, shard, replicate)
+    tensor, shard, replicate, expert = sizes
+    layout = Layout(
+        ranks=sizes[shard] * sizes[replicate],
+        sequence_ranks=sizes[tensor],
+        head_ranks=sizes[tensor],
+    )
+    factors = (tensor, shard, replicate)
     rules = []
     if math.prod(sizes[name] for name in factors) != gpus:
         shown = " x ".join(f"{name}={sizes[name]}" for name in factors)
         rules.append(f"{shown} must be the number of GPUs")
-    if sizes[shard] * sizes[context] * sizes[tensor] % sizes[expert]:
-        rules.append(f"{expert}={sizes[expert]} must divide {shard} x {context} x {tensor}")
+    if sizes[shard] * sizes[tensor] % sizes[expert]:
+        rules.append(f"{expert}={sizes[expert]} must divide {shard} x {tensor}")
     return layout, rules
