@@ -70,8 +70,8 @@ def test_what_the_critic_lacks_is_said_only_where_there_is_one(run_environ: RunE
 
     found = problems_of(run_environ, "algorithm.adv_estimator=gae", *broken)
     assert [problem.split("=")[0] for problem in found] == [
-        "critic.strategy",
         "critic.ppo_mini_batch_size",
+        "critic.strategy",
     ]
     (off,) = problems_of(run_environ, "algorithm.adv_estimator=gae", "critic.enable=false")
     assert off.startswith("critic.enable=False with algorithm.adv_estimator=gae")

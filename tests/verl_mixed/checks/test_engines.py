@@ -300,6 +300,12 @@ def test_verls_own_rule_for_micro_batches_of_a_fixed_size_counts_gpus() -> None:
             [],
         ),
         ([f"{ROLLOUT}.disaggregation.enabled=true"], ["disaggregation.enabled=true"]),
+        (
+            [f"{ROLLOUT}.n_gpus_per_node=4", f"{ROLLOUT}.tensor_model_parallel_size=8"],
+            [f"{ROLLOUT}.n_gpus_per_node=4 and trainer.n_gpus_per_node=8"],
+        ),
+        ([f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.ignore_eos=true"], ["ignore_eos=True"]),
+        ([f"{ROLLOUT}.ignore_eos=true"], []),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused_by_name(
@@ -343,9 +349,22 @@ def test_a_size_that_the_model_cannot_have_is_refused(
     assert len(found) == bool(word)
 
 
-def test_an_engine_on_a_cpu_is_refused() -> None:
-    found = "\n".join(device_problems(config_of("laptop", "model_engine=megatron")))
-    assert "model_engine='megatron': with trainer.device=cpu it must be 'dp'" in found
+@pytest.mark.parametrize(
+    ("overrides", "word"),
+    [
+        (["model_engine=megatron"], "model_engine='megatron': with trainer.device=cpu it must be"),
+        ([f"{ULYSSES}=2"], "ulysses_sequence_parallel_size=2 must divide"),
+        ([f"{ULYSSES}=2", "trainer.n_gpus_per_node=2"], "in flash attention only"),
+        ([f"{ACTOR}.fsdp_config.fsdp_size=3", "trainer.n_gpus_per_node=4"], "fsdp_size=3 must"),
+        *(
+            ([f"{ROLLOUT}.{kind}_parallel_size=2"], f"{kind}_parallel_size=2: with trainer.device")
+            for kind in ("tensor_model", "data", "pipeline_model", "expert")
+        ),
+        ([f"{ROLLOUT}.n_gpus_per_node=4"], "n_gpus_per_node=4 and trainer.n_gpus_per_node=1"),
+    ],
+)
+def test_what_a_cpu_cannot_do_is_refused(overrides: list[str], word: str) -> None:
+    assert word in "\n".join(device_problems(config_of("laptop", *overrides)))
 
 
 @pytest.mark.parametrize("engine", ["automodel", "fsdp_turbo", "mindspeed"])

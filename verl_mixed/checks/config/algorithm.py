@@ -52,11 +52,6 @@ def _critic_problems(config: Mapping[str, Any]) -> Iterator[str]:
             "critic.enable=False with algorithm.adv_estimator=gae: its advantage is made of the "
             "critic's values; set it to null"
         )
-    if at(config, "trainer.device") == "cpu" and at(config, "critic.strategy") != "fsdp2":
-        yield (
-            f"critic.strategy={at(config, 'critic.strategy')!r}: with trainer.device=cpu it must "
-            "be 'fsdp2'; set it, or leave it to config/training_engine/dp.yaml"
-        )
     mini, of_actor = (at(config, f"{key}.ppo_mini_batch_size") for key in ("critic", _ACTOR))
     if mini != of_actor:
         yield (

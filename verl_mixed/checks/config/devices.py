@@ -44,19 +44,16 @@ def device_problems(config: Mapping[str, Any]) -> list[str]:
             f"{' and '.join(_ENGINES[device])}, and no other (verl's trtllm neither) is supported; "
             "choose one of them"
         ]
-    if device == "cuda":
-        return [
-            *engine_problems(config),
-            *_rollout_problems(config, rollout),
-            *_length_problems(config),
-        ]
-    rules: dict[str, Any] = {
-        "model_engine": "dp",
-        f"{_ACTOR}.strategy": "fsdp2",
-        f"{_REF}.strategy": "fsdp2",
-        ATTENTION: "sdpa",
-        f"{_ROLLOUT}.tensor_model_parallel_size": 1,
-    }
+    rules: dict[str, Any] = {}
+    if device == "cpu":
+        rules = {
+            "model_engine": "dp",
+            f"{_ACTOR}.strategy": "fsdp2",
+            f"{_REF}.strategy": "fsdp2",
+            **({"critic.strategy": "fsdp2"} if has_critic(config) else {}),
+            ATTENTION: "sdpa",
+            **{f"{_ROLLOUT}.{name}": 1 for name in (*_PARALLEL, "expert_parallel_size")},
+        }
     if rollout == "vllm_cpu":
         rules |= {
             f"{_ROLLOUT}.enforce_eager": True,
@@ -72,13 +69,29 @@ def device_problems(config: Mapping[str, Any]) -> list[str]:
         for key, wanted in rules.items()
         if at(config, key) != wanted
     ]
-    return problems or _own_placement_problems(config)
+    return problems or [
+        *engine_problems(config),
+        *_rollout_problems(config, rollout),
+        *_length_problems(config),
+        *(_own_placement_problems(config) if device == "cpu" else ()),
+    ]
 
 
 def _rollout_problems(config: Mapping[str, Any], name: str) -> Iterator[str]:
     """Engines of the rollout that verl cannot build, or that do not share the GPUs evenly."""
     separate = at(config, "trainer.v1.trainer_mode") == "mixed_separate_async"
     pools = ["trainer", _ROLLOUT] if separate else ["trainer"]
+    trains, generates = (at(config, f"{of}.n_gpus_per_node") for of in ("trainer", _ROLLOUT))
+    if not separate and generates != trains:
+        yield (
+            f"{_ROLLOUT}.n_gpus_per_node={generates!r} and trainer.n_gpus_per_node={trains!r}: the "
+            "rollout has GPUs of its own in mixed_separate_async only; remove the override"
+        )
+    if name == "sglang" and at(config, f"{_ROLLOUT}.ignore_eos"):
+        yield (
+            f"{_ROLLOUT}.ignore_eos=True: verl's SGLang server does not read it, so responses "
+            "would end as always; set it to false, or choose vllm"
+        )
     sizes = [at(config, f"{_ROLLOUT}.{name}", 1) for name in _PARALLEL]
     if not all(map(is_count, sizes)):
         named = ", ".join(f"{name}={size!r}" for name, size in zip(_PARALLEL, sizes, strict=True))

@@ -141,7 +141,7 @@ def engine_problems(config: Mapping[str, Any]) -> list[str]:
 
 def _section_problems(config: Mapping[str, Any], name: str, engine: Engine) -> Iterator[str]:
     """Strategies and sections of another engine, which verl's config classes refuse late."""
-    for part in (_ACTOR, _REF, _CRITIC):
+    for part in [_ACTOR, _REF] + [_CRITIC] * has_critic(config):
         strategy = at(config, f"{part}.strategy")
         if strategy not in engine.strategies:
             yield (
