@@ -97,11 +97,6 @@ def need_of(config: Mapping[str, Any]) -> Need | None:
     pools = [_pool(config, "trainer")]
     if at(config, "trainer.v1.trainer_mode") == "mixed_separate_async":
         pools.append(_replicas(config))
-    reward_model = "reward.reward_model"
-    if at(config, f"{reward_model}.enable") and at(config, f"{reward_model}.enable_resource_pool"):
-        pools.append(_pool(config, reward_model))
-    if at(config, "distillation.enabled"):
-        pools.append(_pool(config, "distillation"))
     units = storage_units(config)
     if None in pools or units is None:
         return None

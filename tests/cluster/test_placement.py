@@ -161,18 +161,6 @@ def test_a_number_that_is_none_is_left_to_preflight(changed: dict[str, Any]):
     assert need_of(config_of(**changed)) is None
 
 
-def test_reward_models_and_teachers_have_pools_of_their_own():
-    need = need_from(
-        reward__reward_model__enable=True,
-        reward__reward_model__enable_resource_pool=True,
-        reward__reward_model__nnodes=1,
-        reward__reward_model__n_gpus_per_node=2,
-        distillation={"enabled": True, "nnodes": 1, "n_gpus_per_node": 4},
-    )
-
-    assert [pool.processes for pool in need.pools] == [1, 2, 4]
-
-
 def test_gpus_that_no_node_has_together_are_named_with_the_numbers():
     need = need_from(trainer__n_gpus_per_node=8, trainer__nnodes=2)
     nodes = [Node(cpus=96, gpus=8, name="10.0.0.1"), Node(cpus=96, gpus=4, name="10.0.0.2")]

@@ -604,13 +604,13 @@ def test_prompts_that_do_not_fit_are_counted_per_file(
 
 
 def test_a_source_that_the_demo_lacks_is_told_before_the_demo_is_made() -> None:
-    plan = make_plan(["+mixed.sources.trivia.ratio=0.2"], {})
+    plan = make_plan(["+mixed.sources.trivia.ratio=0.2"], {"RAY_DASHBOARD_PORT": "0"})
     (problem,) = plan.problems(data=False)
     assert "source='trivia'" in problem and "TRAIN_FILES" in problem
 
 
 def test_a_missing_file_is_told_beside_the_keys_that_have_no_value() -> None:
-    found = problems_of({"TRAIN_FILES": "/gone.parquet"})
+    found = problems_of({"TRAIN_FILES": "/gone.parquet", "RAY_DASHBOARD_PORT": "0"})
 
     assert [problem.split(":")[0] for problem in found] == [
         "actor_rollout_ref.model.path",
