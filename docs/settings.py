@@ -20,6 +20,7 @@ from pydantic_core import PydanticUndefined
 from agent_loop.tools.server.settings import ServerSettings
 from config.schema import TOOL_CONFIG, MixedConfig, StateMaskedGRPOConfig, ToolConfig
 from verl_mixed.checks.config.unread import READERS, Reader, read_by
+from verl_mixed.checks.preflight import SET_BY_THE_RUN
 from verl_mixed.run.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
@@ -30,8 +31,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "algorithm.state_masked_grpo": StateMaskedGRPOConfig,
     "mixed.tool_server": ServerSettings,
 }
-SET_BY_THE_RUN = {f"mixed.tool_server.{name}" for name in ("host", "token", "limiter_path")}
-"""Keys that `check` refuses."""
+REFUSED = {f"mixed.tool_server.{name}" for name in SET_BY_THE_RUN}
 SCRIPTS = ("run_mixed_training.sh", "setup_cluster.sh")
 OPENING = """\
 # Settings
@@ -171,7 +171,7 @@ def page() -> str:
         rows = [
             (f"`{key}`", takes(field.annotation), default(field), words)
             for key, field, words in keys(model, path)
-            if key not in SET_BY_THE_RUN
+            if key not in REFUSED
         ]
         lines += [f"## {path}", "", *table(("key", "takes", "default", "is"), *rows), ""]
     return "\n".join(lines)

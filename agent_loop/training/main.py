@@ -51,7 +51,7 @@ def main(config_path: str) -> None:
     config = OmegaConf.load(config_path)
     assert isinstance(config, DictConfig), "the launcher writes a mapping"
     auto_set_device(config)
-    if problems := list(refusals(config)):
+    if problems := refusals(config):
         raise ConfigError(problems)
     if OmegaConf.select(config, "ray_kwargs.ray_init.address"):
         join(config)

@@ -10,7 +10,7 @@ Source: `main` in trainer/main_ppo.py and `init_model` in workers/engine_workers
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 RENAMED_FOR_REF: Mapping[str, str] = {
@@ -22,36 +22,35 @@ RENAMED_FOR_REF: Mapping[str, str] = {
 """Keys of the reference model -> their names in the class of the actor, which verl builds of it."""
 
 
-def refusals(config: Any) -> Iterator[str]:
+def refusals(config: Any) -> list[str]:
     """A sentence for each part of a resolved config (a `DictConfig`) that verl refuses.
 
-    Nothing if verl is not installed, which `verl_mixed.checks.packages` reports.
+    Empty if verl is not installed, which `verl_mixed.checks.packages` reports.
     """
     try:
         from verl.trainer.ppo.utils import need_critic, need_reference_policy
         from verl.utils.config import omega_conf_to_dataclass, validate_config
     except ModuleNotFoundError:
-        return
+        return []
     parts, has_ref = config.actor_rollout_ref, need_reference_policy(config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl warns of every run without a critic
         has_critic = need_critic(config)
-    builds: dict[str, Callable[[], object]] = {
-        "actor_rollout_ref.actor": lambda: omega_conf_to_dataclass(parts.actor),
-        "actor_rollout_ref.rollout": lambda: omega_conf_to_dataclass(parts.rollout),
+    sections = {
+        "actor_rollout_ref.actor": parts.actor,
+        "actor_rollout_ref.rollout": parts.rollout,
+        **({"actor_rollout_ref.ref": ref_as_actor(parts.ref)} if has_ref else {}),
+        **({"critic": config.critic} if has_critic else {}),
     }
-    if has_ref:
-        builds["actor_rollout_ref.ref"] = lambda: omega_conf_to_dataclass(ref_as_actor(parts.ref))
-    if has_critic:
-        builds["critic"] = lambda: omega_conf_to_dataclass(config.critic)
-    refused = False
-    for where, build in builds.items():
-        for text in _words_of(build):
-            refused = True
-            yield f"{where}: verl refuses it: {text}; correct the value, or remove the key"
-    if not refused:  # it builds actor and critic too
-        for text in _words_of(lambda: validate_config(config, has_ref, has_critic)):
-            yield f"verl refuses the config: {text}; correct the values"
+    found = [
+        f"{where}: verl refuses it: {text}; correct the value, or remove the key"
+        for where, section in sections.items()
+        if (text := _words_of(omega_conf_to_dataclass, section))
+    ]
+    if found:
+        return found  # validate_config builds actor and critic too, and would repeat their words
+    text = _words_of(validate_config, config, has_ref, has_critic)
+    return [f"verl refuses the config: {text}; correct the values"] if text else []
 
 
 def ref_as_actor(ref: Any) -> Any:
@@ -62,18 +61,19 @@ def ref_as_actor(ref: Any) -> Any:
     return OmegaConf.create({RENAMED_FOR_REF.get(key, key): given[key] for key in given})
 
 
-def _words_of(build: Callable[[], object]) -> Iterator[str]:
-    """verl's words if it refuses. A package that this machine lacks refuses nothing."""
+def _words_of(build: Callable[..., object], *arguments: object) -> str:
+    """verl's words if it refuses, else empty. A package that is not here refuses nothing."""
     try:
-        build()
+        build(*arguments)
     except ImportError:
-        return
+        return ""
     except Exception as error:  # verl raises what it likes
         reason = error.__cause__ or error
-        yield " ".join(str(reason).split()) or type(reason).__name__
+        return " ".join(str(reason).split()) or type(reason).__name__
+    return ""
 
 
 if __name__ == "__main__":
     from omegaconf import OmegaConf
 
-    sys.stdout.write(json.dumps(list(refusals(OmegaConf.create(json.load(sys.stdin))))))
+    sys.stdout.write(json.dumps(refusals(OmegaConf.create(json.load(sys.stdin)))))

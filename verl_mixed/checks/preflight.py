@@ -38,6 +38,9 @@ from verl_mixed.run.compose import unset_problems
 from verl_mixed.run.name import name_problems
 from verl_mixed.run.sections import agent_loops, section_of
 
+SET_BY_THE_RUN = frozenset({"host", "token", "limiter_path"})
+"""Settings of the run's own tool server that nobody else may set."""
+
 
 def preflight(
     config: Mapping[str, Any],
@@ -117,8 +120,7 @@ def _own_server_problems(config: Mapping[str, Any]) -> Iterator[str]:
         return  # the schema reports a value that is no mapping
     from agent_loop.tools.server.settings import ServerSettings  # slow to import, rarely needed
 
-    ours = {"host", "token", "limiter_path"}
-    for name in sorted(ours & given.keys()):
+    for name in sorted(SET_BY_THE_RUN & given.keys()):
         yield f"mixed.tool_server.{name}: the run sets it itself; leave it out"
     try:
         ServerSettings.model_validate(dict(given))

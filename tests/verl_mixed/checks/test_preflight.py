@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from config.lookup import at
-from docs.settings import PAGE, SET_BY_THE_RUN
+from docs.settings import PAGE, REFUSED
 from samplers.rows.schema import SCHEMA
 from tests.verl_mixed.conftest import RunEnviron, write_source
 from verl_mixed.checks.config.batches import storage_problems, stored_rows
@@ -76,9 +76,9 @@ def test_settings_that_the_own_tool_server_would_not_take_are_named(
         "{sandbox_workers: 0, host: 0.0.0.0, token: t, limiter_path: /l, sandbx: auto}",
     )
     assert sorted(problem.split(":")[0] for problem in found) == sorted(
-        {"mixed.tool_server.sandbox_workers", "mixed.tool_server.sandbx"} | SET_BY_THE_RUN
+        {"mixed.tool_server.sandbox_workers", "mixed.tool_server.sandbx"} | REFUSED
     )
-    assert not any(f"`{key}`" in PAGE.read_text() for key in SET_BY_THE_RUN)
+    assert not any(f"`{key}`" in PAGE.read_text() for key in REFUSED)
     good = (
         "mixed.tool_server="
         "{port: 8100, sandbox_packages: [numpy], search_upstream: 'http://x/retrieve'}"

@@ -118,7 +118,7 @@ def test_verl_builds_its_own_config_of_every_profile_and_backend(
     assert actor.engine.full_determinism is False
     assert rollout.prompt_length == config.data.max_prompt_length
     assert model.path == str(model_folder)
-    assert list(refusals(config)) == []
+    assert refusals(config) == []
 
 
 @pytest.mark.parametrize(
