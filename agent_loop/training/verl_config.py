@@ -11,6 +11,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import Any, cast
 
 RENAMED_FOR_REF: Mapping[str, str] = {
@@ -32,6 +33,7 @@ def refusals(config: Any) -> list[str]:
         from verl.utils.config import omega_conf_to_dataclass, validate_config
     except ModuleNotFoundError:
         return []
+    config = _without_what_is_not_here(config)
     parts, has_ref = config.actor_rollout_ref, need_reference_policy(config)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl warns of every run without a critic
@@ -51,6 +53,22 @@ def refusals(config: Any) -> list[str]:
         return found  # validate_config builds actor and critic too, and would repeat their words
     text = _words_of(validate_config, config, has_ref, has_critic)
     return [f"verl refuses the config: {text}; correct the values"] if text else []
+
+
+def _without_what_is_not_here(config: Any) -> Any:
+    """A copy that verl can judge without the model and without vLLM.
+
+    A critic loads its model when its class is built, and a model may be still to download. A rank
+    of LoRA is compared with those of the installed vLLM; `verl_mixed.checks.config.lora` has the
+    same rule.
+    """
+    from omegaconf import OmegaConf
+
+    config = config.copy()
+    OmegaConf.update(config, "critic.model", None)
+    if find_spec("vllm") is None:
+        OmegaConf.update(config, "actor_rollout_ref.model.lora.merge", True, force_add=True)
+    return config
 
 
 def ref_as_actor(ref: Any) -> Any:

@@ -5,9 +5,11 @@ three of 320 trajectories; `/checkout` stands for the folder that the run was st
 expected here was printed by release 1.0.0 for these files.
 """
 
+import copy
 import pkgutil
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ from samplers.ledger import LedgerEntry, read_ledger
 from samplers.rows.schema import SCHEMA
 from verl_mixed.cli import main
 from verl_mixed.launch.launcher import make_plan
-from verl_mixed.run.compose import load_config
-from verl_mixed.run.state import RunFolder, changed_keys
+from verl_mixed.run.compose import load_config, save_config
+from verl_mixed.run.state import RunFolder, changes_of_resume
 
 FIXTURE = Path(__file__).parent / "run_of_1_0_0"
 REPO_ROOT = Path(__file__).resolve().parents[2]
@@ -110,9 +112,31 @@ def test_it_goes_on_from_its_checkpoint_with_the_config_that_is_composed_today(
     assert Path(at(now, loops)) == REPO_ROOT / "config" / "agent_loops.yaml"
     at(then, "actor_rollout_ref.rollout.agent")["agent_loop_config_path"] = at(now, loops)
 
-    assert changed_keys(then, now) == []
+    assert changes_of_resume(then, now) == []
     assert folder.has_trained() and folder.saved_step() == 2
     assert not folder.is_done(int(at(now, "trainer.total_training_steps")))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "is_refused"),
+    [
+        ("trainer.total_epochs", 3, False),
+        ("algorithm.gamma", 0.9, False),
+        ("critic.ulysses_sequence_parallel_size", 2, False),
+        ("trainer.save_frequency", 5, False),  # a key of nobody's
+        ("actor_rollout_ref.actor.optim.lr", 1e-3, True),
+    ],
+)
+def test_it_goes_on_if_only_keys_without_effect_have_changed(
+    folder: RunFolder, key: str, value: float, is_refused: bool
+) -> None:
+    plan = replace(make_plan([], {"PROFILE": "laptop"}), folder=folder)
+    then = copy.deepcopy(plan.config)
+    section, _, name = key.rpartition(".")
+    at(then, section)[name] = value
+    save_config(then, folder.config)
+
+    assert [change.split(":")[0] for change in plan.refused_changes()] == [key] * is_refused
 
 
 def test_its_audit_says_what_1_0_0_said(

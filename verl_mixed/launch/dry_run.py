@@ -55,7 +55,9 @@ def dry_run(
     lines.append(f"trainer      {trainer}")
     lines += [f"warning      {warning}" for warning in plan.warnings()]
     lines.append("dry run: nothing was started or written, data and model were not looked at")
-    return lines, [*problems, *plan.problems(data=False, machine=False)]
+    problems += plan.problems(data=False, machine=False)
+    # the kinds of raw files were removed above, which is no change of the user's
+    return lines, problems if raw else [*problems, *plan.refused_changes()]
 
 
 def _take_raw_files_as_they_are(config: DictConfig) -> tuple[dict[str, str], list[str]]:

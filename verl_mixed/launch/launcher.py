@@ -30,9 +30,9 @@ from verl_mixed.launch.summary import report_and_list_files, summarise
 from verl_mixed.launch.tool_server import start_tool_server
 from verl_mixed.launch.trainer import TRAINER, trainer_environ
 from verl_mixed.launch.watching import RunProcesses, watch_run
-from verl_mixed.run.compose import load_config, save_config
+from verl_mixed.run.compose import save_config
 from verl_mixed.run.settings import SETTINGS
-from verl_mixed.run.state import RunHeld, changed_keys
+from verl_mixed.run.state import RunHeld
 from verl_mixed.run.text import printable
 from verl_mixed.run.versions import note, versions_now
 from verl_mixed.views.watch.live import view_on
@@ -68,7 +68,7 @@ def train(
         with plan.folder.claim():
             if left := processes.end_run(plan.folder.path, GRACE_S):
                 say(f"ended {left} processes that an earlier start left behind")
-            refused = _refused_changes(plan)
+            refused = plan.refused_changes()
             goes_back = at(plan.config, "trainer.resume_mode") != "auto"
             if plan.folder.is_done(plan.total_steps) and not refused and not goes_back:
                 say(f"complete: {plan.folder.path} has all {plan.total_steps} steps")
@@ -102,18 +102,6 @@ def _print_lines(console: Console, text: str) -> None:
     """Print text from logs and files; none of it is markup or acts on the terminal."""
     for line in text.split("\n"):
         console.print(Text(printable(line)))
-
-
-def _refused_changes(plan: Plan) -> list[str]:
-    """Changes of the config that would make the resumed run another run."""
-    folder = plan.folder
-    if not folder.config.exists() or not folder.has_trained():
-        return []
-    return [
-        f"{change} in {folder.path}: the run was started with the old value; set it back to "
-        "resume, or choose another EXPERIMENT_NAME (a changed mixture: mixed.on_change=continue)"
-        for change in changed_keys(load_config(folder.config), plan.config)
-    ]
 
 
 def _make_ready(plan: Plan, refused: Sequence[str]) -> None:

@@ -16,15 +16,17 @@ from cluster.placement import UNITS_KEY, storage_units
 from config.lookup import at
 from config.schema import TOOL_CONFIG, ConfigError
 from samplers.rows.sources.demo import DEMO_SOURCES
+from verl_mixed.checks.config.unknown import is_unknown, unknown_problems
+from verl_mixed.checks.config.unread import is_unread
 from verl_mixed.checks.machine.ray_cluster import cluster_problems
 from verl_mixed.checks.preflight import preflight, preflight_warnings
 from verl_mixed.launch.generated import demo_folder, is_made, still_to_make, use_generated_data
 from verl_mixed.prepare.source_files import add_files_of_sources
-from verl_mixed.run.compose import changed_keys, compose_with_choices, resolve
+from verl_mixed.run.compose import changed_keys, compose_with_choices, load_config, resolve
 from verl_mixed.run.name import display_name, name_problems
 from verl_mixed.run.sections import sound_sources
 from verl_mixed.run.settings import ADDRESS_KEY, SERVER_URL_KEY, is_own_tool_server, overrides_from
-from verl_mixed.run.state import RUNS, RunFolder
+from verl_mixed.run.state import RUNS, RunFolder, changes_of_resume
 from verl_mixed.run.versions import REPOSITORY
 
 ONLY_FOR_A_NEW_RAY = (
@@ -38,6 +40,8 @@ ONLY_FOR_A_NEW_RAY = (
     "_temp_dir",
 )
 """Keys of `ray_kwargs.ray_init` that `ray.init` refuses or ignores on a cluster that runs."""
+
+_GONE = object()
 
 _SCRIPTS_OWN = {"ray_kwargs.ray_init.dashboard_port", "ray_kwargs.ray_init._temp_dir"}
 """Keys that follow RAY_DASHBOARD_PORT and RAY_TEMP_DIR, which setup_cluster.sh reads too."""
@@ -57,6 +61,9 @@ class Plan:
 
     changed: frozenset[str]
     """Keys that have another value than this project ships, see `changed_keys`."""
+
+    added: frozenset[str]
+    """Those of `changed` that this project does not ship at all."""
 
     cluster: str | None = None
     """Address of the Ray cluster that the run joins; None if it starts its own Ray."""
@@ -90,6 +97,7 @@ class Plan:
             machine=machine,
             changed=self.changed,
         )
+        problems += unknown_problems(self.config, self.added)
         if self.cluster is not None:
             problems += cluster_problems(self.config, self.cluster)
             problems += [
@@ -107,6 +115,25 @@ class Plan:
                 if name not in DEMO_SOURCES and not source.files
             ]
         return problems
+
+    def refused_changes(self) -> list[str]:
+        """Changes of the config that would make a resumed run another run, a sentence each."""
+        folder = self.folder
+        if not folder.config.exists() or not folder.has_trained():
+            return []
+        before = load_config(folder.config)
+
+        def is_idle(key: str) -> bool:
+            # a release that did not refuse the key may have started the run with it
+            is_gone = at(self.config, key, _GONE) is _GONE and is_unknown(key)
+            return is_gone or (is_unread(key, before) and is_unread(key, self.config))
+
+        return [
+            f"{change} in {folder.path}: the run was started with the old value; set it back to "
+            "resume, or choose another EXPERIMENT_NAME (a changed mixture: "
+            "mixed.on_change=continue)"
+            for change in changes_of_resume(before, self.config, is_idle)
+        ]
 
     def warnings(self) -> list[str]:
         """What the user should know about the run, a sentence each; see `preflight_warnings`."""
@@ -138,7 +165,7 @@ def plan_of(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[
         raise ConfigError(
             [f"mixed.sources={sources!r}: want source -> its settings; name at least one"]
         )
-    changed = changed_keys(config, choices)
+    changed, added = changed_keys(config, choices)
     folder = RunFolder(RUNS / config.mixed.experiment)
     config.mixed.run_dir = str(folder.path)
     _make_paths_absolute(config)
@@ -154,6 +181,7 @@ def plan_of(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[
     return Plan(
         generated=generated,
         changed=changed,
+        added=added,
         config=resolved,
         folder=folder,
         own_tool_server=is_own_tool_server(str(OmegaConf.select(config, SERVER_URL_KEY))),

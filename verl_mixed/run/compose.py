@@ -126,8 +126,11 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str
     return config, choices
 
 
-def changed_keys(config: DictConfig, choices: Mapping[str, str]) -> frozenset[str]:
-    """The leaves of a composed config that have another value than this project ships.
+def changed_keys(
+    config: DictConfig, choices: Mapping[str, str]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The leaves of a composed config that have another value than this project ships; and of
+    these the ones that it does not ship at all.
 
     A key that follows another key, by an interpolation, is not changed by a change of the other,
     nor by the value that it has anyway. A profile of the user's own may repeat values of any
@@ -148,11 +151,12 @@ def changed_keys(config: DictConfig, choices: Mapping[str, str]) -> frozenset[st
     more = [(f"profile={name}",) for name in profiles] if own_profile else [()]
     bases = [_shipped((*groups, *profile)) for profile in more]
     given = flatten(OmegaConf.to_container(config, resolve=False))
-    return frozenset(
+    changed = frozenset(
         key
         for key, value in given.items()
         if not any(key in base and _is_same(config, key, value, base[key]) for base in bases)
     )
+    return changed, frozenset(key for key in changed if not any(key in base for base in bases))
 
 
 def _is_same(config: DictConfig, key: str, value: Any, shipped: Any) -> bool:

@@ -10,7 +10,7 @@ import secrets
 import shlex
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,10 +203,15 @@ def _locked(lock: IO[str]) -> bool:
     return False
 
 
-def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def changes_of_resume(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    is_idle: Callable[[str], bool] = lambda key: False,
+) -> list[str]:
     """The differences between two configs that a resume refuses, as `key: old -> new`.
 
-    The mixture may differ if the new config has `mixed.on_change=continue`.
+    The mixture may differ if the new config has `mixed.on_change=continue`. A key may differ if it
+    had and has no effect, which `is_idle` tells.
     """
     old, new = ABSENT | flatten(before), ABSENT | flatten(now)
     free = new.get("mixed.on_change") == "continue"
@@ -216,4 +221,5 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
         if old.get(key) != new.get(key)
         and not _harmless.fullmatch(key)
         and not (free and _of_the_mixture.fullmatch(key))
+        and not is_idle(key)
     ]

@@ -97,6 +97,24 @@ def test_a_source_with_a_ratio_needs_rows_in_training_and_validation(
     ]
 
 
+def test_a_key_that_nobody_has_is_named_where_verl_has_no_class(run_environ: RunEnviron) -> None:
+    found = problems_of(
+        run_environ,
+        "+trainer.save_frequency=3",
+        "+data.foo.bar=1",
+        "++actor_rollout_ref.model.lora_rnak=16",
+        "+actor_rollout_ref.model.override_config.rope_theta=1.0",
+        "+data.apply_chat_template_kwargs.enable_thinking=false",
+        "+data.cache_dir=/tmp",
+    )
+
+    assert [problem.split(":")[0] for problem in found] == [
+        "actor_rollout_ref.model.lora_rnak=16",
+        "data.foo.bar=1",
+        "trainer.save_frequency=3",
+    ]
+
+
 def test_rows_of_a_source_without_a_ratio_are_named_with_their_file(
     run_environ: RunEnviron, tmp_path: Path
 ) -> None:
@@ -119,6 +137,9 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
     assert problems_of(environ) == []
     (found,) = problems_of(environ, "mixed.sources.math.agent=null")
     assert f"{odd}: 3 rows of source='math' have agent_name='stranger'" in found
+    write_source(odd, "math", 3, agent="tool_agent")
+    (found,) = problems_of(environ, "mixed.sources.math.agent=null", "mixed.on_truncated=mask")
+    assert f"{odd}: mixed.on_truncated='mask' with agent='tool_agent' of source='math'" in found
 
 
 @pytest.mark.slow
@@ -473,9 +494,9 @@ def test_an_adapter_to_start_from_must_be_what_the_settings_say(
         ((), 4 * 5),
         (("mixed.sources.math.rollout_n=16",), 4 * 16),
         (("+algorithm.filter_groups={enable: true, max_inflight_gen_batches: 2}",), 3 * 4 * 5),
-        (("trainer.v1.trainer_mode=mixed_colocate_async",), 2 * 4 * 5),
-        (SEPARATE, 2 * 4 * 5),
-        ((*SEPARATE, "trainer.v1.separate_async.num_warmup_batches=1.4"), (4 + 5) * 5),
+        (("trainer.v1.trainer_mode=mixed_colocate_async",), 2 * 4 * (5 + 1)),
+        (SEPARATE, 2 * 4 * (5 + 1)),
+        ((*SEPARATE, "trainer.v1.separate_async.num_warmup_batches=1.4"), (4 + 5) * (5 + 1)),
     ],
 )
 def test_a_limit_of_stored_rows_is_held_against_those_of_a_step(
@@ -702,6 +723,19 @@ def test_the_advantage_divides_by_the_std_where_verl_says_so(run_environ: RunEnv
         ),
         # its ratio is 0
         (["mixed.sources.nq.agent=single_turn_agent", "mixed.sources.nq.max_turns=2"], []),
+        (
+            ["mixed.sources.taco.agent=tool_agent", "mixed.on_truncated=mask"],
+            ["set ++mixed.sources.taco.on_truncated=train"],
+        ),
+        (
+            [
+                "mixed.sources.taco.agent=tool_agent",
+                "mixed.on_truncated=mask",
+                "++mixed.sources.taco.on_truncated=train",
+            ],
+            [],
+        ),
+        (["mixed.sources.taco.agent=single_turn_agent", "mixed.on_truncated=mask"], []),
         (
             ["mixed.turns.stop_at_tag=strings", "actor_rollout_ref.rollout.name=sglang"],
             ["mixed.turns.stop_at_tag='strings'"],

@@ -143,6 +143,27 @@ def test_what_verl_would_refuse_later_is_named_before_ray(
     assert refused in problem
 
 
+@pytest.mark.parametrize(
+    ("profile", "overrides"),
+    [
+        ("gpu", ["actor_rollout_ref.model.lora_rank=16"]),
+        ("gpu", ["model_engine=megatron", "actor_rollout_ref.model.lora.rank=16"]),
+        ("laptop", ["algorithm.adv_estimator=gae"]),
+    ],
+)
+def test_verl_judges_a_config_without_the_model_and_without_vllm(
+    profile: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("verl")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    here = "actor_rollout_ref.model.path=someone/some-model"
+
+    config = OmegaConf.create(config_of(profile, *overrides, here))
+
+    assert refusals(config) == []
+    assert config.critic.model.path == "someone/some-model"  # the check works on a copy
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_profile_sets_only_keys_that_verl_or_this_project_has(profile: str) -> None:
     stock = resolve(compose_config(["~profile", "mixed.run_dir=/r"]), complete=False)

@@ -237,12 +237,11 @@ def test_keys_of_a_ray_of_the_run_s_own_are_refused_on_a_cluster(run_environ: Ru
         (
             [
                 *VERLS_LOOPS,
-                "mixed.on_truncated=mask",
                 f"{TOOL_CONFIG}.start_state_marker=AA",
                 f"{TOOL_CONFIG}.answer_end_tag=BB",
                 f"{MASKING}=false",
             ],
-            ["mixed.on_truncated='mask'", "state_masking=False", "start_state_marker='AA'"],
+            ["state_masking=False", "start_state_marker='AA'"],
         ),
         ([f"{DR_GRPO}=true", f"{NORM}=false", *DR_GRPOS], []),
         (

@@ -20,9 +20,10 @@ from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
 REPO_ROOT = Path(__file__).resolve().parents[3]
 
 SERVE = """
-import argparse, sys
+import argparse, signal, sys
 from pathlib import Path
 from verl_mixed.commands.view import add_arguments, run
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it
 parser = argparse.ArgumentParser()
 add_arguments(parser)
 try:

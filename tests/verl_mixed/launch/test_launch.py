@@ -24,7 +24,7 @@ from verl_mixed.launch.plan import make_plan
 from verl_mixed.launch.processes import of_run
 from verl_mixed.launch.stop import stop
 from verl_mixed.launch.summary import changes_table
-from verl_mixed.run.state import RunFolder, changed_keys
+from verl_mixed.run.state import RunFolder, changes_of_resume
 from verl_mixed.run.versions import commit_of
 
 pytestmark = pytest.mark.slow  # each starts a launcher, and that a trainer
@@ -205,7 +205,7 @@ def test_a_mixture_that_goes_on_otherwise_may_rename_the_run(run_environ: RunEnv
     ).config
 
     assert at(before, "trainer.experiment_name") != at(now, "trainer.experiment_name")
-    assert changed_keys(before, now) == []
+    assert changes_of_resume(before, now) == []
 
 
 def test_the_last_table_says_how_sure_each_change_is_and_the_mean() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_mixed.run.state import RunFolder, RunHeld, changed_keys
+from verl_mixed.run.state import RunFolder, RunHeld, changes_of_resume
 
 
 def trained_to(folder: RunFolder, step: int) -> None:
@@ -63,9 +63,12 @@ def test_what_is_learned_may_not_change_but_how_it_runs_may() -> None:
         "mixed": {"seed": 1, "trajectory_keep": 9, "trajectory_sample_step": 16},
     }
 
-    assert changed_keys(before, now) == [
+    assert changes_of_resume(before, now) == [
         "actor_rollout_ref.actor.optim.lr: 0.0001 -> 0.0002",
         "mixed.seed: 'absent' -> 1",
+    ]
+    assert changes_of_resume(before, now, lambda key: key.startswith("actor_rollout_ref")) == [
+        "mixed.seed: 'absent' -> 1"
     ]
 
 

@@ -140,13 +140,16 @@ def _micro_problems(key: str, micro: Any, trajectories: int, ranks: int) -> list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRows:
-    """The most that TransferQueue holds at once; a row is a trajectory."""
+    """The most that TransferQueue holds at once. A row is a trajectory, or a prompt under way."""
 
     prompts: int
     """Prompts of a step, over all its updates."""
 
     per_prompt: int
     """Trajectories of a prompt; the largest number of all sources."""
+
+    keeps_prompts: bool
+    """Whether each prompt has a row of its own, as in asynchronous modes, which resume from it."""
 
     ahead: float
     """Batches of prompts that are generated beside the step's own."""
@@ -155,7 +158,7 @@ class StoredRows:
     """Rows of a validation."""
 
     row_bytes: int
-    """Bytes of the longest row, without images and text."""
+    """Bytes of the longest row, without images, text and routes of experts."""
 
     units: int
     """Storage units that share the rows."""
@@ -163,14 +166,15 @@ class StoredRows:
     @property
     def rows(self) -> int:
         prompts = self.prompts + math.floor(self.prompts * self.ahead)
-        return prompts * self.per_prompt + self.validation
+        return prompts * (self.per_prompt + self.keeps_prompts) + self.validation
 
     def __str__(self) -> str:
+        own = " and a row of its own" if self.keeps_prompts else ""
         return (
             f"TransferQueue holds up to {self.rows:,} rows: {self.prompts:,} prompts a step x "
-            f"{self.per_prompt} trajectories, {self.ahead:g} batches ahead, and "
+            f"{self.per_prompt} trajectories{own}, {self.ahead:g} batches ahead, and "
             f"{self.validation:,} of validation; up to {self.rows * self.row_bytes / 1e6:,.0f} "
-            f"MB in {self.units} storage units"
+            f"MB in {self.units} storage units, without images and routes of experts"
         )
 
 
@@ -192,6 +196,7 @@ def stored_rows(config: Mapping[str, Any]) -> StoredRows | None:
     return StoredRows(
         prompts=batch,
         per_prompt=max(own, default=n),
+        keeps_prompts=mode != "sync",
         ahead=max(0, ahead),
         validation=_validation_rows(config),
         row_bytes=lengths[0] * _PROMPT_BYTES + lengths[1] * _RESPONSE_BYTES,

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from agent_loop.rewards import Reward, default_reward, reward_for
 from config.lookup import at, files_at
 from samplers.rows.schema import FileRows, read_sources, row_id_problems
+from verl_mixed.checks.config.modes import truncation_problem
 from verl_mixed.run.compose import unset_keys
 from verl_mixed.run.sections import named_sources, sound_sources
 
@@ -110,7 +111,7 @@ def _own_file_problems(
 def _row_agent_problems(
     config: Mapping[str, Any], found: Sequence[FileRows], agents: set[str] | None
 ) -> Iterator[str]:
-    """Unknown agents in rows of sources that name no agent."""
+    """Agents in rows of sources that name none: unknown ones, and what they do not support."""
     left_to_rows = {
         name
         for name, source in sound_sources(config).items()
@@ -130,6 +131,8 @@ def _row_agent_problems(
                     f"agent_name={agent!r}: no such agent; there are {', '.join(sorted(agents))}, "
                     f"or set mixed.sources.{source}.agent"
                 )
+            elif source in left_to_rows and (problem := truncation_problem(config, source, agent)):
+                yield f"{path}: {problem}"
 
 
 def row_problems(config: Mapping[str, Any]) -> Iterator[str]:

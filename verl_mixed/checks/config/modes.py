@@ -86,6 +86,12 @@ def loop_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if mixed is None or tools is None:
         return  # the check of sections reports it
     yield from _foreign_problems(config)
+    named = {
+        name: source.agent
+        for name, source in sound_sources(config).items()
+        if source.takes_part and source.agent is not None  # else `data_problems` reads the rows
+    }
+    yield from filter(None, (truncation_problem(config, *pair) for pair in named.items()))
     yield from _verdict_problems(config)
     yield from _route_problems(config)
     backend = at(config, f"{_ROLLOUT}.name")
@@ -111,7 +117,7 @@ def loop_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def _foreign_problems(config: Mapping[str, Any]) -> list[str]:
     """Settings of a source that verl's own agent loops do not read."""
-    ours = ("max_turns", "max_response_length", "observation_style", "on_truncated")
+    ours = ("max_turns", "max_response_length", "observation_style")
     return [
         f"mixed.sources.{name}.{key}={getattr(source, key)!r} with agent={source.agent!r}: verl's "
         f"own loops read no limits of a source; set it for all, or use another agent"
@@ -120,6 +126,19 @@ def _foreign_problems(config: Mapping[str, Any]) -> list[str]:
         for key in ours
         if getattr(source, key) is not None
     ]
+
+
+def truncation_problem(config: Mapping[str, Any], name: str, agent: str) -> str | None:
+    """What is wrong if a source masks truncated trajectories and its agent does not report all."""
+    own = sound_sources(config)[name].on_truncated
+    key = f"mixed.sources.{name}.on_truncated" if own else "mixed.on_truncated"
+    if agent != "tool_agent" or (own or at(config, "mixed.on_truncated")) != "mask":
+        return None
+    return (
+        f"{key}='mask' with agent={agent!r} of source={name!r}: verl's loop does not say that its "
+        f"turns were used up, so such a trajectory would be trained; set "
+        f"++mixed.sources.{name}.on_truncated=train, or use another agent"
+    )
 
 
 def turn_agents(config: Mapping[str, Any]) -> set[str]:

@@ -103,7 +103,6 @@ READERS: tuple[Reader, ...] = (
     Reader(f"{_ROLLOUT}.full_determinism", ENGINE, ("dp", "torchtitan", "veomni")),
     # agent loops: ours, verl's, or others of the user
     Reader("mixed.turns", OURS),
-    Reader("mixed.on_truncated", OURS),
     Reader("mixed.deadlines.turn_s", OURS),
     Reader(MASKING, OURS),
     Reader(f"{_TURNS}.max_turn_length", OURS),
@@ -251,6 +250,12 @@ def unread_problems(config: Mapping[str, Any], changed: Collection[str]) -> Iter
         for key in keys:
             if key not in _SWITCHES:
                 yield f"{key}={at(config, key)!r}: {rule}"
+
+
+def is_unread(key: str, config: Mapping[str, Any]) -> bool:
+    """Whether the table says that a run with this config does not read a key."""
+    rows = [row for row in READERS if f"{key}.".startswith(f"{row.key}.")]
+    return key not in _SWITCHES and not all(is_read(row, config) for row in rows)
 
 
 def is_read(reader: Reader, config: Mapping[str, Any]) -> bool:
