@@ -1,5 +1,6 @@
 """Keys that a run does not read are refused: the table of readers, line by line."""
 
+import re
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -15,43 +16,64 @@ from tests.verl_mixed.checks.test_profiles import PROFILES, config_of
 from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.checks.config.unread import (
     BACKEND,
+    BY_TOKENS,
     BYPASS,
     CACHE,
     CRITIC,
+    DPPO,
     DR_GRPO,
     ENGINE,
     ESTIMATOR,
     FOLLOWING,
+    HF_OPTIONS,
     IS,
+    KL_IN_LOSS,
+    KL_IN_REWARD,
+    KL_LOSS,
+    KL_REWARD,
+    KL_TYPE,
     LIMITER,
+    LORA,
+    LOSS_MODE,
     MASKING,
+    MEGATRONS_LORA,
     MODE,
     NORM,
     OURS,
     OWN_SERVER,
     READERS,
+    REF_BY_TOKENS,
+    REFERENCE,
     REJECTING,
     REPLACING,
+    ROWS_OF_REF,
+    SEVERAL_TURNS,
     SHARED_FILE,
     STOPPING,
     TAGS,
+    TOKENS_OF_ACTOR,
     VERLS,
+    VERLS_TOOLS,
+    WITHOUT_CLIP_RATIO,
     Reader,
     is_read,
     read_by,
     unread_problems,
 )
 from verl_mixed.launch.plan import make_plan
-from verl_mixed.run.compose import CONFIG_DIR, TRAINING_ENGINES
+from verl_mixed.run.compose import CONFIG_DIR, TRAINING_ENGINES, verl_folder
 from verl_mixed.run.settings import SERVER_URL_KEY
 
 Config = dict[str, Any]
 NORM_OF_VERL = "algorithm.norm_adv_by_std_in_grpo"
-ROLLOUT = "actor_rollout_ref.rollout"
+MODEL, ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 CORRECTION = "algorithm.rollout_correction"
 REFILL = "trainer.v1.sampler.sync_refill_failed_groups"
 AGENT = "mixed.sources.<name>.agent"
 LOSS = "actor_rollout_ref.actor.loss"
+ACTOR = "actor_rollout_ref.actor"
+COEFFICIENT = {f"{ACTOR}.kl_loss_coef": 0.01}
+KL_COEFFICIENTS = ("algorithm.kl_ctrl.kl_coef", f"{ACTOR}.kl_loss_coef")
 DR_GRPOS = [f"{LOSS}_agg_mode=seq-mean-token-sum-norm", f"{LOSS}_scale_factor=100"]
 VERLS_LOOPS = [f"mixed.sources.{name}.agent=tool_agent" for name in ("taco", "nq", "math")]
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -60,28 +82,40 @@ VALUES: dict[str, tuple[Any, ...]] = {
     BACKEND: ("hf", "vllm", "vllm_cpu", "sglang"),
     ENGINE: TRAINING_ENGINES,
     IS: ("token", "sequence", None),
+    KL_TYPE: ("fixed", "adaptive"),
     **dict.fromkeys((LIMITER, MASKING, BYPASS, DR_GRPO), (True, False)),
 }
 """The key that decides who reads -> its values."""
 
-UNREAD: dict[str, tuple[str, Any]] = {
-    FOLLOWING: (NORM, "own"),
-    CRITIC: (ESTIMATOR, "grpo"),
-    REJECTING: (f"{CORRECTION}.rollout_rs", None),
-    REPLACING: (REFILL, False),
-    OURS: (AGENT, "tool_agent"),
-    VERLS: (AGENT, "math_agent"),
-    TAGS: (AGENT, "tool_agent"),
-    CACHE: (f"{TOOL_CONFIG}.cache.store", "none"),
-    SHARED_FILE: (f"{TOOL_CONFIG}.rate_limit_file", None),
-    OWN_SERVER: (SERVER_URL_KEY, "http://host:80"),
-    STOPPING: ("mixed.infra_error_limit", 1.0),
+UNREAD: dict[str, dict[str, Any]] = {
+    FOLLOWING: {NORM: "own"},
+    CRITIC: {ESTIMATOR: "grpo"},
+    REFERENCE: {KL_IN_LOSS: False},
+    KL_LOSS: {KL_IN_LOSS: False},
+    KL_REWARD: {KL_IN_REWARD: False},
+    DPPO: {LOSS_MODE: "vanilla"},
+    TOKENS_OF_ACTOR: {BY_TOKENS: False},
+    ROWS_OF_REF: {BY_TOKENS: True, REF_BY_TOKENS: True},
+    LORA: {f"{MODEL}.lora_rank": 0},
+    MEGATRONS_LORA: {ENGINE: "dp"},
+    REJECTING: {f"{CORRECTION}.rollout_rs": None},
+    REPLACING: {REFILL: False},
+    OURS: {AGENT: "tool_agent"},
+    VERLS: {AGENT: "math_agent"},
+    SEVERAL_TURNS: {AGENT: "single_turn_agent"},
+    VERLS_TOOLS: {AGENT: "math_agent"},
+    TAGS: {AGENT: "react_agent"},
+    CACHE: {f"{TOOL_CONFIG}.cache.store": "none"},
+    SHARED_FILE: {f"{TOOL_CONFIG}.rate_limit_file": None},
+    OWN_SERVER: {SERVER_URL_KEY: "http://host:80"},
+    STOPPING: {"mixed.infra_error_limit": 1.0},
 }
-"""What else decides -> a key and a value with which a run does not read."""
+"""What else decides -> keys and values with which a run does not read."""
 
 NOT_COMPOSED = {
     "data.sampler",
     "mixed.rate_limit.across_nodes",
+    "trainer.v1.sampler.sampler_kwargs",
     f"{ROLLOUT}.enable_sleep_mode",
     f"{ROLLOUT}.standalone_gpu_memory_utilization",
     *(f"{ROLLOUT}.engine_kwargs.{name}" for name in ("hf", "vllm", "sglang", "trtllm")),
@@ -101,11 +135,14 @@ def put(config: Config, key: str, value: Any) -> None:
 
 
 def follow(config: Config, remedy: str) -> None:
-    """Do what a message says: set a key, or remove the one that follows another."""
-    verb, setting, *_ = remedy.split()
-    key, _, value = setting.partition("=")
-    followed = at(config, "algorithm.norm_adv_by_std_in_grpo")
-    put(config, key, yaml.safe_load(value) if verb == "set" else followed)
+    """Do what a message says: set keys or a profile, or remove a key that follows another."""
+    verb, *settings = remedy.partition(" (")[0].split()
+    for key, _, value in (setting.partition("=") for setting in settings):
+        if key == "PROFILE":
+            put(config, BACKEND, at(config_of(value), BACKEND))
+        else:
+            followed = at(config, "algorithm.norm_adv_by_std_in_grpo")
+            put(config, key, yaml.safe_load(value) if verb == "set" else followed)
 
 
 def walk(*, reading: bool) -> Iterator[Any]:
@@ -125,7 +162,8 @@ def changed(reader: Reader, value: Any) -> tuple[Config, str]:
     if reader.by in UNREAD and value:
         follow(config, read_by(reader)[1])
     elif reader.by:
-        put(config, *UNREAD.get(reader.by, (reader.by, value)))
+        for other, unread in UNREAD.get(reader.by, {reader.by: value}).items():
+            put(config, other, unread)
     return config, leaf or reader.key
 
 
@@ -145,7 +183,7 @@ def test_a_key_that_is_not_read_is_refused_and_the_remedy_helps(reader: Reader, 
 @pytest.mark.parametrize(("reader", "value"), [*walk(reading=True)])
 def test_a_key_that_is_read_is_not_refused_for_that(reader: Reader, value: Any) -> None:
     config, key = changed(reader, value)
-    others = [row for row in READERS if row.key == reader.key and row != reader]
+    others = [row for row in READERS if f"{key}.".startswith(f"{row.key}.") and row != reader]
 
     assert is_read(reader, config)
     assert len([*unread_problems(config, {key})]) <= len(others)
@@ -250,6 +288,27 @@ def test_keys_of_a_ray_of_the_run_s_own_are_refused_on_a_cluster(run_environ: Ru
         ),
         (["mixed.rate_limit.on_config_change=adopt"], ["on_config_change='adopt'"]),
         (
+            [
+                "critic.grad_clip=2",  # said once, though there is no critic either
+                f"{ACTOR}.kl_loss_coef=0.01",
+                f"{ACTOR}.clip_ratio=0.3",
+                "actor_rollout_ref.ref.fsdp_config.param_offload=true",
+                "actor_rollout_ref.ref.strategy=fsdp2",  # as it is shipped
+                f"{ROLLOUT}.val_kwargs.do_sample=false",
+                f"+{ROLLOUT}.engine_kwargs.hf.num_thread=2",
+                "mixed.sources.math.kind=json",
+            ],
+            [
+                "kl_loss_coef=0.01: only a KL loss",
+                "clip_ratio=0.3: only dppo_tv, dppo_kl or a loss of your own reads it (others have",
+                "ref.fsdp_config.param_offload=True: only a reference model",
+                "val_kwargs.do_sample=False: no run uses it: val_kwargs.temperature=0 is greedy",
+                "critic.grad_clip=2: no run uses it: critic.optim.clip_grad has it",
+                f"hf.num_thread=2: {ROLLOUT}.name=hf does not have it; remove it, or set one of",
+                "mixed.sources.math.kind='json': only the source's own files have a kind",
+            ],
+        ),
+        (
             [f"{REFILL}=false", "mixed.max_replacements=3"],
             ["mixed.max_replacements=3"],
         ),
@@ -311,6 +370,26 @@ def test_what_a_user_sets_and_the_run_ignores_is_a_problem_of_the_run(
             {AGENT: "tool_agent", "mixed.sources.nq.prompt": {"user": "{question}{code_end_tag}"}},
             {f"{TOOL_CONFIG}.code_end_tag"},
         ),
+        ({AGENT: "react_agent"}, {f"{ROLLOUT}.multi_turn.tool_config_path"}),
+        # without a KL loss these ask for what the run does anyway
+        ({f"{ACTOR}.kl_loss_coef": 0, "algorithm.kl_ctrl.kl_coef": 0}, {*KL_COEFFICIENTS}),
+        ({KL_IN_LOSS: True, "algorithm.kl_ctrl.kl_coef": 0.01, **COEFFICIENT}, {*KL_COEFFICIENTS}),
+        (
+            {
+                f"{ACTOR}.fsdp_config.param_offload": True,
+                "actor_rollout_ref.ref.fsdp_config.param_offload": True,
+            },
+            {"actor_rollout_ref.ref.fsdp_config.param_offload"},
+        ),
+        # verl asks for both numbers of rows if only the reference model is filled by tokens
+        (
+            {KL_IN_LOSS: True, BY_TOKENS: False, REF_BY_TOKENS: True},
+            {"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"},
+        ),
+        # the critic's number of tokens follows the actor's
+        ({ESTIMATOR: "gae", BY_TOKENS: False}, {f"{ACTOR}.ppo_max_token_len_per_gpu"}),
+        ({LOSS_MODE: "mine"}, {f"{ACTOR}.clip_ratio"}),
+        ({f"{ROLLOUT}.engine_kwargs.hf.prefix_cache_mb": 9}, {f"{ROLLOUT}.engine_kwargs.hf"}),
         # a source that takes no part for one run keeps its settings
         (
             {"mixed.sources.math.ratio": 0},
@@ -326,3 +405,105 @@ def test_what_may_be_read_or_is_said_elsewhere_is_not_refused(
         put(config, key, value)
 
     assert list(unread_problems(config, keys)) == []
+
+
+@pytest.mark.parametrize(
+    ("profile", "overrides", "key", "said"),
+    [
+        ("laptop", (), f"{ROLLOUT}.gpu_memory_utilization", "'hf'; remove it, or set PROFILE=vllm"),
+        ("laptop", (), f"{ROLLOUT}.cudagraph_capture_sizes", "'hf'; remove it, or set PROFILE=gpu"),
+        ("vllm_cpu", (), f"{ROLLOUT}.engine_kwargs.hf", "remove it, or set PROFILE=laptop"),
+        ("gpu", (), f"{ROLLOUT}.engine_kwargs.hf", "remove it, or set PROFILE=laptop"),
+        (
+            "gpu",
+            (f"{ROLLOUT}.name=sglang",),
+            f"{ROLLOUT}.logprobs_mode",
+            f"and here it is 'sglang'; remove it, or set {ROLLOUT}.name=vllm",
+        ),
+        (
+            "laptop",
+            (),
+            f"{MODEL}.lora.alpha",
+            f"remove it, or set PROFILE=gpu {ENGINE}=megatron {MODEL}.lora.rank=16",
+        ),
+        (
+            "gpu",
+            (f"{ENGINE}=megatron",),
+            f"{MODEL}.enable_gradient_checkpointing",
+            "(megatron has megatron.override_transformer_config.recompute_granularity, torchtitan "
+            f"has torchtitan.activation_checkpoint); remove it, or set {ENGINE}=dp (or veomni)",
+        ),
+    ],
+)
+def test_the_remedy_can_be_typed_and_fits_the_device(
+    profile: str, overrides: tuple[str, ...], key: str, said: str
+) -> None:
+    (text,) = unread_problems(config_of(profile, *overrides), {key})
+
+    assert said in text
+    assert text.endswith(said.rpartition("; ")[2]) or "PROFILE=vllm_cpu" in text
+
+
+def test_megatron_recomputes_activations_as_the_profile_says() -> None:
+    config = config_of("gpu", f"{ENGINE}=megatron")
+
+    for part in (ACTOR, "actor_rollout_ref.ref", "critic"):
+        found = at(config, f"{part}.megatron.override_transformer_config")
+        assert [found[f"recompute_{name}"] for name in ("granularity", "method", "num_layers")] == [
+            "full",
+            "uniform",
+            1,
+        ]
+
+
+HANDED_ON = (
+    # sections that verl gives on as they are: to MindSpeed's FSDP, Megatron-Bridge, TransferQueue,
+    # Ray, Nsight; and what its config classes read themselves
+    r".*\.fsdp_config\.turbo_config|.*\.model\.lora|.*\.fsdp\.turbo_config|transfer_queue\.backend|"
+    r"ray_kwargs\.ray_init|global_profiler\.global_tool_config|.*\.optim\.warmup_style|"
+    r".*\.model\.external_lib|.*\.tiled_mlp\.num_shards|"
+    # refused elsewhere as a whole
+    r"distillation|reward\.reward_model|reward_model|"
+    # read by the launcher, or by names that are put together
+    r"mixed\.leakage|model_engine|.*\.tool_config\.(server_url|\w+_tag)"
+)
+NOT_OF_A_RUN = re.compile(
+    r"trainer/config/|workers/config/|ray_trainer|main_ppo_v0|sft|model_merger|hf_rollout|naive|"
+    r"experimental/(fully|one_step|separation|transfer|teacher)|trainer/distillation|trtllm|"
+    r"main_(eval|generation)|rollout/schemas"
+)
+"""Files of verl that hold config classes, or that no V1 trainer runs."""
+
+
+def test_a_key_that_no_source_names_is_in_the_table() -> None:
+    verl = verl_folder()
+    files = [
+        file
+        for file in verl.rglob("*.py")
+        if not NOT_OF_A_RUN.search(file.relative_to(verl).as_posix())
+    ]
+    for package in ("agent_loop", "samplers", "cluster"):
+        files += (CONFIG_DIR.parent / package).rglob("*.py")
+    named: set[str] = set()
+    for file in files:
+        named.update(re.findall(r"[.\"'](\w+)", file.read_text()))
+    of_nobody = tuple(f"{row.key}." for row in READERS if not row.by)
+
+    keys = flatten(config_of("laptop")).keys() | flatten(config_of("gpu")).keys()
+    unnamed = [key for key in sorted(keys) if key.rpartition(".")[2] not in named]
+
+    assert f"{ACTOR}.grad_clip" in unnamed
+    assert [
+        key
+        for key in unnamed
+        if not f"{key}.".startswith(of_nobody) and not re.match(f"({HANDED_ON})(\\.|$)", key)
+    ] == []
+
+
+def test_losses_and_options_are_those_of_the_source() -> None:
+    losses = (verl_folder() / "trainer" / "ppo" / "core_algos.py").read_text()
+    rollout = (CONFIG_DIR.parent / "agent_loop" / "cpu" / "rollout.py").read_text()
+
+    registered = re.findall(r'@register_policy_loss\("(\w+)"\)', losses)
+    assert {*registered} == {*WITHOUT_CLIP_RATIO, "dppo_tv", "dppo_kl"}
+    assert {*re.findall(r'options\.get\("(\w+)"', rollout)} == {*HF_OPTIONS}

@@ -4,18 +4,22 @@
 reads it. A key that is not in the table is not refused here, whether the run reads it or not.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agent_loop.training.estimators import ESTIMATORS, UNTRIED
 from config.lookup import at
 from config.schema import TAG_FIELDS, TOOL_CONFIG, MixedConfig, templates_of
-from verl_mixed.checks.config.algorithm import has_critic
+from verl_mixed.checks.config.algorithm import has_critic, has_reference
 from verl_mixed.checks.config.modes import VERLS_AGENTS
 from verl_mixed.run.sections import agent_loops, section_of, sound_sources
 from verl_mixed.run.settings import SERVER_URL_KEY, is_own_tool_server
 
+_ACTOR = "actor_rollout_ref.actor"
+_MODEL = "actor_rollout_ref.model"
+_REF = "actor_rollout_ref.ref"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _TURNS = f"{_ROLLOUT}.multi_turn"
 
@@ -25,18 +29,36 @@ MASKING = f"{TOOL_CONFIG}.state_masking"
 DR_GRPO, NORM = (f"algorithm.state_masked_grpo.{name}" for name in ("dr_grpo", "norm_by_std"))
 _CORRECTION = "algorithm.rollout_correction"
 IS, BYPASS = f"{_CORRECTION}.rollout_is", f"{_CORRECTION}.bypass_mode"
+FILTER, KL_TYPE = "algorithm.filter_groups.enable", "algorithm.kl_ctrl.type"
+KL_IN_REWARD, KL_IN_LOSS = "algorithm.use_kl_in_reward", f"{_ACTOR}.use_kl_loss"
+LOSS_MODE = f"{_ACTOR}.policy_loss.loss_mode"
+BY_TOKENS, REF_BY_TOKENS, ROLLOUT_BY_TOKENS = (
+    f"{_ACTOR}.use_dynamic_bsz",
+    f"{_REF}.log_prob_use_dynamic_bsz",
+    f"{_ROLLOUT}.log_prob_use_dynamic_bsz",
+)
 
 FOLLOWING = "state_masked_grpo without a norm_by_std of its own"
 CRITIC = "a critic"
 REJECTING = "rejection sampling"
 REPLACING = "a run that replaces prompts"
 OURS = "an agent loop of this project or of your own"
-VERLS = "an agent loop of verl or of your own"
-TAGS = f"{OURS}, or a prompt with tags"
+VERLS = "verl's tool_agent or an agent loop of your own"
+SEVERAL_TURNS = "an agent other than single_turn_agent"
+VERLS_TOOLS = "react_agent, tool_agent or an agent loop of your own"
+TAGS = "an agent other than react_agent and verl's, or a prompt with tags"
 CACHE = "a cache of tool results"
 SHARED_FILE = "a run with a rate_limit_file"
 OWN_SERVER = "the run's own tool server"
 STOPPING = "a run with an infra_error_limit below 1"
+REFERENCE = "a reference model"
+KL_LOSS = "a KL loss"
+KL_REWARD = "a KL term of the reward"
+DPPO = "dppo_tv, dppo_kl or a loss of your own"
+LORA = "LoRA"
+MEGATRONS_LORA = "megatron with lora.rank above 0"
+TOKENS_OF_ACTOR = "a model with micro-batches by tokens"
+ROWS_OF_REF = "a reference model with micro-batches of rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +75,25 @@ class Reader:
     """Its values with which the key is read."""
 
     instead: str = ""
-    """What has the effect if no run uses the key."""
+    """What has the effect if no run uses the key, or not this one."""
 
 
 _ASYNC = ("mixed_colocate_async", "mixed_separate_async")
 _LOOPS_TAGS = [name for name in TAG_FIELDS if not name.startswith("answer_")]
 _GRPO = ("state_masked_grpo", "grpo", "grpo_passk", "grpo_vectorized")
+WITHOUT_CLIP_RATIO = (
+    *("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "dro", "cispo"),
+    "bypass_mode",
+)
+"""Losses of verl 0.9.1 that do not read `clip_ratio`, as `clip_ratio_low` and `_high` are given."""
+
+HF_OPTIONS = ("num_threads", "prefix_cache_mb")
+"""Keys of `engine_kwargs.hf` that agent_loop/cpu/rollout.py reads."""
+
+_NOT_IN_V1 = "verl's V1 trainers do not have it"
+_PER_GPU = "ppo_micro_batch_size_per_gpu"
+_LOG_PROBS_PER_GPU = "log_prob_micro_batch_size_per_gpu"
+_TOKENS_OF_CRITIC = "its micro-batches are filled up to critic.ppo_infer_max_token_len_per_gpu"
 
 READERS: tuple[Reader, ...] = (
     # the estimator
@@ -68,10 +103,31 @@ READERS: tuple[Reader, ...] = (
     Reader("algorithm.norm_adv_by_std_in_grpo", FOLLOWING),
     Reader("algorithm.gamma", ESTIMATOR, ("gae", "reinforce_plus_plus")),
     Reader("algorithm.lam", ESTIMATOR, ("gae",)),
+    Reader("algorithm.filter_groups.metric", FILTER),
+    Reader("algorithm.filter_groups.max_inflight_gen_batches", FILTER),
+    Reader("algorithm.kl_penalty", KL_IN_REWARD),
+    Reader("algorithm.kl_ctrl.type", KL_IN_REWARD),
+    Reader("algorithm.kl_ctrl.kl_coef", KL_REWARD),
+    *(
+        Reader(f"algorithm.kl_ctrl.{name}", by, values)
+        for name in ("horizon", "target_kl")
+        for by, values in ((KL_IN_REWARD, (True,)), (KL_TYPE, ("adaptive",)))
+    ),
+    Reader(f"{_ACTOR}.kl_loss_coef", KL_LOSS),
+    Reader(f"{_ACTOR}.kl_loss_type", KL_IN_LOSS),
+    Reader(f"{_ACTOR}.clip_ratio", DPPO, instead="others have clip_ratio_low and clip_ratio_high"),
+    Reader(_REF, REFERENCE),
     Reader("critic", CRITIC),
     Reader(f"{IS}_threshold", IS, ("token", "sequence")),
     Reader(f"{IS}_batch_normalize", IS, ("token", "sequence")),
     Reader(f"{_CORRECTION}.rollout_rs_threshold", REJECTING),
+    # micro-batches: of rows, or filled by tokens
+    Reader(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", BY_TOKENS, (False,)),
+    Reader(f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", ROLLOUT_BY_TOKENS, (False,)),
+    Reader(f"{_REF}.log_prob_micro_batch_size_per_gpu", ROWS_OF_REF),
+    Reader(f"{_ACTOR}.ppo_max_token_len_per_gpu", TOKENS_OF_ACTOR),
+    Reader(f"{_ROLLOUT}.log_prob_max_token_len_per_gpu", ROLLOUT_BY_TOKENS),
+    Reader(f"{_REF}.log_prob_max_token_len_per_gpu", REF_BY_TOKENS),
     # the mode
     Reader("trainer.v1.colocate_async", MODE, ("mixed_colocate_async",)),
     Reader("trainer.v1.separate_async", MODE, ("mixed_separate_async",)),
@@ -82,6 +138,7 @@ READERS: tuple[Reader, ...] = (
     Reader(f"{_ROLLOUT}.nnodes", MODE, ("mixed_separate_async",)),
     Reader(f"{_ROLLOUT}.standalone_gpu_memory_utilization", MODE, ("mixed_separate_async",)),
     Reader("actor_rollout_ref.hybrid_engine", MODE, ("mixed_separate_async",)),
+    Reader(f"{_ROLLOUT}.checkpoint_engine.backend", MODE, ("mixed_separate_async",)),
     # the engine of the rollout
     Reader(f"{_ROLLOUT}.engine_kwargs.hf", BACKEND, ("hf",)),
     Reader(f"{_ROLLOUT}.engine_kwargs.vllm", BACKEND, ("vllm", "vllm_cpu")),
@@ -101,12 +158,36 @@ READERS: tuple[Reader, ...] = (
     Reader(f"{_ROLLOUT}.full_determinism", BACKEND, ("hf", "vllm", "vllm_cpu")),
     # the training engine
     Reader(f"{_ROLLOUT}.full_determinism", ENGINE, ("dp", "torchtitan", "veomni")),
+    *(
+        Reader(f"{model}.{name}", ENGINE, engines, instead)
+        for model in (_MODEL, "critic.model")
+        for name, engines, instead in (
+            (
+                "enable_gradient_checkpointing",
+                ("dp", "veomni"),
+                "megatron has megatron.override_transformer_config.recompute_granularity, "
+                "torchtitan has torchtitan.activation_checkpoint",
+            ),
+            (
+                "enable_activation_offload",
+                ("dp",),
+                "veomni has veomni.enable_async_activation_offload",
+            ),
+            ("use_liger", ("dp",), ""),
+        )
+    ),
+    Reader(f"{_MODEL}.lora.merge", LORA),
+    Reader(f"{_MODEL}.lora", MEGATRONS_LORA, instead="dp has lora_rank, lora_alpha and others"),
     # agent loops: ours, verl's, or others of the user
     Reader("mixed.turns", OURS),
     Reader("mixed.deadlines.turn_s", OURS),
     Reader(MASKING, OURS),
     Reader(f"{_TURNS}.max_turn_length", OURS),
     *(Reader(f"{TOOL_CONFIG}.{name}", TAGS) for name in _LOOPS_TAGS),
+    Reader(f"{_TURNS}.max_assistant_turns", SEVERAL_TURNS),
+    Reader(f"{_TURNS}.max_parallel_calls", SEVERAL_TURNS),
+    Reader(f"{_TURNS}.tool_config_path", VERLS_TOOLS),
+    Reader(f"{_TURNS}.function_tool_path", VERLS_TOOLS),
     Reader(f"{_TURNS}.format", VERLS),
     Reader(f"{_TURNS}.max_user_turns", VERLS),
     Reader(f"{_TURNS}.max_tool_response_length", VERLS),
@@ -141,8 +222,8 @@ READERS: tuple[Reader, ...] = (
     Reader("trainer.balance_batch", "", instead="every batch is laid out over the ranks"),
     Reader("trainer.use_v1", "", instead="the trainers of the mixture are verl's V1 trainers"),
     Reader("trainer.esi_redundant_time", "", instead="`verl-mixed stop` saves a checkpoint"),
-    Reader("algorithm.use_pf_ppo", "", instead="verl's V1 trainers do not have it"),
-    Reader("algorithm.pf_ppo", "", instead="verl's V1 trainers do not have it"),
+    Reader("algorithm.use_pf_ppo", "", instead=_NOT_IN_V1),
+    Reader("algorithm.pf_ppo", "", instead=_NOT_IN_V1),
     Reader(
         "algorithm.filter_groups.max_num_gen_batches",
         "",
@@ -154,11 +235,53 @@ READERS: tuple[Reader, ...] = (
     ),
     Reader(f"{_ROLLOUT}.engine_kwargs.trtllm", "", instead="trtllm is not supported"),
     Reader(f"{_TURNS}.enable", "", instead="the agent of a source decides"),
+    Reader("mixed.run_dir", "", instead="mixed.experiment names the folder of a run"),
+    Reader("data.return_raw_input_ids", "", instead="agent loops render their prompts themselves"),
+    Reader("trainer.ray_wait_register_center_timeout", "", instead=_NOT_IN_V1),
+    Reader("trainer.v1.sampler.sampler_kwargs", "", instead="the mixture has its own sampler"),
+    Reader("actor_rollout_ref.nccl_timeout", "", instead=_NOT_IN_V1),
+    Reader(f"{_ACTOR}.grad_clip", "", instead=f"{_ACTOR}.optim.clip_grad has it"),
+    Reader(f"{_ACTOR}.freeze_vision_tower", "", instead=_NOT_IN_V1),
+    Reader(f"{_ACTOR}.use_prefix_grouper", "", instead=_NOT_IN_V1),
+    Reader(f"{_ACTOR}.ppo_micro_batch_size", "", instead=f"{_PER_GPU} has it"),
+    *(
+        Reader(f"{part}.log_prob_micro_batch_size", "", instead=f"{_LOG_PROBS_PER_GPU} has it")
+        for part in (_ROLLOUT, _REF)
+    ),
+    Reader(f"{_ROLLOUT}.do_sample", "", instead="rollout.temperature and top_p decide"),
+    Reader(f"{_ROLLOUT}.val_kwargs.do_sample", "", instead="val_kwargs.temperature=0 is greedy"),
+    Reader(f"{_ROLLOUT}.over_sample_rate", "", instead=_NOT_IN_V1),
+    Reader(f"{_ROLLOUT}.multi_stage_wake_up", "", instead=_NOT_IN_V1),
+    *(
+        Reader(f"{_TURNS}.{name}", "", instead="verl's agent loops do not have it")
+        for name in (
+            "num_repeat_rollouts",
+            "use_inference_chat_template",
+            "tokenization_sanity_check_mode",
+        )
+    ),
+    Reader("critic.grad_clip", "", instead="critic.optim.clip_grad has it"),
+    *(
+        Reader(f"critic.{name}", "", instead=_TOKENS_OF_CRITIC)
+        for name in (
+            "use_dynamic_bsz",
+            "ppo_micro_batch_size",
+            "ppo_micro_batch_size_per_gpu",
+            "ppo_max_token_len_per_gpu",
+            "forward_micro_batch_size",
+            "forward_micro_batch_size_per_gpu",
+            "forward_max_token_len_per_gpu",
+        )
+    ),
 )
 """Key -> who reads it. Shared by the check, by docs/settings.md and by the test that walks it."""
 
-_SWITCHES = {"critic.enable"}
-"""Keys below a key of the table that decide whether the others are read."""
+_SWITCHES = {
+    "critic.enable",
+    # read by every engine, or, as the last, by vLLM; checks/config/lora.py refuses ranks
+    *(f"{_MODEL}.lora.{name}" for name in ("rank", "merge", "fully_sharded_loras")),
+}
+"""Keys below a key of the table that others read too, or that decide who reads."""
 
 
 def _has_agents(config: Mapping[str, Any], *kinds: str) -> bool:
@@ -171,17 +294,25 @@ def _has_agents(config: Mapping[str, Any], *kinds: str) -> bool:
 
 
 def _kind(agent: str, loops: Mapping[str, Mapping[str, Any]]) -> str:
-    target = "verl." if agent in VERLS_AGENTS else str(loops.get(agent, {}).get("_target_"))
-    return {"agent_loop": "ours", "verl": "verl's"}.get(target.partition(".")[0], "others")
+    """An agent of verl, react_agent, or whose loop it is: ours, others."""
+    if agent in VERLS_AGENTS:
+        return agent
+    package, _, target = str(loops.get(agent, {}).get("_target_")).partition(".")
+    if package == "verl":
+        return "single_turn_agent" if target.endswith(".SingleTurnAgentLoop") else "tool_agent"
+    if package == "agent_loop":
+        return "react_agent" if target.endswith(".ReactAgentLoop") else "ours"
+    return "others"
 
 
 def _reads_tags(config: Mapping[str, Any]) -> bool:
-    """Whether a loop acts on tags, or verl's loops show them in the prompt of a source."""
+    """Whether a loop acts on tags, or a prompt shows them."""
     mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
     if mixed is None or _has_agents(config, "ours", "others"):
         return True
     templates = templates_of(mixed.sources, mixed.prompts)
     texts = [str(templates[name]) for name in mixed.ratios]
+    texts += [str(loop.get("system_prompt")) for loop in (agent_loops(config)[0] or {}).values()]
     return any(f"{{{name}}}" in text for text in texts for name in _LOOPS_TAGS)
 
 
@@ -194,6 +325,25 @@ def _follows(config: Mapping[str, Any]) -> bool:
 def _replaces(config: Mapping[str, Any]) -> bool:
     keys = ("trainer.v1.sampler.sync_refill_failed_groups", "algorithm.filter_groups.enable")
     return at(config, MODE) != "mixed_sync" or any(at(config, key) for key in keys)
+
+
+def _kl_of_reward(config: Mapping[str, Any]) -> bool:
+    """Whether the coefficient is used, or asks for what the run has: no KL, or that of the loss."""
+    coefficient = at(config, "algorithm.kl_ctrl.kl_coef")
+    is_of_loss = at(config, KL_IN_LOSS) and coefficient == at(config, f"{_ACTOR}.kl_loss_coef")
+    return bool(at(config, KL_IN_REWARD) or is_of_loss or coefficient == 0)
+
+
+def _tokens_of_actor(config: Mapping[str, Any]) -> bool:
+    """Whether a number of tokens is used that is the actor's or, as composed, follows it."""
+    of_ref = has_reference(config) and at(config, REF_BY_TOKENS)
+    is_followed = of_ref or has_critic(config) or at(config, ENGINE) == "torchtitan"
+    return bool(at(config, BY_TOKENS) or is_followed)
+
+
+def _lora_ranks(config: Mapping[str, Any]) -> list[Any]:
+    keys = ("lora.rank",) if at(config, ENGINE) == "megatron" else ("lora_rank", "lora.rank")
+    return [rank for key in keys if (rank := at(config, f"{_MODEL}.{key}"))]
 
 
 _AGENT = "set mixed.sources.<name>.agent="
@@ -209,9 +359,20 @@ _DERIVED: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = {
         f"set {_CORRECTION}.rollout_rs=token_k1",
     ),
     REPLACING: (_replaces, "set trainer.v1.sampler.sync_refill_failed_groups=true"),
-    OURS: (lambda config: _has_agents(config, "ours", "others"), f"{_AGENT}math_agent"),
-    VERLS: (lambda config: _has_agents(config, "verl's", "others"), f"{_AGENT}tool_agent"),
+    OURS: (
+        lambda config: _has_agents(config, "ours", "react_agent", "others"),
+        f"{_AGENT}math_agent",
+    ),
+    VERLS: (lambda config: _has_agents(config, "tool_agent", "others"), f"{_AGENT}tool_agent"),
     TAGS: (_reads_tags, f"{_AGENT}math_agent"),
+    SEVERAL_TURNS: (
+        lambda config: _has_agents(config, "ours", "react_agent", "tool_agent", "others"),
+        f"{_AGENT}math_agent",
+    ),
+    VERLS_TOOLS: (
+        lambda config: _has_agents(config, "react_agent", "tool_agent", "others"),
+        f"{_AGENT}react_agent",
+    ),
     CACHE: (
         lambda config: at(config, f"{TOOL_CONFIG}.cache.store") != "none",
         f"set {TOOL_CONFIG}.cache.store=sqlite",
@@ -228,6 +389,31 @@ _DERIVED: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = {
         lambda config: at(config, "mixed.infra_error_limit") != 1,
         "set mixed.infra_error_limit=0.5",
     ),
+    REFERENCE: (has_reference, f"set {KL_IN_LOSS}=true"),
+    KL_LOSS: (
+        # 0 without the loss is what such a run does
+        lambda config: bool(at(config, KL_IN_LOSS) or at(config, f"{_ACTOR}.kl_loss_coef") == 0),
+        f"set {KL_IN_LOSS}=true",
+    ),
+    KL_REWARD: (_kl_of_reward, f"set {KL_IN_REWARD}=true"),
+    DPPO: (
+        lambda config: at(config, LOSS_MODE) not in WITHOUT_CLIP_RATIO,
+        f"set {LOSS_MODE}=dppo_tv",
+    ),
+    LORA: (
+        lambda config: bool(_lora_ranks(config)),
+        f"set {_MODEL}.lora_rank=16 (megatron: lora.rank)",
+    ),
+    MEGATRONS_LORA: (
+        lambda config: at(config, ENGINE) == "megatron" and bool(_lora_ranks(config)),
+        f"set model_engine=megatron {_MODEL}.lora.rank=16",
+    ),
+    TOKENS_OF_ACTOR: (_tokens_of_actor, f"set {BY_TOKENS}=true"),
+    # verl asks for a number of rows wherever the actor's micro-batches have one
+    ROWS_OF_REF: (
+        lambda config: not (at(config, REF_BY_TOKENS) and at(config, BY_TOKENS)),
+        f"set {REF_BY_TOKENS}=false",
+    ),
 }
 """What decides and is more than one value of one key -> whether it is so in a run, and what to do
 for it; empty if that is to set a key."""
@@ -238,18 +424,59 @@ def unread_problems(config: Mapping[str, Any], changed: Collection[str]) -> Iter
 
     `changed` are the leaves with another value than this project ships, see `changed_keys`.
     """
+    by_nobody = {key for row in READERS if not row.by for key in _below(row.key, changed)}
     for reader in READERS:
-        keys = [key for key in sorted(changed) if f"{key}.".startswith(f"{reader.key}.")]
+        keys = _below(reader.key, changed)
         if not keys or is_read(reader, config):
             continue
         rule = f"no run uses it: {reader.instead}; remove it"
         if reader.by:
-            words, remedy = read_by(reader)
+            words, remedy = read_by(reader, config)
             now = f", and here it is {at(config, reader.by)!r}" if words != reader.by else ""
-            rule = f"only {words} reads it{now}; remove it, or {remedy}"
+            hint = f" ({reader.instead})" if reader.instead else ""
+            rule = f"only {words} reads it{now}{hint}; remove it, or {remedy}"
+            said_elsewhere = (_SWITCHES | by_nobody) - {reader.key}
+            keys = [key for key in keys if key not in said_elsewhere]
         for key in keys:
-            if key not in _SWITCHES:
+            if not _is_the_actors(config, key):
                 yield f"{key}={at(config, key)!r}: {rule}"
+    yield from _option_problems(config, changed)
+    yield from _kind_problems(config, changed)
+
+
+def _below(prefix: str, keys: Collection[str]) -> list[str]:
+    return [key for key in sorted(keys) if f"{key}.".startswith(f"{prefix}.")]
+
+
+def _is_the_actors(config: Mapping[str, Any], key: str) -> bool:
+    """Whether a key of the reference model has the actor's value, so that nothing is lost."""
+    of_actor = key.replace(f"{_REF}.", f"{_ACTOR}.", 1)
+    return of_actor != key and at(config, of_actor) == at(config, key)
+
+
+def _option_problems(config: Mapping[str, Any], changed: Collection[str]) -> Iterator[str]:
+    """Options of the rollout `hf` that it does not have."""
+    section = f"{_ROLLOUT}.engine_kwargs.hf"
+    known = [f"{section}.{name}" for name in HF_OPTIONS]
+    for key in _below(section, changed) if at(config, BACKEND) == "hf" else ():
+        if key not in (section, *known):
+            yield (
+                f"{key}={at(config, key)!r}: {_ROLLOUT}.name=hf does not have it; remove it, or "
+                f"set one of {', '.join(known)}"
+            )
+
+
+def _kind_problems(config: Mapping[str, Any], changed: Collection[str]) -> Iterator[str]:
+    """Kinds of the records in files that a source does not name."""
+    for name, source in sound_sources(config).items():
+        if source.files or source.val_files or not source.takes_part:
+            continue
+        place = f"mixed.sources.{name}"
+        for key in (*_below(f"{place}.kind", changed), *_below(f"{place}.kind_options", changed)):
+            yield (
+                f"{key}={at(config, key)!r}: only the source's own files have a kind; remove it, "
+                f"or set {place}.files=[/path/of/a/file]"
+            )
 
 
 def is_unread(key: str, config: Mapping[str, Any]) -> bool:
@@ -268,11 +495,33 @@ def is_read(reader: Reader, config: Mapping[str, Any]) -> bool:
     return value in reader.values
 
 
-def read_by(reader: Reader) -> tuple[str, str]:
-    """Who reads the key of a row, in words or as `key=value`; and what to do to have it read."""
+def read_by(reader: Reader, config: Mapping[str, Any] | None = None) -> tuple[str, str]:
+    """Who reads the key of a row, in words or as `key=value`; and what to do to have it read.
+
+    With the run's config, the remedy is one that fits its device.
+    """
     remedy = _DERIVED[reader.by][1] if reader.by in _DERIVED else ""
-    if remedy:
-        return reader.by, remedy
-    values = (str(v).lower() if isinstance(v, bool) else v for v in reader.values)
-    words = f"{reader.by}={' or '.join(values)}"
-    return words, f"set {words}"
+    words = reader.by
+    if not remedy:
+        values = [str(v).lower() if isinstance(v, bool) else str(v) for v in reader.values]
+        words = f"{reader.by}={' or '.join(values)}"
+        remedy = _to_set(reader.by, values, config or {})
+    if at(config or {}, "trainer.device") == "cpu":  # which has the training engine dp only
+        remedy = re.sub(r"^set (?=model_engine=(?!dp))", "set PROFILE=gpu ", remedy)
+    return words, remedy
+
+
+def _to_set(key: str, values: Sequence[str], config: Mapping[str, Any]) -> str:
+    """How to give a key one of these values; engines of the rollout come with a profile."""
+    device = at(config, "trainer.device")
+    if key == BACKEND and device == "cpu":
+        for name, profile in {"hf": "laptop", "vllm_cpu": "vllm_cpu", "vllm": "gpu"}.items():
+            if name in values:
+                return f"set PROFILE={profile}"
+        return f"set PROFILE=gpu {key}={values[0]}"
+    if key == BACKEND and device == "cuda":
+        values = [name for name in values if name in ("vllm", "sglang")]
+        if not values:
+            return "set PROFILE=laptop"
+    others = f" (or {', '.join(values[1:])})" if values[1:] else ""
+    return f"set {key}={values[0]}{others}"
