@@ -13,4 +13,4 @@ def busy_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("agent_loop.rewards.math_pool.WALL_S", 240.0)
     monkeypatch.setattr("agent_loop.tools.algebra.pool.WALL_FACTOR", 1000)
     if "starved" not in request.fixturenames:
-        monkeypatch.setattr("agent_loop.tools.sandbox.usage_monitor.MIN_LOOKS", 10**9)
+        monkeypatch.setattr("agent_loop.tools.sandbox.sandbox.WALL_FACTOR", 1000)

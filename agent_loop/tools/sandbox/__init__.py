@@ -21,9 +21,10 @@ from agent_loop.tools.sandbox.program import (
     SandboxUnavailable,
 )
 from agent_loop.tools.sandbox.rlimits import RlimitsSandbox
-from agent_loop.tools.sandbox.sandbox import Sandbox, Session
+from agent_loop.tools.sandbox.sandbox import WALL_FACTOR, Sandbox, Session
 
 __all__ = [
+    "WALL_FACTOR",
     "CellResult",
     "Limits",
     "NotSupported",

@@ -27,8 +27,8 @@ class Collector:
     ) -> None:
         self.data = bytearray()
         self.dropped = 0
-        self.on_first: Callable[[bytes], None] | None = None
-        """Called with the first bytes that arrive."""
+        self.on_data: Callable[[bytes], None] | None = None
+        """Called with all bytes so far, each time that some arrive."""
 
         self._limit, self._end, self._until = limit_bytes, end, until
         self._fd = -1
@@ -64,9 +64,8 @@ class Collector:
         before, self.dropped = self.dropped, self.dropped + max(0, len(chunk) - room)
         if before <= DROPPED_BYTES < self.dropped:
             self._end("its output")
-        if self.on_first is not None:
-            on_first, self.on_first = self.on_first, None
-            on_first(chunk)
+        if self.on_data is not None:
+            self.on_data(bytes(self.data))
         if self._until and self.data.endswith(self._until):
             self._stop()
             return False

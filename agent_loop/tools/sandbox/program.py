@@ -27,10 +27,11 @@ class Limits:
     """Limits of one program."""
 
     wall_s: float = 10.0
-    """Real time of the program, in seconds."""
+    """Time of the program, in seconds: real time, without the time in which it waited for a
+    processor. A program has at most `WALL_FACTOR` times as much real time."""
 
     compile_s: float = 10.0
-    """Real time of the compiler, in seconds, if the language has one."""
+    """The same for the compiler, if the language has one."""
 
     cpu_s: int = 10
     """Processor time of each process, in whole seconds, because the kernel counts in seconds."""

@@ -32,10 +32,13 @@ from agent_loop.tools.sandbox.program import (
     RunStatus,
     SandboxUnavailable,
 )
-from agent_loop.tools.sandbox.usage_monitor import Activity, UsageMonitor
+from agent_loop.tools.sandbox.usage_monitor import TICK_S, UsageMonitor
 from agent_loop.tools.sandbox.zygote import Launch, Zygote
 
 TIME_LIMIT = "the time limit"
+WALL_FACTOR = 4
+"""Real time of a program, in time limits. Only an overloaded machine reaches it."""
+
 SESSION_S = 3600.0
 """Longest life of a session."""
 
@@ -44,11 +47,14 @@ MAX_NAME_BYTES, MAX_DEPTH = 255, 12
 
 MAX_REPLY_BYTES = 1 << 17
 
+LOOK_S = 0.2
+"""Time between two looks at a program that has reached its time limit in real time."""
+
 INTERRUPT_S = 1.0
 """How long a cell may take to end after it was interrupted, in seconds."""
 
 GRACE_S = 5.0
-"""If a run is still alive this long after its time limit, its zygote is killed with it."""
+"""If a run is still alive this long after it was ended, its zygote is killed with it."""
 
 _PYTHON = Language(source="main.py", run=())
 
@@ -118,7 +124,14 @@ class Sandbox(ABC):
         check_files(program, limits, language.source)
         with ExitStack() as open_fds:
             zygote = await self._ready_zygote()
-            run = _Run(zygote, self._order(zygote, language, limits, open_fds), limits)
+            # The run's own clock ends the program only if this server hangs.
+            longest = replace(
+                limits,
+                wall_s=WALL_FACTOR * limits.wall_s + GRACE_S,
+                compile_s=WALL_FACTOR * limits.compile_s + GRACE_S,
+            )
+            run = _Run(zygote, self._order(zygote, language, longest, open_fds), limits)
+            patience_s = 0.0
             stdout = Collector(limits.output_bytes, run.end)
             stderr = Collector(limits.output_bytes, run.end)
             try:
@@ -130,13 +143,20 @@ class Sandbox(ABC):
                         pipe_to(stderr, open_fds, child_fds),
                     ]
                     run.start(fds, open_fds)
-                longest_s = limits.wall_s + limits.compile_s + GRACE_S
-                await run.wait_dead(longest_s, stdout.ended, stderr.ended)
+                try:
+                    is_compiled = not language.compile or await run.finishes(
+                        limits.compile_s, run.compiled, run.ended
+                    )
+                    if not is_compiled or not await run.finishes(limits.wall_s, run.ended):
+                        run.end(TIME_LIMIT)
+                    patience_s = GRACE_S
+                finally:
+                    await run.wait_dead(patience_s, stdout.ended, stderr.ended)
             finally:
                 stdout.close()
                 stderr.close()
             report = run.report()
-            run.check_starved(report.get("run", {}), Activity())
+            run.check_starved(report)
             return _result_of(report, stdout, stderr, run.ended_why)
 
     @asynccontextmanager
@@ -253,36 +273,60 @@ class _Run:
         self._zygote, self._order, self._limits = zygote, order, limits
         self._status = Collector(4096, until=b"done\n")
         self._monitor = UsageMonitor(zygote.process.pid, order["home"], limits, self.end)
-        self._status.on_first = self._monitor.begin
+        self._status.on_data = self._read_status
+        self._is_starved = False
+        self.ended = self._status.ended
+        self.compiled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ended_why = ""
         """Why the server killed the program; empty if it did not."""
 
+    def _read_status(self, data: bytes) -> None:
+        self._monitor.begin(data)
+        if b"\ncompiled\n" in data and not self.compiled.done():
+            self.compiled.set_result(None)
+
     @property
     def is_over(self) -> bool:
-        return self._status.ended.done()
+        return self.ended.done()
 
     @property
-    def activity(self) -> Activity:
-        return self._monitor.activity
+    def own_s(self) -> float:
+        """The run's time so far, without the time in which it waited for a processor."""
+        return self._monitor.activity.own_s
 
-    def check_starved(self, step: Mapping[str, Any], before: Activity) -> None:
-        """Refuse a verdict on a program that reached its time limit because of other load.
+    async def finishes(self, limit_s: float, *ends: "asyncio.Future[Any]") -> bool:
+        """Wait for one of `ends`; False if the run used up its time limit before.
 
-        Args:
-            step: the report's part on the program.
-            before: the run's activity when the time of the limit began.
+        The time in which the run waits for a processor does not count. Example: beside two busy
+        programs on one processor, an endless loop with a limit of 5 s is late after 15 s, and a
+        program that sleeps after 5 s.
+        """
+        before, started = self._monitor.measure().own_s, time.monotonic()
+        wait_s = limit_s
+        while True:
+            await asyncio.wait(ends, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if any(end.done() for end in ends):
+                return True
+            left_s = limit_s - (self._monitor.measure().own_s - before)
+            if left_s < TICK_S:
+                return False
+            if time.monotonic() - started >= WALL_FACTOR * limit_s:
+                self._is_starved = True
+                return False
+            wait_s = min(LOOK_S, left_s)
+
+    def check_starved(self, report: Mapping[str, Any]) -> None:
+        """Refuse a verdict on a program that other load kept from its time.
 
         Raises:
-            SandboxUnavailable: the program was late and had hardly any processor time.
+            SandboxUnavailable: its real time ended before its own time.
         """
-        if not step.get("late") and self.ended_why != TIME_LIMIT:
-            return
-        wall_s, cpu_s = step["wall_s"], max(step["cpu_s"], self.activity.cpu_s - before.cpu_s)
-        if cpu_s < wall_s / 5 and self.activity.was_mostly_ready(before):
+        steps = (report.get("compile", {}), report.get("run", {}))
+        if self._is_starved or any(step.get("starved") for step in steps):
             raise SandboxUnavailable(
-                f"a program got {cpu_s:.1f} s of processor time in its {wall_s:.1f} s, and was "
-                "ready for more: the machine is overloaded, so the time limit says nothing; give "
-                "the server fewer sandbox_workers, or more cores"
+                f"a program waited for a processor for most of {WALL_FACTOR} times its time limit: "
+                "the machine is overloaded, so its end says nothing; give the server fewer "
+                "sandbox_workers, or more cores"
             )
 
     def end(self, why: str) -> None:
@@ -382,6 +426,11 @@ class Session:
     def is_alive(self) -> bool:
         return not self._run.is_over
 
+    @property
+    def own_s(self) -> float:
+        """Its time so far, without the time in which it waited for a processor."""
+        return self._run.own_s
+
     async def run_cell(self, code: str, stdin: str = "", wall_s: float | None = None) -> CellResult:
         """Run a cell of Python.
 
@@ -395,7 +444,6 @@ class Session:
         if self._run.is_over:
             raise SandboxUnavailable("the session is over: start another one")
         wall_s = wall_s or self._limits.wall_s
-        before = self._run.activity
         self._cells += 1
         stdout, stderr = (Collector(self._limits.output_bytes, self._run.end) for _ in range(2))
         started = time.monotonic()
@@ -415,16 +463,16 @@ class Session:
                 loop = asyncio.get_running_loop()
                 answer = asyncio.ensure_future(loop.sock_recv(self._channel, MAX_REPLY_BYTES))
                 try:
-                    for patience_s, give_up in (
+                    for limit_s, give_up in (
                         (wall_s, self._run.interrupt),
                         (INTERRUPT_S, partial(self._run.end, TIME_LIMIT)),
-                        (GRACE_S, lambda: None),
                     ):
-                        await asyncio.wait([answer], timeout=patience_s)
-                        if answer.done():
+                        if await self._run.finishes(limit_s, answer):
                             break
                         is_late = True
                         give_up()
+                    else:
+                        await asyncio.wait([answer], timeout=GRACE_S)
                     reply = answer.result() if answer.done() else b""
                 except OSError:
                     reply = b""
@@ -440,8 +488,9 @@ class Session:
                 stderr.close()
         wall_s = time.monotonic() - started
         step = {"late": is_late, "wall_s": wall_s, "cpu_s": 0.0}
-        self._run.check_starved(step, before)
-        step["code"] = parsed["code"] if parsed else self._run.report()["run"]["code"]
+        report = {} if parsed else self._run.report()
+        self._run.check_starved(report)
+        step["code"] = parsed["code"] if parsed else report["run"]["code"]
         result = _result_of({"run": step}, stdout, stderr, self._run.ended_why)
         return CellResult(result=result, shown=parsed.get("shown"), error=parsed.get("error"))
 

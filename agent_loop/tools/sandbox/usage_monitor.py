@@ -1,26 +1,29 @@
 """Monitor of limits that the kernel does not keep for a run: memory, sockets, threads, host files.
 
-It also sees whether a run waits for a processor.
+It also measures how much of its time a run waited for a processor.
 
-It measures a run five times a second. A run that ends within 0.2 s is not measured and costs
+It measures a run about five times a second. A run that ends within 0.1 s is not measured and costs
 nothing.
 """
 
 import asyncio
 import os
+import random
 import shutil
 import stat
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from agent_loop.tools.sandbox.program import Limits
 
-EVERY_S = 0.2
+EVERY_S = (0.1, 0.3)
+"""Shortest and longest time between two looks. A random time, because otherwise a program could
+sleep between the looks, and appear to wait for a processor at each of them."""
 
-MIN_LOOKS = 3
-_TICKS = os.sysconf("SC_CLK_TCK")
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 MAX_HIDDEN = 4
 """Deleted files that a program may keep mapped; each can take `file_mb` of the host's disk."""
@@ -33,35 +36,33 @@ class Activity:
     cpu_s: float = 0.0
     """Processor time of all its processes together, so that a run cannot starve itself."""
 
-    looks: int = 0
-    ready: int = 0
-    """Looks at which a thread had, or waited for, a processor."""
+    rest_s: float = 0.0
+    """Time before looks at which no thread had, or waited for, a processor."""
 
     ticks: Mapping[int, int] = field(default_factory=dict)
     """pid -> clock ticks of processor time at the last look at the process, also if it has ended:
     a parent that ignores SIGCHLD is not charged for its children."""
 
-    def was_mostly_ready(self, before: "Activity") -> bool:
-        """Whether it had, or waited for, a processor at most looks since `before`.
+    @property
+    def own_s(self) -> float:
+        """Time of the run without the time in which it waited for a processor."""
+        return self.cpu_s + self.rest_s
 
-        False for runs of less than about half a second, which have too few looks.
-        """
-        looks = self.looks - before.looks
-        return looks >= MIN_LOOKS and 2 * (self.ready - before.ready) > looks
-
-    def after(self, pids: Sequence[int]) -> "Activity":
-        """The activity after one more look at these processes."""
-        ticks, states = dict(self.ticks), set[bytes]()
+    def after(self, pids: Sequence[int], seconds: float) -> "Activity":
+        """The activity after one more look at these processes, `seconds` after the last one."""
+        ticks, states, charged = dict(self.ticks), set[bytes](), 0
         for pid in pids:
             with suppress(OSError):
                 # state, utime, stime, and both times of ended children (proc_pid_stat(5))
                 fields = _stat(f"/proc/{pid}/stat")
-                ticks[pid] = max(ticks.get(pid, 0), sum(map(int, fields[11:15])))
+                ticks[pid] = sum(map(int, fields[11:13]))
+                charged += sum(map(int, fields[11:15]))
                 states.add(fields[0])
                 tasks = os.listdir(f"/proc/{pid}/task")
                 states |= {_stat(f"/proc/{pid}/task/{task}/stat")[0] for task in tasks[1:]}
-        cpu_s = sum(ticks.values()) / _TICKS
-        return Activity(cpu_s, self.looks + 1, self.ready + (b"R" in states), ticks)
+        # The first sum lacks processes that no look has seen, the second those that nobody reaped.
+        cpu_s = max(self.cpu_s, TICK_S * sum(ticks.values()), TICK_S * charged)
+        return Activity(cpu_s, self.rest_s + (0.0 if b"R" in states else seconds), ticks)
 
 
 def _stat(path: str) -> list[bytes]:
@@ -87,22 +88,30 @@ class UsageMonitor:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, status: bytes) -> None:
-        """Start measuring; `status` starts with the pid of the run's first process as the zygote
-        sees it."""
-        self._inner_pid = int(status.split()[0])
-        self._wait()
+        """Start measuring, at the first call; `status` starts with the pid of the run's first
+        process as the zygote sees it."""
+        if self._timer is None:
+            self._inner_pid, self._seen_at = int(status.split()[0]), time.monotonic()
+            self._wait()
 
     def end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
     def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(EVERY_S, self._look)
+        self._timer = asyncio.get_running_loop().call_later(random.uniform(*EVERY_S), self._look)
+
+    def measure(self) -> Activity:
+        """The activity until now. If the run's processes are not found, it seems to be at rest."""
+        if self._timer is not None:
+            self._pid = self._pid or self._outer_pid()
+            pids = [self._pid, *descendants(self._pid)] if self._pid else []
+            before_at, self._seen_at = self._seen_at, time.monotonic()
+            self.activity = self.activity.after(pids, self._seen_at - before_at)
+        return self.activity
 
     def _look(self) -> None:
-        self._pid = self._pid or self._outer_pid()
-        if self._pid:
-            self.activity = self.activity.after([self._pid, *descendants(self._pid)])
+        self.measure()
         if why := self._excess():
             self._end(why)
         else:

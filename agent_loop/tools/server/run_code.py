@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field
 from agent_loop.compat import gather_all
 from agent_loop.tools.fenced import extract_code
 from agent_loop.tools.sandbox import (
+    WALL_FACTOR,
     CellResult,
     Limits,
     NotSupported,
@@ -194,7 +195,6 @@ class RunCode:
         asked = await body_of(request, RunJupyterRequest)
         sandbox = self.sandbox
         cells: list[CellResult] = []
-        ends_at = time.monotonic() + asked.total_timeout
         try:
             if asked.kernel != "python3":
                 raise NotSupported(f"kernel={asked.kernel!r} is not known: use python3")
@@ -202,8 +202,11 @@ class RunCode:
                 raise NotSupported("/run_jupyter has no fetch_files: print the content instead")
             limits, files = Limits(wall_s=asked.total_timeout), _decoded(request, asked.files)
             async with self.slots.hold(), sandbox.session(limits, files) as session:
+                ends_at = time.monotonic() + WALL_FACTOR * asked.total_timeout
                 for code in asked.cells:
-                    left_s = max(0.01, ends_at - time.monotonic())
+                    if time.monotonic() > ends_at:
+                        raise SandboxUnavailable("no end of the cells: the machine is overloaded")
+                    left_s = max(0.01, asked.total_timeout - session.own_s)
                     wall_s = min(asked.cell_timeout or left_s, left_s)
                     cells.append(await session.run_cell(code, wall_s=wall_s))
                     if not session.is_alive or cells[-1].result.status is RunStatus.TIME_LIMIT:

@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 import psutil
@@ -29,7 +29,7 @@ from agent_loop.tools.sandbox import (
 )
 from agent_loop.tools.sandbox.bubblewrap import BubblewrapSandbox
 from agent_loop.tools.sandbox.landlock import LandlockSandbox
-from agent_loop.tools.sandbox.languages import LANGUAGES
+from agent_loop.tools.sandbox.languages import LANGUAGES, Language
 from agent_loop.tools.sandbox.probe import prove
 from agent_loop.tools.sandbox.seccomp import UnsupportedArchitecture, build_filter
 from agent_loop.tools.sandbox.zygote import Launch
@@ -221,41 +221,104 @@ async def test_time_that_runs_out_is_the_time_limit(sandbox: Sandbox, code: str,
     assert (await sandbox.run_python(code, limits=limits)).status == RunStatus.TIME_LIMIT
 
 
-@pytest.fixture(params=["bubblewrap", "landlock"])
-def starved(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    """A sandbox whose only processor has a process of real-time priority, which takes all but a
+@contextmanager
+def beside(kind: SandboxKind, others: int, *, real_time: bool = False) -> Iterator[Sandbox]:
+    """A sandbox whose only processor has busy processes; one of real-time priority takes all but a
     twentieth of it."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can start a process of real-time priority")
     all_processors = os.sched_getaffinity(0)
     first = min(all_processors)
     os.sched_setaffinity(0, {first})
     try:
-        sandbox = chosen_or_skip(request.param)
+        sandbox = chosen_or_skip(kind)
     finally:
         os.sched_setaffinity(0, all_processors)
     code = f"""
 import os
 os.sched_setaffinity(0, {{{first}}})
-os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+if {real_time}: os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
 print(flush=True)
 while True: pass"""
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
+    with ExitStack() as stack:
+        stack.callback(sandbox.close)
+        for _ in range(others):
+            # a session of its own, because the kernel may share a processor among sessions
+            argv = [sys.executable, "-c", code]
+            busy = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
+            stack.enter_context(busy)
+            stack.callback(busy.kill)
+            assert busy.stdout is not None
+            busy.stdout.readline()
         yield sandbox
-        other.kill()
-    sandbox.close()
+
+
+@pytest.fixture(params=["bubblewrap", "landlock"])
+def starved(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a process of real-time priority")
+    with beside(request.param, 1, real_time=True) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(params=["bubblewrap", "landlock"])
+def shared(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """A sandbox whose programs get a third of a processor."""
+    with beside(request.param, 2) as sandbox:
+        yield sandbox
+
+
+SPINNING = "while True: pass"
+WORKING = "import time\nbegan = time.process_time()\nwhile time.process_time() < began + 0.6: pass"
 
 
 async def test_a_time_limit_on_an_overloaded_machine_is_no_verdict(starved: Sandbox):
-    spinning = "while True: pass"
     with pytest.raises(SandboxUnavailable, match="the machine is overloaded"):
-        await starved.run(Program(code=spinning), Limits(wall_s=2.0))
+        await starved.run(Program(code=SPINNING), Limits(wall_s=1.0))
     async with starved.session() as session:
         assert (await session.run_cell("1")).shown == "1"
         with pytest.raises(SandboxUnavailable, match="the machine is overloaded"):
-            await session.run_cell(spinning, wall_s=2.0)
+            await session.run_cell(SPINNING, wall_s=1.0)
+
+
+async def test_a_program_that_waits_for_a_processor_has_its_whole_time(shared: Sandbox):
+    done = await shared.run_python(WORKING, limits=Limits(wall_s=1.0))
+    assert (done.status, done.stderr) == (RunStatus.FINISHED, "")
+    async with shared.session(Limits(wall_s=1.0)) as session:
+        cells = [await session.run_cell(WORKING) for _ in range(2)]
+    assert [cell.result.status for cell in cells] == [RunStatus.FINISHED] * 2
+
+
+async def test_an_endless_loop_beside_others_is_late_all_the_same(shared: Sandbox):
+    assert (
+        await shared.run_python(SPINNING, limits=Limits(wall_s=0.6))
+    ).status == "TimeLimitExceeded"
+    async with shared.session(Limits(wall_s=0.6)) as session:
+        assert (await session.run_cell(SPINNING)).result.status == RunStatus.TIME_LIMIT
+        assert (await session.run_cell("1")).shown == "1"
+
+
+async def test_processes_share_one_time_limit_and_count_once():
+    with beside("bubblewrap", 2) as sandbox:
+        code = f"import os\nif os.fork(): os.wait()\n{WORKING}"  # one after the other
+        done = await sandbox.run_python(code, limits=Limits(wall_s=1.6))
+        assert done.status == RunStatus.FINISHED
+        code = "import os\nfor _ in range(3): os.fork()\nwhile True: pass"
+        late = await sandbox.run_python(code, limits=Limits(wall_s=1.0))
+    assert late.status == RunStatus.TIME_LIMIT
+
+
+async def test_a_compiler_and_its_program_have_a_time_limit_each(monkeypatch: pytest.MonkeyPatch):
+    compiler, run = ("python3", "-c", WORKING), ("python3", "main.py")
+    language = Language(source="main.py", compile=compiler, run=run)
+    monkeypatch.setitem(LANGUAGES, "compiled", language)
+    if not language.is_here:
+        pytest.skip("python3 is not installed here")
+    with beside("bubblewrap", 2) as sandbox:
+        limits = Limits(wall_s=1.0, compile_s=1.0)
+        done = await sandbox.run(Program(code=WORKING, language="compiled"), limits)
+        assert done.compiled is not None
+        assert (done.compiled.status, done.status) == (RunStatus.FINISHED, RunStatus.FINISHED)
+        late = await sandbox.run(Program(code=SPINNING, language="compiled"), limits)
+        assert late.status == RunStatus.TIME_LIMIT
 
 
 @pytest.mark.parametrize(("stream", "other"), [("stdout", "stderr"), ("stderr", "stdout")])

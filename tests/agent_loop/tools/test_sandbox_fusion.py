@@ -16,7 +16,9 @@ ADDS = "a, b = map(int, input().split())\nprint(a + b)"
 SERVE = """
 import sys
 from pathlib import Path
+from agent_loop.tools.sandbox import sandbox
 from agent_loop.tools.server import ServerSettings, serve
+sandbox.WALL_FACTOR = 1000  # the machine may be busy with other tests
 serve(ServerSettings(port=0), ready_file=Path(sys.argv[1]))
 """
 

@@ -95,7 +95,7 @@ SCENARIOS: dict[str, list[Scenario]] = {
         (lambda: run(CODE, max_turns=1), NO_TOOL, {"on_truncated": "mask"})
     ],
     "a call failed after all retries": [(lambda: run(CODE, act=raising(DEAD)), NO_TOOL, {})],
-    "a program reached its time limit because": [
+    "a program had not ended after four times": [
         # tests/agent_loop/tools/test_sandbox.py: the server answers 503
         (lambda: run(CODE, act=raising(ToolUnavailable("503", tool="run_code"))), NO_TOOL, {})
     ],

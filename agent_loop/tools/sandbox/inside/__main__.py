@@ -7,9 +7,9 @@ It receives orders on a SOCK_SEQPACKET socket, as JSON with descriptors, until t
 | {"id", "limits", "source", ...} | payload, stdin, stdout, stderr, result, status[, channel] | run
 | | {"stop" or "interrupt" or "kill": id} | | signal the run |
 
-The pipe `status` gets three lines: the run's pid as the zygote sees it; "done" from the run, when
-it has written its report and all processes of the program are dead; "ended" when the run itself is
-dead.
+The pipe `status` gets lines: the run's pid as the zygote sees it; "compiled" from the run, after a
+compiler; "done" from the run, when it has written its report and all processes of the program are
+dead; "ended" when the run itself is dead.
 """
 
 import ctypes

@@ -62,6 +62,7 @@ class Run:
             step = self._step(order | {"argv": compiler}, streams, limits["compile_s"])
             report["compile"] = step | {"stdout": beginning_of(out), "stderr": beginning_of(err)}
             os.lseek(stdin, 0, os.SEEK_SET)
+            write_status(status, "compiled\n")
         if not compiler or report["compile"]["code"] == 0:
             streams = [stdin, stdout, stderr, payload, *channel]
             report["run"] = self._step(order, streams, limits["wall_s"])
@@ -98,7 +99,8 @@ class Run:
         is_spent = code == -signal.SIGKILL and cpu_s >= order["limits"]["cpu_s"]
         return {
             "code": code,
-            "late": is_late or is_spent or code == -signal.SIGXCPU,
+            "late": is_spent or code == -signal.SIGXCPU,
+            "starved": is_late,  # the server ends a program that used up its own time before this
             "wall_s": wall_s,
             "cpu_s": cpu_s,
         }

@@ -26,6 +26,7 @@ from typing_extensions import Self
 
 from agent_loop.compat import timeout
 from agent_loop.tools.sandbox import (
+    WALL_FACTOR,
     Limits,
     Program,
     RunResult,
@@ -228,7 +229,9 @@ class Judge:
         findings: list[str] = []
         observed = "no answer"
         try:
-            async with timeout(hostile.limits.wall_s + hostile.limits.compile_s + PATIENCE_S):
+            limits = hostile.limits
+            longest_s = WALL_FACTOR * (limits.wall_s + limits.compile_s) + PATIENCE_S
+            async with timeout(longest_s):
                 result, *others = await self._run_all(hostile)
             observed = f"{result.status}, code {result.return_code}"
             findings += _said(result, *others)
@@ -400,7 +403,7 @@ def _against(hostile: Hostile, result: RunResult) -> Iterator[str]:
         most = hostile.limits.output_bytes + len(CUT_MARK) + 200
         if len(getattr(result, what)) > most:
             yield f"{len(getattr(result, what))} characters of {what}"
-    if result.execution_time_s > hostile.limits.wall_s + PATIENCE_S:
+    if result.execution_time_s > WALL_FACTOR * hostile.limits.wall_s + PATIENCE_S:
         yield f"it took {result.execution_time_s:.1f} s"
 
 
