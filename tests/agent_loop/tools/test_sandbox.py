@@ -866,6 +866,12 @@ async def test_a_cell_that_fails_says_what_and_the_session_lives(session: Sessio
     assert (await session.run_cell("x")).shown == "1"
 
 
+async def test_a_null_byte_is_a_syntax_error_in_every_python(session: Session):
+    cell = await session.run_cell("x = '\0'")
+    assert cell.error == ("SyntaxError", "source code string cannot contain null bytes")
+    assert "Traceback" not in cell.result.stderr
+
+
 async def test_a_cell_reads_its_own_input(session: Session):
     assert (await session.run_cell("input()", stdin="first\n")).shown == "'first'"
     assert (await session.run_cell("input()", stdin="second\n")).shown == "'second'"

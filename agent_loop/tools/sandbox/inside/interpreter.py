@@ -17,6 +17,9 @@ import types
 MAX_SHOWN = 8192
 """Characters of a value or an error in a session's reply; the rest is cut."""
 
+NULL_BYTE = "source code string cannot contain null bytes"
+"""Python's words for this syntax error, which is a `ValueError` before Python 3.11.4."""
+
 TRACEBACK_FOLDER = "/box"
 """Folder of a program in its tracebacks, the same in every sandbox."""
 
@@ -80,6 +83,8 @@ def _main_module(home: str, source: str) -> types.ModuleType:
 def _execute(code: str, names: dict, path: str) -> int:
     """Run a program; returns its exit code. An exception goes to stderr."""
     try:
+        if "\0" in code:
+            raise SyntaxError(NULL_BYTE)
         exec(compile(code, path, "exec", dont_inherit=True), names)
     except SystemExit as end:
         return _exit_code(end.code)
@@ -101,6 +106,8 @@ def execute_cell(code: str, names: dict, path: str) -> dict:
     linecache.cache[path] = len(code), None, code.splitlines(True), path
     reply: dict = {"code": 0, "shown": None, "error": None}
     try:
+        if "\0" in code:
+            raise SyntaxError(NULL_BYTE)
         tree = ast.parse(code, path)
         last = None
         if tree.body and isinstance(end := tree.body[-1], ast.Expr):
