@@ -23,8 +23,16 @@ WALL_FACTOR = 4
 """Wall time of an expression, in limits of its CPU time. Only an overloaded machine reaches it."""
 
 
+OWN_CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGFPE, -signal.SIGILL)
+"""Exit codes of a worker that the expression itself ended, beside those above 0."""
+
+
 class WorkerCrashed(Exception):
     """The process ended before it answered; `args` has its exit code."""
+
+
+class WorkerLost(Exception):
+    """A worker did not start or was killed from outside, which says nothing about an expression."""
 
 
 class Overloaded(Exception):
@@ -54,6 +62,7 @@ class AlgebraPool:
 
         Raises:
             Overloaded: no answer within `WALL_FACTOR` times the time limit.
+            WorkerLost: the worker died twice, and not by the expression; or it did not start.
         """
         try:
             try:
@@ -62,8 +71,13 @@ class AlgebraPool:
                 if crash.args == (-signal.SIGXCPU,):  # C code that did not end
                     return time_limit(self._timeout_s)
                 return await self._ask(expression)
-        except WorkerCrashed:
-            return {"error": "the calculation crashed twice"}
+        except WorkerCrashed as crash:
+            if crash.args[0] > 0 or crash.args[0] in OWN_CRASHES:
+                return {"error": "the calculation crashed twice"}
+            raise WorkerLost(
+                f"an algebra worker was killed twice (exit code {crash}): see whether the machine "
+                "has memory left; give the server fewer algebra_workers"
+            ) from crash
         except TimeoutError as error:
             raise Overloaded(
                 f"no answer within {WALL_FACTOR * self._timeout_s:g} s, and less than "
@@ -95,8 +109,13 @@ class AlgebraPool:
         try:
             async with timeout(START_S):
                 await worker.line()  # "ready"
-        except BaseException:
+        except BaseException as error:
             await asyncio.shield(asyncio.ensure_future(self._drop(worker)))
+            if isinstance(error, WorkerCrashed):
+                raise WorkerLost(
+                    f"an algebra worker does not start (exit code {error}): see whether the "
+                    "machine has memory left, and whether `python -c 'import sympy'` works"
+                ) from error
             raise
         return worker
 
@@ -140,7 +159,7 @@ class _Worker:
             self._process.stdin.write(json.dumps(expression).encode() + b"\n")
             await self._process.stdin.drain()
         except OSError as error:
-            raise WorkerCrashed from error
+            raise WorkerCrashed(await self._process.wait()) from error
         answer, last = json.loads(await self.line())
         return answer, last
 

@@ -5,7 +5,7 @@ from typing import Any
 from aiohttp import web
 from pydantic import BaseModel
 
-from agent_loop.tools.algebra.pool import AlgebraPool, Overloaded
+from agent_loop.tools.algebra.pool import AlgebraPool, Overloaded, WorkerLost
 from agent_loop.tools.calculator import CalculationError, NotArithmetic, calculate
 from agent_loop.tools.server.http import RequestSlots, body_of, json_error
 from agent_loop.tools.server.settings import ServerSettings
@@ -47,7 +47,7 @@ class Calculate:
             async with self.slots.hold():
                 try:
                     answer = await self.algebra.answer(asked.expression)
-                except Overloaded as error:
+                except (Overloaded, WorkerLost) as error:
                     raise json_error(web.HTTPServiceUnavailable, str(error)) from error
         except CalculationError as error:
             answer = {"error": str(error)}

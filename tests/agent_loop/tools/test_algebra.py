@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agent_loop.tools.algebra import pool as pool_module
 from agent_loop.tools.algebra.build import CONSTANTS, solve_text
 from agent_loop.tools.algebra.functions import FUNCTIONS
-from agent_loop.tools.algebra.pool import AlgebraPool, Overloaded
+from agent_loop.tools.algebra.pool import AlgebraPool, Overloaded, WorkerLost
 from agent_loop.tools.algebra.syntax import parse
 from agent_loop.tools.calculator import CalculationError, NotArithmetic, calculate, show
 
@@ -289,14 +289,31 @@ async def until_at_work(
         await asyncio.sleep(0)
 
 
-async def test_a_call_whose_worker_is_killed_is_asked_once_more_and_then_is_an_error(pool):
+async def test_a_call_whose_worker_dies_is_asked_once_more(pool, monkeypatch):
+    deaths: list[signal.Signals] = []
+
+    async def ask(worker, expression):
+        if deaths:
+            os.kill(worker._process.pid, deaths.pop(0))
+        return await asked(worker, expression)
+
+    asked = pool_module._Worker.ask
+    monkeypatch.setattr(pool_module._Worker, "ask", ask)
+    deaths += [signal.SIGKILL]
     assert await pool.answer("x=1") == {"result": "x = 1"}
-    call, worker = await until_at_work("expand((a+b)^100000)", pool)
-    worker.send_signal(signal.SIGKILL)
-    while not (others := [child for child in processes() if child.pid != worker.pid]):  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    others[0].send_signal(signal.SIGKILL)
-    assert "crashed" in (await call)["error"]
+    deaths += [signal.SIGSEGV] * 2
+    assert await pool.answer("x=1") == {"error": "the calculation crashed twice"}
+    deaths += [signal.SIGKILL] * 2  # as the kernel does without memory
+    with pytest.raises(WorkerLost, match="killed twice"):
+        await pool.answer("x=1")
+    assert await pool.answer("x=2") == {"result": "x = 2"}
+
+
+async def test_a_worker_that_does_not_start_is_no_mistake_of_the_model(pool, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.executable", "/bin/false")
+        with pytest.raises(WorkerLost, match="does not start"):
+            await pool.answer("x=1")
     assert await pool.answer("x=2") == {"result": "x = 2"}
 
 
