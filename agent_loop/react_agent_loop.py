@@ -75,23 +75,46 @@ class ReactAgentLoop(TurnAgentLoop):
 async def _call_of_verl(tool: Any, arguments: dict[str, Any]) -> Observation:
     """Call a tool that verl loaded: a function, or a class with `create` and `release`.
 
-    verl's tools have no exception for faults of the infrastructure. Wrong arguments, and a
-    ValueError or TypeError of the tool, are mistakes of the model, as in verl's own loop. Any other
-    exception is an error of the loop.
+    Arguments that differ from the tool's schema are the model's mistake. What the tool raises is an
+    error of the loop, also a ValueError, because a JSON error of a gateway is one. verl's own loop
+    takes both for mistakes of the model. A tool that looks at its arguments itself raises
+    `ToolRejected` for a mistake, and `ToolUnavailable` for a fault of the infrastructure.
     """
     parameters = tool.tool_schema.function.parameters
-    wrong = argument_mistake(arguments, sorted(parameters.properties), parameters.required or ())
+    known = parameters.properties
+    wrong = argument_mistake(arguments, sorted(known), parameters.required or ())
     if wrong is not None:
         return wrong
-    try:
-        if isinstance(tool, FunctionTool):
-            response, _, _ = normalize_function_tool_return(await tool.call(arguments))
-            return Observation(text=response.text or "")
-        instance_id, _ = await tool.create()
-        try:
-            response, _, _ = await tool.execute(instance_id, arguments)
-        finally:
-            await tool.release(instance_id)
+    for name, value in arguments.items():
+        kinds = [known[name].type] if isinstance(known[name].type, str) else known[name].type
+        if not any(_is_of(value, kind) for kind in kinds):
+            return mistake(f"{name}={value!r} is not of type {' or '.join(kinds)}")
+        if known[name].enum and value not in known[name].enum:
+            return mistake(f"{name}={value!r} is none of {known[name].enum}")
+    if isinstance(tool, FunctionTool):
+        response, _, _ = normalize_function_tool_return(await tool.call(arguments))
         return Observation(text=response.text or "")
-    except (ValueError, TypeError) as error:
-        return mistake(f"{type(error).__name__}: {error}")
+    instance_id, _ = await tool.create()
+    try:
+        response, _, _ = await tool.execute(instance_id, arguments)
+    finally:
+        await tool.release(instance_id)
+    return Observation(text=response.text or "")
+
+
+_TYPES: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": int | float,
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+    "null": type(None),
+}
+
+
+def _is_of(value: Any, kind: str) -> bool:
+    """Whether a value has a type of JSON Schema; any value has an unknown type."""
+    if isinstance(value, bool):
+        return kind == "boolean" or kind not in _TYPES
+    return isinstance(value, _TYPES.get(kind, object))

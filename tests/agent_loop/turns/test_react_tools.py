@@ -1,5 +1,6 @@
 """Tools that verl loads, called by the ReAct agent: whose mistake a wrong call is."""
 
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema
 
 from agent_loop.react_agent_loop import ReactAgentLoop, _call_of_verl
 from agent_loop.tool_actions import named_tools
-from agent_loop.tools.protocol import ToolCall, ToolResult
+from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolResult
 
 SCHEMA = OpenAIFunctionToolSchema.model_validate(
     {
@@ -23,7 +24,8 @@ SCHEMA = OpenAIFunctionToolSchema.model_validate(
                 "type": "object",
                 "properties": {
                     "a": {"type": "integer", "description": "one"},
-                    "b": {"type": "integer", "description": "two"},
+                    "b": {"type": ["integer", "number"], "description": "two"},
+                    "sign": {"type": "string", "enum": ["plus", "minus"]},
                 },
                 "required": ["a"],
             },
@@ -32,12 +34,20 @@ SCHEMA = OpenAIFunctionToolSchema.model_validate(
 )
 
 
-def add(a: int, b: int = 0) -> str:
-    return str(int(a) + int(b))
+def add(a: int, b: float = 0, sign: str = "plus") -> str:
+    return str(a + b if sign == "plus" else a - b)
 
 
-def broken(a: int, b: int = 0) -> str:
+def of_a_gateway(a: int) -> str:
+    return json.loads("<html>502 Bad Gateway</html>")
+
+
+def broken(a: int) -> str:
     raise OSError("the disk of the tool is full")
+
+
+def choosy(a: int) -> str:
+    raise ToolRejected("a is too large")
 
 
 def tool(function: Any) -> FunctionTool:
@@ -45,19 +55,35 @@ def tool(function: Any) -> FunctionTool:
 
 
 async def test_a_function_tool_is_called_with_what_the_model_named():
-    observation = await _call_of_verl(tool(add), {"a": 2, "b": 3})
-    assert (observation.text, observation.rejected) == ("5", False)
+    observation = await _call_of_verl(tool(add), {"a": 2, "b": 0.5, "sign": "minus"})
+    assert (observation.text, observation.rejected) == ("1.5", False)
 
 
-@pytest.mark.parametrize("arguments", [{"x": 1, "b": 2}, {}, {"a": "one"}, {"a": None}])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"x": 1, "b": 2},
+        {},
+        {"a": "one"},
+        {"a": None},
+        {"a": True},
+        {"a": 1, "b": [1]},
+        {"a": 1, "sign": "times"},
+    ],
+)
 async def test_wrong_arguments_are_the_model_s_mistake_and_it_reads_why(arguments):
     observation = await _call_of_verl(tool(add), arguments)
     assert observation.rejected and observation.text.startswith("error: ")
 
 
-async def test_what_else_a_function_tool_raises_is_the_loop_s_error():
-    with pytest.raises(OSError, match="disk"):
-        await _call_of_verl(tool(broken), {"a": 1})
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [(broken, OSError), (of_a_gateway, ValueError), (choosy, ToolRejected)],
+)
+async def test_what_a_function_tool_raises_is_not_taken_for_a_mistake(function, error):
+    """The turn loop knows `ToolRejected`; anything else is an error of the loop."""
+    with pytest.raises(error):
+        await _call_of_verl(tool(function), {"a": 1})
 
 
 class Backend:
@@ -76,4 +102,4 @@ async def test_a_tool_of_the_server_names_the_arguments_it_wants():
 def test_a_prompt_names_arguments_in_the_order_of_the_schema_in_every_process():
     loop = object.__new__(ReactAgentLoop)
     loop.tools = {"add": tool(add)}
-    assert loop._descriptions() == ['add: a plus b; ["a", "b"]']
+    assert loop._descriptions() == ['add: a plus b; ["a", "b", "sign"]']
