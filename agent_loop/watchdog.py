@@ -30,7 +30,7 @@ class Activity:
     """From 1; 0 before the first."""
 
     waits_for: str = "start"
-    """engine, limiter, tool or reward."""
+    """start, engine, limiter, tool, reward, or what the caller of `waits_for` names."""
 
     since: float = 0.0
     """When the wait began, on the watchdog's clock."""

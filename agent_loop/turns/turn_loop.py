@@ -147,8 +147,9 @@ class Rollout:
     """The fault or the deadline that ended the trajectory; None if it was not lost."""
 
     fault_tool: str = ""
-    """The tool that failed, `engine`, `reward`, or `loop`; after a deadline, what the trajectory
-    waited for longest: `engine`, `limiter` or `tool`."""
+    """What failed: a tool, `engine`, `math_verify`, `reward` or `loop`. After a deadline, what the
+    trajectory waited for longest: `engine`, `limiter`, `tool`, or `start`, the time before its
+    first turn."""
 
     loop_error: str | None = None
     """Traceback of what the loop itself raised."""

@@ -17,7 +17,14 @@ import torch
 
 from agent_loop.metrics.mask_audit import mask_problems
 from agent_loop.metrics.source_metrics import TrainedTrajectory, source_metrics
-from agent_loop.tools.protocol import ToolRejected, ToolUnavailable
+from agent_loop.tool_actions import run_code
+from agent_loop.tools.protocol import (
+    ToolCall,
+    ToolRejected,
+    ToolResult,
+    ToolTimeout,
+    ToolUnavailable,
+)
 from agent_loop.training.advantage import compute_state_masked_grpo_advantage
 from agent_loop.training.alarms import drift_problems, faults_by_group
 from agent_loop.turn_agent_loop import judged_output
@@ -69,8 +76,23 @@ def answering(ids: list[int], stop_reason: str) -> Any:
     return generate
 
 
+async def next_cell(action: Action) -> Observation:
+    """A cell after others, in an interpreter that the tool server has started anew."""
+
+    class Server:
+        async def call(self, call: ToolCall) -> ToolResult:
+            session = {"id": "s", "new": True, "ended_by_program": False}
+            return ToolResult(body={"status": "Success", "run_result": {}, "session": session})
+
+    return await run_code(Server(), action.content, "", "s", session_began=True)
+
+
 async def silent(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
     return await asyncio.Event().wait()  # pyright: ignore
+
+
+def row_of(begins: str) -> dict[str, str]:
+    return next(cells for what, cells in table().items() if what.startswith(begins))
 
 
 def run(*turns: str, act: Any = None, engine: Any = None, **limits: Any) -> Awaitable[Rollout]:
@@ -100,6 +122,7 @@ SCENARIOS: dict[str, list[Scenario]] = {
         (lambda: run(CODE, act=raising(ToolUnavailable("503", tool="run_code"))), NO_TOOL, {})
     ],
     "the engine failed, aborted": [
+        (lambda: run(engine=answering([1], "abort")), NO_TOOL, {}),
         (lambda: run(engine=answering([1], "aborted")), NO_TOOL, {}),
         (lambda: run(engine=answering([], "completed")), NO_TOOL, {}),
     ],
@@ -112,9 +135,17 @@ SCENARIOS: dict[str, list[Scenario]] = {
         (lambda: run(CODE, act=lambda action: waiting("limiter", action)), NO_TOOL, {})
     ],
     "the same; the longest wait was for tools": [(lambda: run(CODE, act=after()), NO_TOOL, {})],
+    "the same, before the first turn": [(lambda: run(CODE, timeout_s=0), NO_TOOL, {})],
+    "the tool server ended the persistent interpreter": [
+        (lambda: run(CODE, act=next_cell), NO_TOOL, {})
+    ],
     "no verdict within `reward_s`": [(lambda: run(ANSWER), Tools(takes_s=1e6), {})],
     "the tool of the judge failed": [
         (lambda: run(ANSWER), Tools(ToolUnavailable("dead", tool="run_code")), {})
+    ],
+    "math-verify reached its limit": [
+        # tests/agent_loop/rewards/test_rewards_math.py: the judge raises this
+        (lambda: run(ANSWER), Tools(ToolTimeout("no verdict", tool="math_verify")), {})
     ],
     "the code of a loop or of a reward raised": [
         (lambda: run(CODE, act=raising(KeyError("k"))), NO_TOOL, {}),
@@ -177,11 +208,8 @@ def assert_is(said: dict[str, str], output: Any, source: str) -> None:
     assert drift_problems(trajectory, CODEC.decode) == []
 
 
-FOREIGN = "the same, in a loop of verl or of a user"
-
-
 def test_every_row_of_the_table_has_a_scenario():
-    rows = [what for what in table() if what != FOREIGN]
+    rows = list(table())
     assert len(rows) == len(SCENARIOS)
     for begins in SCENARIOS:
         assert sum(what.startswith(begins) for what in rows) == 1, begins
@@ -189,7 +217,7 @@ def test_every_row_of_the_table_has_a_scenario():
 
 @pytest.mark.parametrize("begins", SCENARIOS)
 def test_what_happens_to_a_trajectory_is_what_the_table_says(begins: str):
-    said = next(cells for what, cells in table().items() if what.startswith(begins))
+    said = row_of(begins)
     for make, tools, changed in SCENARIOS[begins]:
         mixed = MixedConfig.model_validate(MIXED | changed)
 
@@ -200,12 +228,26 @@ def test_what_happens_to_a_trajectory_is_what_the_table_says(begins: str):
         assert_is(said, output, "taco")
 
 
-def test_a_loop_of_another_project_that_is_late_is_what_the_table_says(monkeypatch):
+class SilentClient(VerlsClient):
+    async def generate(self, *_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("client_of_verl", "begins"),
+    [
+        (VerlsClient, "the same; the longest wait was for tools, or in a loop of verl"),
+        (SilentClient, "`turn_s`, `trajectory_s` or `step_s` passed, in any loop"),
+    ],
+)
+def test_a_loop_of_another_project_that_is_late_is_what_the_table_says(
+    client_of_verl: type[VerlsClient], begins: str, monkeypatch: pytest.MonkeyPatch
+):
     async def client(*_: Any) -> Any:
         return SimpleNamespace(for_source=lambda source: None)
 
     async def late() -> Any:
-        worker, turns = worker_of(Hanging, VerlsClient()), list[Any]()
+        worker, turns = worker_of(Hanging, client_of_verl()), list[Any]()
         turns_of_trajectory.set(turns)
         watchdog = Watchdog(60.0, asyncio.get_running_loop().time)
         with watchdog.watch("nq", "nq:1"):
@@ -213,7 +255,7 @@ def test_a_loop_of_another_project_that_is_late_is_what_the_table_says(monkeypat
 
     monkeypatch.setattr("agent_loop.loop_worker.shared_client", client)
     output, _ = run_virtual(late())
-    assert_is(table()[FOREIGN], output, "nq")
+    assert_is(row_of(begins), output, "nq")
 
 
 def test_a_source_may_mask_what_others_train():
