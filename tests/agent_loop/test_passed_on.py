@@ -254,6 +254,13 @@ async def test_our_own_loops_lose_a_prompt_with_an_image_by_name(monkeypatch):
     assert not any(row["response_mask"])
 
 
+async def test_our_own_loop_that_is_lost_in_its_first_turn_has_the_current_version(monkeypatch):
+    row = await batched(Ours, monkeypatch, "")  # the engine returns no token
+    fields = row["extra_fields"]
+    assert fields["mixed"]["fault_tool"] == "engine"
+    assert (fields["min_global_steps"], fields["max_global_steps"]) == (3, 3)
+
+
 # --- routes of experts ---------------------------------------------------------------------------
 
 

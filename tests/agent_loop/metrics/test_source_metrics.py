@@ -26,7 +26,9 @@ def trajectory(
     mask=(1, 0, 1, 1),
     error=None,
     versions=(3, 3),
+    sampled=None,
 ):
+    sampled = sum(mask) if sampled is None else sampled
     return TrainedTrajectory(
         key=f"{uid}_0_0",
         uid=uid,
@@ -49,7 +51,7 @@ def trajectory(
             "turns": [
                 {"generate_s": 0.5, "tools_s": 0.25, "tokens": tokens, "min_global_steps": version}
                 for tokens, version in zip(
-                    (sum(mask) - sum(mask) // 3, sum(mask) // 3), versions, strict=True
+                    (sampled - sampled // 3, sampled // 3), versions, strict=True
                 )
             ],
             "calls": [
@@ -121,8 +123,8 @@ def test_staleness_is_counted_over_trained_tokens_by_the_oldest_weights_of_each_
     rows = [
         trajectory("nq", "a", 1.0, versions=(3, 4)),  # 2 tokens and 1
         trajectory("nq", "b", 1.0, versions=(4, 4)),
-        trajectory("nq", "c", 0.0, versions=(0, 0), stop="infra_error", mask=(0, 0)),
-        trajectory("math", "d", 0.0, versions=(0, 0), stop="infra_error", mask=(0, 0)),
+        trajectory("nq", "c", 0.0, versions=(0, 0), stop="infra_error", mask=(0, 0), sampled=2),
+        trajectory("math", "d", 0.0, versions=(0, 0), stop="infra_error", mask=(0, 0), sampled=2),
     ]
     assert staleness_metrics(rows, current=4) == {
         "mixed/nq/staleness/mean": pytest.approx(2 / 6),
