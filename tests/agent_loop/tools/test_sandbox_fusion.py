@@ -122,6 +122,15 @@ def test_a_cell_that_is_late_ends_a_notebook(url):
     assert len(answer.cells) == 2
 
 
+def test_the_cells_of_a_notebook_share_its_time(url):
+    request = sandbox_fusion.RunJupyterRequest(
+        cells=["import time; time.sleep(0.6)"] * 4, total_timeout=1
+    )
+    answer = sandbox_fusion.run_jupyter(request, endpoint=url, max_attempts=1)
+    assert (answer.status, answer.driver.status) == ("Failed", "TimeLimitExceeded")
+    assert 1 < len(answer.cells) < 4
+
+
 def submit(url: str, completion: str, tests: list, **config):
     request = sandbox_fusion.SubmitRequest(
         dataset="ours",
