@@ -52,16 +52,20 @@ RESUMED_AT = 39_000
 
 EXACTNESS_BATCHES = 1_000
 
-MANY_SOURCES = {
+MANY_SOURCES: dict[str, tuple[int, int | str | None]] = {
     "64 schedules": (64, 0),
     "1,000 schedules": (1000, 0),
     "1,000 schedules, one alone to step 500": (1000, 500),
     "1,000 schedules, one alone to step 12,000": (1000, 12_000),
     "64 long ratios": (64, None),
     "1,000 long ratios": (1000, None),
+    "64 decimal shares at 101 steps": (64, "decimal"),
+    "1,000 decimal shares at 101 steps": (1000, "decimal"),
+    "1,000 sources in turn": (1000, "in turn"),
 }
 """Label -> (sources, step until which the first source is alone; None if ratios have 16 digits and
-no schedules). Each schedule has two steps of its own."""
+no schedules). Each schedule has two steps of its own. The ratios of "decimal" have four digits and
+the same sum every 100 steps; each source of "in turn" takes part in 1,000 steps only."""
 
 MANY_BATCH, MANY_STEPS, MANY_AT = 1024, 400, 10_000
 """Prompts per batch, steps that are timed, step at which a run is resumed."""
@@ -161,17 +165,33 @@ def _measure_resume(kind: type[Stream], folder: Path) -> Figures:
 
 
 def _many(label: str) -> MixturePlan:
-    sources, alone_until = MANY_SOURCES[label]
+    sources, kind = MANY_SOURCES[label]
     draw = random.Random(0)
     ratios: dict[str, Ratio] = {}
     for number in range(sources):
         ratio: Ratio = draw.random()
-        if alone_until:
-            start = alone_until + number
+        if kind == "decimal":  # the first half of the sources gives what the second half takes
+            turned = number if number < sources // 2 else sources - 1 - number
+            sign = 1 if turned == number else -1
+            changes = random.Random(turned)
+            own = 10_000 // sources
+            ratio = {
+                step: (own + sign * changes.randrange(own)) / 10_000
+                for step in range(0, MANY_AT + 1, 100)
+            }
+        elif kind == "in turn":
+            start = number * 10
+            ratio = {start: 0.0, start + 500: round(draw.uniform(0.1, 9), 2), start + 1000: 0.0}
+            if number < 50:
+                ratio = {0: 1.0, start + 500: 0.0}
+            elif number == sources - 1:
+                ratio = {start: 0.0, start + 500: 1.0}
+        elif isinstance(kind, int) and kind:
+            start = kind + number
             ratio = {start: 0.0, start + draw.randrange(1, 9_000): round(draw.uniform(0.1, 9), 2)}
             if number == 0:
                 ratio = {0: 1.0, start: 0.2}
-        elif alone_until is not None:
+        elif kind is not None:
             steps = [0, draw.randrange(1, MANY_AT), draw.randrange(1, MANY_AT)]
             ratio = {step: round(draw.uniform(0.1, 9), 2) for step in steps}
         ratios[f"s{number:04}"] = ratio

@@ -1,7 +1,7 @@
 """Whole prompts per source from fractional ratios, in exact `Fraction` arithmetic."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 MAX_DENOMINATOR = 10**6
@@ -21,17 +21,33 @@ def exact_shares(ratios: Mapping[str, float | Fraction]) -> dict[str, Fraction]:
     Args:
         ratios: source -> relative ratio; finite, >= 0, not all zero. `MixturePlan` checks this.
     """
-    exact = {
-        source: ratio if isinstance(ratio, Fraction) else Fraction(str(ratio))
-        for source, ratio in ratios.items()
-    }
-    total = sum(exact.values())
-    shares = {source: ratio / total for source, ratio in exact.items()}
-    simple = {source: share.limit_denominator(MAX_DENOMINATOR) for source, share in shares.items()}
-    meant = sum(simple.values()) == 1 and all(
-        abs(simple[source] - share) <= _SAME * share for source, share in shares.items()
+    whole, total = whole_shares(
+        [
+            ratio if isinstance(ratio, Fraction) else Fraction(str(ratio))
+            for ratio in ratios.values()
+        ]
     )
-    return simple if meant else shares
+    return {source: Fraction(own, total) for source, own in zip(ratios, whole, strict=True)}
+
+
+def whole_shares(ratios: Sequence[Fraction]) -> tuple[list[int], int]:
+    """The shares of `exact_shares` as whole numbers without a common factor, and their sum."""
+    unit = math.lcm(*(ratio.denominator for ratio in ratios))
+    whole = [ratio.numerator * (unit // ratio.denominator) for ratio in ratios]
+    common = math.gcd(*whole)
+    whole = [own // common for own in whole]
+    total = sum(whole)
+    if total <= MAX_DENOMINATOR:
+        return whole, total
+    simple: list[Fraction] = []
+    for own in whole:
+        share = Fraction(own, total)
+        simple.append(share.limit_denominator(MAX_DENOMINATOR))
+        if abs(simple[-1] - share) > _SAME * share:
+            return whole, total
+    unit = math.lcm(*(share.denominator for share in simple))
+    meant = [share.numerator * (unit // share.denominator) for share in simple]
+    return (meant, unit) if sum(meant) == unit else (whole, total)
 
 
 def apportion(shares: Mapping[str, Fraction], seats: int) -> dict[str, int]:

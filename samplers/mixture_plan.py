@@ -34,7 +34,7 @@ from numpy.typing import ArrayLike, NDArray
 from samplers import turns
 from samplers.apportionment import apportion, exact_shares
 from samplers.permutation import RowOrder, order_key
-from samplers.shares import MAX_PARTS, Shares, steps_without_ratio
+from samplers.shares import Shares, steps_without_ratio
 from samplers.turns import Dues, Turns
 
 _log = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class MixturePlan:
             "position": self.position,
             "drawn": dict(self.drawn),
             **self._fingerprint,
-            **({"parts": shares.parts} if shares.parts <= MAX_PARTS else {}),
+            **({"parts": shares.parts} if shares.is_chosen else {}),
             **({"pin": pin | {"digest": _digest_of_pin(pin, self._fingerprint)}} if pin else {}),
         }
 
@@ -316,10 +316,9 @@ class MixturePlan:
         return self._differences(state, self._shares_of(state))
 
     def _differences(self, state: Mapping[str, Any], shares: Shares) -> list[str]:
-        own = _fingerprint(self._described(shares))
         return [
             f"{field}={state.get(field)!r} where this plan has {value!r}"
-            for field, value in own.items()
+            for field, value in self._fingerprint_of(shares).items()
             if state.get(field) != value
         ]
 
@@ -355,6 +354,10 @@ class MixturePlan:
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"not the description of a mixture plan: {error!r}") from error
+
+    def _fingerprint_of(self, shares: Shares) -> dict[str, Any]:
+        own = shares is self._shares
+        return self._fingerprint if own else _fingerprint(self._described(shares))
 
     @cached_property
     def _fingerprint(self) -> dict[str, Any]:
@@ -410,7 +413,7 @@ class MixturePlan:
     def _check_pin(self, pin: Any, position: int, shares: Shares) -> None:
         own = dict(cast(Mapping[str, Any], pin)) if isinstance(pin, Mapping) else {}
         digest = own.pop("digest", None)
-        if digest != _digest_of_pin(own, _fingerprint(self._described(shares))):
+        if digest != _digest_of_pin(own, self._fingerprint_of(shares)):
             cause = "the digest is not that of this pin"
         elif own["turn"] > position:
             cause = f"it is of turn={own['turn']}"
@@ -472,6 +475,11 @@ def _check(
                 "each at a number of batches >= 0"
             )
             continue
+        if max(schedule) > MAX_STEP:
+            problems.append(
+                f"the schedule of source={source!r} has an entry at step={max(schedule)}; steps "
+                f"go up to {MAX_STEP}"
+            )
         wrong = [own for own in schedule.values() if not (math.isfinite(own) and own >= 0)]
         problems += [
             f"ratio={own} of source={source!r} is not a finite number >= 0" for own in wrong

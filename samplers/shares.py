@@ -4,30 +4,31 @@ A prompt is divided into equal parts. The share of a source is the number of par
 each prompt. All sums of shares are then whole numbers, however many prompts a run has.
 
 If a multiple of the batch size up to `MAX_PARTS` makes all shares and all their changes per step
-whole numbers, it is the number of parts and nothing is rounded. Otherwise, the number of parts is
-the largest multiple of the batch size up to `MAX_PARTS`, and each share is rounded to one of the
-two whole numbers beside it. A share that is a whole number of parts stays as it is. So a source
-whose quota is a whole number of prompts in all batches keeps this quota, whatever the other ratios
-are. docs/mixture.md has the proof.
+whole numbers, it is the number of parts and nothing is rounded. Otherwise, and if there are more
+than `MAX_EXACT` shares, the number of parts is the largest multiple of the batch size up to
+`MAX_PARTS`, and each share is rounded to one of the two whole numbers beside it. A share that is a
+whole number of parts stays as it is. So a source whose quota is a whole number of prompts in all
+batches keeps this quota, whatever the other ratios are. docs/mixture.md has the proof.
 
 Example: ratios 0.1, 0.3, 0.6 and batches of 10 give 10 parts, and shares of 1, 3 and 6 parts.
 """
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 
-from samplers.apportionment import exact_shares
+from samplers.apportionment import whole_shares
 
 MAX_PARTS = 2**40
 """A rounded share is less than one part, 2 / `MAX_PARTS` at most, from the exact share."""
 
-_EXACT_BITS = 256
-"""Ratios whose common denominator is longer than this have no exact shares: adding fractions of
-many bits takes seconds, and their shares would not fit `MAX_PARTS`."""
+MAX_EXACT = 2**14
+"""Sources times steps with an entry, up to which shares may be exact. Exact shares and their digest
+take 5 us each, so 1,000 sources with 1,000 entries would take seconds at every start."""
 
 _ROUNDED_BITS = 160
 """Binary places of a ratio where shares are rounded. The error of all places together is far below
@@ -62,18 +63,28 @@ class Shares(Mapping[int, tuple[int, ...]]):
         self.steps: list[int] = sorted({0}.union(*schedules.values()))
         self.ratios: dict[str, dict[int, int]] = _whole(schedules)
         """Source -> step -> ratio, as whole numbers without a common factor; both in order."""
-        self.exact: dict[int, dict[str, Fraction]] | None = None
-        """Step -> source -> share; None if shares are rounded."""
+        self.exact: dict[int, tuple[list[int], int]] | None = None
+        """Step -> (S,) whole numbers in proportion to the shares, and their sum; None if shares
+        are rounded."""
         self.parts: int = parts or 0
         """Parts of a prompt."""
-        if not parts:
-            self.parts, self.exact = self._divide(batch_size, math.inf if parts == 0 else MAX_PARTS)
         self._entries = [(list(own), list(own.values())) for own in self.ratios.values()]
+        self._limit = MAX_PARTS if len(self.ratios) * len(self.steps) <= MAX_EXACT else 0
+        if not parts:
+            self.parts, self.exact = self._divide(
+                batch_size, math.inf if parts == 0 else self._limit
+            )
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether None for `parts` gives these shares."""
+        return self.exact is None or self.parts <= self._limit
 
     def __getitem__(self, step: int) -> tuple[int, ...]:
-        if self.exact is not None:
-            return tuple(int(share * self.parts) for share in self.exact[step].values())
-        return self._rounded(step)
+        if self.exact is None:
+            return self._rounded(step)
+        own, total = self.exact[step]
+        return tuple(share * (self.parts // total) for share in own)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.steps)
@@ -84,24 +95,23 @@ class Shares(Mapping[int, tuple[int, ...]]):
     def most(self, prompts: int) -> dict[str, Fraction | float]:
         """Source -> most of `prompts` prompts that it is due at any step.
 
-        The numbers are exact, or differ from the exact ones so little that the next whole number
-        above both is the same. At 1,000 entries, floats are 1,000 times as fast as fractions.
+        If shares are rounded and change, the numbers are floats, because fractions take 1,000 times
+        as long at 1,000 entries. A float that is near a whole number is replaced by the exact
+        number at one step, that of the largest float. At another step, rounding may make a source
+        due one part of a prompt more. So the number may lack up to `prompts` parts, and the next
+        whole number above may be too low by one.
         """
         top = max(max(own.values()) for own in self.ratios.values())
         if self.exact is not None or len(self.steps) == 1 or top.bit_length() > _FLOAT_BITS:
             of_sources = zip(*(self[step] for step in self.steps), strict=True)
             most = [Fraction(max(own) * prompts, self.parts) for own in of_sources]
             return dict(zip(self.ratios, most, strict=True))
-        steps = np.array(self.steps)
-        ratios = np.empty((len(self.ratios), len(steps)))
-        for own, (knots, values) in zip(ratios, self._entries, strict=True):
-            places = [*np.searchsorted(steps, knots).tolist(), len(steps)]
-            own[places[-2] :] = values[-1] / top
-            own[: places[0]] = values[0] / top
-            for k, length in enumerate(np.diff(knots).tolist()):
-                here = slice(places[k], places[k + 1])
-                slope = (values[k + 1] - values[k]) / (length * top)
-                own[here] = values[k] / top + slope * (steps[here] - knots[k])
+        ratios = np.array(
+            [
+                np.interp(self.steps, knots, [ratio / top for ratio in own])
+                for knots, own in self._entries
+            ]
+        )
         quotas = ratios / ratios.sum(axis=0) * prompts
         most: list[Fraction | float] = quotas.max(axis=1).tolist()
         for source, place in enumerate(quotas.argmax(axis=1).tolist()):
@@ -114,7 +124,12 @@ class Shares(Mapping[int, tuple[int, ...]]):
         """Source -> step -> exact share at every step of all schedules, or ratio if rounded."""
         own: Mapping[str, Mapping[int, int | Fraction]] = self.ratios
         if exact := self.exact:
-            own = {name: {step: exact[step][name] for step in exact} for name in self.ratios}
+            own = {
+                name: {
+                    step: Fraction(shares[source], sum_) for step, (shares, sum_) in exact.items()
+                }
+                for source, name in enumerate(self.ratios)
+            }
         return {
             name: {str(step): str(ratio) for step, ratio in ratios.items()}
             for name, ratios in own.items()
@@ -122,29 +137,27 @@ class Shares(Mapping[int, tuple[int, ...]]):
 
     def _divide(
         self, batch_size: int, limit: float
-    ) -> tuple[int, dict[int, dict[str, Fraction]] | None]:
+    ) -> tuple[int, dict[int, tuple[list[int], int]] | None]:
         """(parts of a prompt, exact shares or None if they do not fit)"""
-        unit, before = batch_size if batch_size <= limit else 1, 0
-        exact: dict[int, dict[str, Fraction]] = {}
-        for step in self.steps:
-            ratios = {
-                name: Fraction(*_ratio_at(list(own), list(own.values()), step))
-                for name, own in self.ratios.items()
-            }
-            common = math.lcm(*(ratio.denominator for ratio in ratios.values()))
-            if limit < math.inf and common.bit_length() > _EXACT_BITS:
-                return _multiple(unit, limit), None
-            exact[step] = exact_shares(ratios)
-            slopes = [
-                (share - exact[before][name]) / max(1, step - before)
-                for name, share in exact[step].items()
+        unit, before = batch_size, 0
+        exact: dict[int, tuple[list[int], int]] = {}
+        for step in self.steps if limit else ():
+            ratios = [Fraction(*_ratio_at(*own, step)) for own in self._entries]
+            own, total = exact[step] = whole_shares(ratios)
+            last, last_total = exact[before]
+            common = math.lcm(total, last_total)
+            changes = [
+                a * (common // total) - b * (common // last_total)
+                for a, b in zip(own, last, strict=True)
             ]
-            for wanted in _denominators([*exact[step].values(), *slopes]):
-                if math.lcm(unit, wanted) > limit:
-                    return _multiple(unit, limit), None
-                unit = math.lcm(unit, wanted)
+            common *= max(1, step - before)
+            unit = math.lcm(unit, total, common // math.gcd(common, *changes))
+            if unit > limit:
+                break
             before = step
-        return unit, exact
+        if unit <= limit:
+            return unit, exact
+        return MAX_PARTS // batch_size * batch_size, None
 
     def _rounded(self, step: int) -> tuple[int, ...]:
         """(S,) parts at a step: the whole number below, or for some sources the one above.
@@ -174,25 +187,29 @@ def steps_without_ratio(schedules: Mapping[str, Mapping[int, float | Fraction]])
     """The steps at which no source has a ratio above 0; schedules have entries >= 0."""
     if any(all(own.values()) for own in schedules.values()):
         return []
-    entries = [(list(own), list(own.values())) for own in _whole(schedules).values()]
     steps = sorted({0}.union(*schedules.values()))
-    return [step for step in steps if not any(_ratio_at(*own, step)[0] for own in entries)]
+    places = {step: place for place, step in enumerate(steps)}
+    has_ratio = np.zeros(len(steps), dtype=bool)
+    for own in schedules.values():
+        entries = [(places[step], own[step]) for step in sorted(own)]
+        entries = [(0, entries[0][1]), *entries, (len(steps), entries[-1][1])]
+        for (start, low), (end, high) in pairwise(entries):
+            if low or high:  # then the ratio is above 0 at all steps between the two
+                has_ratio[start + (not low) : end + bool(high)] = True
+    return [step for step, has in zip(steps, has_ratio.tolist(), strict=True) if not has]
 
 
 def _whole(schedules: Mapping[str, Mapping[int, float | Fraction]]) -> dict[str, dict[int, int]]:
     """The ratios as whole numbers without a common factor, in order of names and steps."""
-    exact = {
-        name: {step: Fraction(str(schedules[name][step])) for step in sorted(schedules[name])}
-        for name in sorted(schedules)
-    }
-    unit = math.lcm(*(ratio.denominator for own in exact.values() for ratio in own.values()))
-    whole = {
-        name: {step: ratio.numerator * (unit // ratio.denominator) for step, ratio in own.items()}
-        for name, own in exact.items()
-    }
-    common = math.gcd(*(ratio for own in whole.values() for ratio in own.values())) or 1
+    values = {ratio for own in schedules.values() for ratio in own.values()}
+    exact = {ratio: Fraction(str(ratio)) for ratio in values}
+    unit = math.lcm(*(ratio.denominator for ratio in exact.values()))
+    whole = {given: ratio.numerator * (unit // ratio.denominator) for given, ratio in exact.items()}
+    common = math.gcd(*whole.values()) or 1
+    whole = {given: ratio // common for given, ratio in whole.items()}
     return {
-        name: {step: ratio // common for step, ratio in own.items()} for name, own in whole.items()
+        name: {step: whole[schedules[name][step]] for step in sorted(schedules[name])}
+        for name in sorted(schedules)
     }
 
 
@@ -204,12 +221,3 @@ def _ratio_at(steps: Sequence[int], ratios: Sequence[int], step: int) -> tuple[i
         return low, 1
     length = steps[after] - steps[after - 1]
     return low * length + (ratios[after] - low) * (step - steps[after - 1]), length
-
-
-def _multiple(unit: int, limit: float) -> int:
-    """The largest multiple of `unit` up to `limit`."""
-    return int(limit) // unit * unit
-
-
-def _denominators(shares: Iterable[Fraction]) -> list[int]:
-    return sorted({share.denominator for share in shares})

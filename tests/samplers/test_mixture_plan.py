@@ -626,6 +626,29 @@ def test_a_run_of_1_0_0_goes_on_with_exact_shares():
     assert MixturePlan.from_description(plan.description()).counts(50) == plan.counts(50)
 
 
+@pytest.mark.parametrize("ratio", [{0: 1, 70: 1}, {0: 1, 70: 0.25}], ids=["constant", "changing"])
+def test_a_run_of_1_0_0_keeps_exact_shares_where_they_are_too_many_for_a_new_run(
+    ratio: Ratio, monkeypatch: pytest.MonkeyPatch
+):
+    ratios: dict[str, Ratio] = {"taco": ratio, "nq": {0: 1, 60: 1}, "math": 0.5}
+    saved = MixturePlan(SIZES, ratios, 20, 0)
+    saved.take(777)
+    state = saved.state_dict()
+    assert "parts" not in saved.description()
+    of_1_0_0 = {field: state[field] for field in OF_1_0_0}
+    monkeypatch.setattr("samplers.shares.MAX_EXACT", 8)  # there are three sources and three steps
+    plan = MixturePlan(SIZES, ratios, 20, 0)
+    assert "parts" in plan.description()
+    plan.load_state_dict(of_1_0_0)
+    for _ in range(3):
+        assert plan.take(500) == saved.take(500)
+        state = json.loads(json.dumps(plan.state_dict()))
+        assert "parts" not in state
+        plan = MixturePlan(SIZES, ratios, 20, 0)
+        plan.load_state_dict(state)
+    assert MixturePlan.from_description(plan.description()).due(7000) == saved.due(7000)
+
+
 @pytest.mark.parametrize("is_of_1_0_0", [False, True])
 def test_exact_shares_are_not_computed_for_a_state_of_another_stream(
     is_of_1_0_0: bool, monkeypatch: pytest.MonkeyPatch

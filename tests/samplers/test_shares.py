@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samplers.shares import MAX_PARTS, Shares
+from samplers.shares import MAX_EXACT, MAX_PARTS, Shares, steps_without_ratio
 
 Schedules = dict[str, dict[int, Any]]
 
@@ -24,15 +24,18 @@ SCHEDULES = st.dictionaries(
 )
 
 
+def ratio_at(schedule: dict[int, Any], step: int) -> Fraction:
+    """The ratio of one schedule at a step, by hand."""
+    own = {at: Fraction(str(ratio)) for at, ratio in sorted(schedule.items())}
+    before = max((at for at in own if at <= step), default=min(own))
+    after = min((at for at in own if at >= step), default=max(own))
+    way = Fraction(step - before, after - before) if before < step < after else 0
+    return own[before] + (own[after] - own[before]) * way
+
+
 def share_at(schedules: Schedules, step: int) -> dict[str, Fraction]:
     """Source -> exact share at a step, by hand."""
-    ratios: dict[str, Fraction] = {}
-    for name in sorted(schedules):
-        own = {at: Fraction(str(ratio)) for at, ratio in sorted(schedules[name].items())}
-        before = max((at for at in own if at <= step), default=min(own))
-        after = min((at for at in own if at >= step), default=max(own))
-        way = Fraction(step - before, after - before) if before < step < after else 0
-        ratios[name] = own[before] + (own[after] - own[before]) * way
+    ratios = {name: ratio_at(schedules[name], step) for name in sorted(schedules)}
     total = sum(ratios.values())
     return {name: ratio / total for name, ratio in ratios.items()}
 
@@ -127,3 +130,27 @@ def test_ratios_with_a_small_denominator_are_not_rounded(
     assert shares.exact is not None
     assert shares.parts == math.lcm(shares.parts, parts)
     assert shares.parts <= MAX_PARTS
+
+
+def test_the_work_on_exact_shares_is_bounded():
+    few = {f"s{number}": {0: 1, 1 + number * 7: 1} for number in range(100)}
+    many = {f"s{number}": {0: 1, 1 + number * 7: 1} for number in range(1000)}
+    assert Shares(few, 100).exact is not None
+    shares = Shares(many, 1000)
+    assert len(many) * len(shares) > MAX_EXACT
+    assert shares.exact is None
+    assert set(shares[7 * 500 + 1]) == {shares.parts // 1000}
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from("abcd"),
+        st.dictionaries(st.integers(0, 12), st.sampled_from([0, 0, 0.5]), min_size=1),
+        min_size=1,
+    )
+)
+def test_the_steps_at_which_no_source_takes_part_are_found(schedules: Schedules):
+    steps = sorted({0}.union(*schedules.values()))
+    assert steps_without_ratio(schedules) == [
+        step for step in steps if not any(ratio_at(own, step) for own in schedules.values())
+    ]
