@@ -52,6 +52,9 @@ Ratio = float | Schedule
 MAX_SOURCES = 2**15 - 1
 """Sources are numbered with 16 bits."""
 
+MAX_STEP, MAX_BATCH_SIZE = 2**40, 2**21
+"""Latest step of an entry and most prompts of a batch: prompts are counted with 63 bits."""
+
 _CHUNK = 2**15
 """Prompts that `MixturePlan.batch` computes at a time, from the first batch that is asked for."""
 
@@ -91,7 +94,7 @@ class MixturePlan:
     Args:
         sizes: source -> rows it has.
         ratios: source -> relative ratio, finite and >= 0; 0 leaves a source out. Or a schedule.
-        batch_size: prompts per batch (B), >= 1.
+        batch_size: prompts per batch (B), 1 to `MAX_BATCH_SIZE`.
         seed: seed of the order of each source's rows.
         apportionment: `carry` carries remainders to the next batch; `fixed` gives every batch the
             same largest-remainder counts, so a small share may get no prompt at all.
@@ -121,7 +124,8 @@ class MixturePlan:
         self.seed: int = int(seed)
         self.apportionment: Apportionment = apportionment
         if apportionment == "fixed":
-            shares = exact_shares({name: own[0] for name, own in sorted(schedules.items())})
+            only = {name: next(iter(own.values())) for name, own in sorted(schedules.items())}
+            shares = exact_shares(only)
             seats = apportion(shares, self.batch_size)
             self._say_starved(shares, seats)
             schedules = {name: {0: count} for name, count in seats.items()}
@@ -501,8 +505,8 @@ def _check(
         problems.append("no source has a ratio above 0")
     if len(schedules) > MAX_SOURCES:
         problems.append(f"there are {len(schedules)} sources; want at most {MAX_SOURCES}")
-    if batch_size < 1:
-        problems.append(f"batch_size={batch_size} is below 1")
+    if not 1 <= batch_size <= MAX_BATCH_SIZE:
+        problems.append(f"batch_size={batch_size} is not between 1 and {MAX_BATCH_SIZE}")
     if apportionment not in ("carry", "fixed"):
         problems.append(f"apportionment={apportionment!r} is neither 'carry' nor 'fixed'")
     if problems:

@@ -882,6 +882,22 @@ def test_a_mixture_that_cannot_be_drawn_is_refused(
     assert word in str(caught.value)
 
 
+def test_fixed_batches_take_the_only_entry_of_a_schedule_at_any_step():
+    plan = MixturePlan({"a": 9, "b": 9}, {"a": {5: 0.5}, "b": 0.5}, 4, 0, "fixed")
+    assert plan.counts(0) == {"a": 2, "b": 2}
+
+
+def test_batches_and_steps_have_no_more_prompts_than_can_be_counted():
+    most, latest = 2**21, 2**40
+    plan = MixturePlan({"a": 9, "b": 9}, {"a": {0: 1, latest: 0.1}, "b": 1}, most, 0)
+    assert sum(plan.counts_between(0, 500).values()) == 500
+    assert sum(plan.due(most * (latest + 9)).values()) == most * (latest + 9)
+    with pytest.raises(ValueError, match=f"batch_size={most + 1} is not between 1 and {most}"):
+        MixturePlan(SIZES, RATIOS, most + 1, 0)
+    with pytest.raises(ValueError, match=f"source='a' has an entry at step={latest + 1}; steps"):
+        MixturePlan({"a": 9, "b": 9}, {"a": {0: 1, latest + 1: 0.5}, "b": 1}, 1, 0)
+
+
 def test_a_schedule_is_refused_where_all_batches_have_the_same_counts():
     with pytest.raises(ValueError, match="source='a' has a schedule, and apportionment='fixed'"):
         MixturePlan({"a": 1, "b": 1}, {"a": {0: 1, 9: 2}, "b": 1}, 4, 0, "fixed")

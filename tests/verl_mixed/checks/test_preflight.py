@@ -236,6 +236,10 @@ def test_vllm_on_a_cpu_is_asked_for_where_it_is_not_installed(
             "every ratio is 0 after 9 steps (taco, nq, math)",
         ),
         (
+            ("mixed.sources.math.ratio={0:1,100000000000000000:0.5}",),
+            "mixed.sources.math.ratio has an entry at step=100000000000000000: steps go up to",
+        ),
+        (
             (
                 "mixed.sources.math.temperature=0.6",
                 "actor_rollout_ref.model.use_fused_kernels=true",

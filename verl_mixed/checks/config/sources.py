@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
 from agent_loop.rewards import default_reward, reward_for
 from agent_loop.rewards.terms import free_length
 from agent_loop.tools.limiter import rate_of
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig
+from samplers.mixture_plan import MAX_STEP
+from samplers.shares import steps_without_ratio
 from verl_mixed.run.sections import named_sources, section_of, sound_sources
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -74,21 +74,20 @@ def _schedule_problems(config: Mapping[str, Any]) -> Iterator[str]:
             f"mixed.apportionment='fixed' with a schedule for source={', '.join(moving)}: every "
             "batch would hold the same counts; set it to carry, or give one ratio each"
         )
+    for name, schedule in schedules.items():
+        if max(schedule) > MAX_STEP:
+            yield (
+                f"mixed.sources.{name}.ratio has an entry at step={max(schedule)}: steps go up to "
+                f"{MAX_STEP}; leave the entry out or give it an earlier step"
+            )
     takes_part = [source.takes_part for source in sources.values()]
     if len(sources) < len(named_sources(config)) or not any(takes_part):
         return  # the check of section reports it
-    for step in sorted({0}.union(*schedules.values())):
-        if not any(_at_step(schedule, step) for schedule in schedules.values()):
-            yield (
-                f"every ratio is 0 after {step} steps ({', '.join(schedules)}): a batch needs a "
-                "source; give at least one a ratio above 0 there (mixed.sources.<name>.ratio)"
-            )
-
-
-def _at_step(schedule: Mapping[int, float], step: int) -> float:
-    """The ratio of a schedule at one step."""
-    knots = sorted(schedule)
-    return float(np.interp(step, knots, [schedule[knot] for knot in knots]))
+    for step in steps_without_ratio(schedules):
+        yield (
+            f"every ratio is 0 after {step} steps ({', '.join(schedules)}): a batch needs a "
+            "source; give at least one a ratio above 0 there (mixed.sources.<name>.ratio)"
+        )
 
 
 def _engine_problems(config: Mapping[str, Any]) -> Iterator[str]:
