@@ -2,13 +2,16 @@
 
 Prompt i is a function of (sizes, ratios, batch size, seed, i). The plan keeps two promises:
 
-1. After any i prompts, source s was drawn within one prompt of its due number, i * share (`carry`).
-   A batch whose quotas are whole numbers therefore holds exactly these numbers, and remainders are
-   carried to the next batch. With a schedule, the due number is the sum of the shares so far.
-   Shares are whole numbers of parts (`samplers.shares`). If they are rounded, the due number after
-   i prompts is less than i / 2**38 prompts from that of the exact shares.
-2. A source repeats no row before all its rows were drawn. Each pass has another order. No row
-   is twice in one batch, unless the source has fewer rows than its part of the batch.
+1. After any i prompts, source s was drawn within one prompt of its due number (`carry`). This is
+   i * share, or with a schedule the sum of the shares so far. Remainders are carried to the next
+   batch. A source whose quota is the same whole number in all batches has exactly this number in
+   each. With schedules, a batch is within one prompt of what is due so far, so a source may get one
+   more prompt after its ratio has become 0. Shares may be rounded (`samplers.shares`). The due
+   number is then less than i / 2**38 prompts from that of the exact shares, so the source is within
+   1 + i / 2**38 prompts of the latter.
+2. A source repeats no row before all its rows were drawn. Each pass has another order. No row is
+   twice in one batch, unless the source has fewer rows than a batch may take: its largest quota
+   rounded up, plus one.
 
 Example: ratios 0.5, 0.3, 0.2 and batches of 4 give counts (2, 1, 1), (2, 2, 0), (2, 1, 1), ...;
 after five batches the sources have exactly 10, 6 and 4 prompts.
@@ -277,7 +280,7 @@ class MixturePlan:
                 position is that of the same batch.
 
         Raises:
-            ValueError: the state belongs to another stream, or is not a state.
+            ValueError: the state belongs to another stream, lacks a source, or is not a state.
         """
         position, drawn = state.get("position"), state.get("drawn")
         if not isinstance(position, int) or position < 0:
@@ -289,7 +292,7 @@ class MixturePlan:
             raise ValueError(
                 f"cannot continue a plan from drawn={drawn!r}: want ints >= 0 by source"
             )
-        shares = self._shares_of(state)
+        before, shares = cast(Mapping[str, int], drawn), self._shares_of(state)
         if differing := self._differences(state, shares):
             if on_change != "continue":
                 raise ValueError(
@@ -305,14 +308,18 @@ class MixturePlan:
                 )
             position = round(Fraction(position, batch_size) * self.batch_size)
         else:
-            if pin := state.get("pin"):
-                self._check_pin(pin, position, shares)
+            if on_change != "continue" and before.keys() != self.drawn.keys():
+                raise ValueError(
+                    f"cannot continue a plan from the draws of sources={sorted(before)}: the "
+                    f"stream has sources={list(self.sources)}; resume from another checkpoint "
+                    "(trainer.resume_from_path), or set mixed.on_change=continue to start the "
+                    "missing sources at their first rows"
+                )
             if shares is not self._shares:
                 self._follow(shares)
-            if pin:
-                self._turns.load_pin(pin)
+            if pin := state.get("pin"):
+                self._load_pin(pin)
         self.position = position
-        before = cast(Mapping[str, int], drawn)
         self.drawn.update({name: before.get(name, 0) for name in self.drawn})
 
     def differences(self, state: Mapping[str, Any]) -> list[str]:
@@ -414,19 +421,17 @@ class MixturePlan:
         _log.info("sources=%d state=1.0.0 shares=exact: this may take long", len(self.sources))
         return Shares(self._shares.ratios, self.batch_size, 0)
 
-    def _check_pin(self, pin: Any, position: int, shares: Shares) -> None:
+    def _load_pin(self, pin: Any) -> None:
+        """Take over the pin of a state; without it, the order is computed from its start."""
         own = dict(cast(Mapping[str, Any], pin)) if isinstance(pin, Mapping) else {}
         digest = own.pop("digest", None)
-        if digest != _digest_of_pin(own, self._fingerprint_of(shares)):
-            cause = "the digest is not that of this pin"
-        elif own["turn"] > position:
-            cause = f"it is of turn={own['turn']}"
+        if digest == _digest_of_pin(own, self._fingerprint):
+            self._turns.load_pin(own)
         else:
-            return
-        raise ValueError(
-            f"cannot continue a plan from position={position!r} with its pin: {cause}; "
-            "remove `pin` from the state to compute it again"
-        )
+            _log.warning(
+                "pin=ignored: the checkpoint was written by another release or is damaged; the "
+                "order is computed from its start, so the first batch takes longer"
+            )
 
     def _most_in_a_batch(self, quota: Fraction | float) -> int:
         """An upper bound of a source's prompts in one batch, for its largest quota."""

@@ -385,8 +385,8 @@ class Turns:
         """The pin of the block that holds a turn, as plain JSON values; None for the first block.
 
         `turn` is the first of the block. `ahead` has one bit per source: whether it had one turn
-        more than its whole dues. `dues` are the parts due at the last knot of the schedules; only
-        a plan with schedules has them.
+        more than its whole dues. `dues` are the parts due at the last entry of the schedules that
+        is before the block; a pin after the first entry has them.
         """
         block = self._block_of(turns)
         if not block:

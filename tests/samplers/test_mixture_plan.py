@@ -118,6 +118,18 @@ def test_a_schedule_is_linear_between_its_entries_and_constant_outside():
     )
 
 
+def test_a_source_may_get_one_more_prompt_after_its_ratio_has_become_0():
+    ratios: dict[str, Ratio] = {
+        "a": {0: 4, 4: 0},
+        "b": {0: 1, 4: 8.25},
+        "c": {0: 1, 4: 2.75},
+        "d": {0: 5, 4: 0},
+    }
+    plan = MixturePlan(dict.fromkeys(ratios, 9), ratios, 4, 0)
+    assert plan.due(16)["a"] == plan.due(20)["a"] == Fraction(40, 11)
+    assert [plan.counts_between(0, 4 * k)["a"] for k in (4, 5)] == [3, 4]
+
+
 def test_an_entry_that_says_what_the_line_says_changes_nothing():
     line: dict[int, float] = {0: 0.8, 9: 0.2}
     plain = MixturePlan({"a": 9, "b": 9}, {"a": line, "b": {0: 0.2, 9: 0.8}}, 10, 0)
@@ -570,29 +582,34 @@ def test_a_resume_computes_nothing_before_the_block_of_the_step_trained_next(
 
 
 @LONG_ORDERS
-def test_a_pin_that_is_not_of_this_plan_and_turn_is_refused_and_changes_nothing(
-    ratios: dict[str, Ratio],
+def test_a_pin_that_is_not_of_this_plan_and_turn_is_computed_again_with_a_warning(
+    ratios: dict[str, Ratio], caplog: pytest.LogCaptureFixture
 ):
     settings: dict[str, Any] = {"sizes": dict.fromkeys(ratios, 9), "ratios": ratios}
     plan = MixturePlan(**settings, batch_size=20, seed=0)
     plan.take(4000)
     state = plan.state_dict()
     pin: dict[str, Any] = state["pin"]
-    plan.take(4000)
+    expected = plan.take(4000)
     later: dict[str, Any] = plan.state_dict()["pin"]
     other = MixturePlan(**settings, batch_size=20, seed=1)
     other.take(4000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("samplers.turns.BLOCK", 32)
+        of_other_blocks = MixturePlan(**settings, batch_size=20, seed=0)
+        of_other_blocks.take(4000)
+        blocks: dict[str, Any] = of_other_blocks.state_dict()["pin"]
     flipped = f"{int(pin['ahead'][0], 16) ^ 8:x}{pin['ahead'][1:]}"  # of the first source
     wrong: list[Any] = [{**pin, "ahead": flipped}, {**pin, "ahead": 3}, {"ahead": ""}, "pin"]
-    wrong += [later, {**later, "turn": pin["turn"]}, other.state_dict()["pin"]]
+    wrong += [{**later, "turn": pin["turn"]}, other.state_dict()["pin"], blocks]
     if dues := pin.get("dues"):
         wrong += [{**pin, "dues": [dues[0] + 7, dues[1] - 7, *dues[2:]]}]
-    resumed = MixturePlan(**settings, batch_size=20, seed=0)
-    for each in wrong:
-        with pytest.raises(ValueError, match=r"with its pin: .*; remove `pin`"):
-            resumed.load_state_dict({**state, "pin": each})
-    assert (resumed.position, resumed.due(4000)) == (0, plan.due(4000))
-    assert resumed.counts(200) == plan.counts(200)
+    for each in [later, *wrong]:  # a later pin is right, but of no use
+        resumed = MixturePlan(**settings, batch_size=20, seed=0)
+        caplog.clear()
+        resumed.load_state_dict({**state, "pin": each})
+        assert ("pin=ignored" in caplog.text) == (each is not later)
+        assert resumed.take(100) == expected[:100]
 
 
 OF_1_0_0: dict[str, Any] = {
@@ -735,6 +752,19 @@ def test_a_state_without_draws_is_refused(drawn: object, on_change: str):
     plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
     with pytest.raises(ValueError, match="want ints >= 0 by source"):
         plan.load_state_dict({**plan.state_dict(), "drawn": drawn}, on_change=on_change)
+
+
+def test_a_state_without_the_draws_of_a_source_is_refused_unless_told_to_continue():
+    plan = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    plan.take(40)
+    state = plan.state_dict()
+    lacking = {**state, "drawn": {"nq": 12, "taco": 20}}
+    resumed = MixturePlan(SIZES, RATIOS, batch_size=20, seed=0)
+    with pytest.raises(ValueError, match=r"draws of sources=\['nq', 'taco'\]: the stream has"):
+        resumed.load_state_dict(lacking)
+    assert resumed.state_dict() == MixturePlan(SIZES, RATIOS, 20, 0).state_dict()
+    resumed.load_state_dict(lacking, on_change="continue")
+    assert resumed.drawn == {"math": 0, "nq": 12, "taco": 20}
 
 
 @pytest.mark.parametrize("change", [{}, {"batch_size": 0}, {"batch_size": "20"}])
