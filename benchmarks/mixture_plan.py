@@ -225,6 +225,7 @@ def _measure_many(label: str, folder: Path) -> Figures:
     def step() -> None:
         plan.counts(plan.position // MANY_BATCH)
         plan.take(MANY_BATCH)
+        plan.ahead(plan.position)
 
     def resume() -> list[PlannedPrompt]:
         resumed = _many(label)
@@ -305,8 +306,8 @@ def _in_a_process(measurement: str, label: str, folder: Path) -> subprocess.Comp
 def _many_table(folder: Path, rounds: int) -> list[str]:
     """The table of many sources; its medians are of `rounds` fresh processes each."""
     lines = [
-        f"**Many sources, batches of {MANY_BATCH:,}**; a step is `counts` and `take`, the mean of "
-        f"{MANY_STEPS}; wall time, CPU time in brackets",
+        f"**Many sources, batches of {MANY_BATCH:,}**; a step is `counts`, `take` and `ahead`, "
+        f"the mean of {MANY_STEPS}; wall time, CPU time in brackets",
         "",
         f"| | first batch | step | slowest step | resume at step {MANY_AT:,} | the batch due | "
         "state, bytes | CPU of the same step without a pin |",

@@ -77,13 +77,11 @@ class Accounts(TrainerState):
         """Prompts by which the batch misses its quotas, and the run so far the prompts due."""
         planned = self.plan.counts(self.global_steps - 1)
         self._miscounted.update({name: trained.get(name, 0) - planned[name] for name in planned})
-        prompts = self.global_steps * self.plan.batch_size
-        so_far, due = self.plan.counts_between(0, prompts), self.plan.due(prompts)
+        ahead = self.plan.ahead(self.global_steps * self.plan.batch_size)
+        ahead += [self._miscounted[name] for name in self.plan.sources]
         return {
             "mixed/ratio_error/max": float(ratio_error(planned, trained)),
-            "mixed/ratio_error/cumulative_max": max(
-                abs(float(so_far[name] + self._miscounted[name] - due[name])) for name in planned
-            ),
+            "mixed/ratio_error/cumulative_max": float(np.abs(ahead).max()),
         }
 
     def _check_faults(self, trajectories: list[TrainedTrajectory]) -> None:

@@ -86,6 +86,8 @@ def test_after_any_prompt_each_source_was_drawn_within_one_of_what_it_is_due(
         drawn[prompt.source] += 1
         due = plan.due(i)
         assert all(abs(drawn[name] - due[name]) < 1 for name in plan.sources)
+    ahead = [float(drawn[name] - own) for name, own in plan.due(length).items()]
+    assert plan.ahead(length).tolist() == pytest.approx(ahead, abs=1e-9)
     assert plan.drawn == drawn
     assert plan.position == length
 
