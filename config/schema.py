@@ -118,8 +118,13 @@ class RewardTerms(Section):
     """Term against long responses."""
 
 
-_BRANCHES = ("<name>", "<template>")
+_BRANCHES = ("<name>", "<template>", "<number>", "<schedule>")
 """Pydantic has them in an error's place, where they are no part of the path."""
+
+_NumberOrSchedule = Annotated[
+    Annotated[float, Tag(_BRANCHES[2])] | Annotated[dict[int, float], Tag(_BRANCHES[3])],
+    Discriminator(lambda given: _BRANCHES[2 + isinstance(given, Mapping)]),
+]
 
 _NameOrTemplate = Annotated[
     Annotated[str, Tag(_BRANCHES[0])] | Annotated[PromptConfig, Tag(_BRANCHES[1])],
@@ -130,7 +135,7 @@ _NameOrTemplate = Annotated[
 class SourceConfig(Section):
     """One source of the mixture."""
 
-    ratio: Ratio
+    ratio: _NumberOrSchedule
     """Share of every batch, relative to the other sources; finite and >= 0; or a schedule."""
 
     agent: str | None = None

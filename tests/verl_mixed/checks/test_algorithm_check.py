@@ -1,10 +1,12 @@
 """Algorithms that could not run, or not as they say, are named before Ray starts."""
 
+from pathlib import Path
+
 import pytest
 
 from agent_loop.training.estimators import ESTIMATORS, UNTRIED
 from tests.verl_mixed.conftest import RunEnviron
-from verl_mixed.checks.config.algorithm import FILTER_METRICS
+from verl_mixed.checks.config.algorithm import FILTER_METRICS, LOSSES
 from verl_mixed.launch.plan import make_plan
 
 DAPO = ("algorithm.filter_groups.enable=true",)
@@ -22,7 +24,7 @@ def test_every_known_estimator_is_taken_as_it_is(run_environ: RunEnviron, estima
 
 
 def test_every_estimator_of_verl_is_known_or_left_out_on_purpose() -> None:
-    from verl.trainer.ppo.core_algos import AdvantageEstimator
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, AdvantageEstimator
 
     of_verl = {estimator.value for estimator in AdvantageEstimator}
     left_out = {
@@ -30,6 +32,7 @@ def test_every_estimator_of_verl_is_known_or_left_out_on_purpose() -> None:
         "optimal_token_baseline",
         "gdpo",  # normalises several rewards apart, which its own reward manager sends
     }
+    assert {*POLICY_LOSS_REGISTRY} == {*LOSSES}
     assert of_verl - left_out == {*ESTIMATORS, *UNTRIED} - {"state_masked_grpo"}
 
 
@@ -38,15 +41,19 @@ def test_an_unknown_estimator_is_named_with_those_there_are(run_environ: RunEnvi
     assert found.startswith("algorithm.adv_estimator='grpoo': no estimator that is supported;")
 
 
-def test_an_estimator_of_the_users_own_is_left_to_them(run_environ: RunEnviron) -> None:
-    assert (
-        problems_of(
-            run_environ,
-            "algorithm.adv_estimator=mine",
-            "actor_rollout_ref.model.external_lib=my_estimators",
-        )
-        == []
+def test_what_a_module_of_the_users_own_registers_is_left_to_them(
+    run_environ: RunEnviron, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = (
+        "algorithm.adv_estimator=mine",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=mine",
+        "actor_rollout_ref.model.external_lib=my_estimators",
     )
+    (found,) = problems_of(run_environ, *own)
+    assert "external_lib='my_estimators': no module 'my_estimators' on PYTHONPATH" in found
+    (tmp_path / "my_estimators.py").touch()
+    assert problems_of(run_environ, *own) == []
 
 
 @pytest.mark.parametrize("estimator", ("gae", "remax", "reinforce_plus_plus"))

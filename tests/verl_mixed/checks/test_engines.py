@@ -284,6 +284,10 @@ def test_verls_own_rule_for_micro_batches_of_a_fixed_size_counts_gpus() -> None:
         ),
         (["model_engine=megatron", f"{ACTOR}.strategy=automodel"], ["strategy='automodel'"]),
         (
+            [f"{ACTOR}.strategy=megatron"],
+            [f"{part}.strategy='megatron' with model_engine='dp'" for part in (ACTOR, REF)],
+        ),
+        (
             ["model_engine=megatron", f"+{ACTOR}.fsdp_config.param_offload=true"],
             ["actor.fsdp_config with model_engine='megatron'"],
         ),

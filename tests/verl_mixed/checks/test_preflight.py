@@ -315,6 +315,7 @@ def test_a_separate_trainer_with_all_it_needs_is_no_problem(run_environ: RunEnvi
         ("actor_rollout_ref.rollout.nnodes=0", "rollout.nnodes=0"),
         ("actor_rollout_ref.rollout.n_gpus_per_node=0", "rollout.n_gpus_per_node=0"),
         ("actor_rollout_ref.rollout.checkpoint_engine.backend=naive", "backend='naive'"),
+        ("trainer.v1.separate_async.hybrid_rollout.enable_switch=true", "set it to false"),
     ],
 )
 def test_what_a_separate_trainer_lacks_is_named(
@@ -431,6 +432,7 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 LORA = {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True}
 MEGATRONS = {f"{MODEL}.lora.rank": 8, f"{MODEL}.lora.merge": True}
+DELTA = {f"{ROLLOUT}.checkpoint_engine.backend": "delta_sharded"}
 VLLM = {f"{ROLLOUT}.name": "vllm", f"{MODEL}.lora.merge": False}
 
 
@@ -456,7 +458,9 @@ VLLM = {f"{ROLLOUT}.name": "vllm", f"{MODEL}.lora.merge": False}
             "the rollout of mixed_separate_async would get no adapter",
         ),
         (LORA | VLLM | {f"{ROLLOUT}.layered_summon": True}, "set load_format to safetensors"),
-        (LORA | {f"{ROLLOUT}.checkpoint_engine.backend": "delta_sharded"}, "choose nccl"),
+        (LORA | DELTA, None),  # no other mode reads it
+        (LORA | DELTA | {"trainer.v1.trainer_mode": "mixed_separate_async"}, "choose nccl"),
+        (LORA | {f"{MODEL}.lora_alpha": None}, "lora_alpha=None: want a whole number >= 1"),
         (LORA | {f"{MODEL}.target_parameters": ["experts"]}, "name modules in target_modules"),
         (LORA | {f"{ACTOR}.checkpoint.save_contents": ["model", "hf_model"]}, "verl-mixed export"),
         (LORA | {f"{MODEL}.lora_adapter_path": "/gone"}, "no adapter's folder"),
@@ -1017,6 +1021,8 @@ def test_a_broken_file_of_agent_loops_is_named_and_stops_no_check(
         ("math.prompt={system: '{x_tag}'}", "mixed.sources.math.prompt: {x_tag}: no such tag"),
         ("math.prompt=nope", "mixed: sources.math.prompt='nope': no such template"),
         ("tools={ratio: 0}", "mixed.sources: no names of sources: 'tools'"),
+        ("math.ratio=null", "mixed.sources.math.ratio: Input should be a valid number (got None)"),
+        ("math.ratio={a: 1}", "mixed.sources.math.ratio.a.[key]: Input should be a valid integer"),
         ("t=5", "mixed.sources.t: Input should be a valid dictionary"),
     ],
 )
@@ -1039,6 +1045,12 @@ def test_values_that_verl_would_take_and_fail_on_are_named(run_environ: RunEnvir
         "actor_rollout_ref.rollout.top_p": "7",
         "actor_rollout_ref.rollout.top_k": "-5",
         "actor_rollout_ref.rollout.multi_turn.max_turn_length": "0",
+        "actor_rollout_ref.rollout.val_kwargs.n": "abc",
+        "actor_rollout_ref.rollout.val_kwargs.top_p": "8",
+        "actor_rollout_ref.rollout.dtype": "foo",
+        "actor_rollout_ref.rollout.logprobs_mode": "foo",
+        "actor_rollout_ref.actor.ppo_epochs": "0",
+        "actor_rollout_ref.actor.policy_loss.loss_mode": "nosuch",
         "actor_rollout_ref.actor.entropy_coeff": "-3",
         "actor_rollout_ref.actor.kl_loss_type": "zzz",
         "algorithm.kl_ctrl.type": "sliding",
@@ -1046,9 +1058,19 @@ def test_values_that_verl_would_take_and_fail_on_are_named(run_environ: RunEnvir
         "trainer.max_actor_ckpt_to_keep": "0",
         "trainer.resume_mode": "never",
         "trainer.logger": "[nonsense]",
+        "trainer.checkpoint_callback_class": "foo.Bar",
+        "trainer.v1.colocate_async.num_warmup_batches": "abc",
+        "trainer.v1.sampler.max_off_policy_strategy": "foo",
+        "trainer.v1.sampler.max_off_policy_threshold": "abc",
+        "transfer_queue.backend.storage_backend": "MooncakeStore",
+        "data.custom_cls": "{path: /nosuch.py}",
     }
-    kl = ["actor_rollout_ref.actor.use_kl_loss=true", "algorithm.use_kl_in_reward=true"]
-    found = problems_of(run_environ, *kl, *(f"{key}={value}" for key, value in wrong.items()))
+    modes = (
+        "trainer.v1.trainer_mode=mixed_colocate_async",
+        "actor_rollout_ref.actor.use_kl_loss=true",
+        "algorithm.use_kl_in_reward=true",
+    )
+    found = problems_of(run_environ, *modes, *(f"{key}={value}" for key, value in wrong.items()))
     assert sorted(problem.split("=")[0] for problem in found) == sorted(wrong)
     gae = ("algorithm.adv_estimator=gae", "algorithm.gamma=1.5")
     assert "algorithm.gamma=1.5: want a number from 0 to 1" in problems_of(run_environ, *gae)

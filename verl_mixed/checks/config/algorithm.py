@@ -12,6 +12,7 @@ FILTER_METRICS = ("reward", "acc", "format", "score")
 """Metrics for filtering groups: the reward, or a part that every source has."""
 
 _ACTOR = "actor_rollout_ref.actor"
+_LIBRARY = "actor_rollout_ref.model.external_lib"
 _STATE_MASKED_GRPO = "algorithm.state_masked_grpo"
 
 
@@ -25,14 +26,27 @@ def algorithm_problems(config: Mapping[str, Any]) -> list[str]:
     ]
 
 
+LOSSES = (
+    "vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "dro",
+    "cispo", "bypass_mode",
+)  # fmt: skip
+"""The policy losses of verl, by `actor.policy_loss.loss_mode`."""
+
+
 def _estimator_problems(config: Mapping[str, Any]) -> Iterator[str]:
     estimator = at(config, "algorithm.adv_estimator")
-    is_own = bool(at(config, "actor_rollout_ref.model.external_lib"))
+    is_own = bool(at(config, _LIBRARY))
     if estimator not in ESTIMATORS + UNTRIED and not is_own:
         yield (
             f"algorithm.adv_estimator={estimator!r}: no estimator that is supported; choose "
             f"{', '.join(ESTIMATORS)}, of verl's others {', '.join(UNTRIED)}, or register one in a "
-            "module that actor_rollout_ref.model.external_lib names"
+            f"module that {_LIBRARY} names"
+        )
+    loss = at(config, f"{_ACTOR}.policy_loss.loss_mode")
+    if loss not in LOSSES and not is_own:
+        yield (
+            f"{_ACTOR}.policy_loss.loss_mode={loss!r}: no such loss; choose {', '.join(LOSSES)}, "
+            f"or register one in a module that {_LIBRARY} names"
         )
     n = at(config, "actor_rollout_ref.rollout.n")
     least = 1 if estimator in WITHOUT_GROUPS else 2

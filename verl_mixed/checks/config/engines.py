@@ -144,9 +144,11 @@ def _section_problems(config: Mapping[str, Any], name: str, engine: Engine) -> I
     for part in [_ACTOR, _REF] + [_CRITIC] * has_critic(config):
         strategy = at(config, f"{part}.strategy")
         if strategy not in engine.strategies:
+            others = [each for each, one in ENGINES.items() if strategy in one.strategies]
+            remedy = f"set model_engine={others[0]} to have it" if others else NO_SUCH_ENGINE
             yield (
                 f"{part}.strategy={strategy!r} with model_engine={name!r}: want "
-                f"{' or '.join(engine.strategies)}, because {NO_SUCH_ENGINE} (model_engine=...)"
+                f"{' or '.join(engine.strategies)}; {remedy}"
             )
         is_critic = part == _CRITIC
         own = engine.critic if is_critic else engine.section
@@ -155,14 +157,22 @@ def _section_problems(config: Mapping[str, Any], name: str, engine: Engine) -> I
             if at(config, f"{part}.{section}") is not None:
                 yield (
                     f"{part}.{section} with model_engine={name!r}: it is a section of another "
-                    f"training engine, and verl refuses it after minutes; remove it, or write its "
-                    f"settings below {part}.{own}"
+                    f"training engine, and verl refuses it after minutes; set model_engine="
+                    f"{_engine_with(section)}, or remove it (settings of {name} are below "
+                    f"{part}.{own})"
                 )
+
+
+def _engine_with(section: str) -> str:
+    """The `model_engine` whose settings are in this section of the actor or the critic."""
+    return next(name for name, one in ENGINES.items() if section in (one.section, one.critic))
 
 
 def _models(config: Mapping[str, Any]) -> list[str]:
     """The keys of the models of a run, the actor first."""
-    return [_ACTOR] + [_REF] * has_reference(config) + [_CRITIC] * has_critic(config)
+    # torchtitan has no critic, which is a problem of its own
+    with_critic = has_critic(config) and at(config, "model_engine") != "torchtitan"
+    return [_ACTOR] + [_REF] * has_reference(config) + [_CRITIC] * with_critic
 
 
 def _feature_problems(config: Mapping[str, Any], name: str, engine: Engine) -> Iterator[str]:

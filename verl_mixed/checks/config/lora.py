@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from config.lookup import at
+from verl_mixed.checks.config.algorithm import is_count
 
 _MODEL = "actor_rollout_ref.model"
 _ACTOR = "actor_rollout_ref.actor"
@@ -64,6 +65,8 @@ def lora_problems(config: Mapping[str, Any]) -> Iterator[str]:
                     f"{_MODEL}.{key}={value!r} with {_MODEL}.lora_rank=0: it is not read; set "
                     "lora_rank, or remove the override"
                 )
+    if rank and not is_count(alpha := at(config, f"{_MODEL}.lora_alpha")):
+        yield f"{_MODEL}.lora_alpha={alpha!r}: want a whole number >= 1; 2 x lora_rank is common"
     if rank or of_megatron:
         yield from _sync_problems(config, max(rank, of_megatron))
     if rank and strategy in _FSDP:
@@ -74,7 +77,7 @@ def _sync_problems(config: Mapping[str, Any], rank: int) -> Iterator[str]:
     """Ways to the rollout on which adapters would be refused, or lost in silence."""
     backend, mode = at(config, f"{_ROLLOUT}.name"), at(config, "trainer.v1.trainer_mode")
     engine = at(config, f"{_ROLLOUT}.checkpoint_engine.backend")
-    if engine == "delta_sharded":
+    if mode == "mixed_separate_async" and engine == "delta_sharded":
         yield (
             f"{_ROLLOUT}.checkpoint_engine.backend={engine!r} with LoRA: verl sends the changes of "
             "full weights this way, and no adapters; choose nccl or another"

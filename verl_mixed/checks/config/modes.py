@@ -5,6 +5,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,15 @@ _MANAGER = "agent_loop.loop_worker.MixedAgentLoopManager"
 _MODES = ("mixed_sync", "mixed_colocate_async", "mixed_separate_async")
 """Trainers of the mixture; see `agent_loop.training.trainer`."""
 
+_DATASET = {"path": "pkg://agent_loop.dataset", "name": "MixedRLHFDataset"}
+_STORE = "transfer_queue.backend.storage_backend"
+_SWITCH = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
+_FOR_ALL = {
+    "max_turns": f"{_ROLLOUT}.multi_turn.max_assistant_turns",
+    "max_response_length": "data.max_response_length",
+}
+"""Limit of a source -> the key that limits all sources, verl's own loops too."""
+
 
 def mode_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Modes and settings of verl that would lose the mixture."""
@@ -44,6 +55,16 @@ def mode_problems(config: Mapping[str, Any]) -> Iterator[str]:
             "distillation.enabled=True: training on a teacher's log-probs was never tried with the "
             "mixture; set it to false"
         )
+    if at(config, _SWITCH):
+        yield f"{_SWITCH}=True: mixed_separate_async was never tried with it; set it to false"
+    if (store := at(config, _STORE)) != "SimpleStorage":
+        yield f"{_STORE}={store!r}: no other store was tried; set it to SimpleStorage"
+    if (given := at(config, "data.custom_cls")) != _DATASET:
+        yield (
+            f"data.custom_cls={given!r}: the dataset of the mixture gives rows their agent and "
+            f"prompt; leave it at {_DATASET}"
+        )
+    yield from _import_problems(config)
     sampler = at(config, "trainer.v1.sampler.custom_sampler.path")
     if sampler:
         yield (
@@ -77,6 +98,18 @@ def mode_problems(config: Mapping[str, Any]) -> Iterator[str]:
             "data.filter_overlong_prompts=True: verl would leave rows out that the mixture plan "
             "counts on; set it to false, long prompts are named before the run starts"
         )
+
+
+def _import_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Modules of the user's own that are not there; they are not imported here."""
+    for key in ("actor_rollout_ref.model.external_lib", "trainer.checkpoint_callback_class"):
+        given = at(config, key)
+        for name in filter(None, given if isinstance(given, list) else [given]):
+            package = str(name).partition(".")[0]
+            if not (
+                package and (PathFinder.find_spec(package, [os.getcwd()]) or find_spec(package))
+            ):
+                yield f"{key}={name!r}: no module {package!r} on PYTHONPATH or here; correct it"
 
 
 def loop_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -120,7 +153,8 @@ def _foreign_problems(config: Mapping[str, Any]) -> list[str]:
     ours = ("max_turns", "max_response_length", "observation_style")
     return [
         f"mixed.sources.{name}.{key}={getattr(source, key)!r} with agent={source.agent!r}: verl's "
-        f"own loops read no limits of a source; set it for all, or use another agent"
+        f"own loops read no limits of a source; set {_FOR_ALL.get(key, 'it')} for all, or use "
+        "another agent"
         for name, source in sound_sources(config).items()
         if source.takes_part and source.agent in VERLS_AGENTS
         for key in ours

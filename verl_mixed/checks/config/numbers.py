@@ -9,11 +9,13 @@ from config.lookup import at
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
+_VALIDATION = f"{_ROLLOUT}.val_kwargs"
 _STORE = "transfer_queue.backend.SimpleStorage"
 
 _STRICT = ConfigDict(strict=True)
 
 _Count: Any = Annotated[int, Field(ge=1)]
+_TopK = Annotated[int, Field(ge=-1)]
 _Rate = Annotated[float, Field(ge=0, lt=1)]
 _Share = Annotated[float, Field(gt=0, le=1)]
 _Discount = Annotated[float, Field(ge=0, le=1)]
@@ -21,17 +23,20 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 _KL = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "k3+"]
+_Dtype = Literal["auto", "bfloat16", "float16", "float32", "float", "half", "bf16", "fp16", "fp32"]
+_LogProbs = Literal["processed_logprobs", "raw_logprobs"]
 _Resume = Literal["auto", "disable", "resume_path"]
 _Logger = Literal[
     "console", "tensorboard", "wandb", "mlflow", "swanlab", "vemlp_wandb", "clearml", "trackio",
     "file", "rl_insight",
 ]  # fmt: skip
 
-_KINDS: Mapping[str, tuple[Any, str]] = {
+KINDS: Mapping[str, tuple[Any, str]] = {
     "data.train_batch_size": (_Count, "a whole number >= 1"),
     "data.max_prompt_length": (_Count, "a whole number >= 1"),
     "data.max_response_length": (_Count, "a whole number >= 1"),
     f"{_ACTOR}.ppo_mini_batch_size": (_Count, "a whole number >= 1"),
+    f"{_ACTOR}.ppo_epochs": (_Count, "a whole number >= 1"),
     f"{_ACTOR}.optim.lr": (_Rate, "a number from 0 (learns nothing) to below 1"),
     f"{_ACTOR}.clip_ratio": (_Positive, "a number > 0"),
     f"{_ACTOR}.clip_ratio_low": (_Positive, "a number > 0"),
@@ -48,7 +53,13 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "algorithm.lam": (_Discount, "a number from 0 to 1"),
     f"{_ROLLOUT}.temperature": (_Positive, "a number > 0: log-probs are divided by it"),
     f"{_ROLLOUT}.top_p": (_Share, "a number above 0 and up to 1"),
-    f"{_ROLLOUT}.top_k": (Annotated[int, Field(ge=-1)], "a whole number, -1 for all tokens"),
+    f"{_ROLLOUT}.top_k": (_TopK, "a whole number, -1 for all tokens"),
+    f"{_VALIDATION}.n": (_Count, "a whole number >= 1"),
+    f"{_VALIDATION}.temperature": (_Weight, "a number >= 0"),
+    f"{_VALIDATION}.top_p": (_Share, "a number above 0 and up to 1"),
+    f"{_VALIDATION}.top_k": (_TopK, "a whole number, -1 for all tokens"),
+    f"{_ROLLOUT}.dtype": (_Dtype, "bfloat16, float16, float32 or auto"),
+    f"{_ROLLOUT}.logprobs_mode": (_LogProbs | None, "processed_logprobs or raw_logprobs"),
     f"{_ROLLOUT}.gpu_memory_utilization": (_Share, "a number above 0 and up to 1"),
     f"{_ROLLOUT}.multi_turn.max_assistant_turns": (_Count, "a whole number >= 1"),
     f"{_ROLLOUT}.multi_turn.max_turn_length": (_Count | None, "a whole number >= 1, or null"),
@@ -63,6 +74,13 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
     "trainer.save_freq": (int, "a whole number, -1 for never"),
     "trainer.test_freq": (int, "a whole number, -1 for never"),
     "trainer.max_actor_ckpt_to_keep": (_Count | None, "a whole number >= 1, or null for all"),
+    "trainer.v1.colocate_async.num_warmup_batches": (_Weight, "a number >= 0"),
+    "trainer.v1.separate_async.num_warmup_batches": (_Weight, "a number >= 0"),
+    "trainer.v1.sampler.max_off_policy_strategy": (Literal["drop", "wait"], "drop or wait"),
+    "trainer.v1.sampler.max_off_policy_threshold": (
+        _Count | None,
+        "a whole number >= 1, or null for no limit",
+    ),
     "trainer.resume_mode": (_Resume, "auto, disable or resume_path"),
     "trainer.logger": (
         list[_Logger] | _Logger,
@@ -74,8 +92,10 @@ _KINDS: Mapping[str, tuple[Any, str]] = {
 def number_problems(config: Mapping[str, Any]) -> list[str]:
     """One sentence for each wrong value."""
     problems = []
-    for key, (kind, wanted) in _KINDS.items():
+    for key, (kind, wanted) in KINDS.items():
         value = at(config, key)
+        if key.startswith(_VALIDATION) and value == at(config, key.replace(_VALIDATION, _ROLLOUT)):
+            continue  # it follows the rollout's, which is reported
         try:
             TypeAdapter(kind, config=_STRICT).validate_python(value)
         except ValidationError:
