@@ -347,7 +347,8 @@ class MixedConfig(Section):
     """The `mixed:` subtree."""
 
     sources: dict[str, SourceConfig]
-    """Source name (as in the rows' `data_source` column) -> its settings."""
+    """Source name (as in the rows' `data_source` column) -> its settings. On the command line,
+    `mixed.sources.<name>=null` drops a source of the chosen mixture."""
 
     prompts: dict[str, PromptConfig] = {}
     """Templates by name, for `mixed.sources.<name>.prompt`: a file of `config/prompts/`."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -16,13 +16,21 @@ from cluster.placement import UNITS_KEY, storage_units
 from config.lookup import at
 from config.schema import TOOL_CONFIG, ConfigError
 from samplers.rows.sources.demo import DEMO_SOURCES
+from verl_mixed.checks.config.structure import structure_problems
 from verl_mixed.checks.config.unknown import is_unknown, unknown_problems
 from verl_mixed.checks.config.unread import is_unread
 from verl_mixed.checks.machine.ray_cluster import cluster_problems
 from verl_mixed.checks.preflight import preflight, preflight_warnings
 from verl_mixed.launch.generated import demo_folder, is_made, still_to_make, use_generated_data
 from verl_mixed.prepare.source_files import add_files_of_sources
-from verl_mixed.run.compose import changed_keys, compose_with_choices, load_config, resolve
+from verl_mixed.run.compose import (
+    changed_keys,
+    compose_with_choices,
+    load_config,
+    resolve,
+    resolving,
+    without_profile,
+)
 from verl_mixed.run.name import display_name, name_problems
 from verl_mixed.run.sections import sound_sources
 from verl_mixed.run.settings import ADDRESS_KEY, SERVER_URL_KEY, is_own_tool_server, overrides_from
@@ -150,6 +158,7 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     return plan_of(*compose_with_choices(overrides), overrides)
 
 
+@resolving()
 def plan_of(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[str]) -> Plan:
     """Fill in what a composed config leaves open: folder, absolute paths, data, display name.
 
@@ -159,6 +168,9 @@ def plan_of(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[
     Raises:
         ConfigError: settings are wrong.
     """
+    given = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    if problems := [*structure_problems(given, without_profile(choices["model_engine"]))]:
+        raise ConfigError(problems)
     if problems := name_problems(OmegaConf.select(config, "mixed.experiment")):
         raise ConfigError(problems)
     if not isinstance(sources := config.mixed.sources, DictConfig):
@@ -176,8 +188,9 @@ def plan_of(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[
         is_demo = generated == demo_folder(config.mixed.seed).absolute()
         config.trainer.experiment_name = display_name(config, overrides, is_demo=is_demo)
     resolved = resolve(config, complete=False)
-    if (store := at(resolved, UNITS_KEY.rpartition(".")[0])) and at(resolved, UNITS_KEY) is None:
-        store["num_data_storage_units"] = storage_units(resolved)
+    store, units = at(resolved, UNITS_KEY.rpartition(".")[0]), storage_units(resolved)
+    if store and at(resolved, UNITS_KEY) is None and units:
+        store["num_data_storage_units"] = units
     return Plan(
         generated=generated,
         changed=changed,

@@ -5,7 +5,8 @@ value are reported here; values are checked by `config.schema` and `verl_mixed.c
 """
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -95,13 +96,7 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 
 def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
     """As `compose_config`, with the file that was chosen of each group of files."""
-    for override in overrides:
-        key, _, value = override.partition("=")
-        # Hydra would name its search path only
-        if key == "model_engine" and value.strip("'\"") not in TRAINING_ENGINES:
-            raise ConfigError([f"{override}: {NO_SUCH_ENGINE}"])
-        if key == "training_engine":
-            raise ConfigError([f"{override}: it follows model_engine; set model_engine instead"])
+    _refuse_engine_files(overrides)
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base=None):
             given = _with_search_path(overrides)
@@ -114,6 +109,11 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str
     choices = {group: name for group, name in config.hydra.runtime.choices.items() if name}
     with open_dict(config):
         del config["hydra"]
+        # null drops a source of the mixture, as ~mixed.sources.<name> does
+        sources = at(cast(Any, OmegaConf.to_container(config, resolve=False)), "mixed.sources")
+        for name, source in sources.items() if isinstance(sources, dict) else ():
+            if source is None:
+                del config.mixed.sources[name]
     if (engine := config.model_engine) != (chosen := choices["model_engine"]):
         raise ConfigError(
             [
@@ -124,6 +124,37 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str
             ]
         )
     return config, choices
+
+
+def _refuse_engine_files(overrides: Sequence[str]) -> None:
+    """Refuse overrides of the training engine's files, of which Hydra would name its search path
+    only, or take the file away in silence."""
+    parser = OverridesParser.create()
+    for override in overrides:
+        try:
+            given = parser.parse_override(override)
+        except HydraException:
+            continue  # Hydra says it better when it composes
+        if given.key_or_group == "training_engine":
+            raise ConfigError([f"{override}: it follows model_engine; set model_engine instead"])
+        if given.key_or_group != "model_engine":
+            continue
+        if given.is_delete() or given.is_add() or given.is_force_add():
+            raise ConfigError(
+                [
+                    f"{override}: it chooses files, which can be replaced only; write "
+                    f"model_engine=NAME, one of {', '.join(TRAINING_ENGINES)}"
+                ]
+            )
+        if given.value() not in TRAINING_ENGINES:
+            raise ConfigError([f"{override}: {NO_SUCH_ENGINE}"])
+
+
+@lru_cache(maxsize=len(TRAINING_ENGINES))
+def without_profile(engine: str) -> Mapping[str, Any]:
+    """The config that a profile is laid over, for a `model_engine`; interpolations unresolved."""
+    config = compose_config([f"model_engine={engine}", "~profile"])
+    return cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
 
 
 def changed_keys(
@@ -221,8 +252,15 @@ def resolve(config: DictConfig, *, complete: bool = True) -> dict[str, Any]:
     """
     if complete and (problems := unset_problems(config)):
         raise ConfigError(problems)
-    try:
+    with resolving():
         return cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+
+
+@contextmanager
+def resolving() -> Iterator[None]:
+    """Raise a `ConfigError` for a value that is missing or an interpolation that leads nowhere."""
+    try:
+        yield
     except OmegaConfBaseException as error:
         raise ConfigError([f"cannot resolve the config: {' '.join(str(error).split())}"]) from error
 

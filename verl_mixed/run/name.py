@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from config.schema import ConfigError
 from verl_mixed.exit_codes import GOOD, USAGE
-from verl_mixed.run.compose import compose_config
+from verl_mixed.run.compose import compose_config, resolving
 from verl_mixed.run.settings import SETTINGS, overrides_from
 from verl_mixed.run.state import RUNS, RunFolder, RunHeld
 
@@ -57,6 +57,7 @@ def facts(arguments: Sequence[str], environ: Mapping[str, str]) -> RunFacts:
     return facts_of(compose_config(overrides_from(settings, arguments)))
 
 
+@resolving()
 def facts_of(config: DictConfig) -> RunFacts:
     """The facts of the run that a composed config describes; the run need not exist.
 
@@ -67,7 +68,8 @@ def facts_of(config: DictConfig) -> RunFacts:
     if problems := name_problems(name):
         raise ConfigError(problems)
     folder = RunFolder(RUNS / name)
-    total = OmegaConf.select(config, "trainer.total_training_steps") or 0
+    total = OmegaConf.select(config, "trainer.total_training_steps")
+    total = total if isinstance(total, int) else 0  # the check of numbers reports another value
     return RunFacts(
         folder=str(RUNS / name),
         holder=_holder(folder),
@@ -109,12 +111,17 @@ def display_name(config: DictConfig, overrides: Sequence[str], *, is_demo: bool 
         [
             "demo" if is_demo else Path(model).name,
             "+".join(agents),
-            config.algorithm.adv_estimator,
-            f"lr{actor.optim.lr:g}",
+            str(config.algorithm.adv_estimator),
+            f"lr{_short(actor.optim.lr)}",
             f"bs{config.data.train_batch_size}x{rollout.n}",
-            f"kl{kl:g}",
+            f"kl{_short(kl)}",
         ]
     )
+
+
+def _short(value: Any) -> str:
+    """A number with few digits; another value, which a check reports, as it is."""
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def _holder(folder: RunFolder) -> str:

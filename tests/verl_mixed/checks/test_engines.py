@@ -377,6 +377,22 @@ def test_engines_without_a_trainer_config_are_refused_by_name(engine: str) -> No
         compose_config([f"model_engine={engine}"])
 
 
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        *((f"{prefix}model_engine=megatron", "write model_engine=NAME") for prefix in ("+", "++")),
+        ("~model_engine", "write model_engine=NAME"),
+        ("+training_engine=megatron", "set model_engine instead"),
+        ("~training_engine", "set model_engine instead"),
+    ],
+)
+def test_an_engine_s_files_are_replaced_only(override: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose_config([override])
+    (found,) = error.value.problems
+    assert found.startswith(f"{override}: ") and remedy in found
+
+
 def test_every_engine_has_its_settings() -> None:
     folder = Path(__file__).parents[3] / "config" / "training_engine"
 

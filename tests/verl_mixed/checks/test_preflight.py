@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from config.lookup import at
+from config.schema import ConfigError
 from docs.settings import PAGE, REFUSED
 from samplers.rows.schema import SCHEMA
 from tests.verl_mixed.conftest import RunEnviron, write_source
@@ -272,6 +273,59 @@ def test_all_mistakes_of_the_limits_are_told_at_once(run_environ: RunEnviron) ->
         f"{TOOL_CONFIG}.rate_limit_per_minute",
         "mixed.rate_limit.shares.tacos",
     ]
+
+
+def test_sections_keys_and_kinds_that_every_reader_expects_are_named_before_any_reads(
+    run_environ: RunEnviron,
+) -> None:
+    wrong = {
+        "data.train_max_samples=[1]": "want a number",
+        "data.train_files=5": "want a text or a list of texts",
+        "data.truncation=5": "want a text",
+        "algorithm.adv_estimator=[grpo]": "want a text",
+        "trainer.val_before_train=maybe": "want true or false",
+        "actor_rollout_ref.rollout.agent=null": "it is a section",
+        "actor_rollout_ref.rollout.val_kwargs=null": "it is a section",
+        "actor_rollout_ref.rollout.checkpoint_engine=null": "it is a section",
+        "actor_rollout_ref.model.lora=null": "it is a section",
+        "ray_kwargs.ray_init=5": "it is a section",
+        "trainer.v1.sampler=null": "it is a section",
+        "transfer_queue.backend.SimpleStorage=null": "it is a section",
+        "~trainer.device": "leave out ~trainer.device",
+        "~actor_rollout_ref.rollout.n": "leave out ~actor_rollout_ref.rollout.n",
+        "~transfer_queue.metrics": "leave out ~transfer_queue.metrics",
+    }
+
+    with pytest.raises(ConfigError) as error:
+        make_plan([*wrong], run_environ)
+
+    found = error.value.problems
+    assert len(found) == len(wrong), found
+    for override, words in wrong.items():
+        key = override.lstrip("~").partition("=")[0]
+        assert any(p.startswith((f"{key}=", f"{key}:")) and words in p for p in found), override
+    for place in ("experiment", "sources", "sources.math", "seed"):
+        with pytest.raises(ConfigError, match=f"'nowhere' not found full_key: mixed.{place} "):
+            make_plan([f"mixed.{place}=${{nowhere}}"], run_environ)
+
+
+def test_what_may_be_null_removed_or_of_two_kinds_is_no_problem(run_environ: RunEnviron) -> None:
+    free = (
+        "algorithm.rollout_correction=null",
+        "algorithm.filter_groups=null",
+        "actor_rollout_ref.rollout.max_num_seqs=null",
+        "~ray_kwargs.ray_init.include_dashboard",
+        "trainer.project_name=2024",
+        "trainer.total_epochs=1000000.0",
+        "mixed.sources.nq=null",
+    )
+    plan = make_plan(free, run_environ)
+
+    assert plan.problems() == []
+    assert sorted(at(plan.config, "data.sources")) == ["math", "taco"]
+    for lacking in ("algorithm.adv_estimator=null", "actor_rollout_ref.actor.optim.lr=abc"):
+        (found,) = make_plan([lacking], run_environ).problems()
+        assert found.startswith(lacking.partition("=")[0])
 
 
 def test_settings_of_a_source_that_verl_can_keep_are_no_problem(run_environ: RunEnviron) -> None:
