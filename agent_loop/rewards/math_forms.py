@@ -18,9 +18,6 @@ MAX_LENGTH = 2000
 MAX_DEPTH = 30
 """Deepest nesting of brackets that math-verify gets."""
 
-_MOST_EXPONENT = 400
-"""Largest exponent of scientific notation that counts as an exact number."""
-
 _CHARACTERS = str.maketrans(
     {
         "\u2212": "-",  # minus
@@ -41,46 +38,77 @@ _CHARACTERS = str.maketrans(
         "\u2009": " ",
     }
 )
-_INEQUALITY = r"[<>]|\\[lgn]eq?(?![a-z])"
+INEQUALITY = r"[<>]|\\[lgn]eq?(?![a-z])"
 _SPELLINGS = [
     (re.compile(pattern), spelling)
     for pattern, spelling in [
         (r"(?<=\d)(?:\{,\}|,?\\[,!])(?=\d)", ""),  # within a number: 58,\!500
         (r"^\\\[(.*)\\\]$", r"\1"),
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"),
+        (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"<=", r"\\le "),
+        (r">=", r"\\ge "),
         (r"√\s*(\w+)", r"\\sqrt{\1}"),
         (r"√\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])", ""),
         (r"\\(?:displaystyle|qquad|quad)(?![a-zA-Z])|(?<!\\)\\[,!;:> ]|~", " "),
         (r";\s*$", ""),
+        (r";", ", "),
         (r"\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\degree(?![a-zA-Z])", r"^\\circ"),
-        (r"(\\(?:sin|cos|tan|cot|sec|csc))\s*\(?(\d+)\^\\circ\)?", r"\1(\\frac{\2\\pi}{180})"),
+        (
+            r"(\\(?:sin|cos|tan|cot|sec|csc))\s*[({]?([\d.]+)\^\\circ\s*[)}]?",
+            r"\1(\\frac{\2\\pi}{180})",
+        ),
+        (r"\^\\circ\s*(?:\\text\s*\{)?\s*([CF]?)\s*\}?$", r" degree \1"),
+        (r"\\math(?:bf|it)\s*\{([a-zA-Z])\}|\\(?:mathrm|text)\s*\{\s*([ei])\s*\}", r" \1\2"),
         (r"\\(?:mathrm|mathbf|mathit|textbf|textit|textrm|mbox)\s*(?=\{)", r"\\text"),
         (r"\\frac\s*(\d)\s*(?=[\d{])", r"\\frac{\1}"),
         (r"(\\frac\{[^{}]*\})\s*(\d)", r"\1{\2}"),
         (r"\\sqrt\s*(\d)", r"\\sqrt{\1}"),
         (r"\+\s*\\infty", r"\\infty"),
         (r"(\d)\s+(\d+)/(\d+)$", r"\1\\frac{\2}{\3}"),  # a mixed number
+        (r"\s*(?:\\text\s*\{\s*percent\s*\}|percent)$", r"\\%"),
+        (r"(?<=\d)\s*(?:\\text\s*\{\s*to\s*\}|\bto\b)\s*(?=\d)", ":"),
+        (  # x<-1 or x>1
+            rf"((?:{INEQUALITY})[^,<>]*?)(?:\\text\s*\{{\s*or\s*\}}|\sor\s)"
+            rf"(?=[^,]*(?:{INEQUALITY}))",
+            r"\1\\cup ",
+        ),
         (r"\s*\\text\s*\{\s*(?:and|or)\s*\}\s*|\s+(?:and|or)\s+", ", "),
         (r"(?<![\w.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,4})(?![\w.])", r"\1\\times10^{\2}"),
+        (r"^\((\w+)\)_", r"\1_"),
         (r"^(\d+)_\{?10\}?$", r"\1"),  # base ten
         (  # the inequality of \{x|x>0\}
             r"^\\\{\s*([a-z])\s*(?:\\in\s*\\mathbb\{R\}\s*)?(?:\||:|\\mid(?![a-z]))\s*"
-            rf"(?=.*\1)([^=]*(?:{_INEQUALITY})[^=]*)\\\}}$",
+            rf"(?=.*\1)([^=]*(?:{INEQUALITY})[^=]*)\\\}}$",
             r"\2",
         ),
-        (r"^\\text\s*\{([^{}]*)\}$|^\(\\text\s*\{([A-Za-z])\}\)$", r"\1\2"),
+        (  # \text{B}, but not \text{no}, which would be read as a product
+            r"^\\text\s*\{(?!\s*[A-Za-z]{2}\s*\})([^{}]*)\}$",
+            r"\1",
+        ),
     ]
 ]
 _THOUSANDS = re.compile(r"(?<![\d.,(\[{])\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?![\d,)\]}])")
 _REPEATING = re.compile(r"(\d{0,20})\.(\d{0,20})\\overline\s*\{(\d{1,20})\}")
-_UNIT = re.compile(
-    r"(?<=[\d}a-z)])\s*(?:\\text\s*\{\s*([^{}\d]+?)s?\.?\s*\}"
-    r"|((?:(?<=\d) [mgs]|(?<=\d) ?(?:sq(?:uare)?|cubic|cm|mm"
-    r"|km|kg|inch|feet|foot|mile|hour|minute|second|day|year|dollar|cent|unit))"
-    r"(?: (?:units?|cm|m|inches|feet|miles))??(?:e?s)?))((?:\s*\^\s*\{?\d\}?)?)\s*$"
+_UNIT_NAMES = (
+    "meter metre m, centimeter centimetre cm, millimeter millimetre mm, kilometer kilometre km, "
+    "inch in, foot feet ft, yard yd, mile mi, gram g, kilogram kg, pound lb, ounce oz, "
+    "liter litre l, milliliter ml, gallon gal, second sec s, minute min, hour hr h, day, week, "
+    "month, year yr, dollar, cent, unit, celsius c, fahrenheit f, radian rad, per, mph, "
+    "2 square sq squared, 3 cubic cubed, person people, student, way, point"
 )
+_UNITS = {word: names.split()[0] for names in _UNIT_NAMES.split(",") for word in names.split()}
+"""Spelling of a unit -> its name. No other words behind a number are removed from an answer."""
+
+_UNIT = re.compile(
+    r"(?:(?<=[\w})])\s*\\text\s*\{([^{}\d]+)\}"
+    r"|(?<=\d) ([mgs])|(?:(?<=\d)|(?<=[\w})])\s)\s*([A-Za-z][A-Za-z/][A-Za-z/. ]{0,40}))"
+    r"\s*(?:\^\s*\{?(\d)\}?)?\s*$"
+)
+_LETTERS = re.compile(r"(\\text\s*\{\s*)?([A-Za-z][A-Za-z' -]+?)\s*\}?")
 
 _DIGITS = r"(?:\d+\.?\d*|\.\d+)"
 _NUMBER = re.compile(
@@ -96,9 +124,22 @@ _IN_BASE = re.compile(r"((?=[A-Z]*\d)[0-9A-Z]+)_\{?(\d+)\}?")
 _TIME = re.compile(r"\d{1,2}:[0-5]\d")
 """What may be a time is not reduced as a ratio: 2:30 is not 1:15."""
 
-_NUMBERS_OWN = re.compile(r"\\(?:pi|infty|frac|sqrt|cdot|times)")
-_UNREADABLE = re.compile(r"(?<![_^\d.])\d[\d.]* \d|\.\d*\.|%|\\text\s*\{[^{}]*\d")
-"""Two numbers in a row, two points in one, or a comment, which a LaTeX parser would misread."""
+_COMMANDS = "angle|triangle|sin|cos|tan|alpha|beta|gamma|delta|theta|lambda|mu|rho|sigma|phi|omega"
+_NAME = re.compile(
+    rf"(?:[A-Za-z]+|\\text\s*\{{[^{{}}]*\}}|m?(?:\\(?:{_COMMANDS})(?![a-z])\s*)+[A-Za-z]*)"
+    r"'*(?:_(?:\w|\{[^{}]*\}))?"
+    r"|[f-hp-rA-Z]'*(?:\^\{-1\}|_\w)?\((?:[^()]|\([^()]*\))*\)|[a-z]\(\w\)"  # f(x), P(A), y(0)
+    r"|\|[A-Z]{2}\||\[[A-Z]{3,}\]|\\overline\{[A-Z]{2}\}"  # lengths and areas
+    r"|[A-Za-z]+(?: ?: ?[A-Za-z]+)+"  # x:y
+)
+"""The left side of an equation that counts by its right side."""
+
+_UNREADABLE = re.compile(
+    r"(?<![_^\d.])\d[\d.]* \d|\.\d*\.|'|\d_|\\approx|dots"
+    r"|\\frac\{(?:d|\\partial)[ \w]*\}\{(?:d|\\partial) ?[a-z]"
+)
+"""What a LaTeX parser would misread: two numbers in a row, two points in one, primes,
+subscripts of numbers, approximations, what goes on, derivatives."""
 
 _MATRIX = re.compile(r"\\begin\{[pb]?matrix\}(.*)\\end\{[pb]?matrix\}")
 _ENDLESS = re.compile(
@@ -107,16 +148,22 @@ _ENDLESS = re.compile(
     r"|\\binom\{?\d{6,}"
 )
 
-Expressions = list[tuple[str, str]]
-"""Pairs of expressions, the target's first; answer and target are equal if every pair is equal."""
+Expressions = list["tuple[str, str] | Matching"]
+"""What is left for math-verify: pairs of expressions, the target's first, and lists to match. The
+answer is right if all pairs are equal and all lists match."""
+
+Verdict = bool | Expressions
+Matching = list[list[Verdict]]
+"""The verdicts of two lists of the same length, a row for each item of the answer. The lists match
+if their items can be paired so that each pair is equal."""
 
 
 def clean(text: str) -> str:
     """One spelling for the many spellings of LaTeX: boxes, fractions, brackets, spaces."""
     while (boxed := boxed_answer(text)) is not None and boxed != text:
         text = boxed
-    text = text.strip(" \t\n$").removesuffix(".").translate(_CHARACTERS)
-    text = text.replace("\\$", "").replace("$", " ")
+    text = text.strip(" \t\n$").rstrip(" \t\n$\\").removesuffix(".").translate(_CHARACTERS)
+    text = re.sub(r"(?<!\\)\$", " ", text)
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
     text = _REPEATING.sub(_as_fraction, text.strip())
@@ -138,22 +185,23 @@ def _tight(text: str) -> str:
 
 def normalise(text: str) -> str:
     """The normal form of an answer; answers that differ only in LaTeX spelling have the same."""
-    return _tight(clean(text).removesuffix("%").removesuffix("\\"))
+    return _tight(clean(text).replace("\\$", "").removesuffix("%").removesuffix("\\"))
 
 
-def compare(answer: str, target: str) -> bool | Expressions:
+def compare(answer: str, target: str) -> Verdict:
     """Whether two answers are equal, or the expressions on which this depends."""
     if answer == target:
         return True
     if len(answer) > MAX_LENGTH:  # before any pattern is tried on it
         return False
-    ours, theirs = clean(answer), clean(target)
-    if not ours:
+    whole = clean(answer)
+    if not whole:
         return False
-    (ours, our_unit), (theirs, their_unit) = _without_unit(ours), _without_unit(theirs)
+    (ours, our_unit), (theirs, their_unit) = _without_unit(whole), _without_unit(clean(target))
     if our_unit and their_unit and our_unit != their_unit:
         return False
-    return _compare(ours, theirs)
+    is_known = our_unit == their_unit or set(our_unit) <= set(_UNITS.values())
+    return _compare(ours if is_known else whole, theirs)
 
 
 def exact(text: str) -> Fraction | None:
@@ -172,8 +220,6 @@ def exact(text: str) -> Fraction | None:
             value = int(part["whole"]) + Fraction(int(part["part"]), int(part["of"]))
         else:
             exponent = int(part["e"] or part["e1"])
-            if abs(exponent) > _MOST_EXPONENT:
-                return None
             value = Fraction(part["m"]) * Fraction(10) ** exponent
     except ZeroDivisionError:
         return None
@@ -190,19 +236,29 @@ def is_endless(text: str) -> bool:
     return deepest > MAX_DEPTH or _ENDLESS.search(text) is not None
 
 
-def _without_unit(text: str) -> tuple[str, str]:
-    r"""(a quantity without degrees and unit, the unit): "12\text{ cm}^2" is 12, "cm2"."""
-    text = re.sub(r"\^\\circ$|\s*degrees?$", "", text)
+def _without_unit(text: str) -> tuple[str, list[str]]:
+    r"""(a quantity without its unit, the unit's words): 12\text{ sq. cm} is 12, [centimeter, 2]."""
+    text, money = text.replace("\\$", ""), ["dollar"] if "\\$" in text else []
     found = _UNIT.search(text)
-    if found is None or not found.start():
-        return text, ""
-    unit = (found[1] or found[2]) + found[3]
-    unit = re.sub(r"[\s{}^]", "", unit.lower())
-    return text[: found.start()], re.sub(r"(?<=[a-z]{2})e?s?(?=\d*$)", "", unit)  # no plural
+    if found is None:
+        return text, money
+    words = re.findall(r"[a-z]+", (found[1] or found[2] or found[3]).lower().replace("/", " per "))
+    words += [found[4]] if found[4] else []
+    unit = [_unit(word) for word in words if not word.startswith("degree")]
+    if found[1] is None and not set(unit) <= set(_UNITS.values()):
+        return text, money
+    unit.sort(key=str.isdigit)  # sq cm is cm^2
+    return text[: found.start()], unit if unit[:1] == money else money + unit
 
 
-def _compare(ours: str, theirs: str) -> bool | Expressions:
-    ours, theirs = re.sub(r"\s+", " ", ours).strip(), re.sub(r"\s+", " ", theirs).strip()
+def _unit(word: str) -> str:
+    """The name of a unit; an unknown word without the s of its plural."""
+    stems = word, word.removesuffix("s"), word.removesuffix("es")
+    return next((_UNITS[stem] for stem in stems if stem in _UNITS), word.removesuffix("s"))
+
+
+def _compare(ours: str, theirs: str) -> Verdict:
+    ours, theirs = " ".join(ours.split()), " ".join(theirs.split())
     our_tight, their_tight = _tight(ours), _tight(theirs)
     if not our_tight or our_tight == their_tight:
         return our_tight != ""
@@ -211,30 +267,59 @@ def _compare(ours: str, theirs: str) -> bool | Expressions:
     a, b = exact(our_tight), exact(their_tight)
     if a is not None and b is not None:
         return a == b
-    if _is_word(ours) and _is_word(theirs):
-        return ours.lower() == theirs.lower()
-    if (based := _compare_bases(our_tight, their_tight)) is not None:
-        return based
-    if _UNREADABLE.search(ours) or _UNREADABLE.search(theirs):
-        return False
-    for ordered in (_matrix, _brackets):
-        x, y = ordered(ours), ordered(theirs)
-        if x is not None and y is not None:
-            return x[0] == y[0] and _all_equal(x[1], y[1])
-    if (x := _listed(ours)) is not None and (y := _listed(theirs)) is not None:
-        return _equal_sets(ours, theirs, x, y)
-    for one, other in ((ours, theirs), (theirs, ours)):
-        is_points = _listed(one) is not None and not re.search(rf"=|{_INEQUALITY}", one)
-        if is_points and (_brackets(other) is not None or re.search(_INEQUALITY, other)):
-            return False  # points without an order are no tuple and no interval
-    if "=" not in theirs and x is None and (values := _values(ours)) != [ours]:
-        says_something = len(set(map(_tight, values))) == len(values)  # 1=1 does not
-        return says_something and _all_equal(values, [theirs] * len(values))
-    if (ratios := _compare_ratios(ours, theirs)) is not None:
-        return ratios
-    if is_endless(ours) or is_endless(theirs):
-        return False
+    if (equal := _compare_words(ours, theirs)) is not None:
+        return equal
+    if (equal := _compare_bases(our_tight, their_tight)) is not None:
+        return equal
+    (kind, x), (other, y) = _items(ours), _items(theirs)
+    if kind and other:
+        return _compare_items(kind, x, other, y)
+    if (equal := _compare_equations(ours, theirs)) is not None:
+        return equal
+    if (kind or other)[:1] in ("=", "{", ",") and not re.search(r"\\(?:cup|mp)", ours + theirs):
+        return False  # several values are no single value
+    if (equal := _compare_ratios(ours, theirs)) is not None:
+        return equal
+    return _ask(ours, theirs)
+
+
+def _ask(ours: str, theirs: str) -> Verdict:
+    """Leave a pair to math-verify, if math-verify can read both."""
+    for text in (ours, theirs):
+        if _UNREADABLE.search(text) or is_endless(text):
+            return False
     return [(theirs, ours)]
+
+
+def _compare_items(kind: str, ours: Sequence[str], other: str, theirs: Sequence[str]) -> Verdict:
+    """Compare two answers that both have items; `_items` has the kinds."""
+    if other in ("{}", ",") and (kind in ("{}", ",") or kind[0] == "="):
+        return _match(ours, theirs)
+    is_named_tuple = "()" in (kind, other) and "=" in kind[0] + other[0]
+    return (kind == other or is_named_tuple) and _all_equal(ours, theirs)
+
+
+def _compare_equations(ours: str, theirs: str) -> Verdict | None:
+    """Compare the values of a name. None for two equations of different names, or no equation."""
+    (name, x), (their_name, y) = _equation(ours), _equation(theirs)
+    if name == their_name and name not in ("", "="):
+        return _all_equal([a for a in x for _ in y], y * len(x))
+    if bool(name) == bool(their_name):
+        return None
+    says_something = all(len(set(map(_tight, sides))) == len(sides) for sides in (x, y))
+    return says_something and _all_equal(x * len(y), y * len(x))  # 1=1 says nothing
+
+
+def _compare_words(ours: str, theirs: str) -> bool | None:
+    r"""Compare words, whose case does not count. None unless both are letters, and one of them has
+    three in a row or is in \text, because `ab` is a product."""
+    x, y = _LETTERS.fullmatch(ours), _LETTERS.fullmatch(theirs)
+    if x is None or y is None:
+        return None
+    if not any(found[1] or re.search("[A-Za-z]{3}", found[2]) for found in (x, y)):
+        return None
+    a, b = x[2], y[2]
+    return a.lower() == b.lower() and (a[1:] == b[1:] or len(a) > 3)  # ABC is not abc
 
 
 def _compare_bases(ours: str, theirs: str) -> bool | None:
@@ -242,27 +327,20 @@ def _compare_bases(ours: str, theirs: str) -> bool | None:
     x, y = _IN_BASE.fullmatch(ours), _IN_BASE.fullmatch(theirs)
     if x is None or y is None:
         return None if x is y else False
-    return x.groups() == y.groups()
+    return (x[1].lstrip("0"), x[2]) == (y[1].lstrip("0"), y[2])
 
 
-def _compare_ratios(ours: str, theirs: str) -> bool | Expressions | None:
+def _compare_ratios(ours: str, theirs: str) -> Verdict | None:
     """Compare ratios such as `3:2`, which are no fractions. None if neither is a ratio."""
     x, y = (_split(text, ":") or [text] for text in (ours, theirs))
-    if "=" in theirs or len(x) == 1 == len(y):
+    if len(x) == 1 == len(y):
         return None
     if len(x) == len(y) and not _TIME.match(theirs):
         x, y = ([rf"\frac{{{a}}}{{{b}}}" for a, b in pairwise(terms)] for terms in (x, y))
     return _all_equal(x, y)
 
 
-def _values(text: str) -> list[str]:
-    """The parts of an answer such as `x = 3 + 4 = 7`, without the name in front."""
-    parts = [part.strip() for part in re.split(r"(?<![<>!\\])=", text)]
-    is_named = re.search(r"[A-Za-z]", _NUMBERS_OWN.sub("", parts[0])) is not None
-    return parts[1:] if is_named and len(parts) > 1 else parts
-
-
-def _compare_percent(ours: str, theirs: str) -> bool | Expressions:
+def _compare_percent(ours: str, theirs: str) -> Verdict:
     r"""25\% is 25 and is 0.25."""
     x, y = (re.sub(r"(?:\s*\\?%)+$", "", text) for text in (ours, theirs))
     if (bare := _compare(x, y)) is True or (x == ours) == (y == theirs):
@@ -273,36 +351,93 @@ def _compare_percent(ours: str, theirs: str) -> bool | Expressions:
     return a / 100 == b if y == theirs else a == b / 100
 
 
-def _is_word(text: str) -> bool:
-    return re.fullmatch(r"[A-Za-z][A-Za-z' -]{2,}", text) is not None
-
-
-def _all_equal(ours: Sequence[str], theirs: Sequence[str]) -> bool | Expressions:
+def _all_equal(ours: Sequence[str], theirs: Sequence[str]) -> Verdict:
     """Compare items in order."""
     if len(ours) != len(theirs):
         return False
-    open_pairs: Expressions = []
+    undecided: Expressions = []
     for a, b in zip(ours, theirs, strict=True):
         found = _compare(a, b)
         if found is False:
             return False
-        open_pairs += [] if found is True else found
-    return open_pairs or True
+        undecided += [] if found is True else found
+    return undecided or True
 
 
-def _equal_sets(
-    whole: str, whole_target: str, ours: Sequence[str], theirs: Sequence[str]
-) -> bool | Expressions:
-    """Compare items in any order; math-verify pairs the items that are undecided."""
-    verdicts = [[_compare(a, b) for b in theirs] for a in ours]
-    columns = list(zip(*verdicts, strict=True))
-    if any(all(v is False for v in line) for line in [*verdicts, *columns]):
-        return False  # an item without its like
-    if all(True in line for line in [*verdicts, *columns]):
-        return True
-    if is_endless(whole) or is_endless(whole_target):
+def _match(ours: Sequence[str], theirs: Sequence[str]) -> Verdict:
+    """Compare items in any order, each as often as it stands."""
+    if len(ours) != len(theirs):
         return False
-    return [(whole_target, whole)]
+    rest, undecided = list(theirs), list[str]()
+    for a in ours:
+        equal = next((at for at, b in enumerate(rest) if _compare(a, b) is True), None)
+        if equal is None:
+            undecided.append(a)
+        else:
+            del rest[equal]
+    rows: Matching = [[_compare(a, b) for b in rest] for a in undecided]
+    if any(all(found is False for found in line) for line in [*rows, *zip(*rows, strict=True)]):
+        return False  # an item has no equal; math-verify would find the same later
+    return [rows] if rows else True
+
+
+def _distinct(items: Sequence[str]) -> list[str]:
+    """The items of a set, in which a number that stands twice counts once."""
+    return list({exact(_tight(item)) or _tight(item): item for item in items}.values())
+
+
+def _items(text: str) -> tuple[str, list[str]]:
+    r"""(kind, items) of an answer that has items; ("", [text]) for any other.
+
+    | kind | answer | items |
+    | --- | --- | --- |
+    | `1x[2]` | a matrix of one row and two columns | entries, row by row |
+    | `(]` | `(1, 2]`: a tuple or an interval | in order |
+    | `=x,y` | `y=2, x=1` or `(x,y)=(1,2)` | values, in the order of their names |
+    | `{}` | `\{1,2\}` | without order |
+    | `,` | `1, 2` or `\pm 1` | without order |
+    """
+    for of_kind in (_matrix, _brackets, _named):
+        if (found := of_kind(text)) is not None:
+            return found
+    is_set = text.startswith("\\{") and text.endswith("\\}")
+    items = _split(text[2:-2] if is_set else text) or [""]
+    if len(items) == 1 and re.search(r"[|:=]|\\mid", text):
+        return "", [text]  # an equation, or a set by a condition
+    items = [value for item in items for value in _signs(item)]
+    items = _distinct(items) if is_set else items
+    if len(items) == 1 or not all(items):
+        return _items(items[0]) if is_set and items[0] else ("", [text])
+    return "{}" if is_set else ",", items
+
+
+def _signs(item: str) -> list[str]:
+    r"""The values of an item with `\pm`."""
+    if not 0 < len(re.findall(r"\\pm(?![a-z])", item)) < 4:
+        return [item]
+    return [value for sign in "+-" for value in _signs(item.replace(r"\pm", sign, 1))]
+
+
+def _named(text: str) -> tuple[str, list[str]] | None:
+    """The values of `x=1, y=2` and of `(x,y)=(1,2)`, in the order of their names."""
+    pairs = [_equation(item) for item in _split(text) or []]
+    tuples = [_brackets(side) for side in _split(text, "=") or []]
+    if len(tuples) == 2 and tuples[0] and tuples[1] and len(tuples[0][1]) == len(tuples[1][1]):
+        pairs = [(name, [value]) for name, value in zip(tuples[0][1], tuples[1][1], strict=True)]
+    values = {name: sides[0] for name, sides in pairs if len(sides) == 1 and _NAME.fullmatch(name)}
+    if len(pairs) < 2 or len(values) < len(pairs):
+        return None
+    return "=" + ",".join(sorted(values)), [values[name] for name in sorted(values)]
+
+
+def _equation(text: str) -> tuple[str, list[str]]:
+    """(name, other sides) of an equation such as `x = 3+4 = 7`; the name is "=" if no side is one.
+    ("", [text]) for anything else."""
+    sides = _split(re.sub(r"\\in(?![a-z])", "=", text), "=") or [text]
+    for name, others in ((sides[0], sides[1:]), (sides[-1], sides[:-1])):
+        if others and _NAME.fullmatch(name):
+            return _tight(name), others
+    return "=" if len(sides) > 1 else "", sides
 
 
 def _matrix(text: str) -> tuple[str, list[str]] | None:
@@ -320,13 +455,6 @@ def _brackets(text: str) -> tuple[str, list[str]] | None:
         return None
     items = _split(text[1:-1])
     return (text[0] + text[-1], items) if items is not None and len(items) > 1 else None
-
-
-def _listed(text: str) -> list[str] | None:
-    r"""The items of `\{1,2\}` and of `1, 2`; None for a single item without braces."""
-    is_set = text.startswith("\\{") and text.endswith("\\}")
-    items = _split(text[2:-2] if is_set else text)
-    return items if items is not None and (is_set or len(items) > 1) and all(items) else None
 
 
 def _split(text: str, separator: str = ",") -> list[str] | None:

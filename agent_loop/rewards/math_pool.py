@@ -29,7 +29,7 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from agent_loop.rewards.math_forms import Expressions
+from agent_loop.rewards.math_forms import INEQUALITY, Expressions, Matching, Verdict
 from agent_loop.tools.protocol import ToolTimeout
 
 WORKERS = 2
@@ -50,7 +50,7 @@ MOST_CHECKS = 5000
 
 
 async def are_equal(expressions: Expressions) -> bool | None:
-    """Whether the two expressions of every pair are equal; None if the CPU time was used up.
+    """Whether all pairs are equal and all lists match; None if the CPU time was used up.
 
     Raises:
         ToolTimeout: the limit of wall time was reached: the machine is overloaded, which says
@@ -174,26 +174,49 @@ def check(expressions: Expressions) -> bool | None:
     try:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
-            return all(_is_equal(target, answer) for target, answer in expressions)
+            return _holds(expressions)
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0.0)
     except TooSlow:
         return None
 
 
+def _holds(verdict: Verdict) -> bool:
+    if isinstance(verdict, bool):
+        return verdict
+    return all(_is_equal(*each) if isinstance(each, tuple) else _match(each) for each in verdict)
+
+
+def _match(rows: Matching) -> bool:
+    """Whether the items can be paired. Any equal item will do, because equality is transitive."""
+    free = list(range(len(rows)))
+    for row in rows:
+        equal = next((at for at in free if _holds(row[at])), None)
+        if equal is None:
+            return False
+        free.remove(equal)
+    return True
+
+
 @lru_cache(4096)
 def _is_equal(target: str, answer: str) -> bool:
     """Whether two expressions are equal; an error of math-verify counts as not equal."""
     from math_verify import verify
+    from math_verify.grader import should_treat_as_complex
+    from sympy import Eq, Symbol
 
-    ours, theirs = _parsed(answer), _parsed(target)
+    is_real = not any(map(should_treat_as_complex, (answer, target)))
+    ours, theirs = _parsed(answer, is_real), _parsed(target, is_real)
     if ours is None or theirs is None or _differ_at_a_point(ours, theirs):
         return False
     if _expand_to_the_same(ours, theirs):
         return True
-    if verify(theirs, ours, timeout_seconds=None, allow_set_relation_comp=True):
-        return True
-    return _is_same_equation(ours, theirs)
+    pair = [ours, theirs]
+    if all(isinstance(each, Eq) for each in pair):
+        return _is_same_equation(ours, theirs)  # verify takes equations without solution for equal
+    if any(isinstance(each, Symbol) for each in pair):
+        return False  # verify does not distinguish X_1 from x_1
+    return verify(theirs, ours, timeout_seconds=None, allow_set_relation_comp=True)
 
 
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)(?![\d.])")
@@ -205,45 +228,44 @@ def _as_fraction(decimal: re.Match[str]) -> str:
 
 
 @lru_cache(1024)
-def _parsed(text: str) -> Any:
-    """The complete text as one expression, None if it is none; `i` is the imaginary unit, and a
-    decimal is a fraction, because math-verify would round it to six places.
+def _parsed(text: str, is_real: bool) -> Any:
+    """The complete text as one expression, None if it is none; `i` is the imaginary unit, `I` a
+    name, and a decimal is a fraction, because math-verify would round it to six places.
 
     math-verify's own `parse` takes an expression from any place in the text, and drops a possible
     unit, such as m in `2m`.
     """
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
-    from math_verify.grader import should_treat_as_complex
-    from sympy import Basic, I
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+    from sympy import Basic, I, Set, Symbol, Union
 
     try:
+        if re.search(INEQUALITY, text) and "\\cup" in text:
+            parts = [_parsed(part, is_real) for part in text.split("\\cup")]
+            return Union(*(part if isinstance(part, Set) else part.as_set() for part in parts))
         found: Any = latex2sympy(
             _DECIMAL.sub(_as_fraction, text),
-            is_real=not should_treat_as_complex(text),
+            is_real=is_real,
+            conversion_config=ConversionConfig(lowercase_symbols=False),
             normalization_config=NormalizationConfig(boxed="none", malformed_operators=True),
         )
     except Exception:  # sympy raises anything, the parser bare Exception
         return None
     if not isinstance(found, Basic):
         return found
-    units = {symbol: I for symbol in found.free_symbols if str(symbol) == "i"}
-    return found.xreplace(units) if units else found
+    names = {symbol: I for symbol in found.free_symbols if str(symbol) == "i"}
+    return found.xreplace({I: Symbol("I", real=is_real), **names})
 
 
 def _differ_at_a_point(ours: Any, theirs: Any) -> bool:
     """Whether two expressions have clearly different values at some point. This is faster than
     `simplify`. False decides nothing."""
-    from sympy import E, Expr, Rational, Symbol
+    from sympy import Expr, Rational
 
     if not (isinstance(ours, Expr) and isinstance(theirs, Expr)):
         return False
-    if isinstance(ours, Symbol) or isinstance(theirs, Symbol):
-        return False  # a word may be read as one symbol or as one for each letter
     symbols = sorted(ours.free_symbols | theirs.free_symbols, key=str)
-    point = {
-        symbol: E if str(symbol) == "e" else Rational(1361 + 542 * i, 997)
-        for i, symbol in enumerate(symbols)
-    }
+    point = {symbol: Rational(1361 + 542 * i, 997) for i, symbol in enumerate(symbols)}
     expressions: list[Any] = [ours, theirs]
     try:
         a, b = (complex(each.xreplace(point).evalf(15)) for each in expressions)
@@ -267,11 +289,11 @@ def _expand_to_the_same(ours: Any, theirs: Any) -> bool:
 
 def _is_same_equation(ours: Any, theirs: Any) -> bool:
     """Whether one equation is a multiple of the other."""
-    from sympy import Eq, simplify
+    from sympy import simplify
 
-    equations: list[Any] = [ours, theirs]
-    if not all(isinstance(each, Eq) for each in equations):
+    try:
+        a, b = (each.lhs - each.rhs for each in (ours, theirs))
+        ratio = simplify(a / b)
+        return bool(ratio.is_number and ratio.is_finite and not ratio.is_zero)
+    except Exception:  # the sides of `y=\{1\}` have no difference; sympy raises anything
         return False
-    a, b = (each.lhs - each.rhs for each in equations)
-    ratio = simplify(a / b)
-    return bool(ratio.is_number and ratio.is_finite and not ratio.is_zero)
