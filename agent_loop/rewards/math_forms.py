@@ -101,7 +101,14 @@ _UNIT_NAMES = (
     "2 square sq squared, 3 cubic cubed, person people, student, way, point"
 )
 _UNITS = {word: names.split()[0] for names in _UNIT_NAMES.split(",") for word in names.split()}
-"""Spelling of a unit -> its name. No other words behind a number are removed from an answer."""
+"""Spelling of a unit -> its name."""
+
+_AMOUNTS = (
+    "hundred thousand million billion trillion dozen pair half third quarter fold time factorial "
+    "not more"
+)
+"""Words that change a number, without the s of a plural. One other word in `\\text` behind a number
+is what was counted, as apples in `5\\text{ apples}`."""
 
 _UNIT = re.compile(
     r"(?:(?<=[\w})])\s*\\text\s*\{([^{}\d]+)\}"
@@ -200,8 +207,10 @@ def compare(answer: str, target: str) -> Verdict:
     (ours, our_unit), (theirs, their_unit) = _without_unit(whole), _without_unit(clean(target))
     if our_unit and their_unit and our_unit != their_unit:
         return False
-    is_known = our_unit == their_unit or set(our_unit) <= set(_UNITS.values())
-    return _compare(ours if is_known else whole, theirs)
+    unknown = set(our_unit) - set(_UNITS.values())
+    is_counted = len(unknown) == 1 and not unknown & {*_AMOUNTS.split()} and len(min(unknown)) > 2
+    is_unit = our_unit == their_unit or not unknown or is_counted
+    return _compare(ours if is_unit else whole, theirs)
 
 
 def exact(text: str) -> Fraction | None:

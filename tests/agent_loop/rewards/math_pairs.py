@@ -27,6 +27,10 @@ UNITS = [
     *("rad", "km/h", "km/l", "m/s^2", "cm^{3}", "miles per hour", "mph", "meters squared"),
     *("inches cubed", "people", "person", "students", "ways", "points"),
 ]
+AMOUNTS = [
+    *("hundred", "thousand", "million", "billion", "trillion", "dozen", "pair", "half", "third"),
+    *("quarter", "fold", "time", "factorial", "not", "more"),
+]
 NAMES = [
     *(
         "x",
@@ -221,6 +225,7 @@ EQUAL = [
     (r"4\text{ Meters}", r"4\text{ m}"),
     (r"7\text{ apples}", r"7\text{ Apple}"),
     (r"7", r"7\text{ apples}"),
+    (r"7\text{ apples}", r"7"),
     (r"2\pi cm", r"2\pi"),
     (r"\frac{1}{2}\text{ cm}", r"0.5"),
     (r"7^\circ C", r"7"),
@@ -517,8 +522,8 @@ DIFFERENT = [
     (r"y=2x+1", r"y=2x-1"),
     (r"x=5=5", r"y=5"),
     # text that is no unit
-    (r"3\text{ million}", r"3"),
-    (r"3\text{ dozen}", r"3"),
+    *[(rf"3\text{{ {word}s}}", "3") for word in AMOUNTS],
+    (r"3\text{ ab}", r"3"),
     (r"3\text{ and a half}", r"3"),
     (r"5\text{ factorial}", r"5"),
     (r"10\text{ base two}", r"10"),

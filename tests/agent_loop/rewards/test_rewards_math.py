@@ -79,6 +79,7 @@ RULES: dict[str, tuple[str, Any]] = {
     "digits in groups": ("_THOUSANDS", NOTHING),
     "repeating decimals": ("_REPEATING", NOTHING),
     "units": ("_UNIT", NOTHING),
+    "amounts": ("_AMOUNTS", ""),
     "two numbers in a row": ("_UNREADABLE", NOTHING),
     "exact numbers": ("exact", lambda text: None),
     "words": ("_compare_words", lambda ours, theirs: None),
