@@ -123,7 +123,7 @@ show_from() {
 
 main() {
   local folders only=""
-  local -a selection=(-m "not (${LONG})") shell=(--print-output-on-failure) apart=() beside=(tests/e2e "tests/samplers tests/nodes tests/rate_limit")
+  local -a selection=(-m "not (${LONG})") shell=(--print-output-on-failure) apart=() beside=(tests/e2e "tests/samplers tests/nodes tests/rate_limit tests/verl_mixed")
   while (($#)); do
     case "$1" in
       -h | --help)
@@ -133,7 +133,7 @@ main() {
       --fast)
         selection=(-m "not ray and not slow and not sandbox and not nodes and not (${LONG})")
         shell+=(--filter-tags '!slow')
-        beside=(tests/verl_mixed tests/rate_limit tests/samplers)
+        beside=("tests/verl_mixed/checks tests/samplers" "tests/verl_mixed/commands tests/verl_mixed/launch tests/rate_limit")
         ;;
       --cluster) only="cluster" ;;
       --long) only="algorithm or model or vllm" ;;

@@ -79,15 +79,15 @@ END
 @test "--fast leaves out what is slow, and the real runs" {
   run "${CHECKOUT}/run_tests.sh" --fast
   [ "${status}" -eq 0 ]
-  [ "$(grep -c -- "pytest .*-m not ray and not slow and not sandbox and not nodes" "${CALLS}")" -eq 4 ]
+  [ "$(grep -c -- "pytest .*-m not ray and not slow and not sandbox and not nodes" "${CALLS}")" -eq 3 ]
   grep -q -- "bats --print-output-on-failure --filter-tags !slow" "${CALLS}"
-  [ "$(grep -c -- "pytest " "${CALLS}")" -eq 4 ]
+  [ "$(grep -c -- "pytest " "${CALLS}")" -eq 3 ]
 }
 
 @test "the real runs, the limiter and the samplers go beside the other checks and are summed up" {
   run "${CHECKOUT}/run_tests.sh"
   [ "${status}" -eq 0 ]
-  for folder in tests/e2e tests/rate_limit tests/samplers tests/nodes; do
+  for folder in tests/e2e tests/rate_limit tests/samplers tests/nodes tests/verl_mixed; do
     grep -qE "^ok       pytest .*${folder}[ (]" <<<"${output}"
     grep -q -- "pytest .*-m not (cluster or algorithm or model or vllm) .*${folder}" "${CALLS}"
     grep -q -- "pytest .*--ignore=${folder}" "${CALLS}"
