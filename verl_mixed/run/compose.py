@@ -187,7 +187,10 @@ def changed_keys(
         for key, value in given.items()
         if not any(key in base and _is_same(config, key, value, base[key]) for base in bases)
     )
-    return changed, frozenset(key for key in changed if not any(key in base for base in bases))
+    shipped_keys = {key for base in bases for key in base}
+    # a section that is null now is a leaf, and the shipped config has the keys below it
+    parents = {key.rsplit(".", n)[0] for key in shipped_keys for n in range(1, key.count(".") + 1)}
+    return changed, changed - shipped_keys - parents
 
 
 def _is_same(config: DictConfig, key: str, value: Any, shipped: Any) -> bool:
