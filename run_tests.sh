@@ -123,7 +123,7 @@ show_from() {
 
 main() {
   local folders only=""
-  local -a selection=(-m "not (${LONG})") shell=(--print-output-on-failure) apart=() beside=(tests/e2e "tests/samplers tests/nodes tests/rate_limit tests/verl_mixed")
+  local -a selection=(-m "not (${LONG})") shell=(--print-output-on-failure) apart=() beside=(tests/e2e "tests/samplers tests/nodes tests/rate_limit tests/verl_mixed/checks")
   while (($#)); do
     case "$1" in
       -h | --help)

@@ -87,7 +87,7 @@ END
 @test "the real runs, the limiter and the samplers go beside the other checks and are summed up" {
   run "${CHECKOUT}/run_tests.sh"
   [ "${status}" -eq 0 ]
-  for folder in tests/e2e tests/rate_limit tests/samplers tests/nodes tests/verl_mixed; do
+  for folder in tests/e2e tests/rate_limit tests/samplers tests/nodes tests/verl_mixed/checks; do
     grep -qE "^ok       pytest .*${folder}[ (]" <<<"${output}"
     grep -q -- "pytest .*-m not (cluster or algorithm or model or vllm) .*${folder}" "${CALLS}"
     grep -q -- "pytest .*--ignore=${folder}" "${CALLS}"
