@@ -62,7 +62,10 @@ class Activity:
                 states |= {_stat(f"/proc/{pid}/task/{task}/stat")[0] for task in tasks[1:]}
         # The first sum lacks processes that no look has seen, the second those that nobody reaped.
         cpu_s = max(self.cpu_s, TICK_S * sum(ticks.values()), TICK_S * charged)
-        return Activity(cpu_s, self.rest_s + (0.0 if b"R" in states else seconds), ticks)
+        # A look that comes late says that this server waited for a processor too. Time beyond the
+        # planned interval is then not known to be rest, and processor time in it was no rest.
+        rest_s = max(0.0, min(seconds, EVERY_S[1]) - (cpu_s - self.cpu_s))
+        return Activity(cpu_s, self.rest_s + (0.0 if b"R" in states else rest_s), ticks)
 
 
 def _stat(path: str) -> list[bytes]:
