@@ -14,6 +14,7 @@ from config.lookup import at, flatten
 from config.schema import TOOL_CONFIG, ConfigError
 from tests.verl_mixed.checks.test_profiles import PROFILES, config_of
 from tests.verl_mixed.conftest import RunEnviron
+from verl_mixed.checks.config.algorithm import LOSSES
 from verl_mixed.checks.config.unread import (
     BACKEND,
     BY_TOKENS,
@@ -54,7 +55,7 @@ from verl_mixed.checks.config.unread import (
     TOKENS_OF_ACTOR,
     VERLS,
     VERLS_TOOLS,
-    WITHOUT_CLIP_RATIO,
+    WITH_CLIP_RATIO,
     Reader,
     is_read,
     read_by,
@@ -505,5 +506,5 @@ def test_losses_and_options_are_those_of_the_source() -> None:
     rollout = (CONFIG_DIR.parent / "agent_loop" / "cpu" / "rollout.py").read_text()
 
     registered = re.findall(r'@register_policy_loss\("(\w+)"\)', losses)
-    assert {*registered} == {*WITHOUT_CLIP_RATIO, "dppo_tv", "dppo_kl"}
+    assert {*registered} == {*LOSSES} and {*WITH_CLIP_RATIO} == {"dppo_tv", "dppo_kl"}
     assert {*re.findall(r'options\.get\("(\w+)"', rollout)} == {*HF_OPTIONS}

@@ -15,14 +15,21 @@ _STORE = "transfer_queue.backend.SimpleStorage"
 _STRICT = ConfigDict(strict=True)
 
 _Count: Any = Annotated[int, Field(ge=1)]
-_TopK = Annotated[int, Field(ge=-1)]
-_Rate = Annotated[float, Field(ge=0, lt=1)]
-_Share = Annotated[float, Field(gt=0, le=1)]
-_Discount = Annotated[float, Field(ge=0, le=1)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Rate = Annotated[float, Field(ge=0, lt=1)]
 
-_KL = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "k3+"]
+_COUNT = (_Count, "a whole number >= 1")
+_TOP_K = (Annotated[int, Field(ge=-1)], "a whole number, -1 for all tokens")
+_EVERY = (int, "a whole number, -1 for never")
+_POSITIVE = (_Positive, "a number > 0")
+_WEIGHT = (Annotated[float, Field(ge=0, allow_inf_nan=False)], "a number >= 0")
+_SHARE = (Annotated[float, Field(gt=0, le=1)], "a number above 0 and up to 1")
+_DISCOUNT = (Annotated[float, Field(ge=0, le=1)], "a number from 0 to 1")
+_KL = (
+    Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "k3+"],
+    "k1, k2, k3, abs or another name that verl has for them",
+)
+
 _Dtype = Literal["auto", "bfloat16", "float16", "float32", "float", "half", "bf16", "fp16", "fp32"]
 _LogProbs = Literal["processed_logprobs", "raw_logprobs"]
 _Resume = Literal["auto", "disable", "resume_path"]
@@ -32,50 +39,50 @@ _Logger = Literal[
 ]  # fmt: skip
 
 KINDS: Mapping[str, tuple[Any, str]] = {
-    "data.train_batch_size": (_Count, "a whole number >= 1"),
-    "data.max_prompt_length": (_Count, "a whole number >= 1"),
-    "data.max_response_length": (_Count, "a whole number >= 1"),
-    f"{_ACTOR}.ppo_mini_batch_size": (_Count, "a whole number >= 1"),
-    f"{_ACTOR}.ppo_epochs": (_Count, "a whole number >= 1"),
+    "data.train_batch_size": _COUNT,
+    "data.max_prompt_length": _COUNT,
+    "data.max_response_length": _COUNT,
+    f"{_ACTOR}.ppo_mini_batch_size": _COUNT,
+    f"{_ACTOR}.ppo_epochs": _COUNT,
     f"{_ACTOR}.optim.lr": (_Rate, "a number from 0 (learns nothing) to below 1"),
-    f"{_ACTOR}.clip_ratio": (_Positive, "a number > 0"),
-    f"{_ACTOR}.clip_ratio_low": (_Positive, "a number > 0"),
-    f"{_ACTOR}.clip_ratio_high": (_Positive, "a number > 0"),
-    f"{_ACTOR}.entropy_coeff": (_Weight, "a number >= 0"),
-    f"{_ACTOR}.kl_loss_coef": (_Weight, "a number >= 0"),
-    f"{_ACTOR}.kl_loss_type": (_KL, "k1, k2, k3, abs or another name that verl has for them"),
-    "algorithm.kl_penalty": (_KL, "k1, k2, k3, abs or another name that verl has for them"),
+    f"{_ACTOR}.clip_ratio": _POSITIVE,
+    f"{_ACTOR}.clip_ratio_low": _POSITIVE,
+    f"{_ACTOR}.clip_ratio_high": _POSITIVE,
+    f"{_ACTOR}.entropy_coeff": _WEIGHT,
+    f"{_ACTOR}.kl_loss_coef": _WEIGHT,
+    f"{_ACTOR}.kl_loss_type": _KL,
+    "algorithm.kl_penalty": _KL,
     "algorithm.kl_ctrl.type": (Literal["fixed", "adaptive"], "fixed or adaptive"),
-    "algorithm.kl_ctrl.kl_coef": (_Weight, "a number >= 0"),
-    "algorithm.kl_ctrl.target_kl": (_Positive, "a number > 0"),
-    "algorithm.kl_ctrl.horizon": (_Positive, "a number > 0"),
-    "algorithm.gamma": (_Discount, "a number from 0 to 1"),
-    "algorithm.lam": (_Discount, "a number from 0 to 1"),
+    "algorithm.kl_ctrl.kl_coef": _WEIGHT,
+    "algorithm.kl_ctrl.target_kl": _POSITIVE,
+    "algorithm.kl_ctrl.horizon": _POSITIVE,
+    "algorithm.gamma": _DISCOUNT,
+    "algorithm.lam": _DISCOUNT,
     f"{_ROLLOUT}.temperature": (_Positive, "a number > 0: log-probs are divided by it"),
-    f"{_ROLLOUT}.top_p": (_Share, "a number above 0 and up to 1"),
-    f"{_ROLLOUT}.top_k": (_TopK, "a whole number, -1 for all tokens"),
-    f"{_VALIDATION}.n": (_Count, "a whole number >= 1"),
-    f"{_VALIDATION}.temperature": (_Weight, "a number >= 0"),
-    f"{_VALIDATION}.top_p": (_Share, "a number above 0 and up to 1"),
-    f"{_VALIDATION}.top_k": (_TopK, "a whole number, -1 for all tokens"),
+    f"{_ROLLOUT}.top_p": _SHARE,
+    f"{_ROLLOUT}.top_k": _TOP_K,
+    f"{_VALIDATION}.n": _COUNT,
+    f"{_VALIDATION}.temperature": _WEIGHT,
+    f"{_VALIDATION}.top_p": _SHARE,
+    f"{_VALIDATION}.top_k": _TOP_K,
     f"{_ROLLOUT}.dtype": (_Dtype, "bfloat16, float16, float32 or auto"),
     f"{_ROLLOUT}.logprobs_mode": (_LogProbs | None, "processed_logprobs or raw_logprobs"),
-    f"{_ROLLOUT}.gpu_memory_utilization": (_Share, "a number above 0 and up to 1"),
-    f"{_ROLLOUT}.multi_turn.max_assistant_turns": (_Count, "a whole number >= 1"),
+    f"{_ROLLOUT}.gpu_memory_utilization": _SHARE,
+    f"{_ROLLOUT}.multi_turn.max_assistant_turns": _COUNT,
     f"{_ROLLOUT}.multi_turn.max_turn_length": (_Count | None, "a whole number >= 1, or null"),
     f"{_STORE}.total_storage_size": (_Count | None, "a whole number >= 1, or null for no limit"),
     f"{_STORE}.num_data_storage_units": (
         _Count | None,
         "a whole number >= 1, or null for 8, or 2 a node where that is more",
     ),
-    "trainer.n_gpus_per_node": (_Count, "a whole number >= 1"),
-    "trainer.nnodes": (_Count, "a whole number >= 1"),
-    "trainer.total_training_steps": (_Count, "a whole number >= 1"),
-    "trainer.save_freq": (int, "a whole number, -1 for never"),
-    "trainer.test_freq": (int, "a whole number, -1 for never"),
+    "trainer.n_gpus_per_node": _COUNT,
+    "trainer.nnodes": _COUNT,
+    "trainer.total_training_steps": _COUNT,
+    "trainer.save_freq": _EVERY,
+    "trainer.test_freq": _EVERY,
     "trainer.max_actor_ckpt_to_keep": (_Count | None, "a whole number >= 1, or null for all"),
-    "trainer.v1.colocate_async.num_warmup_batches": (_Weight, "a number >= 0"),
-    "trainer.v1.separate_async.num_warmup_batches": (_Weight, "a number >= 0"),
+    "trainer.v1.colocate_async.num_warmup_batches": _WEIGHT,
+    "trainer.v1.separate_async.num_warmup_batches": _WEIGHT,
     "trainer.v1.sampler.max_off_policy_strategy": (Literal["drop", "wait"], "drop or wait"),
     "trainer.v1.sampler.max_off_policy_threshold": (
         _Count | None,

@@ -12,7 +12,7 @@ from typing import Any
 from agent_loop.training.estimators import ESTIMATORS, UNTRIED
 from config.lookup import at
 from config.schema import TAG_FIELDS, TOOL_CONFIG, MixedConfig, templates_of
-from verl_mixed.checks.config.algorithm import has_critic, has_reference
+from verl_mixed.checks.config.algorithm import LOSSES, has_critic, has_reference
 from verl_mixed.checks.config.modes import VERLS_AGENTS
 from verl_mixed.run.sections import agent_loops, section_of, sound_sources
 from verl_mixed.run.settings import SERVER_URL_KEY, is_own_tool_server
@@ -81,11 +81,8 @@ class Reader:
 _ASYNC = ("mixed_colocate_async", "mixed_separate_async")
 _LOOPS_TAGS = [name for name in TAG_FIELDS if not name.startswith("answer_")]
 _GRPO = ("state_masked_grpo", "grpo", "grpo_passk", "grpo_vectorized")
-WITHOUT_CLIP_RATIO = (
-    *("vanilla", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "dro", "cispo"),
-    "bypass_mode",
-)
-"""Losses of verl 0.9.1 that do not read `clip_ratio`, as `clip_ratio_low` and `_high` are given."""
+WITH_CLIP_RATIO = ("dppo_tv", "dppo_kl")
+"""Losses of verl that read `clip_ratio`. The others read `clip_ratio_low` and `clip_ratio_high`."""
 
 HF_OPTIONS = ("num_threads", "prefix_cache_mb")
 """Keys of `engine_kwargs.hf` that agent_loop/cpu/rollout.py reads."""
@@ -397,7 +394,7 @@ _DERIVED: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = {
     ),
     KL_REWARD: (_kl_of_reward, f"set {KL_IN_REWARD}=true"),
     DPPO: (
-        lambda config: at(config, LOSS_MODE) not in WITHOUT_CLIP_RATIO,
+        lambda config: at(config, LOSS_MODE) not in {*LOSSES} - {*WITH_CLIP_RATIO},
         f"set {LOSS_MODE}=dppo_tv",
     ),
     LORA: (
@@ -481,7 +478,7 @@ def _kind_problems(config: Mapping[str, Any], changed: Collection[str]) -> Itera
 
 def is_unread(key: str, config: Mapping[str, Any]) -> bool:
     """Whether the table says that a run with this config does not read a key."""
-    rows = [row for row in READERS if f"{key}.".startswith(f"{row.key}.")]
+    rows = [row for row in READERS if _below(row.key, [key])]
     return key not in _SWITCHES and not all(is_read(row, config) for row in rows)
 
 
