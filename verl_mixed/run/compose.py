@@ -189,8 +189,11 @@ def changed_keys(
     )
     shipped_keys = {key for base in bases for key in base}
     # a section that is null now is a leaf, and the shipped config has the keys below it
-    parents = {key.rsplit(".", n)[0] for key in shipped_keys for n in range(1, key.count(".") + 1)}
-    return changed, changed - shipped_keys - parents
+    return changed, frozenset(
+        key
+        for key in changed - shipped_keys
+        if not any(shipped_key.startswith(f"{key}.") for shipped_key in shipped_keys)
+    )
 
 
 def _is_same(config: DictConfig, key: str, value: Any, shipped: Any) -> bool:
