@@ -228,6 +228,7 @@ def test_vllm_on_a_cpu_is_asked_for_where_it_is_not_installed(
     ("overrides", "word"),
     [
         (("data.train_batch_size=0",), "data.train_batch_size=0: want a whole number >= 1"),
+        (("data.train_batch_size=2097160",), "train_batch_size=2097160: want a whole number >= 1"),
         (
             ("mixed.apportionment=fixed", "mixed.sources.math.ratio={0:1,9:0.5}"),
             "mixed.apportionment='fixed' with a schedule for source=math",

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from config.lookup import at
+from samplers.mixture_plan import MAX_BATCH_SIZE
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -39,7 +40,10 @@ _Logger = Literal[
 ]  # fmt: skip
 
 KINDS: Mapping[str, tuple[Any, str]] = {
-    "data.train_batch_size": _COUNT,
+    "data.train_batch_size": (
+        Annotated[int, Field(ge=1, le=MAX_BATCH_SIZE)],
+        f"a whole number >= 1 and <= {MAX_BATCH_SIZE}",
+    ),
     "data.max_prompt_length": _COUNT,
     "data.max_response_length": _COUNT,
     f"{_ACTOR}.ppo_mini_batch_size": _COUNT,
