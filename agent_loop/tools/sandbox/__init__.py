@@ -15,6 +15,7 @@ from agent_loop.tools.sandbox.program import (
     CellResult,
     Limits,
     NotSupported,
+    PackageUnusable,
     Program,
     RunResult,
     RunStatus,
@@ -28,6 +29,7 @@ __all__ = [
     "CellResult",
     "Limits",
     "NotSupported",
+    "PackageUnusable",
     "Program",
     "RunResult",
     "RunStatus",
@@ -66,6 +68,7 @@ def choose_sandbox(
 
     Raises:
         ValueError: `kind` is not a backend.
+        PackageUnusable: one of `packages` does not import.
         SandboxUnavailable: no backend isolates on this machine; the message has each reason.
     """
     if kind != "auto" and kind not in _BACKENDS:
@@ -74,7 +77,11 @@ def choose_sandbox(
     for name in _ISOLATING if kind == "auto" else [kind]:
         try:
             sandbox = _BACKENDS[name](workers, tuple(packages))
-            sandbox.why = "; ".join([*reasons, f"{name}: {prove(sandbox)}"])
+            held = sandbox.use_cgroups()
+            sandbox.why = "; ".join([*reasons, f"{name}: {prove(sandbox)}", held])
+            sandbox.start()
+        except PackageUnusable:
+            raise
         except SandboxUnavailable as error:
             reasons.append(f"{name}: {error}")
         else:

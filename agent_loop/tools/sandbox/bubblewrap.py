@@ -16,24 +16,25 @@ from agent_loop.tools.sandbox.host import ENVIRONMENT, package_paths, program, r
 from agent_loop.tools.sandbox.program import Limits, SandboxUnavailable
 from agent_loop.tools.sandbox.sandbox import Sandbox
 from agent_loop.tools.sandbox.seccomp import build_filter
-from agent_loop.tools.sandbox.zygote import Launch, Zygote
+from agent_loop.tools.sandbox.zygote import Launch
 
-_UIDS = range(1000, 1064)
+_UIDS = range(1000, 1512)
 """Users of programs inside the sandbox if root serves. The kernel limits processes by user and does
 not limit root, so each run at the same time has its own user."""
+
+_LINUX_WITH_OWN_COUNTS = (5, 14)
+"""Since this version the kernel counts processes by user and user namespace. If an ordinary user
+serves, all programs have this user, so each gets a user namespace of its own."""
 
 _HOST_UID = 61_936
 """User of the host to which the first of these users is mapped; no account has this number."""
 
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# Without /dev/zero, because a shared mapping of it is memory that no limit counts.
+_DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 
 _CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL")
 _RUN_PROCESSES = 1
 """The first process of a run, which starts and watches the program."""
-
-_ZYGOTE_PROCESSES = 8
-"""Processes of a zygote, of bubblewrap and of the spare run; without root they have the programs'
-user, so they count for its limit."""
 
 # Creates a user namespace, writes "1", and keeps the namespace until its input ends.
 _HOLD = """
@@ -55,6 +56,11 @@ class BubblewrapSandbox(Sandbox):
     def __init__(self, workers: int = 1, packages: tuple[str, ...] = ()) -> None:
         super().__init__(workers, packages)
         bwrap = program("bwrap")
+        if os.geteuid() != 0 and _linux() < _LINUX_WITH_OWN_COUNTS:
+            raise SandboxUnavailable(
+                f"Linux {os.uname().release} counts the processes of all programs of this user "
+                f"together; it needs {'.'.join(map(str, _LINUX_WITH_OWN_COUNTS))}, or root"
+            )
         self._filter = build_filter(processes=True)
         paths = package_paths(packages)
         readable = readable_paths(paths)
@@ -84,6 +90,7 @@ class BubblewrapSandbox(Sandbox):
                 namespaces=True,
                 filter=self._filter.hex(),
                 uids=list(_UIDS) if is_root else [],
+                own_user_namespace=not is_root,
                 tmp=self._has_tmp,
             ),
             prefix=[
@@ -94,10 +101,12 @@ class BubblewrapSandbox(Sandbox):
             pass_fds=[] if users is None else [users],
         )
 
-    def processes(self, zygote: Zygote, limits: Limits) -> int:
-        if os.geteuid() == 0:  # each run has its own user
-            return _RUN_PROCESSES + limits.processes
-        return _ZYGOTE_PROCESSES + (zygote.active + 1) * (_RUN_PROCESSES + limits.processes)
+    def processes(self, limits: Limits) -> int:
+        return _RUN_PROCESSES + limits.processes
+
+
+def _linux() -> tuple[int, ...]:
+    return tuple(map(int, os.uname().release.split("-")[0].split(".")[:2]))
 
 
 def user_namespace(open_fds: ExitStack) -> int:

@@ -11,6 +11,7 @@ DROPPED_BYTES = 64 << 20
 """A program that writes this much beyond the limit is killed."""
 
 _CHUNK_BYTES = 64 * 1024
+_PIPE_CHUNKS = (1 << 20) // _CHUNK_BYTES + 1  # the largest pipe of an ordinary user, and its end
 
 
 class Collector:
@@ -47,9 +48,10 @@ class Collector:
             self.ended.cancel()
 
     def read_rest(self) -> None:
-        """Read what is in the pipe now; the pipe may stay open."""
-        while self._fd >= 0 and self._read():
-            pass
+        """Read what is in the pipe now; the pipe may stay open, and be written to."""
+        for _ in range(_PIPE_CHUNKS):
+            if self._fd < 0 or not self._read():
+                break
 
     def _read(self) -> bool:
         try:

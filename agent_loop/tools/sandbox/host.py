@@ -8,11 +8,12 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from contextlib import ExitStack
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from agent_loop.tools.sandbox.program import SandboxUnavailable
+from agent_loop.tools.sandbox.program import PackageUnusable, SandboxUnavailable
 
 INSIDE = Path(__file__).parent / "inside"
 
@@ -62,30 +63,53 @@ def readable_paths(packages: Iterable[Path] = ()) -> list[str]:
 def package_paths(names: Iterable[str]) -> list[Path]:
     """Paths that must be readable to import these distributions and their requirements.
 
+    A requirement that is not installed is left out, because not every package that says that it
+    requires another needs it; the packages themselves are imported before a server starts.
+
     Raises:
-        SandboxUnavailable: one of them is not installed.
+        PackageUnusable: one of them is not installed.
     """
+    asked = [Requirement(name) for name in names]
     paths: dict[Path, None] = {}
-    seen, waiting = set[str](), list(names)
+    seen, waiting = set[tuple[str, str]](), list(asked)
     while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
+        wanted = waiting.pop()
         try:
-            distribution = importlib.metadata.distribution(name)
+            distribution = importlib.metadata.distribution(wanted.name)
         except importlib.metadata.PackageNotFoundError as error:
-            raise SandboxUnavailable(
-                f"sandbox package={name!r} is not installed: install it where the tool server runs"
+            if wanted not in asked:
+                continue
+            raise PackageUnusable(
+                f"sandbox package={wanted.name!r} is not installed: install it where the tool "
+                "server runs"
             ) from error
-        for file in distribution.files or ():
-            if ".." not in file.parts:  # scripts lie outside
-                paths[Path(str(distribution.locate_file(file.parts[0])))] = None
-        for requirement in distribution.requires or ():
-            parsed = Requirement(requirement)
-            if parsed.marker is None:
-                waiting.append(parsed.name)
+        for extra in ("", *wanted.extras):
+            if (wanted.name, extra) in seen:
+                continue
+            seen.add((wanted.name, extra))
+            for file in distribution.files or ():
+                if ".." not in file.parts:  # scripts lie outside
+                    paths[Path(str(distribution.locate_file(file.parts[0])))] = None
+            for requirement in map(Requirement, distribution.requires or ()):
+                if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
+                    waiting.append(requirement)
     return list(paths)
+
+
+def import_names(package: str) -> list[str]:
+    """Names under which a distribution is imported, without private ones.
+
+    Examples: scikit-learn gives sklearn, Pillow gives PIL.
+    """
+    distribution = importlib.metadata.distribution(Requirement(package).name)
+    files = [file.parts for file in distribution.files or ()]
+    packages = {parts[0] for parts in files if len(parts) == 2 and parts[1] == "__init__.py"}
+    modules = {parts[0].split(".")[0] for parts in files if _is_module(parts)}
+    return sorted(name for name in packages | modules if not name.startswith("_"))
+
+
+def _is_module(parts: tuple[str, ...]) -> bool:
+    return len(parts) == 1 and parts[0].endswith((".py", *EXTENSION_SUFFIXES))
 
 
 def program(name: str) -> str:

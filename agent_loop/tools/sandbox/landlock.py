@@ -21,10 +21,11 @@ from pathlib import Path
 from agent_loop.tools.sandbox.host import ENVIRONMENT, package_paths, readable_paths
 from agent_loop.tools.sandbox.sandbox import Sandbox
 from agent_loop.tools.sandbox.seccomp import build_filter
-from agent_loop.tools.sandbox.usage_monitor import remove
 from agent_loop.tools.sandbox.zygote import Launch
 
-DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
+"""Without /dev/zero, because a shared mapping of it is memory that no limit counts."""
+
 FOLDER_ENVIRONMENT = ENVIRONMENT | {"TMPDIR": ".", "HOME": "."}
 
 
@@ -38,10 +39,8 @@ class FolderSandbox(Sandbox):
         self._paths = package_paths(packages)
         self._folder: Path | None = None
 
-    def home_of_run(self, open_fds: ExitStack) -> str:
-        home = tempfile.mkdtemp(dir=self.folder)
-        open_fds.callback(remove, home)
-        return home
+    def home_of_run(self) -> str:
+        return tempfile.mkdtemp(dir=self.folder)
 
     @property
     def folder(self) -> Path:

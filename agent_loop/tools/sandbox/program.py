@@ -10,6 +10,10 @@ class SandboxUnavailable(RuntimeError):
     """The sandbox cannot isolate a program, so the program is not run."""
 
 
+class PackageUnusable(SandboxUnavailable):
+    """A package that programs shall import does not import in the sandbox."""
+
+
 class NotSupported(ValueError):
     """The sandbox does not run this program: unknown language, or a path outside its folder."""
 
@@ -90,8 +94,7 @@ class RunResult:
     """Whether the sandbox killed it for its time, memory, files or output."""
 
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Path -> content of the files in `Program.fetch` that exist and are at most `file_mb`
-    large."""
+    """Path -> content of the files in `Program.fetch` that exist, up to `file_mb` in all."""
 
     compiled: "RunResult | None" = None
     """Result of the compiler. If the compiler failed, the status above is the compiler's."""

@@ -4,24 +4,28 @@ It also turns reports of zygotes into results. The backends decide how a zygote 
 """
 
 import asyncio
-import base64
+import io
 import itertools
 import json
+import math
 import os
 import signal
 import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from agent_loop.tools.sandbox.cgroup import Cgroups, Leaf, find_delegated
 from agent_loop.tools.sandbox.collector import Collector, pipe_to
-from agent_loop.tools.sandbox.host import COMMON_MODULES, memory_file
+from agent_loop.tools.sandbox.host import COMMON_MODULES, import_names, memory_file
+from agent_loop.tools.sandbox.inside.parts import read_parts, write_parts
 from agent_loop.tools.sandbox.languages import FOLDER, LANGUAGES, Language
 from agent_loop.tools.sandbox.program import (
     CellResult,
@@ -32,7 +36,7 @@ from agent_loop.tools.sandbox.program import (
     RunStatus,
     SandboxUnavailable,
 )
-from agent_loop.tools.sandbox.usage_monitor import TICK_S, UsageMonitor
+from agent_loop.tools.sandbox.usage_monitor import TICK_S, UsageMonitor, remove
 from agent_loop.tools.sandbox.zygote import Launch, Zygote
 
 TIME_LIMIT = "the time limit"
@@ -52,6 +56,11 @@ LOOK_S = 0.2
 
 INTERRUPT_S = 1.0
 """How long a cell may take to end after it was interrupted, in seconds."""
+
+MAX_LOOKS = 256
+"""Threads for what a program can make slow: looks at it, and removing its files."""
+
+NO_THREAD = ("can't start new thread", "Resource temporarily unavailable")
 
 GRACE_S = 5.0
 """If a run is still alive this long after it was ended, its zygote is killed with it."""
@@ -78,6 +87,9 @@ class Sandbox(ABC):
         self.packages = tuple(packages)
         self._zygotes: list[Zygote | None] = [None] * workers
         self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(MAX_LOOKS, thread_name_prefix="sandbox")
+        self._cgroups: Cgroups | None = None
+        self._threads_ran_out_at = -math.inf
         self._numbers = itertools.count()
 
     @abstractmethod
@@ -88,9 +100,43 @@ class Sandbox(ABC):
             SandboxUnavailable: this machine does not support the backend.
         """
 
-    def home_of_run(self, open_fds: ExitStack) -> str:
-        """Folder of a run on the host, removed with `open_fds`; empty if the backend needs none."""
+    def home_of_run(self) -> str:
+        """New folder of a run on the host; empty if the backend needs none."""
         return ""
+
+    def start(self) -> None:
+        """Start all zygotes; otherwise the first runs start them.
+
+        A server starts them before it listens, so that no zygote inherits a connection.
+
+        Raises:
+            SandboxUnavailable: one does not start.
+        """
+        with self._lock:
+            missing = [
+                index
+                for index, zygote in enumerate(self._zygotes)
+                if zygote is None or not zygote.is_alive
+            ]
+            for index, zygote in zip(
+                missing, self._threads.map(self._started, missing), strict=True
+            ):
+                self._zygotes[index] = zygote
+
+    def _started(self, index: int) -> Zygote:
+        """A new zygote for this place."""
+        if (dead := self._zygotes[index]) is not None:
+            dead.close()
+        with ExitStack() as open_fds:
+            return Zygote(self.launch(open_fds), self.name)
+
+    def use_cgroups(self) -> str:
+        """Give each run a cgroup, where one is delegated to this process; returns what holds."""
+        try:
+            self._cgroups = Cgroups(find_delegated())
+        except (SandboxUnavailable, OSError) as error:
+            return f"memory and processes are looked at, not in a cgroup of their own ({error})"
+        return "memory and processes of each run are limited by a cgroup of its own"
 
     @property
     def languages(self) -> list[str]:
@@ -122,6 +168,16 @@ class Sandbox(ABC):
         limits = limits or Limits()
         language = self._language_of(program.language)
         check_files(program, limits, language.source)
+        started = time.monotonic()
+        async with self._place(limits) as (home, leaf):
+            result = await self._run_in(home, leaf, program, language, limits)
+        if result.status is RunStatus.ERROR and started < self._threads_ran_out_at:
+            self._check_threads(result)
+        return result
+
+    async def _run_in(
+        self, home: str, leaf: Leaf | None, program: Program, language: Language, limits: Limits
+    ) -> RunResult:
         with ExitStack() as open_fds:
             zygote = await self._ready_zygote()
             # The run's own clock ends the program only if this server hangs.
@@ -130,18 +186,18 @@ class Sandbox(ABC):
                 wall_s=WALL_FACTOR * limits.wall_s + GRACE_S,
                 compile_s=WALL_FACTOR * limits.compile_s + GRACE_S,
             )
-            run = _Run(zygote, self._order(zygote, language, longest, open_fds), limits)
+            run = self._new_run(zygote, self._order(home, language, longest), limits, leaf)
             patience_s = 0.0
             stdout = Collector(limits.output_bytes, run.end)
             stderr = Collector(limits.output_bytes, run.end)
             try:
                 with ExitStack() as child_fds:
-                    fds = [
-                        memory_file(child_fds, _payload(program)),
-                        memory_file(child_fds, program.stdin.encode(errors="replace")),
-                        pipe_to(stdout, open_fds, child_fds),
-                        pipe_to(stderr, open_fds, child_fds),
-                    ]
+                    fds = {
+                        "payload": memory_file(child_fds, _payload(program)),
+                        "stdin": memory_file(child_fds, program.stdin.encode(errors="replace")),
+                        "stdout": pipe_to(stdout, open_fds, child_fds),
+                        "stderr": pipe_to(stderr, open_fds, child_fds),
+                    }
                     run.start(fds, open_fds)
                 try:
                     is_compiled = not language.compile or await run.finishes(
@@ -158,6 +214,45 @@ class Sandbox(ABC):
             report = run.report()
             run.check_starved(report)
             return _result_of(report, stdout, stderr, run.ended_why)
+
+    def _new_run(
+        self, zygote: Zygote, order: dict[str, Any], limits: Limits, leaf: Leaf | None
+    ) -> "_Run":
+        return _Run(zygote, order, limits, leaf, self._threads, self._note_end)
+
+    def _note_end(self, why: str) -> None:
+        if why.endswith("threads"):
+            self._threads_ran_out_at = time.monotonic()
+
+    def _check_threads(self, result: RunResult) -> None:
+        """Refuse a verdict on a program that may have failed for another program's threads.
+
+        Only Landlock needs this: it has no namespace in which the kernel would count the threads
+        of one run.
+
+        Raises:
+            SandboxUnavailable: the program could not start a thread, and another program was ended
+                for its threads while it ran.
+        """
+        if not result.killed and any(word in result.stderr for word in NO_THREAD):
+            raise SandboxUnavailable(
+                "a program got no thread while another program had too many: call again"
+            )
+
+    @asynccontextmanager
+    async def _place(self, limits: Limits) -> AsyncIterator[tuple[str, Leaf | None]]:
+        """Folder on the host and cgroup of one run, where there are such; removed at the end."""
+        with ExitStack() as stack:
+            leaf = None
+            if self._cgroups is not None:
+                leaf = stack.enter_context(self._cgroups.leaf(limits))
+            home = self.home_of_run()
+            try:
+                yield home, leaf
+            finally:
+                if home:  # a thread, because a program can fill it with many files
+                    loop = asyncio.get_running_loop()
+                    await asyncio.shield(loop.run_in_executor(self._threads, remove, home))
 
     @asynccontextmanager
     async def session(
@@ -177,26 +272,26 @@ class Sandbox(ABC):
         whole = replace(limits, wall_s=SESSION_S, cpu_s=int(SESSION_S))
         program = Program(code="", files=files or {})
         check_files(program, whole, "")
-        with ExitStack() as open_fds:
-            zygote = await self._ready_zygote()
-            run = _Run(zygote, self._order(zygote, _PYTHON, whole, open_fds), whole)
-            channel, child_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            open_fds.callback(channel.close)
-            channel.setblocking(False)
-            with ExitStack() as child_fds, child_channel:
-                payload = memory_file(child_fds, _payload(program))
-                devnull = os.open(os.devnull, os.O_RDWR)
-                child_fds.callback(os.close, devnull)
-                fds = [payload, devnull, devnull, devnull]
-                run.start(fds, open_fds, [child_channel.fileno()])
-            try:
-                yield Session(run, channel, limits)
-            finally:
-                await run.wait_dead(0.0)
+        async with self._place(whole) as (home, leaf):
+            with ExitStack() as open_fds:
+                zygote = await self._ready_zygote()
+                run = self._new_run(zygote, self._order(home, _PYTHON, whole), whole, leaf)
+                channel, child_channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                open_fds.callback(channel.close)
+                channel.setblocking(False)
+                with ExitStack() as child_fds, child_channel:
+                    devnull = os.open(os.devnull, os.O_RDWR)
+                    child_fds.callback(os.close, devnull)
+                    fds = {"payload": memory_file(child_fds, _payload(program))}
+                    fds |= dict.fromkeys(("stdin", "stdout", "stderr"), devnull)
+                    fds["channel"] = child_channel.fileno()
+                    run.start(fds, open_fds)
+                try:
+                    yield Session(run, channel, limits, has_processes=self.has_processes)
+                finally:
+                    await run.wait_dead(0.0)
 
-    def _order(
-        self, zygote: Zygote, language: Language, limits: Limits, open_fds: ExitStack
-    ) -> dict[str, Any]:
+    def _order(self, home: str, language: Language, limits: Limits) -> dict[str, Any]:
         return {
             "id": next(self._numbers),
             "limits": asdict(limits),
@@ -204,11 +299,11 @@ class Sandbox(ABC):
             "compile": language.compile,
             "argv": language.run,
             "reserves_memory": language.reserves_memory,
-            "processes": self.processes(zygote, limits),
-            "home": self.home_of_run(open_fds),
+            "processes": self.processes(limits),
+            "home": home,
         }
 
-    def processes(self, zygote: Zygote, limits: Limits) -> int:
+    def processes(self, limits: Limits) -> int:
         """The kernel's limit on processes of the run's user; 0 sets no limit."""
         return 0
 
@@ -245,12 +340,14 @@ class Sandbox(ABC):
         with self._lock:
             for index, zygote in enumerate(self._zygotes):
                 if zygote is None or not zygote.is_alive:
-                    if zygote is not None:
-                        zygote.close()
-                    with ExitStack() as open_fds:
-                        self._zygotes[index] = Zygote(self.launch(open_fds), self.name)
+                    self._zygotes[index] = self._started(index)
                     break
             return min(filter(None, self._zygotes), key=lambda zygote: zygote.active)
+
+    @property
+    def modules(self) -> list[str]:
+        """Modules of the packages that programs may import."""
+        return [name for package in self.packages for name in import_names(package)]
 
     def plan(self, package_paths: Sequence[Path], **backend: Any) -> dict[str, Any]:
         """Settings of a zygote (`Launch.plan`); `backend` replaces those of no isolation."""
@@ -260,8 +357,9 @@ class Sandbox(ABC):
             "filter": "",
             "uid": None,
             "uids": [],
+            "own_user_namespace": False,
             "packages": list(dict.fromkeys(str(path.parent) for path in package_paths)),
-            "preload": [*COMMON_MODULES, *(name.replace("-", "_") for name in self.packages)],
+            "preload": [*COMMON_MODULES, *self.modules],
         }
         return plan | backend
 
@@ -269,10 +367,18 @@ class Sandbox(ABC):
 class _Run:
     """One run, as the server sees it."""
 
-    def __init__(self, zygote: Zygote, order: dict[str, Any], limits: Limits) -> None:
-        self._zygote, self._order, self._limits = zygote, order, limits
+    def __init__(
+        self,
+        zygote: Zygote,
+        order: dict[str, Any],
+        limits: Limits,
+        leaf: Leaf | None,
+        threads: Executor,
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._zygote, self._order, self._leaf, self._on_end = zygote, order, leaf, on_end
         self._status = Collector(4096, until=b"done\n")
-        self._monitor = UsageMonitor(zygote.process.pid, order["home"], limits, self.end)
+        self._monitor = UsageMonitor(zygote.process.pid, order["home"], limits, self.end, threads)
         self._status.on_data = self._read_status
         self._is_starved = False
         self.ended = self._status.ended
@@ -301,13 +407,13 @@ class _Run:
         programs on one processor, an endless loop with a limit of 5 s is late after 15 s, and a
         program that sleeps after 5 s.
         """
-        before, started = self._monitor.measure().own_s, time.monotonic()
+        before, started = (await self._monitor.measure()).own_s, time.monotonic()
         wait_s = limit_s
         while True:
             await asyncio.wait(ends, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
             if any(end.done() for end in ends):
                 return True
-            left_s = limit_s - (self._monitor.measure().own_s - before)
+            left_s = limit_s - ((await self._monitor.measure()).own_s - before)
             if left_s < TICK_S:
                 return False
             if time.monotonic() - started >= WALL_FACTOR * limit_s:
@@ -332,7 +438,22 @@ class _Run:
     def end(self, why: str) -> None:
         """Kill the program for this reason; its output and files are still collected."""
         self.ended_why = self.ended_why or why
+        self._on_end(why)
         self._signal("stop")
+
+    def work(self) -> None:
+        """A cell begins."""
+        self._monitor.cpu_limit_s = math.inf
+
+    async def rest(self, cpu_s: float) -> None:
+        """A cell has ended: kill the processes that it left, and limit the time of its threads.
+
+        Args:
+            cpu_s: processor time until the next cell; a run that uses more is ended.
+        """
+        if not await self._monitor.end_others():
+            self.end("the processes that a cell left")
+        self._monitor.cpu_limit_s = self._monitor.activity.cpu_s + cpu_s
 
     def interrupt(self) -> None:
         self._signal("interrupt")
@@ -341,8 +462,8 @@ class _Run:
         with suppress(SandboxUnavailable):  # the zygote is dead, and so is the run
             self._zygote.order({action: self._order["id"]})
 
-    def start(self, fds: Sequence[int], open_fds: ExitStack, channel: Sequence[int] = ()) -> None:
-        """Send the order to the zygote, with `fds` (payload, stdin, stdout, stderr) and `channel`.
+    def start(self, fds: Mapping[str, int], open_fds: ExitStack) -> None:
+        """Send the order to the zygote, with `fds` (listed in `inside/__main__.py`).
 
         `open_fds` closes the descriptors that are needed until the run is dead.
 
@@ -354,7 +475,10 @@ class _Run:
         with ExitStack() as child_fds:
             status = pipe_to(self._status, open_fds, child_fds)
             try:
-                self._zygote.order(self._order, [*fds, self._result, status, *channel])
+                if self._leaf is not None:
+                    fds = {**fds, "cgroup": self._leaf.procs}
+                order = self._order | {"descriptors": list(fds)}
+                self._zygote.order(order, [*fds.values(), self._result, status])
             except SandboxUnavailable:
                 self.close()
                 raise
@@ -401,11 +525,16 @@ class _Run:
             raise SandboxUnavailable(
                 "the sandbox died with the program: the next call starts a new one; call again"
             )
+        if self._leaf is not None:
+            self.ended_why = self.ended_why or self._leaf.excess()
         text = os.pread(self._result, os.fstat(self._result).st_size, 0)
         if not text and self.ended_why:  # killed before it could report
             wall_s = time.monotonic() - self._started
             return {"run": {"code": -signal.SIGKILL, "late": False, "wall_s": wall_s, "cpu_s": 0.0}}
-        report = json.loads(text) if text else {"fault": "the run died before its program started"}
+        report: dict[str, Any] = {"fault": "the run died before its program started"}
+        if text:
+            report, files = read_parts(io.BytesIO(text))
+            report["files"] = dict(files)
         if "fault" in report:
             last = report["fault"].strip().splitlines()[-1]
             raise SandboxUnavailable(
@@ -418,8 +547,11 @@ class _Run:
 class Session:
     """A Python interpreter in a sandbox that runs one cell after the other."""
 
-    def __init__(self, run: _Run, channel: socket.socket, limits: Limits) -> None:
+    def __init__(
+        self, run: _Run, channel: socket.socket, limits: Limits, *, has_processes: bool
+    ) -> None:
         self._run, self._channel, self._limits = run, channel, limits
+        self._has_processes = has_processes
         self._cells = 0
 
     @property
@@ -445,6 +577,7 @@ class Session:
             raise SandboxUnavailable("the session is over: start another one")
         wall_s = wall_s or self._limits.wall_s
         self._cells += 1
+        self._run.work()
         stdout, stderr = (Collector(self._limits.output_bytes, self._run.end) for _ in range(2))
         started = time.monotonic()
         is_late = False
@@ -479,7 +612,10 @@ class Session:
                 finally:
                     answer.cancel()
                 parsed = _parse_reply(reply, self._cells)
-                if not parsed:
+                if parsed and self._has_processes:
+                    await self._run.rest(self._limits.cpu_s)
+                if not parsed or self._run.ended_why:
+                    parsed = {}
                     await self._run.wait_over()
                 stdout.read_rest()
                 stderr.read_rest()
@@ -508,13 +644,15 @@ def _parse_reply(reply: bytes, cell: int) -> dict[str, Any]:
             "shown": None if parsed["shown"] is None else str(parsed["shown"]),
             "error": None if error is None else (str(error[0]), str(error[1])),
         }
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError, OverflowError):
         return {}
 
 
 def _payload(program: Program) -> bytes:
-    files = {path: base64.b64encode(content).decode() for path, content in program.files.items()}
-    return json.dumps({"code": program.code, "files": files, "fetch": program.fetch}).encode()
+    file = io.BytesIO()
+    code = program.code.encode(errors="replace")
+    write_parts(file, {"fetch": program.fetch}, [("", code), *program.files.items()])
+    return file.getvalue()
 
 
 def _result_of(report: dict[str, Any], out: Collector, err: Collector, ended_why: str) -> RunResult:
@@ -538,11 +676,7 @@ def _result_of(report: dict[str, Any], out: Collector, err: Collector, ended_why
         out.text("stdout"),
         err.text("stderr"),
         ended_why,
-        files={
-            path: base64.b64decode(content)
-            for path, content in report.get("files", {}).items()
-            if content is not None
-        },
+        files=report.get("files", {}),
         compiled=compiled,
     )
 

@@ -1,10 +1,10 @@
 """The seccomp filter of sandboxed programs: denied system calls, as a classic BPF program.
 
-The filter refuses sockets, new namespaces, and calls that reach the state of the kernel or of
-another process. A program without namespaces of its own is also refused new processes (threads are
-allowed), signals and file attributes. A call that is newer than the table gets ENOSYS, so that a
-newer kernel opens no hole. Numbers: Linux `arch/x86/entry/syscalls/syscall_64.tbl` and
-`include/uapi/asm-generic/unistd.h`.
+The filter refuses sockets, new namespaces, memory that no limit counts, and calls that reach the
+state of the kernel, of another process, or of files that others use. A program without namespaces
+of its own is also refused new processes (threads are allowed), signals and file attributes. A call
+that is newer than the table gets ENOSYS, so that a newer kernel opens no hole. Numbers: Linux
+`arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h`.
 """
 
 import errno
@@ -45,6 +45,12 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "msgctl": (71, 187),
     "mq_open": (240, 180),
     "mq_unlink": (241, 181),
+    # what is shared with other runs and the host: locks, cached pages and queued writes of files
+    "flock": (73, 32),
+    "mincore": (27, 232),
+    "fadvise64": (221, 223),
+    "sync": (162, 81),
+    "syncfs": (306, 267),
     # the file system's shape
     "mount": (165, 40),
     "umount2": (166, 39),
@@ -156,11 +162,19 @@ _NEWEST_KNOWN = 450  # set_mempolicy_home_node, the last call the table was chec
 _FLAGS_OF_SOCKETS = (0, 0x800, 0x80000, 0x80800)  # SOCK_NONBLOCK, SOCK_CLOEXEC
 
 # Denied where an argument has one of these values. name: (numbers, argument, values).
-_DENIED_OPTIONS: dict[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
+_Options = dict[str, tuple[tuple[int, int], int, tuple[int, ...]]]
+_DENIED_OPTIONS: _Options = {
+    # F_SETLEASE, F_NOTIFY: whoever opens the file waits, or tells of it. F_GETLK, F_OFD_GETLK: a
+    # lock on a file that all runs can read would be seen by another run.
+    "fcntl": ((72, 25), 1, (1024, 1026, 5, 36)),
+    # MADV_MERGEABLE, MADV_PAGEOUT: memory that is shared with others
+    "madvise": ((28, 233), 2, (12, 21)),
+}
+
+# The same for a program that shares its pid and mount namespaces with the host.
+_DENIED_OPTIONS_OUTSIDE: _Options = {
     # F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to any process of the same user
-    "fcntl": ((72, 25), 1, (8, 10, 15)),
-    # FIOSETOWN, SIOCSPGRP, FIOASYNC: a signal to any process of the same user
-    "ioctl": ((16, 29), 1, (0x8901, 0x8902, 0x5452)),
+    "fcntl": ((72, 25), 1, (*_DENIED_OPTIONS["fcntl"][2], 8, 10, 15)),
     # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER: the program must die with its parent
     "prctl": ((157, 167), 0, (1, 36)),
     # all but SOCK_STREAM, because a datagram socket can send to sockets of the host
@@ -171,10 +185,18 @@ _DENIED_OPTIONS: dict[str, tuple[tuple[int, int], int, tuple[int, ...]]] = {
     ),
 }
 
-# machine: (column of the tables, AUDIT_ARCH_*, clone, clone3, prlimit64)
+# TCGETS, TCGETS2, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Others reach terminals, signals
+# of other processes, or attributes of files; a program gets ENOTTY, as from a file without them.
+_ALLOWED_IOCTLS = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+
+# Memory that outlives its mapping, so that no limit counts it: MAP_SHARED (also the low bit of
+# MAP_SHARED_VALIDATE) with MAP_ANONYMOUS; and the host's huge pages (MAP_HUGETLB).
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
+
+# machine: (column of the tables, AUDIT_ARCH_*, clone, clone3, prlimit64, ioctl, mmap)
 _ARCHITECTURES = {
-    "x86_64": (0, 0xC000003E, 56, 435, 302),
-    "aarch64": (1, 0xC00000B7, 220, 435, 261),
+    "x86_64": (0, 0xC000003E, 56, 435, 302, 16, 9),
+    "aarch64": (1, 0xC00000B7, 220, 435, 261, 29, 222),
 }
 
 # Opcodes: linux/bpf_common.h; return values: linux/seccomp.h.
@@ -204,7 +226,7 @@ def build_filter(machine: str | None = None, *, processes: bool) -> bytes:
         raise UnsupportedArchitecture(
             f"no system call table for machine={machine!r}: have {', '.join(_ARCHITECTURES)}"
         )
-    column, audit_arch, clone, clone3, prlimit64 = _ARCHITECTURES[machine]
+    column, audit_arch, clone, clone3, prlimit64, ioctl, mmap = _ARCHITECTURES[machine]
     deny = _ERRNO | errno.EPERM
     absent = _ERRNO | errno.ENOSYS
     program = [
@@ -223,14 +245,26 @@ def build_filter(machine: str | None = None, *, processes: bool) -> bytes:
     for numbers in denied.values():
         if (number := numbers[column]) is not None:
             program += [(_JUMP_EQ, 0, 1, number), (_RETURN, 0, 0, deny)]
-    if not processes:
-        for numbers, argument, values in _DENIED_OPTIONS.values():
-            program += [(_JUMP_EQ, 0, 2 * len(values) + 2, numbers[column])]
-            program += [(_LOAD, 0, 0, _AT_ARGS + 8 * argument)]
-            for value in values:
-                program += [(_JUMP_EQ, 0, 1, value), (_RETURN, 0, 0, deny)]
-            program += [(_RETURN, 0, 0, _ALLOW)]
+    options = _DENIED_OPTIONS if processes else _DENIED_OPTIONS | _DENIED_OPTIONS_OUTSIDE
+    rules = [
+        (numbers[column], argument, values, deny, _ALLOW)
+        for numbers, argument, values in options.values()
+    ]
+    rules.append((ioctl, 1, _ALLOWED_IOCTLS, _ALLOW, _ERRNO | errno.ENOTTY))
+    for number, argument, values, if_one_of_them, otherwise in rules:
+        program += [(_JUMP_EQ, 0, 2 * len(values) + 2, number)]
+        program += [(_LOAD, 0, 0, _AT_ARGS + 8 * argument)]
+        for value in values:
+            program += [(_JUMP_EQ, 0, 1, value), (_RETURN, 0, 0, if_one_of_them)]
+        program += [(_RETURN, 0, 0, otherwise)]
     program += [
+        (_JUMP_EQ, 0, 6, mmap),
+        (_LOAD, 0, 0, _AT_ARGS + 8 * 3),
+        (_JUMP_SET, 2, 0, _MAP_HUGETLB),
+        (_JUMP_SET, 0, 2, _MAP_ANONYMOUS),
+        (_JUMP_SET, 0, 1, _MAP_SHARED),
+        (_RETURN, 0, 0, deny),
+        (_RETURN, 0, 0, _ALLOW),
         (_JUMP_EQ, 0, 3, clone),
         (_LOAD, 0, 0, _AT_ARGS),
         (_JUMP_SET, 0, 5, _CLONE_NEW) if processes else (_JUMP_SET, 5, 0, _CLONE_THREAD),

@@ -2,19 +2,23 @@
 
 It also measures how much of its time a run waited for a processor.
 
-It measures a run about five times a second. A run that ends within 0.1 s is not measured and costs
-nothing.
+It measures a run about five times a second, in threads, because a program can make these looks
+slow. A run that ends within 0.1 s is not measured and costs nothing.
 """
 
 import asyncio
+import math
 import os
 import random
+import select
 import shutil
+import signal
 import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from concurrent.futures import Executor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from agent_loop.tools.sandbox.program import Limits
@@ -24,6 +28,14 @@ EVERY_S = (0.1, 0.3)
 sleep between the looks, and appear to wait for a processor at each of them."""
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+MAX_MAPPINGS = 65_536
+"""Mappings of all processes together; each takes memory of the kernel, and time of each look. A
+Python process with pandas has about 700."""
+
+KILL_ROUNDS, KILL_S = 10, 0.5
+"""How often the processes that a cell left are looked for, and killed; and how long each may take
+to die. A session in which some are still left is ended."""
 
 MAX_HIDDEN = 4
 """Deleted files that a program may keep mapped; each can take `file_mb` of the host's disk."""
@@ -80,15 +92,27 @@ class UsageMonitor:
     Args:
         ancestor: pid of the zygote, or of a process from which the zygote descends.
         home: the run's folder on the host; empty if its files are on a tmpfs of the run.
+        threads: where it looks; a look can take as long as the program wants.
     """
 
     def __init__(
-        self, ancestor: int, home: str, limits: Limits, end: Callable[[str], None]
+        self,
+        ancestor: int,
+        home: str,
+        limits: Limits,
+        end: Callable[[str], None],
+        threads: Executor,
     ) -> None:
         self._ancestor, self._home, self._limits, self._end = ancestor, home, limits, end
+        self._threads = threads
         self._pid = 0
         self.activity = Activity()
+        self.cpu_limit_s = math.inf
+        """Largest `Activity.cpu_s`. A session sets it for the time between two cells."""
+
         self._timer: asyncio.TimerHandle | None = None
+        self._look: asyncio.Future[Activity] | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     def begin(self, status: bytes) -> None:
         """Start measuring, at the first call; `status` starts with the pid of the run's first
@@ -100,29 +124,78 @@ class UsageMonitor:
     def end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
 
     def _wait(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(random.uniform(*EVERY_S), self._look)
+        self._timer = asyncio.get_running_loop().call_later(
+            random.uniform(*EVERY_S), self._start_watch
+        )
 
-    def measure(self) -> Activity:
+    def _start_watch(self) -> None:
+        self._watch = asyncio.get_running_loop().create_task(self._check())
+
+    async def measure(self) -> Activity:
         """The activity until now. If the run's processes are not found, it seems to be at rest."""
         if self._timer is not None:
-            self._pid = self._pid or self._outer_pid()
-            pids = [self._pid, *descendants(self._pid)] if self._pid else []
-            before_at, self._seen_at = self._seen_at, time.monotonic()
-            self.activity = self.activity.after(pids, self._seen_at - before_at)
+            if self._look is None or self._look.done():
+                loop = asyncio.get_running_loop()
+                self._look = loop.run_in_executor(self._threads, self._activity_now)
+            self.activity = await asyncio.shield(self._look)
         return self.activity
 
-    def _look(self) -> None:
-        self.measure()
-        if why := self._excess():
+    def _activity_now(self) -> Activity:
+        pids = self._pids()
+        before_at, self._seen_at = self._seen_at, time.monotonic()
+        return self.activity.after(pids, self._seen_at - before_at)
+
+    async def _check(self) -> None:
+        activity = await self.measure()
+        why = await asyncio.get_running_loop().run_in_executor(self._threads, self._excess)
+        if activity.cpu_s > self.cpu_limit_s:
+            why = "the processor time that it used between two cells"
+        if why:
             self._end(why)
         else:
             self._wait()
 
+    async def end_others(self) -> bool:
+        """Kill the processes of a session's run but the first two: its parent and its interpreter.
+
+        Returns whether none was left at the last look.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._end_others)
+
+    def _end_others(self) -> bool:
+        for _ in range(KILL_ROUNDS):
+            with ExitStack() as opened:
+                others = dict[int, int]()  # pid: pidfd
+                for pid in self._pids()[2:]:
+                    with suppress(OSError):
+                        others[pid] = os.pidfd_open(pid)
+                        opened.callback(os.close, others[pid])
+                # A number that is still below the run is not another process's by now.
+                killed = [others[pid] for pid in self._pids()[2:] if pid in others]
+                killed = [pidfd for pidfd in killed if not _has_ended(pidfd, 0.0)]
+                if not killed:
+                    return True
+                for pidfd in killed:
+                    with suppress(OSError):
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                for pidfd in killed:
+                    _has_ended(pidfd, KILL_S)
+        return False
+
+    def _pids(self) -> list[int]:
+        """The run's processes, its first process first; empty if it is not found."""
+        self._pid = self._pid or self._outer_pid()
+        return [self._pid, *descendants(self._pid)] if self._pid else []
+
     def _excess(self) -> str:
         """The limit that the run exceeds; empty if none."""
         limits, pid = self._limits, self._pid
+        if pid and mappings_of(pid) > MAX_MAPPINGS:
+            return f"its limit of {MAX_MAPPINGS} memory mappings"
         if pid and memory_bytes(pid) > limits.memory_mb << 20:
             return f"its memory limit of {limits.memory_mb} MB"
         if not self._home:
@@ -150,6 +223,11 @@ class UsageMonitor:
         return 0
 
 
+def _has_ended(pidfd: int, wait_s: float) -> bool:
+    """Whether a process has ended; also one whose parent has not asked for its exit code."""
+    return bool(select.select([pidfd], [], [], wait_s)[0])
+
+
 def descendants(pid: int) -> Iterator[int]:
     """All descendants of a process, whichever of its threads started them."""
     with suppress(OSError):
@@ -163,16 +241,30 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def memory_bytes(pid: int) -> int:
-    """Memory of a process and its descendants; shared memory counts once."""
-    return sum(map(_own_memory, (pid, *descendants(pid))))
+    """Memory, swap and page tables of a process and its descendants; shared memory counts once."""
+    return 1024 * sum(
+        _kilobytes(f"/proc/{each}/smaps_rollup", b"Pss:", b"SwapPss:")
+        + _kilobytes(f"/proc/{each}/status", b"VmPTE:")
+        for each in (pid, *descendants(pid))
+    )
 
 
-def _own_memory(pid: int) -> int:
-    with suppress(OSError), open(f"/proc/{pid}/smaps_rollup") as file:
-        for line in file:
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
+def _kilobytes(path: str, *names: bytes) -> int:
+    """Sum of the lines `name: number kB` of a file; 0 if the process has ended."""
+    with suppress(OSError), open(path, "rb") as file:
+        lines = map(bytes.split, file)
+        return sum(int(words[1]) for words in lines if words and words[0] in names)
     return 0
+
+
+def mappings_of(pid: int) -> int:
+    """Memory mappings of a process and its descendants, counted up to `MAX_MAPPINGS` and some."""
+    count = 0
+    for each in (pid, *descendants(pid)):
+        with suppress(OSError), open(f"/proc/{each}/maps", "rb", buffering=0) as file:
+            while count <= MAX_MAPPINGS and (text := file.read(1 << 16)):
+                count += text.count(b"\n")
+    return count
 
 
 def sockets_of(pid: int) -> int:

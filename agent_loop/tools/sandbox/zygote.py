@@ -15,10 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_loop.tools.sandbox.host import INSIDE, interpreter
-from agent_loop.tools.sandbox.program import SandboxUnavailable
+from agent_loop.tools.sandbox.inside.parts import NOT_IMPORTED
+from agent_loop.tools.sandbox.program import PackageUnusable, SandboxUnavailable
 
 START_S = 30.0
 """How long a zygote may take to load what it preloads."""
+
+FIRST_OUT_OF_MEMORY = (
+    *("/bin/sh", "-c", 'echo 1000 >/proc/self/oom_score_adj && exec "$@"', "sandbox"),
+)
+"""Begins the command of a zygote: if the host runs out of memory, the kernel kills programs before
+it kills a process of the training. It cannot be taken back without CAP_SYS_RESOURCE."""
 
 SEND_S = 5.0
 """How long a zygote may take to receive an order."""
@@ -57,6 +64,7 @@ class Zygote:
             stderr = os.memfd_create("zygote")
             stack.callback(os.close, stderr)
             argv = [
+                *FIRST_OUT_OF_MEMORY,
                 *launch.prefix,
                 *(interpreter(), "-I", "-S", "-X", "utf8", str(INSIDE)),
                 *(str(child.fileno()), json.dumps(launch.plan)),
@@ -86,6 +94,11 @@ class Zygote:
             if not is_ready:
                 lines = os.pread(stderr, 1 << 16, 0).decode(errors="replace").strip().splitlines()
                 last = lines[-1] if lines else "no message on stderr"
+                if last.startswith(NOT_IMPORTED):
+                    raise PackageUnusable(
+                        f"a package for programs is unusable in sandbox={name}: {last}; install "
+                        "what it requires where the tool server runs"
+                    )
                 raise SandboxUnavailable(f"sandbox={name} does not start ({last})")
             self._control.settimeout(SEND_S)
             os.close(stderr)

@@ -516,7 +516,7 @@ async def test_a_compile_error_is_the_result(bubblewrap: Sandbox, language: str)
 async def test_a_compiler_that_takes_too_long_is_the_time_limit(bubblewrap: Sandbox):
     if "c" not in bubblewrap.languages:
         pytest.skip("c is not installed here")
-    code = '#include "/dev/zero"\nint main() {}'
+    code = '#include "/dev/full"\nint main() {}'
     limits = Limits(compile_s=0.3)
     result = await bubblewrap.run(Program(code=code, language="c"), limits)
     assert result.compiled is not None

@@ -4,8 +4,11 @@ It receives orders on a SOCK_SEQPACKET socket, as JSON with descriptors, until t
 
 | order | descriptors | meaning |
 | --- | --- | --- |
-| {"id", "limits", "source", ...} | payload, stdin, stdout, stderr, result, status[, channel] | run
-| | {"stop" or "interrupt" or "kill": id} | | signal the run |
+| {"id", "limits", "source", ...} | those named in "descriptors", then result and status | run |
+| {"stop" or "interrupt" or "kill": id} | | signal the run |
+
+Descriptors: payload (`parts.py`), stdin, stdout, stderr; with a cgroup its `cgroup.procs`, with a
+session its channel.
 
 The pipe `status` gets lines: the run's pid as the zygote sees it; "compiled" from the run, after a
 compiler; "done" from the run, when it has written its report and all processes of the program are
@@ -25,7 +28,8 @@ import traceback
 from contextlib import suppress
 
 import confine
-from fork_server import MAX_DESCRIPTORS, MAX_ORDER_BYTES
+from fork_server import MAX_ORDER_BYTES
+from parts import NOT_IMPORTED, write_parts
 from run import Run, write_status
 
 CLONE_NEWNS, CLONE_NEWIPC = 0x00020000, 0x08000000
@@ -85,15 +89,15 @@ class Zygote:
             if action in order:
                 self._signal(order[action], number)
                 return True
+        status = fds[-1]
         try:
             spare, self._spare = self._spare or self._new_spare(), None
         except OSError as error:
-            fail(fds[4], f"no process: {error}")
-            write_status(fds[5], "0\nended\n")
+            fail(fds[-2], f"no process: {error}")
+            write_status(status, "0\nended\n")
             for fd in fds:
                 os.close(fd)
             return True
-        status = fds[5]
         write_status(status, f"{spare.pid}\n")  # before the run can write to it
         with spare.channel, suppress(BrokenPipeError):  # the run was killed; it is reaped next
             socket.send_fds(spare.channel, [data], fds)
@@ -133,9 +137,7 @@ def become_run(plan: dict, channel: socket.socket) -> None:
     """Wait for an order and execute it. Does not return."""
     received: list[int] = []
     try:
-        own = channel.fileno()
-        os.closerange(3, own)  # descriptors of other runs, which this process would keep open
-        os.closerange(own + 1, MAX_DESCRIPTORS)
+        confine.close_all_but(channel.fileno())  # among them are those of other runs
         confine.set_signal_mask(confine.ALL_SIGNALS)  # also for the program
         run = Run(plan)
         data, received, _, _ = socket.recv_fds(channel, MAX_ORDER_BYTES, 8)
@@ -144,15 +146,15 @@ def become_run(plan: dict, channel: socket.socket) -> None:
             run.execute(json.loads(data), received)
     except BaseException:
         if received:
-            fail(received[4], traceback.format_exc(limit=-2))
+            fail(received[-2], traceback.format_exc(limit=-2))
     finally:
         os._exit(0)
 
 
 def fail(result: int, fault: str) -> None:
     """Write to `result` why nothing ran."""
-    with open(result, "w", closefd=False) as file:
-        json.dump({"fault": fault}, file)
+    with open(result, "wb", closefd=False) as file:
+        write_parts(file, {"fault": fault}, ())
 
 
 def clone(namespaces: int) -> int:
@@ -174,12 +176,16 @@ def use_huge_pages() -> None:
 def main() -> None:
     control, plan = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
     control.set_inheritable(False)
+    confine.close_all_but(control.fileno())
     # A server that a shell started in the background ignores these signals; programs must not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.path += plan["packages"]
     for name in plan["preload"]:
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            sys.exit(f"{NOT_IMPORTED} {name}: {type(error).__name__}: {error}")
     sys.path[0] = "/"  # was this folder; a program's own folder replaces it
     if plan["landlock"]:
         confine.no_new_privs()

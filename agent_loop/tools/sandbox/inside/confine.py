@@ -24,6 +24,8 @@ SECCOMP_MODE_FILTER, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
 CAPABILITY_VERSION_3 = 0x20080522
 CLONE, CAPSET = {"x86_64": (56, 126), "aarch64": (220, 91)}[platform.machine()]
 
+CLOSE_RANGE, LARGEST_DESCRIPTOR = 436, 0x7FFFFFFF
+
 ALL_SIGNALS, NO_SIGNALS = b"\xff" * 128, bytes(128)
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -51,6 +53,18 @@ def fork() -> int:
     The hooks write to 150 memory pages in the child, and each page would have to be copied.
     """
     return checked("fork", locked_libc.fork())
+
+
+def close_all_but(*kept: int) -> None:
+    """Close every descriptor above the standard streams but `kept`, however large its number.
+
+    The numbers depend on how many descriptors the server has open. `close_range` needs Linux 5.9.
+    """
+    first = 3
+    for fd in (*sorted(kept), LARGEST_DESCRIPTOR):
+        if first < fd:
+            checked("close_range", libc.syscall(CLOSE_RANGE, first, fd - 1, 0))
+        first = fd + 1
 
 
 def set_signal_mask(mask: bytes) -> None:

@@ -13,17 +13,23 @@ import random
 import resource
 import signal
 import socket
+import sys
 from contextlib import redirect_stdout
 
 import confine
 import interpreter
+from parts import read_parts
 
 PR_SET_PDEATHSIG = 1
 MAX_ORDER_BYTES = 1 << 16
 
-MAX_DESCRIPTORS = 4096
-"""Descriptors below this number are closed in a program. A zygote has no descriptor above it while
-the server's limit on open files is 4096 or less; with a higher limit it may have one."""
+CLONE_NEWUSER = 0x10000000
+MAX_PENDING_SIGNALS = 64
+"""Signals and timers that wait. The kernel counts them by user, so that without this limit a
+program of an ordinary user could take those of the user's other processes."""
+
+RESERVED_MB = 16 << 10
+"""Address space that the runtime of a language may reserve beyond its memory."""
 
 MIN_OWN_DESCRIPTOR = 10
 """The channel moves to this number or above, so that 0 to 3 are free for the program's streams."""
@@ -41,17 +47,17 @@ class ForkServerClient:
             serve(plan, child)
         child.close()
 
-    def begin(self, order: dict, fds: list[int]) -> None:
+    def begin(self, order: dict, fds: "dict[str, int]") -> None:
         """Send the program; the forked interpreter becomes its process.
 
-        The order has the `home` and `argv` of this step; `fds` are stdin, stdout, stderr, payload,
-        and the channel of a session.
+        The order has the `home` and `argv` of this step; `fds` are listed in `__main__.py`.
 
         Raises:
             RuntimeError: the process could not give up its rights, so nothing ran.
         """
         with self._channel as channel:
-            socket.send_fds(channel, [json.dumps(order).encode()], fds)
+            order = order | {"descriptors": list(fds)}
+            socket.send_fds(channel, [json.dumps(order).encode()], list(fds.values()))
             if fault := channel.recv(MAX_ORDER_BYTES):
                 raise RuntimeError(fault.decode(errors="replace"))
 
@@ -61,57 +67,69 @@ def serve(plan: dict, channel: socket.socket) -> None:
     own = fcntl.fcntl(channel.fileno(), fcntl.F_DUPFD_CLOEXEC, MIN_OWN_DESCRIPTOR)
     channel = socket.socket(fileno=own)
     try:
-        os.closerange(3, own)
-        os.closerange(own + 1, MAX_DESCRIPTORS)
+        confine.close_all_but(own)
+        if plan["own_user_namespace"]:
+            confine.checked("unshare", confine.libc.unshare(CLONE_NEWUSER))
+            confine.drop_bounding_set()  # a new user namespace begins with all capabilities
         if plan["namespaces"] or plan["landlock"]:
             confine.leave_root(plan["uid"])
         if not plan["namespaces"]:
             confine.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
         confine.no_new_privs()
-        random.seed()  # otherwise all runs would draw the same numbers
+        reseed()
         # With Landlock the filter comes later, because it would refuse the calls of Landlock.
         if plan["filter"] and not plan["landlock"]:
             confine.load_filter(bytes.fromhex(plan["filter"]))
         rehearse()
-        data, fds, _, _ = socket.recv_fds(channel, MAX_ORDER_BYTES, 5)
+        data, received, _, _ = socket.recv_fds(channel, MAX_ORDER_BYTES, 8)
         if not data:
             os._exit(0)
         order = json.loads(data)
+        fds = dict(zip(order["descriptors"], received))  # noqa: B905
         code = enter_sandbox(plan, order, fds, own)
     except BaseException as error:
         channel.send(f"{type(error).__name__}: {error}".encode())
         os._exit(127)
     channel.close()
-    become_program(order, code, has_channel=len(fds) > 4)
+    become_program(order, code, has_channel="channel" in fds)
+
+
+def reseed() -> None:
+    """Give this process random numbers of its own; all forks would draw the zygote's."""
+    random.seed()
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
 
 
 def rehearse() -> None:
     """Run a small program, so that shared memory pages are copied before an order comes."""
-    json.loads('{"code": "", "files": {}, "fetch": []}')
+    read_parts(io.BytesIO(b'{"sizes": []}\n'))
     with redirect_stdout(io.StringIO()):
         interpreter.run_main("print(1)", "/", "")
 
 
-def enter_sandbox(plan: dict, order: dict, fds: list[int], own: int) -> str:
+def enter_sandbox(plan: dict, order: dict, fds: "dict[str, int]", own: int) -> str:
     """Connect the program's streams and give up rights; returns the program's code."""
-    stdin, stdout, stderr, payload, *channel = fds
+    if "cgroup" in fds:
+        os.write(fds["cgroup"], b"0")
     os.chdir(order["home"])
-    with open(payload, closefd=False) as file:
+    with open(fds["payload"], "rb", closefd=False) as file:
         file.seek(0)
-        code = json.load(file)["code"]
-    for number, fd in enumerate((stdin, stdout, stderr)):
-        os.dup2(fd, number)
-    if channel:
-        os.dup2(channel[0], 3, inheritable=False)
-    os.closerange(4 if channel else 3, own)
-    os.closerange(own + 1, MAX_DESCRIPTORS)
+        _, parts = read_parts(file)
+        _, code = next(parts)
+    for number, stream in enumerate(("stdin", "stdout", "stderr")):
+        os.dup2(fds[stream], number)
+    kept = [own]
+    if "channel" in fds:
+        kept.append(os.dup2(fds["channel"], 3, inheritable=False))
+    confine.close_all_but(*kept)
     limit(order)
     if plan["landlock"]:
         confine.restrict_files(plan["readable"], plan["devices"], ["."])
         confine.load_filter(bytes.fromhex(plan["filter"]))
     confine.set_signal_mask(confine.NO_SIGNALS)
-    return code
+    return code.decode(errors="replace")
 
 
 def become_program(order: dict, code: str, *, has_channel: bool) -> None:
@@ -137,11 +155,14 @@ def limit(order: dict) -> None:
     # SIGXCPU of the soft limit tells the server that the time limit was reached. The hard limit
     # kills with SIGKILL, which has many causes.
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    if not order["reserves_memory"]:
-        resource.setrlimit(resource.RLIMIT_AS, (limits["memory_mb"] * MIB,) * 2)
+    space_mb = limits["memory_mb"] + (RESERVED_MB if order["reserves_memory"] else 0)
+    resource.setrlimit(resource.RLIMIT_AS, (space_mb * MIB,) * 2)
+    resource.setrlimit(resource.RLIMIT_DATA, (limits["memory_mb"] * MIB,) * 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limits["file_mb"] * MIB,) * 2)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limits["open_files"],) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+    resource.setrlimit(resource.RLIMIT_MSGQUEUE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (MAX_PENDING_SIGNALS, MAX_PENDING_SIGNALS))
     if order["processes"]:
         resource.setrlimit(resource.RLIMIT_NPROC, (order["processes"],) * 2)

@@ -70,7 +70,7 @@ def _main_module(home: str, source: str) -> types.ModuleType:
     module = types.ModuleType("__main__")
     module.__dict__.update(__file__=f"{home}/{source}", __builtins__=builtins)
     sys.modules["__main__"] = module
-    for own_module in ("confine", "interpreter", "run", "fork_server"):
+    for own_module in ("confine", "interpreter", "run", "fork_server", "parts"):
         sys.modules.pop(own_module, None)
     sys.argv[:] = [source]
     sys.orig_argv[:] = ["python", source]

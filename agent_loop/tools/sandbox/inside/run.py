@@ -3,18 +3,19 @@
 It is the parent of the program, and with namespaces the first process of the run's pid namespace.
 """
 
-import base64
 import ctypes
-import json
 import os
 import resource
 import signal
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import PurePosixPath
 
 import confine
 from fork_server import PR_SET_PDEATHSIG, ForkServerClient
+from parts import read_parts, write_parts
 
 MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 2, 4, 32, 4096
 PR_SET_CHILD_SUBREAPER = 36
@@ -36,12 +37,13 @@ class Run:
             confine.prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._spare: ForkServerClient | None = ForkServerClient(plan)
 
-    def execute(self, order: dict, fds: list[int]) -> None:
+    def execute(self, order: dict, received: list[int]) -> None:
         """Set up, compile if needed, run, clean up, and write a report to `result`.
 
         The signals `AWAITED_SIGNALS` must be blocked.
         """
-        payload, stdin, stdout, stderr, result, status, *channel = fds
+        *passed_on, result, status = received
+        fds = dict(zip(order["descriptors"], passed_on))  # noqa: B905
         limits, compiler = order["limits"], order["compile"]
         if self._has_namespace:
             limit_home(limits)
@@ -49,32 +51,31 @@ class Run:
             order["home"] = HOME
         os.umask(0o022)
         os.chdir(order["home"])
-        with open(payload, closefd=False) as file:
-            content = json.load(file)
-        for path, encoded in content["files"].items():
-            write_file(path, base64.b64decode(encoded))
-        if not channel:
-            write_file(order["source"], content["code"].encode(errors="replace"))
+        with open(fds["payload"], "rb", closefd=False) as file:
+            header, parts = read_parts(file)
+            _, code = next(parts)
+            for path, content in parts:
+                write_file(path, content)
+        if "channel" not in fds:
+            write_file(order["source"], code)
         report: dict = {}
         if compiler:
-            out, err = open_unnamed(), open_unnamed()
-            streams = [stdin, out, err, payload]
+            # Memory files, because every name in the folder is the program's.
+            out, err = os.memfd_create("stdout"), os.memfd_create("stderr")
+            streams = fds | {"stdout": out, "stderr": err}
             step = self._step(order | {"argv": compiler}, streams, limits["compile_s"])
             report["compile"] = step | {"stdout": beginning_of(out), "stderr": beginning_of(err)}
-            os.lseek(stdin, 0, os.SEEK_SET)
+            os.lseek(fds["stdin"], 0, os.SEEK_SET)
             write_status(status, "compiled\n")
         if not compiler or report["compile"]["code"] == 0:
-            streams = [stdin, stdout, stderr, payload, *channel]
-            report["run"] = self._step(order, streams, limits["wall_s"])
-        os.close(stdout)  # so that their readers need not wait for the end of this process
-        os.close(stderr)
-        max_bytes = limits["file_mb"] << 20
-        report["files"] = {path: read_file(path, max_bytes) for path in content["fetch"]}
-        with os.fdopen(result, "w") as file:
-            json.dump(report, file)
+            report["run"] = self._step(order, fds, limits["wall_s"])
+        for stream in ("stdout", "stderr"):  # their readers need not wait for this process's end
+            os.close(fds[stream])
+        with os.fdopen(result, "wb") as file:
+            write_parts(file, report, fetched(header["fetch"], limits["file_mb"] << 20))
         write_status(status, "done\n")
 
-    def _step(self, order: dict, fds: list[int], wall_s: float) -> dict:
+    def _step(self, order: dict, fds: "dict[str, int]", wall_s: float) -> dict:
         """Run one program (compiler or program) until it and its descendants are dead."""
         started, before_s = time.monotonic(), cpu_of_children_s()
         client, self._spare = self._spare or ForkServerClient(self._plan), None
@@ -189,30 +190,37 @@ def write_file(path: str, content: bytes) -> None:
         file.write(content)
 
 
-def read_file(path: str, max_bytes: int) -> "str | None":
-    """Content of a regular file in base64; None if there is none or it is larger.
+def fetched(paths: "list[str]", max_bytes: int) -> "Iterator[tuple[str, bytes]]":
+    """Regular files with their content, as long as they have `max_bytes` in all."""
+    for path in paths:
+        content = read_file(path, max_bytes)
+        if content is not None:
+            max_bytes -= len(content)
+            yield path, content
 
-    It follows no link and never blocks, because the program chose what lies at the path.
+
+def read_file(path: str, max_bytes: int) -> "bytes | None":
+    """Content of a regular file; None if there is none or it is larger.
+
+    It follows no link, also not to a folder, and never blocks, because the program chose what lies
+    at the path.
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
+    *folders, name = PurePosixPath(path).parts
+    with ExitStack() as opened:
+        try:
+            above = None
+            for folder in folders:
+                above = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+                opened.callback(os.close, above)
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=above)
+        except OSError:
+            return None
+        opened.callback(os.close, fd)
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) or status.st_size > max_bytes:
             return None
         with open(fd, "rb", closefd=False) as file:
-            return base64.b64encode(file.read(max_bytes)).decode()
-    finally:
-        os.close(fd)
-
-
-def open_unnamed() -> int:
-    """Open a new file in the run's folder and remove its name."""
-    fd = os.open(".compiler-output", os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    os.unlink(".compiler-output")
-    return fd
+            return file.read(max_bytes)
 
 
 def beginning_of(fd: int) -> str:

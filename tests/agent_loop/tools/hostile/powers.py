@@ -401,7 +401,7 @@ import mmap
 if not IS_X86:
     sys.exit(1)
 def machine(code):
-    page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page = mmap.mmap(-1, 4096, flags=PRIVATE, prot=7)
     page.write(code)
     address = ctypes.addressof(ctypes.c_char.from_buffer(page))
     return ctypes.CFUNCTYPE(ctypes.c_long)(address)()

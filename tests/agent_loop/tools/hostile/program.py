@@ -69,7 +69,7 @@ class Hostile:
 MARKED = "hostile-marked"
 
 _PRELUDE = """
-import ctypes, errno, json, os, platform, signal, socket, struct, sys, threading, time
+import ctypes, errno, json, mmap, os, platform, signal, socket, struct, sys, threading, time
 from types import SimpleNamespace
 libc = ctypes.CDLL(None, use_errno=True)
 HOST = SimpleNamespace(**json.loads(@HOST@))
@@ -96,6 +96,14 @@ def refused(what, function, *args):
 
 def call(x86_64, aarch64):
     return lambda *args: libc.syscall(x86_64 if IS_X86 else aarch64, *args)
+
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+
+def shared(size):
+    "Memory of all processes of this program: a file, as shared memory without one is refused."
+    fd = os.open("shared", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, size)
+    return mmap.mmap(fd, size)
 
 def read(path):
     with open(path, "rb") as file:

@@ -87,7 +87,7 @@ forked = []
 def one():
     try:
         if os.fork() == 0:
-            held = mmap.mmap(-1, 14 << 20)
+            held = mmap.mmap(-1, 14 << 20, flags=PRIVATE)
             for at in range(0, 14 << 20, 4096):
                 held[at] = 1
             time.sleep(5)
@@ -134,7 +134,7 @@ reached("a second with 140 MB and a limit of 64")
         limits=SMALL,
         code="""
 import mmap
-counted = mmap.mmap(-1, 4096)
+counted = shared(4096)
 def fill(number):
     total, held = 0, []
     try:
@@ -178,7 +178,7 @@ os._exit(0)
         limits=SMALL,
         code="""
 import fcntl, mmap
-counted = mmap.mmap(-1, 4096)
+counted = shared(4096)
 def fill(number):
     total, held = 0, []
     try:
@@ -458,7 +458,7 @@ while True:
         category="resources",
         code="""
 import mmap
-counted = mmap.mmap(-1, 4096)
+counted = shared(4096)
 def fill(number):
     count = 0
     try:

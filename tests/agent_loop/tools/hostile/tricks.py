@@ -219,7 +219,7 @@ fall([])
         return_codes=(132,),
         code="""
 import mmap
-page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+page = mmap.mmap(-1, 4096, flags=PRIVATE, prot=7)
 page.write(bytes.fromhex("0f0b") if IS_X86 else bytes(4))
 ctypes.CFUNCTYPE(None)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
 """,

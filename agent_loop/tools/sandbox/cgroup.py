@@ -1,0 +1,111 @@
+"""A cgroup for each run, where a cgroup v2 is delegated to this server.
+
+There the kernel itself limits the memory and the processes of each run, with shared memory, page
+tables and buffers. It is not required: elsewhere the usage monitor measures runs. See the kernel's
+Documentation/admin-guide/cgroup-v2.rst, "Delegation", and systemd's CGROUP_DELEGATION.
+"""
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from agent_loop.tools.sandbox.program import Limits, SandboxUnavailable
+
+CONTROLLERS = ("memory", "pids")
+HOW = "`systemd-run --user --scope -p Delegate=yes verl-mixed serve-tools ...` delegates one"
+_DELEGATED = ("user.delegate", "trusted.delegate")  # attributes that systemd sets
+
+
+def find_delegated(proc: Path = Path("/proc/self")) -> Path:
+    """Folder of this process's cgroup, if it is delegated and this process is alone in it.
+
+    Changes nothing.
+
+    Raises:
+        SandboxUnavailable: it is not; the message says why.
+    """
+    mounts = [line.split() for line in (proc / "mountinfo").read_text().splitlines()]
+    places = [words for words in mounts if words[words.index("-") + 1] == "cgroup2"]
+    own = [
+        line[3:] for line in (proc / "cgroup").read_text().splitlines() if line.startswith("0::")
+    ]
+    if not places or not own:
+        raise SandboxUnavailable("no cgroup v2 is mounted")
+    folder = Path(places[0][4]) / os.path.relpath(own[0], places[0][3])
+    here = (folder / "cgroup.controllers").read_text().split()
+    if missing := [name for name in CONTROLLERS if name not in here]:
+        raise SandboxUnavailable(f"the cgroup v2 {folder} lacks {' and '.join(missing)}")
+    if not any(_attribute(folder, name) == b"1" for name in _DELEGATED):
+        raise SandboxUnavailable(f"the cgroup {folder} is not delegated; {HOW}")
+    if not os.access(folder, os.W_OK) or not os.access(folder / "cgroup.procs", os.W_OK):
+        raise SandboxUnavailable(f"the cgroup {folder} belongs to another user; {HOW}")
+    if others := {*(folder / "cgroup.procs").read_text().split()} - {str(os.getpid())}:
+        raise SandboxUnavailable(
+            f"the cgroup {folder} has {len(others)} further processes; {HOW} to the server alone"
+        )
+    return folder
+
+
+def _attribute(folder: Path, name: str) -> bytes:
+    with suppress(OSError):
+        return os.getxattr(folder, name)
+    return b""
+
+
+class Leaf:
+    """The cgroup of one run."""
+
+    def __init__(self, folder: Path, procs: int, limits: Limits) -> None:
+        self._folder, self._limits = folder, limits
+        self.procs = procs
+        """Descriptor of `cgroup.procs`. A process enters the cgroup by writing "0" to it; the
+        kernel asks for the rights of the process that opened it, since Linux 5.16."""
+
+    def excess(self) -> str:
+        """The limit for which the kernel killed a process of the run; empty if none."""
+        counts = dict(map(str.split, (self._folder / "memory.events").read_text().splitlines()))
+        if int(counts["oom_kill"]):
+            return f"its memory limit of {self._limits.memory_mb} MB"
+        return ""
+
+
+class Cgroups:
+    """Cgroups of runs below a delegated one, whose only process moves to a cgroup of its own."""
+
+    def __init__(self, delegated: Path) -> None:
+        """Raises OSError: the kernel refuses."""
+        self._folder = delegated
+        self._numbers = itertools.count()
+        server = delegated / "server"
+        server.mkdir(exist_ok=True)
+        # Only a cgroup without processes can share its controllers out to those below it.
+        (server / "cgroup.procs").write_text(str(os.getpid()))
+        (delegated / "cgroup.subtree_control").write_text(
+            " ".join(f"+{name}" for name in CONTROLLERS)
+        )
+
+    @contextmanager
+    def leaf(self, limits: Limits) -> Iterator[Leaf]:
+        """A new cgroup with these limits, removed at the end, when its processes are dead."""
+        folder = self._folder / f"run-{os.getpid()}-{next(self._numbers)}"
+        folder.mkdir()
+        try:
+            settings = {
+                "memory.max": limits.memory_mb << 20,
+                "memory.swap.max": 0,
+                "memory.oom.group": 1,
+                "pids.max": limits.processes,
+            }
+            for name, value in settings.items():
+                with suppress(FileNotFoundError):  # memory.swap.max, if the kernel has no swap
+                    (folder / name).write_text(str(value))
+            procs = os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                yield Leaf(folder, procs, limits)
+            finally:
+                os.close(procs)
+        finally:
+            with suppress(OSError):
+                folder.rmdir()
