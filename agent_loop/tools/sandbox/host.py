@@ -97,15 +97,19 @@ def package_paths(names: Iterable[str]) -> list[Path]:
 
 
 def import_names(package: str) -> list[str]:
-    """Names under which a distribution is imported, without private ones.
+    """Names under which a distribution is imported.
 
-    Examples: scikit-learn gives sklearn, Pillow gives PIL.
+    If it has a module or package of its own name, this is the one; else all that are not private.
+    Examples: sympy gives sympy and not isympy, scikit-learn gives sklearn, Pillow gives PIL.
     """
-    distribution = importlib.metadata.distribution(Requirement(package).name)
+    own_name = Requirement(package).name
+    distribution = importlib.metadata.distribution(own_name)
     files = [file.parts for file in distribution.files or ()]
     packages = {parts[0] for parts in files if len(parts) == 2 and parts[1] == "__init__.py"}
     modules = {parts[0].split(".")[0] for parts in files if _is_module(parts)}
-    return sorted(name for name in packages | modules if not name.startswith("_"))
+    names = sorted(name for name in packages | modules if not name.startswith("_"))
+    own = [name for name in names if name.lower() == own_name.replace("-", "_").lower()]
+    return own or names
 
 
 def _is_module(parts: tuple[str, ...]) -> bool:

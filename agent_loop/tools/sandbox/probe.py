@@ -12,13 +12,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agent_loop.tools.sandbox.host import ENVIRONMENT
-from agent_loop.tools.sandbox.program import Limits, Program, RunStatus, SandboxUnavailable
+from agent_loop.tools.sandbox.inside.parts import NOT_IMPORTED
+from agent_loop.tools.sandbox.program import (
+    Limits,
+    PackageUnusable,
+    Program,
+    RunStatus,
+    SandboxUnavailable,
+)
 from agent_loop.tools.sandbox.sandbox import Sandbox
 
-_LIMITS = Limits(memory_mb=256, wall_s=20.0)
+_LIMITS = Limits(wall_s=20.0)
 
 _PROGRAM = """
-import json, os, socket, sys
+import fcntl, importlib, json, mmap, os, socket, sys
 
 reached = []
 
@@ -35,6 +42,11 @@ def fork():
         os._exit(0)
 
 plan = json.loads(sys.stdin.read())
+for module in plan["modules"]:
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        sys.exit(f"cannot import {module}: {type(error).__name__}: {error}")
 for path in plan["files"]:
     attempt(f"read {path}", lambda: open(path, "rb").read(1))
 for path in plan["folders"]:
@@ -43,13 +55,18 @@ attempt("network", lambda: socket.create_connection(("127.0.0.1", 9), timeout=1)
 attempt("unix socket", lambda: socket.socket(socket.AF_UNIX))
 attempt("signal", lambda: os.kill(plan["pid"], 0))
 attempt("memory", lambda: bytearray(plan["memory"]))
+attempt("shared memory", lambda: mmap.mmap(-1, 4096))
+shared_file = open(os.__file__)
+attempt("file lease", lambda: fcntl.fcntl(shared_file, fcntl.F_SETLEASE, fcntl.F_RDLCK))
+attempt("file lock", lambda: fcntl.flock(shared_file, fcntl.LOCK_EX))
+shared_file.close()
 if not plan["processes"]:
     attempt("new process", fork)
 elif os.getpid() > 3:
     reached.append("pid namespace")
 for name in set(os.environ) - set(plan["environment"]):
     reached.append(f"environment {name}")
-for fd in range(3, 256):
+for fd in range(3, 1 << 16):
     attempt(f"descriptor {fd}", lambda: os.fstat(fd))
 print(json.dumps(reached))
 """
@@ -62,6 +79,7 @@ def prove(sandbox: Sandbox) -> str:
         One line that says what is isolated.
 
     Raises:
+        PackageUnusable: a package does not import in a run.
         SandboxUnavailable: the probe did not run, or one of its attempts succeeded.
     """
     with tempfile.TemporaryDirectory(prefix="sandbox-probe-") as folder:
@@ -73,6 +91,7 @@ def prove(sandbox: Sandbox) -> str:
             "pid": os.getpid(),
             "processes": sandbox.has_processes,
             "environment": [*ENVIRONMENT, "PWD", "LC_CTYPE"],  # the last two are the interpreter's
+            "modules": sandbox.modules,
             "memory": 2 * _LIMITS.memory_mb * 1024 * 1024,
         }
         probe = Program(code=_PROGRAM, stdin=json.dumps(plan))
@@ -80,6 +99,11 @@ def prove(sandbox: Sandbox) -> str:
             done = pool.submit(asyncio.run, sandbox.run(probe, _LIMITS)).result()
     if done.status is not RunStatus.FINISHED:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.return_code}"]
+        if lines[-1].startswith(NOT_IMPORTED):
+            raise PackageUnusable(
+                f"a package for programs is unusable in sandbox={sandbox.name}: {lines[-1]}; "
+                "install what it requires where the tool server runs"
+            )
         raise SandboxUnavailable(f"the probe program did not run ({lines[-1]})")
     reached = json.loads(done.stdout)
     if not sandbox.isolates:

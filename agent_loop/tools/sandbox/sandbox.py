@@ -445,13 +445,13 @@ class _Run:
         """A cell begins."""
         self._monitor.cpu_limit_s = math.inf
 
-    async def rest(self, cpu_s: float) -> None:
+    async def rest(self, cpu_s: float, *, has_processes: bool) -> None:
         """A cell has ended: kill the processes that it left, and limit the time of its threads.
 
         Args:
             cpu_s: processor time until the next cell; a run that uses more is ended.
         """
-        if not await self._monitor.end_others():
+        if has_processes and not await self._monitor.end_others():
             self.end("the processes that a cell left")
         self._monitor.cpu_limit_s = self._monitor.activity.cpu_s + cpu_s
 
@@ -612,8 +612,8 @@ class Session:
                 finally:
                     answer.cancel()
                 parsed = _parse_reply(reply, self._cells)
-                if parsed and self._has_processes:
-                    await self._run.rest(self._limits.cpu_s)
+                if parsed:
+                    await self._run.rest(self._limits.cpu_s, has_processes=self._has_processes)
                 if not parsed or self._run.ended_why:
                     parsed = {}
                     await self._run.wait_over()

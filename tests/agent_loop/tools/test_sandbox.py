@@ -10,15 +10,20 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
 
 import psutil
 import pytest
 import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent_loop.compat import timeout
 from agent_loop.tools.sandbox import (
     Limits,
     NotSupported,
+    PackageUnusable,
     Program,
     RunStatus,
     Sandbox,
@@ -28,6 +33,9 @@ from agent_loop.tools.sandbox import (
     choose_sandbox,
 )
 from agent_loop.tools.sandbox.bubblewrap import BubblewrapSandbox
+from agent_loop.tools.sandbox.cgroup import find_delegated
+from agent_loop.tools.sandbox.host import import_names, package_paths
+from agent_loop.tools.sandbox.inside.parts import read_parts, write_parts
 from agent_loop.tools.sandbox.landlock import LandlockSandbox
 from agent_loop.tools.sandbox.languages import LANGUAGES, Language
 from agent_loop.tools.sandbox.probe import prove
@@ -428,12 +436,34 @@ async def test_files_of_a_program_that_fails_come_back_too(sandbox: Sandbox):
         "os.symlink('/etc/passwd', 'f')",
         "os.mkfifo('f')",
         "os.mkdir('f')",
+        "os.mkdir('folder'); open('folder/f', 'w').close(); os.symlink('folder', 'linked')",
     ],
-    ids=["link", "fifo", "folder"],
+    ids=["link", "fifo", "folder", "linked-folder"],
 )
 async def test_what_is_no_small_file_does_not_come(sandbox: Sandbox, make: str):
-    program = Program(code=f"import os\n{make}", fetch=("f",))
+    program = Program(code=f"import os\n{make}", fetch=("f", "linked/f"))
     assert (await sandbox.run(program)).files == {}
+
+
+async def test_files_come_back_up_to_the_limit_of_all_files(sandbox: Sandbox):
+    make = "import os\nopen('0', 'wb').write(bytes(900_000))\n"
+    links = "for number in range(1, 9): os.link('0', str(number))"
+    fetch = tuple(map(str, range(9)))
+    limits = Limits(file_mb=2)
+    if not sandbox.has_processes:  # Landlock refuses hard links
+        links = "for number in range(1, 9): open(str(number), 'wb').write(bytes(90))"
+    result = await sandbox.run(Program(code=make + links, fetch=fetch), limits)
+    assert result.status is RunStatus.FINISHED, result.stderr
+    assert 900_000 <= sum(map(len, result.files.values())) <= 2 << 20
+
+
+@pytest.mark.parametrize("name", [".compiler-output", "spoken", "main", "stdout"])
+async def test_a_compiled_program_may_have_any_files(bubblewrap: Sandbox, name: str):
+    if "c" not in bubblewrap.languages:
+        pytest.skip("c is not installed here")
+    code = '#include <stdio.h>\nint main() { puts("1"); }'
+    result = await bubblewrap.run(Program(code=code, language="c", files={name: b"x"}))
+    assert result.stdout == "1\n", result
 
 
 @pytest.mark.parametrize(
@@ -544,19 +574,70 @@ async def test_landlock_says_why_it_runs_no_other_language(landlock: Sandbox):
 
 @pytest.mark.parametrize("kind", ["bubblewrap", "landlock"])
 async def test_packages_are_there_when_they_were_asked_for(kind: SandboxKind):
-    pytest.importorskip("numpy")
-    sandbox = chosen_or_skip(kind, ("numpy",))
+    pytest.importorskip("pandas")
+    sandbox = chosen_or_skip(kind, ("pandas",))
     try:
         code = (
-            "import sys\nassert 'numpy' in sys.modules\nimport numpy\nprint(numpy.arange(4).sum())"
+            "import sys\nassert 'pandas' in sys.modules\nimport pandas, numpy, dateutil\n"
+            "print(pandas.Series(range(4)).sum(), numpy.random.random())"
         )
-        assert (await sandbox.run_python(code)).stdout == "6\n"
+        printed = [(await sandbox.run_python(code)).stdout.split() for _ in range(3)]
+        assert {total for total, _ in printed} == {"6"}
+        assert len({number for _, number in printed}) == 3
     finally:
         sandbox.close()
 
 
+def _install(folder: Path, name: str, requires: str = "", code: str = "") -> None:
+    """A distribution with one module of its name."""
+    (folder / f"{name}.py").write_text(code)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{requires}\n"
+    )
+    (info / "RECORD").write_text(f"{name}.py,,\n{name}-1.0.dist-info/METADATA,,\n")
+
+
+def test_requirements_with_markers_count_where_the_markers_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    holds, other = 'python_version >= "3"', 'sys_platform == "win32"'
+    _install(
+        tmp_path, "first", f"Requires-Dist: second[more] ; {holds}\nRequires-Dist: far ; {other}"
+    )
+    _install(tmp_path, "second", 'Requires-Dist: third ; extra == "more"\nRequires-Dist: missing')
+    for name in ("third", "far"):
+        _install(tmp_path, name)
+    found = {path.name for path in package_paths(["first"]) if path.suffix == ".py"}
+    assert found == {"first.py", "second.py", "third.py"}
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import no_such_module", "cannot import unusable: ModuleNotFoundError"),
+        ("raise RuntimeError('no')", "cannot import unusable: RuntimeError: no"),
+    ],
+)
+def test_a_package_that_does_not_import_is_named(
+    code: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    _install(tmp_path, "unusable", code=code)
+    with pytest.raises(PackageUnusable, match=why):
+        choose_sandbox("auto", packages=["unusable"])
+
+
+@pytest.mark.parametrize(("package", "names"), [("sympy", ["sympy"]), ("PyYAML", ["yaml"])])
+def test_a_package_is_imported_by_its_own_names(package: str, names: list[str]):
+    pytest.importorskip(names[0])
+    assert import_names(package) == names
+
+
 def test_a_package_that_is_not_installed_is_named():
-    with pytest.raises(SandboxUnavailable, match="package='no-such-package' is not installed"):
+    with pytest.raises(PackageUnusable, match="package='no-such-package' is not installed"):
         choose_sandbox("auto", packages=["no-such-package"])
 
 
@@ -986,6 +1067,67 @@ async def test_a_session_is_as_isolated_as_a_run(sandbox: Sandbox):
             assert (await session.run_cell(code)).error is not None
 
 
+async def test_what_a_cell_leaves_ends_with_it(bubblewrap: Sandbox):
+    leave = (
+        "import os, time\nfor daemon in (False, True):\n    if os.fork() == 0:\n"
+        "        if daemon:\n            os.setsid()\n            if os.fork():\n"
+        "                os._exit(0)\n        while True:\n            pass"
+    )
+    async with bubblewrap.session(Limits(wall_s=5.0)) as session:
+        assert (await session.run_cell("kept = 1\n" + leave)).result.return_code == 0
+        run = session._run._monitor
+        left = [pid for pid in run._pids()[2:] if psutil.Process(pid).status() != "zombie"]
+        assert left == []
+        assert (await session.run_cell("kept")).shown == "1"
+
+
+async def test_a_thread_that_works_between_cells_ends_the_session(sandbox: Sandbox):
+    async with sandbox.session(Limits(wall_s=5.0, cpu_s=1)) as session:
+        spin = "import threading\nthreading.Thread(target=exec, args=('while 1: pass',)).start()"
+        await session.run_cell(spin)
+        async with timeout(60.0):
+            await session._run.ended
+        assert session._run.ended_why == "the processor time that it used between two cells"
+
+
+# --- cgroups -------------------------------------------------------------------------------------
+
+
+def _cgroup(folder: Path, *, controllers: str, processes: str, delegated: bool) -> Path:
+    """A `/proc/self` that names a cgroup; it is a folder as the kernel would show it."""
+    proc, own = folder / "proc", folder / "cgroup" / "scope"
+    proc.mkdir()
+    own.mkdir(parents=True)
+    (proc / "mountinfo").write_text(f"30 24 0:26 / {folder}/cgroup rw - cgroup2 cgroup2 rw\n")
+    (proc / "cgroup").write_text("4:memory:/other\n0::/scope\n")
+    (own / "cgroup.controllers").write_text(controllers)
+    (own / "cgroup.procs").write_text(processes)
+    if delegated:
+        os.setxattr(own, "user.delegate", b"1")
+    return proc
+
+
+@pytest.mark.parametrize(
+    ("controllers", "others", "delegated", "why"),
+    [
+        ("cpu memory pids", "", True, ""),
+        ("cpu hugetlb", "", True, "lacks memory and pids"),
+        ("memory pids", "", False, "is not delegated"),
+        ("memory pids", "1\n", True, "has 1 further processes"),
+    ],
+)
+def test_a_cgroup_is_used_where_it_is_delegated_to_us_alone(
+    controllers: str, others: str, delegated: bool, why: str, tmp_path: Path
+):
+    processes = f"{os.getpid()}\n{others}"
+    proc = _cgroup(tmp_path, controllers=controllers, processes=processes, delegated=delegated)
+    if not why:
+        assert find_delegated(proc) == tmp_path / "cgroup" / "scope"
+    else:
+        with pytest.raises(SandboxUnavailable, match=why):
+            find_delegated(proc)
+
+
 # --- the filter ----------------------------------------------------------------------------------
 
 
@@ -1015,3 +1157,12 @@ def test_the_rungs_are_what_their_names_say(bubblewrap: Sandbox, landlock: Sandb
     assert bubblewrap.has_processes
     assert not landlock.has_processes
     assert ctypes.sizeof(ctypes.c_void_p) == 8  # what both filters are made for
+
+
+@given(st.lists(st.tuples(st.text(), st.binary())), st.dictionaries(st.text(), st.integers()))
+def test_parts_come_out_as_they_went_in(parts: list[tuple[str, bytes]], header: dict[str, int]):
+    file = BytesIO()
+    write_parts(file, {"header": header}, parts)
+    file.seek(0)
+    found, content = read_parts(file)
+    assert (found, list(content)) == ({"header": header}, parts)
