@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from agent_loop.tools.sandbox.bubblewrap import BubblewrapSandbox
+from agent_loop.tools.sandbox.cgroup import how_limited
 from agent_loop.tools.sandbox.landlock import LandlockSandbox
 from agent_loop.tools.sandbox.probe import prove
 from agent_loop.tools.sandbox.program import (
@@ -77,8 +78,7 @@ def choose_sandbox(
     for name in _ISOLATING if kind == "auto" else [kind]:
         try:
             sandbox = _BACKENDS[name](workers, tuple(packages))
-            held = sandbox.use_cgroups()
-            sandbox.why = "; ".join([*reasons, f"{name}: {prove(sandbox)}", held])
+            sandbox.why = "; ".join([*reasons, f"{name}: {prove(sandbox)}", how_limited()])
             sandbox.start()
         except PackageUnusable:
             raise

@@ -48,6 +48,14 @@ def find_delegated(proc: Path = Path("/proc/self")) -> Path:
     return folder
 
 
+def how_limited() -> str:
+    """In words, how the memory and the processes of programs are limited here."""
+    try:
+        return f"memory and processes of each program by a cgroup below {find_delegated()}"
+    except SandboxUnavailable as error:
+        return f"memory of a program measured five times a second ({error})"
+
+
 def _attribute(folder: Path, name: str) -> bytes:
     with suppress(OSError):
         return os.getxattr(folder, name)
@@ -75,16 +83,18 @@ class Cgroups:
     """Cgroups of runs below a delegated one, whose only process moves to a cgroup of its own."""
 
     def __init__(self, delegated: Path) -> None:
-        """Raises OSError: the kernel refuses."""
+        """Raises SandboxUnavailable: the kernel refuses."""
         self._folder = delegated
         self._numbers = itertools.count()
         server = delegated / "server"
-        server.mkdir(exist_ok=True)
-        # Only a cgroup without processes can share its controllers out to those below it.
-        (server / "cgroup.procs").write_text(str(os.getpid()))
-        (delegated / "cgroup.subtree_control").write_text(
-            " ".join(f"+{name}" for name in CONTROLLERS)
-        )
+        controllers = " ".join(f"+{name}" for name in CONTROLLERS)
+        try:
+            server.mkdir(exist_ok=True)
+            # Only a cgroup without processes can share its controllers out to those below it.
+            (server / "cgroup.procs").write_text(str(os.getpid()))
+            (delegated / "cgroup.subtree_control").write_text(controllers)
+        except OSError as error:
+            raise SandboxUnavailable(f"no cgroups below {delegated}: {error}") from error
 
     @contextmanager
     def leaf(self, limits: Limits) -> Iterator[Leaf]:

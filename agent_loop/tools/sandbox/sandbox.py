@@ -130,13 +130,14 @@ class Sandbox(ABC):
         with ExitStack() as open_fds:
             return Zygote(self.launch(open_fds), self.name)
 
-    def use_cgroups(self) -> str:
-        """Give each run a cgroup, where one is delegated to this process; returns what holds."""
-        try:
-            self._cgroups = Cgroups(find_delegated())
-        except (SandboxUnavailable, OSError) as error:
-            return f"memory and processes are looked at, not in a cgroup of their own ({error})"
-        return "memory and processes of each run are limited by a cgroup of its own"
+    def use_cgroups(self) -> None:
+        """Give each run a cgroup, where one is delegated to this process, which moves into one."""
+        with suppress(SandboxUnavailable):
+            folder = find_delegated()
+            try:
+                self._cgroups = Cgroups(folder)
+            except SandboxUnavailable as error:
+                self.why = f"{self.why}; not so: {error}"
 
     @property
     def languages(self) -> list[str]:

@@ -97,6 +97,7 @@ class RunCode:
         except SandboxUnavailable as error:
             self.fault = str(error)  # without isolation nothing runs
         else:
+            self._sandbox.use_cgroups()
             self.sessions = Sessions(self._sandbox, settings.max_sessions, settings.session_idle_s)
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
