@@ -325,11 +325,12 @@ int main(void) {
         language="cell",
         code="""
 channels = 0
-for fd in range(3, 20_000):
+def is_open(fd):
     try:
-        found = os.fstat(fd)
+        return os.fstat(fd)
     except OSError:
-        continue
+        return None
+for fd, found in [(fd, found) for fd in range(3, 20_000) if (found := is_open(fd))]:
     if found.st_rdev == os.stat("/dev/null").st_rdev:
         continue
     try:  # the interpreter gets its cells by one socket

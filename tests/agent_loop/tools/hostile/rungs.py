@@ -151,6 +151,8 @@ def _copy_packages(folder: Path, modules: Sequence[str]) -> None:
         elif (root / package).is_dir():
             if not (folder / package).exists():
                 shutil.copytree(root / package, folder / package)
+                for info in root.glob(f"{package}-*.dist-info"):
+                    shutil.copytree(info, folder / info.name)
         else:
             folder.mkdir(exist_ok=True)
             shutil.copy2(file, folder)
