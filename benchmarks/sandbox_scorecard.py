@@ -1,75 +1,257 @@
-"""Hostile programs against each rung of the sandbox: what was contained, and what leaked.
+"""Hostile programs against the sandbox: what leaked on each rung, and how late `/health` answered.
 
-    python -m benchmarks.sandbox_scorecard [--rung bubblewrap] [--program WORDS]
+    python -m benchmarks.sandbox_scorecard [--rung RUNG] [--program WORDS] [--health] [--summary]
+    python -m benchmarks.sandbox_scorecard --health --summary --into README.md
 
-Prints a Markdown table, program x rung. The programs and the judge are those of
-`tests/agent_loop/tools/hostile/`. Exit: 0 all contained, 1 something leaked, 2 no rung stands here.
+A rung is a backend (bubblewrap or landlock) as root or as an ordinary user. Prints a Markdown table
+with a line for each program, or with `--summary` for each category. `--into` writes the table
+between the two markers of a file. The programs and the judge are those of
+`tests/agent_loop/tools/hostile/`.
+
+With `--health` a tool server with two sandbox workers also runs each program. Meanwhile `/health`
+is asked every 5 ms, and a neighbour runs a trivial program every 0.1 s.
+
+Exit: 0 all contained and in time, 1 something leaked or was late, 2 no rung works here.
 """
 
 import argparse
 import asyncio
+import base64
+import subprocess
 import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
-from agent_loop.tools.sandbox import SandboxUnavailable, choose_sandbox
-from tests.agent_loop.tools.hostile import PROGRAMS
-from tests.agent_loop.tools.hostile.judge import Host, Judge, Verdict
-from tests.agent_loop.tools.hostile.program import ALL
+import aiohttp
+
+from agent_loop.tools.sandbox import Sandbox
+from tests.agent_loop.tools.hostile import PROGRAMS, Hostile
+from tests.agent_loop.tools.hostile.judge import Host
+from tests.agent_loop.tools.hostile.program import python
+from tests.agent_loop.tools.hostile.rungs import (
+    RUNGS,
+    RungUnavailable,
+    account,
+    judged,
+    missing,
+    sandbox_of,
+)
+
+MOST_MS = 50.0
+"""Goal: the p99 of `/health` beside a program."""
+
+PROBES = 100
+"""Fewest probes beside a program; a short program is run again until there are so many."""
+
+MARKERS = ("<!-- sandbox scorecard -->", "<!-- end of sandbox scorecard -->")
+SERVER = "agent_loop.tools.server.app"
+_SERVE = f"""
+import sys
+from {SERVER} import serve
+from agent_loop.tools.server.settings import ServerSettings
+serve(ServerSettings(port=0, sandbox=sys.argv[1], sandbox_workers=2, drain_s=0))
+"""
 
 
-async def verdicts(rung: str, words: str) -> dict[str, Verdict]:
-    """Of every program that runs on a rung.
+def verdicts(rung: str, programs: list[Hostile]) -> dict[str, list[str]]:
+    """Program -> findings.
 
     Raises:
-        SandboxUnavailable: it does not stand on this machine.
+        RungUnavailable: the sandbox does not work on this machine.
     """
-    with Host() as host:
-        sandbox = choose_sandbox(rung)  # pyright: ignore[reportArgumentType]
+    with judged(rung, [hostile.name for hostile in programs]) as judge:
+        return {hostile.name: judge.verdict(hostile.name)["findings"] for hostile in programs}
+
+
+def health(rung: str, programs: list[Hostile]) -> dict[str, tuple[float, str]]:
+    """Program -> p99 of `/health` in ms beside it, and what went wrong with the neighbour."""
+    with (
+        account(rung, SERVER) as own,
+        Host() as host,
+        subprocess.Popen(
+            [*own.command, "-c", _SERVE, sandbox_of(rung)],
+            env=dict(own.env),
+            cwd="/",
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as server,
+    ):
         try:
-            judge = await Judge(sandbox, host).begin()
-            return {
-                hostile.name: await judge.judge(hostile)
-                for hostile in PROGRAMS
-                if rung in hostile.rungs and words in hostile.name
-            }
+            assert server.stdout is not None
+            url = server.stdout.readline().partition("url=")[2].partition(" ")[0]
+            if not url:
+                raise RungUnavailable("the tool server did not start")
+            backend = SimpleNamespace(has_processes=sandbox_of(rung) == "bubblewrap")
+            told = host.told(cast(Sandbox, backend)) | {"server": server.pid}
+            return asyncio.run(beside_all(url, programs, told, host.secret))
         finally:
-            sandbox.close()
+            server.terminate()
+            server.communicate()
 
 
-def cell(verdict: Verdict | None) -> str:
-    if verdict is None:
+async def beside_all(
+    url: str, programs: list[Hostile], told: dict[str, Any], secret: str
+) -> dict[str, tuple[float, str]]:
+    async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as client:
+        return {each.name: await beside(client, each, told, secret) for each in programs}
+
+
+async def beside(
+    client: aiohttp.ClientSession, hostile: Hostile, told: dict[str, Any], secret: str
+) -> tuple[float, str]:
+    """p99 of `/health` in ms while a program runs, and what went wrong with the neighbour."""
+    times_ms: list[float] = []
+    wrong: list[str] = []
+
+    async def probe() -> None:
+        began = time.perf_counter()
+        async with client.get("/health") as answer:
+            await answer.read()
+        times_ms.append(1000 * (time.perf_counter() - began))
+
+    async def neighbour() -> None:
+        stdout = (await _run(client, code="print(6 * 7)", language="python"))["run_result"][
+            "stdout"
+        ]
+        if stdout != "42\n":
+            wrong.append(f"the neighbour got {stdout!r}")
+
+    async def attack() -> None:
+        codes = filter(None, (hostile.code, hostile.beside))
+        await asyncio.gather(*(_send(client, hostile, code, told, secret) for code in codes))
+
+    others = [asyncio.create_task(_every(*each)) for each in ((0.005, probe), (0.1, neighbour))]
+    while len(times_ms) < PROBES:
+        await attack()
+    for each in others:
+        each.cancel()
+    for result in await asyncio.gather(*others, return_exceptions=True):
+        if isinstance(result, Exception):
+            wrong.append(f"{type(result).__name__}: {result}")
+    times_ms.sort()
+    return times_ms[len(times_ms) * 99 // 100], "; ".join(wrong[:1])
+
+
+async def _every(period_s: float, action: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Start an action on schedule, also if earlier ones still wait: so a stall counts in full."""
+    tasks: set[asyncio.Task[None]] = set()
+    try:
+        while True:
+            tasks.add(asyncio.create_task(action()))
+            await asyncio.sleep(period_s)
+            for done in [task for task in tasks if task.done()]:
+                tasks.remove(done)
+                done.result()
+    finally:
+        await asyncio.gather(*tasks)
+
+
+async def _send(
+    client: aiohttp.ClientSession, hostile: Hostile, code: str, told: dict[str, Any], secret: str
+) -> None:
+    code = code.replace("@SECRET@", secret)
+    is_python = hostile.language in ("python", "cell")
+    await _run(
+        client,
+        code=python(code, told) if is_python else code,
+        language="python" if is_python else hostile.language,
+        run_timeout=hostile.limits.wall_s,
+        memory_limit_MB=hostile.limits.memory_mb,
+        files={path: base64.b64encode(each).decode() for path, each in hostile.files.items()},
+        **({"session": hostile.name} if hostile.language == "cell" else {}),
+        **({"fetch_files": hostile.fetch} if hostile.fetch else {}),
+    )
+
+
+async def _run(client: aiohttp.ClientSession, **asked: Any) -> dict[str, Any]:
+    async with client.post("/run_code", json=asked) as answer:
+        return await answer.json()
+
+
+def cell(findings: list[str] | None, late: tuple[float, str] | None) -> str:
+    """What a table says of a program on a rung."""
+    if findings is None:
         return "-"
-    if not verdict.findings:
-        return f"contained ({verdict.observed})"
-    return f"**LEAKED**: {'; '.join(verdict.findings)}".replace("|", "\\|").replace("\n", " ")
+    text = "contained"
+    if findings:
+        text = f"**LEAKED**: {'; '.join(findings)}".replace("|", "\\|").replace("\n", " ")
+    if late:
+        p99_ms, wrong = late
+        text += f", {p99_ms:.0f} ms" if p99_ms < MOST_MS else f", **{p99_ms:.0f} ms**"
+        text += f", **{wrong}**" if wrong else ""
+    return text
+
+
+def table(
+    columns: dict[str, dict[str, list[str]]], times: dict[str, dict[str, tuple[float, str]]]
+) -> str:
+    lines = [f"| category | program | {' | '.join(columns)} |", "| --- " * (2 + len(columns)) + "|"]
+    for hostile in PROGRAMS:
+        cells = [
+            cell(columns[rung].get(hostile.name), times.get(rung, {}).get(hostile.name))
+            for rung in columns
+        ]
+        if set(cells) != {"-"}:
+            lines.append(f"| {hostile.category} | {hostile.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def summary(
+    columns: dict[str, dict[str, list[str]]], times: dict[str, dict[str, tuple[float, str]]]
+) -> str:
+    lines = [f"| category | {' | '.join(columns)} |", "| --- " * (1 + len(columns)) + "|"]
+    categories = {hostile.category: None for hostile in PROGRAMS}
+    for category in (*categories, "total"):
+        names = [each.name for each in PROGRAMS if category in (each.category, "total")]
+        cells = []
+        for rung, column in columns.items():
+            own = [column[name] for name in names if name in column]
+            text = f"{own.count([])} of {len(own)}" if own else "-"
+            if late := [times[rung][name][0] for name in names if name in times.get(rung, {})]:
+                text += f", {max(late):.0f} ms"
+            cells.append(text)
+        lines.append(f"| {category} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rung", choices=ALL, action="append")
+    parser.add_argument("--rung", choices=RUNGS, action="append")
     parser.add_argument("--program", default="", help="only those whose name holds this")
+    parser.add_argument("--health", action="store_true", help="measure /health beside each program")
+    parser.add_argument("--summary", action="store_true", help="a line for each category")
+    parser.add_argument("--into", type=Path, help="a file with markers, which gets the table")
     asked = parser.parse_args()
-    columns: dict[str, dict[str, Verdict]] = {}
-    for rung in asked.rung or ALL:
+    columns: dict[str, dict[str, list[str]]] = {}
+    times: dict[str, dict[str, tuple[float, str]]] = {}
+    for rung in sorted(asked.rung or RUNGS):
+        programs = [
+            hostile
+            for hostile in PROGRAMS
+            if sandbox_of(rung) in hostile.rungs and asked.program in hostile.name
+        ]
         try:
-            columns[rung] = asyncio.run(verdicts(rung, asked.program))
-        except SandboxUnavailable as error:
+            if why := missing(rung):
+                raise RungUnavailable(why)
+            columns[rung] = verdicts(rung, programs)
+            if asked.health:
+                times[rung] = health(rung, programs)
+        except RungUnavailable as error:
             print(f"{rung} is left out: {error}", file=sys.stderr)
     if not columns:
         return 2
-    print(f"| category | program | {' | '.join(columns)} |")
-    print(f"| --- | --- |{' --- |' * len(columns)}")
-    for hostile in PROGRAMS:
-        cells = [cell(column.get(hostile.name)) for column in columns.values()]
-        if set(cells) != {"-"}:
-            print(f"| {hostile.category} | {hostile.name} | {' | '.join(cells)} |")
-    leaks = 0
-    totals = []
-    for column in columns.values():
-        leaked = sum(bool(verdict.findings) for verdict in column.values())
-        leaks += leaked
-        totals.append(f"{len(column) - leaked} of {len(column)} contained")
-    print(f"| | **total** | {' | '.join(totals)} |")
-    return int(leaks > 0)
+    text = (summary if asked.summary else table)(columns, times)
+    print(text)
+    if asked.into:
+        before, rest = asked.into.read_text().split(MARKERS[0])
+        after = rest.split(MARKERS[1])[1]
+        asked.into.write_text(f"{before}{MARKERS[0]}\n\n{text}\n\n{MARKERS[1]}{after}")
+    leaks = any(findings for column in columns.values() for findings in column.values())
+    late = any(ms >= MOST_MS or wrong for each in times.values() for ms, wrong in each.values())
+    return int(leaks or late)
 
 
 if __name__ == "__main__":

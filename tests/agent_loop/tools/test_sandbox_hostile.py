@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
@@ -45,7 +45,7 @@ def judge_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], JudgedR
     names: dict[str, list[str]] = {}
     for item in request.session.items:
         if isinstance(item, pytest.Function) and item.originalname == "test_is_contained":
-            params: Mapping[str, Any] = item.callspec.params
+            params = cast("Mapping[str, Any]", item.callspec.params)
             names.setdefault(params["rung"], []).append(params["hostile"].name)
     started: dict[str, JudgedRung] = {}
     with ExitStack() as stack:

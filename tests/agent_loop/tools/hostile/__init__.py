@@ -1,5 +1,6 @@
 """Hostile programs, what is watched while they run, and how they are judged."""
 
+from tests.agent_loop.tools.hostile.kernel import MEMORY, SERVER, SHARED
 from tests.agent_loop.tools.hostile.powers import PRIVILEGES, PROCESSES
 from tests.agent_loop.tools.hostile.program import Hostile
 from tests.agent_loop.tools.hostile.reach import DESCRIPTORS, FILES, NETWORK, WRITING
@@ -17,6 +18,9 @@ PROGRAMS: list[Hostile] = [
     *FORGING,
     *CRASHES,
     *INTERPRETER,
+    *SHARED,
+    *MEMORY,
+    *SERVER,
 ]
 
 __all__ = ["PROGRAMS", "Hostile"]

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -47,6 +48,10 @@ program; with bubblewrap also two of bwrap."""
 
 _NEW_AFTER_A_RUN = 2
 """Of these, the next run and its fork server are new after each run."""
+
+MANY_DESCRIPTORS = 4200
+BUSY_S = 0.1
+"""Processor time that the event loop may need at a stretch: others wait for it meanwhile."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -106,6 +111,7 @@ class Host:
             self._canary_was = self._state_of_canary()
             self._sockets = list(self._open_sockets(stack))
             self._queues(stack)
+            self._hold_descriptors(stack)
             _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             stack.callback(_libc.prctl, _PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
             self._stack = stack.pop_all()
@@ -149,6 +155,21 @@ class Host:
         if self.semaphore >= 0:
             stack.callback(_libc.semctl, self.semaphore, 0, 0, 0)
 
+    def _hold_descriptors(self, stack: contextlib.ExitStack) -> None:
+        """Many, as of a busy server: what it opens from now on has a number above 4096."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = MANY_DESCRIPTORS + 1000
+        if soft < wanted and (hard == resource.RLIM_INFINITY or hard >= wanted):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        own, _ = self._pair = socket.socketpair()
+        for held in self._pair:
+            stack.callback(held.close)
+        with contextlib.suppress(OSError):  # the hard limit is lower
+            while (fd := os.dup(own.fileno())) < MANY_DESCRIPTORS:
+                stack.callback(os.close, fd)
+            stack.callback(os.close, fd)
+
     def told(self, sandbox: Sandbox) -> dict[str, Any]:
         """What a program knows of the host: where to aim at."""
         return {
@@ -167,6 +188,7 @@ class Host:
             "key": self.key,
             "mark": self.mark,
             "has_processes": sandbox.has_processes,
+            "huge_pages": _has_huge_pages(),
             "secret_words": [SECRET_WORD[:8], SECRET_WORD[8:]],
         }
 
@@ -231,8 +253,10 @@ class Judge:
         try:
             limits = hostile.limits
             longest_s = WALL_FACTOR * (limits.wall_s + limits.compile_s) + PATIENCE_S
-            async with timeout(longest_s):
-                result, *others = await self._run_all(hostile)
+            async with timeout(longest_s), _Stretches() as stretches:
+                result, *others = await self._run_all(hostile, findings)
+            if stretches.longest_s > BUSY_S:
+                findings.append(f"the event loop was busy for {stretches.longest_s:.2f} s")
             observed = f"{result.status}, code {result.return_code}"
             findings += _said(result, *others)
             findings += _against(hostile, result)
@@ -249,14 +273,16 @@ class Judge:
             program=hostile, rung=self._sandbox.name, findings=findings, observed=observed
         )
 
-    async def _run_all(self, hostile: Hostile) -> list[RunResult]:
+    async def _run_all(self, hostile: Hostile, findings: list[str]) -> list[RunResult]:
         runs: list[Coroutine[Any, Any, RunResult | None]] = [
             self._program(hostile.code, hostile.limits, hostile)
         ]
         if hostile.beside:
-            runs.append(self._program(hostile.beside, LIMITS))
+            runs.append(self._program(hostile.beside, hostile.limits))
         if hostile.closed_while_running:
             runs.append(self._close())
+        if hostile.oom_score_seen:
+            runs.append(self._see_oom_score(findings))
         done = await asyncio.gather(*runs, return_exceptions=True)
         faults = [each for each in done if isinstance(each, BaseException)]
         if faults:
@@ -264,21 +290,35 @@ class Judge:
         return [each for each in done if isinstance(each, RunResult)]
 
     async def _close(self) -> None:
-        def is_marked() -> bool:
-            return any(_name(child) == MARKED for child in self._children())
-
-        await holds(is_marked)
+        await holds(lambda: bool(self._marked()))
         self._sandbox.close()
+
+    async def _see_oom_score(self, findings: list[str]) -> None:
+        await holds(lambda: bool(self._marked()))
+        for child in self._marked():
+            if (score := _oom_score(child.pid)) != 1000:
+                findings.append(f"the kernel would kill others first: oom_score_adj={score}")
+
+    def _marked(self) -> list[psutil.Process]:
+        return [child for child in self._children() if _name(child) == MARKED]
 
     async def _program(
         self, code: str, limits: Limits, hostile: Hostile | None = None
     ) -> RunResult:
         code = code.replace("@SECRET@", self._host.secret)
         language = hostile.language if hostile else "python"
-        if language == "python":
+        if language in ("python", "cell"):
             code = python(code, self._host.told(self._sandbox))
-        fetch = hostile.fetch if hostile else ()
-        return await self._sandbox.run(Program(code=code, language=language, fetch=fetch), limits)
+        if language == "cell":
+            async with self._sandbox.session(limits) as session:
+                return (await session.run_cell(code)).result
+        program = Program(
+            code=code,
+            language=language,
+            files=hostile.files if hostile else {},
+            fetch=hostile.fetch if hostile else (),
+        )
+        return await self._sandbox.run(program, limits)
 
     async def _then(self, hostile: Hostile) -> list[str]:
         try:
@@ -397,14 +437,57 @@ def _against(hostile: Hostile, result: RunResult) -> Iterator[str]:
         yield f"its status is {result.status}: {result.stderr[-200:]}"
     if hostile.return_codes and result.return_code not in hostile.return_codes:
         yield f"its code is {result.return_code}: {result.stderr[-200:]}"
-    if result.files:
-        yield f"fetched {list(result.files)}"
+    if (size := sum(map(len, result.files.values()))) > hostile.fetched_mb << 20:
+        yield f"fetched {list(result.files)} with {size} bytes"
     for what in ("stdout", "stderr"):
         most = hostile.limits.output_bytes + len(CUT_MARK) + 200
         if len(getattr(result, what)) > most:
             yield f"{len(getattr(result, what))} characters of {what}"
     if result.execution_time_s > WALL_FACTOR * hostile.limits.wall_s + PATIENCE_S:
         yield f"it took {result.execution_time_s:.1f} s"
+    try:
+        f"{result.stdout}{result.stderr}".encode()
+    except UnicodeEncodeError:
+        yield "its output is not Unicode"
+
+
+class _Stretches:
+    """Measures the longest time that this thread, with its event loop, computed at a stretch.
+
+    It is processor time, so that a busy machine is not taken for a busy loop.
+    """
+
+    longest_s = 0.0
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._measure())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._task.cancel()
+
+    async def _measure(self) -> None:
+        before_s = time.thread_time()
+        while True:
+            await asyncio.sleep(0.002)
+            now_s = time.thread_time()
+            self.longest_s = max(self.longest_s, now_s - before_s)
+            before_s = now_s
+
+
+def _oom_score(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+    except OSError:
+        return 1000
+
+
+def _has_huge_pages() -> bool:
+    try:
+        text = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return False
+    return "[never]" not in text
 
 
 async def holds(condition: Callable[[], bool], patience_s: float = PATIENCE_S) -> bool:

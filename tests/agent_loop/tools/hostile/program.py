@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agent_loop.tools.sandbox import Limits, RunStatus
@@ -47,10 +47,15 @@ class Hostile:
     category: str
     code: str
     language: str = "python"
+    """Or `cell`: Python as a cell of a session."""
+
     limits: Limits = LIMITS
     rungs: tuple[str, ...] = ALL
+    files: Mapping[str, bytes] = field(default_factory=dict)
     fetch: tuple[str, ...] = ()
-    """Asked back; none of it may come."""
+    """Asked back; at most `fetched_mb` in all may come."""
+
+    fetched_mb: int = 0
 
     then: str = ""
     """A program run after it, which must reach nothing either."""
@@ -64,6 +69,9 @@ class Hostile:
 
     closed_while_running: bool = False
     """The sandbox is closed once a process named `MARKED` is there."""
+
+    oom_score_seen: bool = False
+    """The process named `MARKED` must be the kernel's first choice when memory is short."""
 
 
 MARKED = "hostile-marked"

@@ -1,5 +1,6 @@
 """Programs that reach for the host's files, its network, and descriptors."""
 
+from agent_loop.tools.sandbox import RunStatus
 from tests.agent_loop.tools.hostile.program import Hostile
 
 FILES = [
@@ -43,6 +44,21 @@ try:
     os.mkfifo("pipe")
 except OSError:
     pass
+""",
+    ),
+    Hostile(
+        name="one file fetched by many names",
+        category="host files",
+        fetch=tuple(f"link{number}" for number in range(12)),
+        fetched_mb=2,
+        code="""
+with open("link0", "wb") as file:
+    file.write(bytes(1_500_000))
+for number in range(1, 12):
+    try:
+        os.link("link0", f"link{number}")
+    except OSError:
+        pass
 """,
     ),
     Hostile(
@@ -278,7 +294,7 @@ DESCRIPTORS = [
         category="descriptors",
         code="""
 import stat
-for fd in range(3, 5000):
+for fd in range(3, 20_000):
     try:
         found = os.fstat(fd)
     except OSError:
@@ -288,6 +304,47 @@ for fd in range(3):
     if stat.S_ISSOCK(os.fstat(fd).st_mode) or stat.S_ISDIR(os.fstat(fd).st_mode):
         reached(f"descriptor {fd} is more than a stream")
 """,
+    ),
+    Hostile(
+        name="inherited descriptors of a program in C",
+        category="descriptors",
+        rungs=("bubblewrap",),
+        language="c",
+        code="""
+#include <fcntl.h>
+#include <stdio.h>
+int main(void) {
+    for (int fd = 3; fd < 20000; fd++)
+        if (fcntl(fd, F_GETFD) >= 0) printf("REACHED descriptor %d\\n", fd);
+}
+""",
+    ),
+    Hostile(
+        name="inherited descriptors of a cell",
+        category="descriptors",
+        language="cell",
+        code="""
+channels = 0
+def is_open(fd):
+    try:
+        return os.fstat(fd)
+    except OSError:
+        return None
+for fd, found in [(fd, found) for fd in range(3, 20_000) if (found := is_open(fd))]:
+    if found.st_rdev == os.stat("/dev/null").st_rdev:
+        continue
+    try:  # the interpreter gets its cells by one socket
+        own = socket.socket(fileno=os.dup(fd))
+        channels += 1
+        if own.type == socket.SOCK_SEQPACKET and channels == 1:
+            for _ in range(20):
+                socket.send_fds(own, [b"{}"], [0, 1, 2])
+            continue
+    except OSError:
+        pass
+    reached(f"descriptor {fd} mode {found.st_mode:o}")
+""",
+        statuses=(RunStatus.FINISHED, RunStatus.ERROR),
     ),
     Hostile(
         name="its input written to",

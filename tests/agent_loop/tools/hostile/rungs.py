@@ -141,12 +141,8 @@ def _copy_packages(folder: Path, modules: Sequence[str]) -> None:
     installed = Path(sysconfig.get_path("purelib"))
     for line in sorted(set(listed.splitlines())):
         package, file = line.split("\t")
-        for root in (REPOSITORY, installed):
-            if Path(file).is_relative_to(root) and (
-                root == installed or installed not in Path(file).parents
-            ):
-                break
-        else:
+        root = installed if Path(file).is_relative_to(installed) else REPOSITORY
+        if not Path(file).is_relative_to(root):
             continue
         if package == "tests":  # only what was imported
             target = folder / Path(file).relative_to(root)
@@ -155,6 +151,8 @@ def _copy_packages(folder: Path, modules: Sequence[str]) -> None:
         elif (root / package).is_dir():
             if not (folder / package).exists():
                 shutil.copytree(root / package, folder / package)
+                for info in root.glob(f"{package}-*.dist-info"):
+                    shutil.copytree(info, folder / info.name)
         else:
             folder.mkdir(exist_ok=True)
             shutil.copy2(file, folder)

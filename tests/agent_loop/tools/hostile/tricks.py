@@ -188,6 +188,32 @@ while time.monotonic() < end:
 
 CRASHES = [
     Hostile(
+        name="a file where the compiler's output goes",
+        category="crashes",
+        language="c",
+        rungs=("bubblewrap",),
+        files={".compiler-output": b"x"},
+        statuses=(RunStatus.FINISHED,),
+        code="int main(void) { return 0; }",
+    ),
+    Hostile(
+        name="output that is no text",
+        category="crashes",
+        return_codes=(0,),
+        code="""
+for fd in (1, 2):
+    os.write(fd, bytes(range(256)) * 20 + b"\\xed\\xa0\\x80\\x1b]0;x\\x07\\x1b[2J" + b"\\xf0" * 9)
+""",
+    ),
+    Hostile(
+        name="a death like one by the sandbox",
+        category="crashes",
+        rungs=("bubblewrap",),
+        statuses=FAILED,
+        return_codes=(137,),
+        code="os.kill(os.getpid(), signal.SIGKILL)",
+    ),
+    Hostile(
         name="segfault",
         category="crashes",
         statuses=FAILED,
@@ -320,6 +346,21 @@ import gc
 for thing in gc.get_objects():
     if isinstance(thing, socket.socket):
         attempt(f"{thing!r}", lambda: os.fstat(thing.fileno()))
+""",
+    ),
+    Hostile(
+        name="frames and objects of ours",
+        category="interpreter",
+        code="""
+import gc
+frame = sys._getframe()
+while frame := frame.f_back:
+    for name, value in frame.f_locals.items():
+        if isinstance(value, dict) and {"namespaces", "limits", "home"} & set(value):
+            reached(f"{name} of {frame.f_code.co_name}")
+for thing in gc.get_objects():
+    if isinstance(thing, dict) and {"namespaces", "filter"} <= set(map(str, thing)):
+        reached("the plan")
 """,
     ),
     Hostile(
