@@ -197,6 +197,9 @@ async def test_a_sandbox_that_breaks_later_is_a_fault_of_the_server(app_settings
         status, body = await post(f"{address}/run_code", {"code": "1"})
         assert (status, body["status"]) == (503, "SandboxError")
         assert body["message"] == "out of namespaces"
+        async with aiohttp.ClientSession() as session:
+            answer = await session.post(f"{address}/run_code", json={"code": "1"})
+        assert answer.headers["X-Executed"] == "maybe"
 
 
 async def test_search_finds_the_passage_and_takes_any_punctuation(url):
