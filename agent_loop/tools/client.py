@@ -35,7 +35,7 @@ from agent_loop.tools.protocol import (
     ToolTimeout,
     ToolUnavailable,
 )
-from agent_loop.tools.responses import decode, dumps
+from agent_loop.tools.responses import decode, dumps, may_be_cached
 from agent_loop.tools.result_store import Store, open_store_of
 from agent_loop.tools.servers import Server, Servers
 from agent_loop.tools.transport import HttpTransport, RequestFailed
@@ -150,7 +150,7 @@ class ToolClient:
         if cache_size:
             self._cache = SingleFlightCache[ToolResult](
                 cache_size,
-                lambda result: result.is_repeatable,
+                may_be_cached,
                 again,
                 is_current=lambda result: result.origin in servers.origins(result.tool),
                 size_of=lambda result: len(msgspec.json.encode(result.body)),
@@ -240,7 +240,7 @@ class ToolClient:
                         body=body, attempts=0, cached=True, tool=call.tool, origin=origin
                     )
         result = await self._call_in_time(call, timeout_s - (self._clock() - started))
-        if self._opened.store is not None and result.is_repeatable:
+        if self._opened.store is not None and may_be_cached(result):
             store.put(f"{key}:{result.origin}", result.body)
         return result
 

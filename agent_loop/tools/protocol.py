@@ -97,8 +97,8 @@ class ToolResult:
     origin: str = ""
     """What answered: the server's fingerprint of the tool, or a hash of the server's URL."""
 
-    is_repeatable: bool = True
-    """Whether an equal call to the same origin would end the same."""
+    cacheable: bool | None = None
+    """The server's `X-Cacheable`: whether an equal call to the same origin would end the same."""
 
 
 class ToolError(Exception):

@@ -8,14 +8,14 @@ import json
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
 from typing_extensions import Required, TypedDict
 
-from agent_loop.tools.protocol import ToolCall
+from agent_loop.tools.protocol import ToolCall, ToolResult
 
 MAX_ANSWER_BYTES = {"run_code": 16 << 20, "retrieve": 4 << 20}
 """Largest body of an answer, per tool. JSON writes a byte of a program's output as at most 6 bytes
@@ -108,8 +108,12 @@ def max_answer_bytes(tool: str) -> int:
     return MAX_ANSWER_BYTES.get(tool, MAX_OTHER_ANSWER_BYTES)
 
 
-def decode(call: ToolCall, raw: bytes, charset: str | None = None) -> dict[str, Any]:
+def decode(
+    call: ToolCall, raw: bytes, charset_of: Callable[[], str | None] = lambda: None
+) -> dict[str, Any]:
     """The body of a tool's answer. A lone surrogate in a string becomes `?`.
+
+    `charset_of` gives the charset of the response; it is called only if the body is not UTF-8.
 
     Fields that neither the agent loops nor the rewards read are dropped.
 
@@ -123,6 +127,7 @@ def decode(call: ToolCall, raw: bytes, charset: str | None = None) -> dict[str, 
         except msgspec.ValidationError:
             raise
         except ValueError as error:
+            charset = charset_of()
             is_utf8 = charset is None or charset.lower() in ("utf-8", "us-ascii")
             is_text = not isinstance(error, UnicodeDecodeError)
             if is_text and is_utf8 and not _ESCAPED_SURROGATE.search(raw):
@@ -207,6 +212,11 @@ def sandbox_fault(tool: str, body: dict[str, Any]) -> tuple[str, bool]:
         return "", False
     message = str(body.get("message"))
     return f"SandboxError: {message}", _NEVER_SUPPORTED.match(message) is not None
+
+
+def may_be_cached(result: ToolResult) -> bool:
+    """Whether an equal call may get this result, by the server's mark or else by its text."""
+    return is_repeatable(result.body) if result.cacheable is None else result.cacheable
 
 
 def is_repeatable(body: Mapping[str, Any]) -> bool:

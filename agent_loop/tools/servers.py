@@ -6,6 +6,7 @@ its open breaker lets all requests try at once, it counts cancelled requests as 
 uses the wall clock.) No input or output happens here; time comes in as `clock`.
 """
 
+import hashlib
 import math
 import zlib
 from collections.abc import Callable, Collection, Sequence
@@ -24,6 +25,9 @@ class Server:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.url_origin = "url:" + hashlib.sha256(url.encode()).hexdigest()[:32]
+        """`ToolResult.origin` of a server that gives no fingerprint."""
+
         self.in_flight = 0
         self.failures_in_a_row = 0
         self.failed_at = -math.inf

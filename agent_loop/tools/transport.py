@@ -9,7 +9,6 @@ not followed, because the request would be sent twice, and to a server that the 
 """
 
 import asyncio
-import hashlib
 import json
 import os
 
@@ -29,7 +28,6 @@ from agent_loop.tools.protocol import (
 from agent_loop.tools.responses import (
     decode,
     dumps,
-    is_repeatable,
     max_answer_bytes,
     replace_surrogates,
     retry_after_s,
@@ -135,7 +133,7 @@ class HttpTransport:
                         "the number of passages at that server",
                         tool=call.tool,
                     )
-                body = decode(call, raw, response.charset)
+                body = decode(call, raw, lambda: response.charset)
         except aiohttp.ClientConnectorError as error:  # nothing was sent
             raise RequestFailed(f"{type(error).__name__}: {error}", was_executed=False) from error
         except (aiohttp.ClientError, ConnectionError, ValueError, RecursionError) as error:
@@ -150,7 +148,7 @@ class HttpTransport:
             body=body,
             tool=call.tool,
             origin=_origin(response.headers.get(FINGERPRINT), server),
-            is_repeatable=is_repeatable(body) if mark is None else mark == "yes",
+            cacheable=None if mark is None else mark == "yes",
         )
 
     async def ask_origins(self, server: Server, timeout_s: float) -> None:
@@ -200,7 +198,7 @@ def _origin(fingerprint: object, server: Server) -> str:
     """What answers: the fingerprint that the server gave, or else a hash of its URL."""
     if isinstance(fingerprint, str) and 0 < len(fingerprint) <= MAX_FINGERPRINT:
         return fingerprint
-    return "url:" + hashlib.sha256(server.url.encode()).hexdigest()[:32]
+    return server.url_origin
 
 
 def _refusal(

@@ -264,8 +264,8 @@ def test_any_retry_after_is_a_sane_number_of_seconds_or_none(text):
 
 
 def test_an_answer_may_have_another_charset():
-    assert decode(CALL, b'{"result": "\xe9"}', "latin-1") == {"result": "\u00e9"}
-    assert decode(CALL, b'{"result": "\xe9"}', "no charset") == {"result": "\ufffd"}
+    assert decode(CALL, b'{"result": "\xe9"}', lambda: "latin-1") == {"result": "\u00e9"}
+    assert decode(CALL, b'{"result": "\xe9"}', lambda: "no charset") == {"result": "\ufffd"}
 
 
 async def test_a_door_lets_a_portion_in_per_turn_in_order_and_forgets_who_left():

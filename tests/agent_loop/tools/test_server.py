@@ -182,6 +182,16 @@ async def test_too_little_memory_for_an_interpreter_is_raised_to_enough(url):
     assert body["status"] == "Success"
 
 
+@pytest.mark.parametrize(
+    ("code", "cacheable"),
+    [("print(1)", "yes"), ("1 / 0", "yes"), ("import nothing", "no"), ("while True: pass", "no")],
+)
+async def test_a_run_says_whether_it_depends_on_the_state_of_the_server(url, code, cacheable):
+    async with aiohttp.ClientSession() as session:
+        answer = await session.post(f"{url}/run_code", json={"code": code, "run_timeout": 0.2})
+    assert answer.headers["X-Cacheable"] == cacheable
+
+
 async def test_a_sandbox_that_breaks_later_is_a_fault_of_the_server(app_settings, monkeypatch):
     class Broken:
         async def run(self, program: Program, limits: Limits) -> RunResult:
