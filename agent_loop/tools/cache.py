@@ -54,6 +54,7 @@ class SingleFlightCache(Generic[T]):
     Args:
         capacity: most values kept, >= 1.
         keep: whether a finished value may serve later callers too.
+        is_current: whether a kept value may still serve a caller; if not, it is dropped.
         again: decides for a caller whose shared work failed: given the error and the caller's
             remaining seconds, True starts or joins newer work.
         size_of: size of a value in bytes.
@@ -68,12 +69,14 @@ class SingleFlightCache(Generic[T]):
         keep: Callable[[T], bool] = lambda _: True,
         again: Callable[[BaseException, float], bool] = lambda _, __: False,
         *,
+        is_current: Callable[[T], bool] = lambda _: True,
         size_of: Callable[[T], int] = lambda _: 0,
         capacity_bytes: float = math.inf,
         ttl_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._capacity, self._keep, self._again = capacity, keep, again
+        self._is_current = is_current
         self._size_of, self._capacity_bytes = size_of, capacity_bytes
         self._ttl_s, self._clock = ttl_s, clock
         self._values: OrderedDict[str, _Entry] = OrderedDict()
@@ -119,11 +122,11 @@ class SingleFlightCache(Generic[T]):
         return kept, True
 
     def kept(self, key: str) -> T | None:
-        """The cached value of a key; None if there is none or it has expired."""
+        """The cached value of a key; None if there is none, or it is not current any more."""
         entry = self._values.get(key)
         if entry is None:
             return None
-        if entry.expires_at <= self._clock():
+        if entry.expires_at <= self._clock() or not self._is_current(entry.value):
             self._drop(key)
             return None
         self._values.move_to_end(key)

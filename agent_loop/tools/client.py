@@ -5,6 +5,9 @@ and no slot. Waiting for limiter and slot ends early enough to leave time for th
 that failed for a passing reason is tried again, with capped exponential backoff and full jitter,
 through the limiter, and at another server if there is one. All processes obey a `Retry-After`.
 
+A cached answer serves only callers whose servers would answer the same: it is kept with its origin
+(`ToolResult.origin`), and looked up under the last origins that the servers named.
+
 Source for full jitter: Brooker, "Exponential Backoff and Jitter", AWS Architecture Blog 2015.
 """
 
@@ -15,14 +18,14 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 from typing_extensions import Self
 
-from agent_loop.compat import timeout
+from agent_loop.compat import gather_all, timeout
 from agent_loop.tools.cache import SingleFlightCache, content_key
 from agent_loop.tools.limiter import make_limiter, state_path
 from agent_loop.tools.loop_throttle import LoopThrottle
@@ -32,7 +35,7 @@ from agent_loop.tools.protocol import (
     ToolTimeout,
     ToolUnavailable,
 )
-from agent_loop.tools.responses import fault_of, is_repeatable
+from agent_loop.tools.responses import decode, dumps, may_be_cached
 from agent_loop.tools.result_store import Store, open_store_of
 from agent_loop.tools.servers import Server, Servers
 from agent_loop.tools.transport import HttpTransport, RequestFailed
@@ -45,6 +48,9 @@ BACKOFF_CAP_S = 8.0
 
 CALLS_PER_TURN = 64
 """Calls that start in one pass of the event loop; see `LoopThrottle`."""
+
+HEALTH_S = 2.0
+"""Longest wait for the servers' `/health` before the first look into a shared store."""
 
 CACHE_BYTES = 32 << 20
 """Size of all results in memory, per event loop."""
@@ -80,6 +86,10 @@ class _Opened:
 
     transport: HttpTransport | None = None
     store: Store | None = None
+    health: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while `/health` of the servers is asked."""
+
+    health_was_asked: bool = False
 
 
 class ToolClient:
@@ -140,8 +150,9 @@ class ToolClient:
         if cache_size:
             self._cache = SingleFlightCache[ToolResult](
                 cache_size,
-                lambda result: is_repeatable(result.body),
+                may_be_cached,
                 again,
+                is_current=lambda result: result.origin in servers.origins(result.tool),
                 size_of=lambda result: len(msgspec.json.encode(result.body)),
                 capacity_bytes=cache_bytes,
                 ttl_s=cache_ttl_s,
@@ -187,10 +198,8 @@ class ToolClient:
         await self._throttle.enter()
         timeout_s = self._timeout_s - (self._clock() - came_at)
         if self._cache is not None and self._is_pure(call):
-            result = await self._call_cached(self._cache, call, timeout_s)
-        else:
-            result = await self._call_in_time(call, timeout_s)
-        return replace(result, tool=call.tool)
+            return await self._call_cached(self._cache, call, timeout_s)
+        return await self._call_in_time(call, timeout_s)
 
     def _is_pure(self, call: ToolCall) -> bool:
         """Whether the answer depends only on the call."""
@@ -212,20 +221,39 @@ class ToolClient:
                 f"{self._timeout_s} s to an equal call that this one joined; ask {self.url}/health",
                 tool=call.tool,
             ) from error
-        return ToolResult(body=result.body, attempts=0, cached=True) if joined else result
+        if joined:
+            return replace(result, latency_s=0.0, limiter_wait_s=0.0, attempts=0, cached=True)
+        return result
 
     async def _make(self, key: str, call: ToolCall, timeout_s: float) -> ToolResult:
         """The stored result, or the result of a new request."""
         if (store := self._opened.store) is None:
             return await self._call_in_time(call, timeout_s)
         started = self._clock()
-        body = await store.get(key)
-        if body is not None and not fault_of(call.tool, body):
-            return ToolResult(body=body, attempts=0, cached=True)
+        await self._ask_health(min(HEALTH_S, timeout_s / 4))
+        for origin in self._servers.origins(call.tool):
+            body = await store.get(f"{key}:{origin}")
+            with suppress(ValueError, RecursionError):  # another program wrote this
+                if body is not None:
+                    body = decode(call, dumps(body))
+                    return ToolResult(
+                        body=body, attempts=0, cached=True, tool=call.tool, origin=origin
+                    )
         result = await self._call_in_time(call, timeout_s - (self._clock() - started))
-        if self._opened.store is not None and is_repeatable(result.body):
-            store.put(key, result.body)
+        if self._opened.store is not None and may_be_cached(result):
+            store.put(f"{key}:{result.origin}", result.body)
         return result
+
+    async def _ask_health(self, timeout_s: float) -> None:
+        """Ask the servers once for their origins, without which the store has no keys."""
+        opened = self._opened
+        if opened.health_was_asked or (transport := opened.transport) is None:
+            return
+        async with opened.health:
+            if not opened.health_was_asked:
+                servers = self._servers.all
+                await gather_all([transport.ask_origins(each, timeout_s) for each in servers])
+                opened.health_was_asked = True
 
     async def _call_in_time(self, call: ToolCall, timeout_s: float) -> ToolResult:
         progress = _Progress()
@@ -285,9 +313,9 @@ class ToolClient:
             progress.asked = None
             if not isinstance(outcome, RequestFailed):
                 now = clock()
-                servers.note_answer(server, now - asked_at)
-                return ToolResult(
-                    body=outcome,
+                servers.note_answer(server, now - asked_at, call.tool, outcome.origin)
+                return replace(
+                    outcome,
                     latency_s=now - started - limiter_wait_s,
                     limiter_wait_s=limiter_wait_s,
                     attempts=attempt,
@@ -333,7 +361,7 @@ class ToolClient:
 
     async def _request_of_several(
         self, call: ToolCall, server: Server, tried: Sequence[Server], deadline: float
-    ) -> dict[str, Any]:
+    ) -> ToolResult:
         """A request that gets half of the remaining time, so that another server can still be
         asked."""
         if not call.idempotent or not self._servers.has_other([*tried, server]):
@@ -348,7 +376,7 @@ class ToolClient:
                 raise
             raise RequestFailed(f"no answer within {patience_s:.1f} s") from error
 
-    async def _request(self, call: ToolCall, server: Server) -> dict[str, Any]:
+    async def _request(self, call: ToolCall, server: Server) -> ToolResult:
         transport = self._opened.transport
         if transport is None:
             raise RuntimeError("ToolClient.call outside `async with ToolClient(...)`")

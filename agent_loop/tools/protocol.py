@@ -8,6 +8,21 @@ trajectory.
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+EXECUTED = "X-Executed"
+"""Header of a server's error: `no` if the call was certainly not executed, `maybe` otherwise. An
+error without the header means `maybe`."""
+
+NOT_EXECUTED = {EXECUTED: "no"}
+
+FINGERPRINT = "X-Tool-Fingerprint"
+"""Header of a server's answer: a hash of what the answer depends on beside the call, for example
+packages, corpus and limits. Equal fingerprints mean equal answers to repeatable calls."""
+
+CACHEABLE = "X-Cacheable"
+"""Header of a server's answer: `no` if the answer depends on the state of the server at that
+moment, for example on its load; `yes` if it does not. Without the header the client decides by the
+text."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
@@ -26,7 +41,8 @@ class ToolCall:
 
     idempotent: bool = True
     """False: the call must not be executed twice. It is sent again only if it cannot have been
-    executed (no connection, or HTTP 429 or 503), and its result is neither cached nor shared."""
+    executed (no connection, or an error with `X-Executed: no`), and its result is neither cached
+    nor shared."""
 
     session: str = ""
     """Calls of one session go to the same server, because that server holds the session's state."""
@@ -77,6 +93,12 @@ class ToolResult:
 
     tool: str = ""
     """The tool that was called, as in `ToolCall`."""
+
+    origin: str = ""
+    """What answered: the server's fingerprint of the tool, or a hash of the server's URL."""
+
+    cacheable: bool | None = None
+    """The server's `X-Cacheable`: whether an equal call to the same origin would end the same."""
 
 
 class ToolError(Exception):

@@ -1,4 +1,8 @@
-"""Checks of a tool server's HTTP response: its JSON, its fields, its `Retry-After` header. Pure."""
+"""The tool client's reading of an HTTP answer: its JSON, its fields, its `Retry-After`. Pure.
+
+Answers are decoded into the types below. A field that no type names is skipped without building its
+value, so a large hostile answer costs little time and memory.
+"""
 
 import json
 import math
@@ -9,12 +13,23 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 import msgspec
+from typing_extensions import Required, TypedDict
+
+from agent_loop.tools.protocol import ToolCall, ToolResult
+
+MAX_ANSWER_BYTES = {"run_code": 16 << 20, "retrieve": 4 << 20}
+"""Largest body of an answer, per tool. JSON writes a byte of a program's output as at most 6 bytes
+(`\\u0000`), so `run_code` has room for a full stdout and a full stderr of our sandbox (1 MiB each).
+Decoding an answer of this size takes at most about 70 ms, because the event loop waits for it."""
+
+MAX_OTHER_ANSWER_BYTES = 1 << 20
+"""The same for other tools."""
 
 RETRY_AFTER_CAP_S = 600.0
 """Longest pause that is obeyed. A longer `Retry-After` is taken for a mistake, because it would
 stop every process of the host."""
 
-_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """A lone surrogate (half of a character in UTF-16). UTF-8 cannot hold one, so JSON escapes it."""
 
 _NEVER_SUPPORTED = re.compile(
@@ -33,22 +48,118 @@ def dumps(payload: Mapping[str, Any]) -> bytes:
         return json.dumps(payload).encode()
 
 
-def loads(body: bytes, charset: str | None) -> Any:
-    """The JSON of a response; a lone surrogate in a string becomes `?`.
+class _Command(TypedDict, total=False):
+    status: str
+    return_code: int | None
+    stdout: str | None
+    stderr: str | None
+    execution_time: float | None
+    cpu_time: float | None
+
+
+class _Session(TypedDict, total=False):
+    id: str
+    new: bool
+    ended_by_program: bool
+
+
+class _Run(TypedDict, total=False):
+    """SandboxFusion's answer of `POST /run_code`, and `session` of our server."""
+
+    status: Required[str]
+    message: str | None
+    compile_result: _Command | None
+    run_result: _Command | None
+    files: dict[str, str] | None
+    session: _Session
+
+
+class _Document(TypedDict, total=False):
+    contents: Required[str]
+    id: str | int | None
+    title: str | None
+
+
+class _Hit(TypedDict, total=False):
+    document: Required[_Document]
+    score: float
+
+
+class _Search(TypedDict):
+    """Search-R1's answer of `POST /retrieve` with scores: a list of passages for each query."""
+
+    result: list[msgspec.Raw]
+
+
+class _Calculation(TypedDict, total=False):
+    result: str | int | float
+    error: str
+
+
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+_RUN = msgspec.json.Decoder(_Run)
+_SEARCH = msgspec.json.Decoder(_Search)
+_HITS = msgspec.json.Decoder(list[_Hit])
+_CALCULATION = msgspec.json.Decoder(_Calculation)
+
+
+def max_answer_bytes(tool: str) -> int:
+    """Largest body of an answer of this tool."""
+    return MAX_ANSWER_BYTES.get(tool, MAX_OTHER_ANSWER_BYTES)
+
+
+def decode(
+    call: ToolCall, raw: bytes, charset_of: Callable[[], str | None] = lambda: None
+) -> dict[str, Any]:
+    """The body of a tool's answer. A lone surrogate in a string becomes `?`.
+
+    `charset_of` gives the charset of the response; it is called only if the body is not UTF-8.
+
+    Fields that neither the agent loops nor the rewards read are dropped.
 
     Raises:
-        ValueError: the body is not JSON.
+        ValueError: the body is not JSON, or not an answer of this tool.
         RecursionError: the JSON is nested too deeply.
     """
     try:
-        return msgspec.json.decode(body)
-    except ValueError:
-        pass  # NaN, a lone surrogate or another charset: rare, so the slow reader below is enough
-    text = text_of(body, charset)
-    value = json.loads(text)
-    if _ESCAPED_SURROGATE.search(text):
-        value = json.loads(replace_surrogates(json.dumps(value, ensure_ascii=False)))
-    return value
+        try:
+            return _decode(call, raw)
+        except msgspec.ValidationError:
+            raise
+        except ValueError as error:
+            charset = charset_of()
+            is_utf8 = charset is None or charset.lower() in ("utf-8", "us-ascii")
+            is_text = not isinstance(error, UnicodeDecodeError)
+            if is_text and is_utf8 and not _ESCAPED_SURROGATE.search(raw):
+                raise
+        # A lone surrogate or another charset. This reader is slower, and rarely needed. It accepts
+        # NaN and Infinity, which the second decoding refuses.
+        text = json.dumps(json.loads(text_of(raw, charset)), ensure_ascii=False)
+        return _decode(call, replace_surrogates(text).encode())
+    except msgspec.ValidationError as error:
+        raise ValueError(f"the answer is not one of /{call.tool}: {error}") from error
+
+
+def _decode(call: ToolCall, raw: bytes) -> dict[str, Any]:
+    """The body as the tool's type; raises `msgspec.ValidationError` if it has another form."""
+    match call.tool:
+        case "run_code":
+            run = _RUN.decode(raw)
+            if run["status"] == "Success" and (run.get("run_result") or {}).get("stdout") is None:
+                raise msgspec.ValidationError("a program that succeeded has no output")
+            return {**run}
+        case "retrieve":
+            lists = _SEARCH.decode(raw)["result"]
+            asked = len(call.payload.get("queries", lists))
+            if not lists or len(lists) != asked:
+                raise msgspec.ValidationError(f"{len(lists)} lists of passages, {asked} queries")
+            return {"result": [_HITS.decode(hits) for hits in lists]}
+        case "calculate":
+            answer = _CALCULATION.decode(raw)
+            if len(answer) != 1:
+                raise msgspec.ValidationError("it has not one of `result` and `error`")
+            return {**answer}
+    return _OBJECT.decode(raw)
 
 
 def text_of(body: bytes, charset: str | None) -> str:
@@ -91,16 +202,6 @@ def _timestamp(date: str) -> float | None:
         return None
 
 
-def fault_of(tool: str, body: Any) -> str:
-    """What is wrong with a response (a broken server, or not a tool server); "" if it is good."""
-    if not isinstance(body, dict):
-        return f"the answer is not a JSON object but {type(body).__name__}"
-    is_well_formed = _WELL_FORMED.get(tool)
-    if is_well_formed is not None and not is_well_formed(body):
-        return f"the answer is not one of /{tool}: {str(body)[:200]}"
-    return ""
-
-
 def sandbox_fault(tool: str, body: dict[str, Any]) -> tuple[str, bool]:
     """A fault of the sandbox itself, which it reports with HTTP 200.
 
@@ -113,46 +214,45 @@ def sandbox_fault(tool: str, body: dict[str, Any]) -> tuple[str, bool]:
     return f"SandboxError: {message}", _NEVER_SUPPORTED.match(message) is not None
 
 
-def is_repeatable(body: dict[str, Any]) -> bool:
-    """Whether an equal call would end the same, so that the result may be cached.
+def may_be_cached(result: ToolResult) -> bool:
+    """Whether an equal call may get this result, by the server's mark or else by its text."""
+    return is_repeatable(result.body) if result.cacheable is None else result.cacheable
 
-    A time-out or a kill may be caused by the load of the server. An error of the calculator may be
-    a time-out.
+
+def is_repeatable(body: Mapping[str, Any]) -> bool:
+    """Whether an equal call to the same server would end the same, so that it may be cached.
+
+    Not repeatable is what the server's load or state may have caused: an end by a limit or by a
+    signal, a module that is missing, and errors of the system such as "Resource temporarily
+    unavailable". The text of a program's output is searched too, because a program may catch an
+    exception and print it. An error of the calculator may be a time-out.
     """
-    run = body.get("run_result") or {}
-    if "error" in body or run.get("status") == "TimeLimitExceeded":
+    if "error" in body:
         return False
-    return run.get("return_code") not in (-9, 137)
+    for command in (body.get("compile_result"), body.get("run_result")):
+        if not command:
+            continue
+        code = command.get("return_code") or 0
+        if command.get("status", "Finished") != "Finished" or not 0 <= code <= 128:
+            return False
+        for stream in ("stdout", "stderr"):
+            text = command.get(stream) or ""
+            if any(words in text for words in _STATE_OF_SERVER):
+                return False
+    return True
 
 
-def _is_run(body: dict[str, Any]) -> bool:
-    """Whether this is SandboxFusion's answer; a program that succeeded has an output."""
-    run = body.get("run_result") or {}
-    if not isinstance(body.get("status"), str) or not isinstance(run, dict):
-        return False
-    return body["status"] != "Success" or isinstance(run.get("stdout"), str)
-
-
-def _is_search(body: dict[str, Any]) -> bool:
-    """Whether this is Search-R1's answer with scores: a list of passages for each query."""
-    result = body.get("result")
-    if not isinstance(result, list) or not result:
-        return False
-    return all(isinstance(hits, list) and all(map(_is_passage, hits)) for hits in result)
-
-
-def _is_passage(item: Any) -> bool:
-    document = item.get("document") if isinstance(item, dict) else None
-    return isinstance(document, dict) and "contents" in document
-
-
-def _is_calculation(body: dict[str, Any]) -> bool:
-    return "result" in body or "error" in body
-
-
-_WELL_FORMED: dict[str, Callable[[dict[str, Any]], bool]] = {
-    "run_code": _is_run,
-    "retrieve": _is_search,
-    "calculate": _is_calculation,
-}
-"""Tool -> whether a response has the fields that agent loops and rewards read."""
+_STATE_OF_SERVER = (
+    "ImportError",
+    "ModuleNotFoundError",
+    "No module named",
+    "cannot import name",
+    "BlockingIOError",
+    "Resource temporarily unavailable",
+    "can't start new thread",
+    "MemoryError",
+    "Cannot allocate memory",
+    "Too many open files",
+    "No space left on device",
+)
+"""Words of errors that depend on the packages, the limits or the load of a server."""

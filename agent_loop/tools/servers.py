@@ -6,6 +6,7 @@ its open breaker lets all requests try at once, it counts cancelled requests as 
 uses the wall clock.) No input or output happens here; time comes in as `clock`.
 """
 
+import hashlib
 import math
 import zlib
 from collections.abc import Callable, Collection, Sequence
@@ -24,6 +25,9 @@ class Server:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.url_origin = "url:" + hashlib.sha256(url.encode()).hexdigest()[:32]
+        """`ToolResult.origin` of a server that gives no fingerprint."""
+
         self.in_flight = 0
         self.failures_in_a_row = 0
         self.failed_at = -math.inf
@@ -32,6 +36,9 @@ class Server:
 
         self.paused_until = -math.inf
         """The server asked for no requests until then (`Retry-After`)."""
+
+        self.origins: dict[str, str] = {}
+        """Tool -> `ToolResult.origin` of the last answer, or what `/health` said before it."""
 
     def close_breaker(self) -> None:
         """The server answered, so it works; a refusal is an answer too."""
@@ -126,10 +133,15 @@ class Servers:
         if server.failures_in_a_row >= BREAKER_FAILURES:
             server.opened_at = server.failed_at
 
-    def note_answer(self, server: Server, request_s: float) -> None:
+    def note_answer(self, server: Server, request_s: float, tool: str, origin: str) -> None:
+        server.origins[tool] = origin
         mean_s = request_s if self._mean_request_s is None else self._mean_request_s
         self._mean_request_s = mean_s + (request_s - mean_s) / 8
         server.close_breaker()
+
+    def origins(self, tool: str) -> list[str]:
+        """What would answer a call of this tool now: one or several origins, none if unknown."""
+        return list(dict.fromkeys(s.origins[tool] for s in self.all if tool in s.origins))
 
     def pause(self, server: Server, pause_s: float) -> None:
         """Send the server no requests for `pause_s` while another server is healthy."""

@@ -2,19 +2,33 @@
 
 A failed request raises `RequestFailed` if another attempt may succeed, otherwise a `ToolError`.
 Retries, limiter and cache are in `agent_loop.tools.client`.
+
+An answer is read up to a bound (`responses.max_answer_bytes`). A compressed answer is refused,
+because a small one may be large when it is decompressed, and requests ask for none. A redirect is
+not followed, because the request would be sent twice, and to a server that the user did not name.
 """
 
+import asyncio
+import json
 import os
-from typing import Any
 
 import aiohttp
 from yarl import URL
 
-from agent_loop.tools.protocol import ToolCall, ToolError, ToolRejected, ToolUnavailable
+from agent_loop.tools.protocol import (
+    CACHEABLE,
+    EXECUTED,
+    FINGERPRINT,
+    ToolCall,
+    ToolError,
+    ToolRejected,
+    ToolResult,
+    ToolUnavailable,
+)
 from agent_loop.tools.responses import (
+    decode,
     dumps,
-    fault_of,
-    loads,
+    max_answer_bytes,
     replace_surrogates,
     retry_after_s,
     sandbox_fault,
@@ -27,6 +41,13 @@ TOKEN_VARIABLE = "TOOL_SERVER_TOKEN"
 
 SETUP_FAULTS = frozenset({401, 403, 404, 405, 407})
 """HTTP statuses of a wrong token or of another program at this URL; the call is not to blame."""
+
+
+MAX_ERROR_BYTES = 4096
+"""Bytes read of an error's text."""
+
+MAX_HEALTH_BYTES = 1 << 20
+MAX_FINGERPRINT = 128
 
 
 class RequestFailed(Exception):
@@ -71,6 +92,7 @@ class HttpTransport:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
             headers=headers,
         )
         self._urls: dict[tuple[str, str], URL] = {}
@@ -78,38 +100,105 @@ class HttpTransport:
     async def close(self) -> None:
         await self.session.close()
 
-    async def post(self, call: ToolCall, server: Server) -> dict[str, Any]:
+    async def post(self, call: ToolCall, server: Server) -> ToolResult:
         """Send a call to a server.
-
-        Returns:
-            The JSON body of the response.
 
         Raises:
             RequestFailed: no response, or one that says nothing about the call.
             ToolRejected: the server refuses the call.
-            ToolUnavailable: the token is wrong, or this is not a tool server.
+            ToolUnavailable: the token is wrong, this is not a tool server, or its answer is a
+                redirect, compressed or too large.
         """
         url = self._urls.get((server.url, call.tool))
         if url is None:
             url = self._urls[server.url, call.tool] = URL(f"{server.url}/{call.tool}")
+        limit = max_answer_bytes(call.tool)
         try:
-            async with self.session.request("POST", url, data=dumps(call.payload)) as response:
-                raw = await response.read()
-                if response.status >= 400:
+            async with self.session.request(
+                "POST", url, data=dumps(call.payload), allow_redirects=False
+            ) as response:
+                if response.status >= 300:
+                    raw = await _read(response, MAX_ERROR_BYTES)
                     raise _refusal(call, server, response, raw)
-                body = loads(raw, response.charset)
+                if fault := _unreadable(response):
+                    raise ToolUnavailable(
+                        f"cannot read the answer of {server.url} to tool={call.tool!r}: {fault}",
+                        tool=call.tool,
+                    )
+                raw = await _read(response, limit)
+                if len(raw) > limit:
+                    raise ToolUnavailable(
+                        f"the answer of {server.url} to tool={call.tool!r} has more than "
+                        f"{limit >> 20} MiB: reading stopped; limit the output of programs or "
+                        "the number of passages at that server",
+                        tool=call.tool,
+                    )
+                body = decode(call, raw, lambda: response.charset)
         except aiohttp.ClientConnectorError as error:  # nothing was sent
             raise RequestFailed(f"{type(error).__name__}: {error}", was_executed=False) from error
         except (aiohttp.ClientError, ConnectionError, ValueError, RecursionError) as error:
             raise RequestFailed(f"{type(error).__name__}: {error}") from error
-        if fault := fault_of(call.tool, body):
-            raise RequestFailed(fault)
         fault, is_final = sandbox_fault(call.tool, body)
         if is_final:
             raise ToolRejected(replace_surrogates(fault), tool=call.tool)
         if fault:
             raise RequestFailed(fault, blames_server=False)  # the program may have caused it
-        return body
+        mark = response.headers.get(CACHEABLE)
+        return ToolResult(
+            body=body,
+            tool=call.tool,
+            origin=_origin(response.headers.get(FINGERPRINT), server),
+            cacheable=None if mark is None else mark == "yes",
+        )
+
+    async def ask_origins(self, server: Server, timeout_s: float) -> None:
+        """Note the fingerprints of a server's tools in `server.origins`, as its `/health` says.
+
+        Nothing is noted if the server does not answer. An origin that is already known came with
+        an answer of the tool and stays.
+        """
+        try:
+            async with self.session.get(
+                f"{server.url}/health",
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+            ) as response:
+                raw = await _read(response, MAX_HEALTH_BYTES)
+            tools = json.loads(raw)["tools"] if response.status == 200 else {}
+            found = {tool: about.get("fingerprint") for tool, about in tools.items()}
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
+            return
+        except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+            found = {}  # a server that knows no fingerprints
+        for tool in {*found, "run_code", "retrieve", "calculate"}:
+            server.origins.setdefault(tool, _origin(found.get(tool), server))
+
+
+async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """The body; of a longer one the beginning, with at least one byte more than `limit`."""
+    chunks, size = list[bytes](), 0
+    while size <= limit and (chunk := await response.content.readany()):
+        chunks.append(chunk)
+        size += len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _unreadable(response: aiohttp.ClientResponse) -> str:
+    """Why the body must not be read; "" if it may."""
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding.lower() == "identity":
+        return ""
+    return (
+        f"it has Content-Encoding={encoding[:40]!r} although the request asked for identity; "
+        "switch compression off at the proxy in front of it"
+    )
+
+
+def _origin(fingerprint: object, server: Server) -> str:
+    """What answers: the fingerprint that the server gave, or else a hash of its URL."""
+    if isinstance(fingerprint, str) and 0 < len(fingerprint) <= MAX_FINGERPRINT:
+        return fingerprint
+    return server.url_origin
 
 
 def _refusal(
@@ -121,8 +210,14 @@ def _refusal(
             f"HTTP {status} {text[:200]}",
             retry_after_s(response.headers),
             is_overload=status in (429, 503),
-            was_executed=status not in (429, 503),
+            was_executed=response.headers.get(EXECUTED) != "no",
             blames_server=status != 429,
+        )
+    if status < 400:
+        return ToolUnavailable(
+            f"{server.url} redirects tool={call.tool!r} to {_location(response)} (HTTP {status}), "
+            "and redirects are not followed; set tool_config.server_url to the final address",
+            tool=call.tool,
         )
     message = f"HTTP {status} for tool={call.tool!r}: {text}"
     if status in SETUP_FAULTS:
@@ -132,3 +227,11 @@ def _refusal(
         )
     server.close_breaker()
     return ToolRejected(message, tool=call.tool)
+
+
+def _location(response: aiohttp.ClientResponse) -> str:
+    """Scheme and host of a redirect; the rest may be secret."""
+    try:
+        return str(response.url.join(URL(response.headers["Location"])).origin())
+    except (KeyError, ValueError):
+        return "no valid address"

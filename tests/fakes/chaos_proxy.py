@@ -97,9 +97,10 @@ class TcpChaosProxy:
     """Passes one HTTP/1.1 connection's requests on, each with the fault that `fault_of` names.
 
     The faults, by when they strike. Before the tool server hears of the request: `reset at once`,
-    `status CODE [Retry-After]`, `html`. After it has answered: `no first byte` and `half a body`
-    (the rest never comes), `reset mid-body`, `cut json` (a whole answer, of half the JSON), `plain`
-    (the answer under another content type). Anything else passes.
+    `status CODE [Retry-After]`, `refused CODE [Retry-After]` (with `X-Executed: no`), `html`. After
+    it has answered: `no first byte` and `half a body` (the rest never comes), `reset mid-body`,
+    `cut json` (a whole answer, of half the JSON), `plain` (the answer under another content type).
+    Anything else passes.
 
     Args:
         upstream: port of the tool server on loopback; may change.
@@ -154,9 +155,12 @@ class TcpChaosProxy:
         if fault == "html":
             writer.write(_answer("200 OK", b"<html>sign in</html>", "Content-Type: text/html"))
             return True
-        if fault.startswith("status "):
-            _, status, *retry_after = fault.split(" ", 2)
-            writer.write(_answer(f"{status} X", b"no", *(f"Retry-After: {x}" for x in retry_after)))
+        if fault.startswith(("status ", "refused ")):
+            kind, status, *retry_after = fault.split(" ", 2)
+            headers = [f"Retry-After: {x}" for x in retry_after]
+            if kind == "refused":
+                headers.append("X-Executed: no")
+            writer.write(_answer(f"{status} X", b"no", *headers))
             return True
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.upstream)
         try:

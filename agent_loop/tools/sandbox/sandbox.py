@@ -19,8 +19,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from packaging.requirements import Requirement
 
 from agent_loop.tools.sandbox.cgroup import Cgroups, Leaf, find_delegated
 from agent_loop.tools.sandbox.collector import Collector, pipe_to
@@ -344,6 +347,12 @@ class Sandbox(ABC):
                     self._zygotes[index] = self._started(index)
                     break
             return min(filter(None, self._zygotes), key=lambda zygote: zygote.active)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Distributions that programs may import, with their versions."""
+        names = sorted(Requirement(package).name for package in self.packages)
+        return {name: metadata.version(name) for name in names}
 
     @property
     def modules(self) -> list[str]:

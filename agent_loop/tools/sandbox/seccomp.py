@@ -68,7 +68,8 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "fanotify_init": (300, 262),
     "inotify_init": (253, None),
     "inotify_init1": (294, 26),
-    # memory that the address space limit does not see
+    # memory that the address space limit does not see; vmsplice keeps a huge page for each byte
+    "vmsplice": (278, 75),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     # namespaces, identity, and the kernel itself
@@ -91,6 +92,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "io_uring_setup": (425, 425),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
+    "io_setup": (206, 0),
     "keyctl": (250, 219),
     "add_key": (248, 217),
     "request_key": (249, 218),
@@ -132,6 +134,8 @@ _DENIED_OUTSIDE: dict[str, tuple[int | None, int | None]] = {
     # sockets, messages and semaphores of the host, by their names and numbers
     "connect": (42, 203),
     "bind": (49, 200),
+    "sendmsg": (46, 211),  # descriptors in flight hide files without a name
+    "sendmmsg": (307, 269),
     "semop": (65, 193),
     "semtimedop": (220, 192),
     "msgsnd": (69, 189),
@@ -165,8 +169,9 @@ _FLAGS_OF_SOCKETS = (0, 0x800, 0x80000, 0x80800)  # SOCK_NONBLOCK, SOCK_CLOEXEC
 _Options = dict[str, tuple[tuple[int, int], int, tuple[int, ...]]]
 _DENIED_OPTIONS: _Options = {
     # F_SETLEASE, F_NOTIFY: whoever opens the file waits, or tells of it. F_GETLK, F_OFD_GETLK: a
-    # lock on a file that all runs can read would be seen by another run.
-    "fcntl": ((72, 25), 1, (1024, 1026, 5, 36)),
+    # lock on a file that all runs can read would be seen by another run. F_SETPIPE_SZ: pages of
+    # pipes are counted by user, and a user who has many gets small pipes.
+    "fcntl": ((72, 25), 1, (1024, 1026, 5, 36, 1031)),
     # MADV_MERGEABLE, MADV_PAGEOUT: memory that is shared with others
     "madvise": ((28, 233), 2, (12, 21)),
 }

@@ -37,6 +37,11 @@ KILL_ROUNDS, KILL_S = 10, 0.5
 """How often the processes that a cell left are looked for, and killed; and how long each may take
 to die. A session in which some are still left is ended."""
 
+MANY_FORKS, FORK_S = 100, 0.0001
+"""A program that ignores SIGCHLD is not charged for the processor time of its children. It is taken
+for such a one if it started many processes, and those that ended had less time than a fork takes.
+Then all of its real time counts, also in which it may have waited for a processor."""
+
 MAX_HIDDEN = 4
 """Deleted files that a program may keep mapped; each can take `file_mb` of the host's disk."""
 
@@ -51,6 +56,9 @@ class Activity:
     rest_s: float = 0.0
     """Time before looks at which no thread had, or waited for, a processor."""
 
+    forks: int = 0
+    """Processes that were started in the run's pid namespace; 0 if it has none."""
+
     ticks: Mapping[int, int] = field(default_factory=dict)
     """pid -> clock ticks of processor time at the last look at the process, also if it has ended:
     a parent that ignores SIGCHLD is not charged for its children."""
@@ -62,13 +70,14 @@ class Activity:
 
     def after(self, pids: Sequence[int], seconds: float) -> "Activity":
         """The activity after one more look at these processes, `seconds` after the last one."""
-        ticks, states, charged = dict(self.ticks), set[bytes](), 0
+        ticks, states, charged, ended = dict(self.ticks), set[bytes](), 0, 0
         for pid in pids:
             with suppress(OSError):
                 # state, utime, stime, and both times of ended children (proc_pid_stat(5))
                 fields = _stat(f"/proc/{pid}/stat")
                 ticks[pid] = sum(map(int, fields[11:13]))
                 charged += sum(map(int, fields[11:15]))
+                ended += sum(map(int, fields[13:15]))
                 states.add(fields[0])
                 tasks = os.listdir(f"/proc/{pid}/task")
                 states |= {_stat(f"/proc/{pid}/task/{task}/stat")[0] for task in tasks[1:]}
@@ -77,7 +86,11 @@ class Activity:
         # A look that comes late says that this server waited for a processor too. Time beyond the
         # planned interval is then not known to be rest, and processor time in it was no rest.
         rest_s = max(0.0, min(seconds, EVERY_S[1]) - (cpu_s - self.cpu_s))
-        return Activity(cpu_s, self.rest_s + (0.0 if b"R" in states else rest_s), ticks)
+        forks = max([self.forks, *map(inner_pid, pids[-1:])])
+        hides_children = forks > MANY_FORKS and TICK_S * ended < FORK_S * forks
+        if b"R" in states and not hides_children:
+            rest_s = 0.0
+        return Activity(cpu_s, self.rest_s + rest_s, forks, ticks)
 
 
 def _stat(path: str) -> list[bytes]:
@@ -221,6 +234,16 @@ class UsageMonitor:
                 if pids[-2:] == [self._inner_pid, 1] or pids == [self._inner_pid]:
                     return pid
         return 0
+
+
+def inner_pid(pid: int) -> int:
+    """Number of a process in its own pid namespace; 0 if that is this process's, or it ended."""
+    with suppress(OSError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("NSpid:"):
+                numbers = line.split()[1:]
+                return int(numbers[-1]) if len(numbers) > 1 else 0
+    return 0
 
 
 def _has_ended(pidfd: int, wait_s: float) -> bool:

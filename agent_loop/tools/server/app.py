@@ -14,6 +14,7 @@ from typing import Any
 import prometheus_client
 from aiohttp import web
 
+from agent_loop.tools.protocol import EXECUTED, FINGERPRINT
 from agent_loop.tools.server.calculate import Calculate
 from agent_loop.tools.server.edge import (
     DRAIN,
@@ -57,6 +58,7 @@ def create_app(settings: ServerSettings) -> web.Application:
         app[METRICS].registry.register(LimiterCollector(settings.limiter_path))
     app.router.add_get("/health", _health)
     app.router.add_get("/metrics", _metrics)
+    app.on_response_prepare.append(_add_headers)
     app.cleanup_ctx.append(_started)
     return app
 
@@ -67,6 +69,17 @@ async def _started(app: web.Application) -> AsyncIterator[None]:
     yield
     for endpoint in app[ENDPOINTS]:
         await endpoint.close()
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Say in each error whether the call may have been executed, and in each answer what
+    answered."""
+    if response.status >= 400:
+        response.headers.setdefault(EXECUTED, "maybe")
+    elif response.status == 200:
+        for endpoint in request.app[ENDPOINTS]:
+            if request.path == f"/{endpoint.name}":
+                response.headers[FINGERPRINT] = endpoint.fingerprint
 
 
 async def _health(request: web.Request) -> web.Response:

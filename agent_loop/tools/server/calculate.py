@@ -1,13 +1,20 @@
 """`POST /calculate`: arithmetic in this process, algebra in processes that can be killed."""
 
+from importlib import metadata
 from typing import Any
 
 from aiohttp import web
 from pydantic import BaseModel
 
 from agent_loop.tools.algebra.pool import AlgebraPool, Overloaded, WorkerLost
-from agent_loop.tools.calculator import CalculationError, NotArithmetic, calculate
-from agent_loop.tools.server.http import RequestSlots, body_of, json_error
+from agent_loop.tools.calculator import (
+    MAX_BITS,
+    MAX_LENGTH,
+    CalculationError,
+    NotArithmetic,
+    calculate,
+)
+from agent_loop.tools.server.http import RequestSlots, body_of, fingerprint_of, json_error
 from agent_loop.tools.server.settings import ServerSettings
 
 
@@ -26,6 +33,11 @@ class Calculate:
     def __init__(self, settings: ServerSettings) -> None:
         self.slots = RequestSlots(settings.algebra_workers, settings.queue_length)
         self.algebra = AlgebraPool(settings.algebra_s, settings.algebra_memory_mb)
+        self.fingerprint = fingerprint_of(
+            "calculate",
+            metadata.version("sympy"),
+            (settings.algebra_s, settings.algebra_memory_mb, MAX_LENGTH, MAX_BITS),
+        )
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
         router.add_post("/calculate", self._calculate)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from aiohttp import web
 
+from agent_loop.tools.protocol import EXECUTED
 from agent_loop.tools.server.http import Handler, json_error
 
 MONITORING_PATHS = frozenset(("/health", "/metrics"))
@@ -88,7 +89,8 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
     drain = request.app[DRAIN]
     if drain.began:
         raise _stopping(
-            "the server stops and takes no new requests: try again after Retry-After seconds"
+            "the server stops and takes no new requests: try again after Retry-After seconds",
+            executed="no",
         )
     with drain.under_way():
         try:
@@ -96,7 +98,9 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
         except asyncio.CancelledError:
             if not drain.ended:
                 raise
-            raise _stopping("the server stopped before it had an answer: try again") from None
+            raise _stopping(
+                "the server stopped before it had an answer: try again", executed="maybe"
+            ) from None
 
 
 def is_authorised(request: web.Request) -> bool:
@@ -107,8 +111,9 @@ def is_authorised(request: web.Request) -> bool:
     return not token or (scheme.lower() == "bearer" and same)
 
 
-def _stopping(why: str) -> web.HTTPException:
-    error = json_error(web.HTTPServiceUnavailable, why, {"Retry-After": str(RETRY_AFTER_S)})
+def _stopping(why: str, executed: str) -> web.HTTPException:
+    headers = {"Retry-After": str(RETRY_AFTER_S), EXECUTED: executed}
+    error = json_error(web.HTTPServiceUnavailable, why, headers)
     error.force_close()
     return error
 

@@ -1,8 +1,10 @@
 """Shared by all tools of the server: request bodies, slots with a queue, metrics, JSON errors."""
 
 import asyncio
+import hashlib
 import json
 import math
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -12,6 +14,8 @@ from typing import Any, Protocol, TypeVar
 import prometheus_client
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
+
+from agent_loop.tools.protocol import NOT_EXECUTED
 
 Request = TypeVar("Request", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -28,6 +32,9 @@ class Endpoint(Protocol):
 
     fault: str
     """Why the tool cannot work, for `/health`; empty if it can."""
+
+    fingerprint: str
+    """Hash of what the answers depend on beside the request; see `fingerprint_of`."""
 
     def add_routes(self, router: web.UrlDispatcher) -> None: ...
 
@@ -107,7 +114,7 @@ class RequestSlots:
             raise json_error(
                 web.HTTPTooManyRequests,
                 f"queue full: {self.queued} requests wait; try again after Retry-After seconds",
-                {"Retry-After": str(self._retry_after_s())},
+                {"Retry-After": str(self._retry_after_s()), **NOT_EXECUTED},
             )
         turn = asyncio.get_running_loop().create_future()
         self._line[turn] = None
@@ -137,7 +144,17 @@ def tool_health(endpoint: Endpoint) -> dict[str, Any]:
     """The tool's entry in `/health`: whether it is up, and its queue."""
     fault, slots = endpoint.fault, endpoint.slots
     entry: dict[str, Any] = {"up": not fault} | ({"fault": fault} if fault else {})
+    entry["fingerprint"] = endpoint.fingerprint
     return entry | {"places": slots.count, "active": slots.active, "queued": slots.queued}
+
+
+def fingerprint_of(*parts: object) -> str:
+    """A hash of what a tool's answers depend on; callers put it into the keys of their caches.
+
+    Each part is shown by `repr`, which must be equal in all processes. Python's version counts for
+    every tool.
+    """
+    return hashlib.sha256(repr((sys.version, parts)).encode()).hexdigest()[:32]
 
 
 METRICS = web.AppKey("metrics", Metrics)

@@ -6,14 +6,16 @@ The results come from an index of this server or from another search engine; the
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from typing import Any
 
 from aiohttp import web
 from pydantic import BaseModel, Field
 
+from agent_loop.tools.protocol import NOT_EXECUTED
 from agent_loop.tools.search import PassageIndex
 from agent_loop.tools.search.upstream import SearchHit, UpstreamFault, upstream_of
-from agent_loop.tools.server.http import RequestSlots, body_of, json_error
+from agent_loop.tools.server.http import RequestSlots, body_of, fingerprint_of, json_error
 from agent_loop.tools.server.settings import ServerSettings
 
 TOPK = 3
@@ -64,6 +66,15 @@ class Retrieve:
                 connections=settings.search_connections,
             )
         self.fault = "" if path or url else NO_ENGINE
+        corpus = self.index.manifest.corpus if self.index else None
+        self.fingerprint = fingerprint_of(
+            "retrieve",
+            # not the name and time of the corpus file, because a copy has the same passages
+            (corpus.sha256, corpus.limit, self.index.size) if self.index and corpus else None,
+            metadata.version("tantivy"),
+            self.upstream.name if self.upstream else None,
+            TOPK,
+        )
         count = settings.search_workers if url is None else settings.search_connections
         self.slots = RequestSlots(count, settings.queue_length)
         self._threads = ThreadPoolExecutor(settings.search_workers, thread_name_prefix="search")
@@ -100,7 +111,7 @@ class Retrieve:
 
     async def _hits(self, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
         if self.fault:
-            raise json_error(web.HTTPServiceUnavailable, self.fault)
+            raise json_error(web.HTTPServiceUnavailable, self.fault, NOT_EXECUTED)
         if not queries:
             return []
         async with self.slots.hold():

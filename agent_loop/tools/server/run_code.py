@@ -17,6 +17,8 @@ from pydantic import BaseModel, Field
 
 from agent_loop.compat import gather_all
 from agent_loop.tools.fenced import extract_code
+from agent_loop.tools.protocol import CACHEABLE, NOT_EXECUTED
+from agent_loop.tools.responses import is_repeatable
 from agent_loop.tools.sandbox import (
     WALL_FACTOR,
     CellResult,
@@ -29,8 +31,14 @@ from agent_loop.tools.sandbox import (
     SandboxUnavailable,
     choose_sandbox,
 )
-from agent_loop.tools.server.http import RequestSlots, bad_request, body_of, json_error
-from agent_loop.tools.server.sessions import Sessions
+from agent_loop.tools.server.http import (
+    RequestSlots,
+    bad_request,
+    body_of,
+    fingerprint_of,
+    json_error,
+)
+from agent_loop.tools.server.sessions import Sessions, SessionsFull
 from agent_loop.tools.server.settings import ServerSettings
 from agent_loop.tools.server.submission import StdioTest, SubmitRequest, same_lines, tests_of
 
@@ -83,7 +91,7 @@ class RunCode:
     name = "run_code"
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.fault = ""
+        self.fault = self.fingerprint = ""
         self.slots = RequestSlots(settings.sandbox_workers, settings.queue_length)
         self._settings = settings
         self._cleaner: asyncio.Task[None] | None = None
@@ -98,6 +106,13 @@ class RunCode:
             self.fault = str(error)  # without isolation nothing runs
         else:
             self._sandbox.use_cgroups()
+            self.fingerprint = fingerprint_of(
+                "run_code",
+                self._sandbox.name,
+                self._sandbox.languages,
+                self._sandbox.versions,
+                (Limits(), MIN_MEMORY_MB, MAX_RUN_S, WALL_FACTOR),
+            )
             self.sessions = Sessions(self._sandbox, settings.max_sessions, settings.session_idle_s)
 
     def add_routes(self, router: web.UrlDispatcher) -> None:
@@ -137,7 +152,7 @@ class RunCode:
             web.HTTPServiceUnavailable: no sandbox works on this machine.
         """
         if self._sandbox is None:
-            raise json_error(web.HTTPServiceUnavailable, self.fault)
+            raise json_error(web.HTTPServiceUnavailable, self.fault, NOT_EXECUTED)
         return self._sandbox
 
     async def _clean(self) -> None:
@@ -151,7 +166,7 @@ class RunCode:
         try:
             files = _decoded(request, asked.files)
             if asked.session is not None:
-                return web.json_response(await self._run_cell(asked, asked.session, files, limits))
+                return _ran(await self._run_cell(asked, asked.session, files, limits))
             program = Program(
                 code=asked.code,
                 language=asked.language,
@@ -159,11 +174,11 @@ class RunCode:
                 files=files,
                 fetch=tuple(asked.fetch_files),
             )
-            return web.json_response(run_answer(await self._run(program, limits)))
+            return _ran(run_answer(await self._run(program, limits)))
         except NotSupported as error:
             return web.json_response(not_supported(str(error)))
         except SandboxUnavailable as error:
-            return web.json_response(sandbox_error(str(error)), status=503)
+            return _failed(error)
 
     async def _run(self, program: Program, limits: Limits) -> RunResult:
         sandbox = self.sandbox
@@ -215,7 +230,7 @@ class RunCode:
         except NotSupported as error:
             return web.json_response(not_supported(str(error)))
         except SandboxUnavailable as error:
-            return web.json_response(sandbox_error(str(error)), status=503)
+            return _failed(error)
         return web.json_response(_jupyter_answer(asked, cells))
 
     async def _submit(self, request: web.Request) -> web.Response:
@@ -278,6 +293,17 @@ class RunCode:
         outcomes = await gather_all([outcome(*numbered) for numbered in enumerate(tests)])
         kept = outcomes[: failed_at + 1] if stop else outcomes
         return [each for each in kept if each is not None]
+
+
+def _ran(answer: dict[str, Any]) -> web.Response:
+    """The response with a program's result, marked whether the caller may cache it."""
+    return web.json_response(answer, headers={CACHEABLE: "yes" if is_repeatable(answer) else "no"})
+
+
+def _failed(error: SandboxUnavailable) -> web.Response:
+    """503: the sandbox failed. Unless the program had no place, a part of it may have run."""
+    executed = NOT_EXECUTED if isinstance(error, SessionsFull) else None
+    return web.json_response(sandbox_error(str(error)), status=503, headers=executed)
 
 
 def _limits_of(asked: RunCodeRequest) -> Limits:

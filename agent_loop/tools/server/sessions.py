@@ -19,6 +19,10 @@ class _Entry:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+class SessionsFull(SandboxUnavailable):
+    """All sessions are at work, so the cell of a further session did not begin."""
+
+
 class Sessions:
     """Sessions of one sandbox.
 
@@ -47,6 +51,7 @@ class Sessions:
 
         Raises:
             NotSupported: a path leads out of the session's folder.
+            SessionsFull: no place for a new session; the cell did not begin.
             SandboxUnavailable: the sandbox failed; the session is gone.
         """
         entry = self._entries.get(name)
@@ -87,7 +92,7 @@ class Sessions:
         while len(self._entries) >= self._max_sessions:
             oldest = next((n for n, e in self._entries.items() if not e.lock.locked()), None)
             if oldest is None:
-                raise SandboxUnavailable(
+                raise SessionsFull(
                     f"cannot start session={name!r}: all max_sessions={self._max_sessions} are at "
                     "work; raise max_sessions, or call again"
                 )

@@ -574,13 +574,13 @@ class Scripted(ToolClient):
         super().__init__("http://here", timeout_s=1.0, clock=loop.time, **settings)
         self.script, self.asked_at = list(script), list[float]()
 
-    async def _request(self, call: ToolCall, server: Server) -> dict[str, Any]:
+    async def _request(self, call: ToolCall, server: Server) -> ToolResult:
         self.asked_at.append(asyncio.get_running_loop().time())
         takes_s, answer = self.script.pop(0)
         await asyncio.sleep(takes_s)
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return ToolResult(body=answer, tool=call.tool)
 
     async def outcome(self, start_s: float) -> tuple[object, float]:
         """The answer, or the fault's class, of a call that starts then; and when it came."""
@@ -628,7 +628,7 @@ def test_a_fault_that_is_not_of_the_first_ones_deadline_is_everybodys(fault):
 
 def test_who_joined_work_that_does_not_end_leaves_in_its_own_time():
     class Stubborn(Scripted):
-        async def _request(self, call: ToolCall, server: Server) -> dict[str, Any]:
+        async def _request(self, call: ToolCall, server: Server) -> ToolResult:
             try:
                 return await super()._request(call, server)
             finally:
@@ -680,7 +680,7 @@ HALF = "half a character: \ud83d."
 async def test_half_a_character_in_an_answer_is_replaced_and_a_whole_one_kept():
     body = {"result": HALF, "\udc00": [{"of two escapes": "\ud83d\ude00"}, "\\ud83d", 1.5, None]}
     async with running([body]) as server, client(server.url) as tools:
-        got = (await tools.call(CALL)).body
+        got = (await tools.call(ToolCall(tool="a_tool_we_do_not_know", payload={}))).body
     assert got == {
         "result": "half a character: ?.",
         "?": [{"of two escapes": "\U0001f600"}, "\\ud83d", 1.5, None],

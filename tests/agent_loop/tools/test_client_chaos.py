@@ -172,12 +172,14 @@ def check_executions(
             assert times <= 1
 
 
-BEFORE_IT_IS_HEARD = ["status 429", "status 429 0", "status 503", "status 503 0"]
+BEFORE_IT_IS_HEARD = ["refused 429", "refused 429 0", "refused 503", "refused 503 0"]
 MAYBE_EXECUTED = [
     "reset at once",
     "reset mid-body",
     "cut json",
     "html",
+    "status 429",
+    "status 503",
     "status 500",
     "status 502",
     "status 500 0",

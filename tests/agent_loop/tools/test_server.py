@@ -182,6 +182,16 @@ async def test_too_little_memory_for_an_interpreter_is_raised_to_enough(url):
     assert body["status"] == "Success"
 
 
+@pytest.mark.parametrize(
+    ("code", "cacheable"),
+    [("print(1)", "yes"), ("1 / 0", "yes"), ("import nothing", "no"), ("while True: pass", "no")],
+)
+async def test_a_run_says_whether_it_depends_on_the_state_of_the_server(url, code, cacheable):
+    async with aiohttp.ClientSession() as session:
+        answer = await session.post(f"{url}/run_code", json={"code": code, "run_timeout": 0.2})
+    assert answer.headers["X-Cacheable"] == cacheable
+
+
 async def test_a_sandbox_that_breaks_later_is_a_fault_of_the_server(app_settings, monkeypatch):
     class Broken:
         async def run(self, program: Program, limits: Limits) -> RunResult:
@@ -197,6 +207,9 @@ async def test_a_sandbox_that_breaks_later_is_a_fault_of_the_server(app_settings
         status, body = await post(f"{address}/run_code", {"code": "1"})
         assert (status, body["status"]) == (503, "SandboxError")
         assert body["message"] == "out of namespaces"
+        async with aiohttp.ClientSession() as session:
+            answer = await session.post(f"{address}/run_code", json={"code": "1"})
+        assert answer.headers["X-Executed"] == "maybe"
 
 
 async def test_search_finds_the_passage_and_takes_any_punctuation(url):

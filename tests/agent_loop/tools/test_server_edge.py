@@ -12,10 +12,11 @@ from aiohttp import web
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from agent_loop.tools.protocol import EXECUTED
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.tools.server.app import ENDPOINTS
 from agent_loop.tools.server.calculate import Calculate
-from agent_loop.tools.server.edge import is_loopback
+from agent_loop.tools.server.edge import DRAIN, is_loopback
 from agent_loop.tools.server.http import RequestSlots
 from tests.listening import listening
 
@@ -167,7 +168,9 @@ async def test_the_queue_is_seen_and_a_client_that_goes_away_leaves_it():
         ]
         await until(lambda: places.queued == 2)
         health = await (await session.get("/health")).json()
-        assert health["tools"]["calculate"] == {"up": True, "places": 1, "active": 1, "queued": 2}
+        about = health["tools"]["calculate"]
+        assert about.pop("fingerprint")
+        assert about == {"up": True, "places": 1, "active": 1, "queued": 2}
         assert 'tool_queued{tool="calculate"} 2.0' in await (await session.get("/metrics")).text()
         for call in calls:
             call.cancel()
@@ -182,6 +185,30 @@ async def test_a_worker_that_does_not_start_is_503(monkeypatch):
     async with server() as (session, _):
         answer = await session.post("/calculate", json={"expression": "2x=1"})
         assert answer.status == 503 and "does not start" in (await answer.json())["error"]
+        assert answer.headers[EXECUTED] == "maybe"
+
+
+async def test_a_full_line_says_that_the_call_was_not_executed():
+    async with server(algebra_workers=1, algebra_s=60, queue_length=0) as (session, app):
+        slow = asyncio.ensure_future(session.post("/calculate", json={"expression": SLOW}))
+        await until(lambda: calculator_of(app).slots.active == 1)
+        answer = await session.post("/calculate", json={"expression": SLOW})
+        assert (answer.status, answer.headers[EXECUTED]) == (429, "no")
+        slow.cancel()
+        await asyncio.wait([slow])
+
+
+async def test_a_server_that_drains_says_which_calls_it_may_have_executed():
+    async with server(algebra_workers=1, algebra_s=60) as (session, app):
+        slow = asyncio.ensure_future(session.post("/calculate", json={"expression": SLOW}))
+        await until(lambda: calculator_of(app).slots.active == 1)
+        drained = asyncio.ensure_future(app[DRAIN].finish(1000.0, hurry := asyncio.Event()))
+        await until(lambda: app[DRAIN].began)
+        late = await session.post("/calculate", json={"expression": "1"})
+        assert (late.status, late.headers[EXECUTED]) == (503, "no")
+        hurry.set()
+        assert await drained == 1
+        assert ((await slow).status, (await slow).headers[EXECUTED]) == (503, "maybe")
 
 
 async def test_a_hostile_expression_is_the_models_to_read():

@@ -19,7 +19,7 @@ from agent_loop.tools.protocol import (
 )
 from agent_loop.tools.sandbox import Limits, Sandbox, SandboxUnavailable, choose_sandbox
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
-from agent_loop.tools.server.sessions import Sessions
+from agent_loop.tools.server.sessions import Sessions, SessionsFull
 from agent_loop.tools.servers import Servers
 from tests.listening import listening
 
@@ -107,6 +107,44 @@ async def test_one_that_nobody_uses_is_ended_and_one_at_work_is_not(sandbox):
     assert (result.shown, about["new"], len(sessions)) == ("7", True, 1)
     await sessions.close()
     assert len(sessions) == 0
+
+
+async def test_a_cell_is_never_sent_twice_to_a_server_whose_sandbox_died(url, monkeypatch):
+    sent = []
+
+    async def died(own: Sessions, name: str, code: str, *_: Any) -> Any:
+        sent.append(code)
+        raise SandboxUnavailable("the zygote is dead")
+
+    monkeypatch.setattr(Sessions, "run_cell", died)
+    async with ToolClient(url, limiter=None) as tools:
+        with pytest.raises(ToolUnavailable, match="may have been executed"):
+            await tools.call(cell_call("x = 1", "", "s"))
+    assert sent == ["x = 1"]
+
+
+async def test_a_cell_that_found_no_place_is_sent_again(url, monkeypatch):
+    real, sent = Sessions.run_cell, []
+
+    async def full_at_first(own: Sessions, name: str, code: str, *given: Any) -> Any:
+        sent.append(code)
+        if len(sent) == 1:
+            raise SessionsFull("all sessions are at work")
+        return await real(own, name, code, *given)
+
+    async def no_pause(seconds: float) -> None:
+        pass
+
+    monkeypatch.setattr(Sessions, "run_cell", full_at_first)
+    async with ToolClient(url, limiter=None, sleep=no_pause) as tools:
+        assert (await tools.call(cell_call("1", "", "s"))).attempts == 2
+    assert len(sent) == 2
+
+
+async def test_all_sessions_at_work_is_no_place_for_another(sandbox):
+    sessions = Sessions(sandbox, max_sessions=0, idle_s=60.0)
+    with pytest.raises(SessionsFull):
+        await sessions.run_cell("s", "1", "", {}, Limits())
 
 
 async def test_cells_of_one_session_wait_for_one_another(sandbox):

@@ -92,7 +92,11 @@ def serve(plan: dict, channel: socket.socket) -> None:
         channel.send(f"{type(error).__name__}: {error}".encode())
         os._exit(127)
     channel.close()
-    become_program(order, code, has_channel="channel" in fds)
+    home, source, argv = (order[name] for name in ("home", "source", "argv"))
+    for ours in (plan, order):  # a program can read all frames and objects of its process
+        ours.clear()
+    del data
+    become_program(code, home, source, argv, has_channel="channel" in fds)
 
 
 def reseed() -> None:
@@ -132,18 +136,20 @@ def enter_sandbox(plan: dict, order: dict, fds: "dict[str, int]", own: int) -> s
     return code.decode(errors="replace")
 
 
-def become_program(order: dict, code: str, *, has_channel: bool) -> None:
+def become_program(
+    code: str, home: str, source: str, argv: "list[str]", *, has_channel: bool
+) -> None:
     """Run the program in this process. Does not return."""
     try:
-        if order["argv"]:
+        if argv:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            os.execvpe(order["argv"][0], order["argv"], os.environ)
+            os.execvpe(argv[0], argv, os.environ)
         elif has_channel:
-            interpreter.run_cells(socket.socket(fileno=3), order["home"])
+            interpreter.run_cells(socket.socket(fileno=3), home)
         else:
-            interpreter.end(interpreter.run_main(code, order["home"], order["source"]))
+            interpreter.end(interpreter.run_main(code, home, source))
     except OSError as error:
-        os.write(2, f"{order['argv'][0]}: {error}\n".encode())
+        os.write(2, f"{argv[0]}: {error}\n".encode())
     finally:
         os._exit(127)
 

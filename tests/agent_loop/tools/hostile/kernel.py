@@ -203,7 +203,10 @@ for _ in range(14):
     except OSError:
         break
     if pid == 0:
-        held = mmap.mmap(-1, 20 << 20)
+        try:
+            held = mmap.mmap(-1, 20 << 20)
+        except OSError:
+            os._exit(0)
         for at in range(0, len(held), 4096):
             held[at] = 1
         held.madvise(mmap.MADV_DONTNEED)
@@ -231,6 +234,7 @@ const perl = [
   "$| = 1; my ($mb, @held) = (1 << 20);",
   "for (1 .. 20) {",
   "  my $at = syscall(9, 0, 30 * $mb, 3, 0x21, -1, 0);",
+  "  exit if $at == -1;",
   "  open(my $zero, '<', '/dev/zero'); syscall(0, fileno($zero), $at, 30 * $mb);",
   "  syscall(28, $at, 30 * $mb, 4);",
   "}",
