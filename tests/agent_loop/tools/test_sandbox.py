@@ -1067,6 +1067,12 @@ async def test_a_session_is_as_isolated_as_a_run(sandbox: Sandbox):
             assert (await session.run_cell(code)).error is not None
 
 
+def is_alive(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 async def test_what_a_cell_leaves_ends_with_it(bubblewrap: Sandbox):
     leave = (
         "import os, time\nfor daemon in (False, True):\n    if os.fork() == 0:\n"
@@ -1075,9 +1081,7 @@ async def test_what_a_cell_leaves_ends_with_it(bubblewrap: Sandbox):
     )
     async with bubblewrap.session(Limits(wall_s=5.0)) as session:
         assert (await session.run_cell("kept = 1\n" + leave)).result.return_code == 0
-        run = session._run._monitor
-        left = [pid for pid in run._pids()[2:] if psutil.Process(pid).status() != "zombie"]
-        assert left == []
+        assert not any(is_alive(pid) for pid in session._run._monitor._pids()[2:])
         assert (await session.run_cell("kept")).shown == "1"
 
 
