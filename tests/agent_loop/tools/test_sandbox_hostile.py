@@ -89,7 +89,7 @@ def test_the_suite_is_broad():
 
 
 def test_two_runs_draw_different_numbers_from_numpy():
-    sandbox = choose_sandbox(packages=("numpy",))
+    sandbox = choose_sandbox(packages=("numpy", "pandas"))  # pandas imports numpy.random
     code = "import numpy, random\nprint(numpy.random.rand(), random.random())"
     try:
         first, second = (asyncio.run(sandbox.run_python(code)).stdout.split() for _ in range(2))
