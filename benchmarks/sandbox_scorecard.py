@@ -1,11 +1,12 @@
 """Hostile programs against the sandbox: what leaked on each rung, and how late `/health` answered.
 
     python -m benchmarks.sandbox_scorecard [--rung RUNG] [--program WORDS] [--health] [--summary]
-    python -m benchmarks.sandbox_scorecard --health --summary --into README.md
+    python -m benchmarks.sandbox_scorecard --health --summary-into README.md \
+        --table-into benchmarks/README.md
 
 A rung is a backend (bubblewrap or landlock) as root or as an ordinary user. Prints a Markdown table
-with a line for each program, or with `--summary` for each category. `--into` writes the table
-between the two markers of a file. The programs and the judge are those of
+with a line for each program, or with `--summary` for each category. The last two options write a
+table between the two markers of a file. The programs and the judge are those of
 `tests/agent_loop/tools/hostile/`.
 
 With `--health` a tool server with two sandbox workers also runs each program. Meanwhile `/health`
@@ -223,7 +224,8 @@ def main() -> int:
     parser.add_argument("--program", default="", help="only those whose name holds this")
     parser.add_argument("--health", action="store_true", help="measure /health beside each program")
     parser.add_argument("--summary", action="store_true", help="a line for each category")
-    parser.add_argument("--into", type=Path, help="a file with markers, which gets the table")
+    parser.add_argument("--table-into", type=Path, help="a file with markers, gets the table")
+    parser.add_argument("--summary-into", type=Path, help="a file with markers, gets the summary")
     asked = parser.parse_args()
     columns: dict[str, dict[str, list[str]]] = {}
     times: dict[str, dict[str, tuple[float, str]]] = {}
@@ -243,12 +245,13 @@ def main() -> int:
             print(f"{rung} is left out: {error}", file=sys.stderr)
     if not columns:
         return 2
-    text = (summary if asked.summary else table)(columns, times)
-    print(text)
-    if asked.into:
-        before, rest = asked.into.read_text().split(MARKERS[0])
-        after = rest.split(MARKERS[1])[1]
-        asked.into.write_text(f"{before}{MARKERS[0]}\n\n{text}\n\n{MARKERS[1]}{after}")
+    print((summary if asked.summary else table)(columns, times))
+    for path, render in ((asked.table_into, table), (asked.summary_into, summary)):
+        if path:
+            before, rest = path.read_text().split(MARKERS[0])
+            after = rest.split(MARKERS[1])[1]
+            text = f"{MARKERS[0]}\n\n{render(columns, times)}\n\n{MARKERS[1]}"
+            path.write_text(before + text + after)
     leaks = any(findings for column in columns.values() for findings in column.values())
     late = any(ms >= MOST_MS or wrong for each in times.values() for ms, wrong in each.values())
     return int(leaks or late)

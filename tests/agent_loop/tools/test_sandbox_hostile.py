@@ -1,5 +1,6 @@
 """Hostile programs on each rung, judged from outside; and the judge, who finds harm to the host."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -12,7 +13,7 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-from agent_loop.tools.sandbox import Sandbox
+from agent_loop.tools.sandbox import Sandbox, choose_sandbox
 from agent_loop.tools.sandbox.landlock import LandlockSandbox
 from agent_loop.tools.sandbox.zygote import Launch
 from tests.agent_loop.tools.hostile import PROGRAMS, Hostile
@@ -84,7 +85,17 @@ def test_is_contained(judge_of: Callable[[str], JudgedRung], rung: str, hostile:
 
 
 def test_the_suite_is_broad():
-    assert len({hostile.name for hostile in PROGRAMS}) == len(PROGRAMS) >= 45
+    assert len({hostile.name for hostile in PROGRAMS}) == len(PROGRAMS) >= 120
+
+
+def test_two_runs_draw_different_numbers_from_numpy():
+    sandbox = choose_sandbox(packages=("numpy", "pandas"))  # pandas imports numpy.random
+    code = "import numpy, random\nprint(numpy.random.rand(), random.random())"
+    try:
+        first, second = (asyncio.run(sandbox.run_python(code)).stdout.split() for _ in range(2))
+    finally:
+        sandbox.close()
+    assert first[0] != second[0] and first[1] != second[1]
 
 
 class OpenSandbox(LandlockSandbox):

@@ -115,6 +115,19 @@ if call(206, 0)(ctypes.c_uint(20_000), ctypes.byref(context)) == 0:
 """,
     ),
     Hostile(
+        name="watches, queues and keys of its user's",
+        category="shared by runs",
+        code="""
+for what, x86_64, aarch64, *args in (
+    ("inotify_init1", 294, 26, 0), ("fanotify_init", 300, 262, 0, 0),
+    ("mq_open", 240, 180, b"hostile", 0o102, 0o600, None),
+    ("add_key", 248, 217, b"user", b"hostile", b"x", 1, -3), ("keyctl", 250, 219, 0, -3, 1),
+    ("userfaultfd", 323, 282, 1), ("perf_event_open", 298, 241, None, 0, -1, -1, 0),
+):
+    refused(what, call(x86_64, aarch64), *args)
+""",
+    ),
+    Hostile(
         name="pipes of its user's",
         category="shared by runs",
         beside="""
@@ -445,6 +458,23 @@ while True:
         limits=ENDLESS,
         statuses=(RunStatus.TIME_LIMIT,),
         code="os.fork()\nos.kill(0, signal.SIGSTOP)\ntime.sleep(60)",
+    ),
+    Hostile(
+        name="a pipe and a folder where files are fetched",
+        category="the server's time",
+        fetch=("pipe", "folder", "deep/pipe", "terminal", "loop"),
+        code="""
+os.mkdir("folder")
+os.mkdir("deep")
+for make, *args in (
+    (os.mkfifo, "pipe"), (os.mkfifo, "deep/pipe"), (os.symlink, "loop", "loop"),
+    (os.symlink, "/dev/zero", "terminal"),
+):
+    try:
+        make(*args)
+    except OSError:
+        pass
+""",
     ),
     Hostile(
         name="streams closed, and still there",

@@ -349,6 +349,47 @@ for thing in gc.get_objects():
 """,
     ),
     Hostile(
+        name="hooks of the interpreter",
+        category="interpreter",
+        statuses=(RunStatus.FINISHED, RunStatus.ERROR),
+        code="""
+import atexit, faulthandler
+def hook(*args):
+    raise RuntimeError("hostile")
+faulthandler.enable()
+atexit.register(sys.addaudithook, hook)
+threading.setprofile(hook)
+sys.setswitchinterval(1000)
+sys.unraisablehook = threading.excepthook = sys.excepthook = hook
+threading._shutdown = lambda: None
+sys.stdout = sys.stderr = type("Stream", (), {"flush": hook, "write": hook})()
+""",
+        then="""
+if sys.getswitchinterval() > 1 or threading._shutdown.__name__ == "<lambda>":
+    reached("the next interpreter")
+""",
+    ),
+    Hostile(
+        name="programs in memory",
+        category="interpreter",
+        code="""
+refused("memfd_create", call(319, 279), b"x", 0)
+for path in ("/usr/bin/su", "/usr/bin/mount", "/usr/bin/passwd"):
+    try:
+        pid = os.fork()
+    except OSError:
+        break
+    if pid == 0:
+        try:
+            os.execv(path, [path, "-c", "id -u >&2"])
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+if os.geteuid() != os.getuid() or libc.prctl(39, 0, 0, 0, 0) != 1:
+    reached("the rights of a file")
+""",
+    ),
+    Hostile(
         name="frames and objects of ours",
         category="interpreter",
         code="""
