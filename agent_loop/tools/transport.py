@@ -21,9 +21,7 @@ from agent_loop.tools.responses import (
     text_of,
 )
 from agent_loop.tools.servers import Server
-
-TOKEN_VARIABLE = "TOOL_SERVER_TOKEN"
-"""Environment variable with the bearer token of the tool servers; unset or empty sends none."""
+from agent_loop.tools.tokens import TOKEN_VARIABLE, token_for
 
 SETUP_FAULTS = frozenset({401, 403, 404, 405, 407})
 """HTTP statuses of a wrong token or of another program at this URL; the call is not to blame."""
@@ -58,22 +56,20 @@ class HttpTransport:
     """A pooled HTTP session to all tool servers; created inside the event loop that uses it."""
 
     def __init__(self) -> None:
-        token = os.environ.get(TOKEN_VARIABLE, "")
         headers = {  # complete, because aiohttp would look for missing ones at each request
             "Content-Type": "application/json",
             "User-Agent": "verl-mixed",
             "Accept": "*/*",
             "Accept-Encoding": "identity",
         }
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=headers,
         )
-        self._urls: dict[tuple[str, str], URL] = {}
+        self._urls: dict[tuple[str, str], tuple[URL, dict[str, str]]] = {}
+        """Server and tool -> URL, and the header with the server's token."""
 
     async def close(self) -> None:
         await self.session.close()
@@ -89,11 +85,16 @@ class HttpTransport:
             ToolRejected: the server refuses the call.
             ToolUnavailable: the token is wrong, or this is not a tool server.
         """
-        url = self._urls.get((server.url, call.tool))
-        if url is None:
-            url = self._urls[server.url, call.tool] = URL(f"{server.url}/{call.tool}")
+        known = self._urls.get((server.url, call.tool))
+        if known is None:
+            token = token_for(server.url, os.environ)
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            known = URL(f"{server.url}/{call.tool}"), headers
+            self._urls[server.url, call.tool] = known
+        url, headers = known
+        body = dumps(call.payload)
         try:
-            async with self.session.request("POST", url, data=dumps(call.payload)) as response:
+            async with self.session.post(url, data=body, headers=headers) as response:
                 raw = await response.read()
                 if response.status >= 400:
                     raise _refusal(call, server, response, raw)

@@ -10,6 +10,10 @@ class SandboxUnavailable(RuntimeError):
     """The sandbox cannot isolate a program, so the program is not run."""
 
 
+class PackageUnusable(SandboxUnavailable):
+    """A package that was asked for cannot be imported by a program."""
+
+
 class NotSupported(ValueError):
     """The sandbox does not run this program: unknown language, or a path outside its folder."""
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from agent_loop.tools.algebra.pool import AlgebraPool, Overloaded, WorkerLost
 from agent_loop.tools.calculator import CalculationError, NotArithmetic, calculate
-from agent_loop.tools.server.http import RequestSlots, body_of, json_error
+from agent_loop.tools.server.http import RequestSlots, body_of, json_answer, json_error
 from agent_loop.tools.server.settings import ServerSettings
 
 
@@ -51,4 +51,4 @@ class Calculate:
                     raise json_error(web.HTTPServiceUnavailable, str(error)) from error
         except CalculationError as error:
             answer = {"error": str(error)}
-        return web.json_response(answer)
+        return json_answer(answer)

@@ -22,6 +22,7 @@ from agent_loop.tools.sandbox import (
     CellResult,
     Limits,
     NotSupported,
+    PackageUnusable,
     Program,
     RunResult,
     RunStatus,
@@ -29,8 +30,14 @@ from agent_loop.tools.sandbox import (
     SandboxUnavailable,
     choose_sandbox,
 )
-from agent_loop.tools.server.http import RequestSlots, bad_request, body_of, json_error
-from agent_loop.tools.server.sessions import Sessions
+from agent_loop.tools.server.http import (
+    RequestSlots,
+    bad_request,
+    body_of,
+    json_answer,
+    json_error,
+)
+from agent_loop.tools.server.sessions import SessionGone, Sessions, SessionsFull
 from agent_loop.tools.server.settings import ServerSettings
 from agent_loop.tools.server.submission import StdioTest, SubmitRequest, same_lines, tests_of
 
@@ -56,6 +63,9 @@ class RunCodeRequest(BaseModel):
     fetch_files: list[str] = Field(default_factory=list)
     session: str | None = Field(default=None, min_length=1, max_length=256)
     """Extension: name of the interpreter, which is kept until it is ended or unused for long."""
+
+    session_began: bool = False
+    """Extension: an earlier cell was answered, so nothing is run if the interpreter is gone."""
 
 
 class RunJupyterRequest(BaseModel):
@@ -94,6 +104,8 @@ class RunCode:
                 workers=settings.sandbox_workers,
                 packages=settings.sandbox_packages,
             )
+        except PackageUnusable:
+            raise  # a mistake of whoever starts the server
         except SandboxUnavailable as error:
             self.fault = str(error)  # without isolation nothing runs
         else:
@@ -115,6 +127,7 @@ class RunCode:
             "languages": sandbox.languages,
             "packages": list(sandbox.packages),
             "sessions": len(self.sessions),
+            "max_sessions": self._settings.max_sessions,
         }
 
     async def start(self) -> None:
@@ -150,7 +163,7 @@ class RunCode:
         try:
             files = _decoded(request, asked.files)
             if asked.session is not None:
-                return web.json_response(await self._run_cell(asked, asked.session, files, limits))
+                return json_answer(await self._run_cell(asked, asked.session, files, limits))
             program = Program(
                 code=asked.code,
                 language=asked.language,
@@ -158,11 +171,11 @@ class RunCode:
                 files=files,
                 fetch=tuple(asked.fetch_files),
             )
-            return web.json_response(run_answer(await self._run(program, limits)))
+            return json_answer(run_answer(await self._run(program, limits)))
         except NotSupported as error:
-            return web.json_response(not_supported(str(error)))
+            return json_answer(not_supported(str(error)))
         except SandboxUnavailable as error:
-            return web.json_response(sandbox_error(str(error)), status=503)
+            return json_answer(sandbox_error(str(error)), status=503)
 
     async def _run(self, program: Program, limits: Limits) -> RunResult:
         sandbox = self.sandbox
@@ -178,9 +191,16 @@ class RunCode:
             )
         _ = self.sandbox
         async with self.slots.hold():
-            cell, about = await self.sessions.run_cell(
-                name, asked.code, asked.stdin or "", files, limits
-            )
+            try:
+                cell, about = await self.sessions.run_cell(
+                    name, asked.code, asked.stdin or "", files, limits, began=asked.session_began
+                )
+            except SessionGone as gone:
+                return sandbox_error(str(gone)) | {"session": {"id": name, "gone": True}}
+            except SessionsFull as full:
+                # Without Retry-After, which the client takes for a pause of all its calls: the
+                # cells of the other sessions must go on, so that sessions end.
+                raise json_error(web.HTTPTooManyRequests, str(full)) from full
         answer = run_answer(cell.result)
         if cell.shown is not None:
             answer["run_result"]["stdout"] += f"{cell.shown}\n"
@@ -189,7 +209,7 @@ class RunCode:
     async def _end_session(self, request: web.Request) -> web.Response:
         asked = await body_of(request, EndSessionRequest)
         _ = self.sandbox
-        return web.json_response({"ended": await self.sessions.end(asked.session)})
+        return json_answer({"ended": await self.sessions.end(asked.session)})
 
     async def _run_jupyter(self, request: web.Request) -> web.Response:
         asked = await body_of(request, RunJupyterRequest)
@@ -212,10 +232,10 @@ class RunCode:
                     if not session.is_alive or cells[-1].result.status is RunStatus.TIME_LIMIT:
                         break
         except NotSupported as error:
-            return web.json_response(not_supported(str(error)))
+            return json_answer(not_supported(str(error)))
         except SandboxUnavailable as error:
-            return web.json_response(sandbox_error(str(error)), status=503)
-        return web.json_response(_jupyter_answer(asked, cells))
+            return json_answer(sandbox_error(str(error)), status=503)
+        return json_answer(_jupyter_answer(asked, cells))
 
     async def _submit(self, request: web.Request) -> web.Response:
         asked = await body_of(request, SubmitRequest)
@@ -235,7 +255,7 @@ class RunCode:
         outcomes = await self._judge(
             code, config.language, tests, limits, stop=not config.extra.get("run_all_cases")
         )
-        return web.json_response(
+        return json_answer(
             {
                 "id": asked.id,
                 "accepted": len(outcomes) == len(tests) and all(o["passed"] for o in outcomes),
@@ -314,9 +334,7 @@ def run_answer(result: RunResult) -> dict[str, Any]:
         "compile_result": None if compiled is None else _command(compiled),
         "run_result": _command(result) if has_run else None,
         "executor_pod_name": None,
-        "files": {
-            path: base64.b64encode(content).decode() for path, content in result.files.items()
-        },
+        "files": result.files,  # in JSON they become base64
     }
 
 
