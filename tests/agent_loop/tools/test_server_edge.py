@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,7 +15,10 @@ import pytest
 from aiohttp import web
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
+from agent_loop.tools.client import ToolClient
+from agent_loop.tools.protocol import ToolCall, ToolUnavailable
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.tools.server.app import ENDPOINTS
 from agent_loop.tools.server.calculate import Calculate
@@ -571,3 +575,20 @@ def test_a_users_token_is_sent_to_this_machine_only(
     home = {"XDG_CONFIG_HOME": str(tmp_path), "TOOL_SERVER_TOKEN": variable}
     expected = {"own": user_token(home)}.get(sent, sent)
     assert token_for(url, home) == expected
+
+
+async def test_a_client_of_the_same_user_finds_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("TOOL_SERVER_TOKEN", raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    async with listening(
+        app_runner(create_app(ServerSettings(port=0, token=SecretStr(user_token(os.environ)))))
+    ) as url:
+        async with ToolClient(url, limiter=None) as tools:
+            asked = ToolCall(tool="calculate", payload={"expression": "6*7"})
+            assert (await tools.call(asked)).body == {"result": "42"}
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
+        async with ToolClient(url, limiter=None) as stranger:
+            with pytest.raises(ToolUnavailable, match="TOOL_SERVER_TOKEN"):
+                await stranger.call(asked)
