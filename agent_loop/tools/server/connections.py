@@ -1,7 +1,7 @@
 """Limits on the connections of a server: their number, and the time that a slow peer may take.
 
 Bodies are limited in `agent_loop.tools.server.http`. This is an adapter of aiohttp's connection
-class, whose private `_request_count` and `_request_in_progress` it reads.
+class, whose private `_request_count` and `_waiter` it reads.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ class Connection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._header_timer = self._loop.call_later(self._server.limits.header_s, self.cut)
+        self._start_header_timer()
         self._server.enter(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -73,8 +73,8 @@ class Connection(web.RequestHandler):
         super().data_received(data)
         if self._request_count > requests:  # its headers are complete
             self._header_timer = _stopped(self._header_timer)
-        elif self._header_timer is None and not self._request_in_progress:
-            self._header_timer = self._loop.call_later(self._server.limits.header_s, self.cut)
+        elif self._header_timer is None and self._is_waiting:
+            self._start_header_timer()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -88,6 +88,14 @@ class Connection(web.RequestHandler):
         """Close the connection at once; what is not yet sent is dropped."""
         if isinstance(self.transport, asyncio.Transport):
             self.transport.abort()
+
+    def _start_header_timer(self) -> None:
+        self._header_timer = self._loop.call_later(self._server.limits.header_s, self.cut)
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether no request is under way, nor is one parsed whose handler has not begun."""
+        return self._waiter is not None and not self._waiter.done()
 
     def note_admitted(self) -> None:
         """A request of this connection had the token."""

@@ -171,16 +171,14 @@ class RunCode:
                 files=files,
                 fetch=tuple(asked.fetch_files),
             )
-            return json_answer(run_answer(await self._run(program, limits)))
+            sandbox = self.sandbox
+            async with self.slots.hold():
+                result = await sandbox.run(program, limits)
+            return json_answer(run_answer(result))
         except NotSupported as error:
             return json_answer(not_supported(str(error)))
         except SandboxUnavailable as error:
             return json_answer(sandbox_error(str(error)), status=503)
-
-    async def _run(self, program: Program, limits: Limits) -> RunResult:
-        sandbox = self.sandbox
-        async with self.slots.hold():
-            return await sandbox.run(program, limits)
 
     async def _run_cell(
         self, asked: RunCodeRequest, name: str, files: dict[str, bytes], limits: Limits
@@ -274,13 +272,13 @@ class RunCode:
         """Run the tests concurrently; the outcomes, with `stop` up to the first failed test."""
         failed_at = len(tests)
 
-        async def outcome(number: int, test: StdioTest) -> dict[str, Any] | None:
+        async def outcome(number: int, test: StdioTest) -> dict[str, Any]:
             nonlocal failed_at
-            if stop and number > failed_at:
-                return None
             program = Program(code=code, language=language, stdin=test.input["stdin"])
             try:
-                result = await self._run(program, limits)
+                sandbox = self.sandbox
+                async with self.slots.hold():
+                    result = await sandbox.run(program, limits)
             except NotSupported as error:
                 done, passed = not_supported(str(error)), False
             except SandboxUnavailable as error:  # 503 is no verdict: the caller tries again
@@ -295,9 +293,19 @@ class RunCode:
                 failed_at = min(failed_at, number)
             return {"passed": passed, "exec_info": done, "test_info": test.model_dump()}
 
-        outcomes = await gather_all([outcome(*numbered) for numbered in enumerate(tests)])
-        kept = outcomes[: failed_at + 1] if stop else outcomes
-        return [each for each in kept if each is not None]
+        outcomes: dict[int, dict[str, Any]] = {}
+        left = iter(enumerate(tests))
+
+        async def some() -> None:
+            """Take tests until none is left, or one that is behind a failed one."""
+            for number, test in left:
+                if stop and number > failed_at:
+                    return
+                outcomes[number] = await outcome(number, test)
+
+        await gather_all([some() for _ in range(min(len(tests), self.slots.count))])
+        kept = failed_at + 1 if stop else len(tests)
+        return [outcomes[number] for number in sorted(outcomes) if number < kept]
 
 
 def _limits_of(asked: RunCodeRequest) -> Limits:

@@ -19,6 +19,7 @@ from pydantic import SecretStr
 
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolCall, ToolUnavailable
+from agent_loop.tools.sandbox import Limits, Program, RunResult, Sandbox
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.tools.server.app import ENDPOINTS
 from agent_loop.tools.server.calculate import Calculate
@@ -373,6 +374,14 @@ async def test_a_connection_whose_headers_do_not_end_is_cut(sent: bytes, is_firs
         assert await rest(reader) == b""
 
 
+async def test_a_long_request_is_not_cut():
+    """Parts of its body arrive before its handler has begun."""
+    limits = ConnectionLimits(count=8, header_s=0.05)
+    body = json.dumps({"expression": "2x=1", "more": "1" * (4 << 20)}).encode()
+    async with server(limits) as (session, _), connected(session, asking(body)) as (reader, _):
+        assert b"x = 0.5" in await answer_of(reader)  # after the start of a process
+
+
 @pytest.mark.parametrize(
     "sent",
     [asking(b"{", length=50), HEADERS + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n"],
@@ -592,3 +601,21 @@ async def test_a_client_of_the_same_user_finds_the_token(
         async with ToolClient(url, limiter=None) as stranger:
             with pytest.raises(ToolUnavailable, match="TOOL_SERVER_TOKEN"):
                 await stranger.call(asked)
+
+
+async def test_tests_behind_a_failed_one_are_not_run(monkeypatch: pytest.MonkeyPatch):
+    runs: list[Program] = []
+    run = Sandbox.run
+
+    async def noted(self: Sandbox, program: Program, limits: Limits) -> RunResult:
+        runs.append(program)
+        return await run(self, program, limits)
+
+    monkeypatch.setattr(Sandbox, "run", noted)
+    test = {"input": {"stdin": ""}, "output": {"stdout": "2"}}
+    config = {"language": "python", "provided_data": {"test": [test] * 50}}
+    async with server(sandbox_workers=2) as (session, _):
+        answer = await session.post("/submit", json={"completion": "print(1)", "config": config})
+        outcomes = (await answer.json())["tests"]
+        assert [outcome["passed"] for outcome in outcomes] == [False]
+        assert sum(program.code == "print(1)" for program in runs) <= 2  # not the probe's
