@@ -34,7 +34,10 @@ async def run_code(
             many sessions, a long wait of the trajectory, an overloaded machine); or see
             `ToolBackend.call`.
     """
-    call = run_code_call(code, stdin) if session is None else cell_call(code, stdin, session)
+    if session is None:
+        call = run_code_call(code, stdin)
+    else:
+        call = cell_call(code, stdin, session, began=session_began)
     result = await tools.call(call)
     if session is not None and "session" not in result.body:
         raise ToolUnavailable(

@@ -226,7 +226,7 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[str, psutil.Process]]
             text = f'"{number}"\n' + " ".join(dice.choices(WORDS, k=30))
             lines.write(json.dumps({"id": str(number), "contents": text}) + "\n")
     words = ["--port", "0", "--corpus", str(corpus), "--ready-file", str(ready), *options]
-    command = [sys.executable, "-m", "verl_mixed", "serve-tools", *words]
+    command = [sys.executable, "-m", "verl_mixed", "serve-tools", "--no-token", *words]
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
     try:

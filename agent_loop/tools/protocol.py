@@ -58,9 +58,14 @@ def run_code_call(
     return ToolCall(tool="run_code", payload=payload, deterministic=deterministic)
 
 
-def cell_call(code: str, stdin: str, session: str) -> ToolCall:
-    """A call that runs Python in a session's interpreter; the first call starts the interpreter."""
-    payload = {"code": code, "language": "python", "stdin": stdin, "session": session}
+def cell_call(code: str, stdin: str, session: str, *, began: bool = False) -> ToolCall:
+    """A call that runs Python in a session's interpreter; the first call starts the interpreter.
+
+    If `began`, an earlier cell was answered: our server then runs nothing if it has lost the
+    interpreter.
+    """
+    payload: dict[str, Any] = {"code": code, "language": "python", "stdin": stdin}
+    payload |= {"session": session} | ({"session_began": True} if began else {})
     return ToolCall(
         tool="run_code", payload=payload, deterministic=False, idempotent=False, session=session
     )

@@ -35,9 +35,7 @@ from agent_loop.tools.responses import (
     text_of,
 )
 from agent_loop.tools.servers import Server
-
-TOKEN_VARIABLE = "TOOL_SERVER_TOKEN"
-"""Environment variable with the bearer token of the tool servers; unset or empty sends none."""
+from agent_loop.tools.tokens import TOKEN_VARIABLE, token_for
 
 SETUP_FAULTS = frozenset({401, 403, 404, 405, 407})
 """HTTP statuses of a wrong token or of another program at this URL; the call is not to blame."""
@@ -79,15 +77,12 @@ class HttpTransport:
     """A pooled HTTP session to all tool servers; created inside the event loop that uses it."""
 
     def __init__(self) -> None:
-        token = os.environ.get(TOKEN_VARIABLE, "")
         headers = {  # complete, because aiohttp would look for missing ones at each request
             "Content-Type": "application/json",
             "User-Agent": "verl-mixed",
             "Accept": "*/*",
             "Accept-Encoding": "identity",
         }
-        if token:
-            headers["Authorization"] = f"Bearer {token}"
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
@@ -95,7 +90,8 @@ class HttpTransport:
             auto_decompress=False,
             headers=headers,
         )
-        self._urls: dict[tuple[str, str], URL] = {}
+        self._urls: dict[tuple[str, str], tuple[URL, dict[str, str]]] = {}
+        """Server and tool -> URL, and the header with the server's token."""
 
     async def close(self) -> None:
         await self.session.close()
@@ -109,13 +105,17 @@ class HttpTransport:
             ToolUnavailable: the token is wrong, this is not a tool server, or its answer is a
                 redirect, compressed or too large.
         """
-        url = self._urls.get((server.url, call.tool))
-        if url is None:
-            url = self._urls[server.url, call.tool] = URL(f"{server.url}/{call.tool}")
+        known = self._urls.get((server.url, call.tool))
+        if known is None:
+            token = token_for(server.url, os.environ)
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            known = URL(f"{server.url}/{call.tool}"), headers
+            self._urls[server.url, call.tool] = known
+        url, headers = known
         limit = max_answer_bytes(call.tool)
         try:
             async with self.session.request(
-                "POST", url, data=dumps(call.payload), allow_redirects=False
+                "POST", url, data=dumps(call.payload), headers=headers, allow_redirects=False
             ) as response:
                 if response.status >= 300:
                     raw = await _read(response, MAX_ERROR_BYTES)

@@ -50,7 +50,7 @@ def tool_server(demo: Path, tmp_path_factory) -> Iterator[str]:
     ready = tmp_path_factory.mktemp("tools") / "ready.json"
     corpus = ["--corpus", str(demo / "corpus.jsonl"), "--port", "0", "--ready-file", str(ready)]
     server = subprocess.Popen(
-        [sys.executable, "-m", "verl_mixed", "serve-tools", *corpus],
+        [sys.executable, "-m", "verl_mixed", "serve-tools", "--no-token", *corpus],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
     )

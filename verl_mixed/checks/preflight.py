@@ -28,6 +28,7 @@ from verl_mixed.checks.config.modes import (
 from verl_mixed.checks.config.numbers import number_problems
 from verl_mixed.checks.config.prompts import media_problems, model_problems
 from verl_mixed.checks.config.rewards import reward_problems
+from verl_mixed.checks.config.sessions import given_session_problems, own_session_problems
 from verl_mixed.checks.config.sources import source_problems
 from verl_mixed.checks.config.unread import unread_problems
 from verl_mixed.checks.finding import Finding, problems
@@ -85,8 +86,10 @@ def preflight(
     found += _own_server_problems(config)
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if tools is not None and not own_tool_server:
-        answers = map(ask_health, tools.server_urls)
+        answers = [ask_health(url) for url in tools.server_urls]
         found += problems(answer for answer in answers if isinstance(answer, Finding))
+        healths = [answer for answer in answers if not isinstance(answer, Finding)]
+        found += given_session_problems(config, healths)
     return found
 
 
@@ -120,6 +123,7 @@ def _own_server_problems(config: Mapping[str, Any]) -> Iterator[str]:
         return  # the schema reports a value that is no mapping
     from agent_loop.tools.server.settings import ServerSettings  # slow to import, rarely needed
 
+    yield from own_session_problems(config, given.get("max_sessions"))
     for name in sorted(SET_BY_THE_RUN & given.keys()):
         yield f"mixed.tool_server.{name}: the run sets it itself; leave it out"
     try:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import sys
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -11,8 +12,9 @@ from annotated_types import Ge
 from pydantic.fields import FieldInfo
 
 from agent_loop.tools.server.settings import ServerSettings
+from agent_loop.tools.tokens import TOKEN_VARIABLE, user_token, user_token_file
 from verl_mixed.commands.arguments import Help, add_option, at_least_one
-from verl_mixed.exit_codes import GOOD, NOT_GOOD
+from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
 from verl_mixed.run.text import print_error
 
 HELP = Help(
@@ -55,8 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--token-file",
         "FILE",
         "file with the token that callers must send (default: $TOOL_SERVER_TOKEN if it is set, "
-        "else no token is needed)",
+        "else a token of yours in ~/.config/verl-mixed, which your runs on this machine find)",
         Path,
+    )
+    parser.add_argument(
+        "--no-token",
+        action="store_true",
+        help="serve everybody who reaches the address, as SandboxFusion does",
     )
     settings = "settings by their names in agent_loop/tools/server/settings.py"
     add_option(parser, "--settings", "JSON", settings, json.loads)
@@ -95,6 +102,7 @@ def _shown(default: Any) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C."""
+    from agent_loop.tools.sandbox import PackageUnusable
     from agent_loop.tools.server import serve
 
     given = {
@@ -102,21 +110,41 @@ def run(arguments: argparse.Namespace) -> int:
         for name, value in vars(arguments).items()
         if name in ServerSettings.model_fields
     }
-    token = _token(arguments.token_file)
+    token = None if arguments.no_token else _token(arguments.token_file)
     settings = ServerSettings.model_validate((arguments.settings or {}) | given | {"token": token})
     try:
         serve(settings, ready_file=arguments.ready_file)
+    except PackageUnusable as error:
+        print_error(str(error))
+        return USAGE
     except OSError as error:
         print_error(f"cannot serve on {settings.host}:{settings.port}: {error}")
         return NOT_GOOD
     return GOOD
 
 
-def _token(token_file: Path | None) -> str | None:
-    """The tool server's token, from a file or the environment; None where there is none."""
+def _token(token_file: Path | None) -> str:
+    """The tool server's token: from a file, the environment, or of this user."""
     if token_file is None:
-        return os.environ.get("TOOL_SERVER_TOKEN") or None
+        return os.environ.get(TOKEN_VARIABLE) or _users_token()
     try:
         return token_file.read_text().strip()
     except OSError as error:
         raise ValueError(f"cannot read --token-file {token_file}: {error.strerror}") from error
+
+
+def _users_token() -> str:
+    path = user_token_file(os.environ)
+    try:
+        token = user_token(os.environ)
+    except OSError as error:
+        raise ValueError(
+            f"cannot make a token in {path}: {error.strerror}; set {TOKEN_VARIABLE}, or serve "
+            "everybody with --no-token"
+        ) from error
+    print(
+        f'the token is in {path}: curl -H "Authorization: Bearer $(cat {path})" ...',
+        file=sys.stderr,
+        flush=True,
+    )
+    return token

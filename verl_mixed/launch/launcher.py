@@ -163,8 +163,8 @@ def _run(
         RunFailed, RunStopped: the run ended before it was complete.
     """
     folder = plan.folder
-    if plan.cluster is not None and plan.own_tool_server and not environ.get("TOOL_SERVER_TOKEN"):
-        # other machines reach the tool server too
+    if plan.own_tool_server and not environ.get("TOOL_SERVER_TOKEN"):
+        # other machines of a cluster, and other users of this one, reach the tool server too
         environ = {**environ, "TOOL_SERVER_TOKEN": secrets.token_hex(16)}
     children: list[subprocess.Popen[bytes]] = []
     is_started = False

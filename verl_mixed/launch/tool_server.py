@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent_loop.tools.limiter import state_path
+from agent_loop.tools.server.settings import ServerSettings
 from cluster.cluster_watch import own_ip
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
+from verl_mixed.checks.config.sessions import sessions_needed
 from verl_mixed.checks.machine.services import read_health, runs_code
 from verl_mixed.launch import processes
 from verl_mixed.launch.failure import RunFailed, reason_of_end
@@ -74,6 +76,8 @@ def _command(plan: Plan, ready_file: Path) -> list[str]:
     mixed = load_section(MixedConfig, at(plan.config, "mixed"), "mixed")
     command += ["--limiter", str(state_path(tools, mixed))]
     settings = {"port": 0} | (mixed.tool_server or {})
+    if (needed := sessions_needed(plan.config)) > ServerSettings().max_sessions:
+        settings = {"max_sessions": needed} | settings
     command += ["--settings", json.dumps(settings)]
     corpus = Path(files_at(plan.config, "data.train_files")[0]).parent / "corpus.jsonl"
     if not {"corpus_path", "search_upstream"} & settings.keys() and corpus.exists():

@@ -16,20 +16,30 @@ from aiohttp import web
 
 from agent_loop.tools.protocol import EXECUTED, FINGERPRINT
 from agent_loop.tools.server.calculate import Calculate
+from agent_loop.tools.server.connections import ConnectionLimits, GuardedRunner, limits_of_process
 from agent_loop.tools.server.edge import (
     DRAIN,
+    ONLY_LOOPBACK,
     TOKEN,
     Drain,
     admit,
     is_authorised,
-    is_loopback,
     say_errors_in_json,
 )
-from agent_loop.tools.server.http import METRICS, Endpoint, Metrics, measure, tool_health
+from agent_loop.tools.server.http import (
+    BODIES,
+    METRICS,
+    Bodies,
+    Endpoint,
+    Metrics,
+    measure,
+    tool_health,
+)
 from agent_loop.tools.server.limiter_collector import LimiterCollector
 from agent_loop.tools.server.retrieve import Retrieve
 from agent_loop.tools.server.run_code import RunCode
 from agent_loop.tools.server.settings import ServerSettings
+from agent_loop.tools.tokens import is_loopback
 
 SHUTDOWN_S = 2.0
 """After draining: how long the last answers may take to be sent and cancelled requests to end."""
@@ -43,12 +53,14 @@ def create_app(settings: ServerSettings) -> web.Application:
 
     Raises:
         FileNotFoundError, ValueError: the corpus cannot be indexed.
+        PackageUnusable: programs cannot import a package of `sandbox_packages`.
     """
     app = web.Application(
         middlewares=[measure, say_errors_in_json, admit],
         client_max_size=settings.max_body_mb << 20,
     )
     app[METRICS], app[STARTED], app[DRAIN] = Metrics(), time.monotonic(), Drain()
+    app[BODIES], app[ONLY_LOOPBACK] = Bodies(), is_loopback(settings.host)
     app[TOKEN] = settings.token.get_secret_value() if settings.token else ""
     app[ENDPOINTS] = (RunCode(settings), Retrieve(settings), Calculate(settings))
     for endpoint in app[ENDPOINTS]:
@@ -119,16 +131,15 @@ def serve(settings: ServerSettings, *, ready_file: Path | None = None) -> None:
 
     Raises:
         OSError: the port is taken.
+        PackageUnusable: programs cannot import a package of `sandbox_packages`.
     """
     # The sandbox's probe program must run outside of a running loop.
     asyncio.run(_serve(create_app(settings), settings, ready_file))
 
 
-def app_runner(app: web.Application) -> web.AppRunner:
-    """A runner that cancels the work of a request when its client goes away."""
-    return web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
-    )
+def app_runner(app: web.Application, limits: ConnectionLimits | None = None) -> web.AppRunner:
+    """A runner that limits connections and cancels the work of a client that goes away."""
+    return GuardedRunner(app, limits or limits_of_process(), SHUTDOWN_S)
 
 
 async def _serve(app: web.Application, settings: ServerSettings, ready_file: Path | None) -> None:
@@ -139,18 +150,20 @@ async def _serve(app: web.Application, settings: ServerSettings, ready_file: Pat
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    runner = app_runner(app)
+    limits = limits_of_process()
+    runner = app_runner(app, limits)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
+        # asyncio accepts as many connections at a time before they can be counted.
+        backlog = min(1024, limits.count // 2)
+        site = web.TCPSite(runner, settings.host, settings.port, backlog=backlog)
         await site.start()
         port = runner.addresses[0][1]
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         url = f"http://{host}:{port}"
-        if not is_loopback(settings.host) and settings.token is None:
+        if settings.token is None:
             print(
-                f"warning: everybody who reaches {url} may run programs here: set "
-                "TOOL_SERVER_TOKEN, or listen on 127.0.0.1",
+                f"warning: everybody who reaches {url} may run programs here: there is no token",
                 file=sys.stderr,
                 flush=True,
             )

@@ -14,7 +14,13 @@ from agent_loop.tools.calculator import (
     NotArithmetic,
     calculate,
 )
-from agent_loop.tools.server.http import RequestSlots, body_of, fingerprint_of, json_error
+from agent_loop.tools.server.http import (
+    RequestSlots,
+    body_of,
+    fingerprint_of,
+    json_answer,
+    json_error,
+)
 from agent_loop.tools.server.settings import ServerSettings
 
 
@@ -63,4 +69,4 @@ class Calculate:
                     raise json_error(web.HTTPServiceUnavailable, str(error)) from error
         except CalculationError as error:
             answer = {"error": str(error)}
-        return web.json_response(answer)
+        return json_answer(answer)

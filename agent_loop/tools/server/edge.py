@@ -1,12 +1,13 @@
-"""Middleware of the tool server: bearer token, draining at shutdown, and errors as JSON.
+"""Middleware of the tool server: who is admitted, draining at shutdown, and errors as JSON.
 
-With a token set, every path but `/health` needs `Authorization: Bearer TOKEN`. A server that drains
-answers new requests with 503 and lets the requests under way end.
+No request of a web page is admitted. With a token set, every path but `/health` needs
+`Authorization: Bearer TOKEN`. All this is decided by the headers: the body of a request that is
+refused is not kept. A server that drains answers new requests with 503 and lets the requests under
+way end.
 """
 
 import asyncio
 import hmac
-import ipaddress
 import json
 import logging
 from collections.abc import Iterator
@@ -15,7 +16,9 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from agent_loop.tools.protocol import EXECUTED
+from agent_loop.tools.server.connections import Connection
 from agent_loop.tools.server.http import Handler, json_error
+from agent_loop.tools.tokens import is_loopback
 
 MONITORING_PATHS = frozenset(("/health", "/metrics"))
 """Paths that are answered while the server drains."""
@@ -74,16 +77,50 @@ DRAIN = web.AppKey("drain", Drain)
 TOKEN = web.AppKey("token", str)
 """The token of the server; empty serves everybody."""
 
+ONLY_LOOPBACK = web.AppKey("only_loopback", bool)
+"""Whether the server listens on this machine alone; then its name in `Host` is one of loopback."""
+
+
+def _refuse_web_pages(request: web.Request) -> None:
+    """Refuse what a page in somebody's browser can send without this server's consent.
+
+    Browsers send `Origin` with each POST and with each request to another site. A page whose own
+    name is made to resolve to this machine (DNS rebinding) is found by its `Host`.
+    """
+    headers, host = request.headers, request.headers.get("Host")
+    if "Origin" in headers or headers.get("Sec-Fetch-Site", "none") != "none":
+        raise json_error(web.HTTPForbidden, "web pages are not served: there is an Origin")
+    if request.app[ONLY_LOOPBACK] and host is not None and not is_loopback(_name_of(host)):
+        why = f"no Host {host!r} here: the server listens on loopback, send its address"
+        raise json_error(web.HTTPForbidden, why)
+    if request.method == "POST" and request.content_type != "application/json":
+        why = f"POST {request.path} takes Content-Type application/json"
+        raise json_error(web.HTTPUnsupportedMediaType, f"{why}, not {request.content_type}")
+    if headers.get("Content-Encoding", "identity") != "identity":
+        why = "send the body without Content-Encoding"
+        raise json_error(web.HTTPUnsupportedMediaType, why)
+
+
+def _name_of(host: str) -> str:
+    """The name or address in a `Host` header, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
 
 @web.middleware
 async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse requests without the token, and new requests while the server drains."""
+    """Refuse requests without the token or of a web page, and new requests while the server
+    drains."""
     if request.path != "/health" and not is_authorised(request):
         raise json_error(
             web.HTTPUnauthorized,
             f"{request.path} needs a token: send `Authorization: Bearer TOKEN`",
             {"WWW-Authenticate": "Bearer"},
         )
+    _refuse_web_pages(request)
+    if isinstance(request.protocol, Connection) and is_authorised(request):
+        request.protocol.note_admitted()
     if request.path in MONITORING_PATHS:
         return await handler(request)
     drain = request.app[DRAIN]
@@ -155,11 +192,3 @@ def _paths(app: web.Application) -> list[str]:
         for route in app.router.routes()
         if route.resource is not None and route.method != "HEAD"
     )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can only be reached from this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,9 +1,11 @@
 """Shared by all tools of the server: request bodies, slots with a queue, metrics, JSON errors."""
 
 import asyncio
+import base64
 import hashlib
 import json
 import math
+import re
 import sys
 import time
 from collections import OrderedDict
@@ -11,11 +13,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 import prometheus_client
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
+from agent_loop.compat import timeout
 from agent_loop.tools.protocol import NOT_EXECUTED
+from agent_loop.tools.responses import replace_surrogates
+
+MOST_ERRORS = 20
+"""Mistakes of one request that are named."""
 
 Request = TypeVar("Request", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -184,16 +192,74 @@ async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
         metrics.seconds.labels(tool).observe(time.monotonic() - started)
 
 
+class Bodies:
+    """The request bodies that are being received: their bytes in all, and their time."""
+
+    def __init__(self, most_bytes: int = 256 << 20, whole_s: float = 60.0) -> None:
+        self.most_bytes, self.whole_s = most_bytes, whole_s
+        self.held = 0
+        """Bytes of all bodies whose end has not arrived."""
+
+    async def read(self, request: web.Request) -> bytes | bytearray:
+        """The body of a request.
+
+        Raises:
+            web.HTTPRequestEntityTooLarge, web.HTTPRequestTimeout: it is too large, or too slow.
+            web.HTTPServiceUnavailable: all unfinished bodies together are too large.
+        """
+        if not request.can_read_body:  # there is none, or a middleware has read it
+            return await request.read()
+        body, largest = bytearray(), request.client_max_size
+        if (request.content_length or 0) > largest:
+            raise web.HTTPRequestEntityTooLarge(largest, request.content_length or 0)
+        try:
+            async with timeout(self.whole_s):
+                async for part in request.content.iter_any():
+                    body += part
+                    self.held += len(part)
+                    if len(body) > largest:
+                        raise web.HTTPRequestEntityTooLarge(largest, len(body))
+                    if self.held > self.most_bytes:
+                        why = (
+                            f"unfinished request bodies hold {self.most_bytes >> 20} MB: try again"
+                        )
+                        raise json_error(web.HTTPServiceUnavailable, why, {"Retry-After": "1"})
+        except TimeoutError as error:
+            why = f"{request.path}: the body did not end within {self.whole_s:g} s"
+            raise json_error(web.HTTPRequestTimeout, why) from error
+        finally:
+            self.held -= len(body)
+        return body
+
+
+BODIES = web.AppKey("bodies", Bodies)
+
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
 async def body_of(request: web.Request, model: type[Request]) -> Request:
-    """The request's JSON as `model`; a wrong one is answered with 400, which names all wrong
-    fields."""
+    """The request's JSON as `model`; a wrong one is answered with 400, which names wrong fields.
+
+    Half of a character in UTF-16 (a lone surrogate), which only an escape in JSON can express,
+    becomes `?`: models write them, and no program can hold one.
+    """
+    body = await request.app[BODIES].read(request)
     try:
-        return model.model_validate_json(await request.read())
+        try:
+            return model.model_validate_json(body)
+        except ValidationError:
+            if not _ESCAPED_SURROGATE.search(body):
+                raise
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+        return model.model_validate_json(replace_surrogates(text))
     except ValidationError as error:
         wrong = "; ".join(
-            f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in error.errors()
+            f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}"
+            for item in error.errors()[:MOST_ERRORS]
         )
         raise bad_request(request, wrong) from error
+    except (ValueError, RecursionError) as error:
+        raise bad_request(request, f"body: {error}") from error
 
 
 def bad_request(request: web.Request, wrong: str) -> web.HTTPException:
@@ -205,3 +271,20 @@ def json_error(
 ) -> web.HTTPException:
     """A response with the body `{"error": why}`."""
     return kind(text=json.dumps({"error": why}), content_type="application/json", headers=headers)
+
+
+def json_answer(answer: Any, status: int = 200) -> web.Response:
+    """A response in JSON; `bytes` become base64.
+
+    A program's file is in memory twice while it is encoded; with base64 as text and
+    `web.json_response` it was there five times.
+    """
+    try:
+        body = msgspec.json.encode(answer)
+    except UnicodeEncodeError:  # a lone surrogate, which JSON holds only in escaped form
+        body = json.dumps(answer, default=_base64).encode()
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()

@@ -15,7 +15,13 @@ from pydantic import BaseModel, Field
 from agent_loop.tools.protocol import NOT_EXECUTED
 from agent_loop.tools.search import PassageIndex
 from agent_loop.tools.search.upstream import SearchHit, UpstreamFault, upstream_of
-from agent_loop.tools.server.http import RequestSlots, body_of, fingerprint_of, json_error
+from agent_loop.tools.server.http import (
+    RequestSlots,
+    body_of,
+    fingerprint_of,
+    json_answer,
+    json_error,
+)
 from agent_loop.tools.server.settings import ServerSettings
 
 TOPK = 3
@@ -102,12 +108,12 @@ class Retrieve:
     async def _retrieve(self, request: web.Request) -> web.Response:
         asked = await body_of(request, RetrieveRequest)
         hits = await self._hits(asked.queries, asked.topk or TOPK)
-        return web.json_response(retrieve_answer(hits, asked.return_scores))
+        return json_answer(retrieve_answer(hits, asked.return_scores))
 
     async def _search(self, request: web.Request) -> web.Response:
         asked = await body_of(request, SearchRequest)
         (hits,) = await self._hits([asked.q], asked.num)
-        return web.json_response(serper_answer(asked.q, hits))
+        return json_answer(serper_answer(asked.q, hits))
 
     async def _hits(self, queries: Sequence[str], topk: int) -> list[list[SearchHit]]:
         if self.fault:

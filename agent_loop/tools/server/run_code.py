@@ -24,6 +24,7 @@ from agent_loop.tools.sandbox import (
     CellResult,
     Limits,
     NotSupported,
+    PackageUnusable,
     Program,
     RunResult,
     RunStatus,
@@ -36,9 +37,10 @@ from agent_loop.tools.server.http import (
     bad_request,
     body_of,
     fingerprint_of,
+    json_answer,
     json_error,
 )
-from agent_loop.tools.server.sessions import Sessions, SessionsFull
+from agent_loop.tools.server.sessions import SessionGone, Sessions, SessionsFull
 from agent_loop.tools.server.settings import ServerSettings
 from agent_loop.tools.server.submission import StdioTest, SubmitRequest, same_lines, tests_of
 
@@ -64,6 +66,9 @@ class RunCodeRequest(BaseModel):
     fetch_files: list[str] = Field(default_factory=list)
     session: str | None = Field(default=None, min_length=1, max_length=256)
     """Extension: name of the interpreter, which is kept until it is ended or unused for long."""
+
+    session_began: bool = False
+    """Extension: an earlier cell was answered, so nothing is run if the interpreter is gone."""
 
 
 class RunJupyterRequest(BaseModel):
@@ -102,6 +107,8 @@ class RunCode:
                 workers=settings.sandbox_workers,
                 packages=settings.sandbox_packages,
             )
+        except PackageUnusable:
+            raise  # a mistake of whoever starts the server
         except SandboxUnavailable as error:
             self.fault = str(error)  # without isolation nothing runs
         else:
@@ -131,6 +138,7 @@ class RunCode:
             "languages": sandbox.languages,
             "packages": list(sandbox.packages),
             "sessions": len(self.sessions),
+            "max_sessions": self._settings.max_sessions,
         }
 
     async def start(self) -> None:
@@ -174,16 +182,14 @@ class RunCode:
                 files=files,
                 fetch=tuple(asked.fetch_files),
             )
-            return _ran(run_answer(await self._run(program, limits)))
+            sandbox = self.sandbox
+            async with self.slots.hold():
+                result = await sandbox.run(program, limits)
+            return _ran(run_answer(result))
         except NotSupported as error:
-            return web.json_response(not_supported(str(error)))
+            return json_answer(not_supported(str(error)))
         except SandboxUnavailable as error:
             return _failed(error)
-
-    async def _run(self, program: Program, limits: Limits) -> RunResult:
-        sandbox = self.sandbox
-        async with self.slots.hold():
-            return await sandbox.run(program, limits)
 
     async def _run_cell(
         self, asked: RunCodeRequest, name: str, files: dict[str, bytes], limits: Limits
@@ -194,9 +200,16 @@ class RunCode:
             )
         _ = self.sandbox
         async with self.slots.hold():
-            cell, about = await self.sessions.run_cell(
-                name, asked.code, asked.stdin or "", files, limits
-            )
+            try:
+                cell, about = await self.sessions.run_cell(
+                    name, asked.code, asked.stdin or "", files, limits, began=asked.session_began
+                )
+            except SessionGone as gone:
+                return sandbox_error(str(gone)) | {"session": {"id": name, "gone": True}}
+            except SessionsFull as full:
+                # Without Retry-After, which the client takes for a pause of all its calls: the
+                # cells of the other sessions must go on, so that sessions end.
+                raise json_error(web.HTTPTooManyRequests, str(full), NOT_EXECUTED) from full
         answer = run_answer(cell.result)
         if cell.shown is not None:
             answer["run_result"]["stdout"] += f"{cell.shown}\n"
@@ -205,7 +218,7 @@ class RunCode:
     async def _end_session(self, request: web.Request) -> web.Response:
         asked = await body_of(request, EndSessionRequest)
         _ = self.sandbox
-        return web.json_response({"ended": await self.sessions.end(asked.session)})
+        return json_answer({"ended": await self.sessions.end(asked.session)})
 
     async def _run_jupyter(self, request: web.Request) -> web.Response:
         asked = await body_of(request, RunJupyterRequest)
@@ -228,10 +241,10 @@ class RunCode:
                     if not session.is_alive or cells[-1].result.status is RunStatus.TIME_LIMIT:
                         break
         except NotSupported as error:
-            return web.json_response(not_supported(str(error)))
+            return json_answer(not_supported(str(error)))
         except SandboxUnavailable as error:
             return _failed(error)
-        return web.json_response(_jupyter_answer(asked, cells))
+        return json_answer(_jupyter_answer(asked, cells))
 
     async def _submit(self, request: web.Request) -> web.Response:
         asked = await body_of(request, SubmitRequest)
@@ -251,7 +264,7 @@ class RunCode:
         outcomes = await self._judge(
             code, config.language, tests, limits, stop=not config.extra.get("run_all_cases")
         )
-        return web.json_response(
+        return json_answer(
             {
                 "id": asked.id,
                 "accepted": len(outcomes) == len(tests) and all(o["passed"] for o in outcomes),
@@ -270,40 +283,52 @@ class RunCode:
         """Run the tests concurrently; the outcomes, with `stop` up to the first failed test."""
         failed_at = len(tests)
 
-        async def outcome(number: int, test: StdioTest) -> dict[str, Any] | None:
+        async def outcome(number: int, test: StdioTest) -> dict[str, Any]:
             nonlocal failed_at
-            if stop and number > failed_at:
-                return None
             program = Program(code=code, language=language, stdin=test.input["stdin"])
             try:
-                result = await self._run(program, limits)
+                sandbox = self.sandbox
+                async with self.slots.hold():
+                    result = await sandbox.run(program, limits)
             except NotSupported as error:
                 done, passed = not_supported(str(error)), False
             except SandboxUnavailable as error:  # 503 is no verdict: the caller tries again
                 raise json_error(web.HTTPServiceUnavailable, str(error)) from error
             else:
                 done = run_answer(result)
-                passed = done["status"] == "Success" and same_lines(
-                    result.stdout, test.output["stdout"]
+                # In a thread, because a megabyte of numbers takes 0.2 s.
+                passed = done["status"] == "Success" and await asyncio.to_thread(
+                    same_lines, result.stdout, test.output["stdout"]
                 )
             if not passed:
                 failed_at = min(failed_at, number)
             return {"passed": passed, "exec_info": done, "test_info": test.model_dump()}
 
-        outcomes = await gather_all([outcome(*numbered) for numbered in enumerate(tests)])
-        kept = outcomes[: failed_at + 1] if stop else outcomes
-        return [each for each in kept if each is not None]
+        outcomes: dict[int, dict[str, Any]] = {}
+        left = iter(enumerate(tests))
+
+        async def some() -> None:
+            """Take tests until none is left, or one that is behind a failed one."""
+            for number, test in left:
+                if stop and number > failed_at:
+                    return
+                outcomes[number] = await outcome(number, test)
+
+        await gather_all([some() for _ in range(min(len(tests), self.slots.count))])
+        kept = failed_at + 1 if stop else len(tests)
+        return [outcomes[number] for number in sorted(outcomes) if number < kept]
 
 
 def _ran(answer: dict[str, Any]) -> web.Response:
     """The response with a program's result, marked whether the caller may cache it."""
-    return web.json_response(answer, headers={CACHEABLE: "yes" if is_repeatable(answer) else "no"})
+    response = json_answer(answer)
+    response.headers[CACHEABLE] = "yes" if is_repeatable(answer) else "no"
+    return response
 
 
 def _failed(error: SandboxUnavailable) -> web.Response:
-    """503: the sandbox failed. Unless the program had no place, a part of it may have run."""
-    executed = NOT_EXECUTED if isinstance(error, SessionsFull) else None
-    return web.json_response(sandbox_error(str(error)), status=503, headers=executed)
+    """503: the sandbox failed, and a part of the program may have run."""
+    return json_answer(sandbox_error(str(error)), status=503)
 
 
 def _limits_of(asked: RunCodeRequest) -> Limits:
@@ -341,9 +366,7 @@ def run_answer(result: RunResult) -> dict[str, Any]:
         "compile_result": None if compiled is None else _command(compiled),
         "run_result": _command(result) if has_run else None,
         "executor_pod_name": None,
-        "files": {
-            path: base64.b64encode(content).decode() for path, content in result.files.items()
-        },
+        "files": result.files,  # in JSON they become base64
     }
 
 

@@ -55,7 +55,8 @@ class ServerSettings(BaseModel):
     programs start"""
 
     max_sessions: int = Field(default=64, ge=0)
-    """persistent interpreters that are kept; the one unused for the longest time ends first"""
+    """persistent interpreters that are kept; a new one ends the one unused for the longest time, or
+    is refused with 429 if all were used in the last 5 minutes"""
 
     session_idle_s: float = Field(default=900.0, gt=0)
     """seconds after which an unused persistent interpreter ends"""
@@ -78,7 +79,7 @@ class ServerSettings(BaseModel):
     drain_s: float = Field(default=10.0, ge=0)
     """seconds that running requests may take to end after SIGTERM; then they are cancelled"""
 
-    max_body_mb: int = Field(default=64, ge=1)
+    max_body_mb: int = Field(default=32, ge=1)
     """largest request body, in MB; a larger one is answered with 413"""
 
     limiter_path: Path | None = None

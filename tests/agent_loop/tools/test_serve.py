@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psutil
 import pytest
+
+from agent_loop.tools.sandbox import PackageUnusable
+from agent_loop.tools.tokens import token_for
+from verl_mixed.cli import main
 
 pytestmark = pytest.mark.sandbox  # the servers have one
 
@@ -79,6 +83,7 @@ def test_a_killed_launcher_leaves_no_server(tmp_path):
                 server.kill()
 
 
+JSON = {"Content-Type": "application/json"}
 SLOW = "expand((a+b)^100000)"
 """Takes until the time limit."""
 
@@ -151,9 +156,9 @@ async def test_at_sigterm_all_who_were_accepted_are_answered_and_who_comes_late_
         await release.wait()
         yield b'"6*7"}'
 
-    with serve_tools("--algebra-workers", "1") as (process, url):
+    with serve_tools("--no-token", "--algebra-workers", "1") as (process, url):
         async with session_of(url) as session:
-            held = asyncio.ensure_future(session.post("/calculate", data=slow_body()))
+            held = asyncio.ensure_future(session.post("/calculate", data=slow_body(), headers=JSON))
             calls = [asyncio.ensure_future(ask(session, f"2x={2 * n}")) for n in range(100)]
 
             async def all_accepted() -> bool:
@@ -177,7 +182,7 @@ async def test_at_sigterm_all_who_were_accepted_are_answered_and_who_comes_late_
 
 async def test_what_takes_longer_than_the_drain_is_cancelled_and_told_so():
     options = ("--algebra-seconds", "500", "--drain-seconds", "0.2")
-    with serve_tools(*options) as (process, url):
+    with serve_tools("--no-token", *options) as (process, url):
         async with session_of(url) as session:
             call = asyncio.ensure_future(ask(session, SLOW))
             workers = await workers_of(process)
@@ -190,7 +195,7 @@ async def test_what_takes_longer_than_the_drain_is_cancelled_and_told_so():
 
 async def test_a_second_sigterm_does_not_wait():
     options = ("--algebra-seconds", "500", "--drain-seconds", "500")
-    with serve_tools(*options) as (process, url):
+    with serve_tools("--no-token", *options) as (process, url):
         async with session_of(url) as session:
             call = asyncio.ensure_future(ask(session, SLOW))
             await workers_of(process)
@@ -204,7 +209,7 @@ async def test_a_second_sigterm_does_not_wait():
 
 @pytest.mark.parametrize("is_busy", [False, True])
 async def test_a_killed_server_leaves_no_process_for_algebra(is_busy):
-    with serve_tools("--algebra-seconds", "5") as (process, url):
+    with serve_tools("--no-token", "--algebra-seconds", "5") as (process, url):
         async with session_of(url) as session:
             assert await ask(session, "2x=2") == (200, {"result": "x = 1"})
             (worker,) = await workers_of(process)
@@ -222,26 +227,50 @@ async def test_a_killed_server_leaves_no_process_for_algebra(is_busy):
 
 
 @pytest.mark.parametrize(
-    ("options", "environ", "warns", "status"),
+    ("options", "environ", "token", "stranger"),
     [
-        ([], {}, False, 200),
-        ([], {"TOOL_SERVER_TOKEN": "secret"}, False, 401),
-        (["--host", "0.0.0.0"], {}, True, 200),
-        (["--host", "0.0.0.0"], {"TOOL_SERVER_TOKEN": "secret"}, False, 401),
-        (["--host", "0.0.0.0", "--token-file", "TOKEN"], {}, False, 401),
+        ([], {}, None, 401),  # the user's own
+        ([], {"TOOL_SERVER_TOKEN": "secret"}, "secret", 401),
+        (["--token-file", "TOKEN"], {}, "from-file", 401),
+        (["--no-token"], {"TOOL_SERVER_TOKEN": "secret"}, "", 200),
+        (["--host", "0.0.0.0"], {}, None, 401),
     ],
 )
-async def test_an_open_door_is_warned_about(options, environ, warns, status, tmp_path):
-    (tmp_path / "token").write_text("secret\n")
+async def test_a_stranger_is_served_only_by_a_server_without_token(
+    options: list[str],
+    environ: dict[str, str],
+    token: str | None,
+    stranger: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.delenv("TOOL_SERVER_TOKEN", raising=False)
+    (tmp_path / "token").write_text("from-file\n")
     words = [str(tmp_path / "token") if word == "TOKEN" else word for word in options]
-    with serve_tools(*words, **environ) as (process, url):
-        async with session_of(url.replace("0.0.0.0", "127.0.0.1")) as session:
-            assert (await ask(session, "1"))[0] == status
-            session.headers["Authorization"] = "Bearer secret"
+    home = {"XDG_CONFIG_HOME": str(tmp_path / "home")}
+    with serve_tools(*words, **environ, **home) as (process, url):
+        url = url.replace("0.0.0.0", "127.0.0.1")
+        async with session_of(url) as session:
+            assert (await ask(session, "1"))[0] == stranger
+            given = token_for(url, home) if token is None else token
+            session.headers["Authorization"] = f"Bearer {given}"
             assert (await ask(session, "1"))[0] == 200
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=TIMEOUT_S)
-    assert ("TOOL_SERVER_TOKEN" in stderr) == warns
+    assert ("everybody who reaches" in stderr) == (stranger == 200)
+    assert not given or given not in stderr
+
+
+def test_a_package_that_programs_cannot_import_stops_the_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def choose(*_: Any, packages: Sequence[str], **__: Any) -> None:
+        raise PackageUnusable(f"packages={packages[0]!r}: ImportError: no module named 'six'")
+
+    monkeypatch.setattr("agent_loop.tools.server.run_code.choose_sandbox", choose)
+    assert main(["serve-tools", "--no-token", "--port", "0", "--sandbox-packages", "pandas"]) == 2
+    said = capsys.readouterr()
+    assert "pandas" in said.err and "ImportError" in said.err and "listening" not in said.out
 
 
 def test_a_token_file_that_is_not_there_is_a_usage_error():

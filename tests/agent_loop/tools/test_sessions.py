@@ -19,7 +19,7 @@ from agent_loop.tools.protocol import (
 )
 from agent_loop.tools.sandbox import Limits, Sandbox, SandboxUnavailable, choose_sandbox
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
-from agent_loop.tools.server.sessions import Sessions, SessionsFull
+from agent_loop.tools.server.sessions import SessionGone, Sessions, SessionsFull
 from agent_loop.tools.servers import Servers
 from tests.listening import listening
 
@@ -85,13 +85,54 @@ async def test_what_a_session_cannot_do_is_said(url):
     assert "a session runs python" in (await cell(url, "ls", language="bash"))["message"]
 
 
-async def test_the_one_unused_for_longest_makes_room(url):
+async def test_a_session_that_has_begun_is_never_begun_anew(url):
+    await cell(url, "x = 1")
+    await post(url, "/end_session", session="one")
+    gone = await cell(url, "open('ran', 'w')", session_began=True)
+    assert (gone["status"], gone["session"]) == ("SandboxError", {"id": "one", "gone": True})
+    assert (await cell(url, "import os; os.listdir()"))["run_result"]["stdout"] == "[]\n"
+    await cell(url, "import os; os._exit(3)", session_began=True)
+    again = await cell(url, "1", session_began=True)  # the program's own doing
+    assert again["session"] == {"id": "one", "new": True, "ended_by_program": True}
+
+
+async def test_a_new_session_is_refused_while_all_others_are_in_use(url):
     for name in ("a", "b"):
         await cell(url, "x = 1", name)
-    await cell(url, "x", "a")
-    await cell(url, "x = 1", "c")
-    assert not (await cell(url, "x", "a"))["session"]["new"]
-    assert (await cell(url, "x = 1", "b"))["session"]["new"]
+    async with aiohttp.ClientSession(url) as session:
+        refused = await session.post("/run_code", json={"code": "1", "session": "c"})
+        assert refused.status == 429 and "max_sessions=2" in (await refused.json())["error"]
+        health = await (await session.get("/health")).json()
+        assert (health["sessions"], health["max_sessions"]) == (2, 2)
+    for name in ("a", "b"):
+        assert (await cell(url, "x", name, session_began=True))["run_result"]["stdout"] == "1\n"
+    await post(url, "/end_session", session="b")
+    assert (await cell(url, "1", "c"))["session"]["new"]
+
+
+async def test_a_new_session_ends_the_one_that_is_unused_for_longest(sandbox):
+    sessions = Sessions(sandbox, max_sessions=2, idle_s=60.0, spared_s=0.0)
+    for name in ("a", "b", "a", "c"):
+        await sessions.run_cell(name, "x = 1", "", {}, Limits())
+    assert len(sessions) == 2
+    await sessions.run_cell("a", "x", "", {}, Limits(), began=True)
+    with pytest.raises(SessionGone, match="'b' does not exist any more"):
+        await sessions.run_cell("b", "x", "", {}, Limits(), began=True)
+    await sessions.close()
+
+
+async def test_sessions_that_begin_at_once_are_one_each_and_within_the_limit(sandbox):
+    sessions = Sessions(sandbox, max_sessions=3, idle_s=60.0)
+    names = ["a", "a", "b", "c", "d", "e"]
+    done = await asyncio.gather(
+        *(sessions.run_cell(name, "1", "", {}, Limits()) for name in names),
+        return_exceptions=True,
+    )
+    refused = [isinstance(outcome, SessionsFull) for outcome in done]
+    assert refused == [False, False, False, False, True, True]
+    new = [outcome[1]["new"] for outcome in done if isinstance(outcome, tuple)]
+    assert new == [True, False, True, True] and len(sessions) == 3
+    await sessions.close()
 
 
 async def test_one_that_nobody_uses_is_ended_and_one_at_work_is_not(sandbox):
@@ -112,7 +153,7 @@ async def test_one_that_nobody_uses_is_ended_and_one_at_work_is_not(sandbox):
 async def test_a_cell_is_never_sent_twice_to_a_server_whose_sandbox_died(url, monkeypatch):
     sent = []
 
-    async def died(own: Sessions, name: str, code: str, *_: Any) -> Any:
+    async def died(own: Sessions, name: str, code: str, *_: Any, **__: Any) -> Any:
         sent.append(code)
         raise SandboxUnavailable("the zygote is dead")
 
@@ -126,11 +167,11 @@ async def test_a_cell_is_never_sent_twice_to_a_server_whose_sandbox_died(url, mo
 async def test_a_cell_that_found_no_place_is_sent_again(url, monkeypatch):
     real, sent = Sessions.run_cell, []
 
-    async def full_at_first(own: Sessions, name: str, code: str, *given: Any) -> Any:
+    async def full_at_first(own: Sessions, name: str, code: str, *given: Any, **further: Any):
         sent.append(code)
         if len(sent) == 1:
             raise SessionsFull("all sessions are at work")
-        return await real(own, name, code, *given)
+        return await real(own, name, code, *given, **further)
 
     async def no_pause(seconds: float) -> None:
         pass
@@ -192,6 +233,24 @@ async def test_a_loop_that_is_told_to_keeps_one_interpreter_a_trajectory(url):
         assert await says(plain, "print(2)\n3") == "2"
         assert await says(one, "x = x + 1; x") == await says(one, "x")  # never answered by a cache
         assert (await tools.call(end_session_call("t1"))).body == {"ended": True}
+
+
+@pytest.mark.parametrize("how", ["ended", "restarted"])
+async def test_a_session_that_is_gone_in_mid_trajectory_is_a_fault_of_the_infrastructure(
+    how: str, url: str
+):
+    async with ToolClient(url, limiter=None) as tools:
+        await run_code(tools, "x = 1", "", "t1")
+        assert (await run_code(tools, "x", "", "t1", session_began=True)).text == "1"
+        if how == "ended":
+            await tools.call(end_session_call("t1"))
+        other = app_runner(create_app(ServerSettings(port=0)))
+        async with listening(other) as fresh, ToolClient(fresh, limiter=None) as restarted:
+            with pytest.raises(ToolUnavailable, match="its state is lost"):
+                await run_code(
+                    tools if how == "ended" else restarted, "x", "", "t1", session_began=True
+                )
+            assert (await post(fresh, "/end_session", session="t1")) == {"ended": False}
 
 
 async def test_a_server_without_sessions_is_found_out_at_the_first_cell():

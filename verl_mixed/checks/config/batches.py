@@ -168,6 +168,12 @@ class StoredRows:
         prompts = self.prompts + math.floor(self.prompts * self.ahead)
         return prompts * (self.per_prompt + self.keeps_prompts) + self.validation
 
+    @property
+    def trajectories(self) -> int:
+        """Trajectories that may be under way at once, in training or in a validation."""
+        prompts = self.prompts + math.floor(self.prompts * self.ahead)
+        return max(prompts * self.per_prompt, self.validation)
+
     def __str__(self) -> str:
         own = " and a row of its own" if self.keeps_prompts else ""
         return (

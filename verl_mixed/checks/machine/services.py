@@ -10,6 +10,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from agent_loop.tools.tokens import token_for
 from config.lookup import at
 from config.schema import TOOL_CONFIG, ToolConfig
 from verl_mixed.checks.finding import Finding, bad, ok, warning
@@ -45,7 +46,7 @@ def tools(config: Mapping[str, Any], *, own_server: bool) -> list[Finding]:
 
 
 def read_health(url: str, environ: Mapping[str, str], *, timeout_s: float) -> bytes:
-    """What the `/health` of a tool server answers; sends the TOOL_SERVER_TOKEN of `environ`.
+    """What the `/health` of a tool server answers; sends the token that `environ` has.
 
     `url` has no slash at its end. The server may be silent for `timeout_s`; the whole answer may
     take longer.
@@ -53,7 +54,7 @@ def read_health(url: str, environ: Mapping[str, str], *, timeout_s: float) -> by
     Raises:
         urllib.error.HTTPError, OSError, ValueError, http.client.HTTPException: no good answer.
     """
-    token = environ.get("TOOL_SERVER_TOKEN", "")
+    token = token_for(url, environ)
     request = urllib.request.Request(
         f"{url}/health", headers={"Authorization": f"Bearer {token}"} if token else {}
     )
