@@ -16,8 +16,8 @@ In no window of length t do more than burst + rate * t calls pass, over all proc
 
 Example: 10 calls a second, burst 11. The linger is 0.25 s, in which 2.5 calls are earned. So 3
 calls of the burst are kept back, and the keeper reserves with a burst of 8. A process asks at
-100.00 s of its clock. The request travels 5 ms. The keeper grants the slot of its instant T, 40 ms ahead, and
-sends the delay 0.04 s. The process gets the answer at 100.02 s.
+100.00 s of its clock. The request travels 5 ms. The keeper grants the slot of its
+instant T, 40 ms ahead, and sends the delay 0.04 s. The process gets the answer at 100.02 s.
 
 - The process knows that the keeper replied between 100.00 and 100.02 s. In truth it was 100.005 s,
   so T is 100.045 s of the process's clock.

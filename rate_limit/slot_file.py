@@ -2,12 +2,10 @@
 
 import logging
 import os
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from rate_limit.forks import after_fork
-from rate_limit.own_file import named, open_own
+from rate_limit.own_file import make_complete, named, open_own
 from rate_limit.queues import ByteLocks, ProcessQueue
 
 _log = logging.getLogger(__name__)
@@ -112,15 +110,7 @@ def _open(path: Path, content: bytes) -> int:
         except FileNotFoundError:
             if path.is_symlink():  # a link without a target
                 raise
-            _make(path, content)
-
-
-def _make(path: Path, content: bytes) -> None:
-    prefix = f"{path.name}."
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, buffering=0) as draft:
-        draft.write(content)
-        with suppress(FileExistsError):  # another process created it
-            os.link(draft.name, path)
+            make_complete(path, content)
 
 
 # Closing frees no slot, because the parent has the same open file.

@@ -52,7 +52,7 @@ from rate_limit.gcra import (
     Rate,
     Terms,
 )
-from rate_limit.own_file import named, open_own
+from rate_limit.own_file import make_complete, named, open_own
 from rate_limit.shares import Spread
 
 _log = logging.getLogger(__name__)
@@ -68,6 +68,7 @@ _TERMS = struct.Struct("<qqqqqqq")
 _ARRIVALS = struct.Struct("<qqqqq")  # the serial number first
 _SPREAD_BYTES = 16  # bytes of each number
 _MOST_BYTES = 4096
+_WHOLE = 0x2144DF1C  # CRC-32 of any bytes with their own CRC-32 behind them
 _MOST_COUNTED = 2**62
 _ANY_SERIAL = _MOST_COUNTED  # above all others: what has it is added to any record
 _OPEN_TIMEOUT_S = 30.0
@@ -339,11 +340,10 @@ class StateFile:
         try:
             handle = open_own(self.path, os.O_RDWR)
         except FileNotFoundError:
-            arithmetic, now_ns = arithmetic_of(self.rate), self._clock_ns()
-            deleted = made.exists()
-            self._make(
-                arithmetic.drained(now_ns, self.rate) if deleted else arithmetic.idle(self.rate)
-            )
+            arithmetic, state = arithmetic_of(self.rate), None
+            if made.exists():
+                state = arithmetic.drained(self._clock_ns(), self.rate)
+            make_complete(self.path, self._record(state or arithmetic.idle(self.rate)))
             handle = open_own(self.path, os.O_RDWR)
         try:
             if not made.exists():
@@ -368,21 +368,6 @@ class StateFile:
                 f"is {ahead_ns / SECOND_NS:.1f} s ahead of the folder's; set the clock (NTP), or "
                 "use mixed.rate_limit.backend=ray"
             )
-
-    def _make(self, state: State) -> None:
-        draft = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        draft.unlink(missing_ok=True)
-        try:
-            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(handle, self._record(state))
-                os.fsync(handle)  # allocates the block: later writes are a third faster
-            finally:
-                os.close(handle)
-            os.replace(draft, self.path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
 
     def _settle_rate(self, on_config_change: OnConfigChange) -> None:
         """Refuse or change a valid record with another rate. Reading needs no lock.
@@ -533,7 +518,7 @@ def _rate_of(per_minute: float, burst: int, min_interval_s: float, weights: byte
 
 
 def _is_whole(record: bytes) -> bool:
-    return zlib.crc32(record[:-4]).to_bytes(4, "little") == record[-4:]
+    return zlib.crc32(record) == _WHOLE
 
 
 def _sealed(serial: int, state: State, prefix_crc: int) -> bytes:
@@ -554,7 +539,7 @@ def _unpacked(payload: bytes, rate: Rate) -> tuple[int, State] | None:
             return None
         serial, *numbers = _ARRIVALS.unpack(payload)
         state = Arrivals(*numbers)
-        is_sound = state.tat_parts < rate.parts_per_ns
+        is_sound = numbers[1] < rate.parts_per_ns
     else:
         sources = len(rate.weights)
         if len(payload) != _SPREAD_BYTES * (1 + sources + len(Spread._fields) - 1):
