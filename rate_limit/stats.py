@@ -3,8 +3,9 @@
 `<path>.stats` holds cells of one page. The first cell is common: the number of resets, and a ring
 of (time, calls granted until then) with one sample a second while calls come. Every other cell
 belongs to the process that has locked the cell's byte; the next process continues its sums. A
-process counts 18 sources separately and the others as one. It writes its cell on the slow path of
-the limiter, so the counters are behind by the calls of 10 ms at most.
+process counts 18 sources separately and the others as one. It writes its cell when calls wait or
+are refused, and each 10 ms while calls pass at once. The counters are behind by the calls of the
+last 10 ms, until the next call.
 
 Counting never stops a call. If the file cannot be used, the process counts in memory and logs one
 warning. The total of granted calls and the penalties come from the limiter's record.
@@ -70,8 +71,11 @@ class Stats:
         _all_stats.add(self)
 
     def count(self, calls: Mapping[str, int]) -> None:
-        """Count calls of these sources that passed at once; `sample` writes them."""
-        with self._mutex:
+        """Count calls of these sources that passed at once, after `sample`; writes each 10 ms."""
+        is_due = self._now_ns - self._written_ns >= _WRITE_NS
+        if is_due:
+            self._written_ns = self._now_ns
+        with self._changing() if is_due else self._mutex:
             for source, n in calls.items():
                 counts, at = self.at_once.get(source) or self._add_block(source)
                 counts[at] += n
@@ -99,10 +103,8 @@ class Stats:
             self._counts[_ABANDONED] += n
 
     def sample(self, now_ns: int, granted: int) -> None:
-        """Write the counters each 10 ms, and once a second a sample of the calls granted so far."""
-        if now_ns - self._written_ns >= _WRITE_NS:
-            self._written_ns = now_ns
-            self.write()
+        """Write a sample of the calls granted until now, once a second."""
+        self._now_ns = now_ns
         second = now_ns // SECOND_NS
         if second == self._sampled_s:
             return
@@ -156,7 +158,7 @@ class Stats:
         """Source -> the index of its counter of calls that passed at once."""
 
         self._sampled_s = -1
-        self._written_ns = 0
+        self._now_ns = self._written_ns = 0
 
     def _claim(self) -> None:
         """Take a cell of the file with its previous sums."""
