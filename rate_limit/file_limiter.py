@@ -51,6 +51,7 @@ from rate_limit.state_file import (
     StateFile,
     arithmetic_of,
     boottime_ns,
+    wall_clock,
 )
 from rate_limit.stats import Stats, snapshot_of
 from rate_limit.waiting import Steps, run, run_async
@@ -99,6 +100,8 @@ class _Slot(NamedTuple):
 class FileRateLimiter:
     """A rate limit that all processes with the same `path` share.
 
+    `with limiter:` and `async with limiter:` wait until one call may pass.
+
     It is safe with threads, in asyncio (the file never blocks the event loop), after a fork, and
     when pickled to other processes of this host. The slot of a cancelled caller is given back if it
     was the last one reserved; otherwise the next caller of this process gets it. The slot of a
@@ -113,22 +116,24 @@ class FileRateLimiter:
         adaptive: many overloads (`penalise`) halve the rate, which then recovers.
         on_config_change: if the file has other limits: "refuse" them, or "adopt" the new limits for
             all processes.
-        across_hosts: several hosts share the file's folder, its locks reach all of them, and their
-            wall clocks agree. The limit then uses the wall clocks; it is exceeded by the calls of
-            the time by which the clocks differ. The statistics are those of this host.
+        across_hosts: several hosts share the file's folder, and its locks reach all of them. The
+            limit then uses the wall clock of the process's start. It is exceeded by the calls of
+            the time by which the hosts' clocks differ; a clock that is more than a second from the
+            folder's time is refused. The statistics are those of this host.
         clock_ns: the time in nanoseconds, the same clock for all processes; None for the time since
             boot.
 
     Raises:
         ValueError: a limit is out of range, or the file belongs to other limits.
         OSError: the file cannot be used, or not safely; see `StateFile`.
+        RuntimeError: with `across_hosts`, this host's clock is wrong.
     """
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         per_minute: float,
-        burst: int,
+        burst: int = 1,
         min_interval_s: float = 0.0,
         *,
         shares: Mapping[str, float] | None = None,
@@ -144,7 +149,7 @@ class FileRateLimiter:
         """Slots of this process's cancelled callers that no other caller could use."""
 
         if clock_ns is None:
-            clock_ns = time.time_ns if across_hosts else boottime_ns
+            clock_ns = wall_clock() if across_hosts else boottime_ns
         self.across_hosts = across_hosts
         self._clock_ns, self._sleep, self._sleep_async = clock_ns, sleep, sleep_async
         rate = Rate(
@@ -183,8 +188,7 @@ class FileRateLimiter:
             LimiterTimeout: the slot is beyond `timeout_s`; nothing was reserved.
             ValueError: n is below 1.
         """
-        count = self._stats.at_once.get(source)
-        if n == 1 and count is not None and self._file.pass_now(timeout_s is None, count):
+        if self._pass_now(n, source, blocking=timeout_s is None):
             return 0.0
         return run(self._acquire(n, timeout_s, source, blocking=timeout_s is None), self._sleep)
 
@@ -234,6 +238,18 @@ class FileRateLimiter:
         except LimiterTimeout:
             return False
         return True
+
+    def __enter__(self) -> float:
+        return self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        pass  # a call uses its slot up
+
+    async def __aenter__(self) -> float:
+        return await self.acquire_async()
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
 
     def penalise(self, retry_after_s: float = 0.0) -> None:
         """Pause all calls, including waiting ones, because a server answered 429 or 503.
@@ -288,6 +304,30 @@ class FileRateLimiter:
             return 0.0
         return (yield from self._see_through(slot, blocking=blocking))
 
+    def _pass_now(self, n: int, source: str, *, blocking: bool) -> bool:
+        """Let n calls pass if they need not wait: `_acquire` for the common case, in half of its
+        time."""
+        if not self._file.lock(blocking=blocking):
+            return False
+        try:
+            return n > 0 and self._pass_together(*self._read(), {source: n})
+        finally:
+            self._file.unlock()
+
+    def _pass_together(self, state: State, now_ns: int, by_source: dict[str, int]) -> bool:
+        """Let calls of several callers pass now, if all of them may; the lock must be held."""
+        file, total = self._file, sum(by_source.values())
+        rate = file.rate
+        if self._left or rate.weights or rate.min_interval_ns or total > rate.burst:
+            return False
+        assert isinstance(state, Arrivals)
+        start_ns, after = reserve(state, now_ns, total, rate, pace_at(file.terms, now_ns))
+        if start_ns > now_ns:
+            return False
+        file.write(after)
+        self._stats.count(by_source)
+        return True
+
     def _serve(self, batch: "_Batch") -> None:
         """Reserve for all callers of a batch under one lock, later if the file is locked."""
         places = [place for place, want in enumerate(batch.wants) if want is not None]
@@ -314,24 +354,13 @@ class FileRateLimiter:
         """Reserve under the lock; does nothing if all callers have left."""
         if not places:
             return
-        file = self._file
         state, now_ns = self._read()
         by_source: dict[str, int] = {}
         for want in batch.wants:
             if want is not None:
                 by_source[want[1]] = by_source.get(want[1], 0) + want[0]
-        rate, total = file.rate, sum(by_source.values())
-        if (
-            isinstance(state, Arrivals)
-            and total <= rate.burst
-            and not self._left
-            and not rate.min_interval_ns
-        ):
-            start_ns, after = reserve(state, now_ns, total, rate, pace_at(file.terms, now_ns))
-            if start_ns <= now_ns:
-                file.write(after)
-                self._stats.count(by_source)
-                return
+        if self._pass_together(state, now_ns, by_source):
+            return
         for place in places:
             want = batch.wants[place]
             assert want is not None
@@ -342,7 +371,7 @@ class FileRateLimiter:
             else:
                 batch.slots[place] = slot
                 self._count_at_once(slot)
-        file.write(state)
+        self._file.write(state)
 
     async def _until_served(self, served: asyncio.Event, deadline_ns: float) -> None:
         left_ns = max(0, deadline_ns + _LOCK_GRACE_NS - self._clock_ns())
@@ -410,7 +439,7 @@ class FileRateLimiter:
 
     def _read(self) -> tuple[State, int]:
         """The state and the time; the lock must be held."""
-        state, now_ns = self._file.read(), self._clock_ns()
+        state, now_ns = self._file.read(), self._file.now_ns
         self._stats.sample(now_ns, state.granted)
         return state, now_ns
 

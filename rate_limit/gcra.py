@@ -294,9 +294,9 @@ def pause_ns(retry_after_s: float) -> int:
 def joined(one: Arrivals, other: Arrivals, now_ns: int, rate: Rate) -> Arrivals:
     """A state that allows no more than either of two states, for when no reservation waits."""
     limit = drained(now_ns, rate)
+    known = min((other.tat_ns, other.tat_parts), (limit.tat_ns, 0))
     return Arrivals(
-        max(one.tat_ns, min(other.tat_ns + 1, limit.tat_ns)),
-        0,
+        *max((one.tat_ns, one.tat_parts), known),
         max(one.spaced_ns, min(other.spaced_ns, limit.spaced_ns)),
         max(one.granted, other.granted),
     )

@@ -14,6 +14,18 @@ In no window of length t do more than burst + rate * t calls pass, over all proc
 - A keeper that lost its state starts with a bucket that is empty at now + `HORIZON_NS`. All slots
   leased before are earlier than that.
 
+Example: 10 calls a second, burst 11. The linger is 0.25 s, in which 2.5 calls are earned. So 3
+calls of the burst are kept back, and the keeper reserves with a burst of 8. A process asks at
+100.00 s of its clock. The request travels 5 ms. The keeper grants the slot of its
+instant T, 40 ms ahead, and sends the delay 0.04 s. The process gets the answer at 100.02 s.
+
+- The process knows that the keeper replied between 100.00 and 100.02 s. In truth it was 100.005 s,
+  so T is 100.045 s of the process's clock.
+- The slot may be used from 100.02 + 0.04 = 100.06 s. This is after T.
+- It must be taken by 100.00 + 0.04 + 0.25 = 100.29 s. This is before T + 0.25 s = 100.295 s.
+- Calls of a window of 1 s have their instants T in 1.25 s: at most 8 + 10 * 1.25 = 20.5 calls. The
+  limit allows 11 + 10 * 1 = 21.
+
 The limit holds for the taken slots: a caller that gets the answer or wakes more than `linger` late
 passes late. If `linger` is 0 (a burst below 3, or a minimum interval between calls), there are no
 spare slots. Spare slots that are not taken in time are lost; a process holds at most rate * linger

@@ -47,6 +47,8 @@ _RETRY_S = 0.1
 class RayRateLimiter:
     """A rate limit that all processes of the Ray cluster with the same `name` share.
 
+    `with limiter:` and `async with limiter:` wait until one call may pass.
+
     It is safe with threads, in asyncio, and when pickled to other processes of the cluster. The
     slot of a cancelled caller goes to the next caller of this process, if one comes in time.
 
@@ -67,7 +69,7 @@ class RayRateLimiter:
         self,
         name: str,
         per_minute: float,
-        burst: int,
+        burst: int = 1,
         min_interval_s: float = 0.0,
         *,
         adaptive: bool = False,
@@ -142,6 +144,18 @@ class RayRateLimiter:
         except LimiterTimeout:
             return False
         return True
+
+    def __enter__(self) -> float:
+        return self.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        pass  # a call uses its slot up
+
+    async def __aenter__(self) -> float:
+        return await self.acquire_async()
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
 
     def penalise(self, retry_after_s: float = 0.0) -> None:
         """`FileRateLimiter.penalise`."""

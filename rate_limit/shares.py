@@ -12,10 +12,23 @@ sources stay idle. Such a grant has a mark, and its owner calls `confirm` at tha
 token is not there, and an own token would have come meanwhile, the call queues behind the waiting
 calls of its source. So a call waits in its source's queue at most twice.
 
-Example: one call a second, weights a 3, b 1, and 1 for all other sources. From empty buckets at
-time 0, source a has a token every 5/3 s and b every 5 s: three calls of a pass at 1.67, 3.33 and
-5.00 s, and one call of b at 5.00 s. If b makes no call, its bucket of one token is full at 5 s; its
-next tokens go to the spare bucket, and a can use them.
+Example: one call a second, burst 6, weights a 3, b 1, and 1 for all other sources. The bucket of
+each source holds 1 token and the spare bucket 3. All buckets are empty at time 0. Source a gets a
+token every 5/3 s, b and the others one every 5 s each. Six calls of a ask at time 0, and b makes no
+call:
+
+| call of a | token | passes at |
+| --- | --- | --- |
+| 1 to 4 | own | 1.67, 3.33, 5.00, 6.67 s |
+| 5 | spare | 7.50 s |
+| 6 | own: the second spare token would come at 10 s | 8.33 s |
+
+The buckets of b and the others are full at 5 s. From then on their 2/5 token a second is spare, so
+the first spare token is complete at 7.5 s.
+
+The time of call 5 is an estimate. If b calls at 6 s, b takes its own token, its bucket fills again
+until 11 s, and only the others' 1/5 token a second is spare. At 7.5 s the spare bucket has 0.7
+tokens. Call 6 has the own token of 8.33 s, so call 5 gets the next one, at 10.00 s.
 
 Units: a token is `Rate.interval_parts` * sum of the weights. The clock of a source with weight w
 advances by w * `Rate.parts_per_ns` per nanosecond; the spare bucket's clock advances by the tokens

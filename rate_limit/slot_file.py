@@ -1,14 +1,11 @@
 """The file of `FileSlots`: it is created completely, opened safely, and its bytes are locked."""
 
-import errno
 import logging
 import os
-import stat
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 
 from rate_limit.forks import after_fork
+from rate_limit.own_file import make_complete, named, open_own
 from rate_limit.queues import ByteLocks, ProcessQueue
 
 _log = logging.getLogger(__name__)
@@ -31,8 +28,7 @@ class SlotFile:
             if self._locks.lock(_GATE):  # fails if the file system has no locks
                 self._locks.unlock(_GATE)
         except OSError as error:
-            cause = _CAUSES.get(error.errno or 0, error.strerror)
-            raise OSError(error.errno, f"cannot open slots_file={path}: {cause}") from error
+            raise named(error, "open", "slots_file", path) from error
         self.queue: ProcessQueue = ProcessQueue(self._locks)
         _all_files.add(self)
         if os.pread(self._locks.handle, 64, 0) != _content(slots):
@@ -105,42 +101,16 @@ def _content(slots: int) -> bytes:
     return b"slots=%d\n" % slots
 
 
-_CAUSES = {
-    errno.ELOOP: "it is a symbolic link in a folder that anyone may write to; use another folder",
-    errno.EACCES: "this user may not write there; use a folder of its own",
-    errno.EPERM: "it belongs to another user; use a file of this user's own",
-    errno.EROFS: "the file system is read-only; use another folder",
-    errno.ENOSPC: "the disk is full; make room or use another folder",
-    errno.EDQUOT: "the disk quota is used up; make room or use another folder",
-    errno.ENOLCK: "the file system has no locks; use a folder on a local disk",
-}
-
-
 def _open(path: Path, content: bytes) -> int:
     """A handle of the file; a new file is written completely before it gets its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    anyones = os.stat(path.parent).st_mode & stat.S_IWOTH
-    flags = os.O_RDWR | os.O_CLOEXEC | (os.O_NOFOLLOW if anyones else 0)
     while True:
         try:
-            handle = os.open(path, flags)
+            return open_own(path, os.O_RDWR)
         except FileNotFoundError:
             if path.is_symlink():  # a link without a target
                 raise
-            _make(path, content)
-            continue
-        if os.fstat(handle).st_uid != os.geteuid():
-            os.close(handle)
-            raise OSError(errno.EPERM, "another user's file")
-        return handle
-
-
-def _make(path: Path, content: bytes) -> None:
-    prefix = f"{path.name}."
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, buffering=0) as draft:
-        draft.write(content)
-        with suppress(FileExistsError):  # another process created it
-            os.link(draft.name, path)
+            make_complete(path, content)
 
 
 # Closing frees no slot, because the parent has the same open file.

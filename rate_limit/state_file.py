@@ -1,18 +1,25 @@
 """The limiter's shared state: one small checksummed record in a file, changed under `flock`.
 
 The record, little endian: header (magic, version, the clock's identity, the rate and its weights),
-terms (`Terms`), arrivals (`Arrivals`, or `Spread` if the rate has weights), CRC-32 of all. Header
-and terms change rarely, so `pass_now` reads only the arrivals.
+terms (`Terms`), serial number, state (`Arrivals`, or `Spread` if the rate has weights), CRC-32 of
+all. The serial number grows with each write. It starts at the time in nanoseconds, so that a new
+record has a larger one than all earlier records.
+
+What happens to the file, and what its users do:
 
 - The process with the lock is killed: the kernel frees the lock; the record is complete, or its
   checksum is wrong.
 - The record is damaged, or the host has rebooted: the next reader starts with an empty bucket, so
   the rate is kept. Waiting reservations become void and are made again (`epoch`).
-- The file is deleted or replaced: processes that have it open notice this within `CHECK_NS` and add
-  their state to the new file. A file that replaces a deleted one lets no call pass before that;
-  `<path>.made` shows whether a missing file was deleted or never existed.
+- The file is deleted or replaced: at each lock, a process compares the file that it has open with
+  the file at the path. If they differ, it opens the new file and adds the state of the old one.
+- A new file starts with an empty bucket if the hidden file `.<name>.made` shows that an earlier one
+  was deleted; else with a full one.
+- Old content is copied into the file: each process remembers the state that it saw last. If the
+  file has a smaller serial number, the process adds what it remembers.
 
-A new file is complete before it gets its name.
+A process that starts after such a change remembers nothing: it believes what it finds. A new file
+is complete before it gets its name.
 """
 
 import errno
@@ -26,12 +33,10 @@ import struct
 import threading
 import time
 import zlib
-from array import array
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from filelock import FileLock, Timeout
@@ -47,30 +52,31 @@ from rate_limit.gcra import (
     Rate,
     Terms,
 )
+from rate_limit.own_file import make_complete, named, open_own
 from rate_limit.shares import Spread
 
 _log = logging.getLogger(__name__)
 
-Counts: TypeAlias = "array[int]"
 OnConfigChange = Literal["refuse", "adopt"]
 State = Arrivals | Spread
 """The state that every call changes; a `Spread` if the rate has weights."""
 
 _MAGIC = b"mix-rate"
-_VERSION = 3
+_VERSION = 4
 _HEADER = struct.Struct("<8sH16sdQdH")  # the last is the length of the weights as JSON
 _TERMS = struct.Struct("<qqqqqqq")
-_ARRIVALS = struct.Struct("<qqqq")
-_SEALED = struct.Struct("<qqqqI")
+_ARRIVALS = struct.Struct("<qqqqq")  # the serial number first
 _SPREAD_BYTES = 16  # bytes of each number
 _MOST_BYTES = 4096
+_WHOLE = 0x2144DF1C  # CRC-32 of any bytes with their own CRC-32 behind them
 _MOST_COUNTED = 2**62
+_ANY_SERIAL = _MOST_COUNTED  # above all others: what has it is added to any record
 _OPEN_TIMEOUT_S = 30.0
 _MOST_FOREIGN_BOOTS = 2
 _MOST_PEEKS = 100
 
-CHECK_NS = SECOND_NS // 100
-"""Time on the limiter's clock after which the file's name is checked again."""
+MOST_SKEW_NS = SECOND_NS
+"""Largest difference between the clock of hosts that share a file and the time of its folder."""
 
 FARTHEST_NS = YEAR_NS
 """A TAT farther ahead than this time plus a burst comes from another clock."""
@@ -90,8 +96,9 @@ class StateFile:
 
     Raises:
         ValueError: the file belongs to another rate.
-        OSError: the file cannot be created, opened, locked or written; or it is unsafe (a link in a
-            folder that others may write to, or another user's file).
+        OSError: the file cannot be created, opened, locked or written, or is not safe to use (see
+            `open_own`).
+        RuntimeError: this host's clock differs from the time of the shared folder.
     """
 
     def __init__(
@@ -107,15 +114,18 @@ class StateFile:
         self.terms: Terms = Terms()
         """The terms of the last read record."""
 
+        self.now_ns: int = 0
+        """The time at which the lock was taken."""
+
         self._clock_ns = clock_ns
         self._clock_id = _boot_id() if clock_id is None else clock_id
         self._foreign_boots = 0
         self._handle = -1
-        self._name_is_known_until_ns = 0
+        self._opened: tuple[int, int] | None = None  # device and number of the open file
         self._prefix = b""  # header and terms of the last read record
         self._prefix_crc = 0
-        self._may_pass_now = False  # the prefix is known, with the full rate and without weights
-        self._moved_from: tuple[State, Terms] | None = None
+        self._serial = 0  # of the last read record
+        self._seen: _Seen | None = None
         self._mutex = threading.Lock()  # flock does not exclude threads of one process
         _open_files.add(self)
         self._open(on_config_change)
@@ -159,7 +169,11 @@ class StateFile:
         state = self._state_in(record)
         if state is None:
             state = self._start_anew(record)
-        return state if self._moved_from is None else self._merge_deleted(state)
+        seen = self._seen
+        if seen is not None and self._serial < seen.serial:
+            return self._add(seen, state)
+        self._seen = _Seen(self._serial, state, self.terms)
+        return state
 
     def write(self, state: State, terms: Terms | None = None) -> None:
         """Store the state; the lock must be held."""
@@ -167,9 +181,13 @@ class StateFile:
         if terms is not None and terms != self.terms:
             self._know(self._prefix[: -_TERMS.size] + _TERMS.pack(*terms))
             at = 0
-        record = self._prefix + _sealed(state, self._prefix_crc)
-        with self._named_errors("write"):
+        self._serial += 1
+        record = self._prefix + _sealed(self._serial, state, self._prefix_crc)
+        try:
             os.pwrite(self._handle, record[at:], at)
+        except OSError as error:
+            raise named(error, "write", "state_file", self.path) from error
+        self._seen = _Seen(self._serial, state, self.terms)
 
     def still(self, epoch: int) -> bool:
         """Whether reservations of this epoch are still valid; without the lock.
@@ -180,53 +198,6 @@ class StateFile:
         if handle < 0 or epoch != self.terms.epoch or not self._has_its_name():
             return False
         return os.pread(handle, len(self._prefix), 0) == self._prefix
-
-    def pass_now(self, blocking: bool, count: tuple[Counts, int]) -> bool:
-        """Let one call pass if it may pass now and nothing unusual happened; the common case.
-
-        It is `lock`, `read`, `gcra.reserve` and `write` in few steps. Only the arrivals are read.
-        Their checksum covers header and terms too, so it is wrong if another process changed them.
-
-        Args:
-            blocking: whether to wait for the lock.
-            count: (counts, at): the call is added to counts[at].
-
-        Returns:
-            False, and nothing is taken, if `lock`, `read` and `write` are needed.
-        """
-        if not self._mutex.acquire(blocking):
-            return False
-        try:
-            handle, at = self._handle, len(self._prefix)
-            if handle < 0 or not self._may_pass_now:
-                return False
-            try:
-                fcntl.flock(handle, _LOCK if blocking else _LOCK_NOW)
-            except OSError:
-                return False
-            try:
-                record, now_ns = os.pread(handle, _SEALED.size, at), self._clock_ns()
-                if len(record) != _SEALED.size or now_ns > self._name_is_known_until_ns:
-                    return False
-                tat_ns, tat_parts, spaced_ns, granted, crc = _SEALED.unpack(record)
-                if crc != zlib.crc32(record[:-4], self._prefix_crc):
-                    return False
-                rate, parts = self.rate, self.rate.parts_per_ns
-                now = now_ns * parts
-                tat = max(now, tat_ns * parts + tat_parts) + rate.interval_parts
-                if spaced_ns > now_ns or tat - now > rate.burst * rate.interval_parts:
-                    return False
-                spaced_ns = now_ns + rate.min_interval_ns
-                record = _ARRIVALS.pack(tat // parts, tat % parts, spaced_ns, granted + 1)
-                crc = zlib.crc32(record, self._prefix_crc)
-                os.pwrite(handle, record + crc.to_bytes(4, "little"), at)
-                counts, place = count
-                counts[place] += 1
-                return True
-            finally:
-                fcntl.flock(handle, _UNLOCK)
-        finally:
-            self._mutex.release()
 
     def reset(self) -> None:
         """Start again with an empty bucket: no pause, no penalties, the full rate, nothing granted.
@@ -259,50 +230,67 @@ class StateFile:
             if self._handle < 0 and not self._open("refuse", blocking):
                 return False
             try:
-                with self._named_errors("lock"):
-                    fcntl.flock(self._handle, _LOCK if blocking else _LOCK_NOW)
+                fcntl.flock(self._handle, _LOCK if blocking else _LOCK_NOW)
             except BlockingIOError:
                 return False
-            now_ns = self._clock_ns()
-            if now_ns <= self._name_is_known_until_ns:
-                return True
+            except OSError as error:
+                raise named(error, "lock", "state_file", self.path) from error
+            # The time before the check of the name: a file that is made after a deletion is empty
+            # from a later time on, so it counts all calls that pass now.
+            self.now_ns = self._clock_ns()
             if self._has_its_name():
-                self._name_is_known_until_ns = now_ns + CHECK_NS
                 return True
             state = self._state_in(os.pread(self._handle, _MOST_BYTES, 0))
-            if state is not None:
-                self._moved_from = state, self.terms
+            if state is None:
+                state = arithmetic_of(self.rate).drained(self.now_ns, self.rate)
+            self._seen = _Seen(_ANY_SERIAL, state, self.terms)
             self._close()
             _log.warning("state_file=%s was deleted or replaced; opening it again", self.path)
 
     def _has_its_name(self) -> bool:
         try:
-            return os.path.samestat(os.stat(self.path), os.fstat(self._handle))
+            found = os.stat(self.path)
         except OSError:
             return False
+        return (found.st_dev, found.st_ino) == self._opened
 
     def _state_in(self, record: bytes) -> State | None:
-        """The state of a valid record of this boot; its rate and terms are adopted."""
-        found = _found_in(record)
-        if found is None or found.clock_id != self._clock_id:
-            return None
-        prefix = record[: found.prefix_bytes]
-        if prefix != self._prefix:
+        """The state of a valid record of this boot; its rate, terms and serial are adopted."""
+        prefix = self._prefix
+        if prefix and record.startswith(prefix) and _is_whole(record):
+            unpacked = _unpacked(record[len(prefix) : -4], self.rate)
+        else:
+            found = _found_in(record)
+            if found is None or found.clock_id != self._clock_id:
+                return None
             if found.rate != self.rate:
                 _log.warning("state_file=%s changed to %s", self.path, _words(found.rate))
-                self.rate = found.rate
-            self._know(prefix)
-        latest_ns = self._clock_ns() + FARTHEST_NS + self.rate.burst_ns
-        farthest_ns = arithmetic_of(self.rate).latest_ns(found.state, self.rate)
-        return found.state if max(farthest_ns, self.terms.paused_ns) <= latest_ns else None
+                self._follow(found.rate)
+            self._know(record[: found.prefix_bytes])
+            unpacked = found.serial, found.state
+        if unpacked is None:
+            return None
+        serial, state = unpacked
+        rate = self.rate
+        latest_ns = max(arithmetic_of(rate).latest_ns(state, rate), self.terms.paused_ns)
+        if latest_ns > self.now_ns + FARTHEST_NS + rate.burst_ns:
+            return None
+        self._serial = serial
+        return state
+
+    def _follow(self, rate: Rate) -> None:
+        """Use another rate; what passed at the earlier rate counts as a burst until now."""
+        self.rate = rate
+        if self._seen is not None:
+            drained = arithmetic_of(rate).drained(self.now_ns, rate)
+            self._seen = self._seen._replace(state=drained)
 
     def _know(self, prefix: bytes) -> None:
         self._prefix, self._prefix_crc = prefix, zlib.crc32(prefix)
         self.terms = Terms(*_TERMS.unpack(prefix[-_TERMS.size :]))
-        self._may_pass_now = self.terms.pace == FULL_PACE and not self.rate.weights
 
     def _record(self, state: State) -> bytes:
-        """A new record with this object's rate and new terms."""
+        """A new record with this object's rate, new terms and a new serial number."""
         rate = self.rate
         weights = json.dumps(rate.weights).encode() if rate.weights else b""
         header = _HEADER.pack(
@@ -315,65 +303,71 @@ class StateFile:
             len(weights),
         )
         self._know(header + weights + _TERMS.pack(*_new_terms()))
-        return self._prefix + _sealed(state, self._prefix_crc)
+        self._serial = max(self._serial + 1, self._clock_ns())
+        return self._prefix + _sealed(self._serial, state, self._prefix_crc)
 
     def _open(self, on_config_change: OnConfigChange, blocking: bool = True) -> bool:
         """Open the file; False if another process is creating it and `blocking` is false."""
-        made = self.path.with_name(f"{self.path.name}.made")
-        with self._named_errors("open"):
+        made = self.path.with_name(f".{self.path.name}.made")
+        guard = self.path.with_name(f"{self.path.name}.lock")
+        try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            guard = self.path.with_name(f"{self.path.name}.lock")
-            for place in (self.path, made, guard):
-                self._refuse_unsafe(place)
-            try:
-                with FileLock(guard, timeout=_OPEN_TIMEOUT_S if blocking else 0):
-                    if not self.path.exists():
-                        arithmetic = arithmetic_of(self.rate)
-                        state = arithmetic.idle(self.rate)
-                        if made.exists():  # others may use the deleted file for CHECK_NS
-                            empty_ns = self._clock_ns() + 2 * CHECK_NS
-                            state = arithmetic.drained(empty_ns, self.rate)
-                        self._make(state)
-                        made.touch(mode=0o600)
-                    if not made.exists():
-                        self._refuse_another_kind()
-                    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW * self._is_public()
-                    self._handle = os.open(self.path, flags)
-                    self._name_is_known_until_ns = 0
-            except Timeout as error:
-                if not blocking:
-                    return False
-                raise TimeoutError(
-                    errno.ETIMEDOUT,
-                    f"another process has held {guard} for {_OPEN_TIMEOUT_S:.0f} s; look for a "
-                    "stopped one (fuser names them)",
-                ) from error
+            os.close(open_own(guard, os.O_RDWR | os.O_CREAT))
+        except OSError as error:
+            raise named(error, "open", "state_file", guard) from error
+        try:
+            with FileLock(guard, timeout=_OPEN_TIMEOUT_S if blocking else 0):
+                self._handle = self._opened_or_made(made)
+        except Timeout as error:
+            if not blocking:
+                return False
+            raise TimeoutError(
+                errno.ETIMEDOUT,
+                f"another process has held {guard} for {_OPEN_TIMEOUT_S:.0f} s; look for a "
+                "stopped one (fuser names them)",
+            ) from error
+        except OSError as error:
+            raise named(error, "open", "state_file", self.path) from error
+        found = os.fstat(self._handle)
+        self._opened = found.st_dev, found.st_ino
+        if self._clock_id == WALL_CLOCK:
+            self._refuse_wrong_clock()
         self._settle_rate(on_config_change)
         return True
 
-    def _refuse_another_kind(self) -> None:
-        """Refuse to overwrite a file that is not a limiter's state."""
-        with self.path.open("rb") as file:
-            begins = file.read(len(_MAGIC))
-        if begins and begins != _MAGIC:
-            raise FileExistsError(
-                errno.EEXIST, f"{self.path} is no limiter's file; choose another path"
-            )
-
-    def _make(self, state: State) -> None:
-        draft = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-        draft.unlink(missing_ok=True)
+    def _opened_or_made(self, made: Path) -> int:
+        """A handle of the file, which is made if it is missing; `made` shows that it existed."""
         try:
-            handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                os.write(handle, self._record(state))
-                os.fsync(handle)  # allocates the block: later writes are a third faster
-            finally:
-                os.close(handle)
-            os.replace(draft, self.path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
+            handle = open_own(self.path, os.O_RDWR)
+        except FileNotFoundError:
+            arithmetic, state = arithmetic_of(self.rate), None
+            if made.exists():
+                state = arithmetic.drained(self._clock_ns(), self.rate)
+            make_complete(self.path, self._record(state or arithmetic.idle(self.rate)))
+            handle = open_own(self.path, os.O_RDWR)
+        try:
+            if not made.exists():
+                if os.pread(handle, len(_MAGIC), 0) not in (b"", _MAGIC):
+                    raise FileExistsError(
+                        errno.EEXIST, "it is no limiter's file; choose another path"
+                    )
+                os.close(open_own(made, os.O_RDWR | os.O_CREAT))
+        except OSError:
+            os.close(handle)
             raise
+        return handle
+
+    def _refuse_wrong_clock(self) -> None:
+        """Compare this host's clock with the time that the folder's file system writes."""
+        os.utime(self._handle)
+        ahead_ns = self._clock_ns() - os.fstat(self._handle).st_mtime_ns
+        if abs(ahead_ns) > MOST_SKEW_NS:
+            self._close()
+            raise RuntimeError(
+                f"cannot share state_file={str(self.path)!r} with other hosts: this host's clock "
+                f"is {ahead_ns / SECOND_NS:.1f} s ahead of the folder's; set the clock (NTP), or "
+                "use mixed.rate_limit.backend=ray"
+            )
 
     def _settle_rate(self, on_config_change: OnConfigChange) -> None:
         """Refuse or change a valid record with another rate. Reading needs no lock.
@@ -392,18 +386,19 @@ class StateFile:
                 f"asked for is {_words(asked)}; give every process the same limits, or change "
                 'it for all with on_config_change="adopt"'
             )
-        with self._named_errors("lock"):
-            fcntl.flock(self._handle, _LOCK)
+        fcntl.flock(self._handle, _LOCK)
         try:
             theirs = self._found_of_this_boot()
             if theirs is None or theirs.rate == asked:
                 return
+            self._serial = theirs.serial
             # The other file may have passed a burst just now, so this bucket is empty until that is
             # over.
             empty_ns = self._clock_ns() + max(0, theirs.rate.burst_ns - asked.burst_ns)
             state = arithmetic_of(asked).drained(empty_ns, asked, theirs.state.granted)
-            with self._named_errors("write"):
-                os.ftruncate(self._handle, os.pwrite(self._handle, self._record(state), 0))
+            os.ftruncate(self._handle, os.pwrite(self._handle, self._record(state), 0))
+        except OSError as error:
+            raise named(error, "write", "state_file", self.path) from error
         finally:
             fcntl.flock(self._handle, _UNLOCK)
         _log.warning(
@@ -430,75 +425,36 @@ class StateFile:
             why = "is not whole"
         _log.warning("state_file=%s %s; starting with an empty bucket", self.path, why)
         state = arithmetic_of(self.rate).drained(self._clock_ns(), self.rate)
-        whole = self._record(state)
-        with self._named_errors("write"):
-            os.pwrite(self._handle, whole, 0)
-            os.ftruncate(self._handle, len(whole))
+        try:
+            os.ftruncate(self._handle, os.pwrite(self._handle, self._record(state), 0))
+        except OSError as error:
+            raise named(error, "write", "state_file", self.path) from error
         return state
 
-    def _merge_deleted(self, state: State) -> State:
-        """Add the state of a deleted file to the new one; its reservations become void."""
-        assert self._moved_from is not None
-        old, old_terms = self._moved_from
-        self._moved_from = None
-        now_ns = self._clock_ns()
-        arithmetic = arithmetic_of(self.rate)
+    def _add(self, seen: "_Seen", state: State) -> State:
+        """Add what this process saw to a state that lacks it; waiting reservations become void."""
+        _log.warning("state_file=%s has an earlier state; adding what is known", self.path)
+        now_ns, arithmetic = self.now_ns, arithmetic_of(self.rate)
+        old = seen.state
         if type(old) is not type(state):
             old = arithmetic.drained(now_ns, self.rate, old.granted)
         joined = arithmetic.joined(state, old, now_ns, self.rate)
-        terms = self.terms._replace(penalties=max(self.terms.penalties, old_terms.penalties) - 1)
-        pause_ns = max(0, old_terms.paused_ns - now_ns)
-        joined, terms = arithmetic.penalise(joined, terms, now_ns, pause_ns, self.rate)
-        self.write(joined, terms._replace(epoch=secrets.randbits(62)))
+        terms = max(self.terms, seen.terms, key=lambda terms: terms.penalties)
+        pause_ns = max(0, self.terms.paused_ns - now_ns, seen.terms.paused_ns - now_ns)
+        before_pause = terms._replace(paused_ns=0)
+        joined, paused = arithmetic.penalise(joined, before_pause, now_ns, pause_ns, self.rate)
+        self._serial = self._serial if seen.serial == _ANY_SERIAL else seen.serial
+        epoch = secrets.randbits(62)
+        self.write(joined, paused._replace(epoch=epoch, penalties=terms.penalties))
         return joined
 
-    def _is_public(self) -> bool:
-        """Whether other users may put files into the folder."""
-        return bool(os.stat(self.path.parent).st_mode & stat.S_IWOTH)
 
-    def _refuse_unsafe(self, path: Path) -> None:
-        """Refuse a file that another user may have put there."""
-        try:
-            found = os.lstat(path)
-        except FileNotFoundError:
-            return
-        if stat.S_ISLNK(found.st_mode):
-            if self._is_public():
-                raise OSError(
-                    errno.ELOOP,
-                    f"{path} is a symbolic link in a folder that every user may write to; choose a "
-                    "folder of your own",
-                )
-            found = os.stat(path)
-        if found.st_uid != os.geteuid():
-            raise PermissionError(
-                errno.EPERM,
-                f"{path} belongs to uid={found.st_uid}, this process runs as uid={os.geteuid()}; "
-                "choose another path, or run both as one user",
-            )
+class _Seen(NamedTuple):
+    """What a process remembers of the last record that it read or wrote."""
 
-    @contextmanager
-    def _named_errors(self, verb: str) -> Generator[None]:
-        """Add the file's name and a remedy to errors of the system."""
-        try:
-            yield
-        except BlockingIOError:
-            raise
-        except OSError as error:
-            remedy = _REMEDIES.get(error.errno or 0, "")
-            raise type(error)(
-                error.errno,
-                f"cannot {verb} state_file={str(self.path)!r}: {error.strerror or error}{remedy}",
-            ) from error
-
-
-_REMEDIES = {
-    errno.EROFS: "; choose a folder that can be written to (tool_config.rate_limit_file)",
-    errno.EACCES: "; choose a folder of your own (tool_config.rate_limit_file)",
-    errno.ENOSPC: "; make room, or choose a path on another disk (tool_config.rate_limit_file)",
-    errno.ENOLCK: "; this file system has no locks, choose a local one "
-    "(tool_config.rate_limit_file)",
-}
+    serial: int
+    state: State
+    terms: Terms
 
 
 def peek(path: Path) -> "Found":
@@ -527,6 +483,7 @@ class Found(NamedTuple):
     clock_id: bytes
     prefix_bytes: int
     terms: Terms
+    serial: int
     state: State
 
 
@@ -546,8 +503,8 @@ def _found_in(record: bytes) -> Found | None:
     if not SLOWEST_PACE <= terms.pace <= FULL_PACE or not 0 <= terms.penalties < _MOST_COUNTED:
         return None
     prefix_bytes = terms_at + _TERMS.size
-    state = _unpacked(record[prefix_bytes:-4], rate)
-    return None if state is None else Found(rate, clock_id, prefix_bytes, terms, state)
+    unpacked = _unpacked(record[prefix_bytes:-4], rate)
+    return None if unpacked is None else Found(rate, clock_id, prefix_bytes, terms, *unpacked)
 
 
 @lru_cache(maxsize=16)
@@ -561,36 +518,40 @@ def _rate_of(per_minute: float, burst: int, min_interval_s: float, weights: byte
 
 
 def _is_whole(record: bytes) -> bool:
-    return zlib.crc32(record[:-4]).to_bytes(4, "little") == record[-4:]
+    return zlib.crc32(record) == _WHOLE
 
 
-def _sealed(state: State, prefix_crc: int) -> bytes:
+def _sealed(serial: int, state: State, prefix_crc: int) -> bytes:
     if isinstance(state, Arrivals):
-        payload = _ARRIVALS.pack(*state)
+        payload = _ARRIVALS.pack(serial, *state)
     else:
         own, *others = state
         payload = b"".join(
-            n.to_bytes(_SPREAD_BYTES, "little", signed=True) for n in (*own, *others)
+            n.to_bytes(_SPREAD_BYTES, "little", signed=True) for n in (serial, *own, *others)
         )
     return payload + zlib.crc32(payload, prefix_crc).to_bytes(4, "little")
 
 
-def _unpacked(payload: bytes, rate: Rate) -> State | None:
+def _unpacked(payload: bytes, rate: Rate) -> tuple[int, State] | None:
+    """The serial number and the state; None if the limiter did not write them."""
     if not rate.weights:
         if len(payload) != _ARRIVALS.size:
             return None
-        arrivals = Arrivals(*_ARRIVALS.unpack(payload))
-        is_sound = min(arrivals) >= 0 and arrivals.tat_parts < rate.parts_per_ns
-        return arrivals if is_sound and arrivals.granted < _MOST_COUNTED else None
-    sources = len(rate.weights)
-    if len(payload) != _SPREAD_BYTES * (sources + len(Spread._fields) - 1):
-        return None
-    numbers = [
-        int.from_bytes(payload[at : at + _SPREAD_BYTES], "little", signed=True)
-        for at in range(0, len(payload), _SPREAD_BYTES)
-    ]
-    spread = Spread(tuple(numbers[:sources]), *numbers[sources:])
-    return spread if min(numbers) >= 0 and spread.granted < _MOST_COUNTED else None
+        serial, *numbers = _ARRIVALS.unpack(payload)
+        state = Arrivals(*numbers)
+        is_sound = numbers[1] < rate.parts_per_ns
+    else:
+        sources = len(rate.weights)
+        if len(payload) != _SPREAD_BYTES * (1 + sources + len(Spread._fields) - 1):
+            return None
+        serial, *numbers = (
+            int.from_bytes(payload[at : at + _SPREAD_BYTES], "little", signed=True)
+            for at in range(0, len(payload), _SPREAD_BYTES)
+        )
+        state = Spread(tuple(numbers[:sources]), *numbers[sources:])
+        is_sound = True
+    is_sound = is_sound and min(numbers) >= 0 and state.granted < _MOST_COUNTED
+    return (serial, state) if is_sound and 0 <= serial < _MOST_COUNTED else None
 
 
 def arithmetic_of(rate: Rate) -> Any:
@@ -647,6 +608,12 @@ _OFFSET_NS = _namespace_offset_ns()
 def boottime_ns() -> int:
     """Nanoseconds since boot, with suspension; the same for all processes, and never set back."""
     return time.clock_gettime_ns(_BOOT_CLOCK) - _OFFSET_NS
+
+
+def wall_clock() -> Callable[[], int]:
+    """The time of the wall clock, which goes on as the boot clock: a later jump has no effect."""
+    ahead_ns = time.time_ns() - boottime_ns()
+    return lambda: boottime_ns() + ahead_ns
 
 
 _open_files = after_fork(StateFile._after_fork)  # pyright: ignore[reportPrivateUsage]

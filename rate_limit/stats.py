@@ -3,8 +3,9 @@
 `<path>.stats` holds cells of one page. The first cell is common: the number of resets, and a ring
 of (time, calls granted until then) with one sample a second while calls come. Every other cell
 belongs to the process that has locked the cell's byte; the next process continues its sums. A
-process counts 18 sources separately and the others as one. It writes its cell on the slow path of
-the limiter, so the counters are behind by the calls of 10 ms at most.
+process counts 18 sources separately and the others as one. It writes its cell when calls wait or
+are refused, and each 10 ms while calls pass at once. The counters are behind by the calls of the
+last 10 ms, until the next call.
 
 Counting never stops a call. If the file cannot be used, the process counts in memory and logs one
 warning. The total of granted calls and the penalties come from the limiter's record.
@@ -14,7 +15,6 @@ import atexit
 import logging
 import os
 import socket
-import stat
 import threading
 import time
 from array import array
@@ -22,14 +22,18 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from rate_limit.forks import after_fork
 from rate_limit.gcra import FULL_PACE, SECOND_NS, pace_at
+from rate_limit.own_file import open_own
 from rate_limit.queues import ByteLocks
 from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot, SourceSnapshot, wait_bucket
-from rate_limit.state_file import WALL_CLOCK, Counts, StateFile, boottime_ns, peek
+from rate_limit.state_file import WALL_CLOCK, StateFile, boottime_ns, peek
 
 _log = logging.getLogger(__name__)
+
+Counts: TypeAlias = "array[int]"
 
 _CELL = 512
 """Layout of a cell in numbers of 8 bytes: magic, abandoned slots, then one block per source."""
@@ -45,6 +49,7 @@ _BLOCK = _WAITS + len(WAIT_BOUNDS_S) + 1
 _BLOCKS = range(2, _CELL - _BLOCK + 1, _BLOCK)
 _OTHERS = "(others)"
 _RING = 64
+_WRITE_NS = SECOND_NS // 100
 _MINUTE_NS = 60 * SECOND_NS
 
 
@@ -66,8 +71,11 @@ class Stats:
         _all_stats.add(self)
 
     def count(self, calls: Mapping[str, int]) -> None:
-        """Count calls of these sources that passed at once."""
-        with self._changing():
+        """Count calls of these sources that passed at once, after `sample`; writes each 10 ms."""
+        is_due = self._now_ns - self._written_ns >= _WRITE_NS
+        if is_due:
+            self._written_ns = self._now_ns
+        with self._changing() if is_due else self._mutex:
             for source, n in calls.items():
                 counts, at = self.at_once.get(source) or self._add_block(source)
                 counts[at] += n
@@ -96,6 +104,7 @@ class Stats:
 
     def sample(self, now_ns: int, granted: int) -> None:
         """Write a sample of the calls granted until now, once a second."""
+        self._now_ns = now_ns
         second = now_ns // SECOND_NS
         if second == self._sampled_s:
             return
@@ -149,11 +158,12 @@ class Stats:
         """Source -> the index of its counter of calls that passed at once."""
 
         self._sampled_s = -1
+        self._now_ns = self._written_ns = 0
 
     def _claim(self) -> None:
         """Take a cell of the file with its previous sums."""
         try:
-            locks = ByteLocks(_open(self.path, os.O_RDWR | os.O_CREAT))
+            locks = ByteLocks(open_own(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW))
             cell = next((c for c in range(1, _MOST_PROCESSES) if locks.lock(c)), None)
             if cell is None:
                 raise OSError(f"{_MOST_PROCESSES} processes count in it")
@@ -234,8 +244,9 @@ def snapshot_of(path: Path, clock_ns: Callable[[], int] | None = None) -> Snapsh
         OSError: the file is missing or cannot be read.
         ValueError: the file is not a limiter's state.
     """
-    rate, clock_id, _, terms, state = peek(path)
-    across_hosts = clock_id == WALL_CLOCK
+    found = peek(path)
+    rate, terms, state = found.rate, found.terms, found.state
+    across_hosts = found.clock_id == WALL_CLOCK
     now_ns = (clock_ns or (time.time_ns if across_hosts else boottime_ns))()
     cells = _Cells(_stats_path(path, across_hosts))
     granted = cells.granted_since(now_ns - _MINUTE_NS, now_ns, state.granted)
@@ -257,16 +268,6 @@ def _stats_path(path: Path, across_hosts: bool) -> Path:
     return path.with_name(f"{path.name}{host}.stats")
 
 
-def _open(path: Path, flags: int) -> int:
-    """Open the file without waiting, if it belongs to this user."""
-    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-        os.close(handle)
-        raise PermissionError(f"{path} is no file of this user's own")
-    return handle
-
-
 def _resets_in(handle: int) -> bytes:
     return os.pread(handle, 8, 8 * _RESETS).ljust(8, b"\0")
 
@@ -283,7 +284,7 @@ def _clear(counts: Counts) -> None:
 def _clear_cells(path: Path) -> None:
     """Clear all cells; living processes notice it and start from 0."""
     with suppress(OSError):  # a failure of the statistics must not prevent the reset
-        locks = ByteLocks(_open(path, os.O_RDWR))
+        locks = ByteLocks(open_own(path, os.O_RDWR | os.O_NOFOLLOW))
         common = _numbers(os.pread(locks.handle, _CELL_BYTES, 0))
         if len(common) < 2 or common[0] != _MAGIC:
             return
@@ -304,7 +305,7 @@ class _Cells:
         self._sums: dict[str, Counter[int]] = {}
         self.abandoned = 0
         with suppress(OSError):
-            self._read(ByteLocks(_open(path, os.O_RDONLY)))
+            self._read(ByteLocks(open_own(path, os.O_RDONLY | os.O_NOFOLLOW)))
 
     def granted_since(self, then_ns: int, now_ns: int, granted: int) -> int:
         """Calls granted from `then_ns` until now, given `granted` calls in total."""

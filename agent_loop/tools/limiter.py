@@ -52,6 +52,7 @@ def make_limiter(tools: ToolConfig, mixed: MixedConfig) -> Limiter:
         ValueError: another run uses the same limiter with other limits, or the limits contradict
             each other.
         OSError: the state file cannot be used.
+        RuntimeError: several nodes share the file, and this node's clock is wrong.
     """
     rate, path, settings = rate_of(tools, mixed), state_path(tools, mixed), mixed.rate_limit
     limits = (rate.per_minute, rate.burst, rate.min_interval_s)

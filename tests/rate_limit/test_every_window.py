@@ -1,15 +1,14 @@
 """64 processes hammer one file; of all windows there are, none holds too many granted calls.
 
-What is promised is the granted instant, so that is recorded: the time read in the fast lane, the
-start of a reservation that was written, and with shares the nanosecond at which the spare token
-came into being that a waiter had counted on. Nothing is sampled or rounded.
+What is promised is the granted instant, so that is recorded: the start of a reservation that was
+written, and with shares the nanosecond at which the spare token came into being that a waiter had
+counted on. Nothing is sampled or rounded.
 """
 
 import asyncio
 import multiprocessing
 import pickle
 import random
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -27,22 +26,19 @@ from rate_limit import file_limiter, shares
 from rate_limit.file_limiter import FileRateLimiter, LimiterTimeout, boottime_ns
 from rate_limit.gcra import SECOND_NS, Rate, Terms
 from rate_limit.shares import Grant, Spread
-from rate_limit.state_file import Counts, State, StateFile
+from rate_limit.state_file import State, StateFile
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
 
 FORK = multiprocessing.get_context("fork")
 PROCESSES = 64
-LANE_S, MIXED_S = 0.7, 1.5
+ONE_BY_ONE_S, MIXED_S = 0.7, 1.5
 
 
 @dataclass(kw_only=True)
 class Record:
     """What was granted in one process."""
-
-    in_lane: list[int] = field(default_factory=list[int])
-    """Instants (ns), of a call each."""
 
     reserved: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """Instants and calls."""
@@ -62,17 +58,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.record = Record()
-        self._last = threading.local()
         self._tried: dict[State, tuple[State, list[Any], tuple[int | None, ...] | None]] = {}
-
-    def clock_ns(self) -> int:
-        """The time; remembered for this thread."""
-        self._last.now_ns = now_ns = boottime_ns()
-        return now_ns
-
-    def passed_in_lane(self) -> None:
-        """The lane reads the time once, under the lock, so that was the last time read."""
-        self.record.in_lane.append(self._last.now_ns)
 
     def read(self) -> None:
         """What was tried before was written and is recorded, or was not."""
@@ -134,16 +120,9 @@ class RecordedFile(StateFile):
         super().write(state, terms)
         RECORDER.written(state)
 
-    def pass_now(self, blocking: bool, count: tuple[Counts, int]) -> bool:
-        passed = super().pass_now(blocking, count)
-        if passed:
-            RECORDER.passed_in_lane()
-        return passed
 
-
-def limiter_of(path: Path, rate: Rate, **options: Any) -> FileRateLimiter:
-    weights = dict(rate.weights) or None
-    return FileRateLimiter(path, rate.per_minute, rate.burst, shares=weights, **options)
+def limiter_of(path: Path, rate: Rate) -> FileRateLimiter:
+    return FileRateLimiter(path, rate.per_minute, rate.burst, shares=dict(rate.weights) or None)
 
 
 def hammer(place: int, path: Path, rate: Rate, begin: "Event", ends_ns: Any) -> None:
@@ -153,10 +132,10 @@ def hammer(place: int, path: Path, rate: Rate, begin: "Event", ends_ns: Any) -> 
     shares.reserve = RECORDER.tries(shares.reserve)
     shares.confirm = RECORDER.looks_again(shares.confirm)
     begin.wait()
-    limiter = limiter_of(path, rate, clock_ns=RECORDER.clock_ns)
+    limiter = limiter_of(path, rate)
     sources = [name for name, _ in rate.weights if name] or [""]
     source, rng = sources[place // 4 % len(sources)], random.Random(place)
-    lane_end_ns, end_ns = ends_ns
+    one_by_one_end_ns, end_ns = ends_ns
 
     def try_until(end_ns: int, most: int) -> None:
         while boottime_ns() < end_ns:
@@ -179,7 +158,7 @@ def hammer(place: int, path: Path, rate: Rate, begin: "Event", ends_ns: Any) -> 
     async def wait_in_eight_coroutines() -> None:
         await asyncio.gather(*(wait_async() for _ in range(8)))
 
-    try_until(lane_end_ns, most=1)  # nobody waits yet, so the lane lets pass
+    try_until(one_by_one_end_ns, most=1)  # nobody waits yet
     if place % 4 == 0:
         try_until(end_ns, most=2)
     elif place % 4 == 1:
@@ -202,8 +181,8 @@ def hammered(path: Path, rate: Rate) -> list[Record]:
     ]
     for process in running:
         process.start()
-    lane_end_ns = boottime_ns() + int(LANE_S * SECOND_NS)
-    ends_ns[:] = [lane_end_ns, lane_end_ns + int(MIXED_S * SECOND_NS)]
+    first_end_ns = boottime_ns() + int(ONE_BY_ONE_S * SECOND_NS)
+    ends_ns[:] = [first_end_ns, first_end_ns + int(MIXED_S * SECOND_NS)]
     begin.set()
     for process in running:
         process.join()
@@ -215,8 +194,7 @@ def hammered(path: Path, rate: Rate) -> list[Record]:
 
 def grants_of(records: list[Record], rate: Rate) -> list[tuple[int, int]]:
     """Instants and calls, in order."""
-    grants = [(now_ns, 1) for record in records for now_ns in record.in_lane]
-    grants += [grant for record in records for grant in record.reserved]
+    grants = [grant for record in records for grant in record.reserved]
     spreads = [spread for record in records for spread in record.spreads]
     spreads.sort(key=lambda spread: (spread.spilt, sum(spread.own)))
     for mark, now_ns, n in [spare for record in records for spare in record.spare]:
@@ -283,7 +261,6 @@ def test_64_processes_keep_the_rate_in_every_window_and_use_it_up(
         earned = rate.per_minute * (grants[-1][0] - grants[0][0]) / (60 * SECOND_NS)
         assert calls + unused == limiter_of(path, rate).snapshot().granted
         assert most_beyond(grants, rate) <= rate.burst
-        assert any(record.in_lane for record in records) == (shares is None)
         assert any(record.spare for record in records) == (shares is not None)
         used = max(used, calls / earned)
         if used >= least_used:

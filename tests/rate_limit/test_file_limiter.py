@@ -51,6 +51,24 @@ async def test_coroutines_wait_the_same(path: Path, clock: FakeClock):
     assert [await limiter.acquire_async() for _ in range(5)] == [0.0, 0.0, 0.0, 0.5, 0.5]
 
 
+async def test_entering_the_limiter_waits_for_one_call(path: Path, clock: FakeClock):
+    limiter = limiter_at(path, clock, burst=2)
+    with limiter as waited_s:
+        assert waited_s == 0.0
+    async with limiter as waited_s:
+        assert waited_s == 0.0
+    with limiter as waited_s:
+        assert waited_s == 0.5
+    async with limiter as waited_s:
+        assert waited_s == 0.5
+    assert limiter.snapshot().granted == 4
+
+
+def test_the_burst_is_one_unless_given(path: Path, clock: FakeClock):
+    limiter = FileRateLimiter(path, 60, clock_ns=clock)
+    assert [limiter.try_acquire() for _ in range(2)] == [True, False]
+
+
 def test_a_wait_is_one_sleep(path: Path, clock: FakeClock):
     limiter = limiter_at(path, clock)
     limiter.acquire(3)

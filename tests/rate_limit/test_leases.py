@@ -275,6 +275,16 @@ def keeper_of(per_minute: float, burst: int, **shares: float) -> Keeper:
     return Keeper(limits, BEGIN_NS, fresh=True)
 
 
+def test_the_example_of_the_module():
+    rate = Rate(per_minute=600, burst=11)
+    smaller, linger_ns = split_burst(rate)
+    assert (smaller.burst, linger_ns) == (8, SECOND_NS // 4)
+    pool = LeasePool("example", rate)
+    asked_ns, received_ns, delay_ns = 100 * SECOND_NS, 100_020 * MILLISECOND_NS, 40 * MILLISECOND_NS
+    slot = pool._slot(delay_ns, 1, asked_ns, received_ns)
+    assert (slot.from_ns, slot.until_ns) == (100_060 * MILLISECOND_NS, 100_290 * MILLISECOND_NS)
+
+
 def test_a_refused_call_consumes_nothing_and_learns_how_far_its_slot_is():
     keeper = keeper_of(per_minute=60, burst=1)
     keeper.ask("p", ask(*wants("", 2)), BEGIN_NS)

@@ -251,7 +251,7 @@ def test_a_disk_that_fills_up_later_does_not_matter(small_disk: Path):
 
 def test_a_read_only_disk_is_named(small_disk: Path):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(OSError, match=r"cannot open state_file=.*choose a folder that can be"):
+    with pytest.raises(OSError, match=r"cannot open state_file=.*use a folder that can be"):
         FileRateLimiter(small_disk / "rate", per_minute=60, burst=5)
 
 

@@ -137,6 +137,15 @@ def test_two_drivers_share_one_limit(cluster: str, make: Callable[..., RayRateLi
     assert limiter.snapshot().sources[""].granted == 600
 
 
+async def test_entering_the_limiter_waits_for_one_call(make: Callable[..., RayRateLimiter]):
+    limiter = make(**FAST)
+    with limiter as waited_s:
+        assert waited_s >= 0.0
+    async with limiter as waited_s:
+        assert waited_s >= 0.0
+    assert limiter.snapshot().sources[""].granted == 2
+
+
 def test_a_driver_with_other_limits_is_refused(cluster: str, make: Callable[..., RayRateLimiter]):
     limiter = make(**FAST)
     with driver(cluster, limiter.name, 7) as process:

@@ -45,6 +45,21 @@ def burst_of(source: str, rate: Rate) -> int:
     return buckets.sizes[buckets.place.get(source, buckets.place[""])] // buckets.token
 
 
+def test_the_example_of_the_module():
+    rate = Rate(per_minute=60, burst=6, shares={"a": 3, "b": 1, "": 1})
+    spread, grants = shares.drained(0, rate), list[Grant]()
+    for _ in range(6):
+        grant, spread = shares.reserve(spread, 0, 1, rate, source="a")
+        grants.append(grant)
+    expected_s = [1.67, 3.33, 5.0, 6.67, 7.5, 8.33]
+    assert [round(grant.start_ns / SECOND_NS, 2) for grant in grants] == expected_s
+    assert [grant.mark is not None for grant in grants] == [False] * 4 + [True, False]
+    of_b, spread = shares.reserve(spread, 6 * SECOND_NS, 1, rate, source="b")
+    assert of_b.start_ns == 6 * SECOND_NS
+    again, _ = shares.confirm(grants[4], spread, 7500 * MS, 1, rate, source="a")
+    assert again == Grant(10 * SECOND_NS)
+
+
 class Callers:
     """Callers that sleep as they are told, and look again when they wake."""
 

@@ -368,7 +368,7 @@ def test_a_folder_one_may_not_write_to_is_an_error(
 ):
     number, kind, words = start(open_as_nobody, Path("/usr")).hear()
     assert (number, kind) == (errno.EACCES, PermissionError)
-    assert "cannot open slots_file=/usr/slots: this user may not write there; use a" in words
+    assert "cannot open slots_file='/usr/slots': this user may not write there; use a" in words
 
 
 def open_without_room(path: Path, report: Connection) -> None:
@@ -384,5 +384,5 @@ def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(
 ):
     number, words = start(open_without_room, path).hear()
     assert number == errno.EFBIG
-    assert f"cannot open slots_file={path}: " in words
+    assert f"cannot open slots_file='{path}': " in words
     assert list(path.parent.iterdir()) == []

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rate_limit import state_file
 from rate_limit.gcra import SECOND_NS, Arrivals, Rate, Terms, drained, penalise
-from rate_limit.state_file import CHECK_NS, FARTHEST_NS, OnConfigChange, StateFile, peek
+from rate_limit.state_file import FARTHEST_NS, OnConfigChange, StateFile, peek
 
 RATE = Rate(per_minute=60, burst=5)
 NOW_NS = 10**12
@@ -113,6 +113,8 @@ def test_a_file_that_never_was_a_limiters_is_not_written_over(tmp_path: Path):
         {"arrivals": {"granted": 2**63 - 1}},
         {"arrivals": {"tat_parts": 10**9}},
         {"arrivals": {"tat_ns": -1}},
+        {"serial": -1},
+        {"serial": 2**63 - 1},
     ],
 )
 def test_nonsense_under_a_right_checksum_is_not_believed(tmp_path: Path, change: dict[str, Any]):
@@ -126,7 +128,7 @@ def test_nonsense_under_a_right_checksum_is_not_believed(tmp_path: Path, change:
     terms = Terms()._replace(**change.get("terms", {}))
     arrivals = ARRIVALS._replace(**change.get("arrivals", {}))
     hostile = state_file._HEADER.pack(*header) + weights + state_file._TERMS.pack(*terms)
-    hostile += state_file._ARRIVALS.pack(*arrivals)
+    hostile += state_file._ARRIVALS.pack(change.get("serial", NOW_NS), *arrivals)
     path.write_bytes(hostile + zlib.crc32(hostile).to_bytes(4, "little"))
 
     with pytest.raises(ValueError, match="no record of a limiter"):
@@ -233,59 +235,46 @@ def test_another_rate_is_adopted_on_request_with_an_empty_bucket(tmp_path: Path)
     assert old.terms.epoch != epoch  # who waits under the old rate reserves again
 
 
-@pytest.fixture
-def now_ns() -> list[int]:
-    """A clock: its last entry."""
-    return [NOW_NS]
-
-
-def deleted_later(now_ns: list[int], path: Path) -> None:
-    path.unlink()
-    now_ns.append(now_ns[-1] + CHECK_NS + 1)
-
-
-def test_a_deleted_file_is_made_again_with_its_state(tmp_path: Path, now_ns: list[int]):
+def test_a_deleted_file_is_made_again_with_its_state(tmp_path: Path):
     path = tmp_path / "rate"
-    first, second = (StateFile(path, RATE, lambda: now_ns[-1]) for _ in range(2))
+    first, second = file_at(path), file_at(path)
     paused, terms = penalise(ARRIVALS, Terms(), NOW_NS, 90 * SECOND_NS, RATE)
     assert first.lock(blocking=False)
     first.read()
     first.write(paused, terms)
     first.unlock()
     read_once(second)
-    deleted_later(now_ns, path)
+    path.unlink()
     found = read_once(second)
     assert found.tat_ns == paused.tat_ns
     assert found.granted == ARRIVALS.granted
     assert second.terms.paused_ns == terms.paused_ns
     assert second.terms.epoch != terms.epoch  # who waits under the old file reserves again
     assert read_once(first) == found
-    assert read_once(StateFile(path, RATE, lambda: now_ns[-1])) == found
+    assert read_once(file_at(path)) == found
 
 
 def test_a_newcomer_after_a_deletion_finds_an_empty_bucket(tmp_path: Path):
     path = tmp_path / "rate"
     read_once(file_at(path))
     path.unlink()
-    assert read_once(file_at(path)).tat_ns > drained(NOW_NS + CHECK_NS, RATE).tat_ns
+    assert_drained(read_once(file_at(path)))
 
 
-def test_a_file_put_in_place_of_another_is_noticed(tmp_path: Path, now_ns: list[int]):
+def test_a_file_put_in_place_of_another_is_noticed(tmp_path: Path):
     path = tmp_path / "rate"
-    file = StateFile(path, RATE, lambda: now_ns[-1])
+    file = file_at(path)
     write_once(file)
     path.rename(tmp_path / "elsewhere")
-    now_ns.append(NOW_NS + CHECK_NS + 1)
-    write_once(StateFile(path, RATE, lambda: now_ns[-1]), ARRIVALS._replace(granted=70))
+    write_once(file_at(path), ARRIVALS._replace(granted=70))
     assert read_once(file).granted == 70
 
 
-def test_a_deleted_folder_is_made_again(tmp_path: Path, now_ns: list[int]):
+def test_a_deleted_folder_is_made_again(tmp_path: Path):
     path = tmp_path / "folder" / "rate"
-    file = StateFile(path, RATE, lambda: now_ns[-1])
+    file = file_at(path)
     write_once(file)
     shutil.rmtree(path.parent)
-    now_ns.append(NOW_NS + CHECK_NS + 1)
     assert read_once(file).granted == ARRIVALS.granted
 
 
@@ -321,7 +310,9 @@ def test_a_system_without_locks_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    with pytest.raises(OSError, match=r"cannot lock state_file=.*choose a local one") as caught:
+    with pytest.raises(
+        OSError, match=r"cannot lock state_file=.*has no locks; use a folder on a local disk"
+    ) as caught:
         file.lock(blocking=False)
     assert caught.value.errno == errno.ENOLCK
 

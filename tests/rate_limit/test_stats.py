@@ -50,6 +50,15 @@ def test_calls_waits_and_refusals_are_told_by_source(tmp_path: Path):
     assert (found.per_minute, found.burst) == (60.0, 2)
 
 
+def test_a_single_call_is_seen_by_others_at_once(tmp_path: Path):
+    clock = FakeClock()
+    limiter = limiter_at(tmp_path / "rate", clock, burst=5)
+    for seen in (1, 2):
+        limiter.acquire(source="nq")
+        assert snapshot_of(tmp_path / "rate", clock).sources["nq"].granted == seen
+        clock.now_ns += SECOND_NS // 100
+
+
 def test_who_waits_is_seen_while_it_waits(tmp_path: Path):
     clock = FakeClock()
     limiter = limiter_at(tmp_path / "rate", clock)
