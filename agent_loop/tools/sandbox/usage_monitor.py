@@ -248,7 +248,9 @@ def inner_pid(pid: int) -> int:
 
 def _has_ended(pidfd: int, wait_s: float) -> bool:
     """Whether a process has ended; also one whose parent has not asked for its exit code."""
-    return bool(select.select([pidfd], [], [], wait_s)[0])
+    poll = select.poll()  # unlike select, it takes any number of descriptors
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(1000 * wait_s))
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import os
+import resource
 import signal
 import struct
 import subprocess
@@ -1079,6 +1080,16 @@ async def test_what_a_cell_leaves_ends_with_it(bubblewrap: Sandbox):
         "        if daemon:\n            os.setsid()\n            if os.fork():\n"
         "                os._exit(0)\n        while True:\n            pass"
     )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+        for _ in range(1100):  # a server with many connections has large descriptors
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        await _check_what_a_cell_leaves(bubblewrap, leave)
+
+
+async def _check_what_a_cell_leaves(bubblewrap: Sandbox, leave: str) -> None:
     async with bubblewrap.session(Limits(wall_s=5.0)) as session:
         assert (await session.run_cell("kept = 1\n" + leave)).result.return_code == 0
         assert not any(is_alive(pid) for pid in session._run._monitor._pids()[2:])
