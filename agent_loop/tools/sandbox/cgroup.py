@@ -12,14 +12,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agent_loop.tools.sandbox.program import Limits, SandboxUnavailable
+from agent_loop.tools.sandbox.usage_monitor import descendants
 
 CONTROLLERS = ("memory", "pids")
 HOW = "`systemd-run --user --scope -p Delegate=yes verl-mixed serve-tools ...` delegates one"
 _DELEGATED = ("user.delegate", "trusted.delegate")  # attributes that systemd sets
+_LOOKS = 3
+_MOVE_ROUNDS = 10  # a process can fork while its cgroup is emptied
 
 
 def find_delegated(proc: Path = Path("/proc/self")) -> Path:
-    """Folder of this process's cgroup, if it is delegated and this process is alone in it.
+    """Folder of this process's cgroup, if it is delegated and has only this process and its
+    descendants.
 
     Changes nothing.
 
@@ -34,18 +38,34 @@ def find_delegated(proc: Path = Path("/proc/self")) -> Path:
     if not places or not own:
         raise SandboxUnavailable("no cgroup v2 is mounted")
     folder = Path(places[0][4]) / os.path.relpath(own[0], places[0][3])
-    here = (folder / "cgroup.controllers").read_text().split()
+    try:
+        here = (folder / "cgroup.controllers").read_text().split()
+        others = _others(folder)
+    except OSError as error:
+        raise SandboxUnavailable(
+            f"the cgroup v2 of this process is not visible ({error})"
+        ) from error
     if missing := [name for name in CONTROLLERS if name not in here]:
         raise SandboxUnavailable(f"the cgroup v2 {folder} lacks {' and '.join(missing)}")
     if not any(_attribute(folder, name) == b"1" for name in _DELEGATED):
         raise SandboxUnavailable(f"the cgroup {folder} is not delegated; {HOW}")
     if not os.access(folder, os.W_OK) or not os.access(folder / "cgroup.procs", os.W_OK):
         raise SandboxUnavailable(f"the cgroup {folder} belongs to another user; {HOW}")
-    if others := {*(folder / "cgroup.procs").read_text().split()} - {str(os.getpid())}:
+    if others:
         raise SandboxUnavailable(
             f"the cgroup {folder} has {len(others)} further processes; {HOW} to the server alone"
         )
     return folder
+
+
+def _others(folder: Path) -> set[int]:
+    """Processes in a cgroup that are neither this process nor its descendants."""
+    own_pid, looks = os.getpid(), list[set[int]]()
+    # A process that starts or ends during a look can seem to be no descendant.
+    for _ in range(_LOOKS):
+        processes = {*map(int, (folder / "cgroup.procs").read_text().split())}
+        looks.append(processes - {own_pid, *descendants(own_pid)})
+    return set.intersection(*looks)
 
 
 def how_limited() -> str:
@@ -80,7 +100,7 @@ class Leaf:
 
 
 class Cgroups:
-    """Cgroups of runs below a delegated one, whose only process moves to a cgroup of its own."""
+    """Cgroups of runs below a delegated one, whose processes move to a cgroup of their own."""
 
     def __init__(self, delegated: Path) -> None:
         """Raises SandboxUnavailable: the kernel refuses."""
@@ -91,7 +111,10 @@ class Cgroups:
         try:
             server.mkdir(exist_ok=True)
             # Only a cgroup without processes can share its controllers out to those below it.
-            (server / "cgroup.procs").write_text(str(os.getpid()))
+            for _ in range(_MOVE_ROUNDS):
+                for pid in (delegated / "cgroup.procs").read_text().split():
+                    with suppress(ProcessLookupError):
+                        (server / "cgroup.procs").write_text(pid)
             (delegated / "cgroup.subtree_control").write_text(controllers)
         except OSError as error:
             raise SandboxUnavailable(f"no cgroups below {delegated}: {error}") from error

@@ -1128,6 +1128,23 @@ def test_a_cgroup_is_used_where_it_is_delegated_to_us_alone(
             find_delegated(proc)
 
 
+def test_the_servers_own_children_do_not_prevent_cgroups(tmp_path: Path):
+    with subprocess.Popen(["sleep", "60"]) as child:
+        processes = f"{os.getpid()}\n{child.pid}\n"
+        proc = _cgroup(tmp_path, controllers="memory pids", processes=processes, delegated=True)
+        try:
+            assert find_delegated(proc) == tmp_path / "cgroup" / "scope"
+        finally:
+            child.kill()
+
+
+def test_a_cgroup_outside_of_the_mount_is_not_used(tmp_path: Path):
+    proc = _cgroup(tmp_path, controllers="memory pids", processes="", delegated=True)
+    (proc / "cgroup").write_text("0::/elsewhere\n")
+    with pytest.raises(SandboxUnavailable, match="not visible"):
+        find_delegated(proc)
+
+
 # --- the filter ----------------------------------------------------------------------------------
 
 
