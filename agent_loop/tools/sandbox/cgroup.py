@@ -92,11 +92,23 @@ class Leaf:
         kernel asks for the rights of the process that opened it, since Linux 5.16."""
 
     def excess(self) -> str:
-        """The limit for which the kernel killed a process of the run; empty if none."""
+        """The limit for which the kernel killed a process of the run; empty if none.
+
+        Raises:
+            SandboxUnavailable: the kernel killed one although the run kept its limit.
+        """
         counts = dict(map(str.split, (self._folder / "memory.events").read_text().splitlines()))
-        if int(counts["oom_kill"]):
-            return f"its memory limit of {self._limits.memory_mb} MB"
-        return ""
+        if not int(counts["oom_kill"]):
+            return ""
+        # `oom` counts failures at this cgroup's own limit. `oom_kill` counts killed processes, also
+        # those that the kernel killed because the memory of the host was full.
+        if not int(counts["oom"]):
+            raise SandboxUnavailable(
+                "the kernel killed a program because the host, or a cgroup above the server's, ran "
+                "out of memory: the program's end says nothing; give the server more memory, or "
+                "fewer sandbox_workers"
+            )
+        return f"its memory limit of {self._limits.memory_mb} MB"
 
 
 class Cgroups:

@@ -33,7 +33,7 @@ from agent_loop.tools.sandbox import (
     choose_sandbox,
 )
 from agent_loop.tools.sandbox.bubblewrap import BubblewrapSandbox
-from agent_loop.tools.sandbox.cgroup import find_delegated
+from agent_loop.tools.sandbox.cgroup import Leaf, find_delegated
 from agent_loop.tools.sandbox.host import import_names, package_paths
 from agent_loop.tools.sandbox.inside.parts import read_parts, write_parts
 from agent_loop.tools.sandbox.landlock import LandlockSandbox
@@ -1143,6 +1143,21 @@ def test_a_cgroup_outside_of_the_mount_is_not_used(tmp_path: Path):
     (proc / "cgroup").write_text("0::/elsewhere\n")
     with pytest.raises(SandboxUnavailable, match="not visible"):
         find_delegated(proc)
+
+
+@pytest.mark.parametrize(
+    ("events", "excess"),
+    [("oom 0\noom_kill 0\n", ""), ("oom 4\noom_kill 5\n", "memory limit of 96 MB")],
+)
+def test_a_kill_for_the_runs_own_memory_is_its_limit(events: str, excess: str, tmp_path: Path):
+    (tmp_path / "memory.events").write_text(events)
+    assert excess in Leaf(tmp_path, -1, Limits(memory_mb=96)).excess()
+
+
+def test_a_kill_for_the_hosts_memory_is_no_verdict(tmp_path: Path):
+    (tmp_path / "memory.events").write_text("low 0\noom 0\noom_kill 2\n")
+    with pytest.raises(SandboxUnavailable, match="host"):
+        Leaf(tmp_path, -1, Limits()).excess()
 
 
 # --- the filter ----------------------------------------------------------------------------------
