@@ -118,6 +118,7 @@ class Cgroups:
         """Raises SandboxUnavailable: the kernel refuses."""
         self._folder = delegated
         self._numbers = itertools.count()
+        self._not_removed: list[Path] = []
         server = delegated / "server"
         controllers = " ".join(f"+{name}" for name in CONTROLLERS)
         try:
@@ -133,24 +134,60 @@ class Cgroups:
 
     @contextmanager
     def leaf(self, limits: Limits) -> Iterator[Leaf]:
-        """A new cgroup with these limits, removed at the end, when its processes are dead."""
+        """A new cgroup with these limits, removed at the end, when its processes are dead.
+
+        Raises:
+            SandboxUnavailable: the kernel refuses.
+        """
         folder = self._folder / f"run-{os.getpid()}-{next(self._numbers)}"
-        folder.mkdir()
         try:
-            settings = {
-                "memory.max": limits.memory_mb << 20,
-                "memory.swap.max": 0,
-                "memory.oom.group": 1,
-                "pids.max": limits.processes,
-            }
-            for name, value in settings.items():
-                with suppress(FileNotFoundError):  # memory.swap.max, if the kernel has no swap
-                    (folder / name).write_text(str(value))
-            procs = os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+            folder.mkdir()
+        except OSError as error:
+            raise SandboxUnavailable(f"no cgroup for a program: {error}") from error
+        try:
+            procs = _set_up(folder, limits)
             try:
                 yield Leaf(folder, procs, limits)
             finally:
                 os.close(procs)
         finally:
-            with suppress(OSError):
-                folder.rmdir()
+            self._not_removed.append(folder)
+            self.remove_ended()
+
+    def remove_ended(self) -> None:
+        """Remove the cgroups of runs that have ended.
+
+        If a zygote was killed with its runs, processes may still be dying. Their cgroups are
+        removed at a later call, because waiting here would stop the event loop.
+        """
+        self._not_removed = [folder for folder in self._not_removed if not _is_removed(folder)]
+
+
+def _set_up(folder: Path, limits: Limits) -> int:
+    """Set the limits of a run's cgroup; returns a descriptor of its `cgroup.procs`."""
+    settings = {
+        "memory.max": limits.memory_mb << 20,
+        "memory.swap.max": 0,
+        "memory.oom.group": 1,
+        "pids.max": limits.processes,
+    }
+    try:
+        for name, value in settings.items():
+            if name != "memory.swap.max" or (folder / name).exists():  # not if there is no swap
+                (folder / name).write_text(str(value))
+        return os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SandboxUnavailable(f"no cgroup for a program: {error}") from error
+
+
+def _is_removed(folder: Path) -> bool:
+    """Remove a cgroup, or else kill the processes in it; returns whether it is gone."""
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        with suppress(OSError):
+            (folder / "cgroup.kill").write_text("1")  # since Linux 5.14
+        return False
+    return True
