@@ -12,14 +12,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agent_loop.tools.sandbox.program import Limits, SandboxUnavailable
+from agent_loop.tools.sandbox.usage_monitor import descendants
 
 CONTROLLERS = ("memory", "pids")
 HOW = "`systemd-run --user --scope -p Delegate=yes verl-mixed serve-tools ...` delegates one"
 _DELEGATED = ("user.delegate", "trusted.delegate")  # attributes that systemd sets
+_LOOKS = 3
+_MOVE_ROUNDS = 10  # a process can fork while its cgroup is emptied
 
 
 def find_delegated(proc: Path = Path("/proc/self")) -> Path:
-    """Folder of this process's cgroup, if it is delegated and this process is alone in it.
+    """Folder of this process's cgroup, if it is delegated and has only this process and its
+    descendants.
 
     Changes nothing.
 
@@ -34,18 +38,34 @@ def find_delegated(proc: Path = Path("/proc/self")) -> Path:
     if not places or not own:
         raise SandboxUnavailable("no cgroup v2 is mounted")
     folder = Path(places[0][4]) / os.path.relpath(own[0], places[0][3])
-    here = (folder / "cgroup.controllers").read_text().split()
+    try:
+        here = (folder / "cgroup.controllers").read_text().split()
+        others = _others(folder)
+    except OSError as error:
+        raise SandboxUnavailable(
+            f"the cgroup v2 of this process is not visible ({error})"
+        ) from error
     if missing := [name for name in CONTROLLERS if name not in here]:
         raise SandboxUnavailable(f"the cgroup v2 {folder} lacks {' and '.join(missing)}")
     if not any(_attribute(folder, name) == b"1" for name in _DELEGATED):
         raise SandboxUnavailable(f"the cgroup {folder} is not delegated; {HOW}")
     if not os.access(folder, os.W_OK) or not os.access(folder / "cgroup.procs", os.W_OK):
         raise SandboxUnavailable(f"the cgroup {folder} belongs to another user; {HOW}")
-    if others := {*(folder / "cgroup.procs").read_text().split()} - {str(os.getpid())}:
+    if others:
         raise SandboxUnavailable(
             f"the cgroup {folder} has {len(others)} further processes; {HOW} to the server alone"
         )
     return folder
+
+
+def _others(folder: Path) -> set[int]:
+    """Processes in a cgroup that are neither this process nor its descendants."""
+    own_pid, looks = os.getpid(), list[set[int]]()
+    # A process that starts or ends during a look can seem to be no descendant.
+    for _ in range(_LOOKS):
+        processes = {*map(int, (folder / "cgroup.procs").read_text().split())}
+        looks.append(processes - {own_pid, *descendants(own_pid)})
+    return set.intersection(*looks)
 
 
 def how_limited() -> str:
@@ -72,50 +92,102 @@ class Leaf:
         kernel asks for the rights of the process that opened it, since Linux 5.16."""
 
     def excess(self) -> str:
-        """The limit for which the kernel killed a process of the run; empty if none."""
+        """The limit for which the kernel killed a process of the run; empty if none.
+
+        Raises:
+            SandboxUnavailable: the kernel killed one although the run kept its limit.
+        """
         counts = dict(map(str.split, (self._folder / "memory.events").read_text().splitlines()))
-        if int(counts["oom_kill"]):
-            return f"its memory limit of {self._limits.memory_mb} MB"
-        return ""
+        if not int(counts["oom_kill"]):
+            return ""
+        # `oom` counts failures at this cgroup's own limit. `oom_kill` counts killed processes, also
+        # those that the kernel killed because the memory of the host was full.
+        if not int(counts["oom"]):
+            raise SandboxUnavailable(
+                "the kernel killed a program because the host, or a cgroup above the server's, ran "
+                "out of memory: the program's end says nothing; give the server more memory, or "
+                "fewer sandbox_workers"
+            )
+        return f"its memory limit of {self._limits.memory_mb} MB"
 
 
 class Cgroups:
-    """Cgroups of runs below a delegated one, whose only process moves to a cgroup of its own."""
+    """Cgroups of runs below a delegated one, whose processes move to a cgroup of their own."""
 
     def __init__(self, delegated: Path) -> None:
         """Raises SandboxUnavailable: the kernel refuses."""
         self._folder = delegated
         self._numbers = itertools.count()
+        self._not_removed: list[Path] = []
         server = delegated / "server"
         controllers = " ".join(f"+{name}" for name in CONTROLLERS)
         try:
             server.mkdir(exist_ok=True)
             # Only a cgroup without processes can share its controllers out to those below it.
-            (server / "cgroup.procs").write_text(str(os.getpid()))
+            for _ in range(_MOVE_ROUNDS):
+                for pid in (delegated / "cgroup.procs").read_text().split():
+                    with suppress(ProcessLookupError):
+                        (server / "cgroup.procs").write_text(pid)
             (delegated / "cgroup.subtree_control").write_text(controllers)
         except OSError as error:
             raise SandboxUnavailable(f"no cgroups below {delegated}: {error}") from error
 
     @contextmanager
     def leaf(self, limits: Limits) -> Iterator[Leaf]:
-        """A new cgroup with these limits, removed at the end, when its processes are dead."""
+        """A new cgroup with these limits, removed at the end, when its processes are dead.
+
+        Raises:
+            SandboxUnavailable: the kernel refuses.
+        """
         folder = self._folder / f"run-{os.getpid()}-{next(self._numbers)}"
-        folder.mkdir()
         try:
-            settings = {
-                "memory.max": limits.memory_mb << 20,
-                "memory.swap.max": 0,
-                "memory.oom.group": 1,
-                "pids.max": limits.processes,
-            }
-            for name, value in settings.items():
-                with suppress(FileNotFoundError):  # memory.swap.max, if the kernel has no swap
-                    (folder / name).write_text(str(value))
-            procs = os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+            folder.mkdir()
+        except OSError as error:
+            raise SandboxUnavailable(f"no cgroup for a program: {error}") from error
+        try:
+            procs = _set_up(folder, limits)
             try:
                 yield Leaf(folder, procs, limits)
             finally:
                 os.close(procs)
         finally:
-            with suppress(OSError):
-                folder.rmdir()
+            self._not_removed.append(folder)
+            self.remove_ended()
+
+    def remove_ended(self) -> None:
+        """Remove the cgroups of runs that have ended.
+
+        If a zygote was killed with its runs, processes may still be dying. Their cgroups are
+        removed at a later call, because waiting here would stop the event loop.
+        """
+        self._not_removed = [folder for folder in self._not_removed if not _is_removed(folder)]
+
+
+def _set_up(folder: Path, limits: Limits) -> int:
+    """Set the limits of a run's cgroup; returns a descriptor of its `cgroup.procs`."""
+    settings = {
+        "memory.max": limits.memory_mb << 20,
+        "memory.swap.max": 0,
+        "memory.oom.group": 1,
+        "pids.max": limits.processes,
+    }
+    try:
+        for name, value in settings.items():
+            if name != "memory.swap.max" or (folder / name).exists():  # not if there is no swap
+                (folder / name).write_text(str(value))
+        return os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SandboxUnavailable(f"no cgroup for a program: {error}") from error
+
+
+def _is_removed(folder: Path) -> bool:
+    """Remove a cgroup, or else kill the processes in it; returns whether it is gone."""
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        with suppress(OSError):
+            (folder / "cgroup.kill").write_text("1")  # since Linux 5.14
+        return False
+    return True

@@ -134,13 +134,23 @@ class Sandbox(ABC):
             return Zygote(self.launch(open_fds), self.name)
 
     def use_cgroups(self) -> None:
-        """Give each run a cgroup, where one is delegated to this process, which moves into one."""
+        """Give each run a cgroup, where one is delegated to this process.
+
+        This process and its descendants move into another cgroup below the delegated one. A
+        program is run to prove that runs enter their cgroups: Linux before 5.16 may refuse it.
+        Without cgroups, `why` says what is missing.
+        """
         with suppress(SandboxUnavailable):
             folder = find_delegated()
             try:
                 self._cgroups = Cgroups(folder)
+                with ThreadPoolExecutor(1) as pool:  # this thread may already run an event loop
+                    result = pool.submit(asyncio.run, self.run_python("")).result()
+                if result.status is not RunStatus.FINISHED:
+                    raise SandboxUnavailable(f"a program failed in a cgroup ({result.stderr})")
             except SandboxUnavailable as error:
-                self.why = f"{self.why}; not so: {error}"
+                self._cgroups = None
+                self.why += f", but that fails, so its memory is measured ({error})"
 
     @property
     def languages(self) -> list[str]:
@@ -155,6 +165,8 @@ class Sandbox(ABC):
                 if zygote is not None:
                     zygote.close()
                     self._zygotes[index] = None
+        if self._cgroups is not None:
+            self._cgroups.remove_ended()
 
     async def run_python(
         self, code: str, stdin: str = "", limits: Limits | None = None

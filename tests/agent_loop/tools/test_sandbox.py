@@ -33,8 +33,9 @@ from agent_loop.tools.sandbox import (
     Session,
     choose_sandbox,
 )
+from agent_loop.tools.sandbox import sandbox as sandbox_module
 from agent_loop.tools.sandbox.bubblewrap import BubblewrapSandbox
-from agent_loop.tools.sandbox.cgroup import find_delegated
+from agent_loop.tools.sandbox.cgroup import Cgroups, Leaf, find_delegated
 from agent_loop.tools.sandbox.host import import_names, package_paths
 from agent_loop.tools.sandbox.inside.parts import read_parts, write_parts
 from agent_loop.tools.sandbox.landlock import LandlockSandbox
@@ -1141,6 +1142,64 @@ def test_a_cgroup_is_used_where_it_is_delegated_to_us_alone(
     else:
         with pytest.raises(SandboxUnavailable, match=why):
             find_delegated(proc)
+
+
+def test_the_servers_own_children_do_not_prevent_cgroups(tmp_path: Path):
+    with subprocess.Popen(["sleep", "60"]) as child:
+        processes = f"{os.getpid()}\n{child.pid}\n"
+        proc = _cgroup(tmp_path, controllers="memory pids", processes=processes, delegated=True)
+        try:
+            assert find_delegated(proc) == tmp_path / "cgroup" / "scope"
+        finally:
+            child.kill()
+
+
+def test_a_cgroup_outside_of_the_mount_is_not_used(tmp_path: Path):
+    proc = _cgroup(tmp_path, controllers="memory pids", processes="", delegated=True)
+    (proc / "cgroup").write_text("0::/elsewhere\n")
+    with pytest.raises(SandboxUnavailable, match="not visible"):
+        find_delegated(proc)
+
+
+@pytest.mark.parametrize(
+    ("events", "excess"),
+    [("oom 0\noom_kill 0\n", ""), ("oom 4\noom_kill 5\n", "memory limit of 96 MB")],
+)
+def test_a_kill_for_the_runs_own_memory_is_its_limit(events: str, excess: str, tmp_path: Path):
+    (tmp_path / "memory.events").write_text(events)
+    assert excess in Leaf(tmp_path, -1, Limits(memory_mb=96)).excess()
+
+
+def test_a_kill_for_the_hosts_memory_is_no_verdict(tmp_path: Path):
+    (tmp_path / "memory.events").write_text("low 0\noom 0\noom_kill 2\n")
+    with pytest.raises(SandboxUnavailable, match="host"):
+        Leaf(tmp_path, -1, Limits()).excess()
+
+
+def test_a_cgroup_whose_processes_are_still_dying_is_removed_later(tmp_path: Path):
+    (tmp_path / "cgroup.procs").touch()
+    cgroups = Cgroups(tmp_path)
+    folder = tmp_path / f"run-{os.getpid()}-0"
+    # In a plain folder, this descriptor cannot be opened, and the files of settings remain.
+    with pytest.raises(SandboxUnavailable, match="no cgroup for a program"), cgroups.leaf(Limits()):
+        pass
+    assert (folder / "memory.max").read_text() == str(Limits().memory_mb << 20)
+    assert (folder / "cgroup.kill").read_text() == "1"
+    for file in folder.iterdir():
+        file.unlink()
+    cgroups.remove_ended()
+    assert not folder.exists()
+
+
+async def test_runs_work_where_they_cannot_enter_cgroups(
+    bubblewrap: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "cgroup.procs").touch()
+    monkeypatch.setattr(sandbox_module, "find_delegated", lambda: tmp_path)
+    monkeypatch.setattr(bubblewrap, "why", "isolated")
+    bubblewrap.use_cgroups()
+    assert "its memory is measured (no cgroup for a program" in bubblewrap.why
+    assert (await bubblewrap.run_python("print(1)")).stdout == "1\n"
 
 
 # --- the filter ----------------------------------------------------------------------------------
