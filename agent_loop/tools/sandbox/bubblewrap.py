@@ -4,6 +4,10 @@ A zygote sees the interpreter and its libraries read-only, and neither the netwo
 environment. Each run adds fresh pid, mount, network, ipc and uts namespaces, one small tmpfs, a
 user without capabilities, and a seccomp filter. When the first process of the pid namespace ends,
 the kernel kills everything that the program started. See bwrap(1), namespaces(7).
+
+Two points are weaker than they could be. Runs share the host's devices, so that two programs that
+run at the same time can exchange bits by record locks on /dev/null. And without a cgroup, memory of
+processes that live for a few milliseconds is not always counted.
 """
 
 import os
@@ -92,6 +96,7 @@ class BubblewrapSandbox(Sandbox):
                 uids=list(_UIDS) if is_root else [],
                 own_user_namespace=not is_root,
                 tmp=self._has_tmp,
+                read_only=list(_DEVICES),
             ),
             prefix=[
                 *self._argv,

@@ -2,9 +2,10 @@
 
 This is for machines that deny user namespaces, as many containers do. A program may read the
 interpreter and the system's libraries, and may read and write its own folder. The seccomp filter
-refuses sockets, further processes and signals. Two points are weaker than with namespaces:
+refuses sockets, further processes and signals. Three points are weaker than with namespaces:
 
 - a program can find out whether a path exists (`stat`), because Landlock does not restrict that;
+- a program can find out which process numbers of the host are in use (`getpgid`);
 - the size of its folder on the host's disk is only checked five times a second.
 
 See landlock(7), seccomp(2). It needs Linux 5.13 (Landlock ABI 1). The library sandlock 0.9 is not

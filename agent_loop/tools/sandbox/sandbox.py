@@ -380,6 +380,7 @@ class Sandbox(ABC):
             "uid": None,
             "uids": [],
             "own_user_namespace": False,
+            "read_only": [],
             "packages": list(dict.fromkeys(str(path.parent) for path in package_paths)),
             "preload": [*COMMON_MODULES, *self.modules],
         }

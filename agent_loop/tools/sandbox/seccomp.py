@@ -2,8 +2,9 @@
 
 The filter refuses sockets, new namespaces, memory that no limit counts, and calls that reach the
 state of the kernel, of another process, or of files that others use. A program without namespaces
-of its own is also refused new processes (threads are allowed), signals and file attributes. A call
-that is newer than the table gets ENOSYS, so that a newer kernel opens no hole. Numbers: Linux
+of its own is also refused new processes (threads are allowed), signals and file attributes; and its
+record locks do nothing. A call that is newer than the table gets ENOSYS, so that a newer kernel
+opens no hole. Numbers: Linux
 `arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h`.
 """
 
@@ -72,6 +73,15 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "vmsplice": (278, 75),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
+    # objects of the kernel that no limit counts: rules, filters, lists of rights. A rule of
+    # Landlock also keeps a deleted file on the disk, where the usage monitor does not see it.
+    "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445),
+    "landlock_restrict_self": (446, 446),
+    "seccomp": (317, 277),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
     # namespaces, identity, and the kernel itself
     "unshare": (272, 97),
     "setns": (308, 268),
@@ -154,13 +164,26 @@ _DENIED_OUTSIDE: dict[str, tuple[int | None, int | None]] = {
     "utimes": (235, None),
     "futimesat": (261, None),
     "utimensat": (280, 88),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
+    "getxattr": (191, 8),
+    "lgetxattr": (192, 9),
+    "fgetxattr": (193, 10),
+    "listxattr": (194, 11),
+    "llistxattr": (195, 12),
+    "flistxattr": (196, 13),
     "removexattr": (197, 14),
     "lremovexattr": (198, 15),
     "fremovexattr": (199, 16),
 }
+
+# Denied with ENOSYS, because libc then calls preadv instead. With RWF_NOWAIT, preadv2 tells which
+# pages of a file the host has in memory, as mincore does.
+_ABSENT: dict[str, tuple[int, int]] = {"preadv2": (327, 286)}
+
+# The same for a program that shares its pid and mount namespaces with the host. A thread that waits
+# in one of these calls, because the pipe that it writes to is full, keeps a deleted file on the
+# disk, where the usage monitor does not see it. Python then copies by read and write.
+_ABSENT_OUTSIDE: dict[str, tuple[int, int]] = {"sendfile": (40, 71), "splice": (275, 76)}
+
 _NEWEST_KNOWN = 450  # set_mempolicy_home_node, the last call the table was checked against
 
 _FLAGS_OF_SOCKETS = (0, 0x800, 0x80000, 0x80800)  # SOCK_NONBLOCK, SOCK_CLOEXEC
@@ -170,8 +193,12 @@ _Options = dict[str, tuple[tuple[int, int], int, tuple[int, ...]]]
 _DENIED_OPTIONS: _Options = {
     # F_SETLEASE, F_NOTIFY: whoever opens the file waits, or tells of it. F_GETLK, F_OFD_GETLK: a
     # lock on a file that all runs can read would be seen by another run. F_SETPIPE_SZ: pages of
-    # pipes are counted by user, and a user who has many gets small pipes.
-    "fcntl": ((72, 25), 1, (1024, 1026, 5, 36, 1031)),
+    # pipes are counted by user, and a user who has many gets small pipes. F_SET_RW_HINT,
+    # F_SET_FILE_RW_HINT: a number that the kernel keeps with a file for all who read it.
+    "fcntl": ((72, 25), 1, (1024, 1026, 5, 36, 1031, 1036, 1038)),
+    # PR_SET_SECCOMP, PR_FUTEX_HASH: memory of the kernel that no limit counts. PR_SET_MEMORY_MERGE:
+    # the same as MADV_MERGEABLE.
+    "prctl": ((157, 167), 0, (22, 78, 67)),
     # MADV_MERGEABLE, MADV_PAGEOUT: memory that is shared with others
     "madvise": ((28, 233), 2, (12, 21)),
 }
@@ -181,7 +208,13 @@ _DENIED_OPTIONS_OUTSIDE: _Options = {
     # F_SETOWN, F_SETSIG, F_SETOWN_EX: a signal to any process of the same user
     "fcntl": ((72, 25), 1, (*_DENIED_OPTIONS["fcntl"][2], 8, 10, 15)),
     # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER: the program must die with its parent
-    "prctl": ((157, 167), 0, (1, 36)),
+    "prctl": ((157, 167), 0, (*_DENIED_OPTIONS["prctl"][2], 1, 36)),
+    # CLOSE_RANGE_UNSHARE, also with CLOSE_RANGE_CLOEXEC: the usage monitor looks at the descriptors
+    # of a process, which are those of its first thread
+    "close_range": ((436, 436), 2, (2, 6)),
+    # FUTEX_LOCK_PI, FUTEX_TRYLOCK_PI, FUTEX_LOCK_PI2, also with FUTEX_PRIVATE_FLAG: the kernel
+    # notes the lock with its owner, which can be any process whose number the program writes to it
+    "futex": ((202, 98), 1, (6, 8, 13, 134, 136, 141)),
     # all but SOCK_STREAM, because a datagram socket can send to sockets of the host
     "socketpair": (
         (53, 199),
@@ -189,6 +222,11 @@ _DENIED_OPTIONS_OUTSIDE: _Options = {
         tuple(kind | flags for kind in (2, 3, 4, 5, 6, 10) for flags in _FLAGS_OF_SOCKETS),
     ),
 }
+
+# F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW: they succeed without a lock in a program that shares
+# its namespaces with the host. A lock of a process never conflicts with a lock of the same process,
+# and this program has one process. A real lock on /dev/null would be seen by other runs.
+_IDLE_LOCKS: tuple[tuple[int, int], int, tuple[int, ...]] = ((72, 25), 1, (6, 7, 37, 38))
 
 # TCGETS, TCGETS2, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Others reach terminals, signals
 # of other processes, or attributes of files; a program gets ENOTTY, as from a file without them.
@@ -208,7 +246,7 @@ _ARCHITECTURES = {
 _LOAD, _JUMP_EQ, _JUMP_GT, _JUMP_SET, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 _AT_NR, _AT_ARCH, _AT_ARGS = 0, 4, 16  # struct seccomp_data; low halves, little endian
 _ALLOW, _KILL_PROCESS, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_CLONE_THREAD = 0x00010000
+_CLONE_FILES, _CLONE_THREAD = 0x00000400, 0x00010000
 _CLONE_NEW = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 
 
@@ -250,6 +288,15 @@ def build_filter(machine: str | None = None, *, processes: bool) -> bytes:
     for numbers in denied.values():
         if (number := numbers[column]) is not None:
             program += [(_JUMP_EQ, 0, 1, number), (_RETURN, 0, 0, deny)]
+    for numbers in (_ABSENT if processes else _ABSENT | _ABSENT_OUTSIDE).values():
+        program += [(_JUMP_EQ, 0, 1, numbers[column]), (_RETURN, 0, 0, absent)]
+    if not processes:
+        numbers, argument, values = _IDLE_LOCKS
+        program += [(_JUMP_EQ, 0, 2 * len(values) + 2, numbers[column])]
+        program += [(_LOAD, 0, 0, _AT_ARGS + 8 * argument)]
+        for value in values:
+            program += [(_JUMP_EQ, 0, 1, value), (_RETURN, 0, 0, _ERRNO)]
+        program += [(_LOAD, 0, 0, _AT_NR)]
     options = _DENIED_OPTIONS if processes else _DENIED_OPTIONS | _DENIED_OPTIONS_OUTSIDE
     rules = [
         (numbers[column], argument, values, deny, _ALLOW)
@@ -270,10 +317,25 @@ def build_filter(machine: str | None = None, *, processes: bool) -> bytes:
         (_JUMP_SET, 0, 1, _MAP_SHARED),
         (_RETURN, 0, 0, deny),
         (_RETURN, 0, 0, _ALLOW),
-        (_JUMP_EQ, 0, 3, clone),
-        (_LOAD, 0, 0, _AT_ARGS),
-        (_JUMP_SET, 0, 5, _CLONE_NEW) if processes else (_JUMP_SET, 5, 0, _CLONE_THREAD),
-        (_RETURN, 0, 0, deny),
+    ]
+    if processes:
+        program += [
+            (_JUMP_EQ, 0, 4, clone),
+            (_LOAD, 0, 0, _AT_ARGS),
+            (_JUMP_SET, 0, 1, _CLONE_NEW),
+            (_RETURN, 0, 0, deny),
+            (_RETURN, 0, 0, _ALLOW),
+        ]
+    else:  # threads that share the descriptors of their process
+        program += [
+            (_JUMP_EQ, 0, 5, clone),
+            (_LOAD, 0, 0, _AT_ARGS),
+            (_JUMP_SET, 0, 2, _CLONE_THREAD),
+            (_JUMP_SET, 0, 1, _CLONE_FILES),
+            (_RETURN, 0, 0, _ALLOW),
+            (_RETURN, 0, 0, deny),
+        ]
+    program += [
         # prlimit64 only on the calling process (pid 0).
         (_JUMP_EQ, 0, 3, prlimit64),
         (_LOAD, 0, 0, _AT_ARGS),

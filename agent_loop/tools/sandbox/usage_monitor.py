@@ -18,8 +18,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 from agent_loop.tools.sandbox.program import Limits
 
@@ -163,10 +164,13 @@ class UsageMonitor:
         return self.activity.after(pids, self._seen_at - before_at)
 
     async def _check(self) -> None:
-        activity = await self.measure()
-        why = await asyncio.get_running_loop().run_in_executor(self._threads, self._excess)
-        if activity.cpu_s > self.cpu_limit_s:
-            why = "the processor time that it used between two cells"
+        try:
+            activity = await self.measure()
+            why = await asyncio.get_running_loop().run_in_executor(self._threads, self._excess)
+            if activity.cpu_s > self.cpu_limit_s:
+                why = "the processor time that it used between two cells"
+        except Exception as error:  # otherwise the run would go on without limits
+            why = f"a look at it that failed: {error!r}"
         if why:
             self._end(why)
         else:
@@ -206,6 +210,13 @@ class UsageMonitor:
 
     def _excess(self) -> str:
         """The limit that the run exceeds; empty if none."""
+        try:
+            return self._exceeded()
+        except PermissionError:
+            return "hiding its memory and files from their limits"
+
+    def _exceeded(self) -> str:
+        """As `_excess`, but raises PermissionError if the run hides."""
         limits, pid = self._limits, self._pid
         if pid and mappings_of(pid) > MAX_MAPPINGS:
             return f"its limit of {MAX_MAPPINGS} memory mappings"
@@ -226,8 +237,9 @@ class UsageMonitor:
     def _outer_pid(self) -> int:
         """Pid of the run's first process in this process's namespace; 0 if it is not found."""
         for pid in descendants(self._ancestor):
-            with suppress(OSError, StopIteration), open(f"/proc/{pid}/status") as file:
-                line = next(line for line in file if line.startswith("NSpid:"))
+            # Bytes, because the name of a process, which stands there as well, need not be text.
+            with suppress(OSError, StopIteration), open(f"/proc/{pid}/status", "rb") as file:
+                line = next(line for line in file if line.startswith(b"NSpid:"))
                 pids = [int(number) for number in line.split()[1:]]
                 # In a namespace of its own, a run has three pids: the server's, the zygote's, and
                 # 1.
@@ -238,9 +250,9 @@ class UsageMonitor:
 
 def inner_pid(pid: int) -> int:
     """Number of a process in its own pid namespace; 0 if that is this process's, or it ended."""
-    with suppress(OSError), open(f"/proc/{pid}/status") as file:
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
-            if line.startswith("NSpid:"):
+            if line.startswith(b"NSpid:"):
                 numbers = line.split()[1:]
                 return int(numbers[-1]) if len(numbers) > 1 else 0
     return 0
@@ -248,9 +260,43 @@ def inner_pid(pid: int) -> int:
 
 def _has_ended(pidfd: int, wait_s: float) -> bool:
     """Whether a process has ended; also one whose parent has not asked for its exit code."""
-    poll = select.poll()  # unlike select, it takes any number of descriptors
+    poll = select.poll()  # select() refuses descriptors above 1023
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(1000 * wait_s))
+
+
+def _living(pid: int) -> str:
+    """Folder in /proc of a thread that has not ended, of this process.
+
+    If the first thread ends before the others, /proc/PID shows neither memory nor files.
+    """
+    with suppress(OSError):
+        if _stat(f"/proc/{pid}/stat")[0] != b"Z":
+            return f"/proc/{pid}"
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError):
+                if _stat(f"/proc/{pid}/task/{task}/stat")[0] != b"Z":
+                    return f"/proc/{pid}/task/{task}"
+    return f"/proc/{pid}"
+
+
+@contextmanager
+def _unless_ended(place: str) -> Iterator[None]:
+    """Ignore errors of reading about a process that ends.
+
+    Raises:
+        PermissionError: the process has not ended. It hides: it made itself not dumpable, or runs
+            an executable file that its user may not read.
+    """
+    try:
+        yield
+    except PermissionError:
+        # The files of a process that ends belong to root, as do those of one that hides. But one
+        # that ends has no address space any more.
+        if _kilobytes(f"{place}/status", b"VmSize:"):
+            raise
+    except OSError:
+        pass
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -267,26 +313,31 @@ def descendants(pid: int) -> Iterator[int]:
 
 def memory_bytes(pid: int) -> int:
     """Memory, swap and page tables of a process and its descendants; shared memory counts once."""
-    return 1024 * sum(
-        _kilobytes(f"/proc/{each}/smaps_rollup", b"Pss:", b"SwapPss:")
-        + _kilobytes(f"/proc/{each}/status", b"VmPTE:")
-        for each in (pid, *descendants(pid))
-    )
+    kilobytes = 0
+    for place in map(_living, (pid, *descendants(pid))):
+        with _unless_ended(place), open(f"{place}/smaps_rollup", "rb") as file:
+            kilobytes += _sum_of(file, b"Pss:", b"SwapPss:")
+        kilobytes += _kilobytes(f"{place}/status", b"VmPTE:")
+    return 1024 * kilobytes
 
 
 def _kilobytes(path: str, *names: bytes) -> int:
     """Sum of the lines `name: number kB` of a file; 0 if the process has ended."""
     with suppress(OSError), open(path, "rb") as file:
-        lines = map(bytes.split, file)
-        return sum(int(words[1]) for words in lines if words and words[0] in names)
+        return _sum_of(file, *names)
     return 0
+
+
+def _sum_of(file: BinaryIO, *names: bytes) -> int:
+    lines = map(bytes.split, file)
+    return sum(int(words[1]) for words in lines if words and words[0] in names)
 
 
 def mappings_of(pid: int) -> int:
     """Memory mappings of a process and its descendants, counted up to `MAX_MAPPINGS` and some."""
     count = 0
-    for each in (pid, *descendants(pid)):
-        with suppress(OSError), open(f"/proc/{each}/maps", "rb", buffering=0) as file:
+    for place in map(_living, (pid, *descendants(pid))):
+        with _unless_ended(place), open(f"{place}/maps", "rb", buffering=0) as file:
             while count <= MAX_MAPPINGS and (text := file.read(1 << 16)):
                 count += text.count(b"\n")
     return count
@@ -309,21 +360,21 @@ def threads_of(pid: int) -> int:
 
 def hidden_files(pid: int, home: str) -> int:
     """Number of deleted files below `home` that a process maps, so that they still use the disk."""
-    held = set[str]()
-    with suppress(OSError), open(f"/proc/{pid}/maps") as file:
+    held, place, folder = set[bytes](), _living(pid), os.fsencode(home)
+    with _unless_ended(place), open(f"{place}/maps", "rb") as file:
         for line in file:
-            if line.endswith("(deleted)\n") and home in line:
+            if line.endswith(b"(deleted)\n") and folder in line:
                 held.add(line.split()[4])
     return len(held)
 
 
 def held_bytes(pid: int) -> int:
     """Size of deleted files that a process has open, without its standard streams."""
-    size = 0
-    with suppress(OSError):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
+    size, place = 0, _living(pid)
+    with _unless_ended(place):
+        for fd in os.listdir(f"{place}/fd"):
             with suppress(OSError):
-                status = os.stat(f"/proc/{pid}/fd/{fd}")
+                status = os.stat(f"{place}/fd/{fd}")
                 if int(fd) > 2 and stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
                     size += status.st_blocks * 512
     return size

@@ -37,7 +37,7 @@ class Launch:
 
     plan: Mapping[str, Any]
     """Settings that the zygote gets as JSON: namespaces, landlock, filter, readable, devices,
-    folder, tmp, uid, uids, packages, preload."""
+    read_only, folder, tmp, uid, uids, packages, preload."""
 
     prefix: Sequence[str] = ()
     """Command that starts the interpreter, for example bwrap with its options."""

@@ -67,7 +67,15 @@ def judge_of(request: pytest.FixtureRequest) -> Iterator[Callable[[str], JudgedR
             rung,
             hostile,
             id=f"{rung}-{hostile.name}",
-            marks=pytest.mark.skipif(bool(missing(rung)), reason=missing(rung)),
+            marks=[
+                pytest.mark.skipif(bool(missing(rung)), reason=missing(rung)),
+                pytest.mark.xfail(
+                    rung in hostile.not_contained,
+                    reason=hostile.not_contained.get(rung, ""),
+                    raises=AssertionError,
+                    strict=False,
+                ),
+            ],
         )
         for rung in RUNGS
         for hostile in PROGRAMS
@@ -85,7 +93,7 @@ def test_is_contained(judge_of: Callable[[str], JudgedRung], rung: str, hostile:
 
 
 def test_the_suite_is_broad():
-    assert len({hostile.name for hostile in PROGRAMS}) == len(PROGRAMS) >= 120
+    assert len({hostile.name for hostile in PROGRAMS}) == len(PROGRAMS) >= 150
 
 
 def test_two_runs_draw_different_numbers_from_numpy():

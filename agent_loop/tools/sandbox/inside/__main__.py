@@ -30,7 +30,7 @@ from contextlib import suppress
 import confine
 from fork_server import MAX_ORDER_BYTES
 from parts import NOT_IMPORTED, write_parts
-from run import Run, write_status
+from run import Run, make_read_only, write_status
 
 CLONE_NEWNS, CLONE_NEWIPC = 0x00020000, 0x08000000
 CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWUTS = 0x20000000, 0x40000000, 0x04000000
@@ -187,6 +187,8 @@ def main() -> None:
         except Exception as error:
             sys.exit(f"{NOT_IMPORTED} {name}: {type(error).__name__}: {error}")
     sys.path[0] = "/"  # was this folder; a program's own folder replaces it
+    for path in plan["read_only"]:
+        make_read_only(path)
     if plan["landlock"]:
         confine.no_new_privs()
         confine.restrict_files(plan["readable"], plan["devices"], [plan["folder"]])

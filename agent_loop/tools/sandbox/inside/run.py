@@ -17,7 +17,8 @@ import confine
 from fork_server import PR_SET_PDEATHSIG, ForkServerClient
 from parts import read_parts, write_parts
 
-MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND = 2, 4, 32, 4096
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_RELATIME = 1, 2, 4, 32, 4096, 1 << 21
+KEPT_FLAGS = MS_NOSUID | MS_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
 PR_SET_CHILD_SUBREAPER = 36
 HOME = "/box"
 AWAITED_SIGNALS = (signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2)
@@ -174,6 +175,14 @@ def limit_home(limits: dict) -> None:
     """Set the size of the tmpfs, which is known only when the order arrives."""
     options = f"size={limits['file_mb']}m,nr_inodes={limits['files']}"
     mount("tmpfs", HOME, None, MS_REMOUNT | MS_NOSUID | MS_NODEV, options)
+
+
+def make_read_only(path: str) -> None:
+    """Make the mount of a device read-only: programs can still write to the device, but not set
+    its times, which the host and all other runs would see."""
+    before = os.statvfs(path).f_flag
+    flags = before & KEPT_FLAGS | (MS_RELATIME if before & os.ST_RELATIME else 0)
+    mount("none", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | flags, None)
 
 
 def mount(source: str, target: str, kind: "str | None", flags: int, options: "str | None") -> None:

@@ -5,6 +5,7 @@ from tests.agent_loop.tools.hostile.powers import PRIVILEGES, PROCESSES
 from tests.agent_loop.tools.hostile.program import Hostile
 from tests.agent_loop.tools.hostile.reach import DESCRIPTORS, FILES, NETWORK, WRITING
 from tests.agent_loop.tools.hostile.resources import RESOURCES
+from tests.agent_loop.tools.hostile.review import REVIEW
 from tests.agent_loop.tools.hostile.tricks import CRASHES, FORGING, INTERPRETER
 
 PROGRAMS: list[Hostile] = [
@@ -21,6 +22,7 @@ PROGRAMS: list[Hostile] = [
     *SHARED,
     *MEMORY,
     *SERVER,
+    *REVIEW,
 ]
 
 __all__ = ["PROGRAMS", "Hostile"]

@@ -266,6 +266,8 @@ class Judge:
             observed = "ended with its sandbox"
             if not hostile.closed_while_running:
                 findings.append(f"it lost its run: {error}")
+        except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
+            findings.append(f"its run raises {error!r:.200}")
         if hostile.then:
             findings += await self._then(hostile)
         findings += await self._left_over()
