@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -591,6 +591,59 @@ def test_a_users_token_is_made_once_and_others_cannot_read_it(tmp_path: Path):
     path.chmod(0o644)
     with pytest.raises(ValueError, match="others can read"):
         user_token(home)
+
+
+def _is_a_link(path: Path) -> None:
+    secret = path.parent.parent / "secret"
+    secret.write_text("another-secret-of-the-user")
+    secret.chmod(0o600)
+    path.parent.chmod(0o777)
+    path.symlink_to(secret)
+
+
+def _is_a_pipe(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def _holds(content: bytes, mode: int = 0o600) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.write_bytes(content)
+        path.chmod(mode)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_is_a_link, "others can change this folder"),
+        (_is_a_pipe, "a FIFO"),
+        (Path.mkdir, "Is a directory|not a regular file"),
+        (_holds(b"token", 0o640), "others can read"),
+        (_holds(b""), "holds no token"),
+        (_holds(b"two words"), "holds no token"),
+        (_holds(b"two\nlines"), "holds no token"),
+        (_holds(b"\xff\xfe\0"), "holds no token"),
+    ],
+)
+def test_a_file_that_another_user_may_have_made_is_no_token(
+    make: Callable[[Path], None], said: str, tmp_path: Path
+):
+    home = {"XDG_CONFIG_HOME": str(tmp_path)}
+    path = user_token_file(home)
+    path.parent.mkdir()
+    make(path)
+    assert token_for("http://127.0.0.1:8100", home) == ""
+    with pytest.raises((OSError, ValueError), match=said):
+        user_token(home)
+
+
+def test_a_start_that_was_killed_leaves_nothing_in_the_way(tmp_path: Path):
+    home = {"XDG_CONFIG_HOME": str(tmp_path)}
+    path = user_token_file(home)
+    path.parent.mkdir()
+    path.with_name(f"{path.name}.{os.getpid()}").write_text("a draft")
+    assert len(user_token(home)) == 32
 
 
 @pytest.mark.parametrize(
