@@ -26,6 +26,7 @@ from agent_loop.tools.server.calculate import Calculate
 from agent_loop.tools.server.connections import Connection, ConnectionLimits
 from agent_loop.tools.server.edge import DRAIN
 from agent_loop.tools.server.http import BODIES, Bodies, RequestSlots
+from agent_loop.tools.server.submission import same_lines
 from agent_loop.tools.tokens import is_loopback, token_for, user_token, user_token_file
 from tests.listening import listening
 
@@ -681,6 +682,48 @@ async def test_a_client_of_the_same_user_finds_the_token(
         async with ToolClient(url, limiter=None) as stranger:
             with pytest.raises(ToolUnavailable, match="TOOL_SERVER_TOKEN"):
                 await stranger.call(asked)
+
+
+async def test_the_outputs_of_all_tests_are_bounded_together(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agent_loop.tools.server.run_code.MAX_SUBMIT_CHARS", 5000)
+    test = {"input": {"stdin": ""}, "output": {"stdout": "a" * 2000}}
+    config = {"language": "python", "provided_data": {"test": [test] * 6}}
+    config["extra"] = {"run_all_cases": True}
+    asked = {"completion": "print('a' * 2000)", "config": config}
+    async with server(sandbox_workers=1) as (session, _):
+        answer = await (await session.post("/submit", json=asked)).json()
+    sizes = [len(one["exec_info"]["run_result"]["stdout"]) for one in answer["tests"]]
+    assert sizes[:2] == [2001, 2001] and all(1000 < size < 1100 for size in sizes[2:])
+    assert answer["accepted"]  # the whole outputs were compared
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "same"),
+    [
+        ("A\nb", "a\nB", True),
+        ("\u0130", "i\u0307", True),
+        ("i\u0307", "\u0130", True),
+        ("ab", "a", False),
+        ("1.000000", "1", True),
+        (" x \n y", "X\nY ", True),
+    ],
+)
+def test_outputs_are_compared_without_case(got: str, expected: str, same: bool):
+    assert same_lines(got, expected) is same
+
+
+def test_an_output_that_is_too_long_to_be_equal_is_not_lowered():
+    class Text(str):
+        def strip(self, *_: object) -> "Text":  # pyright: ignore[reportIncompatibleMethodOverride]
+            return self
+
+        def split(self, *_: object) -> "list[Text]":  # pyright: ignore[reportIncompatibleMethodOverride]
+            return [self]
+
+        def lower(self) -> str:
+            raise AssertionError("lowered")
+
+    assert not same_lines(Text("\u0130" * 50), "yes")
 
 
 async def test_tests_behind_a_failed_one_are_not_run(monkeypatch: pytest.MonkeyPatch):
