@@ -485,6 +485,18 @@ async def test_unfinished_bodies_hold_a_bounded_number_of_bytes():
         assert (await session.post("/calculate", json={"expression": "1"})).status == 200
 
 
+async def test_bodies_of_requests_that_wait_hold_a_bounded_number_of_bytes():
+    ask = asking(json.dumps({"expression": SLOW, "more": "1" * 600}).encode())
+    async with server(bodies=Bodies(most_kept=1000), algebra_workers=1) as (session, app):
+        async with connected(session, ask):
+            await until(lambda: app[BODIES].kept > 600)
+            async with connected(session, ask) as (reader, _):
+                refused = await answer_of(reader)
+                assert b"503" in refused and b"X-Executed: no" in refused
+            assert (await session.post("/calculate", json={"expression": "1"})).status == 200
+        await until(lambda: app[BODIES].kept == 0)
+
+
 async def test_the_body_of_a_stranger_is_not_waited_for():
     half = asking(b"{", length=1 << 20)
     async with server(token=TOKEN) as (session, app), connected(session, half) as (reader, _):
