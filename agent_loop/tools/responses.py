@@ -25,6 +25,9 @@ Decoding an answer of this size takes at most about 70 ms, because the event loo
 MAX_OTHER_ANSWER_BYTES = 1 << 20
 """The same for other tools."""
 
+MAX_FAULT = 2000
+"""Characters of a sandbox's message that are kept: the model, logs and records get them."""
+
 RETRY_AFTER_CAP_S = 600.0
 """Longest pause that is obeyed. A longer `Retry-After` is taken for a mistake, because it would
 stop every process of the host."""
@@ -210,7 +213,7 @@ def sandbox_fault(tool: str, body: dict[str, Any]) -> tuple[str, bool]:
     """
     if tool != "run_code" or body.get("status") != "SandboxError":
         return "", False
-    message = str(body.get("message"))
+    message = str(body.get("message"))[:MAX_FAULT]
     return f"SandboxError: {message}", _NEVER_SUPPORTED.match(message) is not None
 
 

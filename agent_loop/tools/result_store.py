@@ -23,9 +23,13 @@ from typing import Any, Protocol
 
 import msgspec
 
+from agent_loop.tools.responses import MAX_ANSWER_BYTES
 from config.schema import ToolCacheConfig
 
 _log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = max(MAX_ANSWER_BYTES.values())
+"""Largest body that is stored or read: none that the client accepts is larger."""
 
 _MOST_PENDING = 4096
 """Results that may wait to be written; further results are dropped."""
@@ -94,8 +98,9 @@ class SqliteStore:
             if self._reader is None:
                 self._reader = self._connect(timeout_s=0.0)
             row = self._reader.execute(
-                "SELECT body FROM results_v1 WHERE key = ? AND made_at > ?",
-                (key, self._clock() - self._ttl_s),
+                "SELECT body FROM results_v1 WHERE key = ? AND made_at > ? "
+                "AND typeof(body) = 'blob' AND length(body) <= ?",
+                (key, self._clock() - self._ttl_s, MAX_BODY_BYTES),
             ).fetchone()
             return None if row is None else _body_of(row[0])
         except sqlite3.OperationalError as error:
@@ -110,7 +115,7 @@ class SqliteStore:
         if self._is_broken or self._pending.qsize() >= _MOST_PENDING:
             return
         packed = _packed(body)
-        if packed is None or len(packed) > self._max_bytes / 8:
+        if packed is None or len(packed) > min(MAX_BODY_BYTES, self._max_bytes / 8):
             return
         if self._writer is None:
             self._writer = threading.Thread(target=self._write_all, daemon=True, name="tool cache")
@@ -230,7 +235,8 @@ class RedisStore:
     def put(self, key: str, body: dict[str, Any]) -> None:
         if self._clock() < self._not_before or len(self._writes) >= _MOST_PENDING:
             return
-        if (packed := _packed(body)) is not None:
+        packed = _packed(body)
+        if packed is not None and len(packed) <= MAX_BODY_BYTES:
             write = asyncio.ensure_future(self._write(key, packed))
             self._writes.add(write)
             write.add_done_callback(self._writes.discard)
@@ -280,10 +286,21 @@ def _packed(body: dict[str, Any]) -> bytes | None:
         return None
 
 
-def _body_of(packed: bytes) -> dict[str, Any]:
-    """The body that was packed; raises ValueError if the bytes are no packed body."""
-    return msgspec.msgpack.decode(packed, type=dict[str, Any])
+def _body_of(packed: object) -> dict[str, Any]:
+    """The body that was packed; raises ValueError if these are no bytes of a packed body."""
+    if not isinstance(packed, bytes) or len(packed) > MAX_BODY_BYTES:
+        raise ValueError("a stored result is no body")
+    try:
+        return _UNPACKER.decode(packed)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"a stored result is no body: {error}") from error
 
+
+def _no_extension(code: int, data: memoryview) -> Any:
+    raise ValueError(f"a stored result has a value of type {code}, which JSON does not have")
+
+
+_UNPACKER = msgspec.msgpack.Decoder(dict[str, Any], ext_hook=_no_extension)
 
 _warned: set[str] = set()
 

@@ -6,13 +6,18 @@ cannot read its file, and this user's clients find it there. It is sent to loopb
 
 import ipaddress
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from rate_limit.own_file import make_complete, open_own
+
 TOKEN_VARIABLE = "TOOL_SERVER_TOKEN"
 """Environment variable with the bearer token of the tool servers."""
+
+_MOST_BYTES = 4096
 
 
 def token_for(url: str, environ: Mapping[str, str]) -> str:
@@ -21,7 +26,7 @@ def token_for(url: str, environ: Mapping[str, str]) -> str:
     if token or not is_loopback(urlsplit(url).hostname or ""):
         return token
     try:
-        return user_token_file(environ).read_text().strip()
+        return _read_own(user_token_file(environ))
     except (OSError, ValueError):
         return ""
 
@@ -37,24 +42,37 @@ def user_token(environ: Mapping[str, str]) -> str:
 
     Raises:
         OSError: the file cannot be read or made.
-        ValueError: other users can read the file, or it is another user's.
+        ValueError: other users can read or change the file, or it holds no token.
     """
     path = user_token_file(environ)
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = path.with_name(f"{path.name}.{os.getpid()}")
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(16))
-        try:
-            os.link(draft, path)  # unlike a rename, it keeps the file of another server's start
-        except FileExistsError:
-            pass
-        finally:
-            draft.unlink()
-    about = path.stat()
-    if about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise ValueError(f"{path}: others can read or change it; delete it, and a new one is made")
-    return path.read_text().strip()
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _refuse_shared_folder(path.parent)
+    if not os.path.lexists(path):
+        make_complete(path, secrets.token_hex(16).encode())
+    return _read_own(path)
+
+
+def _read_own(path: Path) -> str:
+    """The token in a file that only this user can read, in a folder that only this user can change.
+
+    Otherwise another user who made the folder, for example because `XDG_CONFIG_HOME=/tmp`, could
+    put a link to a secret file of this user there, and a server of that user would get its content.
+    """
+    _refuse_shared_folder(path.parent)
+    with open(open_own(path, os.O_RDONLY), "rb") as file:
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            raise ValueError(f"{path}: others can read it; delete it, and a new one is made")
+        content = file.read(_MOST_BYTES)
+    token = content.decode("ascii", errors="replace").strip()
+    if not re.fullmatch(r"[\x21-\x7e]+", token):
+        raise ValueError(f"{path}: it holds no token; delete it, and a new one is made")
+    return token
+
+
+def _refuse_shared_folder(path: Path) -> None:
+    about = os.stat(path)
+    if about.st_uid != os.geteuid() or about.st_mode & 0o022:
+        raise ValueError(f"{path}: others can change this folder; it must be yours, with go-w")
 
 
 def is_loopback(host: str) -> bool:

@@ -15,6 +15,7 @@ import os
 import aiohttp
 from yarl import URL
 
+from agent_loop.tools.bounded_read import compression_of, plain_session, read_bounded
 from agent_loop.tools.protocol import (
     CACHEABLE,
     EXECUTED,
@@ -81,14 +82,12 @@ class HttpTransport:
             "Content-Type": "application/json",
             "User-Agent": "verl-mixed",
             "Accept": "*/*",
-            "Accept-Encoding": "identity",
         }
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
+        self.session = plain_session(
             headers=headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
+            limit=0,
+            keepalive_timeout=60,
         )
         self._urls: dict[tuple[str, str], tuple[URL, dict[str, str]]] = {}
         """Server and tool -> URL, and the header with the server's token."""
@@ -118,14 +117,14 @@ class HttpTransport:
                 "POST", url, data=dumps(call.payload), headers=headers, allow_redirects=False
             ) as response:
                 if response.status >= 300:
-                    raw = await _read(response, MAX_ERROR_BYTES)
+                    raw = await read_bounded(response, MAX_ERROR_BYTES)
                     raise _refusal(call, server, response, raw)
                 if fault := _unreadable(response):
                     raise ToolUnavailable(
                         f"cannot read the answer of {server.url} to tool={call.tool!r}: {fault}",
                         tool=call.tool,
                     )
-                raw = await _read(response, limit)
+                raw = await read_bounded(response, limit)
                 if len(raw) > limit:
                     raise ToolUnavailable(
                         f"the answer of {server.url} to tool={call.tool!r} has more than "
@@ -163,7 +162,7 @@ class HttpTransport:
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
             ) as response:
-                raw = await _read(response, MAX_HEALTH_BYTES)
+                raw = await read_bounded(response, MAX_HEALTH_BYTES)
             tools = json.loads(raw)["tools"] if response.status == 200 else {}
             found = {tool: about.get("fingerprint") for tool, about in tools.items()}
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
@@ -174,22 +173,13 @@ class HttpTransport:
             server.origins.setdefault(tool, _origin(found.get(tool), server))
 
 
-async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """The body; of a longer one the beginning, with at least one byte more than `limit`."""
-    chunks, size = list[bytes](), 0
-    while size <= limit and (chunk := await response.content.readany()):
-        chunks.append(chunk)
-        size += len(chunk)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
 def _unreadable(response: aiohttp.ClientResponse) -> str:
     """Why the body must not be read; "" if it may."""
-    encoding = response.headers.get("Content-Encoding", "identity")
-    if encoding.lower() == "identity":
+    encoding = compression_of(response)
+    if not encoding:
         return ""
     return (
-        f"it has Content-Encoding={encoding[:40]!r} although the request asked for identity; "
+        f"it has Content-Encoding={encoding!r} although the request asked for identity; "
         "switch compression off at the proxy in front of it"
     )
 

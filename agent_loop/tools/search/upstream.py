@@ -1,7 +1,8 @@
 """Clients of other search engines: Search-R1's server and Serper's web search.
 
-Their answers are checked: a wrong answer is reported as a fault, never as an empty result. Serper's
-key is read from the environment and only sent in the request header.
+Their answers are checked: a wrong answer is reported as a fault, never as an empty result. An
+answer is read up to a bound, and a compressed one is refused. Serper's key is read from the
+environment and only sent in the request header.
 """
 
 import asyncio
@@ -16,7 +17,16 @@ from typing import Any, Literal
 import aiohttp
 from yarl import URL
 
+from agent_loop.tools.bounded_read import compression_of, plain_session, read_bounded
+from agent_loop.tools.responses import max_answer_bytes, retry_after_s
+
 KEY_VARIABLE = "SERPER_API_KEY"
+
+MAX_QUERY_BYTES = 1 << 16
+"""Bytes that an answer may have for each query after the first: 16 passages of 4 KB."""
+
+MAX_BATCH_BYTES = 64 << 20
+"""Bytes that the answer to a batch of queries may have."""
 
 Kind = Literal["auto", "search_r1", "serper"]
 
@@ -87,10 +97,10 @@ class Upstream(ABC):
         """Kind and URL of the engine."""
 
     async def open(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._connections),
+        self._session = plain_session(
+            headers=dict(self.headers),
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-            headers=self.headers,
+            limit=self._connections,
         )
 
     async def close(self) -> None:
@@ -105,9 +115,11 @@ class Upstream(ABC):
             UpstreamFault: there is no valid answer.
         """
 
-    async def _post(self, payload: Mapping[str, Any]) -> Any:
-        """The JSON of the engine's answer, or an `UpstreamFault`."""
+    async def _post(self, payload: Mapping[str, Any], queries: int = 1) -> Any:
+        """The JSON of the engine's answer to so many queries, or an `UpstreamFault`."""
         assert self._session is not None
+        limit = max_answer_bytes("retrieve") + (queries - 1) * MAX_QUERY_BYTES
+        limit = min(limit, MAX_BATCH_BYTES)
         try:
             # No redirect is followed, because it would send the key to another server.
             async with self._session.post(
@@ -115,7 +127,12 @@ class Upstream(ABC):
             ) as response:
                 if response.status != 200:
                     raise self._refusal(response)
-                return json.loads(await response.read())
+                if encoding := compression_of(response):
+                    raise self._fault(502, f"its answer has Content-Encoding={encoding!r}")
+                raw = await read_bounded(response, limit)
+                if len(raw) > limit:
+                    raise self._fault(502, f"its answer has more than {limit >> 20} MiB")
+                return json.loads(raw)
         except asyncio.TimeoutError as error:
             raise self._fault(504, f"no answer in timeout_s={self._timeout_s}") from error
         except aiohttp.ClientError as error:
@@ -125,12 +142,11 @@ class Upstream(ABC):
 
     def _refusal(self, response: aiohttp.ClientResponse) -> UpstreamFault:
         status = response.status
-        value = response.headers.get("Retry-After", "")
-        retry_after_s = int(value) if value.isascii() and value.isdigit() else 1
+        pause_s = max(1, math.ceil(retry_after_s(response.headers) or 0))
         if status == 429:
-            return self._fault(429, "it answered 429, too many requests", retry_after_s)
+            return self._fault(429, "it answered 429, too many requests", pause_s)
         if status >= 500:
-            return self._fault(503, f"it answered {status}", retry_after_s)
+            return self._fault(503, f"it answered {status}", pause_s)
         hint = f"; check {KEY_VARIABLE}" if status in (401, 403) and self.headers else ""
         return self._fault(502, f"it answered {status}{hint}")
 
@@ -147,7 +163,9 @@ class SearchR1(Upstream):
     kind, endpoint = "search_r1", "/retrieve"
 
     async def search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
-        body = await self._post({"queries": list(queries), "topk": k, "return_scores": True})
+        body = await self._post(
+            {"queries": list(queries), "topk": k, "return_scores": True}, len(queries)
+        )
         result = body.get("result") if isinstance(body, dict) else None
         if not isinstance(result, list) or len(result) != len(queries):
             raise self._fault(502, f"its answer has no `result` of {len(queries)} lists")

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from agent_loop.tools.protocol import EXECUTED
 from agent_loop.tools.server.connections import Connection
-from agent_loop.tools.server.http import Handler, json_error
+from agent_loop.tools.server.http import BODIES, Handler, json_error
 from agent_loop.tools.tokens import is_loopback
 
 MONITORING_PATHS = frozenset(("/health", "/metrics"))
@@ -138,6 +138,8 @@ async def admit(request: web.Request, handler: Handler) -> web.StreamResponse:
             raise _stopping(
                 "the server stopped before it had an answer: try again", executed="maybe"
             ) from None
+        finally:
+            request.app[BODIES].release(request)
 
 
 def is_authorised(request: web.Request) -> bool:

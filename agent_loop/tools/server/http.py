@@ -193,19 +193,28 @@ async def measure(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 class Bodies:
-    """The request bodies that are being received: their bytes in all, and their time."""
+    """The request bodies that are received or whose request waits: their bytes in all, and their
+    time."""
 
-    def __init__(self, most_bytes: int = 256 << 20, whole_s: float = 60.0) -> None:
-        self.most_bytes, self.whole_s = most_bytes, whole_s
+    def __init__(
+        self, most_bytes: int = 256 << 20, whole_s: float = 60.0, most_kept: int = 1 << 30
+    ) -> None:
+        self.most_bytes, self.whole_s, self.most_kept = most_bytes, whole_s, most_kept
         self.held = 0
         """Bytes of all bodies whose end has not arrived."""
+
+        self.kept = 0
+        """Bytes of all bodies whose request is not answered: it waits in a queue, or runs."""
+
+        self._kept_of: dict[int, int] = {}
 
     async def read(self, request: web.Request) -> bytes | bytearray:
         """The body of a request.
 
         Raises:
             web.HTTPRequestEntityTooLarge, web.HTTPRequestTimeout: it is too large, or too slow.
-            web.HTTPServiceUnavailable: all unfinished bodies together are too large.
+            web.HTTPServiceUnavailable: all unfinished bodies together are too large, or those of
+                all requests that are not answered.
         """
         if not request.can_read_body:  # there is none, or a middleware has read it
             return await request.read()
@@ -229,7 +238,16 @@ class Bodies:
             raise json_error(web.HTTPRequestTimeout, why) from error
         finally:
             self.held -= len(body)
+        if self.kept + len(body) > self.most_kept:
+            why = f"the requests under way hold {self.most_kept >> 20} MB: try again"
+            raise json_error(web.HTTPServiceUnavailable, why, {"Retry-After": "1", **NOT_EXECUTED})
+        self._kept_of[id(request)] = len(body)
+        self.kept += len(body)
         return body
+
+    def release(self, request: web.Request) -> None:
+        """The request is answered, so nothing of its body is kept."""
+        self.kept -= self._kept_of.pop(id(request), 0)
 
 
 BODIES = web.AppKey("bodies", Bodies)

@@ -51,6 +51,16 @@ MAX_RUN_S = 120.0
 """Longest time limit of a request, in seconds."""
 
 
+MAX_SUBMIT_CHARS = 4 << 20
+"""Characters of programs' outputs in an answer of `/submit`. Without this bound, a program that
+fills stdout and stderr in each of 200 tests made an answer of 2.4 GB, and the event loop stood
+still for 30 s."""
+
+CUT_MARK = "\n[... cut: the outputs of all tests are too long]"
+SHORT_CHARS = 1000
+"""Characters that are kept of each output above this bound."""
+
+
 class RunCodeRequest(BaseModel):
     """SandboxFusion's request; other fields are ignored, as SandboxFusion does."""
 
@@ -305,18 +315,34 @@ class RunCode:
             return {"passed": passed, "exec_info": done, "test_info": test.model_dump()}
 
         outcomes: dict[int, dict[str, Any]] = {}
+        free_chars = MAX_SUBMIT_CHARS
         left = iter(enumerate(tests))
 
         async def some() -> None:
             """Take tests until none is left, or one that is behind a failed one."""
+            nonlocal free_chars
             for number, test in left:
                 if stop and number > failed_at:
                     return
-                outcomes[number] = await outcome(number, test)
+                one = await outcome(number, test)
+                free_chars -= _bound_outputs(one["exec_info"], free_chars)
+                outcomes[number] = one
 
         await gather_all([some() for _ in range(min(len(tests), self.slots.count))])
         kept = failed_at + 1 if stop else len(tests)
         return [outcomes[number] for number in sorted(outcomes) if number < kept]
+
+
+def _bound_outputs(answer: dict[str, Any], most: int) -> int:
+    """Shorten the outputs in an answer if they have more than `most` characters in all; returns
+    their characters."""
+    commands = [answer[key] for key in ("compile_result", "run_result") if answer[key]]
+    outputs = [(command, name) for command in commands for name in ("stdout", "stderr")]
+    if sum(len(command[name]) for command, name in outputs) > most:
+        for command, name in outputs:
+            if len(command[name]) > SHORT_CHARS:
+                command[name] = command[name][:SHORT_CHARS] + CUT_MARK
+    return sum(len(command[name]) for command, name in outputs)
 
 
 def _ran(answer: dict[str, Any]) -> web.Response:

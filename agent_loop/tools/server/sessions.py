@@ -91,7 +91,7 @@ class Sessions:
         async with entry.lock:
             try:
                 if evicted is not None:
-                    await evicted.aclose()
+                    await asyncio.shield(evicted.aclose())
                 before = entry.session
                 if before is None or not before.is_alive:
                     if began and before is None:

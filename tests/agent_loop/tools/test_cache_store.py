@@ -146,6 +146,21 @@ async def test_a_file_that_another_process_locks_is_done_without(tmp_path, monke
         assert await store.get("b") is None
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["text", 5, 1.5, b"", b"\x91" * 200_000, b"\x81\xa1a\xc7\x01\x05a", b"\x80" + bytes(20 << 20)],
+)
+async def test_any_value_in_the_file_is_no_result_and_nothing_is_raised(tmp_path, value):
+    path = tmp_path / "cache"
+    await fill(path, {"a": BODY})
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("UPDATE results_v1 SET body = ?", (value,))
+    connection.close()
+    async with opened(path) as store:
+        assert await store.get("a") is None
+
+
 SPAWN = multiprocessing.get_context("spawn")
 
 

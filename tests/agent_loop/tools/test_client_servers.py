@@ -18,6 +18,7 @@ from agent_loop.tools.client import ToolClient, shared_client
 from agent_loop.tools.loop_throttle import LoopThrottle
 from agent_loop.tools.protocol import (
     ToolCall,
+    ToolError,
     ToolRejected,
     ToolUnavailable,
     run_code_call,
@@ -212,6 +213,15 @@ async def test_what_a_sandbox_never_takes_is_refused_once(message):
         with pytest.raises(ToolRejected, match="upported"):
             await tools.call(run_code_call("1", ""))
     assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("begin", ["not supported: ", "exception "])
+async def test_a_long_message_of_a_sandbox_is_shortened(begin):
+    fault = {"status": "SandboxError", "message": begin + "a" * 1_000_000, "run_result": None}
+    async with running([fault]) as server, client(server.url, max_retries=0) as tools:
+        with pytest.raises(ToolError) as raised:
+            await tools.call(run_code_call("1", ""))
+    assert begin in str(raised.value) and len(str(raised.value)) < 3000
 
 
 async def test_a_program_cannot_pass_for_a_refusal_or_open_the_breaker():

@@ -1,6 +1,7 @@
 """`POST /retrieve` and `/search` over real HTTP: an own index, and engines behind a URL."""
 
 import asyncio
+import gzip
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -237,7 +238,7 @@ class Engine:
         )
 
 
-SENT = ("Retry-After", "Location", "Content-Type")
+SENT = ("Retry-After", "Location", "Content-Type", "Content-Encoding")
 
 
 @pytest.fixture
@@ -267,6 +268,15 @@ REFUSALS = [
     (web.Response(status=429, headers={"Retry-After": "7"}), 429, "7"),
     (web.Response(status=429, headers={"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}), 429, "1"),
     (web.Response(status=503, headers={"Retry-After": "5"}), 503, "5"),
+    (web.Response(status=429, headers={"Retry-After": "86400"}), 429, "600"),
+    (web.Response(status=429, headers={"Retry-After": "9" * 5000}), 429, "600"),
+    (web.Response(status=429, headers={"Retry-After": "inf"}), 429, "600"),
+    (web.Response(status=503, headers={"Retry-After": "-5"}), 503, "1"),
+    (
+        web.Response(status=503, headers={"Retry-After": "Fri, 31 Dec 9999 23:59:59 GMT"}),
+        503,
+        "600",
+    ),
     (web.Response(status=500), 503, "1"),
     (web.Response(status=502), 503, "1"),
     (web.Response(status=403), 502, ""),
@@ -277,6 +287,19 @@ REFUSALS = [
     (web.Response(body=b"\xff\xfe"), 502, ""),
     (web.json_response([]), 502, ""),
     (web.json_response({}), 502, ""),
+    (
+        web.Response(body=b'{"result": [[]], "organic": [], "x": "' + b"a" * 5_000_000 + b'"}'),
+        502,
+        "",
+    ),
+    (
+        web.Response(
+            body=gzip.compress(b'{"result": [[]], "organic": []}'),
+            headers={"Content-Encoding": "gzip"},
+        ),
+        502,
+        "",
+    ),
 ]
 
 FALSE_RESULTS = [
@@ -324,6 +347,14 @@ async def test_an_answer_that_is_none_is_never_an_empty_result(engine, monkeypat
     async with listen(create_app(upstream_settings(engine.url + path))) as own:
         status, body, _ = await ask(f"{own}/retrieve", {"queries": ["iron"]})
     assert (status, list(body)) == (502, ["error"])
+
+
+async def test_a_batch_of_queries_may_have_a_larger_answer(engine):
+    passages = [[{"document": {"contents": "a" * 10_000}, "score": 1}]] * 600
+    engine.answer = web.json_response({"result": passages})
+    async with listen(create_app(upstream_settings(engine.url))) as own:
+        status, body, _ = await ask(f"{own}/retrieve", {"queries": ["x"] * 600})
+    assert status == 200 and len(body["result"]) == 600
 
 
 async def test_nobody_there_is_503_and_nobody_in_time_is_504(engine):

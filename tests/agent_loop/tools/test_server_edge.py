@@ -6,7 +6,7 @@ import io
 import json
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from agent_loop.tools.server.calculate import Calculate
 from agent_loop.tools.server.connections import Connection, ConnectionLimits
 from agent_loop.tools.server.edge import DRAIN
 from agent_loop.tools.server.http import BODIES, Bodies, RequestSlots
+from agent_loop.tools.server.submission import same_lines
 from agent_loop.tools.tokens import is_loopback, token_for, user_token, user_token_file
 from tests.listening import listening
 
@@ -484,6 +485,18 @@ async def test_unfinished_bodies_hold_a_bounded_number_of_bytes():
         assert (await session.post("/calculate", json={"expression": "1"})).status == 200
 
 
+async def test_bodies_of_requests_that_wait_hold_a_bounded_number_of_bytes():
+    ask = asking(json.dumps({"expression": SLOW, "more": "1" * 600}).encode())
+    async with server(bodies=Bodies(most_kept=1000), algebra_workers=1) as (session, app):
+        async with connected(session, ask):
+            await until(lambda: app[BODIES].kept > 600)
+            async with connected(session, ask) as (reader, _):
+                refused = await answer_of(reader)
+                assert b"503" in refused and b"X-Executed: no" in refused
+            assert (await session.post("/calculate", json={"expression": "1"})).status == 200
+        await until(lambda: app[BODIES].kept == 0)
+
+
 async def test_the_body_of_a_stranger_is_not_waited_for():
     half = asking(b"{", length=1 << 20)
     async with server(token=TOKEN) as (session, app), connected(session, half) as (reader, _):
@@ -593,6 +606,59 @@ def test_a_users_token_is_made_once_and_others_cannot_read_it(tmp_path: Path):
         user_token(home)
 
 
+def _is_a_link(path: Path) -> None:
+    secret = path.parent.parent / "secret"
+    secret.write_text("another-secret-of-the-user")
+    secret.chmod(0o600)
+    path.parent.chmod(0o777)
+    path.symlink_to(secret)
+
+
+def _is_a_pipe(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+
+
+def _holds(content: bytes, mode: int = 0o600) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.write_bytes(content)
+        path.chmod(mode)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_is_a_link, "others can change this folder"),
+        (_is_a_pipe, "a FIFO"),
+        (Path.mkdir, "Is a directory|not a regular file"),
+        (_holds(b"token", 0o640), "others can read"),
+        (_holds(b""), "holds no token"),
+        (_holds(b"two words"), "holds no token"),
+        (_holds(b"two\nlines"), "holds no token"),
+        (_holds(b"\xff\xfe\0"), "holds no token"),
+    ],
+)
+def test_a_file_that_another_user_may_have_made_is_no_token(
+    make: Callable[[Path], None], said: str, tmp_path: Path
+):
+    home = {"XDG_CONFIG_HOME": str(tmp_path)}
+    path = user_token_file(home)
+    path.parent.mkdir()
+    make(path)
+    assert token_for("http://127.0.0.1:8100", home) == ""
+    with pytest.raises((OSError, ValueError), match=said):
+        user_token(home)
+
+
+def test_a_start_that_was_killed_leaves_nothing_in_the_way(tmp_path: Path):
+    home = {"XDG_CONFIG_HOME": str(tmp_path)}
+    path = user_token_file(home)
+    path.parent.mkdir()
+    path.with_name(f"{path.name}.{os.getpid()}").write_text("a draft")
+    assert len(user_token(home)) == 32
+
+
 @pytest.mark.parametrize(
     ("url", "variable", "sent"),
     [
@@ -628,6 +694,48 @@ async def test_a_client_of_the_same_user_finds_the_token(
         async with ToolClient(url, limiter=None) as stranger:
             with pytest.raises(ToolUnavailable, match="TOOL_SERVER_TOKEN"):
                 await stranger.call(asked)
+
+
+async def test_the_outputs_of_all_tests_are_bounded_together(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agent_loop.tools.server.run_code.MAX_SUBMIT_CHARS", 5000)
+    test = {"input": {"stdin": ""}, "output": {"stdout": "a" * 2000}}
+    config = {"language": "python", "provided_data": {"test": [test] * 6}}
+    config["extra"] = {"run_all_cases": True}
+    asked = {"completion": "print('a' * 2000)", "config": config}
+    async with server(sandbox_workers=1) as (session, _):
+        answer = await (await session.post("/submit", json=asked)).json()
+    sizes = [len(one["exec_info"]["run_result"]["stdout"]) for one in answer["tests"]]
+    assert sizes[:2] == [2001, 2001] and all(1000 < size < 1100 for size in sizes[2:])
+    assert answer["accepted"]  # the whole outputs were compared
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "same"),
+    [
+        ("A\nb", "a\nB", True),
+        ("\u0130", "i\u0307", True),
+        ("i\u0307", "\u0130", True),
+        ("ab", "a", False),
+        ("1.000000", "1", True),
+        (" x \n y", "X\nY ", True),
+    ],
+)
+def test_outputs_are_compared_without_case(got: str, expected: str, same: bool):
+    assert same_lines(got, expected) is same
+
+
+def test_an_output_that_is_too_long_to_be_equal_is_not_lowered():
+    class Text(str):
+        def strip(self, *_: object) -> "Text":  # pyright: ignore[reportIncompatibleMethodOverride]
+            return self
+
+        def split(self, *_: object) -> "list[Text]":  # pyright: ignore[reportIncompatibleMethodOverride]
+            return [self]
+
+        def lower(self) -> str:
+            raise AssertionError("lowered")
+
+    assert not same_lines(Text("\u0130" * 50), "yes")
 
 
 async def test_tests_behind_a_failed_one_are_not_run(monkeypatch: pytest.MonkeyPatch):

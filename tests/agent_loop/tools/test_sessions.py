@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
-from typing import Any
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -119,6 +119,36 @@ async def test_a_new_session_ends_the_one_that_is_unused_for_longest(sandbox):
     with pytest.raises(SessionGone, match="'b' does not exist any more"):
         await sessions.run_cell("b", "x", "", {}, Limits(), began=True)
     await sessions.close()
+
+
+async def test_an_interpreter_that_is_ended_for_another_ends_though_the_caller_leaves():
+    ends, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class OneCell:
+        is_alive = True
+
+        async def run_cell(self, *_: Any) -> None:
+            pass
+
+    class Slow:
+        @asynccontextmanager
+        async def session(self, *_: Any) -> AsyncIterator[OneCell]:
+            yield OneCell()
+            ends.set()
+            await may_end.wait()
+            ended.set()
+
+    sessions = Sessions(cast(Sandbox, Slow()), max_sessions=1, idle_s=100, spared_s=0)
+    await sessions.run_cell("one", "", "", {}, Limits())
+    other = asyncio.create_task(sessions.run_cell("two", "", "", {}, Limits()))
+    await ends.wait()
+    other.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await other
+    may_end.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert ended.is_set() and not len(sessions)
 
 
 async def test_sessions_that_begin_at_once_are_one_each_and_within_the_limit(sandbox):
