@@ -54,7 +54,7 @@ from rate_limit.state_file import (
     wall_clock,
 )
 from rate_limit.stats import Stats, snapshot_of
-from rate_limit.waiting import Steps, run, run_async
+from rate_limit.waiting import RateLimiter, Steps, run, run_async
 
 __all__ = ["FileRateLimiter", "LimiterTimeout", "boottime_ns"]
 
@@ -97,10 +97,8 @@ class _Slot(NamedTuple):
         return self.grant.start_ns <= now_ns and self.grant.mark is None
 
 
-class FileRateLimiter:
+class FileRateLimiter(RateLimiter):
     """A rate limit that all processes with the same `path` share.
-
-    `with limiter:` and `async with limiter:` wait until one call may pass.
 
     It is safe with threads, in asyncio (the file never blocks the event loop), after a fork, and
     when pickled to other processes of this host. The slot of a cancelled caller is given back if it
@@ -145,9 +143,6 @@ class FileRateLimiter:
         sleep_async: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
         self.adaptive = adaptive
-        self.abandoned: int = 0
-        """Slots of this process's cancelled callers that no other caller could use."""
-
         if clock_ns is None:
             clock_ns = wall_clock() if across_hosts else boottime_ns
         self.across_hosts = across_hosts
@@ -173,21 +168,6 @@ class FileRateLimiter:
         return self._file.rate
 
     def acquire(self, n: int = 1, timeout_s: float | None = None, source: str = "") -> float:
-        """Wait until n calls may pass together.
-
-        Args:
-            n: calls, >= 1. More calls than the burst pass one by one, and the caller waits for the
-                last.
-            timeout_s: longest wait; None for no limit.
-            source: the source of the calls, for `shares` and the statistics.
-
-        Returns:
-            Seconds waited; 0.0 if the calls passed at once.
-
-        Raises:
-            LimiterTimeout: the slot is beyond `timeout_s`; nothing was reserved.
-            ValueError: n is below 1.
-        """
         if self._pass_now(n, source, blocking=timeout_s is None):
             return 0.0
         return run(self._acquire(n, timeout_s, source, blocking=timeout_s is None), self._sleep)
@@ -195,7 +175,6 @@ class FileRateLimiter:
     async def acquire_async(
         self, n: int = 1, timeout_s: float | None = None, source: str = ""
     ) -> float:
-        """`acquire` for coroutines; other coroutines always run meanwhile."""
         if n != 1 or timeout_s is not None:
             timeout_s = self._checked(n, timeout_s)
         loop = asyncio.get_running_loop()
@@ -230,26 +209,6 @@ class FileRateLimiter:
         if batch.served is None and slot.passes_at_once:
             return 0.0
         return await run_async(self._see_through(slot), self._sleep_async)
-
-    def try_acquire(self, n: int = 1, source: str = "") -> bool:
-        """Let n calls pass if they may pass now; waits at most 20 ms, for the file."""
-        try:
-            self.acquire(n, timeout_s=0.0, source=source)
-        except LimiterTimeout:
-            return False
-        return True
-
-    def __enter__(self) -> float:
-        return self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        pass  # a call uses its slot up
-
-    async def __aenter__(self) -> float:
-        return await self.acquire_async()
-
-    async def __aexit__(self, *error: object) -> None:
-        pass
 
     def penalise(self, retry_after_s: float = 0.0) -> None:
         """Pause all calls, including waiting ones, because a server answered 429 or 503.
@@ -490,7 +449,7 @@ class FileRateLimiter:
         epoch, latest_ns = self._file.terms.epoch, max(want.deadline_ns, now_ns)
         for slot in [s for s in self._left if s.start_ns <= now_ns or s.epoch != epoch]:
             self._left.remove(slot)  # in place, because another thread may be adding one
-            self._abandon(slot.want.n)
+            self._stats.abandon(slot.want.n)
         fitting = [
             slot
             for slot in self._left
@@ -514,7 +473,7 @@ class FileRateLimiter:
         if isinstance(slot, BaseException):
             return
         if slot is None or slot.is_due(self._clock_ns()):
-            self._abandon(n)
+            self._stats.abandon(n)
             return
         self._left.append(slot)
         file = self._file
@@ -548,10 +507,6 @@ class FileRateLimiter:
                 self._left.remove(slot)
                 return without
         return None
-
-    def _abandon(self, n: int) -> None:
-        self.abandoned += n
-        self._stats.abandon(n)
 
     def _penalise(self, retry_after_s: float, *, blocking: bool) -> Steps[None]:
         length_ns = pause_ns(retry_after_s)

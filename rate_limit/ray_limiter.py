@@ -32,6 +32,7 @@ from rate_limit.lease_pool import Caller, LeasePool
 from rate_limit.leases import Answer, Ask, Keeper, Limits
 from rate_limit.snapshot import Snapshot
 from rate_limit.state_file import boottime_ns
+from rate_limit.waiting import RateLimiter
 
 _log = logging.getLogger(__name__)
 
@@ -44,10 +45,8 @@ _CONNECT_S = 60.0
 _RETRY_S = 0.1
 
 
-class RayRateLimiter:
+class RayRateLimiter(RateLimiter):
     """A rate limit that all processes of the Ray cluster with the same `name` share.
-
-    `with limiter:` and `async with limiter:` wait until one call may pass.
 
     It is safe with threads, in asyncio, and when pickled to other processes of the cluster. The
     slot of a cancelled caller goes to the next caller of this process, if one comes in time.
@@ -96,7 +95,7 @@ class RayRateLimiter:
         return self._limits.rate
 
     def acquire(self, n: int = 1, timeout_s: float | None = None, source: str = "") -> float:
-        """`FileRateLimiter.acquire`; returns 0.0 if there was a leased slot.
+        """As `RateLimiter.acquire`; returns 0.0 if there was a leased slot.
 
         Raises:
             LimiterTimeout: also if the actor does not answer in time.
@@ -119,7 +118,6 @@ class RayRateLimiter:
     async def acquire_async(
         self, n: int = 1, timeout_s: float | None = None, source: str = ""
     ) -> float:
-        """`acquire` for coroutines."""
         if self._pass_now(n, source):
             return 0.0
         loop = asyncio.get_running_loop()
@@ -136,26 +134,6 @@ class RayRateLimiter:
             self._leave(caller)
             raise
         return self._passed(caller)
-
-    def try_acquire(self, n: int = 1, source: str = "") -> bool:
-        """`FileRateLimiter.try_acquire`; waits for the actor's answer."""
-        try:
-            self.acquire(n, timeout_s=0.0, source=source)
-        except LimiterTimeout:
-            return False
-        return True
-
-    def __enter__(self) -> float:
-        return self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        pass  # a call uses its slot up
-
-    async def __aenter__(self) -> float:
-        return await self.acquire_async()
-
-    async def __aexit__(self, *error: object) -> None:
-        pass
 
     def penalise(self, retry_after_s: float = 0.0) -> None:
         """`FileRateLimiter.penalise`."""
