@@ -42,7 +42,7 @@ from rate_limit.gcra import (
     reserve,
 )
 from rate_limit.shares import Grant, Spread
-from rate_limit.snapshot import Snapshot
+from rate_limit.snapshot import ABANDONED, REFUSED, WAITING, Snapshot, of_passed
 from rate_limit.state_file import (
     FARTHEST_NS,
     WALL_CLOCK,
@@ -73,6 +73,9 @@ class _Want(NamedTuple):
     source: str
     entered_ns: int
     deadline_ns: float  # infinite without a timeout
+
+    def waited_s(self, now_ns: int) -> float:
+        return max(0, now_ns - self.entered_ns) / SECOND_NS
 
 
 class _Slot(NamedTuple):
@@ -197,9 +200,9 @@ class FileRateLimiter(RateLimiter):
             if not any(batch.wants):
                 batch.closed = True  # later callers start another batch
             if batch.done:
-                self._leave(batch.slots.get(place), n)
+                self._leave(batch.slots.get(place), n, source)
             if isinstance(error, LimiterTimeout):
-                self._stats.refuse(source, n)
+                self._stats.add(source, {REFUSED: n})
             raise
         slot = batch.slots.get(place)
         if slot is None:
@@ -346,16 +349,15 @@ class FileRateLimiter(RateLimiter):
         Returns:
             Seconds since the caller entered.
         """
-        want, now_ns, passed = slot.want, self._clock_ns(), 0
+        want, now_ns, done = slot.want, self._clock_ns(), {}
         if not slot.passes_at_once:
-            self._stats.begin_wait(want.source)
+            self._stats.add(want.source, {WAITING: 1})
             try:
                 now_ns = yield from self._sleep_until_due(slot, blocking)
-                passed = want.n
+                done = of_passed(want.n, want.waited_s(now_ns))
             finally:
-                waited_s = max(0, now_ns - want.entered_ns) / SECOND_NS
-                self._stats.end_wait(want.source, passed, waited_s)
-        return max(0, now_ns - want.entered_ns) / SECOND_NS
+                self._stats.add(want.source, {WAITING: -1, **done})
+        return want.waited_s(now_ns)
 
     def _sleep_until_due(self, slot: _Slot, blocking: bool) -> Steps[int]:
         """Sleep until the slot; returns the time afterwards."""
@@ -368,7 +370,7 @@ class FileRateLimiter(RateLimiter):
                 deadline_ns = max(slot.want.deadline_ns, slot.start_ns)
                 yield from self._lock(deadline_ns, blocking, slot.want)
             except BaseException:
-                self._leave(slot, slot.want.n)
+                self._leave(slot, slot.want.n, slot.want.source)
                 raise
             try:
                 slot = self._look_again(slot)
@@ -436,7 +438,7 @@ class FileRateLimiter(RateLimiter):
                 "away; raise the rate"
             )
         if grant.start_ns > max(deadline_ns, now_ns):
-            self._stats.refuse(source, n)
+            self._stats.add(source, {REFUSED: n})
             raise LimiterTimeout(
                 f"no slot for n={n} calls from {self.path}: the next is "
                 f"{(grant.start_ns - entered_ns) / SECOND_NS:.3f} s away, beyond "
@@ -449,7 +451,7 @@ class FileRateLimiter(RateLimiter):
         epoch, latest_ns = self._file.terms.epoch, max(want.deadline_ns, now_ns)
         for slot in [s for s in self._left if s.start_ns <= now_ns or s.epoch != epoch]:
             self._left.remove(slot)  # in place, because another thread may be adding one
-            self._stats.abandon(slot.want.n)
+            self._stats.add(slot.want.source, {ABANDONED: slot.want.n})
         fitting = [
             slot
             for slot in self._left
@@ -463,7 +465,7 @@ class FileRateLimiter(RateLimiter):
         self._left.remove(slot)
         return slot._replace(want=want, made_ns=now_ns)
 
-    def _leave(self, slot: _Slot | BaseException | None, n: int) -> None:
+    def _leave(self, slot: _Slot | BaseException | None, n: int, source: str) -> None:
         """Give back a slot that will not be used; if that is not possible, keep it for other
         callers.
 
@@ -473,7 +475,7 @@ class FileRateLimiter(RateLimiter):
         if isinstance(slot, BaseException):
             return
         if slot is None or slot.is_due(self._clock_ns()):
-            self._stats.abandon(n)
+            self._stats.add(source, {ABANDONED: n})
             return
         self._left.append(slot)
         file = self._file
@@ -538,7 +540,7 @@ class FileRateLimiter(RateLimiter):
                 return True
             if self._clock_ns() > deadline_ns + _LOCK_GRACE_NS:
                 if want is not None:
-                    self._stats.refuse(want.source, want.n)
+                    self._stats.add(want.source, {REFUSED: want.n})
                 raise self._held()
             retry_s = min(2 * retry_s, _LAST_RETRY_S)
 

@@ -39,7 +39,7 @@ Source: start-time fair queueing: Goyal, Vin and Cheng 1996. Leases: Gray and Ch
 """
 
 import math
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -57,7 +57,7 @@ from rate_limit.gcra import (
     penalise,
     reserve,
 )
-from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot, SourceSnapshot
+from rate_limit.snapshot import ABANDONED, WAITING, Snapshot, SourceSnapshot
 
 HORIZON_NS = SECOND_NS // 20
 """How far ahead slots are granted; pauses and newly active sources affect all later slots."""
@@ -117,28 +117,6 @@ class Want(NamedTuple):
     timeout_ns: int | None
 
 
-class Counts(NamedTuple):
-    """Counts of a source's calls in one process since its last report."""
-
-    passed: int
-    waited_s: float
-    waits: tuple[int, ...]
-    refused: int
-    abandoned: int
-
-    def plus(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.passed + other.passed,
-            self.waited_s + other.waited_s,
-            tuple(map(int.__add__, self.waits, other.waits)),
-            self.refused + other.refused,
-            self.abandoned + other.abandoned,
-        )
-
-
-NOTHING_DONE = Counts(0, 0.0, (0,) * (len(WAIT_BOUNDS_S) + 1), 0, 0)
-
-
 class Ask(NamedTuple):
     """A message from a process to the keeper."""
 
@@ -152,7 +130,8 @@ class Ask(NamedTuple):
     spare: dict[str, int]
     """Source -> number of spare slots requested."""
 
-    counts: dict[str, Counts]
+    counts: dict[str, Counter[int]]
+    """Source -> what its calls did since the last report; see `rate_limit.snapshot`."""
 
 
 class Answer(NamedTuple):
@@ -199,14 +178,14 @@ class Keeper:
         self._lines = {source: _Queue(weight) for source, weight in shares.items()}
         self._virtual = 0.0
         self._processes: dict[str, _Process] = {}
-        self._totals: dict[str, Counts] = {}
+        self._totals: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self._seconds = deque[tuple[int, int]]()  # (second, slots granted in the second)
         self._wasted = 0
 
     def ask(self, process: str, ask: Ask, now_ns: int) -> Answer:
         """Take in what a process wants, and say what it gets at once."""
         for source, counts in ask.counts.items():
-            self._totals[source] = self._totals.get(source, NOTHING_DONE).plus(counts)
+            self._totals[source].update(counts)
         if ask.fresh:
             for gone in [key for key in self._processes if self._is_silent(key, now_ns)]:
                 self._forget(gone)
@@ -282,10 +261,10 @@ class Keeper:
 
     def snapshot(self, now_ns: int) -> Snapshot:
         """The counts so far; calls that use a lease are counted up to a second late."""
-        waiting: dict[str, int] = {}
+        totals = defaultdict(Counter[int], {s: Counter(n) for s, n in self._totals.items()})
         for line in self._lines.values():
             for place in line.places:
-                waiting[place.want.source] = waiting.get(place.want.source, 0) + 1
+                totals[place.want.source][WAITING] += 1
         since = now_ns // SECOND_NS - _MINUTE_S
         minute = sum(slots for second, slots in self._seconds if second > since)
         rate = self.limits.rate
@@ -297,18 +276,8 @@ class Keeper:
             penalties=self._terms.penalties,
             rate_factor=pace_at(self._terms, now_ns) / FULL_PACE,
             paused_s=max(0, self._terms.paused_ns - now_ns) / SECOND_NS,
-            abandoned=self._wasted + sum(total.abandoned for total in self._totals.values()),
-            sources={
-                source: SourceSnapshot(
-                    granted=total.passed,
-                    waiting=waiting.get(source, 0),
-                    waited_s=total.waited_s,
-                    waits=total.waits,
-                    refused=total.refused,
-                )
-                for source in sorted(self._totals.keys() | waiting)
-                for total in (self._totals.get(source, NOTHING_DONE),)
-            },
+            abandoned=self._wasted + sum(counts[ABANDONED] for counts in totals.values()),
+            sources={name: SourceSnapshot.of(totals[name]) for name in sorted(totals)},
         )
 
     def _line(self, source: str) -> "_Queue":
