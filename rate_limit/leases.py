@@ -70,34 +70,14 @@ _BATCH_NS = SECOND_NS // 1000  # spare slots are granted together, as many as th
 _MINUTE_S = 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The limits, the same for all processes that share a limiter.
-
-    Raises:
-        ValueError: a weight is not above 0.
-    """
+class Limits(NamedTuple):
+    """The limits, the same for all processes that share a limiter."""
 
     rate: Rate
     adaptive: bool = False
-    shares: tuple[tuple[str, float], ...] = ()
-    """(source, weight) sorted by source; empty for first come, first served."""
-
-    def __post_init__(self) -> None:
-        wrong = [f"{name!r}: {weight}" for name, weight in self.shares if not 0 < weight < math.inf]
-        if wrong:
-            raise ValueError(
-                f"cannot share a rate by {', '.join(wrong)}: a weight must be above 0 and finite; "
-                "leave a source out of shares to give it the common one"
-            )
 
     def __str__(self) -> str:
-        rate = self.rate
-        return (
-            f"per_minute={rate.per_minute}, burst={rate.burst}, "
-            f"min_interval_s={rate.min_interval_s}, adaptive={self.adaptive}, "
-            f"shares={dict(self.shares)}"
-        )
+        return f"{self.rate} adaptive={self.adaptive}"
 
 
 def split_burst(rate: Rate) -> tuple[Rate, int]:
@@ -105,7 +85,7 @@ def split_burst(rate: Rate) -> tuple[Rate, int]:
     quarter = -(-_LONGEST_LINGER_NS * rate.parts_per_ns // rate.interval_parts)
     calls = 0 if rate.min_interval_ns else min(quarter, (rate.burst - 1) // 2)
     linger_ns = min(_LONGEST_LINGER_NS, calls * rate.interval_parts // rate.parts_per_ns)
-    return replace(rate, burst=rate.burst - calls), linger_ns
+    return replace(rate, burst=rate.burst - calls, shares=None), linger_ns
 
 
 class Want(NamedTuple):
@@ -173,9 +153,8 @@ class Keeper:
         self._terms = Terms()
         per_batch = _BATCH_NS * self._rate.parts_per_ns // self._rate.interval_parts
         self._batch = max(1, min(per_batch, self._rate.burst))
-        shares = dict(limits.shares)
-        shares.setdefault("", min(shares.values(), default=1.0))
-        self._lines = {source: _Queue(weight) for source, weight in shares.items()}
+        weights = dict(limits.rate.weights) or {"": 1}
+        self._lines = {source: _Queue(weight) for source, weight in weights.items()}
         self._virtual = 0.0
         self._processes: dict[str, _Process] = {}
         self._totals: defaultdict[str, Counter[int]] = defaultdict(Counter)
@@ -388,7 +367,7 @@ class _Place:
 class _Queue:
     """The queued callers of one source, or of the sources of the common queue."""
 
-    weight: float
+    weight: int
     places: deque[_Place] = field(default_factory=deque[_Place])
     backlog: int = 0
     """Calls requested by all of them."""

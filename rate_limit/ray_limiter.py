@@ -23,13 +23,13 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from rate_limit.gcra import SECOND_NS, YEAR_NS, LimiterTimeout, Rate, pause_ns
 from rate_limit.lease_pool import Caller, LeasePool
 from rate_limit.leases import Answer, Ask, Keeper, Limits
+from rate_limit.queues import Place, TaskPlace, ThreadPlace
 from rate_limit.snapshot import Snapshot
 from rate_limit.state_file import boottime_ns
 from rate_limit.waiting import RateLimiter
@@ -55,9 +55,8 @@ class RayRateLimiter(RateLimiter):
         name: name of the limit.
         per_minute, burst, min_interval_s: as in `Rate`.
         adaptive: many overloads (`penalise`) halve the rate, which then recovers.
-        shares: source -> weight of its share of the rate while all sources have waiting callers.
-            Other sources have one share together: that of "", or else the smallest. None for first
-            come, first served.
+        shares: source -> weight of its share of the rate, as in `Rate`; None for first come, first
+            served.
 
     Raises:
         ValueError: a limit is out of range, or the name belongs to other limits.
@@ -74,9 +73,10 @@ class RayRateLimiter(RateLimiter):
         adaptive: bool = False,
         shares: Mapping[str, float] | None = None,
     ):
-        rate = Rate(per_minute=per_minute, burst=burst, min_interval_s=min_interval_s)
-        in_order = tuple(sorted((shares or {}).items()))
-        self.__setstate__((name, Limits(rate=rate, adaptive=adaptive, shares=in_order)))
+        rate = Rate(
+            per_minute=per_minute, burst=burst, min_interval_s=min_interval_s, shares=shares
+        )
+        self.__setstate__((name, Limits(rate, adaptive)))
         self._actor = _connect(name, self._limits)
 
     def __getstate__(self) -> tuple[str, Limits]:
@@ -103,11 +103,10 @@ class RayRateLimiter(RateLimiter):
         """
         if self._pass_now(n, source):
             return 0.0
-        done = threading.Event()
-        caller = self._enter(n, timeout_s, source, done.set)
+        place = ThreadPlace()
+        caller = self._enter(n, timeout_s, source, place)
         try:
-            if not done.wait(_patience_s(timeout_s)):
-                raise self._no_answer(caller)
+            place.wait(_patience_s(timeout_s))
             while (left_s := self._left_s(caller)) > 0:
                 time.sleep(left_s)
         except BaseException:
@@ -120,14 +119,10 @@ class RayRateLimiter(RateLimiter):
     ) -> float:
         if self._pass_now(n, source):
             return 0.0
-        loop = asyncio.get_running_loop()
-        done = asyncio.Event()
-        caller = self._enter(n, timeout_s, source, partial(_tell, loop, done))
+        place = TaskPlace()
+        caller = self._enter(n, timeout_s, source, place)
         try:
-            try:
-                await asyncio.wait_for(done.wait(), _patience_s(timeout_s))
-            except (TimeoutError, asyncio.TimeoutError):
-                raise self._no_answer(caller) from None
+            await place.wait(_patience_s(timeout_s))
             while (left_s := self._left_s(caller)) > 0:  # noqa: ASYNC110 (a sleep may end early)
                 await asyncio.sleep(left_s)
         except BaseException:
@@ -163,16 +158,14 @@ class RayRateLimiter(RateLimiter):
                 self._wake_agent()
         return True
 
-    def _enter(
-        self, n: int, timeout_s: float | None, source: str, wake: Callable[[], object]
-    ) -> Caller:
+    def _enter(self, n: int, timeout_s: float | None, source: str, place: Place) -> Caller:
         if n < 1 or self.rate.for_calls_ns(n) > YEAR_NS:
             raise ValueError(
                 f"cannot acquire n={n} from limiter {self.name!r}: n must be at least 1, and pass "
                 "within a year at this rate"
             )
         now_ns = boottime_ns()
-        caller = Caller(n, source, now_ns, timeout_s, wake)
+        caller = Caller(n, source, now_ns, timeout_s, place.call)
         with self._lock:
             self._pool.enter(caller, now_ns)
             if self._pool.must_ask:
@@ -180,10 +173,15 @@ class RayRateLimiter(RateLimiter):
         return caller
 
     def _left_s(self, caller: Caller) -> float:
-        """Seconds until a caller's known slot."""
+        """Seconds until a caller's slot, after it was woken."""
         if caller.error is not None:
             raise caller.error
-        assert caller.slot is not None
+        if caller.slot is None:
+            waited_s = (boottime_ns() - caller.entered_ns) / SECOND_NS
+            raise LimiterTimeout(
+                f"no answer from the actor of limiter {self.name!r} in {waited_s:.1f} s: it is "
+                "dead, starting or unreachable; look for it with `ray list actors`"
+            )
         return (caller.slot.from_ns - boottime_ns()) / SECOND_NS
 
     def _leave(self, caller: Caller) -> None:
@@ -198,13 +196,6 @@ class RayRateLimiter(RateLimiter):
     def _passed(self, caller: Caller) -> float:
         with self._lock:
             return self._pool.passed(caller, boottime_ns())
-
-    def _no_answer(self, caller: Caller) -> LimiterTimeout:
-        waited_s = (boottime_ns() - caller.entered_ns) / SECOND_NS
-        return LimiterTimeout(
-            f"no answer from the actor of limiter {self.name!r} in {waited_s:.1f} s: it is dead, "
-            "starting or unreachable; look for it with `ray list actors`"
-        )
 
     def _wake_agent(self) -> "_Agent":
         """Under the lock."""
@@ -546,8 +537,3 @@ def _connect(name: str, limits: Limits) -> Any:
 
 def _patience_s(timeout_s: float | None) -> float | None:
     return None if timeout_s is None else timeout_s + _GRACE_S
-
-
-def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits in it
-        loop.call_soon_threadsafe(done.set)

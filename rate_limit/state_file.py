@@ -264,7 +264,7 @@ class StateFile:
             if found is None or found.clock_id != self._clock_id:
                 return None
             if found.rate != self.rate:
-                _log.warning("state_file=%s changed to %s", self.path, _words(found.rate))
+                _log.warning("state_file=%s changed to %s", self.path, found.rate)
                 self._follow(found.rate)
             self._know(record[: found.prefix_bytes])
             unpacked = found.serial, found.state
@@ -382,8 +382,8 @@ class StateFile:
         if on_config_change == "refuse":
             self._close()
             raise ValueError(
-                f"cannot share state_file={str(self.path)!r}: it limits to {_words(theirs.rate)}, "
-                f"asked for is {_words(asked)}; give every process the same limits, or change "
+                f"cannot share state_file={str(self.path)!r}: it limits to {theirs.rate}, "
+                f"asked for is {asked}; give every process the same limits, or change "
                 'it for all with on_config_change="adopt"'
             )
         fcntl.flock(self._handle, _LOCK)
@@ -401,9 +401,7 @@ class StateFile:
             raise named(error, "write", "state_file", self.path) from error
         finally:
             fcntl.flock(self._handle, _UNLOCK)
-        _log.warning(
-            "state_file=%s changed from %s to %s", self.path, _words(theirs.rate), _words(asked)
-        )
+        _log.warning("state_file=%s changed from %s to %s", self.path, theirs.rate, asked)
 
     def _found_of_this_boot(self) -> "Found | None":
         found = _found_in(os.pread(self._handle, _MOST_BYTES, 0))
@@ -561,14 +559,6 @@ def arithmetic_of(rate: Rate) -> Any:
 
 def _new_terms() -> Terms:
     return Terms(epoch=secrets.randbits(62))
-
-
-def _words(rate: Rate) -> str:
-    return (
-        f"per_minute={float(rate.per_minute)} burst={rate.burst} "
-        f"min_interval_s={float(rate.min_interval_s)}"
-        + (f" shares={dict(rate.weights)}" if rate.weights else "")
-    )
 
 
 WALL_CLOCK = b"the wall clock.."
