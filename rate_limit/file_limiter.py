@@ -6,16 +6,11 @@ Calls are served in the order of reservation. Coroutines that ask in one pass of
 reserve together, in their order. With `shares`, the order holds within a source, except for calls
 that take a token that no source used.
 
-The limiter does not promise:
-
-- the instant of a call: a process that wakes late passes late.
-- a rate per account: two files for one account give twice the rate.
-- a limit over several hosts, over containers with their own boot clocks (virtual machines, gVisor),
-  or over files on NFS, because locks or clocks may not reach the others. If the limiter notices
-  this, it raises an error. `across_hosts` is for folders whose locks were tested; use
-  `RayRateLimiter` otherwise.
-- progress while a process that has the file locked is stopped (SIGSTOP). Callers with `timeout_s`
-  get an error; the others wait until the process continues or is killed.
+docs/limiter.md has what the limiter promises and what not. It promises no limit over several hosts,
+over containers with their own boot clocks (virtual machines, gVisor), or over files on NFS, because
+locks or clocks may not reach the others; if it notices this, it raises an error. `across_hosts` is
+for folders whose locks were tested; use `RayRateLimiter` otherwise. If a process that has the file
+locked is stopped (SIGSTOP), callers with `timeout_s` get an error, and the others wait.
 """
 
 import asyncio
@@ -344,11 +339,8 @@ class FileRateLimiter(RateLimiter):
             raise self._held() from None
 
     def _see_through(self, slot: _Slot, *, blocking: bool = False) -> Steps[float]:
-        """Sleep until the slot; take another slot if this one is void by then.
-
-        Returns:
-            Seconds since the caller entered.
-        """
+        """Sleep until the slot, or until another one if this one is void by then; returns the
+        seconds since the caller entered."""
         want, now_ns, done = slot.want, self._clock_ns(), {}
         if not slot.passes_at_once:
             self._stats.add(want.source, {WAITING: 1})
@@ -419,8 +411,7 @@ class FileRateLimiter(RateLimiter):
     ) -> tuple[_Slot, State]:
         """A new slot, and the state after it.
 
-        Args:
-            counted_on: the caller's earlier grant of spare tokens, which may be void.
+        `counted_on` is the caller's earlier grant of spare tokens, which may be void.
         """
         n, source, entered_ns, deadline_ns = want
         rate, terms = self._file.rate, self._file.terms
@@ -466,12 +457,8 @@ class FileRateLimiter(RateLimiter):
         return slot._replace(want=want, made_ns=now_ns)
 
     def _leave(self, slot: _Slot | BaseException | None, n: int, source: str) -> None:
-        """Give back a slot that will not be used; if that is not possible, keep it for other
-        callers.
-
-        Args:
-            slot: None if the n calls may already have passed.
-        """
+        """Give back a slot that will not be used, or keep it for the next caller. `slot` is None if
+        the n calls may already have passed."""
         if isinstance(slot, BaseException):
             return
         if slot is None or slot.is_due(self._clock_ns()):
@@ -524,11 +511,8 @@ class FileRateLimiter(RateLimiter):
             file.unlock()
 
     def _lock(self, deadline_ns: float, blocking: bool, want: _Want | None = None) -> Steps[bool]:
-        """Take the file's lock: at once, by waiting in the kernel, or by trying again later.
-
-        Returns:
-            Whether another process had the lock first.
-        """
+        """Take the file's lock: at once, by waiting in the kernel, or by trying again later;
+        returns whether another process had it first."""
         if self._file.lock(blocking=False):
             return False
         if blocking:

@@ -450,11 +450,10 @@ def snapshot_of(name: str) -> Snapshot:
 
 
 def end(name: str) -> None:
-    """End the limiter with this name, if there is one; the next process that needs it makes a new
-    one.
+    """End the limiter with this name, if there is one.
 
-    The new limiter starts with an empty bucket and may have other limits. Processes that use the
-    old one continue with the new one, or get an error if the limits differ.
+    The next process that needs it makes a new one with an empty bucket. Processes that use the old
+    one continue with the new one, or get an error if its limits differ.
     """
     with contextlib.suppress(ValueError):
         _ray().kill(_existing(name))

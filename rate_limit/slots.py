@@ -63,8 +63,7 @@ class FileSlots:
 
     Raises:
         ValueError: `slots` is below 1, or the file is for another number.
-        OSError: the file cannot be made or locked, or is not safe to use: another user's, or a
-            symbolic link in a folder that anyone may write to.
+        OSError: the file cannot be made or locked, or is not safe to use (see `open_own`).
     """
 
     def __init__(

@@ -5,21 +5,10 @@ terms (`Terms`), serial number, state (`Arrivals`, or `Spread` if the rate has w
 all. The serial number grows with each write. It starts at the time in nanoseconds, so that a new
 record has a larger one than all earlier records.
 
-What happens to the file, and what its users do:
-
-- The process with the lock is killed: the kernel frees the lock; the record is complete, or its
-  checksum is wrong.
-- The record is damaged, or the host has rebooted: the next reader starts with an empty bucket, so
-  the rate is kept. Waiting reservations become void and are made again (`epoch`).
-- The file is deleted or replaced: at each lock, a process compares the file that it has open with
-  the file at the path. If they differ, it opens the new file and adds the state of the old one.
-- A new file starts with an empty bucket if the hidden file `.<name>.made` shows that an earlier one
-  was deleted; else with a full one.
-- Old content is copied into the file: each process remembers the state that it saw last. If the
-  file has a smaller serial number, the process adds what it remembers.
-
-A process that starts after such a change remembers nothing: it believes what it finds. A new file
-is complete before it gets its name.
+docs/limiter.md has what happens when the file is damaged, deleted or replaced. At each lock, a
+process compares the file that it has open with the file at the path, and at each read the serial
+number with the last one that it saw. If it knows more than the file has, it adds that (`_add`).
+`.<name>.made` shows that a file was deleted. A new file is complete before it gets its name.
 """
 
 import errno
@@ -96,8 +85,7 @@ class StateFile:
 
     Raises:
         ValueError: the file belongs to another rate.
-        OSError: the file cannot be created, opened, locked or written, or is not safe to use (see
-            `open_own`).
+        OSError: the file cannot be used, or is not safe to use (see `open_own`).
         RuntimeError: this host's clock differs from the time of the shared folder.
     """
 
@@ -370,11 +358,7 @@ class StateFile:
             )
 
     def _settle_rate(self, on_config_change: OnConfigChange) -> None:
-        """Refuse or change a valid record with another rate. Reading needs no lock.
-
-        Raises:
-            ValueError: the rate differs, and `on_config_change` is "refuse".
-        """
+        """Refuse or change a valid record with another rate. Reading needs no lock."""
         asked = self.rate
         theirs = self._found_of_this_boot()
         if theirs is None or theirs.rate == asked:
@@ -577,11 +561,7 @@ _BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def _namespace_offset_ns() -> int:
-    """The offset that a time namespace adds to the boot clock; without it, containers of a host
-    agree.
-
-    Source: time_namespaces(7), /proc/self/timens_offsets.
-    """
+    """The offset that a time namespace (time_namespaces(7)) adds to the clock of a container."""
     try:
         lines = Path("/proc/self/timens_offsets").read_text().splitlines()
     except OSError:
