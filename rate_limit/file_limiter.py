@@ -6,16 +6,11 @@ Calls are served in the order of reservation. Coroutines that ask in one pass of
 reserve together, in their order. With `shares`, the order holds within a source, except for calls
 that take a token that no source used.
 
-The limiter does not promise:
-
-- the instant of a call: a process that wakes late passes late.
-- a rate per account: two files for one account give twice the rate.
-- a limit over several hosts, over containers with their own boot clocks (virtual machines, gVisor),
-  or over files on NFS, because locks or clocks may not reach the others. If the limiter notices
-  this, it raises an error. `across_hosts` is for folders whose locks were tested; use
-  `RayRateLimiter` otherwise.
-- progress while a process that has the file locked is stopped (SIGSTOP). Callers with `timeout_s`
-  get an error; the others wait until the process continues or is killed.
+docs/limiter.md has what the limiter promises and what not. It promises no limit over several hosts,
+over containers with their own boot clocks (virtual machines, gVisor), or over files on NFS, because
+locks or clocks may not reach the others; if it notices this, it raises an error. `across_hosts` is
+for folders whose locks were tested; use `RayRateLimiter` otherwise. If a process that has the file
+locked is stopped (SIGSTOP), callers with `timeout_s` get an error, and the others wait.
 """
 
 import asyncio
@@ -42,7 +37,7 @@ from rate_limit.gcra import (
     reserve,
 )
 from rate_limit.shares import Grant, Spread
-from rate_limit.snapshot import Snapshot
+from rate_limit.snapshot import ABANDONED, REFUSED, WAITING, Snapshot, of_passed
 from rate_limit.state_file import (
     FARTHEST_NS,
     WALL_CLOCK,
@@ -54,7 +49,7 @@ from rate_limit.state_file import (
     wall_clock,
 )
 from rate_limit.stats import Stats, snapshot_of
-from rate_limit.waiting import Steps, run, run_async
+from rate_limit.waiting import RateLimiter, Steps, run, run_async
 
 __all__ = ["FileRateLimiter", "LimiterTimeout", "boottime_ns"]
 
@@ -73,6 +68,9 @@ class _Want(NamedTuple):
     source: str
     entered_ns: int
     deadline_ns: float  # infinite without a timeout
+
+    def waited_s(self, now_ns: int) -> float:
+        return max(0, now_ns - self.entered_ns) / SECOND_NS
 
 
 class _Slot(NamedTuple):
@@ -97,10 +95,8 @@ class _Slot(NamedTuple):
         return self.grant.start_ns <= now_ns and self.grant.mark is None
 
 
-class FileRateLimiter:
+class FileRateLimiter(RateLimiter):
     """A rate limit that all processes with the same `path` share.
-
-    `with limiter:` and `async with limiter:` wait until one call may pass.
 
     It is safe with threads, in asyncio (the file never blocks the event loop), after a fork, and
     when pickled to other processes of this host. The slot of a cancelled caller is given back if it
@@ -145,9 +141,6 @@ class FileRateLimiter:
         sleep_async: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ):
         self.adaptive = adaptive
-        self.abandoned: int = 0
-        """Slots of this process's cancelled callers that no other caller could use."""
-
         if clock_ns is None:
             clock_ns = wall_clock() if across_hosts else boottime_ns
         self.across_hosts = across_hosts
@@ -173,21 +166,6 @@ class FileRateLimiter:
         return self._file.rate
 
     def acquire(self, n: int = 1, timeout_s: float | None = None, source: str = "") -> float:
-        """Wait until n calls may pass together.
-
-        Args:
-            n: calls, >= 1. More calls than the burst pass one by one, and the caller waits for the
-                last.
-            timeout_s: longest wait; None for no limit.
-            source: the source of the calls, for `shares` and the statistics.
-
-        Returns:
-            Seconds waited; 0.0 if the calls passed at once.
-
-        Raises:
-            LimiterTimeout: the slot is beyond `timeout_s`; nothing was reserved.
-            ValueError: n is below 1.
-        """
         if self._pass_now(n, source, blocking=timeout_s is None):
             return 0.0
         return run(self._acquire(n, timeout_s, source, blocking=timeout_s is None), self._sleep)
@@ -195,7 +173,6 @@ class FileRateLimiter:
     async def acquire_async(
         self, n: int = 1, timeout_s: float | None = None, source: str = ""
     ) -> float:
-        """`acquire` for coroutines; other coroutines always run meanwhile."""
         if n != 1 or timeout_s is not None:
             timeout_s = self._checked(n, timeout_s)
         loop = asyncio.get_running_loop()
@@ -218,9 +195,9 @@ class FileRateLimiter:
             if not any(batch.wants):
                 batch.closed = True  # later callers start another batch
             if batch.done:
-                self._leave(batch.slots.get(place), n)
+                self._leave(batch.slots.get(place), n, source)
             if isinstance(error, LimiterTimeout):
-                self._stats.refuse(source, n)
+                self._stats.add(source, {REFUSED: n})
             raise
         slot = batch.slots.get(place)
         if slot is None:
@@ -230,26 +207,6 @@ class FileRateLimiter:
         if batch.served is None and slot.passes_at_once:
             return 0.0
         return await run_async(self._see_through(slot), self._sleep_async)
-
-    def try_acquire(self, n: int = 1, source: str = "") -> bool:
-        """Let n calls pass if they may pass now; waits at most 20 ms, for the file."""
-        try:
-            self.acquire(n, timeout_s=0.0, source=source)
-        except LimiterTimeout:
-            return False
-        return True
-
-    def __enter__(self) -> float:
-        return self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        pass  # a call uses its slot up
-
-    async def __aenter__(self) -> float:
-        return await self.acquire_async()
-
-    async def __aexit__(self, *error: object) -> None:
-        pass
 
     def penalise(self, retry_after_s: float = 0.0) -> None:
         """Pause all calls, including waiting ones, because a server answered 429 or 503.
@@ -382,21 +339,17 @@ class FileRateLimiter:
             raise self._held() from None
 
     def _see_through(self, slot: _Slot, *, blocking: bool = False) -> Steps[float]:
-        """Sleep until the slot; take another slot if this one is void by then.
-
-        Returns:
-            Seconds since the caller entered.
-        """
-        want, now_ns, passed = slot.want, self._clock_ns(), 0
+        """Sleep until the slot, or until another one if this one is void by then; returns the
+        seconds since the caller entered."""
+        want, now_ns, done = slot.want, self._clock_ns(), {}
         if not slot.passes_at_once:
-            self._stats.begin_wait(want.source)
+            self._stats.add(want.source, {WAITING: 1})
             try:
                 now_ns = yield from self._sleep_until_due(slot, blocking)
-                passed = want.n
+                done = of_passed(want.n, want.waited_s(now_ns))
             finally:
-                waited_s = max(0, now_ns - want.entered_ns) / SECOND_NS
-                self._stats.end_wait(want.source, passed, waited_s)
-        return max(0, now_ns - want.entered_ns) / SECOND_NS
+                self._stats.add(want.source, {WAITING: -1, **done})
+        return want.waited_s(now_ns)
 
     def _sleep_until_due(self, slot: _Slot, blocking: bool) -> Steps[int]:
         """Sleep until the slot; returns the time afterwards."""
@@ -409,7 +362,7 @@ class FileRateLimiter:
                 deadline_ns = max(slot.want.deadline_ns, slot.start_ns)
                 yield from self._lock(deadline_ns, blocking, slot.want)
             except BaseException:
-                self._leave(slot, slot.want.n)
+                self._leave(slot, slot.want.n, slot.want.source)
                 raise
             try:
                 slot = self._look_again(slot)
@@ -458,8 +411,7 @@ class FileRateLimiter:
     ) -> tuple[_Slot, State]:
         """A new slot, and the state after it.
 
-        Args:
-            counted_on: the caller's earlier grant of spare tokens, which may be void.
+        `counted_on` is the caller's earlier grant of spare tokens, which may be void.
         """
         n, source, entered_ns, deadline_ns = want
         rate, terms = self._file.rate, self._file.terms
@@ -477,7 +429,7 @@ class FileRateLimiter:
                 "away; raise the rate"
             )
         if grant.start_ns > max(deadline_ns, now_ns):
-            self._stats.refuse(source, n)
+            self._stats.add(source, {REFUSED: n})
             raise LimiterTimeout(
                 f"no slot for n={n} calls from {self.path}: the next is "
                 f"{(grant.start_ns - entered_ns) / SECOND_NS:.3f} s away, beyond "
@@ -490,7 +442,7 @@ class FileRateLimiter:
         epoch, latest_ns = self._file.terms.epoch, max(want.deadline_ns, now_ns)
         for slot in [s for s in self._left if s.start_ns <= now_ns or s.epoch != epoch]:
             self._left.remove(slot)  # in place, because another thread may be adding one
-            self._abandon(slot.want.n)
+            self._stats.add(slot.want.source, {ABANDONED: slot.want.n})
         fitting = [
             slot
             for slot in self._left
@@ -504,17 +456,13 @@ class FileRateLimiter:
         self._left.remove(slot)
         return slot._replace(want=want, made_ns=now_ns)
 
-    def _leave(self, slot: _Slot | BaseException | None, n: int) -> None:
-        """Give back a slot that will not be used; if that is not possible, keep it for other
-        callers.
-
-        Args:
-            slot: None if the n calls may already have passed.
-        """
+    def _leave(self, slot: _Slot | BaseException | None, n: int, source: str) -> None:
+        """Give back a slot that will not be used, or keep it for the next caller. `slot` is None if
+        the n calls may already have passed."""
         if isinstance(slot, BaseException):
             return
         if slot is None or slot.is_due(self._clock_ns()):
-            self._abandon(n)
+            self._stats.add(source, {ABANDONED: n})
             return
         self._left.append(slot)
         file = self._file
@@ -549,10 +497,6 @@ class FileRateLimiter:
                 return without
         return None
 
-    def _abandon(self, n: int) -> None:
-        self.abandoned += n
-        self._stats.abandon(n)
-
     def _penalise(self, retry_after_s: float, *, blocking: bool) -> Steps[None]:
         length_ns = pause_ns(retry_after_s)
         yield from self._lock(math.inf, blocking)
@@ -567,11 +511,8 @@ class FileRateLimiter:
             file.unlock()
 
     def _lock(self, deadline_ns: float, blocking: bool, want: _Want | None = None) -> Steps[bool]:
-        """Take the file's lock: at once, by waiting in the kernel, or by trying again later.
-
-        Returns:
-            Whether another process had the lock first.
-        """
+        """Take the file's lock: at once, by waiting in the kernel, or by trying again later;
+        returns whether another process had it first."""
         if self._file.lock(blocking=False):
             return False
         if blocking:
@@ -583,7 +524,7 @@ class FileRateLimiter:
                 return True
             if self._clock_ns() > deadline_ns + _LOCK_GRACE_NS:
                 if want is not None:
-                    self._stats.refuse(want.source, want.n)
+                    self._stats.add(want.source, {REFUSED: want.n})
                 raise self._held()
             retry_s = min(2 * retry_s, _LAST_RETRY_S)
 

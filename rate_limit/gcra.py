@@ -106,6 +106,13 @@ class Rate:
                 "mixed.rate_limit"
             )
 
+    def __str__(self) -> str:
+        shares = f" shares={dict(self.weights)}" if self.weights else ""
+        return (
+            f"per_minute={float(self.per_minute)} burst={self.burst} "
+            f"min_interval_s={float(self.min_interval_s)}{shares}"
+        )
+
     def _weights(self, problems: list[str]) -> tuple[tuple[str, int], ...]:
         shares = dict(self.shares or {})
         if not shares:

@@ -1,14 +1,14 @@
 """The leased slots of one process, and its waiting callers. Pure; `leases` has the rules."""
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
 from rate_limit.gcra import SECOND_NS, LimiterTimeout, Rate
-from rate_limit.leases import NOTHING_DONE, Answer, Ask, Counts, Want, split_burst
-from rate_limit.snapshot import wait_bucket
+from rate_limit.leases import Answer, Ask, Want, split_burst
+from rate_limit.snapshot import ABANDONED, GRANTED, REFUSED, of_passed
 
 
 class Slot(NamedTuple):
@@ -79,7 +79,7 @@ class LeasePool:
 
     @property
     def must_report(self) -> bool:
-        return any(source.left or source.has_counts for source in self._sources.values())
+        return any(source.left or source.counts for source in self._sources.values())
 
     def pass_now(self, n: int, source_name: str, now_ns: int) -> bool:
         """Let n calls pass with a spare slot, if there is one."""
@@ -90,7 +90,7 @@ class LeasePool:
         if slot is None or slot.from_ns > now_ns:
             return False
         source.take(n)
-        source.passed += n
+        source.counts[GRANTED] += n
         return True
 
     def is_low(self, source_name: str) -> bool:
@@ -116,15 +116,12 @@ class LeasePool:
 
     def passed(self, caller: Caller, now_ns: int) -> float:
         """Count a caller that passed; returns the seconds it waited."""
-        source = self._sources[caller.source]
-        source.passed += caller.n
         waited_s = max(0, now_ns - caller.entered_ns) / SECOND_NS
-        source.waited_s += waited_s * caller.n
-        source.waits[wait_bucket(waited_s)] += caller.n
+        self._sources[caller.source].counts.update(of_passed(caller.n, waited_s))
         return waited_s
 
     def refused(self, caller: Caller) -> None:
-        self._sources[caller.source].refused += caller.n
+        self._sources[caller.source].counts[REFUSED] += caller.n
 
     def ask(self, now_ns: int) -> Ask:
         """The next request and report to the keeper; `served` takes the answer."""
@@ -133,15 +130,15 @@ class LeasePool:
         self._told, self._leaving, self._unasked = self._leaving, {}, {}
         far = 2 * self._round_trip_ns > self._linger_ns  # spare slots would arrive too late
         spare: dict[str, int] = {}
-        counts: dict[str, Counts] = {}
+        counts: dict[str, Counter[int]] = {}
         for name, source in self._sources.items():
             source.first(0, now_ns)  # drops slots whose time has passed
             if source.is_low or not source.left:
                 worth = source.worth(now_ns, self._linger_ns, self._most_spare)
                 if worth and not far:
                     spare[name] = worth
-            if source.has_counts:
-                counts[name] = source.report()
+            if source.counts:
+                counts[name], source.counts = source.counts, Counter()
         return Ask(self._fresh, wants, list(self._told), spare, counts)
 
     def served(self, answer: Answer, asked_ns: int, now_ns: int) -> None:
@@ -154,7 +151,7 @@ class LeasePool:
             source = self._sources[name]
             slot = self._slot(delay_ns, n, asked_ns, now_ns)
             if slot.from_ns > slot.until_ns:  # no caller waits for it, so it must not be used late
-                source.abandoned += n
+                source.counts[ABANDONED] += n
                 continue
             source.give_back(slot, now_ns)
             source.low = source.left // 2
@@ -231,17 +228,11 @@ class _Source:
         """Slots taken since `sized_ns`."""
 
         self.sized_ns = 0
-        self.passed = self.refused = self.abandoned = 0
-        self.waited_s = 0.0
-        self.waits = list(NOTHING_DONE.waits)
+        self.counts = Counter[int]()
 
     @property
     def is_low(self) -> bool:
         return self.left <= self.low
-
-    @property
-    def has_counts(self) -> bool:
-        return bool(self.passed or self.refused or self.abandoned)
 
     def first(self, n: int, now_ns: int) -> Slot | None:
         """The next slot, if it has room for n calls."""
@@ -261,7 +252,7 @@ class _Source:
     def give_back(self, slot: Slot, now_ns: int) -> None:
         """Add a spare slot, unless its time has passed."""
         if slot.until_ns < now_ns:
-            self.abandoned += slot.n
+            self.counts[ABANDONED] += slot.n
             return
         if self.slots and slot < self.slots[-1]:
             self.slots = deque(sorted([*self.slots, slot]))
@@ -281,12 +272,6 @@ class _Source:
         self.used, self.sized_ns, self.low = 0, now_ns, -1
         return max(0, worth)
 
-    def report(self) -> Counts:
-        counts = Counts(self.passed, self.waited_s, tuple(self.waits), self.refused, self.abandoned)
-        self.passed = self.refused = self.abandoned = 0
-        self.waited_s, self.waits = 0.0, list(NOTHING_DONE.waits)
-        return counts
-
     def _lose(self, n: int) -> None:
         self.left -= n
-        self.abandoned += n
+        self.counts[ABANDONED] += n

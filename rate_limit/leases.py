@@ -39,7 +39,7 @@ Source: start-time fair queueing: Goyal, Vin and Cheng 1996. Leases: Gray and Ch
 """
 
 import math
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -57,7 +57,7 @@ from rate_limit.gcra import (
     penalise,
     reserve,
 )
-from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot, SourceSnapshot
+from rate_limit.snapshot import ABANDONED, WAITING, Snapshot, SourceSnapshot
 
 HORIZON_NS = SECOND_NS // 20
 """How far ahead slots are granted; pauses and newly active sources affect all later slots."""
@@ -70,34 +70,14 @@ _BATCH_NS = SECOND_NS // 1000  # spare slots are granted together, as many as th
 _MINUTE_S = 60
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The limits, the same for all processes that share a limiter.
-
-    Raises:
-        ValueError: a weight is not above 0.
-    """
+class Limits(NamedTuple):
+    """The limits, the same for all processes that share a limiter."""
 
     rate: Rate
     adaptive: bool = False
-    shares: tuple[tuple[str, float], ...] = ()
-    """(source, weight) sorted by source; empty for first come, first served."""
-
-    def __post_init__(self) -> None:
-        wrong = [f"{name!r}: {weight}" for name, weight in self.shares if not 0 < weight < math.inf]
-        if wrong:
-            raise ValueError(
-                f"cannot share a rate by {', '.join(wrong)}: a weight must be above 0 and finite; "
-                "leave a source out of shares to give it the common one"
-            )
 
     def __str__(self) -> str:
-        rate = self.rate
-        return (
-            f"per_minute={rate.per_minute}, burst={rate.burst}, "
-            f"min_interval_s={rate.min_interval_s}, adaptive={self.adaptive}, "
-            f"shares={dict(self.shares)}"
-        )
+        return f"{self.rate} adaptive={self.adaptive}"
 
 
 def split_burst(rate: Rate) -> tuple[Rate, int]:
@@ -105,7 +85,7 @@ def split_burst(rate: Rate) -> tuple[Rate, int]:
     quarter = -(-_LONGEST_LINGER_NS * rate.parts_per_ns // rate.interval_parts)
     calls = 0 if rate.min_interval_ns else min(quarter, (rate.burst - 1) // 2)
     linger_ns = min(_LONGEST_LINGER_NS, calls * rate.interval_parts // rate.parts_per_ns)
-    return replace(rate, burst=rate.burst - calls), linger_ns
+    return replace(rate, burst=rate.burst - calls, shares=None), linger_ns
 
 
 class Want(NamedTuple):
@@ -115,28 +95,6 @@ class Want(NamedTuple):
     source: str
     n: int
     timeout_ns: int | None
-
-
-class Counts(NamedTuple):
-    """Counts of a source's calls in one process since its last report."""
-
-    passed: int
-    waited_s: float
-    waits: tuple[int, ...]
-    refused: int
-    abandoned: int
-
-    def plus(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.passed + other.passed,
-            self.waited_s + other.waited_s,
-            tuple(map(int.__add__, self.waits, other.waits)),
-            self.refused + other.refused,
-            self.abandoned + other.abandoned,
-        )
-
-
-NOTHING_DONE = Counts(0, 0.0, (0,) * (len(WAIT_BOUNDS_S) + 1), 0, 0)
 
 
 class Ask(NamedTuple):
@@ -152,7 +110,8 @@ class Ask(NamedTuple):
     spare: dict[str, int]
     """Source -> number of spare slots requested."""
 
-    counts: dict[str, Counts]
+    counts: dict[str, Counter[int]]
+    """Source -> what its calls did since the last report; see `rate_limit.snapshot`."""
 
 
 class Answer(NamedTuple):
@@ -194,19 +153,18 @@ class Keeper:
         self._terms = Terms()
         per_batch = _BATCH_NS * self._rate.parts_per_ns // self._rate.interval_parts
         self._batch = max(1, min(per_batch, self._rate.burst))
-        shares = dict(limits.shares)
-        shares.setdefault("", min(shares.values(), default=1.0))
-        self._lines = {source: _Queue(weight) for source, weight in shares.items()}
+        weights = dict(limits.rate.weights) or {"": 1}
+        self._lines = {source: _Queue(weight) for source, weight in weights.items()}
         self._virtual = 0.0
         self._processes: dict[str, _Process] = {}
-        self._totals: dict[str, Counts] = {}
+        self._totals: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self._seconds = deque[tuple[int, int]]()  # (second, slots granted in the second)
         self._wasted = 0
 
     def ask(self, process: str, ask: Ask, now_ns: int) -> Answer:
         """Take in what a process wants, and say what it gets at once."""
         for source, counts in ask.counts.items():
-            self._totals[source] = self._totals.get(source, NOTHING_DONE).plus(counts)
+            self._totals[source].update(counts)
         if ask.fresh:
             for gone in [key for key in self._processes if self._is_silent(key, now_ns)]:
                 self._forget(gone)
@@ -282,10 +240,10 @@ class Keeper:
 
     def snapshot(self, now_ns: int) -> Snapshot:
         """The counts so far; calls that use a lease are counted up to a second late."""
-        waiting: dict[str, int] = {}
+        totals = defaultdict(Counter[int], {s: Counter(n) for s, n in self._totals.items()})
         for line in self._lines.values():
             for place in line.places:
-                waiting[place.want.source] = waiting.get(place.want.source, 0) + 1
+                totals[place.want.source][WAITING] += 1
         since = now_ns // SECOND_NS - _MINUTE_S
         minute = sum(slots for second, slots in self._seconds if second > since)
         rate = self.limits.rate
@@ -297,18 +255,8 @@ class Keeper:
             penalties=self._terms.penalties,
             rate_factor=pace_at(self._terms, now_ns) / FULL_PACE,
             paused_s=max(0, self._terms.paused_ns - now_ns) / SECOND_NS,
-            abandoned=self._wasted + sum(total.abandoned for total in self._totals.values()),
-            sources={
-                source: SourceSnapshot(
-                    granted=total.passed,
-                    waiting=waiting.get(source, 0),
-                    waited_s=total.waited_s,
-                    waits=total.waits,
-                    refused=total.refused,
-                )
-                for source in sorted(self._totals.keys() | waiting)
-                for total in (self._totals.get(source, NOTHING_DONE),)
-            },
+            abandoned=self._wasted + sum(counts[ABANDONED] for counts in totals.values()),
+            sources={name: SourceSnapshot.of(totals[name]) for name in sorted(totals)},
         )
 
     def _line(self, source: str) -> "_Queue":
@@ -419,7 +367,7 @@ class _Place:
 class _Queue:
     """The queued callers of one source, or of the sources of the common queue."""
 
-    weight: float
+    weight: int
     places: deque[_Place] = field(default_factory=deque[_Place])
     backlog: int = 0
     """Calls requested by all of them."""

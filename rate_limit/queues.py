@@ -121,10 +121,6 @@ class ProcessQueue:
         self._passed_over = first if first < self._place else 0
         return first - _LINE
 
-    def count(self) -> int:
-        """The number of processes in the queue, including this one."""
-        return bool(self._place) + self._locks.count(_LINE, _END)
-
     def _start(self) -> int:
         passed_over = self._passed_over
         if passed_over and self._locks.other(passed_over, passed_over + 1) is None:

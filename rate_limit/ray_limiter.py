@@ -23,15 +23,16 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from rate_limit.gcra import SECOND_NS, YEAR_NS, LimiterTimeout, Rate, pause_ns
 from rate_limit.lease_pool import Caller, LeasePool
 from rate_limit.leases import Answer, Ask, Keeper, Limits
+from rate_limit.queues import Place, TaskPlace, ThreadPlace
 from rate_limit.snapshot import Snapshot
 from rate_limit.state_file import boottime_ns
+from rate_limit.waiting import RateLimiter
 
 _log = logging.getLogger(__name__)
 
@@ -44,10 +45,8 @@ _CONNECT_S = 60.0
 _RETRY_S = 0.1
 
 
-class RayRateLimiter:
+class RayRateLimiter(RateLimiter):
     """A rate limit that all processes of the Ray cluster with the same `name` share.
-
-    `with limiter:` and `async with limiter:` wait until one call may pass.
 
     It is safe with threads, in asyncio, and when pickled to other processes of the cluster. The
     slot of a cancelled caller goes to the next caller of this process, if one comes in time.
@@ -56,9 +55,8 @@ class RayRateLimiter:
         name: name of the limit.
         per_minute, burst, min_interval_s: as in `Rate`.
         adaptive: many overloads (`penalise`) halve the rate, which then recovers.
-        shares: source -> weight of its share of the rate while all sources have waiting callers.
-            Other sources have one share together: that of "", or else the smallest. None for first
-            come, first served.
+        shares: source -> weight of its share of the rate, as in `Rate`; None for first come, first
+            served.
 
     Raises:
         ValueError: a limit is out of range, or the name belongs to other limits.
@@ -75,9 +73,10 @@ class RayRateLimiter:
         adaptive: bool = False,
         shares: Mapping[str, float] | None = None,
     ):
-        rate = Rate(per_minute=per_minute, burst=burst, min_interval_s=min_interval_s)
-        in_order = tuple(sorted((shares or {}).items()))
-        self.__setstate__((name, Limits(rate=rate, adaptive=adaptive, shares=in_order)))
+        rate = Rate(
+            per_minute=per_minute, burst=burst, min_interval_s=min_interval_s, shares=shares
+        )
+        self.__setstate__((name, Limits(rate, adaptive)))
         self._actor = _connect(name, self._limits)
 
     def __getstate__(self) -> tuple[str, Limits]:
@@ -96,7 +95,7 @@ class RayRateLimiter:
         return self._limits.rate
 
     def acquire(self, n: int = 1, timeout_s: float | None = None, source: str = "") -> float:
-        """`FileRateLimiter.acquire`; returns 0.0 if there was a leased slot.
+        """As `RateLimiter.acquire`; returns 0.0 if there was a leased slot.
 
         Raises:
             LimiterTimeout: also if the actor does not answer in time.
@@ -104,11 +103,10 @@ class RayRateLimiter:
         """
         if self._pass_now(n, source):
             return 0.0
-        done = threading.Event()
-        caller = self._enter(n, timeout_s, source, done.set)
+        place = ThreadPlace()
+        caller = self._enter(n, timeout_s, source, place)
         try:
-            if not done.wait(_patience_s(timeout_s)):
-                raise self._no_answer(caller)
+            place.wait(_patience_s(timeout_s))
             while (left_s := self._left_s(caller)) > 0:
                 time.sleep(left_s)
         except BaseException:
@@ -119,43 +117,18 @@ class RayRateLimiter:
     async def acquire_async(
         self, n: int = 1, timeout_s: float | None = None, source: str = ""
     ) -> float:
-        """`acquire` for coroutines."""
         if self._pass_now(n, source):
             return 0.0
-        loop = asyncio.get_running_loop()
-        done = asyncio.Event()
-        caller = self._enter(n, timeout_s, source, partial(_tell, loop, done))
+        place = TaskPlace()
+        caller = self._enter(n, timeout_s, source, place)
         try:
-            try:
-                await asyncio.wait_for(done.wait(), _patience_s(timeout_s))
-            except (TimeoutError, asyncio.TimeoutError):
-                raise self._no_answer(caller) from None
+            await place.wait(_patience_s(timeout_s))
             while (left_s := self._left_s(caller)) > 0:  # noqa: ASYNC110 (a sleep may end early)
                 await asyncio.sleep(left_s)
         except BaseException:
             self._leave(caller)
             raise
         return self._passed(caller)
-
-    def try_acquire(self, n: int = 1, source: str = "") -> bool:
-        """`FileRateLimiter.try_acquire`; waits for the actor's answer."""
-        try:
-            self.acquire(n, timeout_s=0.0, source=source)
-        except LimiterTimeout:
-            return False
-        return True
-
-    def __enter__(self) -> float:
-        return self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        pass  # a call uses its slot up
-
-    async def __aenter__(self) -> float:
-        return await self.acquire_async()
-
-    async def __aexit__(self, *error: object) -> None:
-        pass
 
     def penalise(self, retry_after_s: float = 0.0) -> None:
         """`FileRateLimiter.penalise`."""
@@ -185,16 +158,14 @@ class RayRateLimiter:
                 self._wake_agent()
         return True
 
-    def _enter(
-        self, n: int, timeout_s: float | None, source: str, wake: Callable[[], object]
-    ) -> Caller:
+    def _enter(self, n: int, timeout_s: float | None, source: str, place: Place) -> Caller:
         if n < 1 or self.rate.for_calls_ns(n) > YEAR_NS:
             raise ValueError(
                 f"cannot acquire n={n} from limiter {self.name!r}: n must be at least 1, and pass "
                 "within a year at this rate"
             )
         now_ns = boottime_ns()
-        caller = Caller(n, source, now_ns, timeout_s, wake)
+        caller = Caller(n, source, now_ns, timeout_s, place.call)
         with self._lock:
             self._pool.enter(caller, now_ns)
             if self._pool.must_ask:
@@ -202,10 +173,15 @@ class RayRateLimiter:
         return caller
 
     def _left_s(self, caller: Caller) -> float:
-        """Seconds until a caller's known slot."""
+        """Seconds until a caller's slot, after it was woken."""
         if caller.error is not None:
             raise caller.error
-        assert caller.slot is not None
+        if caller.slot is None:
+            waited_s = (boottime_ns() - caller.entered_ns) / SECOND_NS
+            raise LimiterTimeout(
+                f"no answer from the actor of limiter {self.name!r} in {waited_s:.1f} s: it is "
+                "dead, starting or unreachable; look for it with `ray list actors`"
+            )
         return (caller.slot.from_ns - boottime_ns()) / SECOND_NS
 
     def _leave(self, caller: Caller) -> None:
@@ -220,13 +196,6 @@ class RayRateLimiter:
     def _passed(self, caller: Caller) -> float:
         with self._lock:
             return self._pool.passed(caller, boottime_ns())
-
-    def _no_answer(self, caller: Caller) -> LimiterTimeout:
-        waited_s = (boottime_ns() - caller.entered_ns) / SECOND_NS
-        return LimiterTimeout(
-            f"no answer from the actor of limiter {self.name!r} in {waited_s:.1f} s: it is dead, "
-            "starting or unreachable; look for it with `ray list actors`"
-        )
 
     def _wake_agent(self) -> "_Agent":
         """Under the lock."""
@@ -481,11 +450,10 @@ def snapshot_of(name: str) -> Snapshot:
 
 
 def end(name: str) -> None:
-    """End the limiter with this name, if there is one; the next process that needs it makes a new
-    one.
+    """End the limiter with this name, if there is one.
 
-    The new limiter starts with an empty bucket and may have other limits. Processes that use the
-    old one continue with the new one, or get an error if the limits differ.
+    The next process that needs it makes a new one with an empty bucket. Processes that use the old
+    one continue with the new one, or get an error if its limits differ.
     """
     with contextlib.suppress(ValueError):
         _ray().kill(_existing(name))
@@ -568,8 +536,3 @@ def _connect(name: str, limits: Limits) -> Any:
 
 def _patience_s(timeout_s: float | None) -> float | None:
     return None if timeout_s is None else timeout_s + _GRACE_S
-
-
-def _tell(loop: asyncio.AbstractEventLoop, done: asyncio.Event) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits in it
-        loop.call_soon_threadsafe(done.set)

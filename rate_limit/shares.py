@@ -163,11 +163,7 @@ def undo(
 ) -> Spread | None:
     """Give back a grant without a mark; None if the source was granted another one since.
 
-    Args:
-        before: the state before the grant.
-        made_ns: when the grant was made.
-        after: the state after the grant.
-        spread: the state now.
+    `before` and `after` are the states around the grant at `made_ns`; `spread` is the state now.
     """
     buckets = _buckets(rate)
     i = buckets.place.get(source, buckets.place[""])

@@ -61,10 +61,6 @@ class SlotFile:
             for byte in range(self._slots)
         )
 
-    def in_use(self) -> int:
-        """Slots that are held by all processes."""
-        return len(self.held) + self._locks.count(0, self._slots)
-
     def is_at(self, path: Path) -> bool:
         """Whether the file still has its name."""
         try:

@@ -63,8 +63,7 @@ class FileSlots:
 
     Raises:
         ValueError: `slots` is below 1, or the file is for another number.
-        OSError: the file cannot be made or locked, or is not safe to use: another user's, or a
-            symbolic link in a folder that anyone may write to.
+        OSError: the file cannot be made or locked, or is not safe to use (see `open_own`).
     """
 
     def __init__(
@@ -124,16 +123,6 @@ class FileSlots:
 
     async def __aexit__(self, *error: object) -> None:
         self._free(self._entered.pop())
-
-    def in_use(self) -> int:
-        """Slots that are held now by all processes."""
-        with self._mutex:
-            return self._current(self._clock(), check=True).in_use()
-
-    def waiting(self) -> int:
-        """Processes in the queue now, including this one."""
-        with self._mutex:
-            return self._current(self._clock(), check=True).queue.count()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.path, self.slots)

@@ -1,15 +1,22 @@
 """What a limiter has done so far, in the same form for every backend."""
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 WAIT_BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 """Upper bounds of the histogram's buckets in seconds; one more bucket holds all longer waits."""
 
+GRANTED, WAITED_NS, REFUSED, WAITING, ABANDONED, WAITS = range(6)
+"""What a limiter counts for each source; from `WAITS` on, a counter for each bucket."""
 
-def wait_bucket(waited_s: float) -> int:
-    """The index of a wait in `SourceSnapshot.waits`."""
-    return bisect_left(WAIT_BOUNDS_S, waited_s)
+COUNTERS = WAITS + len(WAIT_BOUNDS_S) + 1
+
+
+def of_passed(n: int, waited_s: float) -> dict[int, int]:
+    """The counts of n calls that passed together after a wait."""
+    bucket = bisect_left(WAIT_BOUNDS_S, waited_s)
+    return {GRANTED: n, WAITED_NS: int(waited_s * 10**9) * n, WAITS + bucket: n}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +37,17 @@ class SourceSnapshot:
 
     refused: int = 0
     """Calls that were refused because their slot was beyond their timeout; they used no slot."""
+
+    @classmethod
+    def of(cls, counts: Mapping[int, int]) -> "SourceSnapshot":
+        """The snapshot of a source with these counters."""
+        return cls(
+            granted=counts[GRANTED],
+            waiting=counts[WAITING],
+            waited_s=counts[WAITED_NS] / 10**9,
+            waits=tuple(counts[i] for i in range(WAITS, COUNTERS)),
+            refused=counts[REFUSED],
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,21 +5,10 @@ terms (`Terms`), serial number, state (`Arrivals`, or `Spread` if the rate has w
 all. The serial number grows with each write. It starts at the time in nanoseconds, so that a new
 record has a larger one than all earlier records.
 
-What happens to the file, and what its users do:
-
-- The process with the lock is killed: the kernel frees the lock; the record is complete, or its
-  checksum is wrong.
-- The record is damaged, or the host has rebooted: the next reader starts with an empty bucket, so
-  the rate is kept. Waiting reservations become void and are made again (`epoch`).
-- The file is deleted or replaced: at each lock, a process compares the file that it has open with
-  the file at the path. If they differ, it opens the new file and adds the state of the old one.
-- A new file starts with an empty bucket if the hidden file `.<name>.made` shows that an earlier one
-  was deleted; else with a full one.
-- Old content is copied into the file: each process remembers the state that it saw last. If the
-  file has a smaller serial number, the process adds what it remembers.
-
-A process that starts after such a change remembers nothing: it believes what it finds. A new file
-is complete before it gets its name.
+docs/limiter.md has what happens when the file is damaged, deleted or replaced. At each lock, a
+process compares the file that it has open with the file at the path, and at each read the serial
+number with the last one that it saw. If it knows more than the file has, it adds that (`_add`).
+`.<name>.made` shows that a file was deleted. A new file is complete before it gets its name.
 """
 
 import errno
@@ -96,8 +85,7 @@ class StateFile:
 
     Raises:
         ValueError: the file belongs to another rate.
-        OSError: the file cannot be created, opened, locked or written, or is not safe to use (see
-            `open_own`).
+        OSError: the file cannot be used, or is not safe to use (see `open_own`).
         RuntimeError: this host's clock differs from the time of the shared folder.
     """
 
@@ -264,7 +252,7 @@ class StateFile:
             if found is None or found.clock_id != self._clock_id:
                 return None
             if found.rate != self.rate:
-                _log.warning("state_file=%s changed to %s", self.path, _words(found.rate))
+                _log.warning("state_file=%s changed to %s", self.path, found.rate)
                 self._follow(found.rate)
             self._know(record[: found.prefix_bytes])
             unpacked = found.serial, found.state
@@ -370,11 +358,7 @@ class StateFile:
             )
 
     def _settle_rate(self, on_config_change: OnConfigChange) -> None:
-        """Refuse or change a valid record with another rate. Reading needs no lock.
-
-        Raises:
-            ValueError: the rate differs, and `on_config_change` is "refuse".
-        """
+        """Refuse or change a valid record with another rate. Reading needs no lock."""
         asked = self.rate
         theirs = self._found_of_this_boot()
         if theirs is None or theirs.rate == asked:
@@ -382,8 +366,8 @@ class StateFile:
         if on_config_change == "refuse":
             self._close()
             raise ValueError(
-                f"cannot share state_file={str(self.path)!r}: it limits to {_words(theirs.rate)}, "
-                f"asked for is {_words(asked)}; give every process the same limits, or change "
+                f"cannot share state_file={str(self.path)!r}: it limits to {theirs.rate}, "
+                f"asked for is {asked}; give every process the same limits, or change "
                 'it for all with on_config_change="adopt"'
             )
         fcntl.flock(self._handle, _LOCK)
@@ -401,9 +385,7 @@ class StateFile:
             raise named(error, "write", "state_file", self.path) from error
         finally:
             fcntl.flock(self._handle, _UNLOCK)
-        _log.warning(
-            "state_file=%s changed from %s to %s", self.path, _words(theirs.rate), _words(asked)
-        )
+        _log.warning("state_file=%s changed from %s to %s", self.path, theirs.rate, asked)
 
     def _found_of_this_boot(self) -> "Found | None":
         found = _found_in(os.pread(self._handle, _MOST_BYTES, 0))
@@ -563,14 +545,6 @@ def _new_terms() -> Terms:
     return Terms(epoch=secrets.randbits(62))
 
 
-def _words(rate: Rate) -> str:
-    return (
-        f"per_minute={float(rate.per_minute)} burst={rate.burst} "
-        f"min_interval_s={float(rate.min_interval_s)}"
-        + (f" shares={dict(rate.weights)}" if rate.weights else "")
-    )
-
-
 WALL_CLOCK = b"the wall clock.."
 """The `clock_id` of hosts that share a file, because each host has its own boot."""
 
@@ -587,11 +561,7 @@ _BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def _namespace_offset_ns() -> int:
-    """The offset that a time namespace adds to the boot clock; without it, containers of a host
-    agree.
-
-    Source: time_namespaces(7), /proc/self/timens_offsets.
-    """
+    """The offset that a time namespace (time_namespaces(7)) adds to the clock of a container."""
     try:
         lines = Path("/proc/self/timens_offsets").read_text().splitlines()
     except OSError:

@@ -28,7 +28,7 @@ from rate_limit.forks import after_fork
 from rate_limit.gcra import FULL_PACE, SECOND_NS, pace_at
 from rate_limit.own_file import open_own
 from rate_limit.queues import ByteLocks
-from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot, SourceSnapshot, wait_bucket
+from rate_limit.snapshot import ABANDONED, COUNTERS, GRANTED, WAITING, Snapshot, SourceSnapshot
 from rate_limit.state_file import WALL_CLOCK, StateFile, boottime_ns, peek
 
 _log = logging.getLogger(__name__)
@@ -36,16 +36,15 @@ _log = logging.getLogger(__name__)
 Counts: TypeAlias = "array[int]"
 
 _CELL = 512
-"""Layout of a cell in numbers of 8 bytes: magic, abandoned slots, then one block per source."""
+"""Layout of a cell in numbers of 8 bytes: magic, a free one, then a block for each source, which is
+its name and its counters."""
 
 _CELL_BYTES = 8 * _CELL
-_MAGIC = int.from_bytes(b"mixstat1", "little")
+_MAGIC = int.from_bytes(b"mixstat2", "little")
 _MOST_PROCESSES = 4096
-_ABANDONED = 1
 _RESETS = 1  # index in the common cell
-_NAME_BYTES = 64  # the first byte is 1 if the block is used
-_AT_ONCE, _AFTER_WAIT, _WAITED_NS, _REFUSED, _WAITING, _WAITS = range(8, 14)
-_BLOCK = _WAITS + len(WAIT_BOUNDS_S) + 1
+_NAME = 8  # numbers; the first byte of a name is 1 if the block is used
+_BLOCK = _NAME + COUNTERS
 _BLOCKS = range(2, _CELL - _BLOCK + 1, _BLOCK)
 _OTHERS = "(others)"
 _RING = 64
@@ -77,30 +76,16 @@ class Stats:
             self._written_ns = self._now_ns
         with self._changing() if is_due else self._mutex:
             for source, n in calls.items():
-                counts, at = self.at_once.get(source) or self._add_block(source)
-                counts[at] += n
+                counts, at = self._blocks.get(source) or self._add_block(source)
+                counts[at + GRANTED] += n
 
-    def begin_wait(self, source: str) -> None:
-        with self._changing_block(source) as (counts, at):
-            counts[at + _WAITING] += 1
-
-    def end_wait(self, source: str, passed: int, waited_s: float) -> None:
-        """Count a caller that stops waiting; `passed` calls, 0 if it was cancelled or refused."""
-        with self._changing_block(source) as (counts, at):
-            counts[at + _WAITING] -= counts[at + _WAITING] > 0  # a forked child starts with 0
-            if passed:
-                counts[at + _AFTER_WAIT] += passed
-                counts[at + _WAITED_NS] += int(waited_s * SECOND_NS) * passed
-                counts[at + _WAITS + wait_bucket(waited_s)] += passed
-
-    def refuse(self, source: str, n: int) -> None:
-        with self._changing_block(source) as (counts, at):
-            counts[at + _REFUSED] += n
-
-    def abandon(self, n: int) -> None:
-        """Count n slots that nobody could use."""
+    def add(self, source: str, changes: Mapping[int, int]) -> None:
+        """Change counters of a source, and write them."""
         with self._changing():
-            self._counts[_ABANDONED] += n
+            counts, at = self._blocks.get(source) or self._add_block(source)
+            for i, n in changes.items():
+                # A forked child counts 0 waiting callers when a caller of its parent ends its wait.
+                counts[at + i] = max(0, counts[at + i] + n)
 
     def sample(self, now_ns: int, granted: int) -> None:
         """Write a sample of the calls granted until now, once a second."""
@@ -142,21 +127,13 @@ class Stats:
             yield
             self._try_to_write(self._counts, self._cell * _CELL_BYTES)
 
-    @contextmanager
-    def _changing_block(self, source: str) -> Generator[tuple[Counts, int]]:
-        with self._changing():
-            counts, at_once = self.at_once.get(source) or self._add_block(source)
-            yield counts, at_once - _AT_ONCE
-
     def _count_alone(self) -> None:
         self._locks: ByteLocks | None = None  # closing it closes the file and frees the cell
         self._cell = 0
         self._resets = b""
         self._counts: Counts = array("q", bytes(_CELL_BYTES))
         self._counts[0] = _MAGIC
-        self.at_once: dict[str, tuple[Counts, int]] = {}
-        """Source -> the index of its counter of calls that passed at once."""
-
+        self._blocks: dict[str, tuple[Counts, int]] = {}  # source -> where its counters start
         self._sampled_s = -1
         self._now_ns = self._written_ns = 0
 
@@ -177,12 +154,11 @@ class Stats:
             self._go_on_alone(error)
 
     def _take_over(self, before: Counts) -> None:
-        for at, name in _names(before):
-            before[at + _WAITING] = 0
-            counts, at_once = self._add_block(name)
-            for i in range(_BLOCK - _AT_ONCE):
-                counts[at_once + i] += before[at + _AT_ONCE + i]
-        self._counts[_ABANDONED] += before[_ABANDONED]
+        for name, at in _blocks_in(before):
+            before[at + WAITING] = 0
+            counts, own_at = self._add_block(name)
+            for i in range(COUNTERS):
+                counts[own_at + i] += before[at + i]
 
     def _try_to_write(self, numbers: Counts, at: int) -> None:
         locks = self._locks
@@ -201,18 +177,17 @@ class Stats:
         )
 
     def _add_block(self, source: str) -> tuple[Counts, int]:
-        text = b"\1" + str(source).encode(errors="replace")[: _NAME_BYTES - 1]
+        text = b"\1" + str(source).encode(errors="replace")[: 8 * _NAME - 1]
         name = text[1:].decode(errors="replace")
-        if name not in self.at_once:
-            taken = {at for _, at in self.at_once.values()}
+        if name not in self._blocks:
+            taken = {at for _, at in self._blocks.values()}
             at = _BLOCKS[min(len(taken), len(_BLOCKS) - 1)]
             if at == _BLOCKS[-1]:
                 text = b"\1" + _OTHERS.encode()
-            packed = array("q", text.ljust(_NAME_BYTES, b"\0"))
-            self._counts[at : at + len(packed)] = packed
-            self.at_once[name] = self._counts, at + _AT_ONCE
-        self.at_once[source] = self.at_once[name]
-        return self.at_once[source]
+            self._counts[at : at + _NAME] = array("q", text.ljust(8 * _NAME, b"\0"))
+            self._blocks[name] = self._counts, at + _NAME
+        self._blocks[source] = self._blocks[name]
+        return self._blocks[source]
 
 
 def reset(path: Path) -> None:
@@ -250,6 +225,7 @@ def snapshot_of(path: Path, clock_ns: Callable[[], int] | None = None) -> Snapsh
     now_ns = (clock_ns or (time.time_ns if across_hosts else boottime_ns))()
     cells = _Cells(_stats_path(path, across_hosts))
     granted = cells.granted_since(now_ns - _MINUTE_NS, now_ns, state.granted)
+    sums = sorted(cells.sums.items())
     return Snapshot(
         per_minute=rate.per_minute,
         burst=rate.burst,
@@ -258,8 +234,8 @@ def snapshot_of(path: Path, clock_ns: Callable[[], int] | None = None) -> Snapsh
         penalties=terms.penalties,
         rate_factor=pace_at(terms, now_ns) / FULL_PACE,
         paused_s=max(0, terms.paused_ns - now_ns) / SECOND_NS,
-        abandoned=cells.abandoned,
-        sources=cells.sources(),
+        abandoned=sum(counts[ABANDONED] for _, counts in sums),
+        sources={name: SourceSnapshot.of(counts) for name, counts in sums},
     )
 
 
@@ -274,11 +250,10 @@ def _resets_in(handle: int) -> bytes:
 
 def _clear(counts: Counts) -> None:
     """Set the counters to 0, except the number of waiting callers."""
-    counts[_ABANDONED] = 0
     for at in _BLOCKS:
-        for i in range(_AT_ONCE, _BLOCK):
-            if i != _WAITING:
-                counts[at + i] = 0
+        for i in range(COUNTERS):
+            if i != WAITING:
+                counts[at + _NAME + i] = 0
 
 
 def _clear_cells(path: Path) -> None:
@@ -302,8 +277,7 @@ class _Cells:
 
     def __init__(self, path: Path):
         self._ring: list[tuple[int, int]] = []
-        self._sums: dict[str, Counter[int]] = {}
-        self.abandoned = 0
+        self.sums: dict[str, Counter[int]] = {}
         with suppress(OSError):
             self._read(ByteLocks(open_own(path, os.O_RDONLY | os.O_NOFOLLOW)))
 
@@ -316,18 +290,6 @@ class _Cells:
         ]
         return granted - min(seen, default=granted)
 
-    def sources(self) -> dict[str, SourceSnapshot]:
-        return {
-            name: SourceSnapshot(
-                granted=sums[_AT_ONCE] + sums[_AFTER_WAIT],
-                waiting=sums[_WAITING],
-                waited_s=sums[_WAITED_NS] / SECOND_NS,
-                waits=tuple(sums[i] for i in range(_WAITS, _BLOCK)),
-                refused=sums[_REFUSED],
-            )
-            for name, sums in sorted(self._sums.items())
-        }
-
     def _read(self, locks: ByteLocks) -> None:
         handle = locks.handle
         common = _numbers(os.pread(handle, _CELL_BYTES, 0))
@@ -336,12 +298,11 @@ class _Cells:
             counts = _numbers(os.pread(handle, _CELL_BYTES, cell * _CELL_BYTES))
             if len(counts) != _CELL or counts[0] != _MAGIC:
                 continue
-            self.abandoned += counts[_ABANDONED]
             is_alive = locks.other(cell, cell + 1) is not None
-            for at, name in _names(counts):
-                sums = self._sums.setdefault(name, Counter())
-                for i in range(_AT_ONCE, _BLOCK):
-                    if i != _WAITING or is_alive:
+            for name, at in _blocks_in(counts):
+                sums = self.sums.setdefault(name, Counter())
+                for i in range(COUNTERS):
+                    if i != WAITING or is_alive:
                         sums[i] += counts[at + i]
 
 
@@ -349,12 +310,12 @@ def _numbers(content: bytes) -> Counts:
     return array("q", content[: len(content) // 8 * 8])
 
 
-def _names(counts: Counts) -> Iterator[tuple[int, str]]:
-    """(start of a used block, its source)."""
+def _blocks_in(counts: Counts) -> Iterator[tuple[str, int]]:
+    """The sources in a cell: (name, where its counters start)."""
     for at in _BLOCKS:
-        text = array("q", counts[at : at + _NAME_BYTES // 8]).tobytes()
+        text = array("q", counts[at : at + _NAME]).tobytes()
         if text[0]:
-            yield at, text[1:].rstrip(b"\0").decode(errors="replace")
+            yield text[1:].rstrip(b"\0").decode(errors="replace"), at + _NAME
 
 
 _all_stats = after_fork(Stats.after_fork)

@@ -168,7 +168,9 @@ def hammer(place: int, path: Path, rate: Rate, begin: "Event", ends_ns: Any) -> 
         with ThreadPoolExecutor(4) as threads:
             for done in [threads.submit(work) for _ in range(4)]:
                 done.result()
-    RECORDER.record.unused = limiter.abandoned + sum(slot.want.n for slot in limiter._left)
+    RECORDER.record.unused = limiter.snapshot().abandoned + sum(
+        slot.want.n for slot in limiter._left
+    )
     path.with_name(f"{place}.record").write_bytes(pickle.dumps(RECORDER.record))
 
 

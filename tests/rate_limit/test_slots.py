@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import threading
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from rate_limit.gcra import LimiterTimeout
 from rate_limit.queues import CallerQueue, TaskPlace, ThreadPlace
 from rate_limit.slots import FileSlots
+from tests.rate_limit.slots_seen import in_use, waiting_in
 
 
 @pytest.fixture
@@ -164,7 +166,7 @@ def test_a_deleted_file_is_made_again(path: Path):
         path.unlink()
         now[0] += 0.05
         with slots:
-            assert slots.in_use() == 1
+            assert in_use(slots) == 1
     assert free_slots(slots) == 2
     assert path.read_bytes() == b"slots=2\n"
 
@@ -175,41 +177,32 @@ def test_a_replaced_file_is_noticed_by_who_waits(path: Path):
     def sleep(seconds: float) -> None:
         now[0] += seconds
         slept_s.append(seconds)
-        assert holder.waiting() == 1
+        assert waiting_in(holder) == 1
         path.with_name("another").write_bytes(b"slots=1\n")
         path.with_name("another").replace(path)
 
     holder = FileSlots(path, 1)
     with holder, FileSlots(path, 1, clock=lambda: now[0], sleep=sleep):
-        assert holder.in_use() == 1
+        assert in_use(holder) == 1
     assert slept_s == [0.001]
-    assert (holder.in_use(), holder.waiting()) == (0, 0)
+    assert (in_use(holder), waiting_in(holder)) == (0, 0)
 
 
 def test_handles_do_not_grow_in_number_with_holds_and_deletions(path: Path):
-    slots = FileSlots(path, 8)
+    slots = FileSlots(path, 8, clock=count().__next__)
     handles = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         with slots:
             path.unlink()
-            assert slots.in_use() == 0
+            assert in_use(slots) == 0
             with slots, slots, slots:
-                assert slots.in_use() == 3
+                assert in_use(slots) == 3
     assert len(os.listdir("/proc/self/fd")) == handles
 
 
 def test_no_slots_at_all_are_refused(path: Path):
     with pytest.raises(ValueError, match="need at least 1"):
         FileSlots(path, 0)
-
-
-def test_in_use_and_waiting_count_those_of_all_sharers(path: Path):
-    first, second, third = (FileSlots(path, 5) for _ in range(3))
-    assert (first.in_use(), first.waiting()) == (0, 0)
-    with first, first, second:
-        for slots in (first, second, third):
-            assert (slots.in_use(), slots.waiting()) == (3, 0)
-    assert third.in_use() == 0
 
 
 async def stand_in_line(slots: FileSlots, log: list[str], name: str) -> None:
@@ -256,11 +249,11 @@ async def test_sharers_are_served_in_the_order_they_came(path: Path):
             tasks.append(asyncio.create_task(stand_in_line(slots, log, name)))
             await settle()
         assert turns.slept_s == [0.001, 0.002, 0.004, 0.006]
-        assert sharers[0].waiting() == 4
+        assert waiting_in(sharers[0]) == 4
     for _ in range(8):
         await turns.pass_s(0.001)
     assert log == ["a", "b", "c", "d"]
-    assert sharers[0].waiting() == 0
+    assert waiting_in(sharers[0]) == 0
     await asyncio.gather(*tasks)
 
 
@@ -298,13 +291,13 @@ async def test_a_stopped_first_in_line_is_passed_over_until_it_is_gone(
     assert log == ["behind"]
     assert "passed_over=0" in caplog.text
     with behind.hold(timeout_s=0.0):  # it is known now
-        assert behind.waiting() == 1
+        assert waiting_in(behind) == 1
     await stopped.pass_s(0.001)
     assert log == ["behind", "stopped"]
     await asyncio.gather(*tasks)
 
     with behind.hold(timeout_s=0.0):
-        assert behind.waiting() == 0
+        assert waiting_in(behind) == 0
     async with FileSlots(path, 1):  # the same place in line, and it counts again
         task = asyncio.create_task(stand_in_line(waiter, log, "awake"))
         await settle()
@@ -312,7 +305,7 @@ async def test_a_stopped_first_in_line_is_passed_over_until_it_is_gone(
         pass
     await stopped.pass_s(0.001)
     await task
-    assert behind.waiting() == 0
+    assert waiting_in(behind) == 0
 
 
 async def test_many_waiting_tasks_cost_one_handle_and_one_poller(path: Path):
@@ -325,7 +318,7 @@ async def test_many_waiting_tasks_cost_one_handle_and_one_poller(path: Path):
         ]
         await settle()
         assert len(os.listdir("/proc/self/fd")) == handles
-        assert slots.waiting() == 1
+        assert waiting_in(slots) == 1
         await turns.pass_s(0.001)
         assert turns.slept_s == [0.001, 0.002]
     await turns.pass_s(0.002)
@@ -345,7 +338,7 @@ async def test_who_gives_up_leaves_the_place_in_the_file_to_the_next(path: Path)
             await settle()
         tasks.pop(0).cancel()
         await settle()
-        assert ours.waiting() == 2
+        assert waiting_in(ours) == 2
     for _ in range(4):
         await turns.pass_s(0.002)
     assert log == ["ours", "theirs"]
@@ -417,7 +410,7 @@ def test_cancelled_at_any_moment_a_waiter_loses_neither_slot_nor_turn(
 
     asyncio.run(load())
     assert most <= count
-    assert (sharers[0].in_use(), sharers[0].waiting()) == (0, 0)
+    assert (in_use(sharers[0]), waiting_in(sharers[0])) == (0, 0)
     assert free_slots(sharers[0]) == count
 
 
@@ -455,7 +448,7 @@ def test_threads_and_tasks_of_several_loops_share_one_line(path: Path):
         running.join()
     assert 1 <= most <= 2
     assert done == 7 * 30
-    assert (slots.in_use(), slots.waiting()) == (0, 0)
+    assert (in_use(slots), waiting_in(slots)) == (0, 0)
 
 
 def test_a_place_whose_loop_is_closed_makes_room_for_the_next():
@@ -488,7 +481,7 @@ def test_a_symbolic_link_is_refused_in_a_folder_anyone_may_write_to(path: Path):
     FileSlots(target, 2)
     path.symlink_to(target)
     with FileSlots(path, 2):  # a folder of our own: no harm
-        assert FileSlots(target, 2).in_use() == 1
+        assert in_use(FileSlots(target, 2)) == 1
     path.parent.chmod(0o777)
     with pytest.raises(OSError, match="it is a symbolic link in a folder that anyone") as e:
         FileSlots(path, 2)

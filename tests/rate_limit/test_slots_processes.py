@@ -20,6 +20,7 @@ import pytest
 
 from rate_limit.gcra import LimiterTimeout
 from rate_limit.slots import FileSlots
+from tests.rate_limit.slots_seen import in_use, waiting_in
 
 SPAWN = multiprocessing.get_context("spawn")
 FORK = multiprocessing.get_context("fork")
@@ -133,7 +134,7 @@ def test_processes_threads_and_tasks_never_hold_more_slots_than_there_are(
     ]
     assert sum(each.hear() for each in running) == 400
     assert 1 <= inside.most.value <= 2
-    assert (slots.in_use(), slots.waiting()) == (0, 0)
+    assert (in_use(slots), waiting_in(slots)) == (0, 0)
 
 
 def hold_for_ever(slots: FileSlots, grants: "Synchronized[int]", report: Connection) -> None:
@@ -182,7 +183,7 @@ def line_up(
     waiting = []
     for number in range(1, count + 1):
         waiting.append(start(hold_and_tell, slots))
-        until(lambda number=number: slots.waiting() == number)
+        until(lambda number=number: waiting_in(slots) == number)
     return holder, waiting
 
 
@@ -203,7 +204,7 @@ def served(waiting: list[Process]) -> list[int]:
 def test_processes_are_served_in_the_order_they_came(path: Path, start: Callable[..., Process]):
     slots = FileSlots(path, 1)
     holder, waiting = line_up(slots, start, 8)
-    assert slots.in_use() == 1
+    assert in_use(slots) == 1
     holder.pipe.send("go")
     assert served(waiting) == list(range(8))
 
@@ -213,7 +214,7 @@ def test_a_killed_waiter_leaves_the_line(path: Path, start: Callable[..., Proces
     slots = FileSlots(path, 1)
     holder, waiting = line_up(slots, start, 5)
     waiting.pop(killed).kill()
-    assert slots.waiting() == 4
+    assert waiting_in(slots) == 4
     holder.kill()
     assert served(waiting) == list(range(4))
 
@@ -267,10 +268,10 @@ def test_200_kills_under_load_leave_all_slots_free(path: Path):
             running.append(start(hold_by_tasks_for_ever, slots, grants))
             before = grants.value
             until(lambda before=before: grants.value != before)
-            assert slots.in_use() <= 3
-    assert (slots.in_use(), slots.waiting()) == (0, 0)
+            assert in_use(slots) <= 3
+    assert (in_use(slots), waiting_in(slots)) == (0, 0)
     with slots.hold(0.0), slots.hold(0.0), slots.hold(0.0):
-        assert slots.in_use() == 3
+        assert in_use(slots) == 3
 
 
 def hold_a_slot_and_fork(slots: FileSlots, report: Connection) -> None:
@@ -298,7 +299,7 @@ def test_the_slot_of_a_killed_holder_is_free_even_while_its_forked_child_lives(
 
 def leave_the_parents_block(slots: FileSlots, report: Connection) -> None:
     slots.__exit__(None, None, None)
-    report.send(slots.in_use())
+    report.send(in_use(slots))
 
 
 def test_a_forked_child_does_not_give_back_its_parents_slot(
@@ -307,8 +308,8 @@ def test_a_forked_child_does_not_give_back_its_parents_slot(
     slots = FileSlots(path, 1)
     with slots:
         assert start(leave_the_parents_block, slots).hear() == 1
-        assert slots.in_use() == 1
-    assert slots.in_use() == 0
+        assert in_use(slots) == 1
+    assert in_use(slots) == 0
 
 
 def hold_two_of_three(slots: FileSlots, report: Connection) -> None:
@@ -317,7 +318,7 @@ def hold_two_of_three(slots: FileSlots, report: Connection) -> None:
             with slots.hold(0.0):
                 report.send("a third")
         except LimiterTimeout:
-            report.send(slots.in_use())
+            report.send(in_use(slots))
 
 
 def test_a_forked_child_has_a_handle_of_its_own(path: Path, start: Callable[..., Process]):
@@ -328,11 +329,11 @@ def test_a_forked_child_has_a_handle_of_its_own(path: Path, start: Callable[...,
         child = start(hold_two_of_three, slots)
         assert child.hear() == 3
         child.process.join()
-        assert slots.in_use() == 1
+        assert in_use(slots) == 1
 
 
 def hold_what_the_parent_waits_for(slots: FileSlots, report: Connection) -> None:
-    report.send(slots.waiting())
+    report.send(waiting_in(slots))
     with slots:
         report.send("held")
 
@@ -347,7 +348,7 @@ def test_a_forked_child_stands_in_no_line_of_its_parent(path: Path, start: Calla
     with holder:
         waiter = threading.Thread(target=wait)
         waiter.start()
-        until(lambda: holder.waiting() == 1)
+        until(lambda: waiting_in(holder) == 1)
         child = start(hold_what_the_parent_waits_for, slots)
         assert child.hear() == 1
     waiter.join()
