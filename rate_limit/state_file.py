@@ -228,10 +228,13 @@ class StateFile:
             self.now_ns = self._clock_ns()
             if self._has_its_name():
                 return True
+            seen, terms = self._seen, self.terms
             state = self._state_in(os.pread(self._handle, _MOST_BYTES, 0))
             if state is None:
                 state = arithmetic_of(self.rate).drained(self.now_ns, self.rate)
-            self._seen = _Seen(_ANY_SERIAL, state, self.terms)
+            elif seen is not None and self._serial < seen.serial:
+                state, terms = self._joined(seen, state), seen.terms
+            self._seen = _Seen(_ANY_SERIAL, state, terms)
             self._close()
             _log.warning("state_file=%s was deleted or replaced; opening it again", self.path)
 
@@ -417,10 +420,7 @@ class StateFile:
         """Add what this process saw to a state that lacks it; waiting reservations become void."""
         _log.warning("state_file=%s has an earlier state; adding what is known", self.path)
         now_ns, arithmetic = self.now_ns, arithmetic_of(self.rate)
-        old = seen.state
-        if type(old) is not type(state):
-            old = arithmetic.drained(now_ns, self.rate, old.granted)
-        joined = arithmetic.joined(state, old, now_ns, self.rate)
+        joined = self._joined(seen, state)
         terms = max(self.terms, seen.terms, key=lambda terms: terms.penalties)
         pause_ns = max(0, self.terms.paused_ns - now_ns, seen.terms.paused_ns - now_ns)
         before_pause = terms._replace(paused_ns=0)
@@ -429,6 +429,13 @@ class StateFile:
         epoch = secrets.randbits(62)
         self.write(joined, paused._replace(epoch=epoch, penalties=terms.penalties))
         return joined
+
+    def _joined(self, seen: "_Seen", state: State) -> State:
+        """A state that allows no more than a record's and the one that this process saw."""
+        arithmetic, old = arithmetic_of(self.rate), seen.state
+        if type(old) is not type(state):
+            old = arithmetic.drained(self.now_ns, self.rate, old.granted)
+        return arithmetic.joined(state, old, self.now_ns, self.rate)
 
 
 class _Seen(NamedTuple):

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,12 +24,28 @@ _MOST_BYTES = 4096
 def token_for(url: str, environ: Mapping[str, str]) -> str:
     """The token to send to the tool server at `url`; "" if there is none."""
     token = environ.get(TOKEN_VARIABLE, "")
-    if token or not is_loopback(urlsplit(url).hostname or ""):
+    parts = urlsplit(url)
+    if token or not is_loopback(parts.hostname or ""):
         return token
+    if not listeners(parts.port or 80) <= {os.geteuid()}:  # another user waits for our token there
+        return ""
     try:
         return _read_own(user_token_file(environ))
     except (OSError, ValueError):
         return ""
+
+
+def listeners(port: int, tables: Path = Path("/proc/net")) -> set[int]:
+    """Users who listen on a TCP port of this machine; empty where the kernel shows none."""
+    users = set[int]()
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in (tables / name).read_text().splitlines()[1:]:
+                # sl, local address, remote address, state (0A listens), ..., uid (proc_net_tcp)
+                words = line.split()
+                if words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
+                    users.add(int(words[7]))
+    return users
 
 
 def user_token_file(environ: Mapping[str, str]) -> Path:

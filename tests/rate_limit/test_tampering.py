@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rate_limit.file_limiter import FileRateLimiter
@@ -124,6 +124,7 @@ def test_an_older_copy_with_other_limits_gives_no_burst_of_those(tmp_path: Path)
         max_size=25,
     )
 )
+@example(steps=[("call", BURST), ("copy in", 1), ("move in", 1), ("call", 1)])
 def test_one_process_keeps_the_rate_whatever_is_done_to_its_file(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ):

@@ -29,6 +29,7 @@ from rate_limit.file_limiter import FileRateLimiter, LimiterTimeout
 from rate_limit.slots import FileSlots
 from tests.fakes.tool_server import running
 from tests.fakes.virtual_loop import run_virtual
+from tests.rate_limit.slots_seen import in_use, waiting_in
 
 CALL = ToolCall(tool="calculate", payload={"expression": "1+1"})
 GOOD = {"result": "2"}
@@ -397,9 +398,9 @@ async def test_a_cancelled_call_hangs_up_and_leaves_its_slot_to_another(tmp_path
     ):
         call = asyncio.create_task(tools.call(CALL))
         await server.hangs.wait()
-        assert slots.in_use() == 1
+        assert in_use(slots) == 1
         await cancelled(call)
-        assert slots.in_use() == 0
+        assert in_use(slots) == 0
         await server.hung_up.wait()
         again = await tools.call(CALL)
     assert (again.body, again.cached) == (GOOD, False)
@@ -413,11 +414,11 @@ async def test_a_cancelled_call_leaves_its_place_in_the_line_for_a_slot(tmp_path
     ):
         holder, first, second = (asyncio.create_task(tools.call(CALL)) for _ in range(3))
         await server.hangs.wait()
-        await until(lambda: slots.waiting() == 1)
+        await until(lambda: waiting_in(slots) == 1)
         await cancelled(first)
         await cancelled(holder)
         assert (await second).body == GOOD
-        assert (slots.waiting(), slots.in_use()) == (0, 0)
+        assert (waiting_in(slots), in_use(slots)) == (0, 0)
 
 
 async def test_a_cancelled_call_gives_back_its_place_in_the_limiter(tmp_path):
@@ -430,7 +431,7 @@ async def test_a_cancelled_call_gives_back_its_place_in_the_limiter(tmp_path):
         call = asyncio.create_task(tools.call(ToolCall(tool="calculate", payload={})))
         await until(lambda: limiter.snapshot().waiting == 1)
         await cancelled(call)
-        assert (limiter.snapshot().waiting, limiter.abandoned) == (0, 0)
+        assert (limiter.snapshot().waiting, limiter.snapshot().abandoned) == (0, 0)
     assert len(server.seen) == 1
 
 

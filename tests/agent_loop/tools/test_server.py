@@ -26,6 +26,7 @@ from agent_loop.tools.server.run_code import RunCode
 from rate_limit.file_limiter import FileRateLimiter
 from rate_limit.slots import FileSlots
 from tests.listening import listening
+from tests.rate_limit.slots_seen import in_use
 
 pytestmark = pytest.mark.sandbox  # the servers have one
 
@@ -137,10 +138,10 @@ async def test_a_call_that_is_cancelled_kills_its_program_and_frees_all_places(
                 await asyncio.sleep(0)
                 children = psutil.Process().children(recursive=True)
                 program = [one for one in children if one not in before and is_at_work(one)]
-            assert slots.in_use() == 1
+            assert in_use(slots) == 1
             call.cancel()
             await asyncio.wait([call])
-            assert call.cancelled() and slots.in_use() == 0
+            assert call.cancelled() and in_use(slots) == 0
             while any(map(lives, program)):  # noqa: ASYNC110
                 await asyncio.sleep(0)
             again = await tools.call(run_code_call("print(1)", ""))

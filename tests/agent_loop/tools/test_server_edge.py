@@ -27,7 +27,13 @@ from agent_loop.tools.server.connections import Connection, ConnectionLimits
 from agent_loop.tools.server.edge import DRAIN
 from agent_loop.tools.server.http import BODIES, Bodies, RequestSlots
 from agent_loop.tools.server.submission import same_lines
-from agent_loop.tools.tokens import is_loopback, token_for, user_token, user_token_file
+from agent_loop.tools.tokens import (
+    is_loopback,
+    listeners,
+    token_for,
+    user_token,
+    user_token_file,
+)
 from tests.listening import listening
 
 pytestmark = pytest.mark.sandbox  # the servers have one
@@ -754,3 +760,22 @@ async def test_tests_behind_a_failed_one_are_not_run(monkeypatch: pytest.MonkeyP
         outcomes = (await answer.json())["tests"]
         assert [outcome["passed"] for outcome in outcomes] == [False]
         assert sum(program.code == "print(1)" for program in runs) <= 2  # not the probe's
+
+
+def test_the_users_token_is_not_sent_to_a_server_of_another_user(tmp_path, monkeypatch):
+    head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"
+    line = (
+        "   0: 0100007F:{port} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 {uid}\n"
+    )
+    (tmp_path / "tcp").write_text(
+        head
+        + line.format(port="1FA4", state="0A", uid=1000)
+        + line.format(port="1FA4", state="01", uid=7)
+        + line.format(port="1FA5", state="0A", uid=1001)
+    )
+    assert [listeners(port, tmp_path) for port in (8100, 8101, 8102)] == [{1000}, {1001}, set()]
+    home = {"HOME": str(tmp_path)}
+    token = user_token(home)
+    for users, sent in (({os.geteuid()}, token), (set(), token), ({os.geteuid(), 1}, "")):
+        monkeypatch.setattr("agent_loop.tools.tokens.listeners", lambda port, users=users: users)
+        assert token_for("http://127.0.0.1:8100", home) == sent
