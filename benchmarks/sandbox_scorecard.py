@@ -70,7 +70,7 @@ def verdicts(rung: str, programs: list[Hostile]) -> dict[str, list[str]]:
 def health(rung: str, programs: list[Hostile]) -> dict[str, tuple[float, str]]:
     """Program -> p99 of `/health` in ms beside it, and what went wrong with the neighbour."""
     with (
-        account(rung, SERVER) as own,
+        account(rung, SERVER, "sympy") as own,  # whose version /calculate asks for
         Host() as host,
         subprocess.Popen(
             [*own.command, "-c", _SERVE, sandbox_of(rung)],
