@@ -52,13 +52,15 @@ def cluster() -> Generator[str]:
     """A Ray of this file's own; its address."""
     import ray
 
+    from tests.fakes.real_ray import shut_down
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         ray.init(
             num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
         )
         yield ray.get_runtime_context().gcs_address
-        ray.shutdown()
+        shut_down()
 
 
 @pytest.fixture

@@ -25,13 +25,15 @@ DTYPES = {"float32": 1e-4, "bfloat16": 0.4}
 def cluster() -> Generator[None]:
     import ray
 
+    from tests.fakes.real_ray import shut_down
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         ray.init(
             num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
         )
         yield
-        ray.shutdown()
+        shut_down()
 
 
 @pytest.fixture(scope="module")

@@ -77,6 +77,8 @@ def test_a_node_exports_the_last_step_until_the_next_and_a_gap_for_what_it_lacks
     import ray
     from ray.util.metrics import Gauge
 
+    from tests.fakes.real_ray import shut_down
+
     ray.init(
         address="local",
         num_cpus=1,
@@ -106,4 +108,4 @@ def test_a_node_exports_the_last_step_until_the_next_and_a_gap_for_what_it_lacks
         assert now[reward, "taco"] == 0.75
         exposition.close()
     finally:
-        ray.shutdown()
+        shut_down()

@@ -154,6 +154,8 @@ def ray_folder() -> Iterator[Path]:
     """RAY_TEMP_DIR of a running Ray."""
     import ray
 
+    from tests.fakes.real_ray import shut_down
+
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # a short path: sockets lie in it
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
@@ -167,7 +169,7 @@ def ray_folder() -> Iterator[Path]:
             _temp_dir=str(folder),
         )
         yield folder
-        ray.shutdown()
+        shut_down()
     shutil.rmtree(folder, ignore_errors=True)
 
 
