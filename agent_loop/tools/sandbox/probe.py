@@ -4,11 +4,9 @@ The probe tries to reach host files, the server's environment, the network, othe
 memory beyond its limit. A sandbox in which one attempt succeeds is not used.
 """
 
-import asyncio
 import json
 import os
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agent_loop.tools.sandbox.host import ENVIRONMENT
@@ -95,15 +93,11 @@ def prove(sandbox: Sandbox) -> str:
             "memory": 2 * _LIMITS.memory_mb * 1024 * 1024,
         }
         probe = Program(code=_PROGRAM, stdin=json.dumps(plan))
-        with ThreadPoolExecutor(1) as pool:  # this thread may already run an event loop
-            done = pool.submit(asyncio.run, sandbox.run(probe, _LIMITS)).result()
+        done = sandbox.run_blocking(probe, _LIMITS)
     if done.status is not RunStatus.FINISHED:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.return_code}"]
         if lines[-1].startswith(NOT_IMPORTED):
-            raise PackageUnusable(
-                f"a package for programs is unusable in sandbox={sandbox.name}: {lines[-1]}; "
-                "install what it requires where the tool server runs"
-            )
+            raise PackageUnusable.in_sandbox(sandbox.name, lines[-1])
         raise SandboxUnavailable(f"the probe program did not run ({lines[-1]})")
     reached = json.loads(done.stdout)
     if not sandbox.isolates:

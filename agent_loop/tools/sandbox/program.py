@@ -13,6 +13,14 @@ class SandboxUnavailable(RuntimeError):
 class PackageUnusable(SandboxUnavailable):
     """A package that programs shall import does not import in the sandbox."""
 
+    @classmethod
+    def in_sandbox(cls, name: str, why: str) -> "PackageUnusable":
+        """The error of the sandbox `name`; `why` names the module and the exception."""
+        return cls(
+            f"a package for programs is unusable in sandbox={name}: {why}; install what it "
+            "requires where the tool server runs"
+        )
+
 
 class NotSupported(ValueError):
     """The sandbox does not run this program: unknown language, or a path outside its folder."""

@@ -144,8 +144,7 @@ class Sandbox(ABC):
             folder = find_delegated()
             try:
                 self._cgroups = Cgroups(folder)
-                with ThreadPoolExecutor(1) as pool:  # this thread may already run an event loop
-                    result = pool.submit(asyncio.run, self.run_python("")).result()
+                result = self.run_blocking(Program(code=""))
                 if result.status is not RunStatus.FINISHED:
                     raise SandboxUnavailable(f"a program failed in a cgroup ({result.stderr})")
             except SandboxUnavailable as error:
@@ -167,6 +166,11 @@ class Sandbox(ABC):
                     self._zygotes[index] = None
         if self._cgroups is not None:
             self._cgroups.remove_ended()
+
+    def run_blocking(self, program: Program, limits: Limits | None = None) -> RunResult:
+        """As `run`, in an event loop of its own: this thread may already run one."""
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(asyncio.run, self.run(program, limits)).result()
 
     async def run_python(
         self, code: str, stdin: str = "", limits: Limits | None = None

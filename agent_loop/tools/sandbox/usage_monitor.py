@@ -87,7 +87,8 @@ class Activity:
         # A look that comes late says that this server waited for a processor too. Time beyond the
         # planned interval is then not known to be rest, and processor time in it was no rest.
         rest_s = max(0.0, min(seconds, EVERY_S[1]) - (cpu_s - self.cpu_s))
-        forks = max([self.forks, *map(inner_pid, pids[-1:])])
+        newest = namespace_pids(pids[-1]) if pids else []
+        forks = max(self.forks, newest[-1] if len(newest) > 1 else 0)
         hides_children = forks > MANY_FORKS and TICK_S * ended < FORK_S * forks
         if b"R" in states and not hides_children:
             rest_s = 0.0
@@ -237,25 +238,22 @@ class UsageMonitor:
     def _outer_pid(self) -> int:
         """Pid of the run's first process in this process's namespace; 0 if it is not found."""
         for pid in descendants(self._ancestor):
-            # Bytes, because the name of a process, which stands there as well, need not be text.
-            with suppress(OSError, StopIteration), open(f"/proc/{pid}/status", "rb") as file:
-                line = next(line for line in file if line.startswith(b"NSpid:"))
-                pids = [int(number) for number in line.split()[1:]]
-                # In a namespace of its own, a run has three pids: the server's, the zygote's, and
-                # 1.
-                if pids[-2:] == [self._inner_pid, 1] or pids == [self._inner_pid]:
-                    return pid
+            pids = namespace_pids(pid)
+            # In a namespace of its own, a run has three pids: the server's, the zygote's, and 1.
+            if pids[-2:] == [self._inner_pid, 1] or pids == [self._inner_pid]:
+                return pid
         return 0
 
 
-def inner_pid(pid: int) -> int:
-    """Number of a process in its own pid namespace; 0 if that is this process's, or it ended."""
+def namespace_pids(pid: int) -> list[int]:
+    """Numbers of a process in this process's pid namespace and those below, the outermost first;
+    empty if it has ended."""
+    # Bytes, because the name of a process, which stands there as well, need not be text.
     with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
             if line.startswith(b"NSpid:"):
-                numbers = line.split()[1:]
-                return int(numbers[-1]) if len(numbers) > 1 else 0
-    return 0
+                return [int(number) for number in line.split()[1:]]
+    return []
 
 
 def _has_ended(pidfd: int, wait_s: float) -> bool:

@@ -95,10 +95,7 @@ class Zygote:
                 lines = os.pread(stderr, 1 << 16, 0).decode(errors="replace").strip().splitlines()
                 last = lines[-1] if lines else "no message on stderr"
                 if last.startswith(NOT_IMPORTED):
-                    raise PackageUnusable(
-                        f"a package for programs is unusable in sandbox={name}: {last}; install "
-                        "what it requires where the tool server runs"
-                    )
+                    raise PackageUnusable.in_sandbox(name, last)
                 raise SandboxUnavailable(f"sandbox={name} does not start ({last})")
             self._control.settimeout(SEND_S)
             os.close(stderr)
