@@ -195,7 +195,9 @@ class RunCode:
             sandbox = self.sandbox
             async with self.slots.hold():
                 result = await sandbox.run(program, limits)
-            return _ran(run_answer(result))
+            response = _ran(run_answer(result))
+            await asyncio.sleep(0)  # others have a turn between encoding and sending 16 MB of files
+            return response
         except NotSupported as error:
             return json_answer(not_supported(str(error)))
         except SandboxUnavailable as error:
