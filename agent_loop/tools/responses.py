@@ -133,12 +133,11 @@ def decode(
             charset = charset_of()
             is_utf8 = charset is None or charset.lower() in ("utf-8", "us-ascii")
             is_text = not isinstance(error, UnicodeDecodeError)
-            if is_text and is_utf8 and not _ESCAPED_SURROGATE.search(raw):
+            if is_text and is_utf8 and not may_have_surrogates(raw):
                 raise
         # A lone surrogate or another charset. This reader is slower, and rarely needed. It accepts
         # NaN and Infinity, which the second decoding refuses.
-        text = json.dumps(json.loads(text_of(raw, charset)), ensure_ascii=False)
-        return _decode(call, replace_surrogates(text).encode())
+        return _decode(call, rewritten_without_surrogates(text_of(raw, charset)).encode())
     except msgspec.ValidationError as error:
         raise ValueError(f"the answer is not one of /{call.tool}: {error}") from error
 
@@ -176,6 +175,20 @@ def text_of(body: bytes, charset: str | None) -> str:
 def replace_surrogates(text: str) -> str:
     """The text with `?` for each lone surrogate, because JSON lines and msgpack cannot hold one."""
     return text.encode(errors="replace").decode()
+
+
+def may_have_surrogates(raw: bytes | bytearray) -> bool:
+    """Whether JSON may hold a lone surrogate, which only an escape can express."""
+    return _ESCAPED_SURROGATE.search(raw) is not None
+
+
+def rewritten_without_surrogates(raw: str | bytes | bytearray) -> str:
+    """The same JSON with `?` for each lone surrogate. It may hold `NaN`, as Python's reader does.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON.
+    """
+    return replace_surrogates(json.dumps(json.loads(raw), ensure_ascii=False))
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

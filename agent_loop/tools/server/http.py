@@ -5,7 +5,6 @@ import base64
 import hashlib
 import json
 import math
-import re
 import sys
 import time
 from collections import OrderedDict
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent_loop.compat import timeout
 from agent_loop.tools.protocol import NOT_EXECUTED
-from agent_loop.tools.responses import replace_surrogates
+from agent_loop.tools.responses import may_have_surrogates, rewritten_without_surrogates
 
 MOST_ERRORS = 20
 """Mistakes of one request that are named."""
@@ -252,8 +251,6 @@ class Bodies:
 
 BODIES = web.AppKey("bodies", Bodies)
 
-_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-
 
 async def body_of(request: web.Request, model: type[Request]) -> Request:
     """The request's JSON as `model`; a wrong one is answered with 400, which names wrong fields.
@@ -266,10 +263,9 @@ async def body_of(request: web.Request, model: type[Request]) -> Request:
         try:
             return model.model_validate_json(body)
         except ValidationError:
-            if not _ESCAPED_SURROGATE.search(body):
+            if not may_have_surrogates(body):
                 raise
-        text = json.dumps(json.loads(body), ensure_ascii=False)
-        return model.model_validate_json(replace_surrogates(text))
+        return model.model_validate_json(rewritten_without_surrogates(body))
     except ValidationError as error:
         wrong = "; ".join(
             f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}"

@@ -192,16 +192,18 @@ class RunCode:
                 files=files,
                 fetch=tuple(asked.fetch_files),
             )
-            sandbox = self.sandbox
-            async with self.slots.hold():
-                result = await sandbox.run(program, limits)
-            response = _ran(run_answer(result))
+            response = _ran(run_answer(await self._run(program, limits)))
             await asyncio.sleep(0)  # others have a turn between encoding and sending 16 MB of files
             return response
         except NotSupported as error:
             return json_answer(not_supported(str(error)))
         except SandboxUnavailable as error:
             return _failed(error)
+
+    async def _run(self, program: Program, limits: Limits) -> RunResult:
+        sandbox = self.sandbox
+        async with self.slots.hold():
+            return await sandbox.run(program, limits)
 
     async def _run_cell(
         self, asked: RunCodeRequest, name: str, files: dict[str, bytes], limits: Limits
@@ -299,9 +301,7 @@ class RunCode:
             nonlocal failed_at
             program = Program(code=code, language=language, stdin=test.input["stdin"])
             try:
-                sandbox = self.sandbox
-                async with self.slots.hold():
-                    result = await sandbox.run(program, limits)
+                result = await self._run(program, limits)
             except NotSupported as error:
                 done, passed = not_supported(str(error)), False
             except SandboxUnavailable as error:  # 503 is no verdict: the caller tries again
