@@ -39,7 +39,7 @@ from agent_loop.tools.sandbox.program import (
     RunStatus,
     SandboxUnavailable,
 )
-from agent_loop.tools.sandbox.usage_monitor import TICK_S, UsageMonitor, remove
+from agent_loop.tools.sandbox.usage_monitor import THREADS, TICK_S, UsageMonitor, remove
 from agent_loop.tools.sandbox.zygote import Launch, Zygote
 
 TIME_LIMIT = "the time limit"
@@ -231,8 +231,7 @@ class Sandbox(ABC):
             finally:
                 stdout.close()
                 stderr.close()
-            report = run.report()
-            await asyncio.sleep(0)  # others have a turn, because 16 MB of files take 20 ms to read
+            report = await run.report()
             run.check_starved(report)
             return _result_of(report, stdout, stderr, run.ended_why)
 
@@ -242,7 +241,7 @@ class Sandbox(ABC):
         return _Run(zygote, order, limits, leaf, self._threads, self._note_end)
 
     def _note_end(self, why: str) -> None:
-        if why.endswith("threads"):
+        if why.endswith(THREADS):
             self._threads_ran_out_at = time.monotonic()
 
     def _check_threads(self, result: RunResult) -> None:
@@ -542,8 +541,9 @@ class _Run:
             self._zygote.close()
             await asyncio.wait([ended])
 
-    def report(self) -> dict[str, Any]:
-        """The report of a dead run: `compile`, `run`, `files`.
+    async def report(self) -> dict[str, Any]:
+        """The report of a dead run: `compile`, `run`, `files`. Others have a turn after each file,
+        because 16 MB take some milliseconds to read.
 
         Raises:
             SandboxUnavailable: nothing ran, or the zygote died.
@@ -555,14 +555,19 @@ class _Run:
             )
         if self._leaf is not None:
             self.ended_why = self.ended_why or self._leaf.excess()
-        text = os.pread(self._result, os.fstat(self._result).st_size, 0)
-        if not text and self.ended_why:  # killed before it could report
+        is_empty = os.fstat(self._result).st_size == 0
+        if is_empty and self.ended_why:  # killed before it could report
             wall_s = time.monotonic() - self._started
             return {"run": {"code": -signal.SIGKILL, "late": False, "wall_s": wall_s, "cpu_s": 0.0}}
         report: dict[str, Any] = {"fault": "the run died before its program started"}
-        if text:
-            report, files = read_parts(io.BytesIO(text))
-            report["files"] = dict(files)
+        if not is_empty:
+            with os.fdopen(self._result, "rb", closefd=False) as file:
+                file.seek(0)
+                report, files = read_parts(file)
+                report["files"] = {}
+                for name, content in files:
+                    report["files"][name] = content
+                    await asyncio.sleep(0)
         if "fault" in report:
             last = report["fault"].strip().splitlines()[-1]
             raise SandboxUnavailable(
@@ -652,7 +657,7 @@ class Session:
                 stderr.close()
         wall_s = time.monotonic() - started
         step = {"late": is_late, "wall_s": wall_s, "cpu_s": 0.0}
-        report = {} if parsed else self._run.report()
+        report = {} if parsed else await self._run.report()
         self._run.check_starved(report)
         step["code"] = parsed["code"] if parsed else report["run"]["code"]
         result = _result_of({"run": step}, stdout, stderr, self._run.ended_why)

@@ -34,6 +34,9 @@ MAX_MAPPINGS = 65_536
 """Mappings of all processes together; each takes memory of the kernel, and time of each look. A
 Python process with pandas has about 700."""
 
+THREADS = "threads"
+"""Ends the reason of a run that is killed for its threads."""
+
 KILL_ROUNDS, KILL_S = 10, 0.5
 """How often the processes that a cell left are looked for, and killed; and how long each may take
 to die. A session in which some are still left is ended."""
@@ -229,7 +232,7 @@ class UsageMonitor:
             return ""
         program = next(descendants(pid), 0)
         if threads_of(program) > limits.processes:
-            return f"its limit of {limits.processes} threads"
+            return f"its limit of {limits.processes} {THREADS}"
         held = held_bytes(program)
         if not fits(self._home, limits, held) or hidden_files(program, self._home) > MAX_HIDDEN:
             return f"its limit of {limits.file_mb} MB in {limits.files} files"

@@ -24,6 +24,9 @@ from agent_loop.tools.responses import may_have_surrogates, rewritten_without_su
 MOST_ERRORS = 20
 """Mistakes of one request that are named."""
 
+PIECE_BYTES = 3 << 16
+"""Bytes of a file that are encoded at once: a multiple of 3, so that the pieces join to base64."""
+
 Request = TypeVar("Request", bound=BaseModel)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -287,18 +290,36 @@ def json_error(
     return kind(text=json.dumps({"error": why}), content_type="application/json", headers=headers)
 
 
-def json_answer(answer: Any, status: int = 200) -> web.Response:
-    """A response in JSON; `bytes` become base64.
+def json_answer(
+    answer: Any, status: int = 200, files: Mapping[str, bytes] | None = None
+) -> web.Response:
+    """A response in JSON.
 
-    A program's file is in memory twice while it is encoded; with base64 as text and
-    `web.json_response` it was there five times.
+    Args:
+        answer: what is encoded.
+        status: HTTP status.
+        files: path -> content, added to `answer` as `files` in base64. They are encoded in pieces
+            while they are sent, because 16 MB at once would keep all other requests waiting.
     """
     try:
         body = msgspec.json.encode(answer)
     except UnicodeEncodeError:  # a lone surrogate, which JSON holds only in escaped form
-        body = json.dumps(answer, default=_base64).encode()
-    return web.Response(body=body, status=status, content_type="application/json")
+        body = json.dumps(answer).encode()
+    return web.Response(
+        body=with_files(body, files) if files else body,
+        status=status,
+        content_type="application/json",
+    )
 
 
-def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode()
+async def with_files(answer: bytes, files: Mapping[str, bytes]) -> AsyncIterator[bytes]:
+    """The JSON object `answer`, which is not empty, with `files` in base64, in pieces."""
+    yield answer.removesuffix(b"}")
+    before = b',"files":{'
+    for path, content in files.items():
+        yield before + json.dumps(path).encode() + b':"'
+        for start in range(0, len(content), PIECE_BYTES):
+            yield base64.b64encode(memoryview(content)[start : start + PIECE_BYTES])
+            await asyncio.sleep(0)
+        before = b'",'
+    yield b'"}}'

@@ -192,9 +192,7 @@ class RunCode:
                 files=files,
                 fetch=tuple(asked.fetch_files),
             )
-            response = _ran(run_answer(await self._run(program, limits)))
-            await asyncio.sleep(0)  # others have a turn between encoding and sending 16 MB of files
-            return response
+            return _ran(run_answer(await self._run(program, limits)))
         except NotSupported as error:
             return json_answer(not_supported(str(error)))
         except SandboxUnavailable as error:
@@ -349,7 +347,8 @@ def _bound_outputs(answer: dict[str, Any], most: int) -> int:
 
 def _ran(answer: dict[str, Any]) -> web.Response:
     """The response with a program's result, marked whether the caller may cache it."""
-    response = json_answer(answer)
+    files = answer.pop("files")
+    response = json_answer(answer if files else answer | {"files": {}}, files=files)
     response.headers[CACHEABLE] = "yes" if is_repeatable(answer) else "no"
     return response
 
@@ -394,7 +393,7 @@ def run_answer(result: RunResult) -> dict[str, Any]:
         "compile_result": None if compiled is None else _command(compiled),
         "run_result": _command(result) if has_run else None,
         "executor_pod_name": None,
-        "files": result.files,  # in JSON they become base64
+        "files": result.files,
     }
 
 

@@ -1,6 +1,7 @@
 """The server's edge over real HTTP: places and their line, the token, errors, health."""
 
 import asyncio
+import base64
 import contextlib
 import io
 import json
@@ -25,7 +26,7 @@ from agent_loop.tools.server.app import ENDPOINTS
 from agent_loop.tools.server.calculate import Calculate
 from agent_loop.tools.server.connections import Connection, ConnectionLimits
 from agent_loop.tools.server.edge import DRAIN
-from agent_loop.tools.server.http import BODIES, Bodies, RequestSlots
+from agent_loop.tools.server.http import BODIES, PIECE_BYTES, Bodies, RequestSlots, with_files
 from agent_loop.tools.server.submission import same_lines
 from agent_loop.tools.tokens import (
     is_loopback,
@@ -68,6 +69,26 @@ async def server(
 async def until(true: Any) -> None:
     while not true():  # noqa: ASYNC110
         await asyncio.sleep(0)
+
+
+@given(
+    st.text(),
+    st.dictionaries(
+        st.text(st.characters(exclude_categories=["Cs"])),
+        st.integers(0, 3 * PIECE_BYTES).map(lambda size: os.urandom(size)),
+        min_size=1,
+        max_size=3,
+    ),
+)
+@settings(max_examples=30)
+async def test_files_are_sent_in_pieces_that_join_to_json(said: str, files: dict[str, bytes]):
+    answer = json.dumps({"said": said}).encode()
+
+    pieces = [piece async for piece in with_files(answer, files)]
+
+    assert max(map(len, pieces[1:])) <= PIECE_BYTES * 4 // 3
+    encoded = {path: base64.b64encode(content).decode() for path, content in files.items()}
+    assert json.loads(b"".join(pieces)) == {"said": said, "files": encoded}
 
 
 async def test_places_go_to_who_came_first():
