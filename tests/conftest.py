@@ -1,7 +1,9 @@
 """What every test runs under."""
 
+import faulthandler
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,12 +16,30 @@ settings.register_profile("no_deadline", deadline=None)
 settings.register_profile("thorough", deadline=None, max_examples=3000)  # --hypothesis-profile
 settings.load_profile("no_deadline")
 
+_SCREEN = pytest.StashKey[int]()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A browser that starts slowly is no failure; what hangs is named before this limit."""
+    """Tests that start Ray come last: its threads outlive `ray.shutdown()`, and a crash of theirs
+    would end all that follow.
+
+    A browser that starts slowly is no failure; what hangs is named before this limit.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
     for item in items:
         if item.get_closest_marker("browser") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_SCREEN] = os.dup(2)  # what is captured is lost in a crash
+
+
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Crashes are shown although Ray, when it shuts down, takes their handlers away."""
+    if "ray" in sys.modules:
+        faulthandler.disable()
+        faulthandler.enable(item.config.stash[_SCREEN])
 
 
 @pytest.fixture
