@@ -2,10 +2,10 @@
 
 The filter refuses sockets, new namespaces, memory that no limit counts, and calls that reach the
 state of the kernel, of another process, or of files that others use. A program without namespaces
-of its own is also refused new processes (threads are allowed), signals and file attributes; and its
-record locks do nothing. A call that is newer than the table gets ENOSYS, so that a newer kernel
-opens no hole. Numbers: Linux
-`arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h`.
+of its own is also refused new processes (threads are allowed), signals and file attributes. Record
+locks do nothing. A call that is newer than the table gets ENOSYS, so that a newer kernel opens no
+hole. Numbers: Linux `arch/x86/entry/syscalls/syscall_64.tbl` and
+`include/uapi/asm-generic/unistd.h`.
 """
 
 import errno
@@ -37,6 +37,9 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     # network and other channels out of the sandbox
     "socket": (41, 198),
     "setsockopt": (54, 208),  # larger buffers are memory that no limit counts
+    # Descriptors in flight are counted by user, and hide files without a name.
+    "sendmsg": (46, 211),
+    "sendmmsg": (307, 269),
     "shmget": (29, 194),
     "shmat": (30, 196),
     "shmctl": (31, 195),
@@ -144,8 +147,6 @@ _DENIED_OUTSIDE: dict[str, tuple[int | None, int | None]] = {
     # sockets, messages and semaphores of the host, by their names and numbers
     "connect": (42, 203),
     "bind": (49, 200),
-    "sendmsg": (46, 211),  # descriptors in flight hide files without a name
-    "sendmmsg": (307, 269),
     "semop": (65, 193),
     "semtimedop": (220, 192),
     "msgsnd": (69, 189),
@@ -223,9 +224,9 @@ _DENIED_OPTIONS_OUTSIDE: _Options = {
     ),
 }
 
-# F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW: they succeed without a lock in a program that shares
-# its namespaces with the host. A lock of a process never conflicts with a lock of the same process,
-# and this program has one process. A real lock on /dev/null would be seen by other runs.
+# F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW: they succeed without a lock, because a real one on
+# /dev/null would be seen by other runs. SQLite needs them for each file, and has locks of its own
+# between the threads of a process.
 _IDLE_LOCKS: tuple[tuple[int, int], int, tuple[int, ...]] = ((72, 25), 1, (6, 7, 37, 38))
 
 # TCGETS, TCGETS2, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX. Others reach terminals, signals
@@ -290,13 +291,12 @@ def build_filter(machine: str | None = None, *, processes: bool) -> bytes:
             program += [(_JUMP_EQ, 0, 1, number), (_RETURN, 0, 0, deny)]
     for numbers in (_ABSENT if processes else _ABSENT | _ABSENT_OUTSIDE).values():
         program += [(_JUMP_EQ, 0, 1, numbers[column]), (_RETURN, 0, 0, absent)]
-    if not processes:
-        numbers, argument, values = _IDLE_LOCKS
-        program += [(_JUMP_EQ, 0, 2 * len(values) + 2, numbers[column])]
-        program += [(_LOAD, 0, 0, _AT_ARGS + 8 * argument)]
-        for value in values:
-            program += [(_JUMP_EQ, 0, 1, value), (_RETURN, 0, 0, _ERRNO)]
-        program += [(_LOAD, 0, 0, _AT_NR)]
+    numbers, argument, values = _IDLE_LOCKS
+    program += [(_JUMP_EQ, 0, 2 * len(values) + 2, numbers[column])]
+    program += [(_LOAD, 0, 0, _AT_ARGS + 8 * argument)]
+    for value in values:
+        program += [(_JUMP_EQ, 0, 1, value), (_RETURN, 0, 0, _ERRNO)]
+    program += [(_LOAD, 0, 0, _AT_NR)]
     options = _DENIED_OPTIONS if processes else _DENIED_OPTIONS | _DENIED_OPTIONS_OUTSIDE
     rules = [
         (numbers[column], argument, values, deny, _ALLOW)

@@ -41,6 +41,9 @@ KILL_ROUNDS, KILL_S = 10, 0.5
 """How often the processes that a cell left are looked for, and killed; and how long each may take
 to die. A session in which some are still left is ended."""
 
+HALT_ROUNDS = 50
+"""How often processes that have just started are looked for, to stop them too."""
+
 MANY_FORKS, FORK_S = 100, 0.0001
 """A program that ignores SIGCHLD is not charged for the processor time of its children. It is taken
 for such a one if it started many processes, and those that ended had less time than a fork takes.
@@ -224,7 +227,7 @@ class UsageMonitor:
         limits, pid = self._limits, self._pid
         if pid and mappings_of(pid) > MAX_MAPPINGS:
             return f"its limit of {MAX_MAPPINGS} memory mappings"
-        if pid and memory_bytes(pid) > limits.memory_mb << 20:
+        if pid and _memory_now(pid) > limits.memory_mb << 20:
             return f"its memory limit of {limits.memory_mb} MB"
         if not self._home:
             if pid and sockets_of(pid) > limits.open_files:
@@ -320,6 +323,55 @@ def memory_bytes(pid: int) -> int:
             kilobytes += _sum_of(file, b"Pss:", b"SwapPss:")
         kilobytes += _kilobytes(f"{place}/status", b"VmPTE:")
     return 1024 * kilobytes
+
+
+def _memory_now(pid: int) -> int:
+    """As `memory_bytes`. If a process ended meanwhile, which may have handed its memory on to a
+    child that was not looked at, all are halted and looked at again."""
+    before = {*descendants(pid)}
+    size = memory_bytes(pid)
+    if before <= {*descendants(pid)}:
+        return size
+    with _halted(pid):
+        return max(size, memory_bytes(pid))
+
+
+@contextmanager
+def _halted(pid: int) -> Iterator[None]:
+    """Stop all descendants of a process that run, also those that start meanwhile."""
+    seen = set[int]()
+    with ExitStack() as at_end:
+        for _ in range(HALT_ROUNDS):
+            new = {*descendants(pid)} - seen
+            if not new:
+                break
+            seen |= new
+            for each in new:
+                with suppress(OSError):
+                    at_end.enter_context(_stopped(each, pid))
+        yield
+
+
+@contextmanager
+def _stopped(pid: int, ancestor: int) -> Iterator[None]:
+    """Stop a process, unless it is stopped already or no longer below `ancestor`.
+
+    Raises:
+        OSError: it has ended.
+    """
+    pidfd = os.pidfd_open(pid)
+    try:
+        is_ours = _stat(f"/proc/{pid}/stat")[0] != b"T" and pid in descendants(ancestor)
+        if is_ours:
+            signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            if is_ours:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGCONT)
+    finally:
+        os.close(pidfd)
 
 
 def _kilobytes(path: str, *names: bytes) -> int:

@@ -384,6 +384,36 @@ async def test_files_together_are_limited(sandbox: Sandbox, code: str):
     assert (result.status, result.stdout) == (RunStatus.ERROR, "")
 
 
+async def test_short_lived_processes_are_halted_only_for_a_look(bubblewrap: Sandbox):
+    code = """
+import os, time
+held, until, ended = bytearray(b"x") * (100 << 20), time.monotonic() + 1.5, 0
+while time.monotonic() < until:
+    for number in range(8):
+        if os.fork() == 0:
+            time.sleep(0.002 * number)
+            os._exit(7)
+    for _ in range(8):
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+        ended += 1
+print(ended > 20)
+"""
+    result = await bubblewrap.run_python(code, limits=Limits(memory_mb=300))
+    assert (result.status, result.stdout, result.stderr) == (RunStatus.FINISHED, "True\n", "")
+
+
+async def test_a_program_may_use_files_of_sqlite(sandbox: Sandbox):
+    code = """
+import sqlite3
+one, other = sqlite3.connect("a.db"), sqlite3.connect("a.db")
+one.execute("create table numbers (x)")
+one.execute("insert into numbers values (5)"); one.commit()
+print(other.execute("select x from numbers").fetchall())
+"""
+    result = await sandbox.run_python(code)
+    assert (result.stdout, result.stderr) == ("[(5,)]\n", "")
+
+
 async def test_processes_are_limited(bubblewrap: Sandbox):
     code = """
 import os, time

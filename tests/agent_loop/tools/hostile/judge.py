@@ -49,6 +49,9 @@ program; with bubblewrap also two of bwrap."""
 _NEW_AFTER_A_RUN = 2
 """Of these, the next run and its fork server are new after each run."""
 
+OVERLOADED_RUNS = 4
+"""How often a program runs at most if other load keeps it from its time."""
+
 MANY_DESCRIPTORS = 4200
 BUSY_S = 0.1
 """Processor time that the event loop may need at a stretch: others wait for it meanwhile."""
@@ -253,8 +256,9 @@ class Judge:
         try:
             limits = hostile.limits
             longest_s = WALL_FACTOR * (limits.wall_s + limits.compile_s) + PATIENCE_S
+            longest_s *= OVERLOADED_RUNS
             async with timeout(longest_s), _Stretches() as stretches:
-                result, *others = await self._run_all(hostile, findings)
+                result, *others = await self._run_with_patience(hostile, findings)
             if stretches.longest_s > BUSY_S:
                 findings.append(f"the event loop was busy for {stretches.longest_s:.2f} s")
             observed = f"{result.status}, code {result.return_code}"
@@ -274,6 +278,16 @@ class Judge:
         return Verdict(
             program=hostile, rung=self._sandbox.name, findings=findings, observed=observed
         )
+
+    async def _run_with_patience(self, hostile: Hostile, findings: list[str]) -> list[RunResult]:
+        """Run all; again if the machine was overloaded, which says nothing about the program."""
+        for _ in range(OVERLOADED_RUNS - 1):
+            try:
+                return await self._run_all(hostile, findings)
+            except SandboxUnavailable as error:
+                if "the machine is overloaded" not in str(error):
+                    raise
+        return await self._run_all(hostile, findings)
 
     async def _run_all(self, hostile: Hostile, findings: list[str]) -> list[RunResult]:
         runs: list[Coroutine[Any, Any, RunResult | None]] = [

@@ -67,9 +67,6 @@ class Hostile:
     return_codes: tuple[int, ...] = ()
     """Right ones; none means any."""
 
-    not_contained: Mapping[str, str] = field(default_factory=dict)
-    """Rung -> why it is known not to be contained there; it harms no host and reads no secret."""
-
     closed_while_running: bool = False
     """The sandbox is closed once a process named `MARKED` is there."""
 
