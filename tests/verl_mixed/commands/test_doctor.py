@@ -499,6 +499,8 @@ def serve_health() -> Iterator[Callable[[int, Mapping[str, Any]], str]]:
             def do_GET(self) -> None:
                 body = json.dumps(health).encode()
                 self.send_response(status)
+                if "location" in health:
+                    self.send_header("Location", health["location"])
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -531,6 +533,7 @@ def of_server(config: Config, url: str) -> Finding:
         ((200, {"tools": {}, "sandbox": None, "sandbox_why": "no"}), "bad", "runs no programs: no"),
         ((200, {"status": "ok"}), "warning", "without its token"),
         ((503, {"status": "draining"}), "bad", "about to end"),
+        ((200, {"tools": "x" * services.MOST_HEALTH_BYTES}), "bad", "more than 1 MB"),
     ],
 )
 def test_a_given_tool_server_is_asked_for_its_isolation(
@@ -544,6 +547,19 @@ def test_a_given_tool_server_is_asked_for_its_isolation(
 
     assert finding.status == status
     assert words in finding.words
+
+
+def test_no_redirect_is_followed_and_no_proxy_asked_because_they_would_get_the_token(
+    config: Config,
+    serve_health: Callable[[int, Mapping[str, Any]], str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    other = serve_health(200, {"tools": {}, "sandbox": "bubblewrap"})
+    assert "answers 302" in of_server(config, serve_health(302, {"location": other})).words
+
+    monkeypatch.setenv("http_proxy", other)
+    own = serve_health(200, {"tools": {}, "sandbox": "landlock"})
+    assert "landlock" in of_server(config, own).words
 
 
 def test_a_tool_server_that_is_not_there_is_bad(config: Config):

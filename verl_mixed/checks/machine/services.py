@@ -18,10 +18,19 @@ from verl_mixed.checks.machine.machine import existing
 from verl_mixed.run.sections import section_of, sound_sources
 
 HEALTH_S = 5.0
+MOST_HEALTH_BYTES = 1 << 20
 
 _START = "start it with `verl-mixed serve-tools`, or unset TOOL_SERVER_URL to have one started"
 
 _NO_ISOLATION = "install bubblewrap and allow user namespaces, or use a kernel with Landlock (5.13)"
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        """The answer is an HTTPError."""
+
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
 
 
 def runs_code(config: Mapping[str, Any]) -> bool:
@@ -48,8 +57,9 @@ def tools(config: Mapping[str, Any], *, own_server: bool) -> list[Finding]:
 def read_health(url: str, environ: Mapping[str, str], *, timeout_s: float) -> bytes:
     """What the `/health` of a tool server answers; sends the token that `environ` has.
 
-    `url` has no slash at its end. The server may be silent for `timeout_s`; the whole answer may
-    take longer.
+    As the tool client does, it follows no redirect and asks no proxy, because these would get the
+    token. `url` has no slash at its end. The server may be silent for `timeout_s`; the whole answer
+    may take longer.
 
     Raises:
         urllib.error.HTTPError, OSError, ValueError, http.client.HTTPException: no good answer.
@@ -58,8 +68,11 @@ def read_health(url: str, environ: Mapping[str, str], *, timeout_s: float) -> by
     request = urllib.request.Request(
         f"{url}/health", headers={"Authorization": f"Bearer {token}"} if token else {}
     )
-    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-        return answer.read()
+    with _DIRECT.open(request, timeout=timeout_s) as answer:
+        health = answer.read(MOST_HEALTH_BYTES + 1)
+    if len(health) > MOST_HEALTH_BYTES:
+        raise ValueError(f"an answer of more than {MOST_HEALTH_BYTES >> 20} MB")
+    return health
 
 
 def ask_health(url: str) -> bytes | Finding:
