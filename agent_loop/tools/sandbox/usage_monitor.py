@@ -16,7 +16,7 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,6 +29,7 @@ EVERY_S = (0.1, 0.3)
 sleep between the looks, and appear to wait for a processor at each of them."""
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 MAX_MAPPINGS = 65_536
 """Mappings of all processes together; each takes memory of the kernel, and time of each look. A
@@ -41,8 +42,13 @@ KILL_ROUNDS, KILL_S = 10, 0.5
 """How often the processes that a cell left are looked for, and killed; and how long each may take
 to die. A session in which some are still left is ended."""
 
-HALT_ROUNDS = 50
-"""How often processes that have just started are looked for, to stop them too."""
+HALT_S, HALT_ROUND_S = 1.0, 0.001
+"""Time in which all processes of a run must have stopped, and time between two signals to one that
+runs."""
+
+QUIET_ROUNDS = 5
+"""Looks in a row that must find all stopped: the kernel's list of children may lack one while
+another one ends."""
 
 MANY_FORKS, FORK_S = 100, 0.0001
 """A program that ignores SIGCHLD is not charged for the processor time of its children. It is taken
@@ -227,7 +233,7 @@ class UsageMonitor:
         limits, pid = self._limits, self._pid
         if pid and mappings_of(pid) > MAX_MAPPINGS:
             return f"its limit of {MAX_MAPPINGS} memory mappings"
-        if pid and _memory_now(pid) > limits.memory_mb << 20:
+        if pid and _exceeds(pid, limits.memory_mb << 20):
             return f"its memory limit of {limits.memory_mb} MB"
         if not self._home:
             if pid and sockets_of(pid) > limits.open_files:
@@ -325,53 +331,76 @@ def memory_bytes(pid: int) -> int:
     return 1024 * kilobytes
 
 
-def _memory_now(pid: int) -> int:
-    """As `memory_bytes`. If a process ended meanwhile, which may have handed its memory on to a
-    child that was not looked at, all are halted and looked at again."""
-    before = {*descendants(pid)}
-    size = memory_bytes(pid)
-    if before <= {*descendants(pid)}:
-        return size
-    with _halted(pid):
-        return max(size, memory_bytes(pid))
+def _exceeds(pid: int, limit: int) -> bool:
+    """Whether a process and its descendants have more bytes of memory than `limit`.
 
-
-@contextmanager
-def _halted(pid: int) -> Iterator[None]:
-    """Stop all descendants of a process that run, also those that start meanwhile."""
-    seen = set[int]()
-    with ExitStack() as at_end:
-        for _ in range(HALT_ROUNDS):
-            new = {*descendants(pid)} - seen
-            if not new:
-                break
-            seen |= new
-            for each in new:
-                with suppress(OSError):
-                    at_end.enter_context(_stopped(each, pid))
-        yield
-
-
-@contextmanager
-def _stopped(pid: int, ancestor: int) -> Iterator[None]:
-    """Stop a process, unless it is stopped already or no longer below `ancestor`.
+    A process may hand its memory on to a child and end before it is looked at. If what ended might
+    be above the limit, all are halted and looked at again. Programs can notice that, so it is not
+    done at each look.
 
     Raises:
-        OSError: it has ended.
+        PermissionError: the processes do not stay halted.
     """
-    pidfd = os.pidfd_open(pid)
+    before = {each: _resident_bytes(each) for each in descendants(pid)}
+    size = memory_bytes(pid)
+    left = {*descendants(pid)}
+    ended = sum(resident for each, resident in before.items() if each not in left)
+    if size > limit or size + ended <= limit:
+        return size > limit
+    return _halted_bytes(pid) > limit
+
+
+def _resident_bytes(pid: int) -> float:
+    """Memory of a process, with what it shares; infinite if it has ended already."""
     try:
-        is_ours = _stat(f"/proc/{pid}/stat")[0] != b"T" and pid in descendants(ancestor)
-        if is_ours:
-            signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            if is_ours:
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGCONT)
-    finally:
-        os.close(pidfd)
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * _PAGE_BYTES
+    except OSError:
+        return math.inf
+
+
+def _halted_bytes(pid: int) -> int:
+    """As `memory_bytes`, while all descendants are stopped.
+
+    Raises:
+        PermissionError: they do not stay stopped, because they wake each other.
+    """
+    stopped = dict[int, int]()  # pid: pidfd
+    until, quiet_rounds = time.monotonic() + HALT_S, 0
+    with ExitStack() as at_end:
+        while time.monotonic() < until:
+            moving = _moving(pid, stopped)
+            quiet_rounds = 0 if moving else quiet_rounds + 1
+            if quiet_rounds >= QUIET_ROUNDS:
+                size = memory_bytes(pid)
+                if not _moving(pid, stopped):
+                    return size
+            for each in moving:
+                with suppress(OSError):
+                    if each not in stopped:
+                        stopped[each] = os.pidfd_open(each)
+                        at_end.callback(os.close, stopped[each])
+                        at_end.callback(_send, stopped[each], signal.SIGCONT)
+                    if each in descendants(pid):  # so the number is not another's by now
+                        _send(stopped[each], signal.SIGSTOP)
+            time.sleep(HALT_ROUND_S)
+        raise PermissionError("processes that wake each other")
+
+
+def _moving(pid: int, stopped: Container[int]) -> list[int]:
+    """The descendants of a process that run, or will as soon as they are woken."""
+    moving = list[int]()
+    for each in descendants(pid):
+        with suppress(OSError):
+            state = _stat(f"/proc/{each}/stat")[0]
+            if state not in b"TtZX" and (state != b"D" or each not in stopped):
+                moving.append(each)
+    return moving
+
+
+def _send(pidfd: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, number)
 
 
 def _kilobytes(path: str, *names: bytes) -> int:

@@ -31,7 +31,8 @@ class ConnectionLimits:
     so that no request is sent into a connection that the server is about to close."""
 
     answer_s: float = 60.0
-    """Time in which a peer must read an answer that the kernel's buffers do not hold."""
+    """Time in which a peer must read an answer, from the moment at which it is too slow for the
+    server's buffers."""
 
 
 def limits_of_process() -> ConnectionLimits:
@@ -49,13 +50,15 @@ def limits_of_process() -> ConnectionLimits:
 class Connection(web.RequestHandler):
     """A connection that is cut if its peer is too slow."""
 
-    __slots__ = ("_answer_timer", "_header_timer", "_server")
+    __slots__ = ("_answer_timer", "_header_timer", "_server", "_timed")
 
     def __init__(self, server: "GuardedServer", **options: Any) -> None:
         super().__init__(server, **options)
         self._server = server
         self._header_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
+        self._timed = 0
+        """Number of the request whose answer is timed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -78,11 +81,21 @@ class Connection(web.RequestHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._answer_timer = self._loop.call_later(self._server.limits.answer_s, self.cut)
+        if self._answer_timer is None or self._timed != self._request_count:
+            _stopped(self._answer_timer)
+            self._timed = self._request_count
+            self._answer_timer = self._loop.call_later(self._server.limits.answer_s, self._cut_late)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._answer_timer = _stopped(self._answer_timer)
+        if self._is_waiting:  # else pieces of the answer are still to come
+            self._answer_timer = _stopped(self._answer_timer)
+
+    def _cut_late(self) -> None:
+        self._answer_timer = None
+        is_under_way = not self._is_waiting and self._timed == self._request_count
+        if is_under_way or self.writing_paused:
+            self.cut()
 
     def cut(self) -> None:
         """Close the connection at once; what is not yet sent is dropped."""

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -305,21 +305,36 @@ def json_answer(
         body = msgspec.json.encode(answer)
     except UnicodeEncodeError:  # a lone surrogate, which JSON holds only in escaped form
         body = json.dumps(answer).encode()
-    return web.Response(
+    response = web.Response(
         body=with_files(body, files) if files else body,
         status=status,
         content_type="application/json",
     )
+    if files:
+        response.headers["Content-Length"] = str(length_with_files(body, files))
+    return response
 
 
 async def with_files(answer: bytes, files: Mapping[str, bytes]) -> AsyncIterator[bytes]:
     """The JSON object `answer`, which is not empty, with `files` in base64, in pieces."""
     yield answer.removesuffix(b"}")
-    before = b',"files":{'
-    for path, content in files.items():
-        yield before + json.dumps(path).encode() + b':"'
+    for name, content in _named(files):
+        yield name
         for start in range(0, len(content), PIECE_BYTES):
             yield base64.b64encode(memoryview(content)[start : start + PIECE_BYTES])
             await asyncio.sleep(0)
-        before = b'",'
     yield b'"}}'
+
+
+def length_with_files(answer: bytes, files: Mapping[str, bytes]) -> int:
+    """Bytes of all pieces of `with_files`."""
+    encoded = (len(name) + 4 * -(-len(content) // 3) for name, content in _named(files))
+    return len(answer) + 2 + sum(encoded)
+
+
+def _named(files: Mapping[str, bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """What stands before each content, and the content."""
+    before = b',"files":{'
+    for path, content in files.items():
+        yield before + json.dumps(path).encode() + b':"', content
+        before = b'",'

@@ -24,9 +24,17 @@ from agent_loop.tools.sandbox import Limits, Program, RunResult, Sandbox
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.tools.server.app import ENDPOINTS
 from agent_loop.tools.server.calculate import Calculate
-from agent_loop.tools.server.connections import Connection, ConnectionLimits
+from agent_loop.tools.server.connections import Connection, ConnectionLimits, GuardedRunner
 from agent_loop.tools.server.edge import DRAIN
-from agent_loop.tools.server.http import BODIES, PIECE_BYTES, Bodies, RequestSlots, with_files
+from agent_loop.tools.server.http import (
+    BODIES,
+    PIECE_BYTES,
+    Bodies,
+    RequestSlots,
+    json_answer,
+    length_with_files,
+    with_files,
+)
 from agent_loop.tools.server.submission import same_lines
 from agent_loop.tools.tokens import (
     is_loopback,
@@ -87,6 +95,7 @@ async def test_files_are_sent_in_pieces_that_join_to_json(said: str, files: dict
     pieces = [piece async for piece in with_files(answer, files)]
 
     assert max(map(len, pieces[1:])) <= PIECE_BYTES * 4 // 3
+    assert length_with_files(answer, files) == sum(map(len, pieces))
     encoded = {path: base64.b64encode(content).decode() for path, content in files.items()}
     assert json.loads(b"".join(pieces)) == {"said": said, "files": encoded}
 
@@ -462,6 +471,26 @@ async def test_a_peer_that_does_not_read_its_answer_is_cut(monkeypatch: pytest.M
         await until(lambda: cuts)
         transport.resume_reading()
         assert len(await rest(reader)) < 64 << 20
+
+
+async def test_a_peer_that_reads_a_large_answer_bit_by_bit_is_cut():
+    files = dict.fromkeys("abcdefgh", bytes(64 << 20))
+
+    async def large(_: web.Request) -> web.Response:
+        return json_answer({"id": 1}, files=files)
+
+    app = web.Application()
+    app.router.add_post("/", large)
+    runner = GuardedRunner(app, ConnectionLimits(count=8, answer_s=0.05), shutdown_s=5.0)
+    async with (
+        listening(runner) as url,
+        aiohttp.ClientSession() as session,
+        session.post(url) as response,
+    ):
+        assert response.content_length == length_with_files(b'{"id":1}', files)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            async for _ in response.content.iter_chunked(1 << 14):
+                await asyncio.sleep(0)
 
 
 async def test_silent_connections_make_room_for_one_that_asks():
