@@ -42,7 +42,7 @@ KILL_ROUNDS, KILL_S = 10, 0.5
 """How often the processes that a cell left are looked for, and killed; and how long each may take
 to die. A session in which some are still left is ended."""
 
-HALT_S, HALT_ROUND_S = 1.0, 0.001
+HALT_S, HALT_ROUND_S = 1.0, 0.003
 """Time in which all processes of a run must have stopped, and time between two signals to one that
 runs."""
 
@@ -376,13 +376,14 @@ def _halted_bytes(pid: int) -> int:
                 if not _moving(pid, stopped):
                     return size
             for each in moving:
-                with suppress(OSError):
-                    if each not in stopped:
+                if each not in stopped:
+                    with suppress(OSError):
                         stopped[each] = os.pidfd_open(each)
                         at_end.callback(os.close, stopped[each])
                         at_end.callback(_send, stopped[each], signal.SIGCONT)
-                    if each in descendants(pid):  # so the number is not another's by now
-                        _send(stopped[each], signal.SIGSTOP)
+            # A number that is still below the run is not another process's by now.
+            for each in {*moving} & {*descendants(pid)} & stopped.keys():
+                _send(stopped[each], signal.SIGSTOP)
             time.sleep(HALT_ROUND_S)
         raise PermissionError("processes that wake each other")
 

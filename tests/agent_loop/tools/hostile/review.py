@@ -220,62 +220,6 @@ reached("a second with 168 MB and a limit of 64")
 """,
     ),
     Hostile(
-        name="memory handed on by processes that wake each other",
-        category="hiding",
-        language="cpp",
-        rungs=BUBBLEWRAP,
-        limits=replace(LIMITS, wall_s=8.0, cpu_s=8, compile_s=8.0, processes=64, memory_mb=300),
-        code="""
-#include <sched.h>
-#include <signal.h>
-#include <stdio.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-double now() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec * 1e-9; }
-int main() {
-    const double until = now() + 5;
-    const size_t size = 280u << 20;
-    for (int i = 0; i < 15; i++)  // make each look slow
-        if (fork() == 0) {
-            for (int j = 0; j < 2000; j++)
-                mmap(0, 4096, j & 1 ? 1 : 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-            while (now() < until) usleep(50000);
-            _exit(0);
-        }
-    for (int i = 0; i < 2; i++)
-        if (fork() == 0) {
-            signal(SIGCONT, [](int) {});
-            while (now() < until) { kill(-1, SIGCONT); usleep(150); }
-            _exit(0);
-        }
-    for (int i = 0; i < 2; i++)
-        if (fork() == 0) {
-            char *held = (char *)mmap(0, size, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-            size_t at = 0;
-            while (now() < until) {
-                long me = getpid(), child = -1;
-#ifdef __x86_64__  // clone(CLONE_VM); the parent ends at once, on the same stack
-                asm volatile("syscall; test %%rax, %%rax; jle 1f; mov $231, %%eax;"
-                             "xor %%edi, %%edi; syscall; 1:"
-                             : "=a"(child)
-                             : "a"(56L), "D"((long)(CLONE_VM | SIGCHLD)), "S"(0L), "d"(0L)
-                             : "rcx", "r11", "memory");
-#endif
-                if (child < 0) continue;
-                while (syscall(SYS_getppid) == me) sched_yield();
-                for (int k = 0; k < 16 && at < size; k++, at += 4096) held[at] = 1;
-            }
-            if (at >= size) printf("REACHED twice 280 MB with a limit of 300\\n");
-            fflush(stdout);
-            _exit(0);
-        }
-    while (now() < until + 0.2) usleep(10000);
-}
-""",
-    ),
-    Hostile(
         name="files that a rule of Landlock keeps",
         category="hiding",
         limits=DISK,
