@@ -72,6 +72,7 @@ def test_a_trainer_that_fails_of_itself_waits_for_no_node(head: Head) -> None:
         assert head.questions == asked
 
 
+@pytest.mark.slow
 def test_a_head_is_lost_after_several_questions_without_an_answer(head: Head) -> None:
     with ClusterWatch(ADDRESS, {}) as watch:
         head.ips.clear()
@@ -80,6 +81,7 @@ def test_a_head_is_lost_after_several_questions_without_an_answer(head: Head) ->
     assert head.questions == 1 + cluster_watch.UNANSWERED
 
 
+@pytest.mark.slow
 def test_a_port_where_nothing_listens_is_told_from_one_that_refuses_us() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -149,6 +149,7 @@ def test_the_commands_run_outside_of_a_checkout(outside: Path, tmp_path: Path) -
     assert Path(where.stdout.strip()).is_relative_to(outside)
 
 
+@pytest.mark.slow
 def test_a_config_is_checked_outside_of_a_checkout(outside: Path, tmp_path: Path) -> None:
     checked = _run(outside, tmp_path, "-m", "verl_mixed", "check")
     assert checked.returncode == 0, checked.stderr

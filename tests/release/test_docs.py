@@ -265,6 +265,7 @@ def keys_in(quote: Quote) -> Iterator[str]:
             yield from expanded(found[1])
 
 
+@pytest.mark.slow
 def test_every_config_key_that_a_page_names_exists() -> None:
     wrong = [f"{quote.page}: {key}" for quote in ALL for key in keys_in(quote) if not is_key(key)]
     assert wrong == []

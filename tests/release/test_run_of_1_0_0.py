@@ -117,6 +117,7 @@ def test_it_goes_on_from_its_checkpoint_with_the_config_that_is_composed_today(
     assert not folder.is_done(int(at(now, "trainer.total_training_steps")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "value", "is_refused"),
     [

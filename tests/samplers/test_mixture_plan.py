@@ -583,6 +583,7 @@ def test_a_resume_computes_nothing_before_the_block_of_the_step_trained_next(
     assert resumed.counts(3) == plan.counts(3)
 
 
+@pytest.mark.slow
 @LONG_ORDERS
 def test_a_pin_that_is_not_of_this_plan_and_turn_is_computed_again_with_a_warning(
     ratios: dict[str, Ratio], caplog: pytest.LogCaptureFixture

@@ -285,6 +285,7 @@ def test_turns_had_are_the_turns_between(
     assert sum(before) == first
 
 
+@pytest.mark.slow
 @given(
     knots(),
     TURNS_PER_STEP,
@@ -314,6 +315,7 @@ def test_turns_read_anywhere_and_in_any_order_are_those_read_in_sequence(
             assert list(anywhere.had(first)) == seen
 
 
+@pytest.mark.slow
 @given(knots(), TURNS_PER_STEP, SMALL_BLOCKS, SMALL_PERIODS, st.integers(0, 300))
 def test_an_order_goes_on_from_a_pin_without_what_came_before(
     given_knots: Knots, turns_per_step: int, block: int, max_period: int, first: int

@@ -191,6 +191,7 @@ async def test_without_a_rule_some_pair_is_judged_wrong(rule, monkeypatch):
     assert await some_pair_is_judged_wrong()
 
 
+@pytest.mark.slow
 async def test_without_an_alternative_of_a_rule_some_pair_is_judged_wrong(monkeypatch):
     unproven: list[str] = []
     found = pairs_in_which_it_is_found(monkeypatch)
@@ -227,6 +228,7 @@ FORMS = [
 ]
 
 
+@pytest.mark.slow
 def test_no_two_forms_raise_an_error_when_compared():
     for answer in FORMS:
         for target in FORMS:
@@ -369,6 +371,7 @@ def test_large_numbers_as_people_write_them_are_not_endless(text):
 # --- the processes --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_expressions_that_never_end_keep_no_other_from_its_verdict():
     others = [(rf"\frac{{\sqrt{{{i}}}}}{{2}}", rf"0.5\sqrt{{{i}}}") for i in (11, 13, 17, 19, 23)]
     pairs = [(text, r"\sqrt{2}+x" if "x" in text else r"2\sqrt{3}") for text in ENDLESS]
@@ -439,6 +442,7 @@ def test_threads_share_the_processes():
     assert len(workers()) == math_pool.WORKERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_have_their_own(method):
     context = multiprocessing.get_context(method)
@@ -461,6 +465,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["module", "file", "stdin", "text"])
 def test_a_program_without_a_guard_that_forks_is_judged_for_too(tmp_path, how):
     """As a file it would be run again by each process, if those imported it."""

@@ -250,6 +250,7 @@ async def test_hostile_expressions_end_at_the_time_limit_and_leave_nothing():
         await pool.close()
 
 
+@pytest.mark.slow
 async def test_an_expression_that_gets_no_processor_is_no_mistake_of_the_model(monkeypatch):
     monkeypatch.setattr(pool_module, "WALL_FACTOR", 0.1)
     pool = AlgebraPool(timeout_s=60.0)

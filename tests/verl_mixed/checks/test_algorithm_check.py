@@ -18,6 +18,7 @@ def problems_of(environ: RunEnviron, *overrides: str) -> list[str]:
     return make_plan(overrides, environ).problems()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", (*ESTIMATORS, *UNTRIED))
 def test_every_known_estimator_is_taken_as_it_is(run_environ: RunEnviron, estimator: str) -> None:
     assert problems_of(run_environ, f"algorithm.adv_estimator={estimator}") == []
@@ -56,6 +57,7 @@ def test_what_a_module_of_the_users_own_registers_is_left_to_them(
     assert problems_of(run_environ, *own) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("estimator", ("gae", "remax", "reinforce_plus_plus"))
 def test_an_estimator_that_compares_with_no_group_takes_one_trajectory(
     run_environ: RunEnviron, estimator: str

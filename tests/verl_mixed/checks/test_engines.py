@@ -125,6 +125,7 @@ def verls_megatron_size(config: dict[str, Any]) -> int:
     raise AssertionError("verl takes no batch")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:set sequence parallel to false")
 @pytest.mark.parametrize(
     ("world", "overrides", "ranks"),
@@ -353,6 +354,7 @@ def test_a_size_that_the_model_cannot_have_is_refused(
     assert len(found) == bool(word)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "word"),
     [

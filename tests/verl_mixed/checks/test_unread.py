@@ -213,6 +213,7 @@ def test_a_users_own_profile_may_repeat_what_a_shipped_one_has(
     assert problem.startswith("trainer.total_epochs=3: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_defaults", [True, False])
 def test_a_users_own_profile_chooses_the_training_engine_in_its_defaults(
     run_environ: RunEnviron, tmp_path: Path, in_defaults: bool
@@ -245,6 +246,7 @@ def test_keys_of_a_ray_of_the_run_s_own_are_refused_on_a_cluster(run_environ: Ru
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "refused"),
     [

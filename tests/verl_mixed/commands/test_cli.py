@@ -43,6 +43,7 @@ def set_environ(monkeypatch: pytest.MonkeyPatch, environ: RunEnviron) -> None:
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.slow
 def test_check_prints_the_config_and_is_good_without_problems(
     run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,6 +57,7 @@ def test_check_prints_the_config_and_is_good_without_problems(
     assert "no problems" in screen.err
 
 
+@pytest.mark.slow
 def test_check_is_exit_2_with_problems(
     run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,6 +121,7 @@ def test_a_dry_run_says_what_would_happen_and_starts_and_writes_nothing(
     assert sorted(Path().rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_the_command_that_a_dry_run_prints_is_the_same_run_without_files_and_environment(
     run_environ: RunEnviron,
     agent_config: Path,
@@ -190,6 +193,7 @@ def test_a_kind_that_is_not_there_is_a_problem_of_a_dry_run(
     assert "problem: mixed.sources.mine.kind: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_a_start_would_fetch_for_the_pretrained_model_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,6 +241,7 @@ def test_a_dry_run_composes_the_config_once(
     assert len(composed) == 1
 
 
+@pytest.mark.slow
 def test_validate_only_is_check_of_the_same_config(
     run_environ: RunEnviron,
     agent_config: Path,
@@ -284,6 +289,7 @@ def test_mistakes_of_a_config_file_are_said_at_once_and_nothing_starts(
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_refused_run_keeps_no_config_files_and_what_is_printed_is_in_a_file(
     run_environ: RunEnviron, agent_config: Path
 ) -> None:

@@ -944,6 +944,7 @@ def test_a_config_that_does_not_compose_is_one_bad_finding(capsys: pytest.Captur
     assert [finding["check"] for finding in found] == ["config"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_cluster_that_is_named_is_the_one_that_is_looked_at(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

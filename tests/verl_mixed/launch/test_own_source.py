@@ -67,6 +67,7 @@ def outside(run_environ: RunEnviron, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_entry_in_a_file_outside_is_all_that_a_source_needs(
     run_environ: RunEnviron, outside: Path
 ) -> None:

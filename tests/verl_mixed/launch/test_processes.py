@@ -40,6 +40,7 @@ def started(program: str, folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     return child, log.read_text().strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("known", [True, False])
 def test_a_process_that_lost_the_mark_is_ended_with_its_session(
     tmp_path: Path, known: bool

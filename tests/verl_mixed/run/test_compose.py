@@ -25,6 +25,7 @@ from verl_mixed.run.settings import overrides_from
 FILES = ["data.train_files=[a]", "data.val_files=[b]", "actor_rollout_ref.model.path=c"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", [path.stem for path in CONFIG_DIR.glob("profile/*.yaml")])
 @pytest.mark.parametrize("mixture", [path.stem for path in CONFIG_DIR.glob("mixture/*.yaml")])
 def test_every_file_of_config_composes(profile: str, mixture: str) -> None:

@@ -56,6 +56,7 @@ async def background(page: Page) -> str:
     return await page.evaluate("getComputedStyle(document.body).backgroundColor")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 async def test_a_page_opens_without_a_request_or_an_error_light_and_dark(
     page_of_a_run: Path, tmp_path: Path, dark: bool
@@ -88,6 +89,7 @@ async def test_the_first_screen_answers_the_three_questions(page_of_a_run: Path)
         assert await page.evaluate(f"{tables}.every(e => e.scrollWidth <= e.clientWidth)")
 
 
+@pytest.mark.slow
 async def test_charts_are_drawn_anew_when_the_system_turns_dark(page_of_a_run: Path) -> None:
     async with open_page(page_of_a_run) as page:
         await page.evaluate("report.drawn")
@@ -100,6 +102,7 @@ async def test_charts_are_drawn_anew_when_the_system_turns_dark(page_of_a_run: P
         assert page.console_errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 390])
 async def test_no_text_of_a_chart_is_cut_or_covers_another(page_of_a_run: Path, width: int) -> None:
     async with open_page(page_of_a_run, (width, 720)) as page:
@@ -149,6 +152,7 @@ async def test_a_narrow_window_shows_one_chart_beside_another_no_more(page_of_a_
         assert width == 390
 
 
+@pytest.mark.slow
 async def test_hostile_names_run_nothing(tmp_path: Path) -> None:
     chromium()
     names = [text.replace("/", "|") for text in HOSTILE[:4]]

@@ -70,6 +70,7 @@ def test_the_table_holds_every_number_of_the_metrics(tmp_path: Path) -> None:
         assert (row["run"], float(row["time"])) == ("run", line["time"])
 
 
+@pytest.mark.slow
 def test_the_image_shows_every_chart_of_the_page(tmp_path: Path) -> None:
     write_run(tmp_path / "run", 12)
     run = load_run(RunFolder(tmp_path / "run"))

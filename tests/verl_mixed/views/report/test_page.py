@@ -329,6 +329,7 @@ def test_warnings_stand_on_the_first_screen(tmp_path: Path) -> None:
     assert "Warning: state_masking=false" in render([run]).split("<nav>")[0]
 
 
+@pytest.mark.slow
 def test_a_long_run_stays_below_two_megabytes(tmp_path: Path) -> None:
     config = {"section": {f"some_key_of_usual_length_{i}": "a value" for i in range(1100)}}
     run = run_of(tmp_path / "run", 1000, batch_size=8, config=config)
@@ -340,6 +341,7 @@ def test_a_long_run_stays_below_two_megabytes(tmp_path: Path) -> None:
     assert "equal parts" not in render([replace(run, lines=run.lines[:200])])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("runs", "sources"), [(1, 12), (2, 8)])
 def test_many_curves_are_drawn_with_fewer_points_and_stay_below_two_megabytes(
     tmp_path: Path, runs: int, sources: int

@@ -151,6 +151,7 @@ async def test_a_trajectory_is_shown_token_by_token(tmp_path: Path, serve: Serve
     assert len(requests) == (8 if way == "served" else 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["served", "exported"])
 async def test_keys_and_filters_move_through_the_run(tmp_path: Path, serve: Serve, way: str):
     run_dir = a_run(tmp_path)
