@@ -375,15 +375,19 @@ def _halted_bytes(pid: int) -> int:
                 size = memory_bytes(pid)
                 if not _moving(pid, stopped):
                     return size
+            new = dict[int, int]()
             for each in moving:
                 if each not in stopped:
                     with suppress(OSError):
-                        stopped[each] = os.pidfd_open(each)
-                        at_end.callback(os.close, stopped[each])
-                        at_end.callback(_send, stopped[each], signal.SIGCONT)
+                        new[each] = os.pidfd_open(each)
+                        at_end.callback(os.close, new[each])
             # A number that is still below the run is not another process's by now.
-            for each in {*moving} & {*descendants(pid)} & stopped.keys():
-                _send(stopped[each], signal.SIGSTOP)
+            for each in {*moving} & {*descendants(pid)}:
+                if each in new:
+                    stopped[each] = new[each]
+                    at_end.callback(_send, stopped[each], signal.SIGCONT)
+                if each in stopped:
+                    _send(stopped[each], signal.SIGSTOP)
             time.sleep(HALT_ROUND_S)
         raise PermissionError("processes that wake each other")
 
