@@ -133,7 +133,7 @@ main() {
       --fast)
         selection=(-m "not ray and not slow and not sandbox and not nodes and not (${LONG})")
         shell+=(--filter-tags '!slow')
-        beside=("tests/verl_mixed/checks tests/samplers" "tests/verl_mixed/commands tests/verl_mixed/launch tests/rate_limit")
+        beside=("tests/verl_mixed/checks tests/samplers" "tests/verl_mixed/commands tests/verl_mixed/launch tests/verl_mixed/views tests/rate_limit")
         ;;
       --cluster) only="cluster" ;;
       --long) only="algorithm or model or vllm" ;;
@@ -155,13 +155,14 @@ main() {
     start_beside "pytest ${folders}" python -m pytest --durations=10 "${selection[@]}" ${folders}
   done
   start_beside bats bats "${shell[@]}" tests/shell
+  start_beside pyright pyright
   stage "ruff format" ruff format --check .
   stage "ruff check" ruff check .
-  stage "pyright" pyright
   stage "lint-imports" lint-imports
   stage "shellcheck" shellcheck -x "${SCRIPTS[@]}"
   stage "shfmt" shfmt -i 2 -ci -d "${SCRIPTS[@]}"
   stage "pytest" timeout --foreground "${BOUNDED[@]}" python -m pytest --durations=15 "${selection[@]}" "${apart[@]/#/--ignore=}"
+  stage "pyright" finish_beside pyright
   if [[ -n "${BESIDE_PIDS[bats]:-}" ]]; then
     stage "bats" finish_beside bats
   else

@@ -401,6 +401,7 @@ def call_often(limiter: FileRateLimiter, source: str, times: int, report: Connec
     report.send((before, limiter.snapshot()))
 
 
+@pytest.mark.slow
 def test_a_chatty_source_does_not_starve_another_in_real_processes(tmp_path: Path):
     context = multiprocessing.get_context("spawn")
     limiter = FileRateLimiter(

@@ -274,6 +274,7 @@ def test_a_source_repeats_no_row_before_its_pass_is_over(plan: MixturePlan):
             assert all(0 <= row < size for row in one_pass)
 
 
+@pytest.mark.slow
 @given(plans())
 def test_no_row_is_twice_in_a_batch_unless_its_source_is_smaller_than_its_part(plan: MixturePlan):
     most = most_in_a_batch(plan)
@@ -341,6 +342,7 @@ def test_the_order_of_a_source_does_not_depend_on_the_other_sources():
 # --- law 3: functions of their arguments ----------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(plans(), st.integers(0, 300))
 def test_a_batch_is_the_prompts_at_its_positions(plan: MixturePlan, index: int):
     batch = plan.batch(index)

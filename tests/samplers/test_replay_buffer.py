@@ -242,6 +242,7 @@ def test_two_hundred_kills_skip_and_repeat_nothing(simulate, name: str):
 fractions = st.floats(0, 0.95)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     st.sampled_from(sorted(MODES)),

@@ -364,6 +364,7 @@ def test_the_order_far_into_an_endless_one_is_lawful():
             assert all(abs(a * dues.scale - b) < dues.scale for a, b in zip(had, due, strict=True))
 
 
+@pytest.mark.slow
 @given(knots(whole_slopes=True), TURNS_PER_STEP, SMALL_BLOCKS)
 def test_numbers_beyond_64_bits_give_the_order_of_the_same_weights_within(
     given_knots: Knots, turns_per_step: int, block: int

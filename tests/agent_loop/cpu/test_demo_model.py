@@ -86,6 +86,7 @@ def test_a_folder_that_is_no_demo_is_left_alone(tmp_path):
     assert (tmp_path / "demo" / "thesis.txt").read_text() == "years"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("note", ["{", "[]"])
 def test_a_demo_with_a_broken_note_is_made_again(note, tmp_path):
     (tmp_path / "demo").mkdir()

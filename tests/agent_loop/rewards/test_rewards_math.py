@@ -66,6 +66,7 @@ async def wrong_of(pairs: Iterable[tuple[str, str, bool]]) -> list[tuple[str, st
     return [pair for pair, equal in zip(some, found, strict=True) if pair[2] != equal]
 
 
+@pytest.mark.slow
 async def test_no_pair_is_judged_wrong():
     assert await wrong_of(PAIRS) == []
     assert [pair for pair in SAME_TEXT if normalise(pair[0]) != normalise(pair[1])] == []
@@ -380,6 +381,7 @@ async def test_expressions_that_never_end_keep_no_other_from_its_verdict():
     assert await is_equal(*OPEN)
 
 
+@pytest.mark.slow
 async def test_what_takes_too_long_says_so_and_its_process_goes_on():
     assert await is_equal(*OPEN)
     before = {each.pid for each in workers()}
@@ -391,12 +393,14 @@ async def test_what_takes_too_long_says_so_and_its_process_goes_on():
     assert before == {each.pid for each in workers()}
 
 
+@pytest.mark.slow
 async def test_what_hangs_in_c_is_killed_by_the_kernel():
     # straight to the processes: the text alone would have been refused
     assert await math_pool.are_equal([("1", r"9^{9^{9}}")]) is None
     assert await is_equal(*OPEN)
 
 
+@pytest.mark.slow
 async def test_what_fills_the_memory_is_no_verdict_and_the_machine_survives():
     assert await math_pool.are_equal([("1", r"(10^{9999999})^{999}")]) is not True
     assert await is_equal(*OPEN)
@@ -483,6 +487,7 @@ def test_a_program_without_a_guard_that_forks_is_judged_for_too(tmp_path, how):
     assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_its_processes_end_with_a_process_that_is_killed():
     program = (
         "import asyncio, sys, time\nfrom agent_loop.rewards.math import is_equal\n"

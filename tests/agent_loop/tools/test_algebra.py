@@ -290,6 +290,7 @@ async def until_at_work(
         await asyncio.sleep(0)
 
 
+@pytest.mark.slow
 async def test_a_call_whose_worker_dies_is_asked_once_more(pool, monkeypatch):
     deaths: list[signal.Signals] = []
 

@@ -418,6 +418,7 @@ def test_every_record_that_was_read_was_kept_or_dropped_for_a_reason(
 # --- interruptions -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     cuts=st.lists(st.integers(1, 60), max_size=4),

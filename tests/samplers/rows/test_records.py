@@ -280,6 +280,7 @@ def test_a_number_in_an_array_is_one_element_wherever_the_blocks_end(
         assert record == {"a": 1}
 
 
+@pytest.mark.slow
 def test_a_line_of_50_mb_is_a_record_and_one_beyond_the_limit_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

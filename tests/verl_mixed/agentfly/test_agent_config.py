@@ -321,6 +321,7 @@ def test_parts_that_agentfly_puts_agent_keys_under_make_no_difference(run: dict[
     assert overrides == ["actor_rollout_ref.rollout.multi_turn.max_turn_length=64"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tools", "agent"),
     [
@@ -381,6 +382,7 @@ actor_rollout_ref: {model: {override_config: {attn_implementation: eager}}}
     assert at(config, "actor_rollout_ref.model.override_config.attn_implementation") == "eager"
 
 
+@pytest.mark.slow
 def test_command_line_wins_over_file_over_environment_over_profile(tmp_path: Path) -> None:
     file = tmp_path / "my.yaml"
     file.write_text(
@@ -469,6 +471,7 @@ def test_a_value_comes_out_of_hydra_as_it_went_in(value: Any) -> None:
     assert OmegaConf.to_container(node, resolve=True) == {"a": value}
 
 
+@pytest.mark.slow
 def test_what_the_table_sets_is_in_the_run_config_of_every_profile() -> None:
     for profile in sorted((REPO_ROOT / "config" / "profile").glob("*.yaml")):
         there = flatten(container([f"profile={profile.stem}"])).keys() | {"profile"}

@@ -86,6 +86,7 @@ def test_what_the_critic_lacks_is_said_only_where_there_is_one(run_environ: RunE
     assert off.startswith("critic.enable=False with algorithm.adv_estimator=gae")
 
 
+@pytest.mark.slow
 def test_groups_are_filtered_by_what_every_trajectory_has(run_environ: RunEnviron) -> None:
     for metric in FILTER_METRICS:
         assert problems_of(run_environ, *DAPO, f"algorithm.filter_groups.metric={metric}") == []

@@ -67,6 +67,7 @@ def test_mistakes_of_every_kind_are_said_at_once(run_environ: RunEnviron) -> Non
         assert word in text
 
 
+@pytest.mark.slow
 def test_settings_that_the_own_tool_server_would_not_take_are_named(
     run_environ: RunEnviron,
 ) -> None:
@@ -709,6 +710,7 @@ def test_a_missing_file_is_told_beside_the_keys_that_have_no_value() -> None:
     assert "/gone.parquet: no such file" in found[-1]
 
 
+@pytest.mark.slow
 def test_a_machine_with_too_few_gpus_is_told_before_anything_starts(
     run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -745,6 +747,7 @@ def test_dr_grpo_with_the_loss_it_needs_and_a_scale_are_no_problem(run_environ: 
     assert problems_of(run_environ, *dr_grpo) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -947,6 +950,7 @@ def test_the_same_prompt_under_another_id_is_leakage_too(
     assert f"({tmp_path / 'math_train.parquet'} row 7)" in found
 
 
+@pytest.mark.slow
 def test_rows_of_a_source_without_a_share_leak_nothing(
     run_environ: RunEnviron, tmp_path: Path
 ) -> None:
@@ -1044,6 +1048,7 @@ def test_a_row_s_own_system_message_counts_where_the_chat_template_refuses_it(
     assert "refuses 1 of 12 prompts, first row 5 (none)" in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["a: b", "- 5", ":::: {", "- {name: math_agent, system_prompt: 5}"]
 )
@@ -1101,6 +1106,7 @@ def test_a_reward_s_file_that_exits_is_named(run_environ: RunEnviron, tmp_path: 
     assert "own.py raised SystemExit: 4" in found
 
 
+@pytest.mark.slow
 def test_values_that_verl_would_take_and_fail_on_are_named(run_environ: RunEnviron) -> None:
     wrong = {
         "actor_rollout_ref.rollout.temperature": "0",
@@ -1170,6 +1176,7 @@ def test_checkpoints_that_would_not_be_kept_as_said_are_refused(
     assert any(problem.startswith(key) and remedy in problem for problem in found)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_named_must_be_whole(run_environ: RunEnviron, tmp_path: Path) -> None:
     folder = tmp_path / "global_step_3"
     named = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={folder}")

@@ -196,6 +196,7 @@ def test_every_estimator_composes_on_gpus(profile: str, estimator: str) -> None:
     assert at(config, "critic.model.path") == at(config, "actor_rollout_ref.model.path")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize("profile", GPU_PROFILES)
 def test_lora_composes_on_gpus(profile: str, engine: str, model_folder: Path) -> None:
@@ -334,6 +335,7 @@ def test_a_gpu_run_is_checked_on_a_machine_without_one(
 # --- docs/profiles.md -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one gpu", "30b", "moe", "separate"])
 def test_overrides_in_the_document_compose_and_are_sound(name: str) -> None:
     config = gpu_config(*documented(name))

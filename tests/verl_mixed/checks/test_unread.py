@@ -190,6 +190,7 @@ def test_a_key_that_is_read_is_not_refused_for_that(reader: Reader, value: Any) 
     assert len([*unread_problems(config, {key})]) <= len(others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 def test_what_this_project_ships_is_nobodys_setting(run_environ: RunEnviron, profile: str) -> None:
     plan = make_plan([f"{ESTIMATOR}=grpo"], run_environ | {"PROFILE": profile})
@@ -197,6 +198,7 @@ def test_what_this_project_ships_is_nobodys_setting(run_environ: RunEnviron, pro
     assert list(unread_problems(plan.config, plan.changed)) == []
 
 
+@pytest.mark.slow
 def test_a_users_own_profile_may_repeat_what_a_shipped_one_has(
     run_environ: RunEnviron, tmp_path: Path
 ) -> None:

@@ -349,6 +349,7 @@ def test_the_config_of_another_run_is_compared_even_when_its_data_is_gone(
     assert report.rows_unknown and "/gone.parquet: no such file" in report.rows_unknown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "word"),
     [
@@ -388,6 +389,7 @@ def command(environ: RunEnviron, *words: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_a_plan_needs_neither_ray_nor_torch(run_environ: RunEnviron, tmp_path: Path) -> None:
     mixture = tmp_path / "mixture.yaml"
     mixture.write_text("sources: {math: {ratio: 1}}")

@@ -474,6 +474,7 @@ MIXED = (
 ).encode()
 
 
+@pytest.mark.slow
 @given(
     cuts=st.lists(st.integers(0, len(MIXED)), max_size=30),
     line_bytes=st.sampled_from((900, 1 << 20)),

@@ -83,6 +83,7 @@ def test_an_entry_in_a_file_outside_is_all_that_a_source_needs(
     assert "no problems" in checked.stderr
 
 
+@pytest.mark.slow
 def test_its_files_are_prepared_once_and_join_those_of_the_run(
     run_environ: RunEnviron, outside: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_its_files_are_prepared_once_and_join_those_of_the_run(
     assert Path(trained).stat() == before  # not written again
 
 
+@pytest.mark.slow
 def test_a_kind_and_a_reward_of_one_s_own_are_files(run_environ: RunEnviron, outside: Path) -> None:
     (outside / "riddle_kind.py").write_text(KIND)
     (outside / "riddle_reward.py").write_text(REWARD)

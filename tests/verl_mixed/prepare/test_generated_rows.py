@@ -66,6 +66,7 @@ def test_a_copy_that_is_not_there_is_a_usage_error_and_another_file_is_not_good(
     assert not SMOLLM_FOLDER.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("note", ["{", "[]", "\xff"])
 def test_rows_with_a_broken_note_are_made_again(note: str, at_home: Path):
     prepare_rows(rows_folder(0), 0)

@@ -18,12 +18,14 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROFILE", "laptop")
 
 
+@pytest.mark.slow
 def test_the_override_comes_before_the_setting_and_that_before_the_config() -> None:
     assert facts([], {}).folder == "runs/mixed_demo"
     assert facts([], {"EXPERIMENT_NAME": "mine"}).folder == "runs/mine"
     assert facts(["mixed.experiment=other"], {"EXPERIMENT_NAME": "mine"}).folder == "runs/other"
 
 
+@pytest.mark.slow
 def test_a_run_without_a_name_is_called_by_what_makes_it() -> None:
     def shown(*overrides: str) -> str:
         return display_name(compose_config(overrides), overrides)
