@@ -17,6 +17,7 @@ from typing import Any
 import ray
 import torch
 from transformers import AutoModelForCausalLM
+from verl.single_controller.ray import RayClassWithInitArgs
 from verl.utils import normalize_token_ids
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig, RolloutConfig
@@ -269,6 +270,12 @@ class HFReplica(RolloutReplica):
 
     def rollout_worker_use_gpu(self) -> bool:
         return False
+
+    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
+        from agent_loop.cpu.worker import CPUCheckpointEngineWorker  # imports verl's engines
+
+        theirs = super().get_ray_class_with_init_args()
+        return RayClassWithInitArgs(ray.remote(CPUCheckpointEngineWorker), **theirs.kwargs)
 
 
 class HFServerAdapter(BaseRollout):

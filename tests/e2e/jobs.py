@@ -1,7 +1,6 @@
 """Real runs on the laptop profile: their commands, their folders, and how they are started."""
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,17 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from agent_loop.training.run_folder import read_lines
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 600
 QUOTAS = {"taco": 3, "nq": 3, "math": 4}
 """Of a batch of 10."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +68,7 @@ def job_of(mode: str, demo: Path, work: Path, overrides: Sequence[str], steps: i
         f"trainer.total_training_steps={steps}",
         "trainer.save_freq=1",
         "trainer.test_freq=-1",
-        f"ray_kwargs.ray_init.dashboard_port={free_port()}",
+        f"ray_kwargs.ray_init.dashboard_port={free_ports(1)[0]}",
         *overrides,
     ]
     return Job(mode=mode, command=command, work=work)

@@ -16,7 +16,8 @@ from agent_loop.metrics.mask_audit import audit_masks
 from agent_loop.training.run_folder import read_lines
 from agent_loop.turns.tags import Tags, cut_at_end
 from config.schema import ToolConfig
-from tests.e2e.jobs import ROOT, finish, free_port, start
+from tests.e2e.jobs import ROOT, finish, start
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.model, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -55,7 +56,7 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "trainer.save_freq=-1",
         # whatever two steps earn, something moves the weights
         "actor_rollout_ref.actor.entropy_coeff=0.001",
-        f"ray_kwargs.ray_init.dashboard_port={free_port()}",
+        f"ray_kwargs.ray_init.dashboard_port={free_ports(1)[0]}",
     ]
     process = start(command, work, work / "out")
     finish(process, work / "out")

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_ports
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
 from verl_mixed.checks import packages
 from verl_mixed.checks.finding import Check, Finding, as_json, bad, ok, report, warning
@@ -804,14 +805,6 @@ def test_a_server_that_is_no_ray_is_told_from_one(tool_server_url: str):
     finding = only(ray_cluster.joined(address, None, os.environ))
 
     assert finding.status == "bad" and "answers, and not as Ray" in finding.words
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [held.getsockname()[1] for held in sockets]
-    for held in sockets:
-        held.close()
-    return ports
 
 
 @pytest.fixture(scope="module")
