@@ -123,7 +123,9 @@ show_from() {
 
 main() {
   local folders only=""
-  local -a selection=(-m "not (${LONG})") shell=(--print-output-on-failure) apart=() beside=(tests/e2e "tests/samplers tests/nodes tests/rate_limit tests/verl_mixed/checks")
+  local -a selection=(-m "not (${LONG})") shell=(--print-output-on-failure) apart=() beside
+  # tests/rate_limit forks thousands of processes; a process without torch forks ten times as fast
+  beside=(tests/rate_limit tests/e2e "tests/samplers tests/nodes tests/verl_mixed/checks tests/verl_mixed/commands")
   while (($#)); do
     case "$1" in
       -h | --help)

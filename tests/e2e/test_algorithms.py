@@ -46,7 +46,7 @@ ALGORITHMS = {
 @pytest.fixture(
     scope="module",
     params=[
-        name if name in ("gae", "remax") else pytest.param(name, marks=pytest.mark.algorithm)
+        name if name == "gae" else pytest.param(name, marks=pytest.mark.algorithm)
         for name in ALGORITHMS
     ],
 )
