@@ -1,17 +1,18 @@
 """Gloo process groups of verl's workers on a CPU, whose store has a port that nobody can take.
 
 verl adapter: `initialize_global_process_group_ray` (utils/distributed.py at 0.9.1), which keeps a
-process group that is there already.
+process group that is there already, and `RolloutReplica` (workers/rollout/replica.py).
 """
 
-# torch has no list of public names there.
-# pyright: reportPrivateImportUsage=false
+# torch has no list of public names there, and `super()` is called in classes mixed into verl's.
+# pyright: reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 
 import os
 import time
 from datetime import timedelta
 from typing import Any
 
+import ray
 import torch
 from ray.experimental import internal_kv
 from torch.distributed import TCPStore
@@ -39,6 +40,18 @@ class GlooProcessGroup:
                 timeout=TIMEOUT,
             )
         super().__init__(*args, **kwargs)
+
+
+class GlooReplica:
+    """Base class of a rollout replica: where its servers have devices of their own, the worker that
+    takes new weights to them has such a process group too."""
+
+    def get_ray_class_with_init_args(self) -> Any:
+        from agent_loop.cpu.worker import CPUCheckpointEngineWorker  # imports verl's engines
+
+        worker = super().get_ray_class_with_init_args()
+        worker.cls = ray.remote(CPUCheckpointEngineWorker)
+        return worker
 
 
 def _open_store() -> TCPStore:

@@ -17,7 +17,6 @@ from typing import Any
 import ray
 import torch
 from transformers import AutoModelForCausalLM
-from verl.single_controller.ray import RayClassWithInitArgs
 from verl.utils import normalize_token_ids
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig, RolloutConfig
@@ -27,6 +26,7 @@ from verl.workers.rollout.utils import ensure_async_iterator
 
 from agent_loop.cpu.async_decoder import AsyncDecoder
 from agent_loop.cpu.decoder import BatchDecoder, Request
+from agent_loop.cpu.process_group import GlooReplica
 from agent_loop.cpu.sampling import Sampling
 from agent_loop.seeds import seed_from
 
@@ -245,7 +245,7 @@ class HFServer:
         return [i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None]
 
 
-class HFReplica(RolloutReplica):
+class HFReplica(GlooReplica, RolloutReplica):
     """Starts one `HFServer`."""
 
     async def launch_servers(self) -> None:
@@ -270,12 +270,6 @@ class HFReplica(RolloutReplica):
 
     def rollout_worker_use_gpu(self) -> bool:
         return False
-
-    def get_ray_class_with_init_args(self) -> RayClassWithInitArgs:
-        from agent_loop.cpu.worker import CPUCheckpointEngineWorker  # imports verl's engines
-
-        theirs = super().get_ray_class_with_init_args()
-        return RayClassWithInitArgs(ray.remote(CPUCheckpointEngineWorker), **theirs.kwargs)
 
 
 class HFServerAdapter(BaseRollout):

@@ -11,6 +11,8 @@ from typing import Any
 
 import ray
 
+from agent_loop.cpu.process_group import GlooReplica
+
 import agent_loop.cpu.vllm_cpu_name  # noqa: F401  # isort: skip  # before verl's
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 from verl.workers.rollout.vllm_rollout.vllm_rollout import ServerAdapter
@@ -25,7 +27,7 @@ class VLLMCPUServer(vLLMHttpServer):
         return "agent_loop.cpu.vllm_cpu_worker.PackedWeightsExtension"
 
 
-class VLLMCPUReplica(vLLMReplica):
+class VLLMCPUReplica(GlooReplica, vLLMReplica):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.server_class = ray.remote(VLLMCPUServer)

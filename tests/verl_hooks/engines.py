@@ -70,6 +70,32 @@ ENGINES = (
             "return cpu_sharded_state",
         ),
     ),
+    Hook(
+        "utils.distributed:initialize_global_process_group_ray",
+        "agent_loop/cpu/process_group.py: a process group that is there already is kept",
+        says=("if not torch.distributed.is_initialized():", "init_process_group("),
+    ),
+    Hook(
+        "single_controller.ray.base:RayWorkerGroup._create_worker",
+        "agent_loop/cpu/process_group.py: these variables tell worker groups apart",
+        says=(
+            '"WORLD_SIZE": str(world_size)',
+            '"RANK": str(rank)',
+            '"WG_PREFIX": self.name_prefix',
+            '"MASTER_ADDR": self._master_addr',
+            '"MASTER_PORT": self._master_port',
+        ),
+    ),
+    Hook(
+        "workers.rollout.replica:RolloutReplica.get_ray_class_with_init_args",
+        "agent_loop/cpu/process_group.py exchanges the class",
+        says=("ray.remote(CheckpointEngineWorker)", "cls=rollout_worker_actor_cls"),
+    ),
+    Hook(
+        "checkpoint_engine.base:CheckpointEngineWorker.__init__",
+        "agent_loop/cpu/worker.py: it has a gloo process group",
+        says=('initialize_global_process_group_ray(timeout_second=None, backend="cpu:gloo")',),
+    ),
 )
 
 ROLLOUT = (
