@@ -115,6 +115,15 @@ finish_beside() {
   return "${status}"
 }
 
+# stage_beside NAME: record a background check, as `stage` does, which also reports a missing program.
+stage_beside() {
+  if [[ -n "${BESIDE_PIDS["$1"]:-}" ]]; then
+    stage "$1" finish_beside "$1"
+  else
+    stage "$1" "$1"
+  fi
+}
+
 # show_from BYTE FILE: print the file from BYTE on; the caller's variable `shown` becomes the file's size.
 show_from() {
   shown="$(stat -c %s -- "$2")"
@@ -164,14 +173,10 @@ main() {
   stage "shellcheck" shellcheck -x "${SCRIPTS[@]}"
   stage "shfmt" shfmt -i 2 -ci -d "${SCRIPTS[@]}"
   stage "pytest" timeout --foreground "${BOUNDED[@]}" python -m pytest --durations=15 "${selection[@]}" "${apart[@]/#/--ignore=}"
-  stage "pyright" finish_beside pyright
-  if [[ -n "${BESIDE_PIDS[bats]:-}" ]]; then
-    stage "bats" finish_beside bats
-  else
-    stage "bats" bats
-  fi
+  stage_beside pyright
+  stage_beside bats
   for folders in "${beside[@]}"; do
-    stage "pytest ${folders}" finish_beside "pytest ${folders}"
+    stage_beside "pytest ${folders}"
   done
   printf '%s\n' "" "summary" "${SUMMARY[@]}"
   return "${FAILED}"
