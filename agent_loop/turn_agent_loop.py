@@ -28,9 +28,10 @@ from agent_loop.turns.observation_style import (
     ObservationStyle,
     codec_of,
 )
+from agent_loop.turns.record import facts_of, pack, texts_of
 from agent_loop.turns.tags import Action, Language, Tags, fill_tags
 from agent_loop.turns.trajectory import TRUNCATED
-from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, record_of, run_turns
+from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, run_turns
 
 
 class TurnAgentLoop(AgentLoopBase):
@@ -241,16 +242,21 @@ class _Engine:
 
 
 class JudgedOutput(AgentLoopOutput):
-    """verl's output, with the reward on the last token that the policy sampled.
+    """verl's output, with the reward on the last token that the policy sampled, and with a column
+    of texts.
 
     verl puts the reward on the last token of the response. If that is a tool's token, the
     estimators that sum rewards over the policy's tokens (gae, remax, reinforce_plus_plus) would
     lose the reward.
     """
 
+    mixed_texts: bytes
+    """`record.pack` of the texts: a column of the batch."""
+
     def as_dict(self) -> dict[str, Any]:
         fields = super().as_dict()
         written = fields["response_mask"].nonzero()
+        fields["extra_fields"]["mixed"]["trained_tokens"] = len(written)
         if len(written) and (scores := fields.get("rm_scores")) is not None:
             scores[-1], scores[int(written[-1])] = 0.0, self.reward_score
         return fields
@@ -290,9 +296,10 @@ async def judged_output(
             generate_sequences=sum(turn.generate_s for turn in rollout.turns),
             tool_calls=sum(turn.tools_s for turn in rollout.turns),
         ),
+        mixed_texts=pack(texts_of(rollout)),
         extra_fields={
             "reward_extra_info": {name: parts[name] for name in COMMON_PARTS},
-            "mixed": record_of(rollout)
+            "mixed": facts_of(rollout)
             | {
                 "reward_parts": parts,
                 "state_masking": settings.tools.state_masking,

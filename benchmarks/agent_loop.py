@@ -42,8 +42,9 @@ from agent_loop.tools.protocol import ToolCall, ToolResult
 from agent_loop.turns.engine_client import RecordingClient
 from agent_loop.turns.judging import judge
 from agent_loop.turns.loop_settings import settings_of
+from agent_loop.turns.record import record_of
 from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.turns.turn_loop import Call, Rollout, Turn, record_of
+from agent_loop.turns.turn_loop import Call, Rollout, Turn
 from verl_mixed.run.compose import compose_config, resolve
 
 TURNS = (1, 3, 8)

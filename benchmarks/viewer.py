@@ -27,8 +27,9 @@ from aiohttp import web
 from tokenizers import ByteLevelBPETokenizer
 
 from agent_loop.training.run_folder import write_lines
+from agent_loop.turns.record import record_of
 from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.turns.turn_loop import Call, Rollout, Turn, record_of
+from agent_loop.turns.turn_loop import Call, Rollout, Turn
 from verl_mixed.run.compose import load_config, save_config
 from verl_mixed.views.viewer.filters import Filter
 from verl_mixed.views.viewer.index import Index

@@ -20,5 +20,5 @@ class GroupFaults:
 
 
 def fault_of(record: Mapping[str, Any]) -> str:
-    """Tool and error of a lost trajectory, from its record (`turn_loop.record_of`)."""
+    """Tool and error of a lost trajectory, from its record (`turns.record.record_of`)."""
     return f"tool={record['fault_tool']}, last error: {record['fault']}"

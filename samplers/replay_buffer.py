@@ -205,14 +205,11 @@ class _ExactQuotas:
         """uid -> the filter's metric of its valid trajectories."""
         metrics: dict[str, list[float]] = {uid: [] for uid in uids}
         name = self.filter_groups_metric
-        field = "rm_scores" if name == FILTER_GROUPS_REWARD_METRIC else "extra_fields"
-        keys = self._keys_of(partition_id, uids)
-        for key, mask, value in _read(partition_id, keys, "response_mask", field):
-            if mask.any():
-                if field == "rm_scores":
-                    metric = value.sum()
-                else:
-                    metric = getattr(value, "data", value)["reward_extra_info"][name]
+        for key, fields, is_trained in _outcomes(partition_id, self._keys_of(partition_id, uids)):
+            if is_trained:
+                of_reward = name == FILTER_GROUPS_REWARD_METRIC
+                parts = fields["mixed"]["reward_parts"]
+                metric = parts["score"] if of_reward else fields["reward_extra_info"][name]
                 metrics[_uid_of(key)].append(float(metric))
         return metrics
 
@@ -254,11 +251,9 @@ class _ExactQuotas:
         keys = self._keys_of(partition_id, dropped)
         sizes = Counter(map(_uid_of, keys))
         faults: dict[str, list[str]] = {uid: [] for uid in sizes}
-        masks = _read(partition_id, keys, "response_mask")
-        blank = [key for key, mask in masks if not mask.any()]
-        for key, value in _read(partition_id, blank, "extra_fields"):
-            record = getattr(value, "data", value)["mixed"]
-            if record["fault"] is not None:  # its first token was not late
+        for key, fields, is_trained in _outcomes(partition_id, keys):
+            record = fields["mixed"]
+            if not is_trained and record["fault"] is not None:  # its first token was not late
                 faults[_uid_of(key)].append(fault_of(record))
         for uid, own in faults.items():
             source, _ = prompt_of(uid)
@@ -364,11 +359,24 @@ def _uid_of(key: str) -> str:
     return key.split("_")[0]
 
 
-def _read(partition_id: str, keys: list[str], *fields: str) -> Iterator[tuple[Any, ...]]:
-    """(key, value of each field) of trajectories."""
-    if keys:
-        data: Any = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=[*fields])
-        yield from zip(keys, *(data[field] for field in fields), strict=True)
+def _outcomes(partition_id: str, keys: list[str]) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """(key, its `extra_fields`, whether it has a token with mask 1) of trajectories."""
+    if not keys:
+        return
+    column = _read(partition_id, keys, "extra_fields")
+    fields = {key: getattr(value, "data", value) for key, value in zip(keys, column, strict=True)}
+    # Trajectories that an earlier release left in a checkpoint lack the count.
+    older = [key for key in keys if "trained_tokens" not in fields[key]["mixed"]]
+    masks = _read(partition_id, older, "response_mask") if older else []
+    trained = {key: bool(mask.any()) for key, mask in zip(older, masks, strict=True)}
+    for key, own in fields.items():
+        yield key, own, trained.get(key, bool(own["mixed"].get("trained_tokens")))
+
+
+def _read(partition_id: str, keys: list[str], field: str) -> Any:
+    """A column of trajectories."""
+    data: Any = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=[field])
+    return data[field]
 
 
 def _is_before(uid: str, ends: Mapping[str, int]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent_loop.metrics.intervals import half_width95
 from agent_loop.turns.trajectory import TRUNCATED, StopReason
@@ -16,7 +17,7 @@ from agent_loop.turns.trajectory import TRUNCATED, StopReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTrajectory:
-    """One trajectory of a trained batch, as the trainer read it from TransferQueue."""
+    """One trajectory of a trained batch: facts, no tokens and no texts."""
 
     key: str
     """verl's key, `<uid>_<session>_<index>`."""
@@ -29,12 +30,13 @@ class TrainedTrajectory:
     row_id: str
     reward: float
     acc: float
-    prompt_ids: list[int]  # (P,)
-    response_ids: list[int]  # (T,)
-    response_mask: list[int]  # (T,)
-    log_probs: list[float]  # (T,)
+    prompt_tokens: int
+    response_tokens: int
+    trained_tokens: int
+    """Tokens of the response with mask 1."""
+
     record: dict[str, Any]
-    """`turn_loop.record_of`, and `reward_parts`."""
+    """`record.facts_of`, and `reward_parts`."""
 
     @property
     def is_lost(self) -> bool:
@@ -46,6 +48,18 @@ class TrainedTrajectory:
         """Whether its reward counts: it is not lost and has a sampled token. It is also in its
         group's baseline, unless it is masked because it was truncated."""
         return not self.is_lost and any(turn["tokens"] for turn in self.record["turns"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryTokens:
+    """Tokens and texts of one trajectory of a trained batch, read for those that need them."""
+
+    prompt_ids: NDArray[np.int32]  # (P,)
+    response_ids: NDArray[np.int32]  # (T,)
+    response_mask: NDArray[np.int8]  # (T,)
+    log_probs: NDArray[np.float32]  # (T,)
+    texts: Mapping[str, Any]
+    """`record.texts_of`."""
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -99,7 +113,7 @@ def _of_groups(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
 
 
 def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    tokens = sum(len(t.response_mask) for t in own)
+    tokens = sum(t.response_tokens for t in own)
     reasons = Counter(t.record["stop_reason"] for t in own)
     raised = sum(t.record["loop_error"] is not None for t in own)
     lost_to = Counter(t.record["fault_tool"] for t in own if t.is_lost)
@@ -108,10 +122,10 @@ def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
         "turns/mean": _mean(len(t.record["turns"]) for t in own),
         "generate_s/mean": _mean(sum(x["generate_s"] for x in t.record["turns"]) for t in own),
         "tools_s/mean": _mean(sum(x["tools_s"] for x in t.record["turns"]) for t in own),
-        "prompt_length/mean": _mean(len(t.prompt_ids) for t in own),
+        "prompt_length/mean": _mean(t.prompt_tokens for t in own),
         "response_length/mean": tokens / len(own),
-        "response_length/max": float(max(len(t.response_mask) for t in own)),
-        "masked_fraction": 1 - sum(sum(t.response_mask) for t in own) / max(1, tokens),
+        "response_length/max": float(max(t.response_tokens for t in own)),
+        "masked_fraction": 1 - sum(t.trained_tokens for t in own) / max(1, tokens),
         "infra_error_rate": (reasons[StopReason.INFRA_ERROR] - raised) / len(own),
         "loop_error_rate": raised / len(own),
         "deadline_rate": reasons[StopReason.DEADLINE] / len(own),
@@ -184,7 +198,7 @@ def staleness_metrics(trajectories: Sequence[TrainedTrajectory], current: int) -
     """
     lags: defaultdict[str, Counter[int]] = defaultdict(Counter)  # source -> lag -> tokens
     for trajectory in trajectories:
-        if any(trajectory.response_mask):
+        if trajectory.trained_tokens:
             for turn in trajectory.record["turns"]:
                 # A checkpoint of release 1.0.0 may hold trajectories without versions of turns.
                 if turn["tokens"] and (oldest := turn.get("min_global_steps")) is not None:

@@ -5,10 +5,10 @@ wandb adapter: 0.31. verl starts the run itself (utils/tracking.py).
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from agent_loop.metrics.source_metrics import TrainedTrajectory
+from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens
 
 COLUMNS = (
     *("step", "source", "row_id", "key", "reward", "acc", "advantage", "stop_reason"),
@@ -16,28 +16,35 @@ COLUMNS = (
 )
 
 
+def shown(
+    trajectories: Iterable[TrainedTrajectory], per_source: int = 4
+) -> list[TrainedTrajectory]:
+    """The trajectories of a step that are sent: for each source, the first ones of the prompt that
+    was drawn first."""
+    by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
+    for each in sorted(trajectories, key=lambda t: (t.source, t.draw, t.key)):
+        by_source[each.source].append(each)
+    return [t for own in by_source.values() for t in own[:per_source]]
+
+
 def trajectory_rows(
-    trajectories: Sequence[TrainedTrajectory],
+    trajectories: Iterable[TrainedTrajectory],
+    tokens: Mapping[str, TrajectoryTokens],
     advantages: Mapping[str, float | None],
     decode: Callable[[Sequence[int]], str],
     *,
     step: int,
-    per_source: int = 4,
 ) -> list[list[Any]]:
-    """Rows of `COLUMNS`: for each source, the first trajectories of the prompt that was drawn
-    first. In the response, each text is preceded by its author, for example `[model] ...`."""
-    by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
-    for each in sorted(trajectories, key=lambda t: (t.source, t.draw, t.key)):
-        by_source[each.source].append(each)
+    """Rows of `COLUMNS`. In the response, each text is preceded by its author, for example
+    `[model] ...`."""
     return [
         [
             *(step, t.source, t.row_id, t.key, t.reward, t.acc, advantages.get(t.key)),
             *(t.record["stop_reason"], len(t.record["turns"]), len(t.record["calls"])),
-            *(len(t.response_ids), sum(t.response_mask), decode(t.prompt_ids)),
-            "\n".join(f"[{author}] {text}" for author, _, _, text in t.record["segments"]),
+            *(t.response_tokens, t.trained_tokens, decode(tokens[t.key].prompt_ids.tolist())),
+            "\n".join(f"[{by}] {text}" for by, _, _, text in tokens[t.key].texts["segments"]),
         ]
-        for own in by_source.values()
-        for t in own[:per_source]
+        for t in trajectories
     ]
 
 

@@ -22,6 +22,7 @@ from verl.utils.debug import marked_timer
 
 from agent_loop.metrics.source_metrics import (
     TrainedTrajectory,
+    TrajectoryTokens,
     eviction_metrics,
     groups_of,
     prompts_per_source,
@@ -31,7 +32,7 @@ from agent_loop.metrics.source_metrics import (
     validation_metrics,
 )
 from agent_loop.metrics.token_metrics import token_metrics
-from agent_loop.metrics.wandb_run import log_table, trajectory_rows
+from agent_loop.metrics.wandb_run import log_table, shown, trajectory_rows
 from agent_loop.tools.limiter import metrics_now
 from agent_loop.training.alarms import (
     TooManyFaults,
@@ -42,9 +43,10 @@ from agent_loop.training.alarms import (
 )
 from agent_loop.training.retention import prune_trajectories, sampled_groups
 from agent_loop.training.run_folder import numbers_of, write_lines
-from agent_loop.training.trained_batch import read_tokens
+from agent_loop.training.trained_batch import read_token_sums, read_tokens
 from agent_loop.training.trainer_state import TrainerState
 from agent_loop.turns.observation_style import codec_of
+from agent_loop.turns.record import joined
 from samplers.ledger import LedgerEntry, Outcome
 from samplers.uid import prompt_of
 
@@ -58,17 +60,34 @@ class Accounts(TrainerState):
             self._keep_accounts(batch, metrics)
         return batch
 
+    def _begin_token_sums(self, batch: KVBatchMeta) -> None:
+        """Add up the tokens of a batch in a thread, while the training processes update the
+        weights: all columns of the batch are there, and this process only waits."""
+        copied = KVBatchMeta(
+            partition_id=batch.partition_id, keys=list(batch.keys), tags=list(batch.tags)
+        )
+        self._token_sums.append(self._reader.submit(read_token_sums, copied))
+
     def _keep_accounts(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        trajectories, tokens = self._trajectories, read_tokens(batch)
-        advantages = {row.key: row.advantage for row in tokens}
-        self._write_trajectories(trajectories, advantages)
-        self._show_trajectories(trajectories, advantages)
+        trajectories = self._trajectories
+        if not self._token_sums:  # the actor was not updated (trainer.critic_warmup)
+            self._begin_token_sums(batch)
+        sums = [row for reading in self._token_sums for row in reading.result()]
+        advantages = {row.key: row.mean_advantage for row in sums}
+        written, compared = self._sampled(trajectories), trajectories[:: self.mixed.drift.every]
+        sent = self._shown(trajectories)
+        needed = {t.key: t for t in (*written, *compared, *sent)}
+        tokens = read_tokens(list(needed.values()))
+        self._write_trajectories(written, tokens, advantages)
+        if sent:
+            decode, step = self.tokenizer.decode, self.global_steps
+            log_table(trajectory_rows(sent, tokens, advantages, decode, step=step), step)
         entries = self._write_ledger(trajectories)
-        metrics.update(source_metrics(trajectories) | token_metrics(tokens))
+        metrics.update(source_metrics(trajectories) | token_metrics(sums))
         metrics.update(staleness_metrics(trajectories, self.global_steps - 1))
         metrics.update(eviction_metrics((e.source, e.outcome) for e in entries))
         metrics.update(self._ratio_errors(prompts_per_source(trajectories)))
-        metrics.update(self._drift(trajectories))
+        metrics.update(self._drift(compared, tokens))
         metrics["mixed/state_masking"] = float(self._state_masking)
         self._step_metrics = metrics
         self.plan.trained = self.global_steps * self.plan.batch_size
@@ -116,16 +135,19 @@ class Accounts(TrainerState):
                     "then start the same command again"
                 )
         except TooManyFaults:
-            self._write_trajectories(self._trajectories)
+            written = self._sampled(self._trajectories)
+            self._write_trajectories(written, read_tokens(written))
+            self._writer.flush()
             raise
 
-    def _drift(self, trajectories: list[TrainedTrajectory]) -> dict[str, float]:
+    def _drift(
+        self, compared: list[TrainedTrajectory], tokens: Mapping[str, TrajectoryTokens]
+    ) -> dict[str, float]:
         """Decode some trained trajectories and compare the texts with those of their loops."""
         decode = codec_of(self.tokenizer).decode
-        checked = trajectories[:: self.mixed.drift.every]
         drifted = 0
-        for trajectory in checked:
-            problems = drift_problems(trajectory, decode)
+        for trajectory in compared:
+            problems = drift_problems(trajectory, tokens[trajectory.key], decode)
             drifted += bool(problems)
             for problem in problems:
                 logger.warning(
@@ -133,37 +155,25 @@ class Accounts(TrainerState):
                     *(self.global_steps, trajectory.key, trajectory.source, trajectory.row_id),
                     problem,
                 )
-        return {"mixed/drift/checked": float(len(checked)), "mixed/drift/found": float(drifted)}
+        return {"mixed/drift/checked": float(len(compared)), "mixed/drift/found": float(drifted)}
 
     # --- the run's files ----------------------------------------------------------------------
 
     def _write_trajectories(
         self,
-        trajectories: list[TrainedTrajectory],
+        written: list[TrainedTrajectory],
+        tokens: Mapping[str, TrajectoryTokens],
         advantages: Mapping[str, float | None] = MappingProxyType({}),
     ) -> None:
-        write_lines(
-            self.trajectory_dir / f"{self.global_steps}.jsonl",
-            (
-                {
-                    "step": self.global_steps,
-                    "key": t.key,
-                    "source": t.source,
-                    "row_id": t.row_id,
-                    "draw": t.draw,
-                    "reward": t.reward,
-                    "acc": t.acc,
-                    "advantage": advantages.get(t.key),
-                    "prompt_ids": t.prompt_ids,
-                    "response_ids": t.response_ids,
-                    "response_mask": t.response_mask,
-                    "log_probs": t.log_probs,
-                    **t.record,
-                }
-                for t in self._sampled(trajectories)
-            ),
-        )
-        prune_trajectories(self.trajectory_dir, self.global_steps, self.mixed.trajectory_keep)
+        """Write the file of a step in the writer's thread; `_save_checkpoint` waits for it."""
+        folder, step, keep = self.trajectory_dir, self.global_steps, self.mixed.trajectory_keep
+        lines = (_line_of(t, tokens[t.key], advantages.get(t.key), step) for t in written)
+
+        def write() -> None:
+            write_lines(folder / f"{step}.jsonl", lines)
+            prune_trajectories(folder, step, keep)
+
+        self._writer.submit(write)
 
     def _sampled(self, trajectories: list[TrainedTrajectory]) -> list[TrainedTrajectory]:
         """The trajectories that are written: whole groups, as `sampled_groups` chooses them."""
@@ -180,18 +190,15 @@ class Accounts(TrainerState):
         )
         return [t for t in ordered if (t.source, t.draw) in written]
 
-    def _show_trajectories(
-        self, trajectories: list[TrainedTrajectory], advantages: Mapping[str, float | None]
-    ) -> None:
-        """Send some trajectories to Weights & Biases, if that logger is on.
+    def _shown(self, trajectories: list[TrainedTrajectory]) -> list[TrainedTrajectory]:
+        """The trajectories that are sent to Weights & Biases, if that logger is on.
 
         They are long, so they are sent only in the first and last step and with a validation.
         """
         trainer, step = self.config.trainer, self.global_steps
         is_due = trainer.test_freq > 0 and step % trainer.test_freq == 0
-        if "wandb" in trainer.logger and (is_due or step in (1, self.total_training_steps)):
-            decode = self.tokenizer.decode
-            log_table(trajectory_rows(trajectories, advantages, decode, step=step), step)
+        is_sent = "wandb" in trainer.logger and (is_due or step in (1, self.total_training_steps))
+        return shown(trajectories) if is_sent else []
 
     def _write_ledger(self, trajectories: list[TrainedTrajectory]) -> list[LedgerEntry]:
         groups = groups_of(trajectories)
@@ -269,6 +276,27 @@ class Accounts(TrainerState):
             data_sources, sample_uids, reward_extra_infos_dict, sample_turns, **kwargs
         )
         return theirs | own
+
+
+def _line_of(
+    t: TrainedTrajectory, tokens: TrajectoryTokens, advantage: float | None, step: int
+) -> dict[str, Any]:
+    """A line of a trajectory file."""
+    return {
+        "step": step,
+        "key": t.key,
+        "source": t.source,
+        "row_id": t.row_id,
+        "draw": t.draw,
+        "reward": t.reward,
+        "acc": t.acc,
+        "advantage": advantage,
+        "prompt_ids": tokens.prompt_ids,
+        "response_ids": tokens.response_ids,
+        "response_mask": tokens.response_mask,
+        "log_probs": tokens.log_probs,
+        **joined(t.record, tokens.texts),
+    }
 
 
 def _prompts_under_way() -> list[str]:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from agent_loop.metrics.source_metrics import TrainedTrajectory, groups_of
+from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens, groups_of
 from agent_loop.turns.trajectory import why_masked
 from samplers.faults import GroupFaults, fault_of
 
@@ -87,7 +87,7 @@ def faults_by_group(trajectories: Iterable[TrainedTrajectory]) -> list[GroupFaul
 
 def nothing_to_train(trajectories: Sequence[TrainedTrajectory]) -> str | None:
     """Why no trajectory of a batch has a token with mask 1; None if one has."""
-    if any(any(t.response_mask) for t in trajectories):
+    if any(t.trained_tokens for t in trajectories):
         return None
     reasons = dict(Counter(str(t.record["stop_reason"]) for t in trajectories))
     faults = [fault for group in faults_by_group(trajectories) for fault in group.faults]
@@ -108,27 +108,29 @@ def loop_error(trajectories: Sequence[TrainedTrajectory]) -> str | None:
 
 
 def drift_problems(
-    trajectory: TrainedTrajectory, decode: Callable[[Sequence[int]], str]
+    trajectory: TrainedTrajectory, tokens: TrajectoryTokens, decode: Callable[[Sequence[int]], str]
 ) -> list[str]:
     """Differences between a trained trajectory and what its agent loop recorded: in the mask, the
     log-probs where the mask is 0, and the text of each segment."""
-    mask, log_probs = trajectory.response_mask, trajectory.log_probs
-    record = trajectory.record
-    if not len(trajectory.response_ids) == len(mask) == len(log_probs):
-        return [f"{len(trajectory.response_ids)} ids, {len(mask)} bits, {len(log_probs)} log-probs"]
+    ids, mask = tokens.response_ids.tolist(), tokens.response_mask.tolist()
+    log_probs = tokens.log_probs.tolist()
+    record, segments = trajectory.record, tokens.texts["segments"]
+    if not len(ids) == len(mask) == len(log_probs):
+        return [f"{len(ids)} ids, {len(mask)} bits, {len(log_probs)} log-probs"]
     problems = []
+    if sum(mask) != trajectory.trained_tokens:
+        problems.append(f"{sum(mask)} bits are 1, its loop counted {trajectory.trained_tokens}")
     if (why := why_masked(record)) is not None:
-        return [f"a {why} trajectory has mask 1"] if any(mask) else []
+        return problems + ([f"a {why} trajectory has mask 1"] if any(mask) else [])
     # With mask 0 every log-prob is 0.0. With mask 1 it may be 0.0 too: a token that was certain.
     if record["state_masking"]:
-        segments = record["segments"]
         bits = [int(author == "model") for author, _, n, _ in segments for _ in range(n)]
         if mask != bits:
             problems.append(f"mask 1 is not on the {sum(bits)} sampled tokens")
         if any(log_prob and not bit for log_prob, bit in zip(log_probs, mask, strict=True)):
             problems.append("a token with mask 0 has a log-prob")
-    for author, start, length, text in record["segments"]:
-        decoded = decode(trajectory.response_ids[start : start + length])
+    for author, start, length, text in segments:
+        decoded = decode(ids[start : start + length])
         # The filler token of an empty response is recorded without a text.
         if decoded != text and (author == "model" or text):
             problems.append(f"tokens from {start} say {decoded!r}, the loop acted on {text!r}")

@@ -39,6 +39,7 @@ KL_FILE = "kl_coefficient.txt"
 
 class Checkpoints(TrainerState):
     def _save_checkpoint(self) -> None:
+        self._writer.flush()
         trainer = self.config.trainer
         keep = trainer.max_actor_ckpt_to_keep
         folder = Path(trainer.default_local_dir) / f"global_step_{self.global_steps}"

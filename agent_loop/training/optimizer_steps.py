@@ -22,22 +22,21 @@ import numpy as np
 from omegaconf import open_dict
 from transfer_queue import KVBatchMeta
 
+from agent_loop.metrics.source_metrics import TrainedTrajectory
 from agent_loop.training.advantage import STATE_MASKED_REMAX, greedy_baselines
 from agent_loop.training.alarms import exceeds
 from agent_loop.training.estimators import WITHIN_GROUPS
 from agent_loop.training.trained_batch import (
     FixedInfo,
     Sizes,
+    chunks,
     fetch,
     fill_with_zeros,
     group_of,
-    is_padding,
     lay_out,
     place_of,
     read_baselines,
     read_trajectories,
-    real_keys,
-    values,
     write_temperatures,
 )
 from agent_loop.training.trainer_state import TrainerState
@@ -73,11 +72,12 @@ class OptimizerSteps(TrainerState):
         logging_prefix: str = "global_seqlen",
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:
-        groups = self._check_composition(batch)
         # Order by source and draw: the order in which groups finished must not matter.
         batch.reorder(sorted(range(len(batch)), key=lambda row: place_of(batch.keys[row])))
         trajectories = read_trajectories(batch)
+        groups = self._check_composition(trajectories)
         self._trajectories += trajectories  # separate_async: a step has several batches
+        self._trained = {t.key for t in trajectories if t.trained_tokens}
         self._check_faults(trajectories)
         per_update = min(self.config.actor_rollout_ref.actor.ppo_mini_batch_size, groups)
         start = self.local_trigger_step * groups // per_update
@@ -92,21 +92,18 @@ class OptimizerSteps(TrainerState):
             write_temperatures(batch, self._temperatures, self._common_temperature)
         return batch
 
-    def _check_composition(self, batch: KVBatchMeta) -> int:
+    def _check_composition(self, trajectories: list[TrainedTrajectory]) -> int:
         """Count the groups of a batch, and refuse sources that are not those of the plan.
 
         Raises:
             MixtureError: a group is missing, short, or of another source than planned.
         """
-        data = fetch(batch, batch.keys, ["data_source", "uid"])
         sessions: dict[str, set[str]] = {}
         trained: Counter[str] = Counter()
-        for key, uid, source in zip(
-            batch.keys, values(data, "uid"), values(data, "data_source"), strict=True
-        ):
-            if uid not in sessions:
-                trained[source] += 1
-            sessions.setdefault(uid, set()).add(key.split("_")[1])
+        for t in trajectories:
+            if t.uid not in sessions:
+                trained[t.source] += 1
+            sessions.setdefault(t.uid, set()).add(t.key.split("_")[1])
         groups = self.config.data.train_batch_size // self.parameter_sync_step
         wanted = {source: count for source, count in self._quota(groups).items() if count}
         short = [uid for uid, own in sessions.items() if len(own) < self._rollout_n(uid)]
@@ -188,16 +185,16 @@ class OptimizerSteps(TrainerState):
 
     def _worst_token(self, batch: KVBatchMeta) -> str:
         """The token where rollout and trainer differ most. NaN counts as the largest difference."""
-        keys = real_keys(batch)
         names = ["rollout_log_probs", "old_log_probs", "response_mask"]
-        data = fetch(batch, keys, names)
         worst = (-1.0, "", 0, 0.0, 0.0)
-        for key, *row in zip(keys, *(data[name].unbind(0) for name in names), strict=True):
-            ours, theirs, mask = row
-            gap = (ours.exp() - theirs.exp()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-            gap = gap.where(mask.bool(), 0.0)
-            at = int(gap.argmax())
-            worst = max(worst, (float(gap[at]), key, at, float(ours[at]), float(theirs[at])))
+        for keys in chunks(batch):
+            data = fetch(batch, keys, names)
+            for key, *row in zip(keys, *(data[name].unbind(0) for name in names), strict=True):
+                ours, theirs, mask = row
+                gap = (ours.exp() - theirs.exp()).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+                gap = gap.where(mask.bool(), 0.0)
+                at = int(gap.argmax())
+                worst = max(worst, (float(gap[at]), key, at, float(ours[at]), float(theirs[at])))
         _, key, at, ours, theirs = worst
         source, draw = prompt_of(group_of(key))
         return (
@@ -210,14 +207,10 @@ class OptimizerSteps(TrainerState):
         if self.trainer_mode == "sync":
             return True
         current = self.global_steps - 1
-        older = [
-            key
-            for key, tag in zip(batch.keys, batch.tags, strict=True)
-            if not is_padding(tag) and (tag.get("min_global_steps") or 0) < current
-        ]
         # A trajectory that was lost in a later turn has tokens of older weights, which are masked.
-        return not older or not any(
-            mask.any() for mask in fetch(batch, older, ["response_mask"])["response_mask"].unbind(0)
+        return not any(
+            key in self._trained and (tag.get("min_global_steps") or 0) < current
+            for key, tag in zip(batch.keys, batch.tags, strict=True)
         )
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
@@ -230,8 +223,7 @@ class OptimizerSteps(TrainerState):
         the estimator compares the trajectories of a group, the only valid trajectory of a group is
         left out too. The rows left out get advantage 0.
         """
-        masks = fetch(batch, batch.keys, ["response_mask"])["response_mask"].unbind(0)
-        valid = [key for key, mask in zip(batch.keys, masks, strict=True) if mask.any()]
+        valid = [key for key in batch.keys if key in self._trained]
         algorithm = self.config.algorithm
         if algorithm.adv_estimator in WITHIN_GROUPS:
             group_sizes = Counter(map(group_of, valid))
@@ -287,6 +279,7 @@ class OptimizerSteps(TrainerState):
             rows = self._valid_rows_per_update(batch)
             info = {**(batch.extra_info or {}), "global_batch_size": rows}
             batch.extra_info = FixedInfo(info, fixed)
+        self._begin_token_sums(batch)
         with self._verl_reads_rows_per_update():
             return super()._update_actor(batch, metrics)
 
@@ -301,8 +294,7 @@ class OptimizerSteps(TrainerState):
         smaller than a mean over its own 4 rows. A token-mean loss needs no divisor: the engine
         counts the tokens of each update.
         """
-        masks = fetch(batch, batch.keys, ["response_mask"])["response_mask"].unbind(0)
-        valid = sum(bool(mask.any()) for mask in masks)
+        valid = sum(key in self._trained for key in batch.keys)
         return max(1, valid) * self._rows_per_update / len(batch)
 
     @contextmanager

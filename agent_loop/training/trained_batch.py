@@ -4,7 +4,7 @@ verl adapter: `KVBatchMeta` and the padding of trainer/ppo/padding_utils.py at 0
 `samplers.balance` decides which group goes into which update.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,17 @@ from verl.utils.seqlen_balancing import (
     log_seqlen_unbalance,
 )
 
-from agent_loop.metrics.source_metrics import TrainedTrajectory
-from agent_loop.metrics.token_metrics import TrainedTokens
+from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens
+from agent_loop.metrics.token_metrics import TokenSums, token_sums
+from agent_loop.turns.record import unpack
 from samplers.balance import deal_groups, imbalance, rows_per_update, spread_rows
 from samplers.uid import prompt_of
 
 COMPARED_ROWS = 4096
 """Up to this many rows, verl's own layout is computed too, for `mixed/balance/stock_imbalance`."""
+
+TOKENS_AT_ONCE = 1 << 22
+"""Tokens whose values are read from TransferQueue together; some 100 MB with all columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,15 +169,18 @@ def fill_with_zeros(batch: KVBatchMeta, rows: Set[str], fields: Sequence[str]) -
     Returns:
         The rows, with the names of all their columns.
     """
-    keys = [key for key in batch.keys if key in rows]
-    masks = fetch(batch, keys, ["response_mask"])["response_mask"].unbind(0)
+    lengths = {
+        key: tag["response_len"]
+        for key, tag in zip(batch.keys, batch.tags, strict=True)
+        if key in rows
+    }
     zeros = torch.nested.as_nested_tensor(
-        [torch.zeros(len(mask)) for mask in masks], layout=torch.jagged
+        [torch.zeros(length) for length in lengths.values()], layout=torch.jagged
     )
     return tq.kv_batch_put(
-        keys=keys,
+        keys=list(lengths),
         partition_id=str(batch.partition_id),
-        fields=TensorDict(dict.fromkeys(fields, zeros), batch_size=len(keys)),
+        fields=TensorDict(dict.fromkeys(fields, zeros), batch_size=len(lengths)),
     )
 
 
@@ -187,61 +194,107 @@ def read_baselines(batch: KVBatchMeta) -> dict[str, float | None]:
 
 
 def read_trajectories(batch: KVBatchMeta) -> list[TrainedTrajectory]:
-    """The rows of a trained batch, without padding."""
-    keys = real_keys(batch)
-    tokens = ["prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores"]
-    facts = ["uid", "data_source", "row_id", "extra_fields"]
-    data = fetch(batch, keys, tokens + facts)
-    column: dict[str, list[Any]] = {
-        name: [row.tolist() for row in data[name].unbind(0)] for name in tokens
+    """The facts of the rows of a batch, without padding and without their tokens."""
+    tags = {
+        key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)
     }
-    column |= {name: values(data, name) for name in facts}
+    keys = list(tags)
+    data = fetch(batch, keys, ["data_source", "row_id", "extra_fields"])
+    columns = (values(data, name) for name in ("data_source", "row_id", "extra_fields"))
+    older = _trained_tokens_of_older(batch, keys, values(data, "extra_fields"))
     return [
         TrainedTrajectory(
             key=key,
-            uid=column["uid"][i],
-            draw=prompt_of(column["uid"][i])[1],
-            source=column["data_source"][i],
-            row_id=column["row_id"][i],
-            reward=sum(column["rm_scores"][i]),
-            acc=float(column["extra_fields"][i]["reward_extra_info"].get("acc", 0.0)),
-            prompt_ids=column["prompts"][i],
-            response_ids=column["responses"][i],
-            response_mask=column["response_mask"][i],
-            log_probs=column["rollout_log_probs"][i],
-            record=column["extra_fields"][i]["mixed"],
+            uid=group_of(key),
+            draw=prompt_of(group_of(key))[1],
+            source=source,
+            row_id=row_id,
+            reward=float(extra["mixed"]["reward_parts"]["score"]),
+            acc=float(extra["reward_extra_info"].get("acc", 0.0)),
+            prompt_tokens=tags[key]["prompt_len"],
+            response_tokens=tags[key]["response_len"],
+            trained_tokens=extra["mixed"].get("trained_tokens", older.get(key, 0)),
+            record=extra["mixed"],
         )
-        for i, key in enumerate(keys)
+        for key, source, row_id, extra in zip(keys, *columns, strict=True)
     ]
 
 
-def read_tokens(batch: KVBatchMeta) -> list[TrainedTokens]:
-    """What the optimizer got for each row, read after the update; without padding."""
-    keys = real_keys(batch)
+def _trained_tokens_of_older(
+    batch: KVBatchMeta, keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]
+) -> dict[str, int]:
+    """Key -> tokens with mask 1, of the rows that an earlier release left in a checkpoint: their
+    facts lack it."""
+    older = [
+        key
+        for key, extra in zip(keys, extra_fields, strict=True)
+        if "trained_tokens" not in extra["mixed"]
+    ]
+    if not older:
+        return {}
+    masks = fetch(batch, older, ["response_mask"])["response_mask"].unbind(0)
+    return {key: int(mask.sum()) for key, mask in zip(older, masks, strict=True)}
+
+
+def read_tokens(trajectories: Sequence[TrainedTrajectory]) -> dict[str, TrajectoryTokens]:
+    """Key -> tokens and texts of some trajectories that are trained in this step."""
+    if not trajectories:
+        return {}
+    keys = [t.key for t in trajectories]
+    names = ["prompts", "responses", "response_mask", "rollout_log_probs"]
+    data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=names)
+    # An earlier release had the texts in the record.
+    texts: dict[str, Mapping[str, Any]] = {t.key: t.record for t in trajectories}
+    if packed := [t.key for t in trajectories if "segments" not in t.record]:
+        column = tq.kv_batch_get(keys=packed, partition_id="train", select_fields=["mixed_texts"])
+        texts |= dict(zip(packed, map(unpack, values(column, "mixed_texts")), strict=True))
+    columns = (data[name].unbind(0) for name in names)
+    return {
+        key: TrajectoryTokens(
+            prompt_ids=prompt.int().numpy(),
+            response_ids=response.int().numpy(),
+            response_mask=mask.to(torch.int8).numpy(),
+            log_probs=log_probs.numpy(),
+            texts=texts[key],
+        )
+        for key, prompt, response, mask, log_probs in zip(keys, *columns, strict=True)
+    }
+
+
+def chunks(batch: KVBatchMeta) -> Iterator[list[str]]:
+    """The keys of a batch without padding, in parts of at most `TOKENS_AT_ONCE` tokens of responses
+    or one row."""
+    part, tokens = list[str](), 0
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        if is_padding(tag):
+            continue
+        if part and tokens + tag["response_len"] > TOKENS_AT_ONCE:
+            yield part
+            part, tokens = [], 0
+        part.append(key)
+        tokens += tag["response_len"]
+    if part:
+        yield part
+
+
+def read_token_sums(batch: KVBatchMeta) -> list[TokenSums]:
+    """What the optimizer got for each row, added up over its tokens; without padding."""
+    return [row for keys in chunks(batch) for row in _token_sums(batch, keys)]
+
+
+def _token_sums(batch: KVBatchMeta, keys: list[str]) -> list[TokenSums]:
     # not fetched if absent
     optional = ["entropy", "old_log_probs", "ref_log_prob", "rollout_is_weights"]
     data = fetch(batch, keys, ["response_mask", "advantages", *optional])
-    column = {
-        name: [row.numpy() for row in data[name].float().unbind(0)]
-        for name in ["advantages", *optional]
-        if name in data
-    }
-    absent = [None] * len(keys)
-    # A row that is in no advantage was filled with zeros; the weight of a token is above 0.
-    importance = [
-        weights if weights is not None and weights.any() else None
-        for weights in column.get("rollout_is_weights", absent)
-    ]
-    return [
-        TrainedTokens(
-            key=key,
-            source=prompt_of(group_of(key))[0],
-            mask=mask.bool().numpy(),
-            advantages=column["advantages"][i],
-            entropy=column.get("entropy", absent)[i],
-            old_log_probs=column.get("old_log_probs", absent)[i],
-            ref_log_probs=column.get("ref_log_prob", absent)[i],
-            importance=importance[i],
-        )
-        for i, (key, mask) in enumerate(zip(keys, data["response_mask"].unbind(0), strict=True))
-    ]
+    masks = data["response_mask"].unbind(0)
+    return token_sums(
+        keys,
+        [prompt_of(group_of(key))[0] for key in keys],
+        [len(mask) for mask in masks],
+        torch.cat(masks).bool().numpy(),
+        {
+            name: torch.cat(data[name].unbind(0)).float().numpy()
+            for name in ["advantages", *optional]
+            if name in data
+        },
+    )

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from agent_loop.tools.limiter import Limiter, make_limiter, resolve_backend
 from agent_loop.training.accounts import Accounts
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.checkpoints import Checkpoints
+from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.optimizer_steps import OptimizerSteps
 from agent_loop.training.run_folder import STOP_FILE, MetricsFile
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
@@ -60,7 +62,9 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         self.trajectory_dir = run_dir / "trajectories"
         self._faults = FaultWindow(self.mixed.infra_error_limit, self.mixed.infra_error_window)
         self._rows_per_update = 0
-        self._trajectories = []
+        self._trajectories, self._token_sums, self._trained = [], [], set()
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="mixed-tokens")
+        self._writer = FileWriter()
         self._miscounted = Counter()
         self._step_metrics = {}
         self._exposition = Exposition(self.mixed.experiment, self.mixed.ratios)
@@ -157,12 +161,14 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
                 logger.finish(exit_code=int(sys.exc_info()[0] is not None))
             end_service()
             self._exposition.close()
+            self._reader.shutdown()
+            self._writer.close()
 
     def on_step_begin(self) -> None:
         # verl leaves the value of the last step here until it samples.
         self.local_trigger_step = 0
         self._step_began = time.monotonic()
-        self._trajectories = []
+        self._trajectories, self._token_sums = [], []
         super().on_step_begin()
 
     def _init_resource_pool_mgr(self) -> None:

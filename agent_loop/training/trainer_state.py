@@ -1,13 +1,16 @@
 """Attributes that the parts of a mixed trainer share: verl's, and those of this project."""
 
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
 from agent_loop.metrics.exposition import Exposition
 from agent_loop.metrics.source_metrics import TrainedTrajectory
+from agent_loop.metrics.token_metrics import TokenSums
 from agent_loop.tools.limiter import Limiter
 from agent_loop.training.alarms import FaultWindow
+from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.run_folder import MetricsFile
 from config.schema import MixedConfig
 from samplers.ledger import Ledger
@@ -55,6 +58,14 @@ class TrainerState:
     _trajectories: list[TrainedTrajectory]
     """Trajectories of this step so far."""
 
+    _trained: set[str]
+    """Keys of the rows of the current batch that have a token with mask 1."""
+
+    _token_sums: list[Future[list[TokenSums]]]
+    """Sums over the tokens of each batch of this step, which `_reader` computes."""
+
+    _reader: ThreadPoolExecutor
+    _writer: FileWriter
     _rows_per_update: int
     """Rows of one optimizer update, padding included, over all ranks."""
 

@@ -33,7 +33,7 @@ def why_masked(record: Mapping[str, Any]) -> str | None:
     """Why all tokens of a trajectory have mask 0: `lost` (a fault or a deadline ended it) or
     `truncated` (with `mixed.on_truncated=mask`); None if its sampled tokens are trained.
 
-    `record` is that of `turn_loop.record_of`. Records of release 1.0.0 have no fault at a deadline,
+    `record` is that of `record.record_of`. Records of release 1.0.0 have no fault at a deadline,
     because there the trajectory was trained.
     """
     if record.get("fault") is not None:

@@ -373,21 +373,3 @@ def is_being_cancelled() -> bool:
     """
     cancelling = getattr(asyncio.current_task(), "cancelling", None)
     return cancelling is None or cancelling() > 0
-
-
-def record_of(rollout: Rollout) -> dict[str, Any]:
-    """The parts of a rollout that the trainer and the trajectory files use, as JSON values."""
-    trajectory = rollout.trajectory
-    return {
-        "stop_reason": str(rollout.stop_reason),
-        "answer": rollout.answer,
-        # `dataclasses.asdict` takes twenty times as long, because it copies deeply.
-        "turns": [vars(turn).copy() for turn in rollout.turns],
-        "calls": [vars(call).copy() for call in rollout.calls],
-        "fault": rollout.fault,
-        "fault_tool": rollout.fault_tool,
-        "loop_error": rollout.loop_error,
-        "weight_versions": rollout.weight_versions,
-        "engine_turns": trajectory.engine_turns,
-        "segments": [[s.author, s.start, s.length, s.text] for s in trajectory.segments],
-    }

@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from agent_loop.metrics.source_metrics import TrainedTrajectory
+import numpy as np
+
+from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens
 from agent_loop.tools.protocol import ToolResult, ToolUnavailable
 from agent_loop.turns.observation_style import TokenCodec
+from agent_loop.turns.record import facts_of, pack, record_of, texts_of, unpack
 from agent_loop.turns.tags import Action
-from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop, record_of
+from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
 
 END = "<|end|>"
 """Ends a message, where it is a token."""
@@ -99,9 +102,8 @@ def line_of(rollout: Rollout) -> dict[str, Any]:
 
 
 def trained_of(rollout: Rollout, source: str = "nq", uid: str = "u") -> TrainedTrajectory:
-    """As the trainer reads it back."""
-    line = line_of(rollout)
-    columns = {name: line.pop(name) for name in ("response_ids", "response_mask", "log_probs")}
+    """Its facts, as the trainer reads them back."""
+    trajectory = rollout.trajectory
     return TrainedTrajectory(
         key=f"{uid}_0_0",
         uid=uid,
@@ -110,7 +112,20 @@ def trained_of(rollout: Rollout, source: str = "nq", uid: str = "u") -> TrainedT
         row_id=f"{source}:0",
         reward=0.0,
         acc=0.0,
-        prompt_ids=rollout.trajectory.prompt_ids,
-        record=line,
-        **columns,
+        prompt_tokens=len(trajectory.prompt_ids),
+        response_tokens=len(trajectory),
+        trained_tokens=sum(trajectory.response_mask),
+        record={"state_masking": True, **facts_of(rollout)},
+    )
+
+
+def tokens_of(rollout: Rollout) -> TrajectoryTokens:
+    """Its tokens and texts, as the trainer reads them back."""
+    trajectory = rollout.trajectory
+    return TrajectoryTokens(
+        prompt_ids=np.array(trajectory.prompt_ids, np.int32),
+        response_ids=np.array(trajectory.response_ids, np.int32),
+        response_mask=np.array(trajectory.response_mask, np.int8),
+        log_probs=np.array(trajectory.log_probs, np.float32),
+        texts=unpack(pack(texts_of(rollout))),
     )

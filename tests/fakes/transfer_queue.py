@@ -76,13 +76,17 @@ class World:
                 for key, reward in zip(keys, rewards, strict=True)
             ],
             "rm_scores": [np.array([0.0, reward]) for reward in rewards],
-            "response_mask": [np.array([key not in self.lost, 0]) for key in keys],
         }
         return {name: columns[name] for name in select_fields}
 
-    def _record(self, key: str) -> dict[str, str | None]:
+    def _record(self, key: str) -> dict[str, Any]:
         lost = key in self.lost
-        return {"fault_tool": "search" if lost else "", "fault": "HTTP 503" if lost else None}
+        return {
+            "fault_tool": "search" if lost else "",
+            "fault": "HTTP 503" if lost else None,
+            "trained_tokens": 1 - lost,
+            "reward_parts": {"score": self.rewards[key]},
+        }
 
     def sleep(self, seconds: float) -> None:
         self.tick += 1

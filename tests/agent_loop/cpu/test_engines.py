@@ -17,6 +17,7 @@ from agent_loop.cpu.decoder import BatchDecoder, Request
 from agent_loop.cpu.sampling import Sampling
 from agent_loop.metrics.mask_audit import mask_problems
 from agent_loop.turns.observation_style import HFCodec, InlineStyle
+from agent_loop.turns.record import record_of
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.turn_loop import (
     Budget,
@@ -25,7 +26,6 @@ from agent_loop.turns.turn_loop import (
     Observation,
     Rollout,
     Stop,
-    record_of,
     run_turns,
 )
 from config.schema import ToolConfig

@@ -37,10 +37,9 @@ def trajectory(
         row_id=f"{source}:0",
         reward=acc,
         acc=acc,
-        prompt_ids=[1],
-        response_ids=[0] * len(mask),
-        response_mask=list(mask),
-        log_probs=[0.0] * len(mask),
+        prompt_tokens=1,
+        response_tokens=len(mask),
+        trained_tokens=sum(mask),
         record={
             "stop_reason": stop,
             "fault": "503" if stop in ("infra_error", "deadline") else None,

@@ -2,41 +2,41 @@
 
 from dataclasses import replace
 
-from agent_loop.metrics.wandb_run import COLUMNS, log_table, trajectory_rows
+from agent_loop.metrics.wandb_run import COLUMNS, log_table, shown, trajectory_rows
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Call, Rollout, Turn
-from tests.fakes.engine import trained_of
+from tests.fakes.engine import tokens_of, trained_of
 
 
-def trained(source: str, uid: str, draw: int):
+def rolled_out() -> Rollout:
     rollout = Rollout(trajectory=Trajectory([1]), stop_reason=StopReason.ANSWERED, answer="4")
     rollout.trajectory.add_model_tokens([5, 6], [-0.5, -0.1])
     rollout.trajectory.cut_turn(2, "2+2?")
     rollout.trajectory.add_tool_tokens([7], "<b>4</b>")
     rollout.turns.append(Turn(tokens=2))
     rollout.calls.append(Call(turn=1, action="code", arguments="2+2"))
-    return replace(trained_of(rollout, source, uid), draw=draw)
+    return rollout
+
+
+def trained(source: str, uid: str, draw: int):
+    return replace(trained_of(rolled_out(), source, uid), draw=draw)
 
 
 def test_the_table_shows_the_first_prompt_of_each_source_and_who_wrote_what():
     late, early = trained("nq", "late", 7), trained("nq", "early", 2)
     other = trained("math", "m", 9)
-    rows = trajectory_rows(
-        [late, early, other],
-        {early.key: 0.5},
-        lambda ids: f"prompt {ids}",
-        step=3,
-        per_source=1,
-    )
-    shown = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-    assert [(row["source"], row["key"]) for row in shown] == [
+    chosen = shown([late, early, other], per_source=1)
+    tokens = {t.key: tokens_of(rolled_out()) for t in chosen}
+    rows = trajectory_rows(chosen, tokens, {early.key: 0.5}, lambda ids: f"prompt {ids}", step=3)
+    table = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+    assert [(row["source"], row["key"]) for row in table] == [
         ("math", "m_0_0"),
         ("nq", "early_0_0"),
     ]
-    assert (shown[0]["advantage"], shown[1]["advantage"]) == (None, 0.5)
-    assert shown[1]["response"] == "[model] 2+2?\n[tool] <b>4</b>"
-    assert (shown[1]["tokens"], shown[1]["trained_tokens"], shown[1]["tool_calls"]) == (3, 2, 1)
-    assert shown[1]["prompt"] == "prompt [1]"
+    assert (table[0]["advantage"], table[1]["advantage"]) == (None, 0.5)
+    assert table[1]["response"] == "[model] 2+2?\n[tool] <b>4</b>"
+    assert (table[1]["tokens"], table[1]["trained_tokens"], table[1]["tool_calls"]) == (3, 2, 1)
+    assert table[1]["prompt"] == "prompt [1]"
 
 
 def test_without_a_run_of_wandb_nothing_is_sent():

@@ -99,7 +99,12 @@ def compute_advantages(
         }
     )
     keys, metrics = [*queue.rows], dict[str, float]()
-    batch = KVBatchMeta(partition_id="train", keys=keys, tags=[{} for _ in keys])
+    trainer._trained = {key for key in keys if queue.rows[key]["response_mask"].any()}
+    batch = KVBatchMeta(
+        partition_id="train",
+        keys=keys,
+        tags=[{"response_len": len(queue.rows[key]["response_mask"])} for key in keys],
+    )
     done = trainer._compute_advantage(batch, metrics)
     assert done.keys == keys and {"advantages", "returns"} <= {*done.fields}
     return metrics

@@ -1,5 +1,9 @@
 """What stops a run, or is said aloud."""
 
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 import pytest
 
 from agent_loop.metrics.source_metrics import TrainedTrajectory
@@ -16,12 +20,12 @@ from agent_loop.training.alarms import (
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Rollout
 from samplers.faults import GroupFaults
-from tests.fakes.engine import CharTokenizer, trained_of
+from tests.fakes.engine import CharTokenizer, tokens_of, trained_of
 
 CODEC = CharTokenizer()
 
 
-def trajectory(fault: str | None = None, source: str = "nq", trace: str | None = None):
+def rolled_out(fault: str | None = None, trace: str | None = None) -> Rollout:
     rollout = Rollout(trajectory=Trajectory([1]), stop_reason=StopReason.ANSWERED, answer="4")
     rollout.trajectory.add_model_tokens(CODEC.encode("ab"), [-0.5, 0.0])
     rollout.trajectory.cut_turn(2, "ab")
@@ -30,7 +34,26 @@ def trajectory(fault: str | None = None, source: str = "nq", trace: str | None =
         rollout.lose("loop" if trace else "search", fault)
         rollout.loop_error = trace
         rollout.trajectory.without_gradient()
-    return trained_of(rollout, source)
+    return rollout
+
+
+def trajectory(
+    fault: str | None = None, source: str = "nq", trace: str | None = None
+) -> TrainedTrajectory:
+    return trained_of(rolled_out(fault, trace), source)
+
+
+def drift(rollout: Rollout, **changes: Any) -> list[str]:
+    """The problems of a trajectory whose tokens or facts were changed on the way.
+
+    Args:
+        changes: fields of its tokens; `trained_tokens` and `state_masking` of its facts.
+    """
+    trained = trained_of(rollout)
+    trained.record["state_masking"] = changes.pop("state_masking", True)
+    trained = replace(trained, trained_tokens=changes.pop("trained_tokens", trained.trained_tokens))
+    arrays = {name: np.array(values) for name, values in changes.items()}
+    return drift_problems(trained, replace(tokens_of(rollout), **arrays), CODEC.decode)
 
 
 def step(lost: int, of: int, source: str = "nq") -> list[TrainedTrajectory]:
@@ -112,8 +135,7 @@ def test_the_message_names_the_tool_and_its_last_error():
 
 def test_a_batch_without_a_token_to_train_says_why():
     assert nothing_to_train(step(3, of=4)) is None
-    late = trajectory()
-    late.response_mask[:] = [0] * 5
+    late = replace(trajectory(), trained_tokens=0)
     late.record["stop_reason"] = str(StopReason.DEADLINE)
     assert nothing_to_train([*step(2, of=2), late]) == (
         "stop reasons={'infra_error': 2, 'deadline': 1}, tool=search, last error: fault 1"
@@ -135,32 +157,41 @@ def test_the_first_exception_of_a_loop_is_named_with_its_row():
 
 
 def test_a_trajectory_as_its_loop_left_it_does_not_drift():
-    for trained in (trajectory(), trajectory("dead"), trajectory("raised", trace="t")):
-        assert drift_problems(trained, CODEC.decode) == []
+    for rollout in (rolled_out(), rolled_out("dead"), rolled_out("raised", trace="t")):
+        assert drift(rollout) == []
 
 
-def test_a_lost_trajectory_that_would_train_is_noticed():
-    lost = trajectory("dead")
-    lost.response_mask[0] = 1
-    assert drift_problems(lost, CODEC.decode) == ["a lost trajectory has mask 1"]
+@pytest.mark.parametrize(
+    ("fault", "changes", "problem"),
+    [
+        (
+            "dead",
+            {"response_mask": [1, 0, 0, 0, 0], "trained_tokens": 1},
+            "a lost trajectory has mask 1",
+        ),
+        # without state masking every token is in the loss, and words are still checked
+        (
+            None,
+            {
+                "response_ids": [99, 1, 2, 3, 4],
+                "response_mask": [1] * 5,
+                "trained_tokens": 5,
+                "state_masking": False,
+            },
+            "tokens from 0 say",
+        ),
+        (
+            None,
+            {"response_mask": [1, 1, 0, 1, 0], "trained_tokens": 3},
+            "mask 1 is not on the 2 sampled tokens",
+        ),
+        (None, {"trained_tokens": 3}, "2 bits are 1, its loop counted 3"),
+        (None, {"log_probs": [-0.5, 0.0, 0.0, 0.0]}, "5 ids, 5 bits, 4 log-probs"),
+    ],
+)
+def test_what_differs_from_the_loop_is_noticed(fault, changes, problem):
+    assert drift(rolled_out(fault), **changes)[0].startswith(problem)
 
 
-def test_without_state_masking_every_token_is_in_the_loss_and_words_are_still_checked():
-    trained = trajectory()
-    trained.record["state_masking"] = False
-    trained.response_mask[:] = [1] * 5
-    assert drift_problems(trained, CODEC.decode) == []
-    trained.response_ids[0] = 99
-    assert "tokens from 0 say" in drift_problems(trained, CODEC.decode)[0]
-
-
-def test_a_tool_s_token_that_would_train_is_noticed():
-    trained = trajectory()
-    trained.response_mask[3] = 1
-    assert drift_problems(trained, CODEC.decode) == ["mask 1 is not on the 2 sampled tokens"]
-
-
-def test_columns_of_several_lengths_are_noticed():
-    trained = trajectory()
-    trained.log_probs.pop()
-    assert drift_problems(trained, CODEC.decode) == ["5 ids, 5 bits, 4 log-probs"]
+def test_without_state_masking_all_bits_may_be_one():
+    assert drift(rolled_out(), response_mask=[1] * 5, trained_tokens=5, state_masking=False) == []

@@ -17,6 +17,7 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
+from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.run_folder import MetricsFile, trajectory_files, write_lines
 from agent_loop.training.trainer import MixedColocateAsyncTrainer, MixedSyncTrainer
 from samplers.ledger import Ledger
@@ -82,7 +83,7 @@ class Run:
         trainer.plan = SimpleNamespace(description=dict)
         trainer.metrics_file = MetricsFile(self.path / "metrics.jsonl")
         trainer.trajectory_dir = self.path / "trajectories"
-        trainer._step_metrics = {}
+        trainer._step_metrics, trainer._writer = {}, FileWriter()
         trainer.ledger = Ledger(self.path / "ledger.jsonl")
         self.trainer, self.state = trainer, {"step": 0}
         trainer._load_checkpoint()

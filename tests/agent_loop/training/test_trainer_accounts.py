@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +13,17 @@ import pytest
 
 pytest.importorskip("verl.trainer.ppo.v1")
 
-import numpy as np
 import torch
 from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from agent_loop.metrics.source_metrics import TrainedTrajectory
-from agent_loop.metrics.token_metrics import TrainedTokens
+from agent_loop.metrics.token_metrics import TokenSums
 from agent_loop.training import accounts, optimizer_steps
 from agent_loop.training import trainer as module
 from agent_loop.training.alarms import FaultWindow, TooManyFaults
+from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.run_folder import read_lines
 from agent_loop.training.trainer import MixedSeparateAsyncTrainer
 from agent_loop.turns.trajectory import StopReason, Trajectory
@@ -31,30 +32,35 @@ from config.schema import MixedConfig
 from samplers.faults import GroupFaults
 from samplers.ledger import LedgerEntry
 from samplers.uid import make_uid, prompt_of
-from tests.fakes.engine import trained_of
+from tests.fakes.engine import tokens_of, trained_of
 
 UPDATES, GROUPS = 2, 4
 
 
-def trajectory(name: str, fault: str | None = None) -> TrainedTrajectory:
-    """One of a group whose name is a letter: its number in the plan."""
+def rolled_out(fault: str | None = None) -> Rollout:
     rollout = Rollout(trajectory=Trajectory([1]), stop_reason=StopReason.ANSWERED, answer="4")
     rollout.trajectory.add_model_tokens([5, 6], [-0.5, -0.1])
     if fault is not None:
         rollout.lose("search", fault)
         rollout.trajectory.without_gradient()
-    return replace(trained_of(rollout, "nq", make_uid("nq", ord(name))), draw=ord(name))
+    return rollout
+
+
+def trajectory(name: str, fault: str | None = None) -> TrainedTrajectory:
+    """One of a group whose name is a letter: its number in the plan."""
+    trained = trained_of(rolled_out(fault), "nq", make_uid("nq", ord(name)))
+    return replace(trained, draw=ord(name))
 
 
 def name_of(uid: str) -> str:
     return chr(prompt_of(uid)[1])
 
 
-def tokens_of(trained: TrainedTrajectory) -> TrainedTokens:
+def sums_of(key: str) -> TokenSums:
     """What the optimizer got: an advantage that tells the trajectories apart."""
-    mask = np.array(trained.response_mask, dtype=bool)
-    return TrainedTokens(
-        key=trained.key, source="nq", mask=mask, advantages=mask * float(ord(name_of(trained.uid)))
+    advantage = 2.0 * ord(name_of(key.split("_")[0]))
+    return TokenSums(
+        key=key, source="nq", tokens=2, advantage=advantage, strength=advantage, moving=2
     )
 
 
@@ -109,10 +115,11 @@ class Books:
         trainer.tokenizer = type("Tokenizer", (), {"eos_token_id": 0})
         trainer.replay_buffer = Buffer(evicted)
         trainer._faults = FaultWindow(0.5, steps=5)
-        trainer._check_composition = lambda batch: GROUPS // UPDATES
+        trainer._check_composition = lambda trajectories: GROUPS // UPDATES
         trainer._quota = lambda *_: {"nq": GROUPS // UPDATES}
         trainer._sizes = lambda: None
-        trainer._ratio_errors = trainer._drift = lambda _: {}
+        trainer._ratio_errors = trainer._drift = lambda *_: {}
+        trainer._reader, trainer._writer = ThreadPoolExecutor(1), FileWriter()
         trainer._write_ledger = self.keep
         trainer.prepare_step = dict
 
@@ -125,7 +132,10 @@ class Books:
         trainer._step_once = step_once
         monkeypatch.setattr(optimizer_steps, "read_trajectories", lambda _: self.read)
         monkeypatch.setattr(
-            accounts, "read_tokens", lambda _: [tokens_of(t) for t in trainer._trajectories]
+            accounts, "read_token_sums", lambda batch: [sums_of(key) for key in batch.keys]
+        )
+        monkeypatch.setattr(
+            accounts, "read_tokens", lambda some: {t.key: tokens_of(rolled_out()) for t in some}
         )
         monkeypatch.setattr(optimizer_steps, "lay_out", lambda batch, *_: (batch, 2, {}))
         monkeypatch.setattr(module.PPOTrainerSeparateAsync, "on_step_begin", lambda _: None)
@@ -141,6 +151,7 @@ class Books:
         self.trainer.global_steps += 1
         self.trainer.on_step_begin()
         self.trainer.step(metrics, {})
+        self.trainer._writer.flush()
         return metrics
 
     def lines(self) -> list[dict[str, Any]]:
@@ -206,6 +217,7 @@ def compared(
     trainer.mixed = MixedConfig.model_construct(**mixed)
     trainer._state_masking, trainer._temperatures = True, {}
     trainer.global_steps, trainer.trainer_mode = 1, "sync"
+    trainer._trained = set(ROW.keys)
     columns = {
         "rollout_log_probs": torch.tensor([ours]),
         "old_log_probs": torch.tensor([theirs]),
@@ -222,7 +234,7 @@ def compared(
     return trainer
 
 
-ROW = KVBatchMeta(partition_id="train", keys=["u.7.nq_0_0"], tags=[{}])
+ROW = KVBatchMeta(partition_id="train", keys=["u.7.nq_0_0"], tags=[{"response_len": 3}])
 
 
 def drift(warn: float | None) -> Any:
@@ -243,24 +255,23 @@ def test_a_log_prob_that_is_no_number_is_the_largest_difference(monkeypatch, cap
 
 
 @pytest.mark.parametrize(
-    ("mode", "oldest", "mask", "is_compared"),
+    ("mode", "oldest", "trained", "is_compared"),
     [
-        ("sync", 0, [1, 1, 0], True),
-        ("separate_async", 4, [1, 1, 0], True),
-        ("separate_async", 3, [1, 1, 0], False),  # the engine had older weights
-        ("separate_async", 3, [0, 0, 0], True),  # but no token of them is trained
+        ("sync", 0, True, True),
+        ("separate_async", 4, True, True),
+        ("separate_async", 3, True, False),  # the engine had older weights
+        ("separate_async", 3, False, True),  # but no token of them is trained
     ],
 )
 def test_rollout_and_trainer_are_compared_if_all_trained_tokens_are_on_policy(
-    monkeypatch, mode, oldest, mask, is_compared
+    monkeypatch, mode, oldest, trained, is_compared
 ):
     trainer = compared(
         monkeypatch, [-0.1, -0.2, 0.0], [-3.0, -0.2, 0.0], max_probs_diff=0.1, drift=drift(None)
     )
     trainer.trainer_mode, trainer.global_steps = mode, 5
-    columns = optimizer_steps.fetch(*[None] * 3)  # type: ignore[arg-type]
-    columns["response_mask"] = torch.tensor([mask])
-    tags = [{"min_global_steps": oldest, "max_global_steps": 4}]
+    trainer._trained = set(ROW.keys) if trained else set()
+    tags = [{"response_len": 3, "min_global_steps": oldest, "max_global_steps": 4}]
     batch = KVBatchMeta(partition_id="train", keys=ROW.keys, tags=tags)
     with pytest.raises(RuntimeError) if is_compared else nullcontext():
         trainer._compute_old_log_prob(batch, {})

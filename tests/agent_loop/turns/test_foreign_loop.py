@@ -18,7 +18,7 @@ from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Rollout
 from agent_loop.watchdog import Watchdog
 from config.schema import MixedConfig, ToolConfig
-from tests.fakes.engine import line_of, trained_of
+from tests.fakes.engine import line_of, tokens_of, trained_of
 from tests.fakes.real_tokenizers import KINDS, real_tokenizer
 
 CODEC = codec_of(real_tokenizer("pieces"))
@@ -78,7 +78,7 @@ def test_every_token_of_an_honest_loop_is_accounted_for(parts, length, kind):
     assert (t.response_ids, t.response_mask) == (output.response_ids, output.response_mask)
     assert t.log_probs == output.response_logprobs
     assert mask_problems(line_of(rollout)) == []
-    assert drift_problems(trained_of(rollout), codec.decode) == []
+    assert drift_problems(trained_of(rollout), tokens_of(rollout), codec.decode) == []
     assert sum(turn.tokens for turn in rollout.turns) == sum(output.response_mask)
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("verl")
 import torch
 
 from agent_loop.metrics.mask_audit import mask_problems
-from agent_loop.metrics.source_metrics import TrainedTrajectory, source_metrics
+from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens, source_metrics
 from agent_loop.tool_actions import run_code
 from agent_loop.tools.protocol import (
     ToolCall,
@@ -29,6 +29,7 @@ from agent_loop.training.advantage import compute_state_masked_grpo_advantage
 from agent_loop.training.alarms import drift_problems, faults_by_group
 from agent_loop.turn_agent_loop import judged_output
 from agent_loop.turns.engine_client import RecordingClient, turns_of_trajectory
+from agent_loop.turns.record import joined, unpack
 from agent_loop.turns.tags import Action
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
 from agent_loop.watchdog import Watchdog, waits_for
@@ -164,10 +165,9 @@ def trained(output: Any, source: str, member: int = 0, reward: float = 0.0) -> T
         row_id=f"{source}:1",
         reward=reward,
         acc=0.0,
-        prompt_ids=output.prompt_ids,
-        response_ids=output.response_ids,
-        response_mask=output.response_mask,
-        log_probs=output.response_logprobs,
+        prompt_tokens=len(output.prompt_ids),
+        response_tokens=len(output.response_ids),
+        trained_tokens=output.as_dict()["extra_fields"]["mixed"]["trained_tokens"],
         record=output.extra_fields["mixed"],
     )
 
@@ -189,7 +189,7 @@ def is_in_baseline(mask: list[int]) -> bool:
 def assert_is(said: dict[str, str], output: Any, source: str) -> None:
     """The cells of a row are what the output, the metrics and the audits say."""
     trajectory = trained(output, source)
-    record, mask = trajectory.record, trajectory.response_mask
+    record, mask = joined(trajectory.record, unpack(output.mixed_texts)), output.response_mask
     assert said["stop reason"] == f"`{record['stop_reason']}`"
     assert said["mask"] == str(max(mask))
     assert said["baseline"] == ("in" if is_in_baseline(mask) else "out")
@@ -205,7 +205,14 @@ def assert_is(said: dict[str, str], output: Any, source: str) -> None:
     assert bool(parts["infra_error"] or parts["loop_error"]) == trajectory.is_lost
     line = {"response_ids": output.response_ids, "response_mask": mask}
     assert mask_problems(line | {"log_probs": output.response_logprobs} | record) == []
-    assert drift_problems(trajectory, CODEC.decode) == []
+    tokens = TrajectoryTokens(
+        prompt_ids=np.array(output.prompt_ids),
+        response_ids=np.array(output.response_ids),
+        response_mask=np.array(mask),
+        log_probs=np.array(output.response_logprobs),
+        texts=record,
+    )
+    assert drift_problems(trajectory, tokens, CODEC.decode) == []
 
 
 def test_every_row_of_the_table_has_a_scenario():

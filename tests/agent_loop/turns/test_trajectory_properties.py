@@ -13,7 +13,7 @@ from agent_loop.turns.tags import ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Rollout
 from config.schema import ToolConfig
-from tests.fakes.engine import line_of, trained_of
+from tests.fakes.engine import line_of, tokens_of, trained_of
 from tests.fakes.episodes import Episode, episodes, play
 from tests.fakes.real_tokenizers import control_ids, real_tokenizer
 
@@ -50,7 +50,7 @@ def test_every_token_is_accounted_for_and_fits_the_budget(episode, budget, most)
     trajectory = rollout.trajectory
     assert rollout.loop_error is None
     assert mask_problems(line_of(rollout)) == []
-    assert drift_problems(trained_of(rollout), episode.codec.decode) == []
+    assert drift_problems(trained_of(rollout), tokens_of(rollout), episode.codec.decode) == []
     assert 1 <= len(trajectory) <= budget.response_length
     for s in trajectory.segments:
         end = s.start + s.length
@@ -142,21 +142,22 @@ def test_what_tools_print_answers_nothing(episode, budget):
     episode=episodes(), field=st.sampled_from(["token", "bit", "log-prob", "text"]), at=st.data()
 )
 def test_the_drift_check_notices_a_change(episode, field, at):
-    trained, codec = trained_of(play(episode, TAGS, LONG)), episode.codec
-    mask = trained.response_mask
+    rollout, codec = play(episode, TAGS, LONG), episode.codec
+    tokens = tokens_of(rollout)
+    mask = tokens.response_mask
     bits = {"token": {1}, "log-prob": {0}}.get(field, {0, 1})
     own = [i for i, bit in enumerate(mask) if bit in bits]
     assume(own)
     place = at.draw(st.sampled_from(own))
     if field == "token":
-        old = trained.response_ids[place]
+        old = int(tokens.response_ids[place])
         new = at.draw(st.integers(0, 200).map(lambda shift: (old + 1 + shift) % 256))
         assume("\ufffd" not in codec.decode([old]) + codec.decode([new]) and old != new)
-        trained.response_ids[place] = new
+        tokens.response_ids[place] = new
     elif field == "bit":
         mask[place] = 1 - mask[place]
     elif field == "log-prob":
-        trained.log_probs[place] = -0.25
+        tokens.log_probs[place] = -0.25
     else:
-        next(s for s in trained.record["segments"] if s[0] == "model")[3] += "x"
-    assert drift_problems(trained, codec.decode)
+        next(s for s in tokens.texts["segments"] if s[0] == "model")[3] += "x"
+    assert drift_problems(trained_of(rollout), tokens, codec.decode)

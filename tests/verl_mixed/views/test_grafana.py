@@ -13,7 +13,6 @@ from http.client import HTTPException
 from pathlib import Path
 
 import aiohttp
-import numpy as np
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,7 +24,7 @@ from agent_loop.metrics.source_metrics import (
     source_metrics,
     validation_metrics,
 )
-from agent_loop.metrics.token_metrics import TrainedTokens, token_metrics
+from agent_loop.metrics.token_metrics import TokenSums, token_metrics
 from agent_loop.tools.limiter import limiter_metrics
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.turns.trajectory import StopReason, Trajectory
@@ -90,14 +89,15 @@ def trajectory(uid: str) -> TrainedTrajectory:
 
 def step_metrics() -> dict[str, float]:
     """The metrics of a step in which every kind of event happened."""
-    tokens = TrainedTokens(
+    tokens = TokenSums(
         key="a_0_0",
         source="math",
-        mask=np.array([True, True]),
-        advantages=np.array([1.0, 1.0]),
-        entropy=np.array([0.5, 0.5]),
-        old_log_probs=np.array([-0.5, -0.1]),
-        ref_log_probs=np.array([-0.4, -0.1]),
+        tokens=2,
+        advantage=2.0,
+        strength=2.0,
+        moving=2,
+        entropy=1.0,
+        kl=0.1,
     )
     limiter = Snapshot(
         per_minute=60.0,
