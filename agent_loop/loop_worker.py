@@ -11,11 +11,13 @@ import asyncio
 import itertools
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
 import hydra
 import ray
+import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from tensordict import NonTensorData
 from verl.experimental.agent_loop.agent_loop import (
@@ -49,6 +51,7 @@ from agent_loop.turns.observation_style import codec_of
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Rollout, is_being_cancelled
 from agent_loop.watchdog import waits_for
+from samplers.queue_view import ENDED
 from samplers.uid import prompt_of
 
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
@@ -67,6 +70,8 @@ class MixedAgentLoopWorker(_VerlWorker):
         self._is_seeded = rollout.name == "hf" or rollout.full_determinism
         self._needs_baseline = self.config.algorithm.adv_estimator == "remax"
         self._baselines: dict[str, asyncio.Task[float | None]] = {}  # by uid
+        self._written: defaultdict[str, list[str]] = defaultdict(list)
+        """uid -> keys of the trajectories of its group in TransferQueue."""
 
     async def generate_sequences(self, batch: Any) -> None:
         if self._watchdog is None:
@@ -84,8 +89,23 @@ class MixedAgentLoopWorker(_VerlWorker):
         trajectory: dict[str, Any],
         trace: bool = False,
     ) -> None:
-        """verl's. For `remax` (Li et al. 2023) each group gets one greedy trajectory more, whose
-        reward is the baseline, and which is not trained."""
+        """verl's. Then the replay buffer is told that the group ended, because otherwise it would
+        have to list all keys to see it."""
+        uid = prompt["uid"]
+        await self._run_group(prompt, sampling_params, trajectory, trace)
+        partition_id = "val" if trajectory["validate"] else "train"
+        tag = {"partition": partition_id, "keys": self._written.pop(uid, [])}
+        await tq.async_kv_put(key=uid, partition_id=ENDED, tag=tag)
+
+    async def _run_group(
+        self,
+        prompt: dict[str, Any],
+        sampling_params: dict[str, Any],
+        trajectory: dict[str, Any],
+        trace: bool,
+    ) -> None:
+        """For `remax` (Li et al. 2023) each group gets one greedy trajectory more, whose reward is
+        the baseline, and which is not trained."""
         if not self._needs_baseline or trajectory["validate"]:
             await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, trace=trace)
             return
@@ -123,6 +143,7 @@ class MixedAgentLoopWorker(_VerlWorker):
             waits_for("transfer queue")
             row.pop("agent_name")
             await self._agent_loop_postprocess(output, trajectory["validate"], **row)
+            self._written[row["uid"]].append(f"{row['uid']}_{row['session_id']}_0")
 
     async def _run(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], row: dict[str, Any]

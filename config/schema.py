@@ -30,7 +30,16 @@ class Section(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
 
-NOT_SOURCES = ("balance", "drift", "limiter", "ratio_error", "remax", "state_masking", "tools")
+NOT_SOURCES = (
+    "balance",
+    "drift",
+    "lead",
+    "limiter",
+    "ratio_error",
+    "remax",
+    "state_masking",
+    "tools",
+)
 """Names that no source may have, because `mixed/<name>` is a metric of the whole run."""
 
 Ratio = float | dict[int, float]
@@ -188,6 +197,10 @@ class SourceConfig(Section):
     max_response_length: int | None = Field(default=None, ge=1)
     """Tokens of a response, including tool results; at most `data.max_response_length`, which None
     takes."""
+
+    max_staleness: int | None = Field(default=None, ge=1)
+    """Most versions of the weights between the start of a prompt and its training, both counted, in
+    asynchronous modes; at most `trainer.v1.sampler.max_off_policy_threshold`, which None takes."""
 
     observation_style: Literal["inline", "chat"] | None = None
     """How tool results enter the response; None takes `mixed.turns.observation_style`."""
@@ -371,6 +384,12 @@ class MixedConfig(Section):
 
     leakage: Literal["refuse", "allow"] = "refuse"
     """What the check before a run does if validation rows are also training rows."""
+
+    lead: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
+    """Groups that are started before their batch needs them, in asynchronous modes. auto: all
+    sources together have `num_warmup_batches` batches, shared out by latency, so that a slow source
+    does not slow the others. A number: each source has so many, whatever its latency, and
+    `num_warmup_batches` is not used."""
 
     max_wait_s: float = Field(default=3600.0, gt=0)
     """Longest wait in seconds for the groups of a batch; then the step fails and names the sources

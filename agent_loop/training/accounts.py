@@ -20,6 +20,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.utils.debug import marked_timer
 
+from agent_loop.metrics.pace_metrics import pace_metrics
 from agent_loop.metrics.source_metrics import (
     TrainedTrajectory,
     TrajectoryTokens,
@@ -86,6 +87,7 @@ class Accounts(TrainerState):
         metrics.update(source_metrics(trajectories) | token_metrics(sums))
         metrics.update(staleness_metrics(trajectories, self.global_steps - 1))
         metrics.update(eviction_metrics((e.source, e.outcome) for e in entries))
+        metrics.update(pace_metrics(self.replay_buffer.take_waits(), self.replay_buffer.lead))
         metrics.update(self._ratio_errors(prompts_per_source(trajectories)))
         metrics.update(self._drift(compared, tokens))
         metrics["mixed/state_masking"] = float(self._state_masking)

@@ -57,13 +57,21 @@ class OptimizerSteps(TrainerState):
             update: counts from this optimizer update of the step on, in updates of `groups` groups;
                 None counts from the batch that is sampled next.
         """
-        batch_size = self.config.data.train_batch_size
-        first = (self.global_steps - 1) * batch_size
-        if update is None:
-            first += self.local_trigger_step * (batch_size // self.parameter_sync_step)
-        else:
-            first += update * groups
+        first = self._next_group()
+        if update is not None:
+            first = (self.global_steps - 1) * self.plan.batch_size + update * groups
         return self.plan.counts_between(first, first + groups)
+
+    def _next_group(self) -> int:
+        """Groups of the plan before the batch that is sampled next."""
+        done = self.local_trigger_step * (self.plan.batch_size // self.parameter_sync_step)
+        return (self.global_steps - 1) * self.plan.batch_size + done
+
+    def _seats(self, later: int) -> dict[str, int]:
+        """source -> its groups from the next batch to the end of the step that is `later` steps
+        after this one."""
+        last = (self.global_steps + later) * self.plan.batch_size
+        return self.plan.counts_between(self._next_group(), last)
 
     def _balance_batch(
         self,

@@ -10,6 +10,7 @@ and order the batch are replaced: prompts come from the mixture plan.
 # Here they are called on `super()` of a class that is mixed into verl's.
 # pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
 
+import math
 import sys
 import time
 from collections import Counter
@@ -110,6 +111,22 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         self.train_dataloader = self.stream
         self.steps_per_epoch = max(1, self.steps_per_epoch)
 
+    def _add_async_warmup_batches(self, num_warmup_batches: float) -> None:
+        """The first step starts them: `_add_batch_to_generate` fills the open groups up."""
+
+    def _add_batch_to_generate(self) -> None:
+        """Start the prompts of a step. In asynchronous modes, the groups that are still open decide
+        how many of each source."""
+        if self.trainer_mode == "sync":
+            super()._add_batch_to_generate()
+            return
+        batch_size = self.config.data.train_batch_size
+        ahead = self.config.trainer.v1[self.trainer_mode].num_warmup_batches
+        wanted = self.replay_buffer.wanted(batch_size + max(0, math.floor(ahead * batch_size)))
+        if wanted:
+            self.plan.position += sum(wanted.values())
+            self._add_prompts_to_generate(wanted)
+
     def _next_train_batch(self, num_prompts: int | Mapping[str, int] | None = None) -> TensorDict:
         """The next prompts of the stream, as verl's batch; by default `data.train_batch_size`."""
         if isinstance(num_prompts, Mapping):
@@ -118,6 +135,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
             planned, columns = self.stream.take(num_prompts or self.config.data.train_batch_size)
         uids = [make_uid(prompt.source, prompt.draw) for prompt in planned]
         columns["uid"] = np.array(uids, dtype=object)
+        self.replay_buffer.start(uids, self.global_steps)
         batch = tu.get_tensordict(columns)
         tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
         if (step_s := self.mixed.deadlines.step_s) is not None:
@@ -138,6 +156,13 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
                 quota=self._quota,
                 draw=self._add_prompts_to_generate,
                 give_back=lambda drawn: self.stream.plan.give_back(drawn),
+                seats=self._seats,
+                max_staleness={
+                    name: source.max_staleness
+                    for name, source in self.mixed.sources.items()
+                    if source.max_staleness is not None
+                },
+                ahead=None if self.mixed.lead == "auto" else self.mixed.lead,
                 max_wait_s=self.mixed.max_wait_s,
                 max_replacements=self.mixed.max_replacements,
             ),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import defaultdict
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from agent_loop.turns.loop_settings import LoopSettings
 from agent_loop.turns.turn_loop import Budget, Stop
 from agent_loop.watchdog import Watchdog
 from config.schema import MixedConfig, ToolConfig
+from samplers.queue_view import ENDED
 from tests.fakes.real_tokenizers import real_tokenizer
 from tests.fakes.virtual_loop import run_virtual
 
@@ -130,6 +132,7 @@ def worker_of(kind: type[Loop], verls_client: VerlsClient, **config: Any) -> Any
     """A worker without Ray, whose every agent is of one kind."""
     mixed = {"experiment": "x", "run_dir": "/x", "sources": {"nq": {"ratio": 1, "reward": "qa"}}}
     worker: Any = object.__new__(MixedAgentLoopWorker)
+    worker._written = defaultdict(list)
     worker.settings = LoopSettings(
         mixed=MixedConfig.model_validate(mixed),
         tools=ToolConfig(server_url="http://127.0.0.1:1", enable_global_rate_limit=False),
@@ -232,15 +235,18 @@ async def test_a_server_that_nobody_waits_for_any_more_is_given_back():
 
 
 def prompted(kind: type[Loop] = Loop, monkeypatch: Any = None, **own: Any) -> tuple[Any, Any]:
-    """What a worker puts into the queue for one prompt, and what the engine was asked."""
+    """What a worker puts into the queue for one prompt, and what the engine was asked; `said` gets
+    the tags."""
     client = VerlsClient()
     worker, put = worker_of(kind, client, **own), list[tuple[dict[str, Any], Any]]()
 
     async def postprocess(output: Any, validate: bool, **row: Any) -> None:
         put.append((row, output))
 
-    async def kv_put(**_: Any) -> None: ...
+    async def kv_put(**said: Any) -> None:
+        worker.said.append(said)
 
+    worker.said = own.get("said", [])
     worker._agent_loop_postprocess = postprocess
     monkeypatch.setattr("verl.trainer.ppo.v1.agent_loop_tq.tq.async_kv_put", kv_put)
     validate = own.get("validate", False)
@@ -262,6 +268,22 @@ def test_each_trajectory_has_seeds_of_its_own_and_has_them_again(monkeypatch):
     seeds = [params["seed"] for params in first]
     assert len(set(seeds)) == 2
     assert sorted(seeds) == sorted(params["seed"] for params in again)
+
+
+@pytest.mark.parametrize(
+    ("validate", "partition", "members"), [(False, "train", 2), (True, "val", 1)]
+)
+def test_a_group_is_named_to_the_replay_buffer_after_its_end(
+    validate: bool, partition: str, members: int, monkeypatch: pytest.MonkeyPatch
+):
+    said = list[Any]()
+    prompted(monkeypatch=monkeypatch, validate=validate, said=said)
+    uid = f"{'0' * 32}.7.nq"
+    assert [tags["tag"] for tags in said[:2]] == [{"status": "running"}, {"status": "finished"}]
+    keys = [f"{uid}_{member}_0" for member in range(members)]
+    assert said[2:] == [
+        {"key": uid, "partition_id": ENDED, "tag": {"partition": partition, "keys": keys}}
+    ]
 
 
 class SideBySide(Loop):

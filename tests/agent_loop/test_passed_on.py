@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -181,6 +182,7 @@ async def batched(
 ) -> Any:
     """The row of verl's batch that a trajectory becomes."""
     worker: Any = object.__new__(MixedAgentLoopWorker)
+    worker._written = defaultdict(list)
     worker.config = config_of(**source)
     worker.settings = settings_of(worker.config)
     worker._route_shape = SHAPE if replay else None

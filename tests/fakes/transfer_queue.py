@@ -8,6 +8,7 @@ import copy
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,9 @@ class World:
     lost: set[str] = field(default_factory=set)
     """Keys of the trajectories whose mask is all zero."""
 
+    begun: dict[str, int] = field(default_factory=dict)
+    """uid -> step of its last start."""
+
     ends_at: dict[str, int] = field(default_factory=dict)
     tick: int = 0
     ended: int = 0
@@ -58,7 +62,16 @@ class World:
     # --- what verl's replay buffer calls -------------------------------------------------------
 
     def kv_list(self, partition_id: str | None = None) -> dict[str, dict[str, dict[str, Any]]]:
+        if partition_id is not None:
+            return {name: own for name, own in self.items.items() if name == partition_id}
         return self.items
+
+    def get_client(self) -> "World":
+        return self
+
+    def kv_retrieve_meta(self, keys: list[str], partition_id: str) -> Any:
+        own = self.items[partition_id]
+        return SimpleNamespace(custom_meta=[own[key] for key in keys if key in own])
 
     def kv_clear(self, *, partition_id: str, keys: list[str]) -> None:
         for key in keys:
@@ -101,6 +114,7 @@ class World:
     def start(self, uid: str, step: int) -> None:
         """Begin one group."""
         self.items["train"][uid] = {"is_prompt": True, "status": "pending", "global_steps": step}
+        self.begun[uid] = step
         low, high = self.fates[self.source_of(uid)].latency
         self.ends_at[uid] = self.tick + self.rng.randint(low, high)
 
@@ -132,6 +146,8 @@ class World:
                 self.losses += 1
         self.ended += 1
         self.items["train"][uid]["status"] = "finished"
+        keys = [f"{uid}_{session}_0" for session in range(len(rewards))]
+        self.items.setdefault("ended", {})[uid] = {"partition": "train", "keys": keys}
 
     # --- checkpoints --------------------------------------------------------------------------
 

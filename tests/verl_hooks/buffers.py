@@ -56,6 +56,37 @@ BUFFERS = (
         takes=("global_steps", "partition_id"),
     ),
     Hook(
+        f"{_BUFFER}._sync_metadata_from_transfer_queue",
+        "samplers/queue_view.py: what a group that ended changes",
+        says=(
+            'tag.get("is_prompt", False)',
+            'case "finished":',
+            'case "failure":',
+            "partition[key].update(tag)",
+        ),
+    ),
+    Hook(
+        f"{_BUFFER}._clear_groups",
+        "samplers/queue_view.py: it drops the groups of `partitions` that it is shown",
+        says=(
+            "for key in self.partitions[partition_id]",
+            "del self.partitions[partition_id][key]",
+            "status_keys[partition_id].difference_update(uids)",
+        ),
+    ),
+    Hook(
+        f"{_BUFFER}._materialize_batch",
+        "samplers/queue_view.py: the batch is made of the groups in the snapshot",
+        says=("for key, tag in partition_snapshot.items():",),
+        takes=("partition_id", "selected_prompt_uids", "partition_snapshot"),
+    ),
+    Hook(
+        f"{_BUFFER}Async._stale_terminal_keys",
+        "samplers/replay_buffer.py: a source may have a lower bound",
+        says=("- prompt_global_steps.get(uid, global_steps) + 1 > self.max_off_policy_threshold",),
+        takes=("global_steps", "partition_id"),
+    ),
+    Hook(
         f"{_BUFFER}._dapo_filtered_keys",
         "samplers/replay_buffer.py: a verdict is the shared value, None for a group that stays",
         says=(

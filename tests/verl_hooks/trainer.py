@@ -60,6 +60,16 @@ TRAINER = (
         takes=("num_prompts",),
     ),
     Hook(
+        f"{_BASE}.prepare_step",
+        f"{_TRAINER}: the one place where a step starts its prompts",
+        says=("self._add_batch_to_generate()",),
+    ),
+    Hook(
+        f"{_BASE}._add_async_warmup_batches",
+        f"{_TRAINER}: asynchronous modes start them with the prompts of the first step",
+        takes=("num_warmup_batches",),
+    ),
+    Hook(
         f"{_BASE}._step_once",
         f"{_TRAINER}: the order of a step",
         says=(

@@ -14,6 +14,7 @@ from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.state import RunFolder
 from verl_mixed.run.text import printable
 from verl_mixed.views.estimates import improvements
+from verl_mixed.views.pace import pace_words
 from verl_mixed.views.progress import Line, series
 from verl_mixed.views.report.files import write_report
 from verl_mixed.views.summary import PHASE_WORDS, phase_means, trained
@@ -31,6 +32,8 @@ def summarise(plan: Plan, console: Console, say: Callable[[str], None]) -> int:
         console.print(table)
     if cost := cost_line(folder.lines()):
         say(f"cost         {cost}")
+    if pace := pace_words(folder.lines()):
+        say(f"pace         {pace}")
     try:
         report = audit_run(folder, plan.config)
     except ValueError as error:

@@ -45,7 +45,7 @@ OF_THE_MIXTURE = (
 )
 """Keys that may change too if `mixed.on_change=continue`."""
 
-ABSENT = {"mixed.on_truncated": "train"}
+ABSENT = {"mixed.on_truncated": "train", "mixed.lead": "auto"}
 """Keys that are newer than some runs -> the value that such a run was trained with."""
 
 _harmless = re.compile("|".join(f"(?:{pattern})" for pattern in HARMLESS))

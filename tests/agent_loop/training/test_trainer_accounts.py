@@ -74,6 +74,11 @@ class Buffer:
         taken, self.evicted = self.evicted, []
         return taken
 
+    def take_waits(self) -> dict[str, float]:
+        return {}
+
+    lead = None
+
 
 class Books:
     """A trainer in verl's `step` whose mini-batches are given; what it writes is kept.

@@ -23,6 +23,7 @@ def source_problems(config: Mapping[str, Any], agents: set[str] | None) -> list[
         *_choice_problems(config, agents),
         *_schedule_problems(config),
         *_engine_problems(config),
+        *_staleness_problems(config),
     ]
 
 
@@ -62,6 +63,26 @@ def _choice_problems(config: Mapping[str, Any], agents: set[str] | None) -> Iter
             for line in str(error).splitlines():
                 place = "" if line.startswith("reward_options") else "reward: "
                 yield f"mixed.sources.{name}.{place}{line}"
+
+
+def _staleness_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Bounds of staleness that no trainer would keep."""
+    is_sync = at(config, "trainer.v1.trainer_mode") == "mixed_sync"
+    key = "trainer.v1.sampler.max_off_policy_threshold"
+    common = at(config, key)
+    for name, source in sound_sources(config).items():
+        if (bound := source.max_staleness) is None:
+            continue
+        if is_sync:
+            yield (
+                f"mixed.sources.{name}.max_staleness={bound}: mixed_sync trains each prompt in its "
+                "own step; set it to null"
+            )
+        elif isinstance(common, int) and bound > common:
+            yield (
+                f"mixed.sources.{name}.max_staleness={bound} is above {key}={common}, which holds "
+                "for all sources; lower it, or raise that"
+            )
 
 
 def _schedule_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -128,6 +128,11 @@ READERS: tuple[Reader, ...] = (
     # the mode
     Reader("trainer.v1.colocate_async", MODE, ("mixed_colocate_async",)),
     Reader("trainer.v1.separate_async", MODE, ("mixed_separate_async",)),
+    Reader("mixed.lead", MODE, _ASYNC),
+    *(
+        Reader(f"trainer.v1.{mode}.num_warmup_batches", "mixed.lead", ("auto",))
+        for mode in ("colocate_async", "separate_async")
+    ),
     Reader("trainer.v1.sampler.max_off_policy_threshold", MODE, _ASYNC),
     Reader("trainer.v1.sampler.max_off_policy_strategy", MODE, _ASYNC),
     Reader("trainer.v1.sampler.sync_refill_failed_groups", MODE, ("mixed_sync",)),

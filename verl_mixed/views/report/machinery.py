@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from verl_mixed.views.pace import pace_words
 from verl_mixed.views.progress import Line, series
 from verl_mixed.views.report.charts import Curve, Panel
 from verl_mixed.views.report.panels import Section, Table, by_source, colored, drawn, per_source
@@ -102,11 +103,15 @@ def times(run: Run) -> Section:
         panels=drawn(
             Panel(title="Seconds a step, by phase", layers=phase_layers(run), curves=[step]),
             Panel(title="Tokens per second and GPU", curves=[throughput]),
+            per_source(run, "Waited for the groups of a source, s a step", "wait_s"),
+            per_source(run, "Seconds in flight per group", "lead/flight_s"),
+            per_source(run, "Open groups wanted", "lead/groups"),
         ),
         tables=[Table(head=head, rows=rows)] if rows else (),
         notes=(
             "The thin line is the step; validation comes on top of it. Phases of an asynchronous "
             "run overlap, so that their sum can exceed the step.",
+            *([f"{pace}."] if (pace := pace_words(run.trained)) else []),
         ),
         missing="No step has been timed yet.",
     )
