@@ -242,6 +242,8 @@ verl-mixed train" ]
   grep -q "<train> PROFILE=gpu" "${CALLS}"
   PROFILE=laptop run "${CHECKOUT}/run_mixed_training.sh"
   [ "$(calls '<train> PROFILE=laptop')" -eq 2 ]
+  PROFILE=gpu_async run "${CHECKOUT}/run_mixed_training.sh"
+  [ "$(calls '<train> PROFILE=gpu_async')" -eq 1 ]
 }
 
 @test "options in the wrong place are exit 2" {

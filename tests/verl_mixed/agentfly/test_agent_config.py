@@ -213,7 +213,7 @@ def test_a_profile_that_is_not_there_hides_no_other_mistake(tmp_path: Path) -> N
 
     no_file, profile, key = refused.value.problems
     assert "never.yaml: No such file" in no_file
-    assert profile.startswith(f"hardware.profile='nope' ({file}): want one of gpu, laptop, ")
+    assert profile.startswith(f"hardware.profile='nope' ({file}): want one of gpu, gpu_async, ")
     assert key.startswith("unknown key agent.num_chain=3")
 
 

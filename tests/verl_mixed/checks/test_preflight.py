@@ -374,7 +374,6 @@ def test_a_separate_trainer_with_all_it_needs_is_no_problem(run_environ: RunEnvi
         ("actor_rollout_ref.rollout.nnodes=0", "rollout.nnodes=0"),
         ("actor_rollout_ref.rollout.n_gpus_per_node=0", "rollout.n_gpus_per_node=0"),
         ("actor_rollout_ref.rollout.checkpoint_engine.backend=naive", "backend='naive'"),
-        ("trainer.v1.separate_async.hybrid_rollout.enable_switch=true", "set it to false"),
     ],
 )
 def test_what_a_separate_trainer_lacks_is_named(
@@ -383,6 +382,27 @@ def test_what_a_separate_trainer_lacks_is_named(
     found = problems_of(run_environ, *SEPARATE, override)
 
     assert any(word in problem and "mixed_separate_async" in problem for problem in found)
+
+
+SWITCH = "trainer.v1.separate_async.hybrid_rollout"
+
+
+def test_lent_training_gpus_are_no_problem_where_verl_can_lend_them(
+    run_environ: RunEnviron,
+) -> None:
+    switch = (f"{SWITCH}.enable_switch=true", f"{SWITCH}.switch_threshold_ratio=0.7")
+    apart = "actor_rollout_ref.hybrid_engine=false"
+
+    assert problems_of(run_environ, *SEPARATE, *switch) == []
+    assert problems_of(run_environ, *SEPARATE, apart) == []
+    (ignored,) = problems_of(run_environ, *SEPARATE, *switch, apart)
+    assert "hybrid_engine=False" in ignored and "set hybrid_engine=true" in ignored
+    unread = problems_of(run_environ, switch[0])
+    assert any("enable_switch" in text and "mixed_separate_async" in text for text in unread)
+    (alone,) = problems_of(run_environ, *SEPARATE, switch[1])
+    assert f"only {SWITCH}.enable_switch=true reads it" in alone
+    (share,) = problems_of(run_environ, *SEPARATE, switch[0], f"{SWITCH}.switch_threshold_ratio=0")
+    assert "want a number above 0 and up to 1" in share
 
 
 @cache

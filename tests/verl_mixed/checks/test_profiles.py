@@ -68,14 +68,14 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def documented(name: str) -> list[str]:
+def documented(name: str, profile: str = "gpu") -> list[str]:
     """The overrides of one block of the document, which is a whole command."""
     block = re.search(rf"<!-- {name} -->\n```bash\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert block is not None, f"{DOCUMENT.name} has no block {name!r}"
     words = shlex.split(block[1].replace("\\\n", " "))
     script = words.index("./run_mixed_training.sh")
     variables = dict(word.split("=", 1) for word in words[:script])
-    assert variables["PROFILE"] == "gpu"
+    assert variables["PROFILE"] == profile
     assert {VARIABLES[key] for key in REQUIRED} <= variables.keys()
     assert variables.keys() <= SETTINGS.keys() | {"MASTER_IP"}
     assert all("=" in word for word in words[script + 1 :])
@@ -239,6 +239,29 @@ def test_the_gpu_profile_is_vllm_and_fsdp2_with_our_loops_trainer_and_limiter() 
     )
 
 
+def test_the_asynchronous_profile_is_the_gpu_profile_in_another_mode() -> None:
+    gpu, other = (flatten(config_of(name)) for name in ("gpu", "gpu_async"))
+
+    assert {key for key in gpu | other if gpu.get(key) != other.get(key)} == {
+        "algorithm.rollout_correction.rollout_is",
+        "mixed.deadlines.stuck_after_s",
+        "mixed.deadlines.trajectory_s",
+        "mixed.experiment",
+        "trainer.v1.trainer_mode",
+    }
+    assert other["trainer.v1.trainer_mode"] == "mixed_colocate_async"
+    # truncated importance sampling of tokens, with log-probs of the trainer
+    correction = "algorithm.rollout_correction"
+    assert (other[f"{correction}.rollout_is"], other[f"{correction}.bypass_mode"]) == (
+        "token",
+        False,
+    )
+    # a trajectory waits while the policy is updated, in each step that it may span
+    updates = other["trainer.v1.sampler.max_off_policy_threshold"] - 1
+    waited_s = updates * other["mixed.deadlines.stuck_after_s"] / 2
+    assert other["mixed.deadlines.trajectory_s"] == gpu["mixed.deadlines.trajectory_s"] + waited_s
+
+
 def test_prompts_of_the_command_line_win_over_the_profiles() -> None:
     assert at(gpu_config("prompts=bare"), "mixed.prompts.code.system") is None
 
@@ -323,11 +346,13 @@ def test_nothing_that_only_gpus_need_is_missing_on_a_cpu(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", BACKENDS)
+@pytest.mark.parametrize(
+    ("profile", "overrides"), [("gpu_async", []), *(("gpu", overrides) for overrides in BACKENDS)]
+)
 def test_a_gpu_run_is_checked_on_a_machine_without_one(
-    run_environ: RunEnviron, overrides: list[str]
+    run_environ: RunEnviron, profile: str, overrides: list[str]
 ) -> None:
-    environ = run_environ | {"PROFILE": "gpu", "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "8"}
+    environ = run_environ | {"PROFILE": profile, "TRAIN_BATCH_SIZE": "8", "ROLLOUT_N": "8"}
 
     assert make_plan(overrides, environ).problems(machine=False) == []
 
@@ -336,19 +361,29 @@ def test_a_gpu_run_is_checked_on_a_machine_without_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["one gpu", "30b", "moe", "separate"])
-def test_overrides_in_the_document_compose_and_are_sound(name: str) -> None:
-    config = gpu_config(*documented(name))
+@pytest.mark.parametrize(
+    ("name", "profile"),
+    [
+        *((name, "gpu") for name in ("one gpu", "30b", "moe", "separate")),
+        ("colocate", "gpu_async"),
+    ],
+)
+def test_overrides_in_the_document_compose_and_are_sound(name: str, profile: str) -> None:
+    config = config_of(profile, *documented(name, profile))
 
     assert device_problems(config) == []
     need = need_of(config)
     assert need is not None
 
 
-def test_the_documents_table_says_what_the_profile_has() -> None:
-    config = gpu_config()
-    rows = re.findall(r"^\| `([\w.]+)` \|[^|]*\|[^|]*\| `([^`]+)` \|", DOCUMENT.read_text(), re.M)
-    assert len(rows) >= 25
+@pytest.mark.parametrize(("profile", "least"), [("gpu", 25), ("gpu_async", 15)])
+def test_the_documents_table_says_what_the_profile_has(profile: str, least: int) -> None:
+    config = config_of(profile)
+    (section,) = re.findall(
+        rf"^## [^\n]*`PROFILE={profile}`\n(.*?)^## ", DOCUMENT.read_text(), re.DOTALL | re.M
+    )
+    rows = re.findall(r"^\| `([\w.]+)` \|[^|]*\|[^|]*\| `([^`]+)` \|", section, re.M)
+    assert len(rows) >= least
 
     said = {key: OmegaConf.create(f"value: {value}").value for key, value in rows}
 

@@ -16,6 +16,7 @@ from tests.verl_mixed.checks.test_profiles import PROFILES, config_of
 from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.checks.config.algorithm import LOSSES
 from verl_mixed.checks.config.unread import (
+    ADAPTIVE_SWITCH,
     BACKEND,
     BY_TOKENS,
     BYPASS,
@@ -51,6 +52,7 @@ from verl_mixed.checks.config.unread import (
     SEVERAL_TURNS,
     SHARED_FILE,
     STOPPING,
+    SWITCH,
     TAGS,
     TOKENS_OF_ACTOR,
     VERLS,
@@ -84,7 +86,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     ENGINE: TRAINING_ENGINES,
     IS: ("token", "sequence", None),
     KL_TYPE: ("fixed", "adaptive"),
-    **dict.fromkeys((LIMITER, MASKING, BYPASS, DR_GRPO), (True, False)),
+    **dict.fromkeys((LIMITER, MASKING, BYPASS, DR_GRPO, SWITCH, ADAPTIVE_SWITCH), (True, False)),
 }
 """The key that decides who reads -> its values."""
 

@@ -55,8 +55,7 @@ def mode_problems(config: Mapping[str, Any]) -> Iterator[str]:
             "distillation.enabled=True: training on a teacher's log-probs was never tried with the "
             "mixture; set it to false"
         )
-    if at(config, _SWITCH):
-        yield f"{_SWITCH}=True: mixed_separate_async was never tried with it; set it to false"
+    yield from _switch_problems(config)
     if (store := at(config, _STORE)) != "SimpleStorage":
         yield f"{_STORE}={store!r}: no other store was tried; set it to SimpleStorage"
     if (given := at(config, "data.custom_cls")) != _DATASET:
@@ -97,6 +96,27 @@ def mode_problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield (
             "data.filter_overlong_prompts=True: verl would leave rows out that the mixture plan "
             "counts on; set it to false, long prompts are named before the run starts"
+        )
+
+
+def _switch_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Settings with which verl ignores the switch of training GPUs to rollout, or delays requests.
+
+    The check of unread keys reports the switch in other modes.
+    """
+    if not at(config, _SWITCH) or at(config, "trainer.v1.trainer_mode") != "mixed_separate_async":
+        return
+    if at(config, "actor_rollout_ref.hybrid_engine") is False:
+        yield (
+            f"{_SWITCH}=True with actor_rollout_ref.hybrid_engine=False: the training GPUs of "
+            "mixed_separate_async then have no engine that could generate, and verl ignores the "
+            "switch; set hybrid_engine=true, or enable_switch=false"
+        )
+    if at(config, f"{_ROLLOUT}.name") == "sglang":
+        yield (
+            f"{_SWITCH}=True with {_ROLLOUT}.name='sglang': verl's SGLang server keeps requests "
+            "that arrive when mixed_separate_async takes its GPUs back for training, until they "
+            "generate again, which may be steps later; choose vllm, or set it to false"
         )
 
 

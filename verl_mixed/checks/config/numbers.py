@@ -11,6 +11,7 @@ from samplers.mixture_plan import MAX_BATCH_SIZE
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _VALIDATION = f"{_ROLLOUT}.val_kwargs"
+_HYBRID = "trainer.v1.separate_async.hybrid_rollout"
 _STORE = "transfer_queue.backend.SimpleStorage"
 
 _STRICT = ConfigDict(strict=True)
@@ -87,6 +88,13 @@ KINDS: Mapping[str, tuple[Any, str]] = {
     "trainer.max_actor_ckpt_to_keep": (_Count | None, "a whole number >= 1, or null for all"),
     "trainer.v1.colocate_async.num_warmup_batches": _WEIGHT,
     "trainer.v1.separate_async.num_warmup_batches": _WEIGHT,
+    f"{_HYBRID}.enable_switch": (bool, "true or false"),
+    f"{_HYBRID}.adaptive_switch_threshold": (bool, "true or false"),
+    f"{_HYBRID}.switch_threshold_ratio": _SHARE,
+    f"{_HYBRID}.switch_threshold_step_up": _WEIGHT,
+    f"{_HYBRID}.switch_threshold_step_down": _WEIGHT,
+    f"{_HYBRID}.switch_threshold_release_steps": _COUNT,
+    f"{_HYBRID}.switch_cost_window_size": _COUNT,
     "trainer.v1.sampler.max_off_policy_strategy": (Literal["drop", "wait"], "drop or wait"),
     "trainer.v1.sampler.max_off_policy_threshold": (
         _Count | None,

@@ -29,6 +29,10 @@ MASKING = f"{TOOL_CONFIG}.state_masking"
 DR_GRPO, NORM = (f"algorithm.state_masked_grpo.{name}" for name in ("dr_grpo", "norm_by_std"))
 _CORRECTION = "algorithm.rollout_correction"
 IS, BYPASS = f"{_CORRECTION}.rollout_is", f"{_CORRECTION}.bypass_mode"
+_HYBRID = "trainer.v1.separate_async.hybrid_rollout"
+SWITCH, ADAPTIVE_SWITCH = (
+    f"{_HYBRID}.{name}" for name in ("enable_switch", "adaptive_switch_threshold")
+)
 FILTER, KL_TYPE = "algorithm.filter_groups.enable", "algorithm.kl_ctrl.type"
 KL_IN_REWARD, KL_IN_LOSS = "algorithm.use_kl_in_reward", f"{_ACTOR}.use_kl_loss"
 LOSS_MODE = f"{_ACTOR}.policy_loss.loss_mode"
@@ -79,6 +83,9 @@ class Reader:
 
 
 _ASYNC = ("mixed_colocate_async", "mixed_separate_async")
+_OF_ADAPTIVE_SWITCH = [
+    f"{_HYBRID}.switch_threshold_{name}" for name in ("step_up", "step_down", "release_steps")
+]
 _LOOPS_TAGS = [name for name in TAG_FIELDS if not name.startswith("answer_")]
 _GRPO = ("state_masked_grpo", "grpo", "grpo_passk", "grpo_vectorized")
 WITH_CLIP_RATIO = ("dppo_tv", "dppo_kl")
@@ -138,9 +145,18 @@ READERS: tuple[Reader, ...] = (
     Reader("trainer.v1.sampler.sync_refill_failed_groups", MODE, ("mixed_sync",)),
     Reader("algorithm.filter_groups.max_inflight_gen_batches", MODE, ("mixed_sync",)),
     Reader(f"{_ROLLOUT}.nnodes", MODE, ("mixed_separate_async",)),
-    Reader(f"{_ROLLOUT}.standalone_gpu_memory_utilization", MODE, ("mixed_separate_async",)),
     Reader("actor_rollout_ref.hybrid_engine", MODE, ("mixed_separate_async",)),
     Reader(f"{_ROLLOUT}.checkpoint_engine.backend", MODE, ("mixed_separate_async",)),
+    *(
+        Reader(key, SWITCH)
+        for key in (
+            ADAPTIVE_SWITCH,
+            f"{_HYBRID}.switch_threshold_ratio",
+            f"{_HYBRID}.switch_cost_window_size",
+            *_OF_ADAPTIVE_SWITCH,
+        )
+    ),
+    *(Reader(key, ADAPTIVE_SWITCH) for key in _OF_ADAPTIVE_SWITCH),
     # the engine of the rollout
     Reader(f"{_ROLLOUT}.engine_kwargs.hf", BACKEND, ("hf",)),
     Reader(f"{_ROLLOUT}.engine_kwargs.vllm", BACKEND, ("vllm", "vllm_cpu")),
@@ -253,6 +269,11 @@ READERS: tuple[Reader, ...] = (
     Reader(f"{_ROLLOUT}.do_sample", "", instead="rollout.temperature and top_p decide"),
     Reader(f"{_ROLLOUT}.val_kwargs.do_sample", "", instead="val_kwargs.temperature=0 is greedy"),
     Reader(f"{_ROLLOUT}.over_sample_rate", "", instead=_NOT_IN_V1),
+    Reader(
+        f"{_ROLLOUT}.standalone_gpu_memory_utilization",
+        "",
+        instead="gpu_memory_utilization is that of all engines",
+    ),
     Reader(f"{_ROLLOUT}.multi_stage_wake_up", "", instead=_NOT_IN_V1),
     *(
         Reader(f"{_TURNS}.{name}", "", instead="verl's agent loops do not have it")
