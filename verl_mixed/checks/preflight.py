@@ -121,13 +121,13 @@ def _own_server_problems(config: Mapping[str, Any]) -> Iterator[str]:
     given = at(config, "mixed.tool_server", {})
     if not given or not isinstance(given, Mapping):
         return  # the schema reports a value that is no mapping
-    from agent_loop.tools.server.settings import ServerSettings  # slow to import, rarely needed
+    from agent_loop.tools.server.settings import OwnServerSettings  # slow to import, rarely needed
 
     yield from own_session_problems(config, given.get("max_sessions"))
     for name in sorted(SET_BY_THE_RUN & given.keys()):
         yield f"mixed.tool_server.{name}: the run sets it itself; leave it out"
     try:
-        ServerSettings.model_validate(dict(given))
+        OwnServerSettings.model_validate(dict(given))
     except ValidationError as error:
         for item in error.errors():
             key = ".".join(map(str, item["loc"]))

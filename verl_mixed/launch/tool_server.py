@@ -1,14 +1,16 @@
-"""The tool server that a run starts for itself."""
+"""The tool server that a run starts for itself, and starts again if it ends."""
 
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from agent_loop.tools.limiter import state_path
-from agent_loop.tools.server.settings import ServerSettings
+from agent_loop.tools.server.settings import OwnServerSettings, ServerSettings
 from cluster.cluster_watch import own_ip
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
@@ -23,47 +25,103 @@ START_S = 90.0
 """Deadline of the start; most of the time goes into the search index and the sandbox's test."""
 
 
-def start_tool_server(
-    plan: Plan,
-    environ: Mapping[str, str],
-    children: list[subprocess.Popen[bytes]],
-    say: Callable[[str], None],
-) -> subprocess.Popen[bytes] | None:
-    """Start the run's own tool server, wait until it listens, and put its URL into the config.
+class ToolServer:
+    """The run's own tool server. If it ends, it is started again at the same address.
 
-    The server is added to `children` as soon as it is started. Returns None if the run uses a
-    server that is given.
-
-    Raises:
-        RunFailed: it does not start, or cannot isolate programs that the run needs.
+    Args:
+        plan: of the run; `start` puts the server's URL into its config.
+        environ: environment of the server.
+        children: processes that end with the run. The server is among them from its start.
+        say: prints a line.
     """
-    if not plan.own_tool_server:
-        say(f"tools        {plan.server_url} (given)")
-        return None
-    folder = plan.folder
-    ready_file = folder.path / "tool_server.json"
-    ready_file.unlink(missing_ok=True)
-    server = processes.start(
-        _command(plan, ready_file), log=folder.server_log, environ=environ, run_dir=folder.path
-    )
-    children.append(server)
-    deadline = time.monotonic() + START_S
-    while not ready_file.exists():
-        if server.poll() is not None or time.monotonic() > deadline:
+
+    def __init__(
+        self,
+        plan: Plan,
+        environ: Mapping[str, str],
+        children: list[subprocess.Popen[bytes]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan, self._environ, self._children, self._say = plan, environ, children, say
+        self._ready_file = plan.folder.path / "tool_server.json"
+        self._command = _command(plan, self._ready_file)
+        self._most_restarts = own_settings(plan.config).restarts
+        self._restarts = 0
+        self._url = ""
+
+    def start(self) -> None:
+        """Start the server and wait until it listens.
+
+        Raises:
+            RunFailed: it does not start, or cannot isolate programs that the run needs.
+        """
+        self._process = self._started(self._command)
+        self._children.append(self._process)
+        while not self._ready_file.exists():
+            if (reason := self._why_ended()) is not None:
+                log = self._plan.folder.server_log
+                raise RunFailed(f"the tool server did not start: {reason}; its log is {log}")
+            time.sleep(0.1)
+        folder, config = self._plan.folder, self._plan.config
+        url = self._url = json.loads(self._ready_file.read_text())["url"]
+        at(config, TOOL_CONFIG)["server_url"] = url
+        save_config(config, folder.config)
+        health = json.loads(read_health(url, self._environ, timeout_s=10))
+        sandbox = health["sandbox"]
+        if sandbox is None and runs_code(config):
+            raise RunFailed(f"no isolation for programs, so none is run: {health['sandbox_why']}")
+        self._say(f"tools        {url} (sandbox {sandbox}, {health['passages']} passages)")
+
+    def keep_up(self) -> None:
+        """Start the server again if it has ended; does not wait until the new one listens.
+
+        Raises:
+            RunFailed: it has ended once more than `mixed.tool_server.restarts` allows.
+        """
+        if (reason := self._why_ended()) is None:
+            return
+        log, most = self._plan.folder.server_log, self._most_restarts
+        if self._restarts == most:
             raise RunFailed(
-                "the tool server did not start: "
-                f"{reason_of_end(folder.server_log, 0, server.poll())}; its log is "
-                f"{folder.server_log}"
+                f"the tool server at {self._url} ended: {reason}; it was started again "
+                f"{self._restarts} times (mixed.tool_server.restarts={most}); its log is {log}; "
+                "the same command resumes"
             )
-        time.sleep(0.1)
-    url = json.loads(ready_file.read_text())["url"]
-    at(plan.config, TOOL_CONFIG)["server_url"] = url
-    save_config(plan.config, folder.config)
-    health = json.loads(read_health(url, environ, timeout_s=10))
-    if health["sandbox"] is None and runs_code(plan.config):
-        raise RunFailed(f"no isolation for programs, so none is run: {health['sandbox_why']}")
-    say(f"tools        {url} (sandbox {health['sandbox']}, {health['passages']} passages)")
-    return server
+        self._restarts += 1
+        words = (
+            f"the tool server at {self._url} ended: {reason}; started again, {self._restarts} of "
+            f"{most} times"
+        )
+        self._say(f"WARNING {words}; its log is {log}")
+        with log.open("a") as file:
+            file.write(f"{words}\n")
+        old = self._process
+        self._process = self._started([*self._command, "--port", str(urlsplit(self._url).port)])
+        self._children[self._children.index(old)] = self._process
+
+    def _started(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        folder = self._plan.folder
+        self._ready_file.unlink(missing_ok=True)
+        self._log_start = folder.server_log.stat().st_size if folder.server_log.exists() else 0
+        self._deadline = time.monotonic() + START_S
+        return processes.start(
+            command, log=folder.server_log, environ=self._environ, run_dir=folder.path
+        )
+
+    def _why_ended(self) -> str | None:
+        """Why the server ended, or is given up because it does not listen; None if it runs."""
+        code = self._process.poll()
+        if code is not None:
+            return reason_of_end(self._plan.folder.server_log, self._log_start, code)
+        if self._ready_file.exists() or time.monotonic() < self._deadline:
+            return None
+        self._process.kill()
+        return f"it did not listen within {START_S:g} s"
+
+
+def own_settings(config: Mapping[str, Any]) -> OwnServerSettings:
+    """The settings of `mixed.tool_server`, which the preflight has checked."""
+    return OwnServerSettings.model_validate(at(config, "mixed.tool_server") or {})
 
 
 def _command(plan: Plan, ready_file: Path) -> list[str]:
@@ -75,7 +133,9 @@ def _command(plan: Plan, ready_file: Path) -> list[str]:
     tools = load_section(ToolConfig, at(plan.config, TOOL_CONFIG), TOOL_CONFIG)
     mixed = load_section(MixedConfig, at(plan.config, "mixed"), "mixed")
     command += ["--limiter", str(state_path(tools, mixed))]
-    settings = {"port": 0} | (mixed.tool_server or {})
+    given = mixed.tool_server or {}
+    of_server = given.keys() & ServerSettings.model_fields.keys()
+    settings = {"port": 0} | {name: given[name] for name in of_server}
     if (needed := sessions_needed(plan.config)) > ServerSettings().max_sessions:
         settings = {"max_sessions": needed} | settings
     command += ["--settings", json.dumps(settings)]

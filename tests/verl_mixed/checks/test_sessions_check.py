@@ -86,7 +86,7 @@ def test_the_runs_own_server_has_a_new_token_at_each_start(
         tokens.append(environ["TOOL_SERVER_TOKEN"])
         raise launcher.RunFailed("far enough")
 
-    monkeypatch.setattr(launcher, "start_tool_server", start)
+    monkeypatch.setattr(launcher, "ToolServer", start)
     monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
     environ = {name: value for name, value in run_environ.items() if name != "TOOL_SERVER_TOKEN"}
     for given in ({}, {}, {"TOOL_SERVER_TOKEN": "mine"}):
