@@ -68,7 +68,7 @@ def test_the_runs_own_server_keeps_enough_unless_told_otherwise(
     def settings_of(*words: str) -> dict[str, Any]:
         keeps = keeping(tmp_path, "code_execution_agent")
         plan = make_plan([keeps, *words], run_environ | {"TRAIN_BATCH_SIZE": "40"})
-        command = tool_server._command(plan, tmp_path / "ready")
+        command = tool_server._command(plan)
         return json.loads(command[command.index("--settings") + 1])
 
     assert settings_of() == {"port": 0, "max_sessions": 200}

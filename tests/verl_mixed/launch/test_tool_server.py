@@ -1,5 +1,6 @@
 """The run's own tool server: started again at its address when it ends, up to a limit."""
 
+import json
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from tests.verl_mixed.launch.test_launch import wait_until
 from verl_mixed.launch import tool_server
 from verl_mixed.launch.failure import RunFailed
 from verl_mixed.launch.plan import make_plan
+from verl_mixed.launch.server_process import ServerProcess
 from verl_mixed.launch.tool_server import ToolServer
 
 pytestmark = pytest.mark.slow
@@ -31,7 +33,7 @@ with (folder / "args").open("a") as file:
 if not (folder / "silent").exists():
     draft = folder / "draft"
     draft.write_text(json.dumps({"url": "http://127.0.0.1:4711", "pid": os.getpid()}))
-    draft.replace(sys.argv[2])
+    draft.replace(sys.argv[3])
 print(f"token={os.environ['TOOL_SERVER_TOKEN']}", flush=True)
 time.sleep(600)
 """
@@ -47,7 +49,7 @@ def own(run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         plan = make_plan(list(overrides), run_environ | {"TOOL_SERVER_URL": ""})
         plan.folder.path.mkdir(parents=True)
         command = [sys.executable, "-c", SERVER, str(plan.folder.path)]
-        monkeypatch.setattr(tool_server, "_command", lambda plan, ready: [*command, str(ready)])
+        monkeypatch.setattr(tool_server, "_command", lambda plan: command)
         monkeypatch.setattr(tool_server, "read_health", lambda *_, **__: HEALTH)
         said: list[str] = []
         server = ToolServer(plan, {**os.environ, "TOOL_SERVER_TOKEN": "t0"}, children, said.append)
@@ -114,7 +116,7 @@ def test_a_server_that_does_not_listen_again_counts_as_ended(
 ) -> None:
     server, children, said = own("mixed.tool_server={restarts: 2}")
     Path("runs/trial/silent").touch()
-    monkeypatch.setattr(tool_server, "START_S", 0.0)
+    monkeypatch.setattr(ServerProcess, "start_s", 0.0)
     kill(children[0])
     server.keep_up()
     (silent,) = children
@@ -123,3 +125,22 @@ def test_a_server_that_does_not_listen_again_counts_as_ended(
 
     assert "ended: it did not listen within 0 s; started again, 2 of 2 times" in said[-1]
     assert silent.wait() == -signal.SIGKILL and children != [silent]
+
+
+def test_a_run_on_a_cluster_may_have_a_server_on_each_node(run_environ: RunEnviron) -> None:
+    words = ["mixed.tool_server={per_node: true, restarts: 2, sandbox_workers: 7}"]
+    environ = run_environ | {"TOOL_SERVER_URL": ""}
+    (problem,) = [each for each in make_plan(words, environ).problems() if "per_node" in each]
+    assert problem.startswith("mixed.tool_server.per_node=true: the run joins no Ray cluster")
+
+    plan = make_plan(words, environ | {"MASTER_IP": "10.0.0.1", "WORKER_NODES": "10.0.0.2"})
+
+    assert not [each for each in plan.problems(machine=False) if "per_node" in each]
+    *program, spec = tool_server._command(plan)
+    assert program[1:] == ["-m", "verl_mixed.launch.node_tool_servers"]
+    asked = json.loads(spec)
+    assert (asked["address"], asked["restarts"]) == ("10.0.0.1:6379", 2)
+    options = asked["server"]
+    settings = json.loads(options[options.index("--settings") + 1])
+    assert settings == {"port": 0, "sandbox_workers": 7}
+    assert "--host" not in options
