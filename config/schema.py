@@ -427,9 +427,9 @@ class MixedConfig(Section):
     """The alarm for tokens and text that do not match."""
 
     tool_server: dict[str, Any] | None = None
-    """Settings of the run's own tool server, by the names of `ServerSettings` in
+    """Settings of the run's own tool server, by the names of `OwnServerSettings` in
     agent_loop/tools/server/settings.py: sandbox, sandbox_workers, sandbox_packages,
-    search_upstream, corpus_path, ..."""
+    search_upstream, corpus_path, restarts, ..."""
 
     trajectory_sample: int | None = Field(default=None, ge=1)
     """Prompts per source whose trajectories a step writes to `trajectories/`; None: all."""

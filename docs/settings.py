@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic_core import PydanticUndefined
 
-from agent_loop.tools.server.settings import ServerSettings
+from agent_loop.tools.server.settings import OwnServerSettings
 from config.schema import TOOL_CONFIG, MixedConfig, StateMaskedGRPOConfig, ToolConfig
 from verl_mixed.checks.config.unread import READERS, Reader, read_by
 from verl_mixed.checks.preflight import SET_BY_THE_RUN
@@ -29,7 +29,7 @@ SECTIONS: Mapping[str, type[BaseModel]] = {
     "mixed": MixedConfig,
     "tool_config": ToolConfig,
     "algorithm.state_masked_grpo": StateMaskedGRPOConfig,
-    "mixed.tool_server": ServerSettings,
+    "mixed.tool_server": OwnServerSettings,
 }
 REFUSED = {f"mixed.tool_server.{name}" for name in SET_BY_THE_RUN}
 SCRIPTS = ("run_mixed_training.sh", "setup_cluster.sh")

@@ -30,6 +30,7 @@ from agent_loop.tools.cache import SingleFlightCache, content_key
 from agent_loop.tools.limiter import make_limiter, state_path
 from agent_loop.tools.loop_throttle import LoopThrottle
 from agent_loop.tools.protocol import (
+    END_SESSION,
     ToolCall,
     ToolResult,
     ToolTimeout,
@@ -192,14 +193,18 @@ class ToolClient:
         Raises:
             ToolRejected: the server refuses this call (4xx but 429): the model's own mistake.
             ToolUnavailable: no valid answer within the deadline or after all retries, the breakers
-                of all servers are open, or a server refuses the token.
+                of all servers or of the session's server are open, or a server refuses the token.
         """
         came_at = self._clock()
         await self._throttle.enter()
         timeout_s = self._timeout_s - (self._clock() - came_at)
         if self._cache is not None and self._is_pure(call):
             return await self._call_cached(self._cache, call, timeout_s)
-        return await self._call_in_time(call, timeout_s)
+        try:
+            return await self._call_in_time(call, timeout_s)
+        finally:
+            if call.tool == END_SESSION:
+                self._servers.forget(call.session)
 
     def _is_pure(self, call: ToolCall) -> bool:
         """Whether the answer depends only on the call."""
@@ -301,15 +306,17 @@ class ToolClient:
                 progress.asked = server
                 server.in_flight += 1
                 waits_for("tool")
+                was_executed = True
                 try:
                     if len(servers.all) == 1:
                         outcome = await self._request(call, server)
                     else:
                         outcome = await self._request_of_several(call, server, tried, deadline)
                 except RequestFailed as failure:
-                    outcome = failure
+                    outcome, was_executed = failure, failure.was_executed
                 finally:
                     server.in_flight -= 1
+                    servers.release(call, was_executed=was_executed)
             progress.asked = None
             if not isinstance(outcome, RequestFailed):
                 now = clock()

@@ -23,6 +23,9 @@ CACHEABLE = "X-Cacheable"
 moment, for example on its load; `yes` if it does not. Without the header the client decides by the
 text."""
 
+END_SESSION = "end_session"
+"""The tool whose call ends a session."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
@@ -45,7 +48,8 @@ class ToolCall:
     nor shared."""
 
     session: str = ""
-    """Calls of one session go to the same server, because that server holds the session's state."""
+    """Calls of one session go to the same server, because that server holds the session's state. If
+    that server does not answer, they fail."""
 
 
 def run_code_call(
@@ -73,7 +77,7 @@ def cell_call(code: str, stdin: str, session: str, *, began: bool = False) -> To
 
 def end_session_call(session: str) -> ToolCall:
     """A call that ends a session's interpreter."""
-    return ToolCall(tool="end_session", payload={"session": session}, session=session)
+    return ToolCall(tool=END_SESSION, payload={"session": session}, session=session)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

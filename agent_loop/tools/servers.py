@@ -4,12 +4,16 @@ Each server has a circuit breaker. Many failures in a row open the breaker: then
 only one trial request every few seconds, until one succeeds. (The library purgatory is not used:
 its open breaker lets all requests try at once, it counts cancelled requests as failures, and it
 uses the wall clock.) No input or output happens here; time comes in as `clock`.
+
+A session stays at the server that began it, because no other server has its state.
 """
 
 import hashlib
 import math
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from agent_loop.tools.protocol import ToolCall, ToolUnavailable
 
@@ -18,6 +22,10 @@ BREAKER_FAILURES = 20
 
 BREAKER_OPEN_S = 5.0
 """Seconds between two trial requests while a breaker is open."""
+
+MAX_PINS = 16_384
+"""Sessions whose server is remembered. Above this, the session that was unused for the longest time
+is forgotten, for example one whose trajectory was cancelled and never ended its session."""
 
 
 class Server:
@@ -28,7 +36,7 @@ class Server:
         self.url_origin = "url:" + hashlib.sha256(url.encode()).hexdigest()[:32]
         """`ToolResult.origin` of a server that gives no fingerprint."""
 
-        self.in_flight = 0
+        self.in_flight = self.sessions = 0
         self.failures_in_a_row = 0
         self.failed_at = -math.inf
         self.opened_at: float | None = None
@@ -47,6 +55,10 @@ class Server:
     def may_ask(self, now: float) -> bool:
         return self.opened_at is None or now - self.opened_at >= BREAKER_OPEN_S
 
+    def recent_failures(self, now: float) -> int:
+        """Failures in a row; 0 if the last one is so long ago that the server may be well again."""
+        return self.failures_in_a_row if now - self.failed_at < BREAKER_OPEN_S else 0
+
     def rank(self, now: float, may_try: bool) -> tuple[int, float]:
         """Sort key: the server with the lowest rank gets the request.
 
@@ -55,9 +67,20 @@ class Server:
         """
         if self.opened_at is not None:
             return (0 if may_try else 3), 0
-        is_fresh = now - self.failed_at < BREAKER_OPEN_S  # after that the server may have recovered
-        load = self.in_flight + (self.failures_in_a_row if is_fresh else 0)
+        load = self.in_flight + self.recent_failures(now)
         return (1 if self.paused_until <= now else 2), load
+
+
+@dataclass(slots=True)
+class _Pin:
+    """The server of a session."""
+
+    server: Server
+    calls: int = 0
+    """Calls under way."""
+
+    began: bool = False
+    """The server may have executed a call, so the session cannot move to another server."""
 
 
 class Servers:
@@ -66,6 +89,9 @@ class Servers:
     def __init__(self, urls: Sequence[str], timeout_s: float, clock: Callable[[], float]) -> None:
         self.all = [Server(url) for url in urls]
         self._clock = clock
+        self._pins: OrderedDict[str, _Pin] = OrderedDict()
+        """Session -> its server, the session that was used last at the end."""
+
         self._max_request_s = timeout_s / 4
         self._mean_request_s: float | None = None
 
@@ -77,45 +103,90 @@ class Servers:
         return min(self._max_request_s, 2 * self._mean_request_s)
 
     def check(self, call: ToolCall) -> None:
-        """Check that at least one server may be asked.
+        """Check that a server may be asked: for a call of a session, the session's server.
 
         Raises:
-            ToolUnavailable: all breakers are open.
+            ToolUnavailable: all breakers are open, or that of the session's server is.
         """
         now = self._clock()
-        if any(server.may_ask(now) for server in self.all):
+        pin = self._pins.get(call.session)
+        servers = self.all if pin is None else [pin.server]
+        if any(server.may_ask(now) for server in servers):
             return
-        raise ToolUnavailable(
-            "; ".join(
-                f"not calling {server.url} for tool={call.tool!r}: its last "
-                f"{server.failures_in_a_row} requests failed; trying again after {BREAKER_OPEN_S} s"
-                for server in self.all
-            ),
-            tool=call.tool,
-        )
+        faults = [
+            f"not calling {server.url} for tool={call.tool!r}: its last "
+            f"{server.failures_in_a_row} requests failed; trying again after {BREAKER_OPEN_S} s"
+            for server in servers
+        ]
+        if pin is not None:
+            faults.append(
+                f"session={call.session!r} began there, and no other server has its state"
+            )
+        raise ToolUnavailable("; ".join(faults), tool=call.tool)
 
     def choose(self, call: ToolCall, tried: Collection[Server] = ()) -> Server:
-        """The server to ask now. A call of a session always gets the same server.
+        """The server to ask now; the caller says with `release` when the request has ended.
 
-        Servers in `tried` failed this call; they are chosen again only if there is no other.
+        A call of a session gets the session's server. Servers in `tried` failed this call; they are
+        chosen again only if there is no other.
 
         Raises:
-            ToolUnavailable: all breakers are open.
+            ToolUnavailable: see `check`.
         """
         self.check(call)
         now = self._clock()
         if len(self.all) == 1:
             chosen = self.all[0]
         elif call.session:
-            chosen = self.all[zlib.crc32(call.session.encode()) % len(self.all)]
+            chosen = self._pinned(call.session, tried, now)
         else:
-            ready = [server for server in self.all if server.may_ask(now)]
-            fresh = [server for server in ready if server not in tried] or ready
             may_try = call.idempotent
+            fresh = self._fresh(tried, now)
             chosen = min(fresh, key=lambda server: server.rank(now, may_try))
         if chosen.opened_at is not None:
             chosen.opened_at = now  # this call is the trial request; others wait for its answer
         return chosen
+
+    def _fresh(self, tried: Collection[Server], now: float) -> list[Server]:
+        """Servers that may be asked, without those in `tried` if there are others."""
+        ready = [server for server in self.all if server.may_ask(now)]
+        return [server for server in ready if server not in tried] or ready
+
+    def _pinned(self, session: str, tried: Collection[Server], now: float) -> Server:
+        """The server of a session. A new session gets a healthy server with few sessions."""
+        pin = self._pins.get(session)
+        if pin is None:
+            fresh = self._fresh(tried, now)
+            # Among equals the hash decides: the many processes of a run, which do not know of each
+            # other's sessions, would otherwise all begin with the first server.
+            first = zlib.crc32(session.encode()) % len(fresh)
+            server = min(
+                fresh[first:] + fresh[:first],
+                key=lambda s: (s.rank(now, False)[0], s.recent_failures(now) > 0, s.sessions),
+            )
+            server.sessions += 1
+            pin = self._pins[session] = _Pin(server)
+            if len(self._pins) > MAX_PINS:
+                self.forget(next(iter(self._pins)))
+        self._pins.move_to_end(session)
+        pin.calls += 1
+        return pin.server
+
+    def release(self, call: ToolCall, *, was_executed: bool) -> None:
+        """A request has ended; `was_executed`: the server may have executed it.
+
+        A session whose server has certainly executed nothing may begin at another server.
+        """
+        if (pin := self._pins.get(call.session)) is not None:
+            pin.calls -= 1
+            pin.began |= was_executed
+            if not pin.began and not pin.calls:
+                self.forget(call.session)
+
+    def forget(self, session: str) -> None:
+        """The session has ended."""
+        if (pin := self._pins.pop(session, None)) is not None:
+            pin.server.sessions -= 1
 
     def has_other(self, tried: Collection[Server]) -> bool:
         """Whether a healthy server remains that is not in `tried`."""

@@ -1,19 +1,26 @@
 """A stand-in for the training process: keeps a run's books as the trainer does, trains nothing.
 
 `python -m tests.fakes.trainer CONFIG`. `FAKE_TRAINER` chooses the ending: good (default), error,
-hang, or stop: it waits until it is asked to stop. Each start adds a line to `starts` in the run's
+hang, stop: it waits until it is asked to stop, or tools: it kills the run's own tool server and
+waits until the address answers again. Each start adds a line to `starts` in the run's
 folder; it goes on after the steps it finds.
 """
 
 import json
 import os
+import signal
 import sys
 import time
+from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 
 from agent_loop.training.run_folder import STOP_FILE, write_lines
 from config.lookup import at
+from config.schema import TOOL_CONFIG
 from samplers.ledger import Ledger, LedgerEntry
+from verl_mixed.checks.machine.services import read_health
 from verl_mixed.run.audit import plan_of
 from verl_mixed.run.compose import load_config
 
@@ -66,12 +73,28 @@ def main(config_path: str) -> None:
             raise ValueError(os.environ.get("FAKE_ERROR", "broken on purpose"))
         if step == 1 and os.environ.get("FAKE_TRAINER") == "hang":
             time.sleep(600)
+        if step == 1 and os.environ.get("FAKE_TRAINER") == "tools":
+            kill_tool_server(folder, at(config, f"{TOOL_CONFIG}.server_url"))
         if step == 1 and os.environ.get("FAKE_TRAINER") == "stop":
             while not (folder / STOP_FILE).exists():
                 time.sleep(0.02)
             (folder / "checkpoints").mkdir()
             (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
             return
+
+
+def kill_tool_server(folder: Path, url: str) -> None:
+    """Kill the server, and wait for one with another pid that takes this process's token."""
+
+    def answering() -> Any:
+        with suppress(OSError, ValueError, HTTPException):
+            health = json.loads(read_health(url, os.environ, timeout_s=5))
+            pid = json.loads((folder / "tool_server.json").read_text())["pid"]
+            return pid if "tools" in health else None
+
+    os.kill(killed := answering(), signal.SIGKILL)
+    while answering() in (None, killed):
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

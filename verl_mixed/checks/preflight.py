@@ -38,6 +38,7 @@ from verl_mixed.checks.packages import entry_point
 from verl_mixed.run.compose import unset_problems
 from verl_mixed.run.name import name_problems
 from verl_mixed.run.sections import agent_loops, section_of
+from verl_mixed.run.settings import ADDRESS_KEY
 
 SET_BY_THE_RUN = frozenset({"host", "token", "limiter_path"})
 """Settings of the run's own tool server that nobody else may set."""
@@ -121,13 +122,18 @@ def _own_server_problems(config: Mapping[str, Any]) -> Iterator[str]:
     given = at(config, "mixed.tool_server", {})
     if not given or not isinstance(given, Mapping):
         return  # the schema reports a value that is no mapping
-    from agent_loop.tools.server.settings import ServerSettings  # slow to import, rarely needed
+    from agent_loop.tools.server.settings import OwnServerSettings  # slow to import, rarely needed
 
     yield from own_session_problems(config, given.get("max_sessions"))
     for name in sorted(SET_BY_THE_RUN & given.keys()):
         yield f"mixed.tool_server.{name}: the run sets it itself; leave it out"
+    if given.get("per_node") and not at(config, ADDRESS_KEY):
+        yield (
+            "mixed.tool_server.per_node=true: the run joins no Ray cluster, so there is one node; "
+            "leave it out, or set MASTER_IP and WORKER_NODES"
+        )
     try:
-        ServerSettings.model_validate(dict(given))
+        OwnServerSettings.model_validate(dict(given))
     except ValidationError as error:
         for item in error.errors():
             key = ".".join(map(str, item["loc"]))

@@ -27,7 +27,7 @@ from verl_mixed.launch.generated import make_generated_data
 from verl_mixed.launch.plan import Plan, make_plan
 from verl_mixed.launch.processes import GRACE_S
 from verl_mixed.launch.summary import report_and_list_files, summarise
-from verl_mixed.launch.tool_server import start_tool_server
+from verl_mixed.launch.tool_server import ToolServer
 from verl_mixed.launch.trainer import TRAINER, trainer_environ
 from verl_mixed.launch.watching import RunProcesses, watch_run
 from verl_mixed.run.compose import save_config
@@ -170,7 +170,12 @@ def _run(
     is_started = False
     try:
         try:
-            server = start_tool_server(plan, environ, children, say)
+            server = None
+            if plan.own_tool_server:
+                server = ToolServer(plan, environ, children, say)
+                server.start()
+            else:
+                say(f"tools        {plan.server_url} (given)")
             log_start = folder.log.stat().st_size if folder.log.exists() else 0
             child = processes.start(
                 [*trainer, str(folder.config)],

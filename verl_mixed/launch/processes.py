@@ -44,7 +44,7 @@ def start(
             stderr=subprocess.STDOUT,
             env={**environ, RUN_MARK: str(run_dir)},
             start_new_session=True,
-            preexec_fn=die_with_the_launcher,  # safe, because only one thread of the launcher forks
+            preexec_fn=die_with_the_launcher,  # safe beside ClusterWatch's thread: it takes no lock
         )
 
 

@@ -1,85 +1,124 @@
-"""The tool server that a run starts for itself."""
+"""The tool server that a run starts for itself, and starts again if it ends."""
 
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from agent_loop.tools.limiter import state_path
-from agent_loop.tools.server.settings import ServerSettings
+from agent_loop.tools.server.settings import OwnServerSettings, ServerSettings
 from cluster.cluster_watch import own_ip
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 from verl_mixed.checks.config.sessions import sessions_needed
 from verl_mixed.checks.machine.services import read_health, runs_code
-from verl_mixed.launch import processes
-from verl_mixed.launch.failure import RunFailed, reason_of_end
+from verl_mixed.launch.failure import RunFailed
+from verl_mixed.launch.node_tool_servers import command_of
 from verl_mixed.launch.plan import Plan
+from verl_mixed.launch.server_process import ServerProcess, end_words, restart_words
+from verl_mixed.launch.trainer import trainer_environ
 from verl_mixed.run.compose import save_config
 
-START_S = 90.0
-"""Deadline of the start; most of the time goes into the search index and the sandbox's test."""
 
+class ToolServer:
+    """The run's own tool server, or one on each node. What ends is started again at its address.
 
-def start_tool_server(
-    plan: Plan,
-    environ: Mapping[str, str],
-    children: list[subprocess.Popen[bytes]],
-    say: Callable[[str], None],
-) -> subprocess.Popen[bytes] | None:
-    """Start the run's own tool server, wait until it listens, and put its URL into the config.
-
-    The server is added to `children` as soon as it is started. Returns None if the run uses a
-    server that is given.
-
-    Raises:
-        RunFailed: it does not start, or cannot isolate programs that the run needs.
+    Args:
+        plan: of the run; `start` puts the servers' URLs into its config.
+        environ: environment of the server.
+        children: processes that end with the run. The server is among them from its start.
+        say: prints a line.
     """
-    if not plan.own_tool_server:
-        say(f"tools        {plan.server_url} (given)")
-        return None
-    folder = plan.folder
-    ready_file = folder.path / "tool_server.json"
-    ready_file.unlink(missing_ok=True)
-    server = processes.start(
-        _command(plan, ready_file), log=folder.server_log, environ=environ, run_dir=folder.path
-    )
-    children.append(server)
-    deadline = time.monotonic() + START_S
-    while not ready_file.exists():
-        if server.poll() is not None or time.monotonic() > deadline:
-            raise RunFailed(
-                "the tool server did not start: "
-                f"{reason_of_end(folder.server_log, 0, server.poll())}; its log is "
-                f"{folder.server_log}"
-            )
-        time.sleep(0.1)
-    url = json.loads(ready_file.read_text())["url"]
-    at(plan.config, TOOL_CONFIG)["server_url"] = url
-    save_config(plan.config, folder.config)
-    health = json.loads(read_health(url, environ, timeout_s=10))
-    if health["sandbox"] is None and runs_code(plan.config):
-        raise RunFailed(f"no isolation for programs, so none is run: {health['sandbox_why']}")
-    say(f"tools        {url} (sandbox {health['sandbox']}, {health['passages']} passages)")
-    return server
+
+    def __init__(
+        self,
+        plan: Plan,
+        environ: Mapping[str, str],
+        children: list[subprocess.Popen[bytes]],
+        say: Callable[[str], None],
+    ) -> None:
+        self._plan, self._environ, self._children, self._say = plan, environ, children, say
+        self._settings = own_settings(plan.config)
+        if self._settings.per_node:
+            environ = trainer_environ(plan, environ)  # with what Ray needs
+        self._server = ServerProcess(_command(plan), environ, plan.folder.path)
+        if self._settings.per_node:
+            self._server.start_s *= 2  # Ray's processes start before the servers
+        self._restarts = 0
+        self._url = ""
+
+    def start(self) -> None:
+        """Start the server and wait until it listens.
+
+        Raises:
+            RunFailed: it does not start, or cannot isolate programs that the run needs.
+        """
+        self._server.start()
+        self._children.append(self._server.process)
+        self._url = self._server.wait_for_url()
+        folder, config = self._plan.folder, self._plan.config
+        at(config, TOOL_CONFIG)["server_url"] = self._url
+        save_config(config, folder.config)
+        for url in self._url.split(","):
+            health = json.loads(read_health(url, self._environ, timeout_s=10))
+            sandbox = health["sandbox"]
+            if sandbox is None and runs_code(config):
+                why = health["sandbox_why"]
+                raise RunFailed(f"no isolation for programs at {url}, so none is run: {why}")
+            self._say(f"tools        {url} (sandbox {sandbox}, {health['passages']} passages)")
+
+    def keep_up(self) -> None:
+        """Start the server again if it has ended; does not wait until the new one listens.
+
+        Raises:
+            RunFailed: it has ended once more than `mixed.tool_server.restarts` allows.
+        """
+        if (reason := self._server.why_ended()) is None:
+            return
+        log, most = self._server.log, self._settings.restarts
+        resumes = f"; its log is {log}; the same command resumes"
+        if self._settings.per_node:  # it has started the servers of the nodes again itself
+            raise RunFailed(f"the tool servers of the nodes ended: {reason}{resumes}")
+        if self._restarts == most:
+            raise RunFailed(end_words(self._url, reason, most) + resumes)
+        self._restarts += 1
+        words = restart_words(self._url, reason, self._restarts, most)
+        self._say(f"WARNING {words}; its log is {log}")
+        with log.open("a") as file:
+            file.write(f"{words}\n")
+        old = self._server.process
+        self._server.start(self._url)
+        self._children[self._children.index(old)] = self._server.process
 
 
-def _command(plan: Plan, ready_file: Path) -> list[str]:
-    """`verl-mixed serve-tools` with the run's settings, corpus and limiter."""
-    command = [sys.executable, "-m", "verl_mixed", "serve-tools"]
-    command += ["--ready-file", str(ready_file)]
-    if plan.cluster is not None:
-        command += ["--host", own_ip(plan.cluster)]
+def own_settings(config: Mapping[str, Any]) -> OwnServerSettings:
+    """The settings of `mixed.tool_server`, which the preflight has checked."""
+    return OwnServerSettings.model_validate(at(config, "mixed.tool_server") or {})
+
+
+def _command(plan: Plan) -> list[str]:
+    """`verl-mixed serve-tools`, here or on each node."""
+    options, own = _options(plan), own_settings(plan.config)
+    if plan.cluster is not None and own.per_node:
+        return command_of(options, plan.cluster, plan.folder.path, own.restarts)
+    host = [] if plan.cluster is None else ["--host", own_ip(plan.cluster)]
+    return [sys.executable, "-m", "verl_mixed", "serve-tools", *options, *host]
+
+
+def _options(plan: Plan) -> list[str]:
+    """The run's settings, corpus and limiter, whose numbers are added to `/metrics`."""
     tools = load_section(ToolConfig, at(plan.config, TOOL_CONFIG), TOOL_CONFIG)
     mixed = load_section(MixedConfig, at(plan.config, "mixed"), "mixed")
-    command += ["--limiter", str(state_path(tools, mixed))]
-    settings = {"port": 0} | (mixed.tool_server or {})
+    options = ["--limiter", str(state_path(tools, mixed))]
+    given = mixed.tool_server or {}
+    of_server = given.keys() & ServerSettings.model_fields.keys()
+    settings = {"port": 0} | {name: given[name] for name in of_server}
     if (needed := sessions_needed(plan.config)) > ServerSettings().max_sessions:
         settings = {"max_sessions": needed} | settings
-    command += ["--settings", json.dumps(settings)]
+    options += ["--settings", json.dumps(settings)]
     corpus = Path(files_at(plan.config, "data.train_files")[0]).parent / "corpus.jsonl"
     if not {"corpus_path", "search_upstream"} & settings.keys() and corpus.exists():
-        command += ["--corpus", str(corpus)]
-    return command
+        options += ["--corpus", str(corpus)]
+    return options

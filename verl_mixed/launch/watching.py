@@ -9,6 +9,7 @@ from cluster.cluster_watch import ClusterWatch
 from verl_mixed.diagnose.diagnose import diagnose_tail
 from verl_mixed.launch.failure import RunFailed, RunStopped, log_tail, reason_of_end
 from verl_mixed.launch.plan import Plan
+from verl_mixed.launch.tool_server import ToolServer
 from verl_mixed.views.watch.live import View
 from verl_mixed.views.watch.run_reader import RunReader
 
@@ -26,7 +27,7 @@ class RunProcesses:
     log_start: int
     """Size of train.log in bytes when the trainer was started."""
 
-    server: subprocess.Popen[bytes] | None
+    server: ToolServer | None
     """The run's own tool server."""
 
     cluster: ClusterWatch | None
@@ -37,10 +38,10 @@ def watch_run(plan: Plan, running: RunProcesses, reader: RunReader, view: View) 
     """Show the run until the trainer ends.
 
     Raises:
-        RunFailed: the trainer failed or ended early, or the tool server ended.
+        RunFailed: the trainer failed or ended early, or the tool server ended too often.
         RunStopped: the run ended because it was asked to.
     """
-    code = _wait_for_end(plan, running, reader, view)
+    code = _wait_for_end(running, reader, view)
     folder = plan.folder
     if code != 0:
         saved = folder.saved_step()
@@ -61,19 +62,15 @@ def watch_run(plan: Plan, running: RunProcesses, reader: RunReader, view: View) 
         )
 
 
-def _wait_for_end(plan: Plan, running: RunProcesses, reader: RunReader, view: View) -> int | None:
+def _wait_for_end(running: RunProcesses, reader: RunReader, view: View) -> int | None:
     """The trainer's exit code; None if it still runs `LOST_NODE_S` after a node was lost."""
-    server, log = running.server, plan.folder.server_log
     lost_at = math.inf
     with view:
         while (code := running.trainer.poll()) is None:
             reader.read()
             view.update(reader.state())
-            if server is not None and server.poll() is not None:
-                raise RunFailed(
-                    f"the tool server ended: {reason_of_end(log, 0, server.poll())}; its log is "
-                    f"{log}; the same command resumes"
-                )
+            if running.server is not None:
+                running.server.keep_up()
             if running.cluster is not None and running.cluster.lost:
                 lost_at = min(lost_at, time.monotonic())
             if time.monotonic() > lost_at + LOST_NODE_S:

@@ -97,3 +97,15 @@ class ServerSettings(BaseModel):
         if token is not None and not re.fullmatch(r"[\x21-\x7e]+", token.get_secret_value()):
             raise ValueError("a token is one or more visible ASCII characters without spaces")
         return token
+
+
+class OwnServerSettings(ServerSettings):
+    """`mixed.tool_server`: a tool server that a run starts for itself."""
+
+    restarts: int = Field(default=3, ge=0)
+    """how often a start of the run may start a tool server again, at the same address, after the
+    server has ended; after that the run ends"""
+
+    per_node: bool = False
+    """whether a run that joins a Ray cluster starts a tool server on each node, not only on the
+    head; calls go to the least loaded one, and the rate limit holds for all of them together"""

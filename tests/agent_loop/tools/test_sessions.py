@@ -20,7 +20,6 @@ from agent_loop.tools.protocol import (
 from agent_loop.tools.sandbox import Limits, Sandbox, SandboxUnavailable, choose_sandbox
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.tools.server.sessions import SessionGone, Sessions, SessionsFull
-from agent_loop.tools.servers import Servers
 from tests.listening import listening
 
 pytestmark = pytest.mark.sandbox
@@ -309,15 +308,3 @@ async def test_an_interpreter_that_the_server_ended_is_its_fault(
 
     with pytest.raises(ToolUnavailable, match="its state is lost") if is_lost else nullcontext():
         await run_code(Restarting(), "x", "", "t1", session_began=session_began)
-
-
-@pytest.mark.parametrize("session", ["a", "b", "c", "d"])
-def test_all_cells_of_a_session_go_to_the_same_server(session):
-    servers = Servers(["http://a", "http://b", "http://c"], 30.0, lambda: 0.0)
-    chosen = set()
-    for code in ("1", "2", "3"):
-        server = servers.choose(cell_call(code, "", session))
-        server.in_flight += 5
-        chosen.add(server.url)
-    chosen.add(servers.choose(end_session_call(session)).url)
-    assert len(chosen) == 1

@@ -68,7 +68,7 @@ def test_the_runs_own_server_keeps_enough_unless_told_otherwise(
     def settings_of(*words: str) -> dict[str, Any]:
         keeps = keeping(tmp_path, "code_execution_agent")
         plan = make_plan([keeps, *words], run_environ | {"TRAIN_BATCH_SIZE": "40"})
-        command = tool_server._command(plan, tmp_path / "ready")
+        command = tool_server._command(plan)
         return json.loads(command[command.index("--settings") + 1])
 
     assert settings_of() == {"port": 0, "max_sessions": 200}
@@ -86,7 +86,7 @@ def test_the_runs_own_server_has_a_new_token_at_each_start(
         tokens.append(environ["TOOL_SERVER_TOKEN"])
         raise launcher.RunFailed("far enough")
 
-    monkeypatch.setattr(launcher, "start_tool_server", start)
+    monkeypatch.setattr(launcher, "ToolServer", start)
     monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
     environ = {name: value for name, value in run_environ.items() if name != "TOOL_SERVER_TOKEN"}
     for given in ({}, {}, {"TOOL_SERVER_TOKEN": "mine"}):

@@ -56,11 +56,11 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "RuntimeError: weight sync incomplete: 3 of 40 parameters missing, first ['a', 'b']",
     ),
     # agent_loop/tools/sandbox/__init__.py open_sandbox;
-    # verl_mixed/launch/tool_server.py start_tool_server
+    # verl_mixed/launch/tool_server.py ToolServer.start
     "sandbox-unavailable": (
         "agent_loop.tools.sandbox.program.SandboxUnavailable: no sandbox for untrusted code with "
         "sandbox='auto' (bubblewrap: not installed; landlock: no such call)",
-        "no isolation for programs, so none is run: bubblewrap: not installed",
+        "no isolation for programs at http://x, so none is run: bubblewrap: not installed",
     ),
     # agent_loop/tools/client.py ToolClient._pause; aiohttp/web_log.py AccessLogger; uvicorn's own;
     # aiohttp/client_exceptions.py ClientResponseError
@@ -93,6 +93,11 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "tool='search': 2 attempts within timeout=30.0 s, last: HTTP 503 ; check the tool server",
         "  - no answer from http://10.0.0.4:8100/health (TOOL_SERVER_URL): <urlopen error [Errno "
         "111] Connection refused>; start the server with `verl-mixed serve-tools`",
+    ),
+    # verl_mixed/launch/server_process.py restart_words
+    "tool-server-restarted": (
+        "the tool server at http://127.0.0.1:4711 ended: killed by SIGKILL (out of memory?); "
+        "started again, 1 of 3 times",
     ),
     # agent_loop/tools/client.py _call_in_time
     "tool-timeout": (

@@ -38,6 +38,9 @@ LAUNCHER = (
 
 DEADLINE_S = 60.0
 
+KILLS_TOOLS = {"TOOL_SERVER_URL": "", "FAKE_TRAINER": "tools"}
+"""A run with a tool server of its own, which the trainer kills in step 1."""
+
 
 @pytest.fixture(autouse=True)
 def same_signal_handlers_after() -> Iterator[None]:
@@ -445,3 +448,22 @@ def test_a_run_on_a_cluster_tells_ray_nothing_of_its_own(run_environ: RunEnviron
     assert plan.cluster == "10.0.0.1:6379"
     assert at(plan.config, "ray_kwargs.ray_init").keys() == {"address", "runtime_env"}
     assert at(plan.config, "trainer.nnodes") == 2
+
+
+def test_a_run_goes_on_after_its_tool_server_was_killed(run_environ: RunEnviron) -> None:
+    code, screen = start(run_environ | KILLS_TOOLS)
+
+    assert code == GOOD, screen
+    assert "started again, 1 of 3 times" in screen and "step 3/3" in screen
+    assert of_run(Path("runs/trial").absolute()) == []
+
+
+def test_a_run_whose_tool_server_may_not_be_started_again_ends_with_it(
+    run_environ: RunEnviron,
+) -> None:
+    code, screen = start(run_environ | KILLS_TOOLS, "mixed.tool_server={restarts: 0}")
+
+    assert code == NOT_GOOD
+    assert "failed: the tool server at http://127.0.0.1:" in screen
+    assert "killed by SIGKILL" in screen and "(mixed.tool_server.restarts=0)" in screen
+    assert of_run(Path("runs/trial").absolute()) == []
