@@ -49,6 +49,7 @@ def buffers(plan: MixturePlan) -> tuple[ReplayBufferAsync, Any]:
         quota=lambda groups: plan.counts(0),
         draw=lambda wanted: None,
         give_back=lambda drawn: None,
+        seats=lambda later: plan.counts(0),
         max_wait_s=1e9,
         max_replacements=10**6,
     )

@@ -50,11 +50,11 @@ class FlightTimes:
         for source, groups in in_flight.items():
             self._seconds[source] = self._seconds.get(source, 0.0) + seconds * groups
 
-    def end(self, source: str, groups: int, quota: float) -> None:
+    def end(self, source: str, groups: int, is_open: int) -> None:
         """Groups ended that can be trained; negative if they cannot be trained after all."""
         count = self._groups.get(source, 0.0) + groups
         self._groups[source] = max(0.0, count)
-        if (excess := self._groups[source] / max(WINDOW, 4 * quota)) > 1:
+        if (excess := self._groups[source] / max(WINDOW, 4 * is_open)) > 1:
             self._groups[source] /= excess
             self._seconds[source] = self._seconds.get(source, 0.0) / excess
 

@@ -184,12 +184,15 @@ class _ExactQuotas(QueueView):
                 source, group = prompt_of(uid)[0], self._pooled.pop(uid)
                 own = self._pool[source]
                 del own[bisect_left(own, group)]
-                self._flights.end(source, -1, self._quotas.get(source, 0.0))
+                self._flights.end(source, -1, self._open_wanted(source))
         for uid in new:
             source, draw = prompt_of(uid)
-            self._flights.end(source, 1, self._quotas.get(source, 0.0))
+            self._flights.end(source, 1, self._open_wanted(source))
             self._pooled[uid] = _Finished(steps.get(uid, 0), draw, uid)
             insort(self._pool[source], self._pooled[uid])
+
+    def _open_wanted(self, source: str) -> int:
+        return self.lead.groups.get(source, 0) if self.lead is not None else 0
 
     def _select_prompt_uids(
         self, partition_id: str, sampleable_keys: set[str], batch_size: int

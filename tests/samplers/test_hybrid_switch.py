@@ -18,16 +18,13 @@ from omegaconf import OmegaConf
 
 from samplers.uid import prompt_of
 from tests.fakes.transfer_queue import Fate, World
-from tests.samplers.test_replay_buffer import FATES, SIZES, Run
+from tests.samplers.test_replay_buffer import FATES, SIZES, Run, use_world
 
 pytest.importorskip("verl", reason="the replay buffers and the switch are verl's")
 
 from verl.trainer.config import HybridRolloutSwitchConfig
-from verl.trainer.ppo.v1 import replay_buffer as verls
 from verl.trainer.ppo.v1 import trainer_separate_async as verls_trainer
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode, PPOTrainerSeparateAsync
-
-from samplers import replay_buffer as ours
 
 VerlsTrainer: Any = PPOTrainerSeparateAsync  # its decorator has no types
 TRAIN, GENERATE = HybridEngineMode.TRAINER, HybridEngineMode.ROLLOUT
@@ -121,10 +118,7 @@ def simulated(
 ) -> SwitchedRun:
     """A run in a world of its own."""
     world = World(fates=fates, source_of=lambda uid: prompt_of(uid)[0], rng=random.Random(seed))
-    for module in (verls, ours):
-        patch.setattr(module, "tq", world)
-    patch.setattr(verls, "time", world)
-    patch.setattr(verls, "VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS", 10**9)
+    use_world(patch, world)
     patch.setattr(verls_trainer, "time", SimpleNamespace(perf_counter=world.time))
     return SwitchedRun(path / "ledger.jsonl", world, **options)
 

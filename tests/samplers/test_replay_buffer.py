@@ -53,7 +53,7 @@ class Run:
         self.warmup = options.pop("warmup", 1)
         self.max_staleness = options.pop("max_staleness", {})
         self.ahead = options.pop("ahead", None)
-        self.bound = options.get("max_off_policy_threshold", 8)
+        self.bound = options.get("max_off_policy_threshold", 8) or 10**9
         self.limits = {
             "max_wait_s": options.pop("max_wait_s", 1e9),
             "max_replacements": options.pop("max_replacements", 10**6),
@@ -188,17 +188,21 @@ class Run:
         return Counter(entry.outcome for entry in entries)
 
 
+def use_world(patch: pytest.MonkeyPatch, world: World) -> None:
+    """Let verl's buffers and ours use the world as TransferQueue and as clock."""
+    for module in (verls, ours, queue_view):
+        patch.setattr(module, "tq", world)
+    patch.setattr(verls, "time", world)
+    patch.setattr(verls, "VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS", 10**9)
+
+
 @pytest.fixture
 def simulate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Makes runs in worlds of their own."""
 
     def make(mode: str, fates: dict[str, Fate] = FATES, seed: int = 0, **options: Any) -> Run:
         world = World(fates=fates, source_of=lambda uid: prompt_of(uid)[0], rng=random.Random(seed))
-        monkeypatch.setattr(verls, "tq", world)
-        monkeypatch.setattr(ours, "tq", world)
-        monkeypatch.setattr(queue_view, "tq", world)
-        monkeypatch.setattr(verls, "time", world)
-        monkeypatch.setattr(verls, "VERL_REPLAY_BUFFER_DEBUG_INTERVAL_SECONDS", 10**9)
+        use_world(monkeypatch, world)
         return Run(tmp_path / f"{mode}{seed}.jsonl", world, mode, **options)
 
     return make
@@ -295,12 +299,9 @@ def test_any_rates_and_latencies_leave_every_batch_exact(
         source: Fate(filtered=share * 0.9, failed=share * 0.1, latency=(0, ticks))
         for source, (share, ticks) in fates.items()
     }
+    world = World(fates=own, source_of=lambda uid: prompt_of(uid)[0], rng=random.Random(seed))
     with pytest.MonkeyPatch.context() as patch:
-        world = World(fates=own, source_of=lambda uid: prompt_of(uid)[0], rng=random.Random(seed))
-        patch.setattr(verls, "tq", world)
-        patch.setattr(ours, "tq", world)
-        patch.setattr(queue_view, "tq", world)
-        patch.setattr(verls, "time", world)
+        use_world(patch, world)
         options: dict[str, Any] = MODES[name] | {"batch_size": 5 * scale}
         run = Run(tmp_path_factory.mktemp("run") / "ledger.jsonl", world, **options)
         for _ in range(15):
