@@ -32,6 +32,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import (
     apply_greedy_sampling_params,
 )
 
+from agent_loop.loop_lag import spare_full_collections
 from agent_loop.seeds import seed_from
 from agent_loop.tools.client import shared_client
 from agent_loop.tools.protocol import ToolError
@@ -72,10 +73,12 @@ class MixedAgentLoopWorker(_VerlWorker):
         self._baselines: dict[str, asyncio.Task[float | None]] = {}  # by uid
         self._written: defaultdict[str, list[str]] = defaultdict(list)
         """uid -> keys of the trajectories of its group in TransferQueue."""
+        spare_full_collections()
 
     async def generate_sequences(self, batch: Any) -> None:
         if self._watchdog is None:
             self._watchdog = asyncio.create_task(self.settings.watchdog.run())
+            self.settings.lag.start()
         if "step_seconds_left" in batch:  # a deadline would be on the clock of another process
             left = batch["step_seconds_left"]
             left_s = float(left[0] if isinstance(left, list) else left)
@@ -135,8 +138,12 @@ class MixedAgentLoopWorker(_VerlWorker):
         trace: bool = True,
         **row: Any,
     ) -> None:
+        lag = self.settings.lag
         with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
+            before = lag.now()
+            await self.settings.starts.enter()
             output = await self._run(sampling_params, trajectory, row)
+            output.extra_fields["mixed"]["loop_lag_s"] = lag.since(before)
             if (baseline := self._baselines.get(row["uid"])) is not None:
                 waits_for("baseline")
                 output.extra_fields["reward_baseline"] = await asyncio.shield(baseline)
@@ -297,11 +304,21 @@ def _engine_ends(model_config: Any) -> list[int]:
     return [i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None]
 
 
+# The config is kept too: otherwise a new object could get the id of a deleted one.
+_plain: dict[int, tuple[Any, dict[str, Any] | None]] = {}
+
+
 def _plain_settings(config: Any) -> dict[str, Any] | None:
     """The settings of a loop, if they are plain values; else None, and hydra must build the loop.
 
     `hydra.utils.instantiate` takes 4 ms of CPU, more than the rest of a short trajectory.
     """
+    if id(config) not in _plain:
+        _plain[id(config)] = config, _read_plain_settings(config)
+    return _plain[id(config)][1]
+
+
+def _read_plain_settings(config: Any) -> dict[str, Any] | None:
     if not isinstance(config.get("_target_"), str):
         return None
     settings = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
@@ -318,3 +335,18 @@ class MixedAgentLoopManager(AgentLoopManagerTQ):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(MixedAgentLoopWorker)
+        self._next_worker = 0
+
+    def generate_sequences(self, prompts: Any) -> None:
+        """Deal prompts to the workers, each as many as the others, give or take one prompt.
+
+        verl gives 33 prompts to 17 of 32 workers, and each single prompt that replaces another to
+        the first worker.
+        """
+        workers = self.agent_loop_workers
+        each, more = divmod(len(prompts), len(workers))
+        sizes = [each + (at < more) for at in range(len(workers) if each else more)]
+        order = [(self._next_worker + at) % len(workers) for at in range(len(sizes))]
+        self._next_worker = (self._next_worker + more) % len(workers)
+        parts = zip(order, prompts.split(sizes), strict=True)
+        ray.get([workers[at].generate_sequences.remote(part) for at, part in parts])

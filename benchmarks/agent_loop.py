@@ -1,6 +1,7 @@
 """What an agent loop costs beside verl's ToolAgentLoop, when engine and tools answer at once.
 
     python -m benchmarks.agent_loop [--model FOLDER] [--quick]
+    python -m benchmarks.agent_loop --latency [--at-once 2048] [--tokens 512] [--token-ms 25]
 
 One trajectory after the other, and 1,000 at once that wait for each other in every turn. Each is
 run as its worker runs it: ours by `MixedAgentLoopWorker`, verl's by `AgentLoopWorkerTQ`, without
@@ -9,6 +10,11 @@ What differs: ours judges the answer (one hidden test; verl leaves that to anoth
 writes the trajectory's record; verl's puts its tool's schema into the prompt, ours as much text
 on tags. CPU is of the process, threads included. The tokenizer is trained here unless a folder
 names one with a Qwen template.
+
+With `--latency`: so many trajectories at once in one worker, with an engine and a tool that take as
+long as real ones (lognormal), and verl's tensors for the transfer queue, without the queue. Printed
+are the CPU of a turn, and how late the event loop ran, from the start of all of them to the end of
+the last.
 """
 
 import argparse
@@ -17,6 +23,7 @@ import gc
 import json
 import logging
 import os
+import random
 import statistics
 import time
 import tracemalloc
@@ -26,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -35,6 +43,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
+from agent_loop.loop_lag import LoopLag, spare_full_collections
 from agent_loop.loop_worker import MixedAgentLoopWorker
 from agent_loop.tools import client as tool_client
 from agent_loop.tools.client import ToolClient
@@ -60,6 +69,18 @@ TRACED = 200
 ROUNDS = 7
 TRAJECTORIES = 24
 """One after the other in a round."""
+
+AT_ONCE = 2048
+TOOL_S = 0.5
+"""Median time of a call where latencies are real."""
+
+SPREAD = 0.5
+"""Of the logarithm of a latency: one in a hundred takes three times the median."""
+
+GROUP = 16
+"""Trajectories of a prompt, which start together."""
+
+MOST_LAG_MS = 100
 
 VOCABULARY = 8192
 MODEL_TYPE = "qwen2"
@@ -196,18 +217,39 @@ class Engine:
         )
 
 
+class LatentEngine(Engine):
+    """Answers after the time that a real engine takes for the tokens."""
+
+    def __init__(self, script: Sequence[list[int]], token_s: float) -> None:
+        super().__init__(script)
+        self._token_s, self._rng = token_s, random.Random(0)
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], **rest: Any) -> TokenOutput:
+        tokens = len(self._script[self._said[request_id]])
+        await asyncio.sleep(tokens * self._token_s * self._rng.lognormvariate(0.0, SPREAD))
+        return await super().generate(request_id, prompt_ids=prompt_ids, **rest)
+
+
 class InstantTools(ToolClient):
     """Our tool client without its server."""
 
     answer = ""
+    rng = random.Random(0)
+
+    median_s = 0.0
+    """Of a call's time."""
 
     async def call(self, call: ToolCall) -> ToolResult:
+        if self.median_s:
+            await asyncio.sleep(self.median_s * self.rng.lognormvariate(0.0, SPREAD))
         run = {"status": "Finished", "stdout": self.answer}
         return ToolResult(body={"status": "Success", "run_result": run})
 
 
 async def run_code(code: str) -> str:
     """verl's tool."""
+    if InstantTools.median_s:
+        await asyncio.sleep(InstantTools.median_s * InstantTools.rng.lognormvariate(0.0, SPREAD))
     return InstantTools.answer
 
 
@@ -218,9 +260,15 @@ class Unqueued:
     """A worker that keeps nothing in the transfer queue."""
 
     last: AgentLoopOutput | None = None
+    makes_tensors = False
+
+    reward_loop_worker_handles = None
+    distillation_enabled = False
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **row: Any) -> None:
         self.last = output
+        if self.makes_tensors:
+            await super()._agent_loop_postprocess(output, validate, **row)  # pyright: ignore
 
 
 class OurWorker(Unqueued, MixedAgentLoopWorker):
@@ -239,6 +287,7 @@ def make_worker(kind: type[Any], config: DictConfig, tokenizer: Any) -> Any:
     worker.tools = [FUNCTION_TOOL_REGISTRY["run_code"]]
     if kind is OurWorker:
         worker.settings = settings_of(config)
+        worker._is_seeded, worker._baselines, worker._route_shape = False, {}, None
     return worker
 
 
@@ -320,17 +369,17 @@ def words(tokenizer: Any, count: int) -> list[int]:
     return (tokenizer.encode(WORD, add_special_tokens=False) * count)[:count]
 
 
-def script(tokenizer: Any, speaks: str, turns: int) -> list[list[int]]:
+def script(tokenizer: Any, speaks: str, turns: int, tokens: int = TOKENS) -> list[list[int]]:
     """Token ids of each turn: words, then what it asks for; the last turn answers."""
 
     def filled(text: str) -> list[int]:
         tail = tokenizer.encode(text, add_special_tokens=False)
-        if len(tail) >= TOKENS:
+        if len(tail) >= tokens:
             raise ValueError(
-                f"no room for {len(tail)} tokens in a turn of {TOKENS}: {text!r}; this tokenizer's "
+                f"no room for {len(tail)} tokens in a turn of {tokens}: {text!r}; this tokenizer's "
                 "tokens are too short"
             )
-        return words(tokenizer, TOKENS - len(tail)) + tail
+        return words(tokenizer, tokens - len(tail)) + tail
 
     if speaks == "tags":  # a message that ends at a tag is stopped there
         ask, answer = f"\n<code>{PROGRAM}</code>", f"\n<answer>{PROGRAM}</answer>"
@@ -407,6 +456,57 @@ def all_at_once(contender: Contender, turns: list[list[int]], count: int, traced
         cpu_s=cpu_s,
         waiting_bytes=(held[-1] - held[0]) / count if traced else 0.0,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What so many trajectories with real latencies cost one event loop."""
+
+    wall_s: float
+    cpu_s: float
+    lags_ms: Sequence[float]
+    """p50, p99 and the largest, from the first to the last."""
+
+
+def with_latencies(
+    contender: Contender, turns: list[list[int]], count: int, token_s: float
+) -> Load:
+    """Run so many trajectories at once, in groups as verl's worker starts them."""
+
+    async def put(**_: Any) -> None:
+        await asyncio.sleep(0)
+
+    async def group(first: int) -> None:
+        sessions = range(first, min(first + GROUP, count))
+        await asyncio.gather(*[asyncio.create_task(contender.run(each)) for each in sessions])
+
+    async def play() -> Load:
+        await keep_tools_at_hand([contender])
+        contender.plug(Engine(turns))
+        await contender.run()
+        contender.plug(LatentEngine(turns, token_s))
+        if isinstance(contender.worker, MixedAgentLoopWorker):  # as its constructor does
+            spare_full_collections()
+        lag = LoopLag()
+        lag.start()
+        wall, cpu = time.perf_counter(), time.process_time()
+        await asyncio.gather(*[asyncio.create_task(group(i)) for i in range(0, count, GROUP)])
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        lag.stop()
+        nothing = (0,) * len(lag.now())
+        lags = [lag.since(nothing, share) for share in (0.5, 0.99, 1.0)]
+        return Load(wall_s=wall, cpu_s=cpu, lags_ms=[1e3 * each for each in lags])
+
+    InstantTools.median_s, contender.worker.makes_tensors = TOOL_S, True
+    thresholds = gc.get_threshold()
+    keep, tq.async_kv_batch_put = tq.async_kv_batch_put, put
+    try:
+        return asyncio.run(play())
+    finally:
+        tq.async_kv_batch_put = keep
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+        InstantTools.median_s, contender.worker.makes_tensors = 0.0, False
 
 
 def memory() -> int:
@@ -543,18 +643,21 @@ def a_rollout() -> Rollout:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def config_with(style: str) -> DictConfig:
-    """The run config with room for eight turns."""
+def config_with(style: str, tokens: int = TOKENS) -> DictConfig:
+    """The run config with room for eight turns of so many tokens."""
+    turn = 4 * tokens
+    response = 8 * turn
     overrides = [
         "mixed.run_dir=/tmp/benchmark",
         "data.train_files=[a]",
         "data.val_files=[b]",
         "actor_rollout_ref.model.path=c",
         "data.max_prompt_length=1024",
-        "data.max_response_length=2048",
+        f"data.max_response_length={response}",
         f"mixed.turns.observation_style={style}",
         "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=9",
-        "actor_rollout_ref.rollout.multi_turn.max_turn_length=256",
+        f"actor_rollout_ref.rollout.multi_turn.max_turn_length={turn}",
+        "mixed.deadlines.trajectory_s=3600",
         "actor_rollout_ref.rollout.multi_turn.max_tool_response_length=4096",
         "actor_rollout_ref.rollout.multi_turn.format=hermes",
     ]
@@ -567,11 +670,39 @@ def verdict(ours: float, verls: float) -> str:
     return f"{ratio:.2f}x | {'met' if ratio <= 1 else 'MISSED'}"
 
 
+def print_latencies(
+    contenders: Sequence[Contender], tokenizer: Any, count: int, tokens: int, token_s: float
+) -> None:
+    """The table of `--latency`."""
+    turns = TOGETHER_TURNS
+    print(
+        f"{os.cpu_count()} cores. **{count:,} at once in one worker**, {turns} turns of {tokens} "
+        f"sampled tokens, {1e3 * token_s:g} ms a token and {TOOL_S:g} s a call in the median\n"
+    )
+    print("| contender | wall | turns a second | CPU per turn | lag p50 | p99 | goal | longest |")
+    print("|---|---:|---:|---:|---:|---:|---|---:|")
+    for contender in contenders:
+        told = script(tokenizer, contender.speaks, turns, tokens)
+        seen = with_latencies(contender, told, count, token_s)
+        p50, p99, longest = seen.lags_ms
+        end = "met" if p99 < MOST_LAG_MS else "MISSED"
+        print(
+            f"| {contender.name} | {seen.wall_s:.0f} s | {turns * count / seen.wall_s:.0f} "
+            f"| {1e3 * seen.cpu_s / (turns * count):.2f} ms | {p50:.0f} ms | {p99:.0f} ms | {end} "
+            f"| {longest:.0f} ms |",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", help="folder with a tokenizer that has a Qwen chat template")
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--latency", action="store_true", help="only: real latencies")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="trajectories of --latency")
+    parser.add_argument("--tokens", type=int, default=512, help="of a turn of --latency")
+    parser.add_argument("--token-ms", type=float, default=25.0, help="of a token of --latency")
     arguments = parser.parse_args()
     rounds, each = (3, 8) if arguments.quick else (ROUNDS, TRAJECTORIES)
     logging.getLogger("verl").setLevel(logging.ERROR)
@@ -588,7 +719,8 @@ def main() -> None:
         _agent_loop_registry[name] = {"_target_": loop}
     question = {"role": "user", "content": QUESTION}
     asked = [{"role": "system", "content": INSTRUCTIONS}, question]
-    inline, chat = config_with("inline"), config_with("chat")
+    sampled = arguments.tokens if arguments.latency else TOKENS
+    inline, chat = config_with("inline", sampled), config_with("chat", sampled)
     contenders = [
         Contender(
             name="verl: ToolAgentLoop",
@@ -615,6 +747,10 @@ def main() -> None:
             messages=[question],
         ),
     ]
+    if arguments.latency:
+        token_s = arguments.token_ms / 1e3
+        print_latencies(contenders, tokenizer, arguments.at_once, arguments.tokens, token_s)
+        return
     scripts = {
         turns: {how: script(tokenizer, how, turns) for how in ("tags", "hermes")} for turns in TURNS
     }

@@ -211,6 +211,16 @@ def staleness_metrics(trajectories: Sequence[TrainedTrajectory], current: int) -
     return metrics
 
 
+def loop_lag_metrics(trajectories: Iterable[TrainedTrajectory]) -> dict[str, float]:
+    """`mixed/loop_lag_s/p99`: how late event loops of agent loop workers ran, in seconds.
+
+    Each trajectory has the 99th percentile of its worker's lag while it ran; the metric is the 99th
+    percentile of these. Trajectories of a checkpoint of release 1.0.0 have none.
+    """
+    lags = [t.record["loop_lag_s"] for t in trajectories if "loop_lag_s" in t.record]
+    return {"mixed/loop_lag_s/p99": _percentile(lags, 99)} if lags else {}
+
+
 def eviction_metrics(prompts: Iterable[tuple[str, str]]) -> dict[str, float]:
     """`mixed/<source>/evicted/<outcome>`: replaced prompts; a missing metric means 0.
 

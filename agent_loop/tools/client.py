@@ -50,6 +50,10 @@ BACKOFF_CAP_S = 8.0
 CALLS_PER_TURN = 64
 """Calls that start in one pass of the event loop; see `LoopThrottle`."""
 
+LATE_S = 1.0
+"""If the event loop notices the end of a call's time so late, the loop stood still, and the answer
+may have been waiting: the server's breaker does not count the failure."""
+
 HEALTH_S = 2.0
 """Longest wait for the servers' `/health` before the first look into a shared store."""
 
@@ -262,6 +266,7 @@ class ToolClient:
 
     async def _call_in_time(self, call: ToolCall, timeout_s: float) -> ToolResult:
         progress = _Progress()
+        deadline = self._clock() + timeout_s
         try:
             async with timeout(timeout_s):
                 return await self._attempts(call, progress, timeout_s)
@@ -274,7 +279,8 @@ class ToolClient:
                     "rate_limit_per_minute, max_workers or timeout under tool_config",
                     tool=call.tool,
                 ) from error
-            self._servers.note_failure(server)
+            if self._clock() - deadline < LATE_S:
+                self._servers.note_failure(server)
             raise ToolTimeout(
                 f"no answer from {server.url} for tool={call.tool!r} within "
                 f"timeout={self._timeout_s} s; is the server up, and the rate limit high enough? "

@@ -26,6 +26,7 @@ from agent_loop.metrics.source_metrics import (
     TrajectoryTokens,
     eviction_metrics,
     groups_of,
+    loop_lag_metrics,
     prompts_per_source,
     ratio_error,
     source_metrics,
@@ -39,6 +40,7 @@ from agent_loop.training.alarms import (
     TooManyFaults,
     drift_problems,
     faults_by_group,
+    late_loops,
     loop_error,
     nothing_to_train,
 )
@@ -86,6 +88,9 @@ class Accounts(TrainerState):
         entries = self._write_ledger(trajectories)
         metrics.update(source_metrics(trajectories) | token_metrics(sums))
         metrics.update(staleness_metrics(trajectories, self.global_steps - 1))
+        metrics.update(loop_lag_metrics(trajectories))
+        if (late := late_loops(metrics.get("mixed/loop_lag_s/p99"))) is not None:
+            logger.warning("step=%d %s", self.global_steps, late)
         metrics.update(eviction_metrics((e.source, e.outcome) for e in entries))
         metrics.update(pace_metrics(self.replay_buffer.take_waits(), self.replay_buffer.lead))
         metrics.update(self._ratio_errors(prompts_per_source(trajectories)))

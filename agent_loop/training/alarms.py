@@ -1,4 +1,5 @@
-"""Alarms: too many lost trajectories, loops that raise, drift between loop and trainer.
+"""Alarms: too many lost trajectories, loops that raise, late event loops, drift between loop and
+trainer.
 
 They stop a run or are logged. Pure functions; no verl.
 """
@@ -14,6 +15,10 @@ from samplers.faults import GroupFaults, fault_of
 MIN_GROUPS = 3
 """A source's faults stop a run only after so many of its groups, or when the window is full: one
 failed request can lose a whole group."""
+
+MOST_LAG_S = 0.5
+"""`mixed/loop_lag_s/p99` above it is logged. A turn passes the event loop several times, and takes
+some seconds in the engine."""
 
 
 class TooManyFaults(RuntimeError):
@@ -105,6 +110,21 @@ def loop_error(trajectories: Sequence[TrainedTrajectory]) -> str | None:
         if t.record["loop_error"] is not None:
             return f"source={t.source} row_id={t.row_id}: {t.record['fault']}"
     return None
+
+
+def late_loops(lag_s: float | None) -> str | None:
+    """What to do about event loops of agent loop workers that run late; None if they do not.
+
+    Args:
+        lag_s: `mixed/loop_lag_s/p99`.
+    """
+    if lag_s is None or lag_s <= MOST_LAG_S:
+        return None
+    return (
+        f"mixed/loop_lag_s/p99={lag_s:.2f}: the event loops of agent loop workers run later than "
+        f"{MOST_LAG_S:g} s, so engines and tools wait for them; raise "
+        "actor_rollout_ref.rollout.agent.num_workers, or give the nodes more cores"
+    )
 
 
 def drift_problems(

@@ -12,9 +12,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from agent_loop.loop_lag import LoopLag
 from agent_loop.rewards import LOOPS_OWN, Reward, default_reward, reward_for
 from agent_loop.rewards.custom import LoopReward
 from agent_loop.rewards.terms import with_terms
+from agent_loop.tools.loop_throttle import LoopThrottle
 from agent_loop.turns.turn_loop import Budget
 from agent_loop.watchdog import Watchdog
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
@@ -24,6 +26,10 @@ logger = logging.getLogger(__name__)
 STRING_STOPS = frozenset({"hf", "vllm", "vllm_cpu"})
 """Backends that can stop at a string. vLLM needs a tokenizer for that, with which verl starts it
 (workers/rollout/vllm_rollout/vllm_async_server.py:328 at 0.9.1)."""
+
+STARTS_PER_PASS = 4
+"""Trajectories that start in one pass of the event loop. A start renders a prompt and takes some
+milliseconds; all trajectories of a step at once would stop the loop for seconds."""
 
 ROUTE_BACKENDS = frozenset({"vllm", "sglang"})
 """Backends that return the experts which they chose for each token."""
@@ -51,6 +57,12 @@ class LoopSettings:
     """Temperature and top_p of training, for sources that have none of their own."""
 
     watchdog: Watchdog
+    lag: LoopLag = field(default_factory=LoopLag)
+    """Lag of this process's event loop."""
+
+    starts: LoopThrottle = field(default_factory=lambda: LoopThrottle(STARTS_PER_PASS))
+    """Trajectories pass it when they start."""
+
     error_counts: Counter[str] = field(default_factory=Counter)
     """Kind of an error in a loop -> how often it occurred."""
 

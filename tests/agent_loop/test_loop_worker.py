@@ -2,11 +2,13 @@
 
 import asyncio
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,10 +17,12 @@ pytest.importorskip("verl")
 
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
+from verl.utils.tensordict_utils import assign_non_tensor_data, get_tensordict
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from agent_loop.loop_worker import MixedAgentLoopWorker
+from agent_loop.loop_lag import LoopLag
+from agent_loop.loop_worker import MixedAgentLoopManager, MixedAgentLoopWorker
 from agent_loop.seeds import seed_from
 from agent_loop.turn_agent_loop import _Engine
 from agent_loop.turns.engine_client import (
@@ -27,13 +31,13 @@ from agent_loop.turns.engine_client import (
     seeds_of_trajectory,
     turns_of_trajectory,
 )
-from agent_loop.turns.loop_settings import LoopSettings
+from agent_loop.turns.loop_settings import STARTS_PER_PASS, LoopSettings
 from agent_loop.turns.turn_loop import Budget, Stop
 from agent_loop.watchdog import Watchdog
 from config.schema import MixedConfig, ToolConfig
 from samplers.queue_view import ENDED
 from tests.fakes.real_tokenizers import real_tokenizer
-from tests.fakes.virtual_loop import run_virtual
+from tests.fakes.virtual_loop import VirtualLoop, run_virtual
 
 TOKENIZER = real_tokenizer("pieces")
 ROW = {
@@ -41,6 +45,14 @@ ROW = {
     "extra_info": {"row_id": "nq:1"},
     "reward_model": {"ground_truth": json.dumps({"target": ["ab"]})},
 }
+
+
+UID = f"{'0' * 32}.7.nq"
+OWN = {"uid": UID, "agent_name": "loop", "session_id": 0}
+TRAIN = {"validate": False, "step": 3}
+
+
+async def put_nothing(output: Any, validate: bool, **row: Any) -> None: ...
 
 
 class Loop:
@@ -88,6 +100,12 @@ class Hanging(Loop):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         await super().run(sampling_params, **row)
         await asyncio.Event().wait()
+
+
+class Slow(Loop):
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        await asyncio.sleep(4.0)
+        return await super().run(sampling_params, **row)
 
 
 class Swallowing(Loop):
@@ -229,6 +247,90 @@ async def test_a_server_that_nobody_waits_for_any_more_is_given_back():
     await asyncio.gather(waiting, return_exceptions=True)
     verls_client.answer.set()
     await verls_client.released.wait()
+
+
+class HeldPrompts:
+    """A worker that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        self.generate_sequences = self
+
+    def remote(self, batch: Any) -> None:
+        assert batch["global_steps"] == 3
+        self.prompts += list(batch["uid"])
+
+
+@given(st.integers(1, 7), st.lists(st.integers(1, 20), min_size=1, max_size=6))
+def test_workers_get_as_many_prompts_as_the_others_over_all_calls(workers, sizes):
+    manager: Any = object.__new__(MixedAgentLoopManager)
+    manager.agent_loop_workers = [HeldPrompts() for _ in range(workers)]
+    manager._next_worker = 0
+    given: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agent_loop.loop_worker.ray.get", lambda references: references)
+        for size in sizes:
+            uids = [f"u{len(given) + at}" for at in range(size)]
+            columns: Any = {"uid": np.array(uids, dtype=object)}
+            batch = get_tensordict(columns)
+            assign_non_tensor_data(batch, "global_steps", 3)
+            manager.generate_sequences(batch)
+            given += uids
+    held = [worker.prompts for worker in manager.agent_loop_workers]
+    assert sorted(uid for uids in held for uid in uids) == sorted(given)
+    assert max(map(len, held)) - min(map(len, held)) <= 1
+
+
+class Starting(Loop):
+    """Counts the passes of the event loop at its start."""
+
+    passes = 0
+    began: ClassVar[list[int]] = []
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        self.began.append(Starting.passes)
+        return await super().run(sampling_params, **row)
+
+
+def test_trajectories_that_start_together_leave_passes_of_the_loop_to_others(monkeypatch):
+    def count() -> None:
+        Starting.passes += 1
+        asyncio.get_running_loop().call_soon(count)
+
+    async def run() -> None:
+        asyncio.get_running_loop().call_soon(count)
+        trajectories = [worker._run_agent_loop({}, TRAIN, **row) for _ in range(9)]
+        await asyncio.gather(*trajectories)
+
+    monkeypatch.setattr(Starting, "began", [])
+    worker, row = worker_of(Starting, VerlsClient()), ROW | OWN
+    worker._agent_loop_postprocess = put_nothing
+    run_virtual(run())
+    assert len(Starting.began) == 9
+    assert max(Counter(Starting.began).values()) <= STARTS_PER_PASS
+
+
+def test_a_trajectory_has_the_lag_of_its_worker_in_its_record(monkeypatch):
+    worker = worker_of(Loop, VerlsClient())
+    lag = LoopLag(clock=lambda: asyncio.get_running_loop().time())
+    worker.settings = replace(worker.settings, lag=lag)
+    put: list[Any] = []
+
+    async def postprocess(output: Any, validate: bool, **row: Any) -> None:
+        put.append(output)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        lag.start()
+        loop.call_later(1.0, loop.stand_still, 2.0)
+        await worker._run_agent_loop({}, TRAIN, **ROW, **OWN)
+        lag.stop()
+
+    worker._agent_loop_postprocess = postprocess
+    worker._make_loop = lambda name: Slow(server_manager=worker.llm_client)
+    run_virtual(run())
+    assert 1.8 <= put[0].extra_fields["mixed"]["loop_lag_s"] <= 2.4
 
 
 # --- seeds and baselines ------------------------------------------------------------------------

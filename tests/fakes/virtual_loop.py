@@ -33,6 +33,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._clock.now
 
+    def stand_still(self, seconds: float) -> None:
+        """As if a callback ran so long: nothing else runs in the meantime."""
+        self._clock.now += seconds
+
 
 def run_virtual(work: Coroutine[Any, Any, T]) -> tuple[T, float]:
     """Run to the end; returns the result and the virtual seconds. No task may be left behind."""

@@ -13,6 +13,7 @@ from contextlib import suppress
 from statistics import median
 
 HISTORY = 50  # steps before a step that it is compared with
+MOST_LAG_S = 0.5  # as agent_loop.training.alarms, which is not imported here
 LEAST_HISTORY = 5  # steps that must come before a comparison
 _PERIODIC = ("testing", "save_checkpoint")
 """Phases that only some steps have: such a phase is compared with its own earlier times."""
@@ -92,6 +93,9 @@ class StepChecks:
         factor = metrics.get("mixed/limiter/rate_factor")
         if factor is not None and factor < 0.5:
             yield "limiter-slowed", "", f"mixed/limiter/rate_factor={factor:.2f}"
+        lag_s = metrics.get("mixed/loop_lag_s/p99")
+        if lag_s is not None and lag_s > MOST_LAG_S:
+            yield "loop-lag", "", f"mixed/loop_lag_s/p99={lag_s:.2f}"
         yield from self._slow(metrics)
 
     def _not_finite(self, metrics: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:

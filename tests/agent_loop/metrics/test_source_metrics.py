@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from agent_loop.metrics.source_metrics import (
     TrainedTrajectory,
     eviction_metrics,
+    loop_lag_metrics,
     prompts_per_source,
     ratio_error,
     source_metrics,
@@ -129,6 +130,14 @@ def test_staleness_is_counted_over_trained_tokens_by_the_oldest_weights_of_each_
         "mixed/nq/staleness/mean": pytest.approx(2 / 6),
         "mixed/nq/staleness/max": 1.0,
     }
+
+
+def test_the_lag_of_a_step_is_that_of_all_but_one_in_a_hundred_trajectories():
+    rows = [trajectory("nq", f"{i}", 1.0) for i in range(300)]
+    assert loop_lag_metrics(rows) == {}  # of a checkpoint of release 1.0.0
+    for at, row in enumerate(rows[1:]):
+        row.record["loop_lag_s"] = 0.2 if at < 297 else 9.0
+    assert loop_lag_metrics(rows) == {"mixed/loop_lag_s/p99": pytest.approx(0.2)}
 
 
 def test_ratio_error_is_the_largest_difference_in_prompts():

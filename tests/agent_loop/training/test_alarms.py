@@ -9,11 +9,13 @@ import pytest
 from agent_loop.metrics.source_metrics import TrainedTrajectory
 from agent_loop.training.alarms import (
     MIN_GROUPS,
+    MOST_LAG_S,
     FaultWindow,
     TooManyFaults,
     drift_problems,
     exceeds,
     faults_by_group,
+    late_loops,
     loop_error,
     nothing_to_train,
 )
@@ -195,3 +197,9 @@ def test_what_differs_from_the_loop_is_noticed(fault, changes, problem):
 
 def test_without_state_masking_all_bits_may_be_one():
     assert drift(rolled_out(), response_mask=[1] * 5, trained_tokens=5, state_masking=False) == []
+
+
+def test_event_loops_that_run_late_are_named_with_what_to_do():
+    assert late_loops(None) is late_loops(0.0) is late_loops(MOST_LAG_S) is None
+    words = late_loops(0.75) or ""
+    assert "mixed/loop_lag_s/p99=0.75" in words and "rollout.agent.num_workers" in words

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.training.alarms import FaultWindow
+from agent_loop.training.alarms import MOST_LAG_S, FaultWindow
 from agent_loop.watchdog import Watchdog
 from samplers.faults import GroupFaults
 from tests.verl_mixed.diagnose.failure_lines import FAILURES, HARMLESS
 from verl_mixed import cli
+from verl_mixed.diagnose import step_checks
 from verl_mixed.diagnose.diagnose import as_json, diagnose_tail, known, main
 from verl_mixed.diagnose.log_scan import Scan
 from verl_mixed.diagnose.signatures import (
@@ -374,6 +375,13 @@ def test_losses_of_a_source_and_a_slowed_limiter_are_named() -> None:
 
     assert counts_of(scan) == {"trajectories-lost": 1, "limiter-slowed": 1}
     assert scan.findings["trajectories-lost"].of == {"nq": 1}
+
+
+def test_event_loops_that_run_late_are_named() -> None:
+    log = record(1, mixed__loop_lag_s__p99=MOST_LAG_S) + record(2, mixed__loop_lag_s__p99=0.6)
+
+    assert counts_of(scanned(log)) == {"loop-lag": 1}
+    assert step_checks.MOST_LAG_S == MOST_LAG_S
 
 
 def test_a_slow_step_names_the_phase_that_grew() -> None:

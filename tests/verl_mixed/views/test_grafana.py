@@ -21,6 +21,7 @@ from agent_loop.metrics.exposition import Exposition, series_of
 from agent_loop.metrics.source_metrics import (
     TrainedTrajectory,
     eviction_metrics,
+    loop_lag_metrics,
     source_metrics,
     validation_metrics,
 )
@@ -84,7 +85,9 @@ def trajectory(uid: str) -> TrainedTrajectory:
     call = Call(turn=1, action="code", arguments="1 + 3", tool="calculate", status="ok", attempts=1)
     rollout.calls.append(call)
     rollout.turns.append(Turn(tokens=2, min_global_steps=0, max_global_steps=0))
-    return trained_of(rollout, "math", uid)
+    trained = trained_of(rollout, "math", uid)
+    trained.record["loop_lag_s"] = 0.01
+    return trained
 
 
 def step_metrics() -> dict[str, float]:
@@ -112,6 +115,7 @@ def step_metrics() -> dict[str, float]:
     )
     return {
         **dict.fromkeys((*OF_VERL, *OF_THE_TRAINER), 1.0),
+        **loop_lag_metrics([trajectory("a")]),
         **source_metrics([trajectory("a"), trajectory("b")]),
         **token_metrics([tokens]),
         **eviction_metrics([("math", "filtered")]),
