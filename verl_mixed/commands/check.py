@@ -21,8 +21,8 @@ Checks config and data, and starts nothing. The problems that it finds are:
   - ground truths that the reward cannot use
   - rows that occur twice, or both in training and in validation
 
-Takes the arguments of `train`. The config, the rows that TransferQueue must hold in a step and the
-prompts go to stdout, the problems to stderr.""",
+Takes the arguments of `train`. The config, an estimate of a step's tokens, memory and traffic, and
+the prompts go to stdout, the problems to stderr.""",
     """\
 PROFILE=laptop verl-mixed check
 verl-mixed check --config agent_config.yaml --config training_config.yaml
@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print config and prompts; exit 2 if there are problems."""
     from omegaconf import OmegaConf
 
-    from verl_mixed.checks.config.batches import stored_rows
+    from verl_mixed.checks.config.load import step_load
     from verl_mixed.checks.config.prompts import first_prompts
     from verl_mixed.launch.plan import make_plan
 
@@ -45,8 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     missing = plan.still_to_make()
     problems = plan.problems(data=not missing, machine=False) or _verls_problems(plan.config)
     print(OmegaConf.to_yaml(OmegaConf.create(plan.config)))
-    if (rows := stored_rows(plan.config)) is not None:
-        print(f"note: {rows}")
+    if (load := step_load(plan.config)) is not None:
+        print("--- estimate of a step")
+        for line in load.lines():
+            print(line)
+        print("---\n")
     if missing:
         print(f"note: {'; '.join(missing)}; data and model were not looked at")
     else:

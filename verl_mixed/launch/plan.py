@@ -16,6 +16,7 @@ from cluster.placement import UNITS_KEY, storage_units
 from config.lookup import at
 from config.schema import TOOL_CONFIG, ConfigError
 from samplers.rows.sources.demo import DEMO_SOURCES
+from verl_mixed.checks.config.load import WORKERS_KEY, loop_workers
 from verl_mixed.checks.config.structure import structure_problems
 from verl_mixed.checks.config.unknown import is_unknown, unknown_problems
 from verl_mixed.checks.config.unread import is_unread
@@ -191,6 +192,9 @@ def plan_of(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[
     store, units = at(resolved, UNITS_KEY.rpartition(".")[0]), storage_units(resolved)
     if store and at(resolved, UNITS_KEY) is None and units:
         store["num_data_storage_units"] = units
+    agent = at(resolved, WORKERS_KEY.rpartition(".")[0])
+    if agent and at(resolved, WORKERS_KEY) is None and (workers := loop_workers(resolved)):
+        agent["num_workers"] = workers
     return Plan(
         generated=generated,
         changed=changed,

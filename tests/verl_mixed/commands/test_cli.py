@@ -53,7 +53,8 @@ def test_check_prints_the_config_and_is_good_without_problems(
 
     screen = capsys.readouterr()
     assert "train_batch_size: 4" in screen.out
-    assert "note: TransferQueue holds up to 44 rows" in screen.out  # 24 are of validation
+    assert "--- estimate of a step" in screen.out
+    assert "\nTransferQueue holds up to 44 rows" in screen.out  # 24 are of validation
     assert "no problems" in screen.err
 
 

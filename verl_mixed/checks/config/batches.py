@@ -157,9 +157,6 @@ class StoredRows:
     validation: int
     """Rows of a validation."""
 
-    row_bytes: int
-    """Bytes of the longest row, without images, text and routes of experts."""
-
     units: int
     """Storage units that share the rows."""
 
@@ -179,21 +176,24 @@ class StoredRows:
         return (
             f"TransferQueue holds up to {self.rows:,} rows: {self.prompts:,} prompts a step x "
             f"{self.per_prompt} trajectories{own}, {self.ahead:g} batches ahead, and "
-            f"{self.validation:,} of validation; up to {self.rows * self.row_bytes / 1e6:,.0f} "
-            f"MB in {self.units} storage units, without images and routes of experts"
+            f"{self.validation:,} of validation; in {self.units} storage units"
         )
+
+    @staticmethod
+    def bytes_of(prompt_length: float, response_length: float) -> float:
+        """Bytes of a row with so many tokens, without images, text and routes of experts."""
+        return prompt_length * _PROMPT_BYTES + response_length * _RESPONSE_BYTES
 
 
 def stored_rows(config: Mapping[str, Any]) -> StoredRows | None:
     """What TransferQueue must hold; None for another store, or if a number is wrong."""
     batch, n = at(config, "data.train_batch_size"), at(config, f"{_ROLLOUT}.n")
-    lengths = [at(config, f"data.max_{part}_length") for part in ("prompt", "response")]
     mode = str(at(config, "trainer.v1.trainer_mode")).removeprefix("mixed_")
     ahead = at(config, f"trainer.v1.{mode}.num_warmup_batches", 0)
     if mode == "sync" and at(config, "algorithm.filter_groups.enable"):
         ahead = at(config, "algorithm.filter_groups.max_inflight_gen_batches", 1)
     units = storage_units(config)
-    if not all(map(is_count, (batch, n, *lengths, units))):
+    if not all(map(is_count, (batch, n, units))):
         return None  # the check of numbers reports it
     if not isinstance(ahead, int | float) or not math.isfinite(ahead):
         return None
@@ -205,7 +205,6 @@ def stored_rows(config: Mapping[str, Any]) -> StoredRows | None:
         keeps_prompts=mode != "sync",
         ahead=max(0, ahead),
         validation=_validation_rows(config),
-        row_bytes=lengths[0] * _PROMPT_BYTES + lengths[1] * _RESPONSE_BYTES,
         units=units,
     )
 

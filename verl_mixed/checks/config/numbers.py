@@ -75,6 +75,10 @@ KINDS: Mapping[str, tuple[Any, str]] = {
     f"{_ROLLOUT}.gpu_memory_utilization": _SHARE,
     f"{_ROLLOUT}.multi_turn.max_assistant_turns": _COUNT,
     f"{_ROLLOUT}.multi_turn.max_turn_length": (_Count | None, "a whole number >= 1, or null"),
+    f"{_ROLLOUT}.agent.num_workers": (
+        _Count | None,
+        "a whole number >= 1, or null for as many as the trajectories at once need",
+    ),
     f"{_STORE}.total_storage_size": (_Count | None, "a whole number >= 1, or null for no limit"),
     f"{_STORE}.num_data_storage_units": (
         _Count | None,

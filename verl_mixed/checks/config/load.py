@@ -1,0 +1,216 @@
+"""What a step asks of engines, agent loop workers and TransferQueue, estimated from the config.
+
+Pure arithmetic: nothing is measured here. `ASSUMED` has the numbers that no config knows, and
+`StepLoad.lines` prints them with the estimate.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.placement import need_of
+from config.lookup import at
+from verl_mixed.checks.config.algorithm import has_reference, is_count
+from verl_mixed.checks.config.batches import StoredRows, stored_rows
+from verl_mixed.checks.finding import Finding, warning
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+WORKERS_KEY = f"{_ROLLOUT}.agent.num_workers"
+
+LEAST_WORKERS = 8
+"""verl's default."""
+
+MOST_PER_WORKER = 2048
+"""Trajectories that one event loop serves at once with a lag below 100 ms
+(`python -m benchmarks.agent_loop --latency`)."""
+
+MEAN_SHARE = 0.5
+"""Assumed mean length of a response, as a share of its limit."""
+
+TOKEN_S = 0.02
+"""Assumed seconds in which an engine decodes a token of each of its trajectories."""
+
+TURN_CPU_S = 0.002
+TOKEN_CPU_S = 1e-6
+"""CPU seconds of an agent loop worker for a turn and for each of its tokens. The same benchmark
+measures 1.8 ms for a turn of 512 tokens and 10 ms for one of 8,192, without the queue."""
+
+
+def loop_workers(config: Mapping[str, Any]) -> int | None:
+    """Agent loop workers of a run.
+
+    Without a number in the config: 8, or one for each node, or so many that none holds more than
+    `MOST_PER_WORKER` trajectories at once, whichever is most. None if a number is wrong.
+    """
+    if (given := at(config, WORKERS_KEY)) is not None:
+        return given if is_count(given) else None
+    rows, need = stored_rows(config), need_of(config)
+    if rows is None or need is None:
+        return None
+    separate = at(config, "trainer.v1.trainer_mode") == "mixed_separate_async"
+    nodes = sum(at(config, f"{pool}.nnodes") for pool in ("trainer", *[_ROLLOUT] * separate))
+    return max(LEAST_WORKERS, nodes, math.ceil(rows.trajectories / MOST_PER_WORKER))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLoad:
+    """The load of one step. Every source counts with the most trajectories a prompt."""
+
+    rows: StoredRows
+    prompt_length: int
+    """Largest length of a prompt."""
+
+    response_length: int
+    """Largest length of a response."""
+
+    turns: int
+    """Most generations of a trajectory."""
+
+    workers: int
+    engines: int
+    at_once_per_engine: int
+    """Trajectories that an engine decodes at once; others wait in its queue."""
+
+    passes: int
+    """Times that training processes read the rows of a step."""
+
+    capacity: int | None
+    """Rows that TransferQueue may hold; None: no limit."""
+
+    @property
+    def trajectories(self) -> int:
+        """Of one step."""
+        return self.rows.prompts * self.rows.per_prompt
+
+    def tokens(self, share: float = MEAN_SHARE) -> float:
+        """Of one step, if responses have this share of their limit."""
+        return self.trajectories * (self.prompt_length + share * self.response_length)
+
+    def row_bytes(self, share: float = MEAN_SHARE) -> float:
+        """Of a row in TransferQueue, if its response has this share of its limit."""
+        return self.rows.bytes_of(self.prompt_length, share * self.response_length)
+
+    @property
+    def per_worker(self) -> int:
+        """Trajectories that an agent loop worker holds at once."""
+        return math.ceil(self.rows.trajectories / self.workers)
+
+    @property
+    def turns_per_s(self) -> float:
+        """Turns that all engines finish in a second."""
+        at_once = min(self.rows.trajectories, self.engines * self.at_once_per_engine)
+        return at_once / (self._turn_tokens * TOKEN_S)
+
+    @property
+    def worker_load(self) -> float:
+        """Share of a core that an agent loop worker needs."""
+        cpu_s = TURN_CPU_S + self._turn_tokens * TOKEN_CPU_S
+        return self.turns_per_s / self.workers * cpu_s
+
+    @property
+    def _turn_tokens(self) -> float:
+        return max(1.0, MEAN_SHARE * self.response_length / self.turns)
+
+    def lines(self) -> Iterator[str]:
+        """The estimate in words."""
+        rows, at_once = self.rows, self.rows.trajectories
+        mean, most = self.row_bytes(), self.row_bytes(1.0)
+        limit = "no limit" if self.capacity is None else f"a limit of {self.capacity:,}"
+        yield (
+            f"a step: {rows.prompts:,} prompts x {rows.per_prompt} = {self.trajectories:,} "
+            f"trajectories, {_number(self.tokens())} tokens, at most {_number(self.tokens(1.0))}"
+        )
+        yield (
+            f"at once: {at_once:,} trajectories ({rows.ahead:g} batches ahead of the step, "
+            f"{rows.validation:,} in a validation)"
+        )
+        yield (
+            f"engines: {self.engines:,}, for {math.ceil(at_once / self.engines):,} trajectories "
+            f"each, of which {self.at_once_per_engine:,} are decoded at once (max_num_seqs); "
+            f"{self.turns_per_s:,.1f} turns a second in all"
+        )
+        yield (
+            f"agent loop workers: {self.workers:,}, for {self.per_worker:,} trajectories each (an "
+            f"event loop serves {MOST_PER_WORKER:,}); {self.turns_per_s / self.workers:,.1f} turns "
+            f"a second each, {self.worker_load:.1%} of a core"
+        )
+        yield (
+            f"{rows}; {limit}; {_bytes(rows.rows * mean)} of memory, at most "
+            f"{_bytes(rows.rows * most)}"
+        )
+        traffic = self.trajectories * (1 + self.passes)
+        yield (
+            f"through TransferQueue: {_bytes(traffic * mean)} a step, at most "
+            f"{_bytes(traffic * most)}: a row is written once and read {self.passes} times"
+        )
+        yield (
+            f"assumed: prompts as long as their limit; responses {MEAN_SHARE:.0%} of theirs, in "
+            f"{self.turns} turns; {1e3 * TOKEN_S:g} ms a token in an engine; "
+            f"{1e3 * TURN_CPU_S:g} ms of CPU a turn and {1e6 * TOKEN_CPU_S:g} us a token in a "
+            "worker; no images, texts and routes of experts"
+        )
+
+
+def step_load(config: Mapping[str, Any]) -> StepLoad | None:
+    """The load of a step of a resolved config; None if a number that it needs is wrong."""
+    rows, workers, engines = stored_rows(config), loop_workers(config), _engines(config)
+    numbers = [
+        at(config, key)
+        for key in (
+            "data.max_prompt_length",
+            "data.max_response_length",
+            f"{_ROLLOUT}.multi_turn.max_assistant_turns",
+            f"{_ROLLOUT}.max_num_seqs",
+        )
+    ]
+    if rows is None or workers is None or engines is None or not all(map(is_count, numbers)):
+        return None
+    prompt_length, response_length, turns, at_once = numbers
+    old_log_probs = not at(config, "algorithm.rollout_correction.bypass_mode")
+    return StepLoad(
+        rows=rows,
+        prompt_length=prompt_length,
+        response_length=response_length,
+        turns=turns,
+        workers=workers,
+        engines=engines,
+        at_once_per_engine=at_once,
+        passes=1 + old_log_probs + has_reference(config),
+        capacity=at(config, "transfer_queue.backend.SimpleStorage.total_storage_size"),
+    )
+
+
+def _engines(config: Mapping[str, Any]) -> int | None:
+    """Engines of a run; None if a number is wrong."""
+    separate = at(config, "trainer.v1.trainer_mode") == "mixed_separate_async"
+    pool = _ROLLOUT if separate else "trainer"
+    gpus = [at(config, f"{pool}.{key}") for key in ("nnodes", "n_gpus_per_node")]
+    sizes = [
+        at(config, f"{_ROLLOUT}.{kind}_parallel_size", 1)
+        for kind in ("tensor_model", "data", "pipeline_model")
+    ]
+    if not all(map(is_count, (*gpus, *sizes))):
+        return None
+    return max(1, math.prod(gpus) // math.prod(sizes))
+
+
+def load_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Agent loop workers that hold more trajectories than an event loop serves."""
+    load = step_load(config)
+    if load is not None and load.per_worker > MOST_PER_WORKER:
+        needed = math.ceil(load.rows.trajectories / MOST_PER_WORKER)
+        yield warning(
+            "agent loop workers",
+            f"{WORKERS_KEY}={load.workers}: up to {load.per_worker:,} trajectories at once in each "
+            f"worker, whose event loop serves {MOST_PER_WORKER:,} without a lag",
+            f"set it to null, or to {needed} or more",
+        )
+
+
+def _number(value: float) -> str:
+    return f"{value / 1e6:,.1f}M" if value >= 1e6 else f"{value:,.0f}"
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 1e9:,.1f} GB" if value >= 1e9 else f"{value / 1e6:,.0f} MB"
