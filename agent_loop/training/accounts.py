@@ -46,8 +46,8 @@ from agent_loop.training.alarms import (
 )
 from agent_loop.training.retention import prune_trajectories, sampled_groups
 from agent_loop.training.run_folder import numbers_of, write_lines
-from agent_loop.training.trained_batch import read_token_sums, read_tokens
-from agent_loop.training.trainer_state import TrainerState
+from agent_loop.training.trained_batch import copy_of, parts, read_token_sums, read_tokens
+from agent_loop.training.trainer_state import Prepared, TrainerState
 from agent_loop.turns.observation_style import codec_of
 from agent_loop.turns.record import joined
 from samplers.ledger import LedgerEntry, Outcome
@@ -63,38 +63,43 @@ class Accounts(TrainerState):
             self._keep_accounts(batch, metrics)
         return batch
 
-    def _begin_token_sums(self, batch: KVBatchMeta) -> None:
-        """Add up the tokens of a batch in a thread, while the training processes update the
-        weights: all columns of the batch are there, and this process only waits."""
-        copied = KVBatchMeta(
-            partition_id=batch.partition_id, keys=list(batch.keys), tags=list(batch.tags)
+    def _begin_accounts(self, batch: KVBatchMeta) -> None:
+        """Read and compute in a thread, while the training processes update the weights: all
+        columns of the batch are there, and this process only waits."""
+        self._token_sums.append(self._reader.submit(read_token_sums, copy_of(batch)))
+        if self.local_trigger_step == self.parameter_sync_step - 1:  # the step is complete
+            self._prepared = self._reader.submit(self._prepare)
+
+    def _prepare(self) -> Prepared:
+        trajectories = self._trajectories
+        sums = [row for reading in self._token_sums for row in reading.result()]
+        written, sent = self._sampled(trajectories), self._shown(trajectories)
+        tokens = read_tokens(list({t.key: t for t in (*written, *sent)}.values()))
+        metrics = source_metrics(trajectories) | token_metrics(sums)
+        metrics |= staleness_metrics(trajectories, self.global_steps - 1)
+        metrics |= loop_lag_metrics(trajectories)
+        metrics |= self._drift(trajectories[:: self.mixed.drift.every], tokens)
+        advantages = {row.key: row.mean_advantage for row in sums}
+        return Prepared(
+            metrics=metrics, written=written, sent=sent, tokens=tokens, advantages=advantages
         )
-        self._token_sums.append(self._reader.submit(read_token_sums, copied))
 
     def _keep_accounts(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> None:
-        trajectories = self._trajectories
-        if not self._token_sums:  # the actor was not updated (trainer.critic_warmup)
-            self._begin_token_sums(batch)
-        sums = [row for reading in self._token_sums for row in reading.result()]
-        advantages = {row.key: row.mean_advantage for row in sums}
-        written, compared = self._sampled(trajectories), trajectories[:: self.mixed.drift.every]
-        sent = self._shown(trajectories)
-        needed = {t.key: t for t in (*written, *compared, *sent)}
-        tokens = read_tokens(list(needed.values()))
-        self._write_trajectories(written, tokens, advantages)
-        if sent:
+        if self._prepared is None:  # the actor was not updated (trainer.critic_warmup)
+            self._begin_accounts(batch)
+        assert self._prepared is not None
+        of, self._prepared = self._prepared.result(), None
+        self._write_trajectories(of.written, of.tokens, of.advantages)
+        if of.sent:
             decode, step = self.tokenizer.decode, self.global_steps
-            log_table(trajectory_rows(sent, tokens, advantages, decode, step=step), step)
-        entries = self._write_ledger(trajectories)
-        metrics.update(source_metrics(trajectories) | token_metrics(sums))
-        metrics.update(staleness_metrics(trajectories, self.global_steps - 1))
-        metrics.update(loop_lag_metrics(trajectories))
+            log_table(trajectory_rows(of.sent, of.tokens, of.advantages, decode, step=step), step)
+        entries = self._write_ledger(self._trajectories)
+        metrics.update(of.metrics)
         if (late := late_loops(metrics.get("mixed/loop_lag_s/p99"))) is not None:
             logger.warning("step=%d %s", self.global_steps, late)
         metrics.update(eviction_metrics((e.source, e.outcome) for e in entries))
         metrics.update(pace_metrics(self.replay_buffer.take_waits(), self.replay_buffer.lead))
-        metrics.update(self._ratio_errors(prompts_per_source(trajectories)))
-        metrics.update(self._drift(compared, tokens))
+        metrics.update(self._ratio_errors(prompts_per_source(self._trajectories)))
         metrics["mixed/state_masking"] = float(self._state_masking)
         self._step_metrics = metrics
         self.plan.trained = self.global_steps * self.plan.batch_size
@@ -150,18 +155,23 @@ class Accounts(TrainerState):
     def _drift(
         self, compared: list[TrainedTrajectory], tokens: Mapping[str, TrajectoryTokens]
     ) -> dict[str, float]:
-        """Decode some trained trajectories and compare the texts with those of their loops."""
+        """Decode some trained trajectories and compare the texts with those of their loops.
+
+        Args:
+            tokens: those that are read already, by key.
+        """
         decode = codec_of(self.tokenizer).decode
         drifted = 0
-        for trajectory in compared:
-            problems = drift_problems(trajectory, tokens[trajectory.key], decode)
-            drifted += bool(problems)
-            for problem in problems:
-                logger.warning(
-                    "step=%d drift: trajectory=%s source=%s row_id=%s: %s",
-                    *(self.global_steps, trajectory.key, trajectory.source, trajectory.row_id),
-                    problem,
-                )
+        for part in parts(compared, [t.response_tokens for t in compared]):
+            rest = read_tokens([t for t in part if t.key not in tokens])
+            for t in part:
+                problems = drift_problems(t, tokens.get(t.key) or rest[t.key], decode)
+                drifted += bool(problems)
+                for problem in problems:
+                    logger.warning(
+                        "step=%d drift: trajectory=%s source=%s row_id=%s: %s",
+                        *(self.global_steps, t.key, t.source, t.row_id, problem),
+                    )
         return {"mixed/drift/checked": float(len(compared)), "mixed/drift/found": float(drifted)}
 
     # --- the run's files ----------------------------------------------------------------------

@@ -8,6 +8,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens, groups_of
 from agent_loop.turns.trajectory import why_masked
 from samplers.faults import GroupFaults, fault_of
@@ -132,25 +134,26 @@ def drift_problems(
 ) -> list[str]:
     """Differences between a trained trajectory and what its agent loop recorded: in the mask, the
     log-probs where the mask is 0, and the text of each segment."""
-    ids, mask = tokens.response_ids.tolist(), tokens.response_mask.tolist()
-    log_probs = tokens.log_probs.tolist()
+    ids, mask, log_probs = tokens.response_ids, tokens.response_mask, tokens.log_probs
     record, segments = trajectory.record, tokens.texts["segments"]
     if not len(ids) == len(mask) == len(log_probs):
         return [f"{len(ids)} ids, {len(mask)} bits, {len(log_probs)} log-probs"]
     problems = []
-    if sum(mask) != trajectory.trained_tokens:
-        problems.append(f"{sum(mask)} bits are 1, its loop counted {trajectory.trained_tokens}")
+    if (ones := int(mask.sum())) != trajectory.trained_tokens:
+        problems.append(f"{ones} bits are 1, its loop counted {trajectory.trained_tokens}")
     if (why := why_masked(record)) is not None:
-        return problems + ([f"a {why} trajectory has mask 1"] if any(mask) else [])
+        return problems + ([f"a {why} trajectory has mask 1"] if mask.any() else [])
     # With mask 0 every log-prob is 0.0. With mask 1 it may be 0.0 too: a token that was certain.
     if record["state_masking"]:
-        bits = [int(author == "model") for author, _, n, _ in segments for _ in range(n)]
-        if mask != bits:
-            problems.append(f"mask 1 is not on the {sum(bits)} sampled tokens")
-        if any(log_prob and not bit for log_prob, bit in zip(log_probs, mask, strict=True)):
+        is_sampled = np.repeat(
+            [author == "model" for author, *_ in segments], [n for _, _, n, _ in segments]
+        )
+        if not np.array_equal(mask, is_sampled):
+            problems.append(f"mask 1 is not on the {is_sampled.sum()} sampled tokens")
+        if log_probs[mask == 0].any():
             problems.append("a token with mask 0 has a log-prob")
     for author, start, length, text in segments:
-        decoded = decode(ids[start : start + length])
+        decoded = decode(ids[start : start + length].tolist())
         # The filler token of an empty response is recorded without a text.
         if decoded != text and (author == "model" or text):
             problems.append(f"tokens from {start} say {decoded!r}, the loop acted on {text!r}")

@@ -13,7 +13,7 @@ statistic; and an update may have another number of rows than `ppo_mini_batch_si
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,6 @@ import numpy as np
 from omegaconf import open_dict
 from transfer_queue import KVBatchMeta
 
-from agent_loop.metrics.source_metrics import TrainedTrajectory
 from agent_loop.training.advantage import STATE_MASKED_REMAX, greedy_baselines
 from agent_loop.training.alarms import exceeds
 from agent_loop.training.estimators import WITHIN_GROUPS
@@ -30,6 +29,7 @@ from agent_loop.training.trained_batch import (
     FixedInfo,
     Sizes,
     chunks,
+    copy_of,
     fetch,
     fill_with_zeros,
     group_of,
@@ -82,11 +82,9 @@ class OptimizerSteps(TrainerState):
     ) -> KVBatchMeta:
         # Order by source and draw: the order in which groups finished must not matter.
         batch.reorder(sorted(range(len(batch)), key=lambda row: place_of(batch.keys[row])))
-        trajectories = read_trajectories(batch)
-        groups = self._check_composition(trajectories)
-        self._trajectories += trajectories  # separate_async: a step has several batches
-        self._trained = {t.key for t in trajectories if t.trained_tokens}
-        self._check_faults(trajectories)
+        groups = self._check_composition(batch.keys)
+        # Read while the training processes compute log-probs, see `_take_trajectories`.
+        self._reading = self._reader.submit(read_trajectories, copy_of(batch))
         per_update = min(self.config.actor_rollout_ref.actor.ppo_mini_batch_size, groups)
         start = self.local_trigger_step * groups // per_update
         quotas = [
@@ -100,21 +98,40 @@ class OptimizerSteps(TrainerState):
             write_temperatures(batch, self._temperatures, self._common_temperature)
         return batch
 
-    def _check_composition(self, trajectories: list[TrainedTrajectory]) -> int:
+    def _take_trajectories(self) -> None:
+        """Wait for the facts of the batch, and refuse a batch that lost too many trajectories.
+
+        Raises:
+            MixtureError: a row is of another source than its uid says.
+            TooManyFaults: see `_check_faults`.
+        """
+        trajectories = self._reading.result()
+        for t in trajectories:
+            if t.source != (planned := prompt_of(t.uid)[0]):
+                raise MixtureError(
+                    f"cannot train step={self.global_steps}: the row with row_id={t.row_id} has "
+                    f"data_source={t.source!r}, and was drawn for source={planned!r}; a dataset "
+                    "must not change a row's data_source"
+                )
+        self._trajectories += trajectories  # separate_async: a step has several batches
+        self._trained = {t.key for t in trajectories if t.trained_tokens}
+        self._check_faults(trajectories)
+
+    def _check_composition(self, keys: Sequence[str]) -> int:
         """Count the groups of a batch, and refuse sources that are not those of the plan.
 
         Raises:
             MixtureError: a group is missing, short, or of another source than planned.
         """
         sessions: dict[str, set[str]] = {}
-        trained: Counter[str] = Counter()
-        for t in trajectories:
-            if t.uid not in sessions:
-                trained[t.source] += 1
-            sessions.setdefault(t.uid, set()).add(t.key.split("_")[1])
+        for key in keys:
+            uid, session, _ = key.split("_")
+            sessions.setdefault(uid, set()).add(session)
+        trained = Counter(prompt_of(uid)[0] for uid in sessions)
         groups = self.config.data.train_batch_size // self.parameter_sync_step
         wanted = {source: count for source, count in self._quota(groups).items() if count}
-        short = [uid for uid, own in sessions.items() if len(own) < self._rollout_n(uid)]
+        wanted_n = {source: self._rollout_n(source) for source in trained}
+        short = [uid for uid, own in sessions.items() if len(own) < wanted_n[prompt_of(uid)[0]]]
         if trained != wanted or short:
             raise MixtureError(
                 f"cannot train step={self.global_steps}: planned prompts {wanted}, finished "
@@ -124,9 +141,8 @@ class OptimizerSteps(TrainerState):
             )
         return groups
 
-    def _rollout_n(self, uid: str) -> int:
-        source = self.mixed.sources[prompt_of(uid)[0]]
-        return source.rollout_n or self.config.actor_rollout_ref.rollout.n
+    def _rollout_n(self, source: str) -> int:
+        return self.mixed.sources[source].rollout_n or self.config.actor_rollout_ref.rollout.n
 
     def _sizes(self) -> Sizes:
         workers = self.actor_rollout_wg
@@ -174,6 +190,7 @@ class OptimizerSteps(TrainerState):
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = super()._compute_old_log_prob(self._with_row_temperatures(batch), metrics)
+        self._take_trajectories()
         warn, limit = self.mixed.drift.warn_probs_diff, self.mixed.max_probs_diff
         # Without state masking the batch holds tool tokens, whose log-prob in the rollout is 0.
         is_compared = metrics.get("training/rollout_probs_diff_valid") and self._state_masking
@@ -287,7 +304,7 @@ class OptimizerSteps(TrainerState):
             rows = self._valid_rows_per_update(batch)
             info = {**(batch.extra_info or {}), "global_batch_size": rows}
             batch.extra_info = FixedInfo(info, fixed)
-        self._begin_token_sums(batch)
+        self._begin_accounts(batch)
         with self._verl_reads_rows_per_update():
             return super()._update_actor(batch, metrics)
 

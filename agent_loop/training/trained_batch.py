@@ -6,7 +6,7 @@ verl adapter: `KVBatchMeta` and the padding of trainer/ppo/padding_utils.py at 0
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transfer_queue as tq
@@ -30,6 +30,8 @@ COMPARED_ROWS = 4096
 
 TOKENS_AT_ONCE = 1 << 22
 """Tokens whose values are read from TransferQueue together; some 100 MB with all columns."""
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,13 @@ def is_padding(tag: Mapping[str, Any]) -> bool:
 def real_keys(batch: KVBatchMeta) -> list[str]:
     """Keys of the rows that are not padding."""
     return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
+
+
+def copy_of(batch: KVBatchMeta) -> KVBatchMeta:
+    """The batch as it is now, for another thread: verl reorders its own."""
+    return KVBatchMeta(
+        partition_id=batch.partition_id, keys=list(batch.keys), tags=list(batch.tags)
+    )
 
 
 def fetch(batch: KVBatchMeta, keys: Sequence[str], fields: Sequence[str]) -> Any:
@@ -194,21 +203,31 @@ def read_baselines(batch: KVBatchMeta) -> dict[str, float | None]:
 
 
 def read_trajectories(batch: KVBatchMeta) -> list[TrainedTrajectory]:
-    """The facts of the rows of a batch, without padding and without their tokens."""
+    """The facts of the rows of a batch, without padding and without their tokens.
+
+    TransferQueue takes 15 microseconds for each value that is not a tensor, so what is the same in
+    a group is read of one row.
+    """
     tags = {
         key: tag for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)
     }
     keys = list(tags)
-    data = fetch(batch, keys, ["data_source", "row_id", "extra_fields"])
-    columns = (values(data, name) for name in ("data_source", "row_id", "extra_fields"))
-    older = _trained_tokens_of_older(batch, keys, values(data, "extra_fields"))
+    first_key: dict[str, str] = {}
+    for key in keys:
+        first_key.setdefault(group_of(key), key)
+    data = fetch(batch, list(first_key.values()), ["data_source", "row_id"])
+    sources, row_ids = (
+        dict(zip(first_key, values(data, name), strict=True)) for name in ("data_source", "row_id")
+    )
+    extra_fields = values(fetch(batch, keys, ["extra_fields"]), "extra_fields")
+    older = _trained_tokens_of_older(batch, keys, extra_fields)
     return [
         TrainedTrajectory(
             key=key,
             uid=group_of(key),
             draw=prompt_of(group_of(key))[1],
-            source=source,
-            row_id=row_id,
+            source=sources[group_of(key)],
+            row_id=row_ids[group_of(key)],
             reward=float(extra["mixed"]["reward_parts"]["score"]),
             acc=float(extra["reward_extra_info"].get("acc", 0.0)),
             prompt_tokens=tags[key]["prompt_len"],
@@ -216,7 +235,7 @@ def read_trajectories(batch: KVBatchMeta) -> list[TrainedTrajectory]:
             trained_tokens=extra["mixed"].get("trained_tokens", older.get(key, 0)),
             record=extra["mixed"],
         )
-        for key, source, row_id, extra in zip(keys, *columns, strict=True)
+        for key, extra in zip(keys, extra_fields, strict=True)
     ]
 
 
@@ -238,8 +257,14 @@ def _trained_tokens_of_older(
 
 def read_tokens(trajectories: Sequence[TrainedTrajectory]) -> dict[str, TrajectoryTokens]:
     """Key -> tokens and texts of some trajectories that are trained in this step."""
-    if not trajectories:
-        return {}
+    return {
+        key: tokens
+        for part in parts(trajectories, [t.response_tokens for t in trajectories])
+        for key, tokens in _read_tokens(part).items()
+    }
+
+
+def _read_tokens(trajectories: Sequence[TrainedTrajectory]) -> dict[str, TrajectoryTokens]:
     keys = [t.key for t in trajectories]
     names = ["prompts", "responses", "response_mask", "rollout_log_probs"]
     data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=names)
@@ -261,20 +286,28 @@ def read_tokens(trajectories: Sequence[TrainedTrajectory]) -> dict[str, Trajecto
     }
 
 
-def chunks(batch: KVBatchMeta) -> Iterator[list[str]]:
-    """The keys of a batch without padding, in parts of at most `TOKENS_AT_ONCE` tokens of responses
-    or one row."""
-    part, tokens = list[str](), 0
-    for key, tag in zip(batch.keys, batch.tags, strict=True):
-        if is_padding(tag):
-            continue
-        if part and tokens + tag["response_len"] > TOKENS_AT_ONCE:
+def parts(rows: Sequence[Row], lengths: Sequence[int]) -> Iterator[list[Row]]:
+    """The rows in their order, in parts of one row or at most `TOKENS_AT_ONCE` tokens.
+
+    Args:
+        rows: (B,) keys or trajectories.
+        lengths: (B,) tokens of each response.
+    """
+    part, tokens = list[Row](), 0
+    for row, length in zip(rows, lengths, strict=True):
+        if part and tokens + length > TOKENS_AT_ONCE:
             yield part
             part, tokens = [], 0
-        part.append(key)
-        tokens += tag["response_len"]
+        part.append(row)
+        tokens += length
     if part:
         yield part
+
+
+def chunks(batch: KVBatchMeta) -> Iterator[list[str]]:
+    """The keys of a batch without padding, in `parts`."""
+    tags = [tag for tag in batch.tags if not is_padding(tag)]
+    return parts(real_keys(batch), [tag["response_len"] for tag in tags])
 
 
 def read_token_sums(batch: KVBatchMeta) -> list[TokenSums]:

@@ -63,7 +63,8 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         self.trajectory_dir = run_dir / "trajectories"
         self._faults = FaultWindow(self.mixed.infra_error_limit, self.mixed.infra_error_window)
         self._rows_per_update = 0
-        self._trajectories, self._token_sums, self._trained = [], [], set()
+        self._trajectories, self._trained = [], set()
+        self._token_sums, self._prepared = [], None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="mixed-tokens")
         self._writer = FileWriter()
         self._miscounted = Counter()
@@ -193,7 +194,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         # verl leaves the value of the last step here until it samples.
         self.local_trigger_step = 0
         self._step_began = time.monotonic()
-        self._trajectories, self._token_sums = [], []
+        self._trajectories, self._token_sums, self._prepared = [], [], None
         super().on_step_begin()
 
     def _init_resource_pool_mgr(self) -> None:

@@ -2,11 +2,12 @@
 
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from agent_loop.metrics.exposition import Exposition
-from agent_loop.metrics.source_metrics import TrainedTrajectory
+from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens
 from agent_loop.metrics.token_metrics import TokenSums
 from agent_loop.tools.limiter import Limiter
 from agent_loop.training.alarms import FaultWindow
@@ -16,6 +17,22 @@ from config.schema import MixedConfig
 from samplers.ledger import Ledger
 from samplers.mixture_plan import MixturePlan
 from samplers.replay_buffer import MixedReplayBuffer, MixedReplayBufferAsync
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What is read and computed of a step's trajectories while the last update runs."""
+
+    metrics: dict[str, float]
+    written: list[TrainedTrajectory]
+    sent: list[TrainedTrajectory]
+    """Trajectories for Weights & Biases."""
+
+    tokens: dict[str, TrajectoryTokens]
+    """Of the trajectories that are written or sent, by key."""
+
+    advantages: dict[str, float | None]
+    """Of all trajectories, by key."""
 
 
 class TrainerState:
@@ -55,6 +72,9 @@ class TrainerState:
     _exposition: Exposition
     _faults: FaultWindow
     _state_masking: bool
+    _reading: Future[list[TrainedTrajectory]]
+    """The facts of the current batch, until `_take_trajectories`."""
+
     _trajectories: list[TrainedTrajectory]
     """Trajectories of this step so far."""
 
@@ -62,9 +82,14 @@ class TrainerState:
     """Keys of the rows of the current batch that have a token with mask 1."""
 
     _token_sums: list[Future[list[TokenSums]]]
-    """Sums over the tokens of each batch of this step, which `_reader` computes."""
+    """Sums over the tokens of each batch of this step."""
+
+    _prepared: Future[Prepared] | None
+    """What this step's accounts need of its trajectories; None until its last update."""
 
     _reader: ThreadPoolExecutor
+    """One thread that reads from TransferQueue, while the trainer waits for other processes."""
+
     _writer: FileWriter
     _rows_per_update: int
     """Rows of one optimizer update, padding included, over all ranks."""

@@ -93,7 +93,7 @@ def test_groups_in_flight_that_do_not_end_make_a_source_slow_before_one_has_ende
     assert flights.means(quotas) == {"fast": 1.0, "slow": 1.0}
     for _ in range(10):
         flights.elapse(1.0, {"fast": 5, "slow": 5})
-        flights.end("fast", 5, 5.0)
+        flights.end("fast", 5, 5)
     means = flights.means(quotas)
     assert means["fast"] == pytest.approx(1.0, abs=0.1)
     assert means["slow"] > 20 * means["fast"]
@@ -104,9 +104,9 @@ def test_seconds_are_latency_over_yield_whatever_was_before(groups, latency_s, s
     """`share` of the groups can be trained, and another latency was measured before."""
     flights, kept = FlightTimes(), max(1, round(groups * share))
     flights.elapse(1000.0, {"a": 40})
-    flights.end("a", 40, 10.0)
+    flights.end("a", 40, 10)
     for _ in range(2000):
         flights.elapse(latency_s, {"a": groups})
-        flights.end("a", kept, 10.0)
+        flights.end("a", kept, 10)
     wanted = latency_s * groups / kept
     assert flights.means({"a": 1.0})["a"] == pytest.approx(wanted, rel=0.05)

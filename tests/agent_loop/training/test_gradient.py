@@ -29,7 +29,6 @@ from verl.workers.config import ActorConfig
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from verl.workers.utils.losses import ppo_loss
 
-from agent_loop.training import trained_batch
 from agent_loop.training.advantage import compute_state_masked_grpo_advantage
 from agent_loop.training.trainer import MixedSyncTrainer
 
@@ -188,35 +187,25 @@ def make_trainer(rows: Sequence[Row], mode: str, updates: int = 1) -> Any:
     )
     trainer._rows_per_update = len(rows) // updates
     trainer._temperatures = {}
+    trainer._trained = {key for key, row in zip(keys_of(rows), rows, strict=True) if any(row.mask)}
+    trainer._begin_accounts = lambda _: None
     return trainer
 
 
-class Queue:
-    """TransferQueue with the masks of the rows `0_0_0`, `1_0_0`, ..."""
-
-    rows: Sequence[Row] = ()
-
-    def kv_batch_get(self, *, keys: list[str], **_: Any) -> dict[str, torch.Tensor]:
-        own = [self.rows[int(key.split("_")[0])] for key in keys]
-        return {"response_mask": _nested([torch.tensor(row.mask) for row in own])}
-
-
-QUEUE = Queue()
+def keys_of(rows: Sequence[Row]) -> list[str]:
+    return [f"{i}_0_0" for i in range(len(rows))]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_process() -> Iterator[None]:
-    """A process group of one, in memory, and a queue that holds the rows."""
+    """A process group of one, in memory."""
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trained_batch, "tq", QUEUE)
-        yield
+    yield
     torch.distributed.destroy_process_group()
 
 
 def meta(rows: Sequence[Row]) -> KVBatchMeta:
-    QUEUE.rows = rows
-    keys = [f"{i}_0_0" for i in range(len(rows))]
+    keys = keys_of(rows)
     return KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train", extra_info={})
 
 

@@ -132,7 +132,9 @@ class Books:
             self.read = list(next(batch_of))
             keys = [t.key for t in self.read]
             batch = KVBatchMeta(partition_id="train", keys=keys, tags=[{} for _ in keys])
-            return trainer._balance_batch(batch, metrics)
+            batch = trainer._balance_batch(batch, metrics)
+            trainer._take_trajectories()
+            return batch
 
         trainer._step_once = step_once
         monkeypatch.setattr(optimizer_steps, "read_trajectories", lambda _: self.read)
@@ -222,7 +224,7 @@ def compared(
     trainer.mixed = MixedConfig.model_construct(**mixed)
     trainer._state_masking, trainer._temperatures = True, {}
     trainer.global_steps, trainer.trainer_mode = 1, "sync"
-    trainer._trained = set(ROW.keys)
+    trainer._trained, trainer._take_trajectories = set(ROW.keys), lambda: None
     columns = {
         "rollout_log_probs": torch.tensor([ours]),
         "old_log_probs": torch.tensor([theirs]),
