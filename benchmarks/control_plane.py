@@ -693,6 +693,7 @@ def run(job: Job) -> dict[str, Any]:
         clock, marks, seen = Clock(), [], {}
         if not job.every:  # the measurement itself takes longer than a small step
             measure(trainer, clock)
+            clock.wrap(manager, "generate_sequences", "verl: prompts")
         step, end = trainer.step, trainer.on_step_end
 
         def begin(metrics: Any, timing_raw: Any) -> Any:
