@@ -451,3 +451,58 @@ def test_a_group_name_says_its_prompt_and_splits_as_verl_needs(source: str, draw
     uid = make_uid(source, draw)
     assert prompt_of(uid) == (source, draw)
     assert f"{uid}_3_0".split("_") == [uid, "3", "0"]
+
+
+def test_a_poll_asks_for_what_ended_and_never_for_everything(simulate, monkeypatch):
+    run: Run = simulate("colocate_async")
+    run.train()
+    asked: list[str | None] = []
+    kv_list = World.kv_list
+
+    def listed(self: World, partition_id: str | None = None) -> Any:
+        asked.append(partition_id)
+        return kv_list(self, partition_id)
+
+    monkeypatch.setattr(World, "kv_list", listed)
+    for _ in range(20):
+        run.train()
+    assert set(asked) == {queue_view.ENDED}
+    assert run.world.items[queue_view.ENDED] == {}
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_group_that_nobody_named_is_found_after_a_minute_and_said(
+    simulate, mode: str, caplog: pytest.LogCaptureFixture
+):
+    run: Run = simulate(mode)
+    run.train()
+    end = World.end
+
+    def silent(self: World, uid: str, rewards: list[float], lost: list[int]) -> None:
+        end(self, uid, rewards, lost)
+        del self.items[queue_view.ENDED][uid]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(World, "end", silent)
+        for _ in range(3):
+            run.train()
+    assert "they ended and no loop worker named them" in caplog.text
+    run.train()
+    run.check()
+
+
+def test_a_name_without_a_tag_is_read_at_the_next_poll(simulate):
+    run: Run = simulate("sync")
+    run.train()
+    uid = make_uid("math", 10**6)
+    run.buffer.start([uid], 1)
+    run.world.start(uid, 1)
+    run.world.end(uid, [1.0, 0.0], [])
+    named = run.world.items[queue_view.ENDED]
+    tag, named[uid] = named[uid], {}  # TransferQueue registers a key before its tag
+    run.buffer._sync_metadata_from_transfer_queue()
+    assert run.buffer.in_flight["math"] == 1 and uid in named
+    named[uid] = tag
+    run.buffer._sync_metadata_from_transfer_queue()
+    assert run.buffer.in_flight["math"] == 0 and uid not in named
+    assert uid in run.buffer.finished_keys["train"]

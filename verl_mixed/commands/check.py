@@ -40,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     from verl_mixed.checks.config.load import step_load
     from verl_mixed.checks.config.prompts import first_prompts
     from verl_mixed.launch.plan import make_plan
+    from verl_mixed.views.pace import pace_words
 
     plan = make_plan(config_overrides(arguments), os.environ)
     missing = plan.still_to_make()
@@ -50,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         for line in load.lines():
             print(line)
         print("---\n")
+    if pace := pace_words(plan.folder.lines()):
+        print(f"note: so far, {pace}")
     if missing:
         print(f"note: {'; '.join(missing)}; data and model were not looked at")
     else:

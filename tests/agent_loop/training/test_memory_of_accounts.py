@@ -126,7 +126,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made._prepared, made._trained = None, set()
     made._reader, made._writer = ThreadPoolExecutor(1), FileWriter()
     made._faults = FaultWindow(0.5, steps=5)
-    made.replay_buffer = SimpleNamespace(take_losses=list)
+    made.replay_buffer = SimpleNamespace(take_losses=list, take_waits=dict, lead=None)
     made.plan = SimpleNamespace(batch_size=GROUPS)
     made._quota = lambda *_: {"nq": GROUPS}
     made._sizes = lambda: None

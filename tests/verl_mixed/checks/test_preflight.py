@@ -22,6 +22,7 @@ from verl_mixed.checks.config.correction import correction_problems
 from verl_mixed.checks.config.lora import lora_problems
 from verl_mixed.checks.config.modes import loop_problems
 from verl_mixed.checks.config.prompts import first_prompts, media_problems
+from verl_mixed.checks.config.sources import source_problems
 from verl_mixed.checks.preflight import preflight_warnings
 from verl_mixed.cli import main
 from verl_mixed.launch.plan import make_plan
@@ -428,6 +429,27 @@ NO_LOG_PROBS = {"actor_rollout_ref.rollout.calculate_log_probs": False}
 
 
 @pytest.mark.parametrize(
+    ("mode", "bounds", "word"),
+    [
+        ("mixed_sync", {"max_staleness": 2}, "mixed_sync trains each prompt in its own step"),
+        ("mixed_colocate_async", {"max_staleness": 2}, None),
+        ("mixed_colocate_async", {"max_staleness": 9}, "is above trainer.v1.sampler.max_off"),
+        ("mixed_colocate_async", {"max_staleness": None}, None),
+    ],
+)
+def test_a_source_may_be_less_stale_than_all_in_asynchronous_modes(
+    mode: str, bounds: dict[str, Any], word: str | None
+) -> None:
+    values = {
+        "trainer.v1.trainer_mode": mode,
+        "trainer.v1.sampler.max_off_policy_threshold": 8,
+        "mixed.sources": {"nq": {"ratio": 1} | bounds},
+    }
+    found = [text for text in source_problems(with_values(values), None) if "max_stale" in text]
+    assert [str(word) in text for text in found] == [True] * (word is not None)
+
+
+@pytest.mark.parametrize(
     ("values", "word"),
     [
         ({f"{CORRECTION}.rollout_is": "tokens"}, "choose token, sequence or null"),
@@ -586,6 +608,7 @@ def test_an_adapter_to_start_from_must_be_what_the_settings_say(
         (("trainer.v1.trainer_mode=mixed_colocate_async",), 2 * 4 * (5 + 1)),
         (SEPARATE, 2 * 4 * (5 + 1)),
         ((*SEPARATE, "trainer.v1.separate_async.num_warmup_batches=1.4"), (4 + 5) * (5 + 1)),
+        ((*SEPARATE, "mixed.lead=6"), (4 + 2 * 6) * (5 + 1)),
     ],
 )
 def test_a_limit_of_stored_rows_is_held_against_those_of_a_step(

@@ -195,6 +195,8 @@ def stored_rows(config: Mapping[str, Any]) -> StoredRows | None:
     units = storage_units(config)
     if not all(map(is_count, (batch, n, units))):
         return None  # the check of numbers reports it
+    if mode != "sync" and isinstance(lead := at(config, "mixed.lead"), int):
+        ahead = lead * sum(own.takes_part for own in sound_sources(config).values()) / batch
     if not isinstance(ahead, int | float) or not math.isfinite(ahead):
         return None
     assert units is not None
