@@ -14,6 +14,7 @@ import pytest
 from agent_loop.metrics.mask_audit import audit_masks
 from agent_loop.training.run_folder import read_lines
 from tests.e2e.jobs import DEADLINE_S, QUOTAS, ROOT, Job, finish, job_of, start
+from tests.e2e.test_training import SEPARATE
 from tests.fakes.chaos_proxy import ChaosProxy
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -187,3 +188,32 @@ def test_loops_that_are_not_ours_and_an_ablation_without_masking(demo: Path, tmp
     assert "state_masking=false" in said
     assert "state_masking=false" in (job.folder / "report.html").read_text()
     assert all(record["loop_error"] is None for record in trajectories(job))
+
+
+@pytest.mark.algorithm
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_a_slow_search_has_more_groups_open_and_every_batch_stays_exact(
+    demo: Path, tool_server: str, tmp_path: Path, mode: str
+):
+    steps, bound = 8, 6
+    settings = [
+        *COMMON,
+        *(SEPARATE if mode == "separate_async" else []),
+        f"trainer.v1.trainer_mode=mixed_{mode}",
+        f"trainer.v1.sampler.max_off_policy_threshold={bound}",
+        # nothing but the search is slow: no limit of calls, and no call is answered from the cache
+        f"{TOOLS}.max_workers=200",
+        f"{TOOLS}.cache.store=none",
+    ]
+    with ChaosProxy(tool_server, share=0.0, delays_s={"/retrieve": 15.0}).serving() as proxy:
+        job = job_of(mode, demo, tmp_path, [*settings, f"{TOOLS}.server_url={proxy.url}"], steps)
+        finish(start(job.command, job.work, tmp_path / "out.txt"), tmp_path / "out.txt")
+    assert_exact(job, steps)
+    lines = [line["metrics"] for line in read_lines(job.folder / "metrics.jsonl") if line["step"]]
+    last = lines[-1]
+    for other in ("math", "taco"):
+        assert last["mixed/nq/lead/flight_s"] > 2 * last[f"mixed/{other}/lead/flight_s"]
+        assert last["mixed/nq/lead/groups"] > last[f"mixed/{other}/lead/groups"]
+    for metrics in lines:
+        assert metrics["mixed/ratio_error/max"] == 0
+        assert metrics["mixed/nq/staleness/max"] < bound

@@ -10,8 +10,9 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from types import MappingProxyType
 
 import aiohttp
 from aiohttp import web
@@ -24,10 +25,17 @@ class ChaosProxy:
         upstream: URL of the tool server.
         share: of the POSTs that go wrong: a third each fails, hangs and is answered with garbage.
         seed: of the choice.
+        delays_s: path -> seconds before a request is passed on.
     """
 
-    def __init__(self, upstream: str, share: float, seed: int = 0) -> None:
-        self.upstream, self.share = upstream, share
+    def __init__(
+        self,
+        upstream: str,
+        share: float,
+        seed: int = 0,
+        delays_s: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
+        self.upstream, self.share, self.delays_s = upstream, share, delays_s
         self.did: Counter[str] = Counter()
         """passed, failed, hung, garbled; and left: hung requests whose client closed them."""
 
@@ -38,6 +46,7 @@ class ChaosProxy:
         if request.method == "POST" and self._rng.random() < self.share:
             return await self._misbehave()
         self.did["passed"] += 1
+        await asyncio.sleep(self.delays_s.get(request.path, 0.0))
         body = await request.read()
         async with (
             aiohttp.ClientSession() as session,
