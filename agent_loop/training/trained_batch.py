@@ -48,6 +48,15 @@ class Sizes:
     """Rows of one rank in one pass for log-probs; 1 if passes may differ in size."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchCopy:
+    """What is read of a batch. A `KVBatchMeta` copies its tags deeply, in 0.1 s for 16,384 rows."""
+
+    partition_id: str
+    keys: list[str]  # (B,)
+    tags: list[dict[str, Any]]  # (B,)
+
+
 class FixedInfo(dict[str, Any]):
     """`extra_info` of a batch, in which verl cannot set the keys `fixed`: they keep their value, or
     stay absent. Workers get a plain dict."""
@@ -83,19 +92,17 @@ def is_padding(tag: Mapping[str, Any]) -> bool:
     return bool(tag.get("is_padding", False))
 
 
-def real_keys(batch: KVBatchMeta) -> list[str]:
+def real_keys(batch: KVBatchMeta | BatchCopy) -> list[str]:
     """Keys of the rows that are not padding."""
     return [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not is_padding(tag)]
 
 
-def copy_of(batch: KVBatchMeta) -> KVBatchMeta:
+def copy_of(batch: KVBatchMeta) -> BatchCopy:
     """The batch as it is now, for another thread: verl reorders its own."""
-    return KVBatchMeta(
-        partition_id=batch.partition_id, keys=list(batch.keys), tags=list(batch.tags)
-    )
+    return BatchCopy(str(batch.partition_id), list(batch.keys), list(batch.tags))
 
 
-def fetch(batch: KVBatchMeta, keys: Sequence[str], fields: Sequence[str]) -> Any:
+def fetch(batch: KVBatchMeta | BatchCopy, keys: Sequence[str], fields: Sequence[str]) -> Any:
     """Columns of some rows of a batch: a TensorDict."""
     return tq.kv_batch_get(
         keys=list(keys), partition_id=str(batch.partition_id), select_fields=list(fields)
@@ -202,7 +209,7 @@ def read_baselines(batch: KVBatchMeta) -> dict[str, float | None]:
     }
 
 
-def read_trajectories(batch: KVBatchMeta) -> list[TrainedTrajectory]:
+def read_trajectories(batch: KVBatchMeta | BatchCopy) -> list[TrainedTrajectory]:
     """The facts of the rows of a batch, without padding and without their tokens.
 
     TransferQueue takes 15 microseconds for each value that is not a tensor, so what is the same in
@@ -240,7 +247,7 @@ def read_trajectories(batch: KVBatchMeta) -> list[TrainedTrajectory]:
 
 
 def _trained_tokens_of_older(
-    batch: KVBatchMeta, keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]
+    batch: KVBatchMeta | BatchCopy, keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]
 ) -> dict[str, int]:
     """Key -> tokens with mask 1, of the rows that an earlier release left in a checkpoint: their
     facts lack it."""
@@ -304,18 +311,18 @@ def parts(rows: Sequence[Row], lengths: Sequence[int]) -> Iterator[list[Row]]:
         yield part
 
 
-def chunks(batch: KVBatchMeta) -> Iterator[list[str]]:
+def chunks(batch: KVBatchMeta | BatchCopy) -> Iterator[list[str]]:
     """The keys of a batch without padding, in `parts`."""
     tags = [tag for tag in batch.tags if not is_padding(tag)]
     return parts(real_keys(batch), [tag["response_len"] for tag in tags])
 
 
-def read_token_sums(batch: KVBatchMeta) -> list[TokenSums]:
+def read_token_sums(batch: KVBatchMeta | BatchCopy) -> list[TokenSums]:
     """What the optimizer got for each row, added up over its tokens; without padding."""
     return [row for keys in chunks(batch) for row in _token_sums(batch, keys)]
 
 
-def _token_sums(batch: KVBatchMeta, keys: list[str]) -> list[TokenSums]:
+def _token_sums(batch: KVBatchMeta | BatchCopy, keys: list[str]) -> list[TokenSums]:
     # not fetched if absent
     optional = ["entropy", "old_log_probs", "ref_log_prob", "rollout_is_weights"]
     data = fetch(batch, keys, ["response_mask", "advantages", *optional])
