@@ -31,6 +31,7 @@ from verl.trainer.ppo.v1.agent_loop_tq import (
     AgentLoopWorkerTQ,
     apply_greedy_sampling_params,
 )
+from verl.utils import tensordict_utils as tu
 
 from agent_loop.loop_lag import spare_full_collections
 from agent_loop.seeds import seed_from
@@ -149,8 +150,8 @@ class MixedAgentLoopWorker(_VerlWorker):
                 output.extra_fields["reward_baseline"] = await asyncio.shield(baseline)
             waits_for("transfer queue")
             row.pop("agent_name")
-            await self._agent_loop_postprocess(output, trajectory["validate"], **row)
             self._written[row["uid"]].append(f"{row['uid']}_{row['session_id']}_0")
+            await self._agent_loop_postprocess(output, trajectory["validate"], **row)
 
     async def _run(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], row: dict[str, Any]
@@ -346,7 +347,17 @@ class MixedAgentLoopManager(AgentLoopManagerTQ):
         workers = self.agent_loop_workers
         each, more = divmod(len(prompts), len(workers))
         sizes = [each + (at < more) for at in range(len(workers) if each else more)]
+        ends = list(itertools.accumulate(sizes))
         order = [(self._next_worker + at) % len(workers) for at in range(len(sizes))]
         self._next_worker = (self._next_worker + more) % len(workers)
-        parts = zip(order, prompts.split(sizes), strict=True)
-        ray.get([workers[at].generate_sequences.remote(part) for at, part in parts])
+        # `split` does not know the nested columns of prompts that a resumed run reads back.
+        parts = [
+            tu.index_select_tensor_dict(prompts, list(range(end - size, end)))
+            for end, size in zip(ends, sizes, strict=True)
+        ]
+        ray.get(
+            [
+                workers[at].generate_sequences.remote(part)
+                for at, part in zip(order, parts, strict=True)
+            ]
+        )

@@ -10,7 +10,8 @@ the number that ends per second times the seconds in flight.
     fast     36                 1                   36 * (1 / 1.93 + 1/2)  = 37
     slow     4                  20                  4 * (20 / 1.93 + 1/2)  = 43
 
-The half is for groups that have ended: they come one by one, and wait until their quota is full.
+The half is for groups that have ended: they come one by one, and wait until their quota is full. A
+source whose groups all end within a step needs just its quota.
 The sum over the sources is what verl's trainer has too: (1 + num_warmup_batches) * batch. Pure
 arithmetic. Which groups are trained is not decided here; every batch holds the plan's quotas.
 """
@@ -106,13 +107,13 @@ def lead_of(
     active = [source for source, quota in quotas.items() if quota > 0]
 
     def wanted(step_s: float) -> dict[str, float]:
-        return {
-            source: min(
-                float(most[source]),
-                max(float(least[source]), quotas[source] * (seconds[source] / step_s + 0.5)),
-            )
-            for source in active
-        }
+        shares: dict[str, float] = {}
+        for source in active:
+            steps = seconds[source] / step_s  # that a group is in flight
+            waiting = min(0.5, max(0.0, steps - 0.5))  # none if all end within the step
+            share = max(float(least[source]), quotas[source] * (steps + waiting))
+            shares[source] = min(float(most[source]), share)
+        return shares
 
     bounds = {
         source: quotas[source] * seconds[source] / most[source]

@@ -75,9 +75,9 @@ class QueueView:
         self._list_at = None
 
     def _sync_metadata_from_transfer_queue(self) -> None:
-        if self._list_at is not None and self._clock() < self._list_at:
+        if self._list_at is not None:
             self._read_ended()
-        else:
+        if self._list_at is None or self._clock() >= self._list_at:
             self._list_all()
 
     def _list_all(self) -> None:
@@ -93,6 +93,7 @@ class QueueView:
         )
         self._list_at = self._clock() + LIST_ALL_S
         new = (self.finished_keys["train"] | self.failure_keys["train"]) - before
+        new -= self.partitions[ENDED].keys()  # named since the look before
         if was_lost and new:
             _log.warning("groups=%d: they ended and no loop worker named them", len(new))
 

@@ -48,6 +48,10 @@ from samplers.ledger import Outcome
 from samplers.queue_view import QueueView, uid_of
 from samplers.uid import prompt_of
 
+UNBOUNDED = 50
+"""Without a bound on the staleness, a group may be started so many times as many steps before its
+batch as all open groups last for. Only the groups of a source whose schedule ends need a bound."""
+
 POLL_INTERVAL_S = 0.05
 """Seconds between two looks for finished groups; verl's 2 s would dominate a small step."""
 
@@ -120,8 +124,10 @@ class _ExactQuotas(QueueView):
         self._since = self._seen_at = self._left_at = mixture.clock()
         self._step = 0
         self._flights = FlightTimes()
-        self._quotas: dict[str, float] = {}
-        """source -> groups a step, on average over the coming steps."""
+        self._most: dict[str, int] = {}
+        """source -> open groups that can be trained before they are too stale, in asynchronous
+        modes."""
+
         self._waited: defaultdict[str, float] = defaultdict(float)
         self._waited_before: Mapping[str, float] = {}
         options.setdefault("poll_interval", POLL_INTERVAL_S)
@@ -170,10 +176,6 @@ class _ExactQuotas(QueueView):
             source: [group.uid for group in self._pool[source][:quota]]
             for source, quota in self._quota.items()
         }
-        waited_s = self.mixture.clock() - self._since
-        for source in self._quota:
-            if self._missing(source):
-                self._waited[source] = self._waited_before.get(source, 0.0) + waited_s
         return {uid for own in self._ready.values() for uid in own}
 
     def _pool_finished(self, finished: set[str], steps: Mapping[str, int]) -> None:
@@ -313,6 +315,8 @@ class _ExactQuotas(QueueView):
         for source in short:
             if self.trainer_mode == "sync" and not self._missing(source):
                 continue  # its quota is full, so a new group would be thrown away
+            if not self._most.get(source, 1):
+                continue  # its schedule has ended
             wanted[source] = min(self._owed[source], prompts - wanted.total())
         unpaid = prompts - wanted.total()
         self._owed -= wanted
@@ -334,7 +338,13 @@ class _ExactQuotas(QueueView):
             }
             if lacking := {source: count for source, count in lacking.items() if count > 0}:
                 self.mixture.draw(lacking)
-        return super()._wait_for_next_poll(partition_id, last_debug_time)  # type: ignore[misc]
+        lacked = [source for source in self._quota if self._missing(source)]
+        last_debug_time = super()._wait_for_next_poll(partition_id, last_debug_time)  # type: ignore[misc]
+        if partition_id == "train":
+            waited_s = self.mixture.clock() - self._since
+            for source in lacked:
+                self._waited[source] = self._waited_before.get(source, 0.0) + waited_s
+        return last_debug_time
 
     def _missing(self, source: str) -> int:
         """Number of finished groups that a source's quota still lacks."""
@@ -342,6 +352,13 @@ class _ExactQuotas(QueueView):
 
     def _check_patience(self) -> None:
         waited_s = self.mixture.clock() - self._since
+        if waited_s > self.mixture.max_wait_s and not any(map(self._missing, self._quota)):
+            raise SourceStarved(
+                f"step={self._step} has the groups of its batch and waits for others in flight: "
+                f"{dict(+self.in_flight)}, which would become too stale or belong to this step; "
+                f"waited {waited_s:.0f} s, {self.mixture.max_wait_s:g} s are allowed; look for a "
+                "stuck tool or engine, or raise mixed.max_wait_s"
+            )
         for source, quota in self._quota.items():
             replaced = self._replaced[source]
             limit = self.mixture.max_replacements * max(1, quota)
@@ -401,22 +418,22 @@ class MixedReplayBufferAsync(_ExactQuotas, ReplayBufferAsync):
             is_open[prompt_of(uid)[0]] += 1
         least = self.mixture.seats(0)
         steps = math.ceil(total / sum(least.values()))
-        self._quotas = {name: n / steps for name, n in self.mixture.seats(steps - 1).items()}
-        most = {
-            source: total if bound is None else max(n, self.mixture.seats(bound - 1)[source])
-            for source, n in least.items()
-            for bound in (self._most_versions(source),)
-        }
-        seconds = self._flights.means(self._quotas)
+        quotas = {name: n / steps for name, n in self.mixture.seats(steps - 1).items()}
+        last = {name: self._most_versions(name) or UNBOUNDED * steps for name in least}
+        seats = {bound: self.mixture.seats(bound - 1) for bound in set(last.values())}
+        self._most = {name: seats[bound][name] for name, bound in last.items()}
+        seconds = self._flights.means(quotas)
         if (ahead := self.mixture.ahead) is None:
-            self.lead = lead_of(self._quotas, least, most, seconds, total, self._training_s)
+            self.lead = lead_of(quotas, least, self._most, seconds, total, self._training_s)
         else:
-            groups = {name: min(most[name], n + ahead) for name, n in least.items() if n}
-            step_s = max(self._quotas[name] * seconds[name] / n for name, n in groups.items())
+            groups = {name: min(self._most[name], n + ahead) for name, n in least.items() if n}
+            step_s = max(quotas[name] * seconds[name] / n for name, n in groups.items())
             self.lead = Lead(
                 groups=groups, step_s=step_s, limit="fixed", source=None, flight_s=seconds
             )
             total = sum(groups.values())
+        for name in is_open:  # of a source whose schedule has ended, some are never trained
+            is_open[name] = min(is_open[name], self._most.get(name, 0))
         return to_start(self.lead.groups, least, is_open, total)
 
     _training_s: float = 0.0
@@ -490,19 +507,14 @@ class MixedReplayBufferAsync(_ExactQuotas, ReplayBufferAsync):
         return False
 
     def wait_for_sampleable(self, global_steps: int, partition_id: str, target_count: int) -> Any:
-        if partition_id == "train":
-            self._pause()
-            self._begin(global_steps, target_count)
-        else:
+        if partition_id != "train":
             self.list_all_next()
-        return super().wait_for_sampleable(global_steps, partition_id, target_count)
-
-    def _materialize_batch(
-        self, partition_id: str, selected_prompt_uids: list[str], partition_snapshot: Any
-    ) -> Any:
-        batch = super()._materialize_batch(partition_id, selected_prompt_uids, partition_snapshot)
+            return super().wait_for_sampleable(global_steps, partition_id, target_count)
+        self._pause()
+        self._begin(global_steps, target_count)
+        found = super().wait_for_sampleable(global_steps, partition_id, target_count)
         self._left_at = self.mixture.clock()
-        return batch
+        return found
 
     def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
         if partition_id == "train" and self.train_batch_size is not None:

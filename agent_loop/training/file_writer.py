@@ -13,7 +13,7 @@ memory."""
 class FileWriter:
     """Runs functions that write files, one after the other.
 
-    An error of a write is raised by the next call of `submit`, `flush` or `close`.
+    An error of a write is raised by the next call of `submit` or `flush`.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,6 @@ class FileWriter:
         while self._waiting:
             self._waiting.popleft().result()
 
-    def close(self) -> None:
-        try:
-            self.flush()
-        finally:
-            self._thread.shutdown()
+    def shutdown(self) -> None:
+        """Finish what waits. An error is not raised, because another one may have ended the run."""
+        self._thread.shutdown()

@@ -182,13 +182,15 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
     def fit(self, agent_loop_manager: Any) -> None:
         try:
             super().fit(agent_loop_manager)
+            self._writer.flush()
         finally:
+            # Without a wait: what is read may be gone with the process whose end ended the run.
+            self._reader.shutdown(wait=False, cancel_futures=True)
+            self._writer.shutdown()
             if logger := getattr(self, "logger", None):  # absent where the start failed
                 logger.finish(exit_code=int(sys.exc_info()[0] is not None))
             end_service()
             self._exposition.close()
-            self._reader.shutdown()
-            self._writer.close()
 
     def on_step_begin(self) -> None:
         # verl leaves the value of the last step here until it samples.

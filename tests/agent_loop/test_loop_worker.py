@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -271,7 +272,9 @@ def test_workers_get_as_many_prompts_as_the_others_over_all_calls(workers, sizes
         patch.setattr("agent_loop.loop_worker.ray.get", lambda references: references)
         for size in sizes:
             uids = [f"u{len(given) + at}" for at in range(size)]
-            columns: Any = {"uid": np.array(uids, dtype=object)}
+            # as TransferQueue gives the prompts of a resumed run back
+            nested = torch.nested.as_nested_tensor([torch.zeros(1)] * size, layout=torch.jagged)
+            columns: Any = {"uid": np.array(uids, dtype=object), "dummy_tensor": nested}
             batch = get_tensordict(columns)
             assign_non_tensor_data(batch, "global_steps", 3)
             manager.generate_sequences(batch)

@@ -66,7 +66,7 @@ def shared_out(**changed: Any) -> Any:
 @pytest.mark.parametrize(
     ("changed", "groups", "limit"),
     [
-        ({}, {"fast": 37, "slow": 43}, "in_flight"),
+        ({}, {"fast": 36, "slow": 44}, "in_flight"),
         ({"seconds": {"fast": 1.0, "slow": 1.0}}, {"fast": 72, "slow": 8}, "in_flight"),
         # 2 s of training: 18 + 18 fast groups and 40 + 2 slow ones; 2 are left
         ({"training_s": 2.0}, {"fast": 38, "slow": 42}, "training"),

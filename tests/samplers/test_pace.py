@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from samplers.mixture_plan import MixturePlan
 from samplers.uid import make_uid, prompt_of
 from tests.fakes.transfer_queue import Fate, World
-from tests.samplers import test_replay_buffer
+from tests.samplers import test_pace, test_replay_buffer
 from tests.samplers.test_replay_buffer import Run, use_world
 
 pytest.importorskip("verl", reason="the replay buffers are verl's")
@@ -96,12 +96,14 @@ def ticks_a_step(ends: list[int]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("spread", [0.0, 0.5])
-@pytest.mark.parametrize("warmup", [1, 4])
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.8])
+@pytest.mark.parametrize(
+    ("share", "warmup", "steps"), [(0.1, 1, 80), (0.1, 4, 400), (0.3, 4, 400), (0.8, 1, 40)]
+)
 def test_exact_batches_come_as_fast_as_verls(
-    share: float, warmup: int, spread: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    share: float, warmup: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    spread = 0.5
+    monkeypatch.setattr(test_pace, "STEPS", steps)
     theirs = ticks_of_verl(share, warmup, spread)
     run, ends = run_of_ours(
         tmp_path, monkeypatch, share, spread, warmup=warmup, max_off_policy_threshold=None

@@ -506,3 +506,63 @@ def test_a_name_without_a_tag_is_read_at_the_next_poll(simulate):
     run.buffer._sync_metadata_from_transfer_queue()
     assert run.buffer.in_flight["math"] == 0 and uid not in named
     assert uid in run.buffer.finished_keys["train"]
+
+
+@pytest.mark.parametrize("strategy", ["drop", "wait"])
+@pytest.mark.parametrize("threshold", [None, 3])
+def test_a_source_whose_schedule_ends_leaves_the_others_all_open_groups(
+    simulate, monkeypatch, strategy: str, threshold: int | None
+):
+    monkeypatch.setitem(RATIOS, "nq", {0: 0.35, 5: 0.35, 6: 0.0})
+    fates = {name: Fate(filtered=0.2, failed=0.0, latency=(1, 6)) for name in SIZES}
+    run: Run = simulate(
+        "colocate_async",
+        fates,
+        warmup=2,
+        filter_groups_metric="acc",
+        max_off_policy_threshold=threshold,
+        max_off_policy_strategy=strategy,
+    )
+    for _ in range(10):
+        run.train()
+    drawn = run.plan.drawn["nq"]
+    for _ in range(10):
+        run.train()
+        assert sum(run.buffer.lead.groups.values()) >= 29
+        assert "nq" not in +Counter(run.buffer.lead.groups)
+    assert run.plan.drawn["nq"] == drawn
+    run.check()
+
+
+def test_a_batch_that_waits_for_a_stuck_group_of_another_one_fails_in_the_end(simulate):
+    run: Run = simulate(
+        "colocate_async", max_off_policy_threshold=2, max_off_policy_strategy="wait", max_wait_s=50
+    )
+    run.train()
+    stuck = next(iter(run.world.ends_at))
+    run.world.ends_at[stuck] = 10**9
+    with pytest.raises(SourceStarved, match=r"waits for others in flight: .*waited 51 s"):
+        for _ in range(5):
+            run.train()
+
+
+def test_what_a_step_waits_for_is_counted_while_it_samples(simulate):
+    run: Run = simulate(
+        "colocate_async", {n: Fate(filtered=0, failed=0, latency=(3, 3)) for n in SIZES}
+    )
+    run.train()
+    assert set(run.buffer.take_waits().values()) == {3.0}
+    run.world.tick += 100  # training, in which verl asks how many groups there are
+    run.buffer.get_sampleable_count(1, "train")
+    assert run.buffer.take_waits() == {}
+
+
+def test_a_step_that_trains_for_minutes_finds_its_groups_by_their_names(simulate, caplog):
+    run: Run = simulate("colocate_async")
+    for _ in range(5):
+        run.train()
+        for _ in range(100):
+            run.world.sleep(1)
+    assert "no loop worker named them" not in caplog.text
+    assert run.buffer._training_s > 50
+    assert run.buffer.lead.limit == "training"

@@ -70,6 +70,7 @@ class ServerProcess:
         if self._ready_file.exists() or time.monotonic() < self._deadline:
             return None
         self.process.kill()
+        self.process.wait()  # its port is free then
         return f"it did not listen within {self.start_s:g} s"
 
 

@@ -136,7 +136,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(trained_batch, "TOKENS_AT_ONCE", PART)
     yield made
     made._reader.shutdown()
-    made._writer.close()
+    made._writer.shutdown()
 
 
 def accounts_of(trainer: Any, tokens: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
