@@ -6,12 +6,11 @@ every source, the slowest source sets the pace of all. So the open groups are sh
 law instead (Little, "A Proof for the Queuing Formula L = lambda W", 1961): the number in flight is
 the number that ends per second times the seconds in flight.
 
-    source   quota of a batch   seconds in flight   groups that are open, if a step takes 1.93 s
-    fast     36                 1                   36 * (1 / 1.93 + 1/2)  = 37
-    slow     4                  20                  4 * (20 / 1.93 + 1/2)  = 43
+    source   quota of a batch   seconds in flight   groups that are open, if a step takes 1.9 s
+    fast     36                 1                   36, because all end within the step
+    slow     4                  20                  4 * (20 / 1.9 + 1/2) = 44
 
-The half is for groups that have ended: they come one by one, and wait until their quota is full. A
-source whose groups all end within a step needs just its quota.
+The half is for groups that have ended: they come one by one, and wait until their quota is full.
 The sum over the sources is what verl's trainer has too: (1 + num_warmup_batches) * batch. Pure
 arithmetic. Which groups are trained is not decided here; every batch holds the plan's quotas.
 """
@@ -23,7 +22,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 WINDOW = 64
-"""Groups over which the seconds of a source are averaged, or four quotas if that is more."""
+"""Groups over which the seconds of a source are averaged, or four times its open groups if that is
+more: a shorter window would follow the rhythm in which its groups were started."""
 
 PRIOR = 2
 """Groups that the mean of all sources counts, beside the measured groups of a source. It decides
