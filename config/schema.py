@@ -35,6 +35,7 @@ NOT_SOURCES = (
     "drift",
     "lead",
     "limiter",
+    "loop_lag_s",
     "ratio_error",
     "remax",
     "state_masking",
