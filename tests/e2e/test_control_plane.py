@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.control_plane import RUN, exponents
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.algorithm]
 
 
 def seen_of(**options: Any) -> dict[str, Any]:

@@ -67,6 +67,7 @@ def ticks_of_verl(share: float, warmup: int, spread: float) -> list[int]:
             start(BATCH, step)
             batch, _ = buffer.sample(step, "train", BATCH)
             own.kv_clear(partition_id="train", keys=batch.keys)
+            own.items.pop("ended", None)  # verl's buffer does not read it, but lists it
             ends.append(own.tick)
     return ends
 
@@ -96,9 +97,8 @@ def ticks_a_step(ends: list[int]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("share", "warmup", "steps"), [(0.1, 1, 80), (0.1, 4, 400), (0.3, 4, 400), (0.8, 1, 40)]
-)
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.8])
+@pytest.mark.parametrize(("warmup", "steps"), [(1, 100), (4, 400)])
 def test_exact_batches_come_as_fast_as_verls(
     share: float, warmup: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
