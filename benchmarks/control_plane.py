@@ -367,6 +367,16 @@ async def output_of(config: DictConfig, row: dict[str, Any], number: int, mixed:
 _Worker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
 
 
+ENDED = "ended"
+"""`samplers.queue_view.ENDED`, which 1.0.0 does not have."""
+
+
+def ended_tag(config: DictConfig, uid: str) -> dict[str, Any]:
+    """As `MixedAgentLoopWorker` names a group that ended."""
+    keys = [f"{uid}_{session}_0" for session in range(config.actor_rollout_ref.rollout.n)]
+    return {"partition": "train", "keys": keys}
+
+
 class LoopWorker(_Worker):
     """verl's worker, whose loops wait and then hand over a trajectory."""
 
@@ -381,6 +391,12 @@ class LoopWorker(_Worker):
     async def generate_sequences(self, batch: TensorDict) -> None:
         self.began_cpu_s, self.ended = time.process_time(), 0.0
         await super().generate_sequences(batch)
+
+    async def _run_prompt(self, prompt: dict[str, Any], *args: Any, **options: Any) -> None:
+        uid = prompt["uid"]
+        await super()._run_prompt(prompt, *args, **options)
+        if self.job.trainer == "mixed":
+            await tq.async_kv_put(key=uid, partition_id=ENDED, tag=ended_tag(self.config, uid))
 
     async def _run_agent_loop(
         self, sampling_params: Any, trajectory: dict[str, Any], *, trace: bool = True, **row: Any
@@ -482,11 +498,12 @@ class SharedQueue:
     def __init__(self, config: DictConfig) -> None:
         self._config = config
         self._tags: dict[str, dict[str, Any]] = {}
+        self._ended: dict[str, dict[str, Any]] = {}
         self._rows: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
         self._templates: dict[tuple[int, int], tuple[dict[str, Any], bytes]] = {}
 
     def plug(self) -> None:
-        for name in ("kv_list", "kv_clear", "kv_batch_put", "kv_batch_get"):
+        for name in ("kv_list", "kv_clear", "kv_batch_put", "kv_batch_get", "get_client"):
             setattr(tq, name, getattr(self, name))
 
     def generate_sequences(self, prompts: TensorDict) -> None:
@@ -506,6 +523,7 @@ class SharedQueue:
                     "seq_len": prompt + response, "min_global_steps": 0, "max_global_steps": 0,
                 }  # fmt: skip
             self._tags[uid]["status"] = "finished"
+            self._ended[uid] = ended_tag(self._config, uid)
 
     def _template(self, number: int, session: int) -> tuple[dict[str, Any], bytes]:
         if (number, session) not in self._templates:
@@ -520,10 +538,19 @@ class SharedQueue:
         return self._templates[number, session]
 
     def kv_list(self, partition_id: str | None = None) -> dict[str, Any]:
-        return {"train": self._tags}
+        return {"train": self._tags, ENDED: dict(self._ended)}
+
+    def get_client(self) -> "SharedQueue":
+        return self
+
+    def kv_retrieve_meta(self, keys: Sequence[str], partition_id: str) -> Any:
+        return SimpleNamespace(custom_meta=[self._tags[key] for key in keys])
 
     def kv_clear(self, keys: Sequence[str], partition_id: str) -> None:
         for key in keys:
+            if partition_id == ENDED:
+                del self._ended[key]
+                continue
             self._tags.pop(key, None)
             self._rows.pop(key, None)
 
