@@ -17,7 +17,7 @@ arithmetic. Which groups are trained is not decided here; every batch holds the 
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,7 +59,7 @@ class FlightTimes:
             self._groups[source] /= excess
             self._seconds[source] = self._seconds.get(source, 0.0) / excess
 
-    def means(self, sources: Mapping[str, float]) -> dict[str, float]:
+    def means(self, sources: Iterable[str]) -> dict[str, float]:
         """source -> seconds in flight per group; for all of them 1 before anything was measured."""
         groups = math.fsum(self._groups.values())
         common = math.fsum(self._seconds.values()) / groups if groups else 1.0

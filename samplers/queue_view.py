@@ -22,7 +22,7 @@ from typing import Any
 
 import transfer_queue as tq
 
-from samplers.uid import prompt_of
+from samplers.uid import group_of, prompt_of
 
 ENDED = "ended"
 """Partition in which loop workers name groups that ended. Key: uid of the group. Tag: the
@@ -32,11 +32,6 @@ LIST_ALL_S = 60.0
 """Seconds without a group that ended, after which all keys are listed in case a name was lost."""
 
 _log = logging.getLogger(__name__)
-
-
-def uid_of(key: str) -> str:
-    """The group of a trajectory; verl's keys are `<uid>_<session>_<index>`."""
-    return key.split("_", 1)[0]
 
 
 def source_of(uid: str) -> str:
@@ -87,7 +82,7 @@ class QueueView:
         self._keys = _no_keys()
         for partition_id, rows in self.partitions.items():
             for key in rows:
-                self._keys[partition_id][uid_of(key)].append(key)
+                self._keys[partition_id][group_of(key)].append(key)
         self.in_flight = Counter(
             source_of(uid) for uid in self.pending_keys["train"] | self.running_keys["train"]
         )

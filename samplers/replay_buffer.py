@@ -42,11 +42,11 @@ from verl.trainer.ppo.v1.replay_buffer import (
     ReplayBufferAsync,
 )
 
-from samplers.faults import GroupFaults, SourceStarved, fault_of
+from samplers.faults import GroupFaults, SourceStarved, fault_of, trained_tokens_of
 from samplers.lead import FlightTimes, Lead, lead_of, to_start
 from samplers.ledger import Outcome
-from samplers.queue_view import QueueView, uid_of
-from samplers.uid import prompt_of
+from samplers.queue_view import QueueView
+from samplers.uid import group_of, prompt_of
 
 UNBOUNDED = 50
 """Without a bound on the staleness, a group may be started so many times as many steps before its
@@ -257,7 +257,7 @@ class _ExactQuotas(QueueView):
                 of_reward = name == FILTER_GROUPS_REWARD_METRIC
                 parts = fields["mixed"]["reward_parts"]
                 metric = parts["score"] if of_reward else fields["reward_extra_info"][name]
-                metrics[uid_of(key)].append(float(metric))
+                metrics[group_of(key)].append(float(metric))
         return metrics
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
@@ -292,12 +292,12 @@ class _ExactQuotas(QueueView):
         if not dropped:
             return
         keys = self._keys_of(partition_id, dropped)
-        sizes = Counter(map(uid_of, keys))
+        sizes = Counter(map(group_of, keys))
         faults: dict[str, list[str]] = {uid: [] for uid in sizes}
         for key, fields, is_trained in _outcomes(partition_id, keys):
             record = fields["mixed"]
             if not is_trained and record["fault"] is not None:  # its first token was not late
-                faults[uid_of(key)].append(fault_of(record))
+                faults[group_of(key)].append(fault_of(record))
         for uid, own in faults.items():
             source, _ = prompt_of(uid)
             self._losses.append(
@@ -528,12 +528,12 @@ def _outcomes(partition_id: str, keys: list[str]) -> Iterator[tuple[str, dict[st
         return
     column = _read(partition_id, keys, "extra_fields")
     fields = {key: getattr(value, "data", value) for key, value in zip(keys, column, strict=True)}
-    # Trajectories that an earlier release left in a checkpoint lack the count.
-    older = [key for key in keys if "trained_tokens" not in fields[key]["mixed"]]
-    masks = _read(partition_id, older, "response_mask") if older else []
-    trained = {key: bool(mask.any()) for key, mask in zip(older, masks, strict=True)}
+    trained = trained_tokens_of(
+        {key: own["mixed"] for key, own in fields.items()},
+        lambda older: _read(partition_id, older, "response_mask"),
+    )
     for key, own in fields.items():
-        yield key, own, trained.get(key, bool(own["mixed"].get("trained_tokens")))
+        yield key, own, trained[key] > 0
 
 
 def _read(partition_id: str, keys: list[str], field: str) -> Any:

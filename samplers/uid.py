@@ -14,6 +14,11 @@ def make_uid(source: str, draw: int) -> str:
     return f"{uuid.uuid4().hex}.{draw}.{quote(source, safe='').replace('_', '%5F')}"
 
 
+def group_of(key: str) -> str:
+    """uid of the group of a trajectory; verl's keys are `<uid>_<session>_<index>`."""
+    return key.split("_", 1)[0]
+
+
 @lru_cache(maxsize=2**16)
 def prompt_of(uid: str) -> tuple[str, int]:
     """(source, draw) of a group; raises ValueError for a uid that `make_uid` did not make."""

@@ -16,7 +16,7 @@ def pace_metrics(waits: Mapping[str, float], lead: Lead | None) -> dict[str, flo
     | `mixed/<source>/lead/flight_s` | seconds in flight for each group that can be trained |
     | `mixed/<source>/lead/sets_pace` | 1 for the source whose staleness bound sets the pace |
     | `mixed/lead/step_s` | seconds of a step that these groups allow |
-    | `mixed/lead/limit/<limit>` | 1 for what sets the pace: training, in_flight or staleness |
+    | `mixed/lead/limit/<limit>` | 1 for what sets the pace, see `samplers.lead.Limit` |
 
     Args:
         waits: source -> seconds.

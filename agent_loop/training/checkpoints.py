@@ -29,9 +29,8 @@ from agent_loop.training.run_folder import (
     write_lines,
     write_text,
 )
-from agent_loop.training.trained_batch import group_of
 from agent_loop.training.trainer_state import TrainerState
-from samplers.uid import prompt_of
+from samplers.uid import group_of, prompt_of
 
 KL_FILE = "kl_coefficient.txt"
 """In a checkpoint: the adaptive coefficient of KL in the reward, which verl does not save."""

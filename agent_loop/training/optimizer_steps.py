@@ -32,7 +32,6 @@ from agent_loop.training.trained_batch import (
     copy_of,
     fetch,
     fill_with_zeros,
-    group_of,
     lay_out,
     place_of,
     read_baselines,
@@ -40,7 +39,7 @@ from agent_loop.training.trained_batch import (
     write_temperatures,
 )
 from agent_loop.training.trainer_state import TrainerState
-from samplers.uid import prompt_of
+from samplers.uid import group_of, prompt_of
 
 logger = logging.getLogger(__name__)
 

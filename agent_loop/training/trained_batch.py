@@ -23,7 +23,8 @@ from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryToken
 from agent_loop.metrics.token_metrics import TokenSums, token_sums
 from agent_loop.turns.record import unpack
 from samplers.balance import deal_groups, imbalance, rows_per_update, spread_rows
-from samplers.uid import prompt_of
+from samplers.faults import trained_tokens_of
+from samplers.uid import group_of, prompt_of
 
 COMPARED_ROWS = 4096
 """Up to this many rows, verl's own layout is computed too, for `mixed/balance/stock_imbalance`."""
@@ -75,11 +76,6 @@ class FixedInfo(dict[str, Any]):
 
     def __reduce__(self) -> tuple[type, tuple[dict[str, Any]]]:
         return dict, (dict(self),)
-
-
-def group_of(key: str) -> str:
-    """uid of the group that a row belongs to; verl's keys are `<uid>_<session>_<index>`."""
-    return key.split("_", 1)[0]
 
 
 def place_of(key: str) -> tuple[str, int, int, int]:
@@ -227,7 +223,10 @@ def read_trajectories(batch: KVBatchMeta | BatchCopy) -> list[TrainedTrajectory]
         dict(zip(first_key, values(data, name), strict=True)) for name in ("data_source", "row_id")
     )
     extra_fields = values(fetch(batch, keys, ["extra_fields"]), "extra_fields")
-    older = _trained_tokens_of_older(batch, keys, extra_fields)
+    trained = trained_tokens_of(
+        {key: extra["mixed"] for key, extra in zip(keys, extra_fields, strict=True)},
+        lambda older: fetch(batch, older, ["response_mask"])["response_mask"].unbind(0),
+    )
     return [
         TrainedTrajectory(
             key=key,
@@ -239,27 +238,11 @@ def read_trajectories(batch: KVBatchMeta | BatchCopy) -> list[TrainedTrajectory]
             acc=float(extra["reward_extra_info"].get("acc", 0.0)),
             prompt_tokens=tags[key]["prompt_len"],
             response_tokens=tags[key]["response_len"],
-            trained_tokens=extra["mixed"].get("trained_tokens", older.get(key, 0)),
+            trained_tokens=trained[key],
             record=extra["mixed"],
         )
         for key, extra in zip(keys, extra_fields, strict=True)
     ]
-
-
-def _trained_tokens_of_older(
-    batch: KVBatchMeta | BatchCopy, keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]
-) -> dict[str, int]:
-    """Key -> tokens with mask 1, of the rows that an earlier release left in a checkpoint: their
-    facts lack it."""
-    older = [
-        key
-        for key, extra in zip(keys, extra_fields, strict=True)
-        if "trained_tokens" not in extra["mixed"]
-    ]
-    if not older:
-        return {}
-    masks = fetch(batch, older, ["response_mask"])["response_mask"].unbind(0)
-    return {key: int(mask.sum()) for key, mask in zip(older, masks, strict=True)}
 
 
 def read_tokens(trajectories: Sequence[TrainedTrajectory]) -> dict[str, TrajectoryTokens]:

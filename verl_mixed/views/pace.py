@@ -5,7 +5,9 @@ The metrics are those of `agent_loop.metrics.pace_metrics`.
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import get_args
 
+from samplers.lead import Limit
 from verl_mixed.views.progress import Line, series, sources_of
 from verl_mixed.views.summary import AVERAGE_OVER, mean_of_last, trained
 
@@ -35,7 +37,7 @@ def _limit(last: Sequence[Line]) -> str | None:
     """What set the pace in most of the steps; None in synchronous training."""
     shares = {
         name: fmean(value for _, value in points)
-        for name in ("training", "in_flight", "staleness", "fixed")
+        for name in get_args(Limit)
         if (points := series(last, f"mixed/lead/limit/{name}"))
     }
     return max(shares, key=lambda name: shares[name], default=None)

@@ -1,7 +1,7 @@
 """What a step asks of engines, agent loop workers and TransferQueue, estimated from the config.
 
-Pure arithmetic: nothing is measured here. `ASSUMED` has the numbers that no config knows, and
-`StepLoad.lines` prints them with the estimate.
+Pure arithmetic: nothing is measured here. Some numbers are in no config (`MEAN_SHARE`, `TOKEN_S`,
+`TURN_CPU_S`, `TOKEN_CPU_S`); `StepLoad.lines` prints them with the estimate.
 """
 
 import math
