@@ -49,8 +49,9 @@ from samplers.queue_view import QueueView
 from samplers.uid import group_of, prompt_of
 
 UNBOUNDED = 50
-"""Without a bound on the staleness, a group may be started so many times as many steps before its
-batch as all open groups last for. Only the groups of a source whose schedule ends need a bound."""
+"""Factor for sources without a bound on their staleness. If all open groups are trained within n
+steps, such a source has open at most the groups that it trains within 50 n steps. So a source whose
+schedule ends has no more open groups than seats."""
 
 POLL_INTERVAL_S = 0.05
 """Seconds between two looks for finished groups; verl's 2 s would dominate a small step."""
@@ -482,9 +483,10 @@ class MixedReplayBufferAsync(_ExactQuotas, ReplayBufferAsync):
     def _must_wait(self, source: str, global_steps: int) -> bool:
         """Whether older groups would become too stale if younger ones took their seats now.
 
-        verl waits only for groups that have reached the bound. With a quota of 1, a bound of 2 and
-        two groups of step 1, of which the second is trained in step 1, the first must be trained in
-        step 2; if two of them were overtaken, one of both would be too stale.
+        verl waits only for groups that have reached the bound, which may be too late. Say the quota
+        is 1 and the bound is 3. The groups A and B of step 1 are in flight in step 2, and C of step
+        2 has ended. If C were trained in step 2, only the seat of step 3 would be left for A and B,
+        and one of them would be trained in step 4 with 4 versions.
         """
         bound, own = self._most_versions(source), self._ready[source]
         if bound is None or not own:
