@@ -53,6 +53,7 @@ from agent_loop.turns.observation_style import codec_of
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Rollout, is_being_cancelled
 from agent_loop.watchdog import waits_for
+from config.agents import BLOCKS, with_blocks
 from samplers.queue_view import ENDED
 from samplers.uid import prompt_of
 
@@ -62,6 +63,7 @@ _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright:
 class MixedAgentLoopWorker(_VerlWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        _register_blocks(self.config)
         self.settings = settings_of(self.config)
         self._route_shape = _route_shape(self.config, self.model_config)
         self.llm_client = RecordingClient(self.llm_client, self._route_shape)
@@ -249,8 +251,8 @@ class MixedAgentLoopWorker(_VerlWorker):
     def _make_loop(self, agent_name: str) -> Any:
         if agent_name not in _agent_loop_registry:
             raise LookupError(
-                f"no agent={agent_name!r}: known are {sorted(_agent_loop_registry)}; add it to "
-                "rollout.agent.agent_loop_config_path"
+                f"no agent={agent_name!r}: known are {sorted(_agent_loop_registry)}; register it "
+                "in the file of rollout.agent.agent_loop_config_path, or below agent_loops"
             )
         config = _agent_loop_registry[agent_name]
         arguments = {
@@ -279,6 +281,20 @@ class MixedAgentLoopWorker(_VerlWorker):
         rollout.lose((is_infra and error.tool) or "loop", f"{type(error).__name__}: {error}")
         rollout.loop_error = None if is_infra else traceback.format_exc()
         return rollout
+
+
+def _register_blocks(config: DictConfig) -> None:
+    """Register the agent loops of the run config, over those of verl and of the file.
+
+    Every worker gets the config, so no file has to be there on every node.
+    """
+    given = [OmegaConf.select(config, block) for block in BLOCKS]
+    blocks: list[Any] = [OmegaConf.to_container(each, resolve=True) for each in given if each]
+    names = {name for block in blocks for name in block}
+    registry: dict[str, Any] = _agent_loop_registry
+    known = {name: entry for name, entry in registry.items() if name in names}
+    for name, entry in with_blocks(known, blocks).items():
+        registry[name] = OmegaConf.create(entry)
 
 
 def _route_shape(config: Any, model_config: Any) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ by verl and by the launcher's preflight. It imports no torch, no Ray and no verl
 import math
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from itertools import combinations
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -367,6 +368,11 @@ class MixedConfig(Section):
     prompts: dict[str, PromptConfig] = {}
     """Templates by name, for `mixed.sources.<name>.prompt`: a file of `config/prompts/`."""
 
+    agent_loops: dict[str, Any] = {}
+    """Agent loops that a mixture registers: name -> `_target_` (a class, as `my_loops.MyAgentLoop`)
+    and its settings. An entry with the name of an agent of `config/agent_loops.yaml` changes single
+    settings of that agent. `agent_loops`, at the top of the run config, is the same and wins."""
+
     apportionment: Literal["carry", "fixed"] = "carry"
     """carry: remainders are carried to the next batch. fixed: every batch has the same counts."""
 
@@ -651,6 +657,9 @@ def load_section(section: type[S], values: Any, path: str) -> S:
             parts = (str(part) for part in item["loc"] if part not in _BRANCHES)
             place = ".".join([path, *parts])
             message = item["msg"].removeprefix("Value error, ")
+            if item["type"] == "extra_forbidden" and len(item["loc"]) == 1:
+                near = get_close_matches(str(item["loc"][0]), section.model_fields, n=1)
+                message += f"; did you mean {path}.{near[0]}?" if near else ""
             shown = item["input"]
             given = f" (got {shown!r})" if not isinstance(shown, dict) else ""
             problems.append(f"{place}: {message}{given}")

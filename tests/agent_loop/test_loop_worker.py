@@ -22,6 +22,7 @@ from verl.utils.tensordict_utils import assign_non_tensor_data, get_tensordict
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
+from agent_loop import loop_worker
 from agent_loop.loop_lag import LoopLag
 from agent_loop.loop_worker import MixedAgentLoopManager, MixedAgentLoopWorker
 from agent_loop.seeds import seed_from
@@ -546,3 +547,41 @@ def test_a_trajectory_lost_in_its_first_turn_has_the_current_version(row, newest
     fields = output.extra_fields
     assert fields["mixed"]["weight_versions"] is None
     assert (fields["min_global_steps"], fields["max_global_steps"]) == (version, version)
+
+
+class Own(Loop):
+    """A loop with a setting of its own."""
+
+    def __init__(self, *, depth: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.depth = depth
+
+
+def test_an_agent_of_the_run_config_runs_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_file = OmegaConf.create({"name": "changed", "_target_": "not.This", "depth": 1})
+    registry = {"verls": {"_target_": "verl.Loop"}, "changed": of_file}
+    ready = worker_of(Own, VerlsClient())
+    config = ready.config
+    config.data, config.actor_rollout_ref.rollout.name = {}, "hf"
+    config.mixed = {"agent_loops": {"own": {"_target_": f"{__name__}.Own", "depth": 2}}}
+    config.agent_loops = {"own": {"depth": 3}, "changed": {"_target_": f"{__name__}.Own"}}
+    made = {"config": config, "tokenizer": TOKENIZER, "llm_client": VerlsClient(), "tools": None}
+    made |= dict.fromkeys(("model_config", "processor", "hf_model_type", "dataset_cls"))
+    of_verl = loop_worker._VerlWorker
+    monkeypatch.setattr(of_verl, "__init__", lambda worker: vars(worker).update(made))
+    monkeypatch.setattr(loop_worker, "_agent_loop_registry", registry)
+    monkeypatch.setattr(loop_worker, "settings_of", lambda config: ready.settings)
+    worker: Any = MixedAgentLoopWorker()
+
+    async def run() -> Any:
+        turns: list[Any] = []
+        turns_of_trajectory.set(turns)
+        faults_of_trajectory.set([])
+        return await worker._host("own", {}, ROW, turns)
+
+    output, _ = run_virtual(run())
+    assert output.reward_score == 1.0
+    for agent, depth in {"own": 3, "changed": 1}.items():
+        loop = worker._make_loop(agent)
+        assert (type(loop).__name__, loop.depth) == ("Own", depth)
+    assert registry["verls"] == {"_target_": "verl.Loop"}

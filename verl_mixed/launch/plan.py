@@ -18,7 +18,7 @@ from config.schema import TOOL_CONFIG, ConfigError
 from samplers.rows.sources.demo import DEMO_SOURCES
 from verl_mixed.checks.config.load import WORKERS_KEY, loop_workers
 from verl_mixed.checks.config.structure import structure_problems
-from verl_mixed.checks.config.unknown import is_unknown, unknown_problems
+from verl_mixed.checks.config.unknown import block_problems, is_unknown, unknown_problems
 from verl_mixed.checks.config.unread import is_unread
 from verl_mixed.checks.machine.ray_cluster import cluster_problems
 from verl_mixed.checks.preflight import preflight, preflight_warnings
@@ -170,7 +170,8 @@ def plan_of(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[
         ConfigError: settings are wrong.
     """
     given = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
-    if problems := [*structure_problems(given, without_profile(choices["model_engine"]))]:
+    problems = [*structure_problems(given, without_profile(choices["model_engine"]))]
+    if problems := [*problems, *block_problems(given)]:
         raise ConfigError(problems)
     if problems := name_problems(OmegaConf.select(config, "mixed.experiment")):
         raise ConfigError(problems)

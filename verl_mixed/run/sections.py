@@ -1,15 +1,25 @@
 """Load sections, sources and agent loops of a config; a mistake in one does not hide others."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
+from config.agents import BLOCKS, with_blocks
 from config.lookup import at
 from config.schema import ConfigError, Section, SourceConfig, load_section
+from verl_mixed.run.compose import CONFIG_DIR
 
 S = TypeVar("S", bound=Section)
+
+LOOPS_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
+"""Key of the file of agent loops."""
+
+_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def section_of(section: type[S], values: Any, path: str) -> tuple[S | None, list[str]]:
@@ -39,20 +49,78 @@ def sound_sources(config: Mapping[str, Any]) -> dict[str, SourceConfig]:
 
 
 def agent_loops(config: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]] | None, list[str]]:
-    """Name -> entry in the file of agent loops, None if the file is wrong; and the mistakes."""
-    key = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
-    path = at(config, key)
+    """Name -> settings of each agent loop, None if their file is wrong; and the mistakes.
+
+    The settings are those of the file with the blocks `BLOCKS` of the run config over them.
+    """
+    path = at(config, LOOPS_FILE)
     file = Path(path or "")
     if not file.is_file():
-        return None, [f"{key}={path!r}: no such file; name a YAML list of agent loops"]
+        return None, [f"{LOOPS_FILE}={path!r}: no such file; name a YAML list of agent loops"]
     try:
-        loops = {entry["name"]: dict(entry) for entry in yaml.safe_load(file.read_text())}
+        of_file = {entry["name"]: dict(entry) for entry in yaml.safe_load(file.read_text())}
     except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError) as error:
         why = " ".join(str(error).split())
-        return None, [f"{key}={path!r}: not a list of {{name, _target_}} ({why}); correct it"]
-    return loops, [
-        f"{key}={path!r}: system_prompt={loop['system_prompt']!r} of {name}: it is not a text; put "
-        "it into quotes"
-        for name, loop in loops.items()
-        if not isinstance(loop.get("system_prompt"), str | None)
-    ]
+        return None, [
+            f"{LOOPS_FILE}={path!r}: not a list of {{name, _target_}} ({why}); correct it"
+        ]
+    loops = with_blocks(of_file, [at(config, block) for block in BLOCKS])
+    return loops, [*_block_problems(config), *_entry_problems(config, of_file, loops)]
+
+
+def where_agents_are(config: Mapping[str, Any]) -> str:
+    """Where an agent loop is registered, for messages."""
+    return f"register it in {at(config, LOOPS_FILE)}, or as {BLOCKS[-1]}.<name>._target_"
+
+
+def _block_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Blocks, or entries of them, that are no mappings."""
+    example = "_target_: package.module.Class"
+    for block in BLOCKS:
+        given = at(config, block)
+        if not isinstance(given, Mapping):
+            if given is not None and block == BLOCKS[-1]:  # the schema reports the other one
+                yield f"{block}={given!r}: want {{my_agent: {{{example}}}}}; correct it"
+            continue
+        for name, entry in given.items():
+            if not isinstance(name, str) or not name.strip():
+                yield f"{block}: {name!r} is no name of an agent; write a text"
+            elif not isinstance(entry, Mapping):
+                yield f"{block}.{name}={entry!r}: want its settings, as {{{example}}}; correct it"
+            elif entry.get("name", name) != name:
+                yield f"{block}.{name}.name={entry['name']!r}: the key is the name; leave it out"
+
+
+def _entry_problems(
+    config: Mapping[str, Any],
+    of_file: Mapping[str, Any],
+    loops: Mapping[str, Mapping[str, Any]],
+) -> Iterator[str]:
+    """Settings of single agent loops that no class would take."""
+    for name, entry in loops.items():
+        blocks = [block for block in BLOCKS if at(config, f"{block}.{name}") is not None]
+        place = (
+            f"{blocks[-1]}.{name}" if blocks else f"{LOOPS_FILE}={at(config, LOOPS_FILE)!r}: {name}"
+        )
+        target, prompt = entry.get("_target_"), entry.get("system_prompt")
+        if target is None and blocks:
+            yield (
+                f"{place}: it has no _target_, and {at(config, LOOPS_FILE)} has no agent of this "
+                f"name; add _target_: package.module.Class, or name one of {', '.join(of_file)}"
+            )
+        elif not isinstance(target, str) or not _CLASS.fullmatch(target):
+            yield f"{place}: _target_={target!r} is no package.module.Class; correct it"
+        elif target.startswith("agent_loop."):
+            for key in sorted(entry.keys() - _settings_of_ours()):
+                near = get_close_matches(key, _settings_of_ours(), n=1)
+                hint = f"did you mean {near[0]}?" if near else "remove it"
+                yield f"{place}: {target} has no setting {key}={entry[key]!r}; {hint}"
+        if not isinstance(prompt, str | None):
+            yield f"{place}: system_prompt={prompt!r} is not a text; put it into quotes"
+
+
+@cache
+def _settings_of_ours() -> frozenset[str]:
+    """Settings that an agent loop of this project may have: those that the shipped file shows."""
+    shipped = yaml.safe_load((CONFIG_DIR / "agent_loops.yaml").read_text())
+    return frozenset(key for entry in shipped for key in entry)

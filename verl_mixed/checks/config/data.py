@@ -18,7 +18,7 @@ from config.lookup import at, files_at
 from samplers.rows.schema import FileRows, read_sources, row_id_problems
 from verl_mixed.checks.config.modes import truncation_problem
 from verl_mixed.run.compose import unset_keys
-from verl_mixed.run.sections import named_sources, sound_sources
+from verl_mixed.run.sections import named_sources, sound_sources, where_agents_are
 
 BATCH_ROWS = 256
 """Rows in memory at once; one row of TACO may have a megabyte of tests."""
@@ -128,8 +128,8 @@ def _row_agent_problems(
             if source in left_to_rows and agent not in agents:
                 yield (
                     f"{path}: {pair['count_all']} rows of source={source!r} have "
-                    f"agent_name={agent!r}: no such agent; there are {', '.join(sorted(agents))}, "
-                    f"or set mixed.sources.{source}.agent"
+                    f"agent_name={agent!r}: no such agent, there are {', '.join(sorted(agents))}; "
+                    f"{where_agents_are(config)}, or set mixed.sources.{source}.agent"
                 )
             elif source in left_to_rows and (problem := truncation_problem(config, source, agent)):
                 yield f"{path}: {problem}"

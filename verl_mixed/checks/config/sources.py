@@ -10,7 +10,7 @@ from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig
 from samplers.mixture_plan import MAX_STEP
 from samplers.shares import steps_without_ratio
-from verl_mixed.run.sections import named_sources, section_of, sound_sources
+from verl_mixed.run.sections import named_sources, section_of, sound_sources, where_agents_are
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 _FUSED = "actor_rollout_ref.model.use_fused_kernels"
@@ -52,8 +52,8 @@ def _choice_problems(config: Mapping[str, Any], agents: set[str] | None) -> Iter
         options = given.get("reward_options") or {}
         if agent is not None and agents is not None and agent not in agents:
             yield (
-                f"mixed.sources.{name}.agent={agent!r}: no such agent; there are "
-                f"{', '.join(sorted(agents))}"
+                f"mixed.sources.{name}.agent={agent!r}: no such agent, there are "
+                f"{', '.join(sorted(agents))}; {where_agents_are(config)}"
             )
         if not isinstance(reward, str) or not isinstance(options, Mapping):
             continue  # the check of section reports it
