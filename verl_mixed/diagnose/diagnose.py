@@ -169,6 +169,8 @@ def describe(scan: Scan) -> list[str]:
     lines = [f"{fatal} fatal, {len(findings) - fatal} warnings; the likely root cause first"]
     for number, finding in enumerate(findings, start=1):
         lines += ["", *_describe_one(number, finding, scan.is_stale(finding))]
+    if not fatal and scan.last_errors:
+        lines += ["", *_last_errors(scan)]
     return lines
 
 
@@ -193,15 +195,19 @@ def _describe_one(number: int, finding: Finding, is_stale: bool) -> list[str]:
 
 
 def _describe_errors(scan: Scan) -> list[str]:
-    """The last errors of logs in which no known failure was found."""
+    """What there is to say of logs in which no known failure was found."""
     lines = ["no known failure was found"]
     if scan.last_errors:
-        lines.append("the last lines with an error:")
-        lines += [f"   {_where(p)}: {printable(p.text)}" for p in scan.last_errors]
+        lines += _last_errors(scan)
     elif scan.last_line is not None:
         lines.append("no line has an error; the last line is")
         lines.append(f"   {_where(scan.last_line)}: {printable(scan.last_line.text)}")
     return lines
+
+
+def _last_errors(scan: Scan) -> list[str]:
+    shown = [f"   {_where(place)}: {printable(place.text)}" for place in scan.last_errors]
+    return ["the last lines with an error:", *shown]
 
 
 def _where(place: Place) -> str:

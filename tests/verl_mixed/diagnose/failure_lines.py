@@ -434,6 +434,29 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "[10.0.0.5]:4711",
         "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
     ),
+    # CPython's asyncio; urllib3 through requests; gRPC in Ray's libraries; OpenSSH
+    "connection-refused": (
+        "ConnectionRefusedError: [Errno 111] Connect call failed ('10.0.0.4', 8100)",
+        "requests.exceptions.ConnectionError: HTTPConnectionPool(host='10.0.0.4', port=8265): Max "
+        "retries exceeded with url: /api/version (Caused by NewConnectionError('<urllib3."
+        "connection.HTTPConnection object at 0x7f>: Failed to establish a new connection: [Errno "
+        "111] Connection refused'))",
+        "[2026-11-22 08:51:58,244 W 81 99] gcs_rpc_client.h:179: failed to connect to all "
+        "addresses; last error: UNKNOWN: ipv4:10.0.0.4:6379: Failed to connect to remote host: "
+        "connect: Connection refused (111)",
+        "ssh: connect to host node7 port 22: Connection refused",
+    ),
+    # CPython; subprocess; requests; httpx; a user's own program
+    "timeout": (
+        "TimeoutError",
+        "TimeoutError: [Errno 110] Connection timed out",
+        "subprocess.TimeoutExpired: Command '['nvidia-smi']' timed out after 10 seconds",
+        "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='huggingface.co', port=443): "
+        "Read timed out. (read timeout=10)",
+        "httpx.ConnectTimeout",
+        "ERROR Tool call timeout",
+        "Environment allocation failed: timeout after 60 s",
+    ),
 }
 
 HARMLESS = r"""
@@ -476,6 +499,11 @@ wandb: Tracking run with wandb version 0.31.0
 wandb: W&B syncing is set to `offline` in this directory.
 tool server listening url=http://127.0.0.1:41443 pid=23980
 tool server stopping cancelled=0
+tool server listening url=http://127.0.0.1:41443 pid=23980 tool_timeout=30 timeout=60
+(TaskRunnerV1 pid=24447)                              'tool_config': {'timeout': 30.0,
+(WorkerDict pid=24620) INFO:2026-11-22 08:52:30,100:process group is up, timeout=600 s, no error
+(TaskRunnerV1 pid=24447) actor_rollout_ref.nccl_timeout: 600
+(WorkerDict pid=24620) INFO:2026-11-22 08:52:30,100:heartbeat every 10 s, with a timeout of 60 s
 10.0.0.7 [22/Nov/2026:09:19:52 +0000] "POST /retrieve HTTP/1.1" 200 429 "-" "aiohttp"
 Token authentication is enabled for this Ray cluster. Set RAY_AUTH_MODE=disabled to opt out.
 {"step": 2, "time": 1795337564.9, "metrics": {"actor/loss": -0.04, "timing_s/step": 6.6}}

@@ -19,7 +19,7 @@ from samplers.faults import GroupFaults
 from tests.verl_mixed.diagnose.failure_lines import FAILURES, HARMLESS
 from verl_mixed import cli
 from verl_mixed.diagnose import step_checks
-from verl_mixed.diagnose.diagnose import as_json, diagnose_tail, known, main
+from verl_mixed.diagnose.diagnose import as_json, describe, diagnose_tail, known, main
 from verl_mixed.diagnose.log_scan import Scan
 from verl_mixed.diagnose.signatures import (
     BY_ID,
@@ -443,6 +443,20 @@ def test_causes_come_before_warnings_and_before_what_follows_from_them() -> None
     )
 
     assert order(log) == ["cuda-out-of-memory", "actor-died", "worker-lost", "stuck-rollouts"]
+
+
+def test_words_that_many_components_write_come_after_what_is_known() -> None:
+    refused, timeout = FAILURES["connection-refused"][2], FAILURES["timeout"][0]
+    known = FAILURES["limiter-timeout"][0]  # a warning
+    assert order("\n".join([refused, timeout, known])) == [
+        "limiter-timeout",
+        "connection-refused",
+        "timeout",
+    ]
+    assert scanned(refused).findings["connection-refused"].of == {"10.0.0.4:6379": 1}
+    assert diagnose_tail(refused) is None  # it does not say why the run ended
+    unknown = "own.TornError: the table is torn"
+    assert describe(scanned(f"{refused}\n{unknown}\n"))[-1].endswith(unknown)
 
 
 def test_what_ended_an_earlier_start_of_the_run_comes_last() -> None:
