@@ -40,6 +40,13 @@ def rate_of(tools: ToolConfig, mixed: MixedConfig) -> Rate:
     )
 
 
+def reachable_per_minute(per_minute: float, interval_s: float) -> float:
+    """Calls a minute that can pass for long: the rate, or fewer if calls must be further apart."""
+    if interval_s * per_minute <= 60 * (1 + 1e-9):
+        return per_minute
+    return 60 / interval_s
+
+
 def state_path(tools: ToolConfig, mixed: MixedConfig) -> Path:
     """Path of the limiter's state file; with the Ray backend, the path is the actor's name."""
     return Path(tools.rate_limit_file or Path(mixed.run_dir) / "rate_limit.state")

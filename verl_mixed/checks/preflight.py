@@ -18,7 +18,7 @@ from verl_mixed.checks.config.batches import batch_problems, storage_problems
 from verl_mixed.checks.config.correction import correction_problems, correction_warnings
 from verl_mixed.checks.config.data import data_problems, row_problems
 from verl_mixed.checks.config.devices import device_problems, machine_problems, shape_problems
-from verl_mixed.checks.config.load import load_warnings
+from verl_mixed.checks.config.load import load_warnings, rate_warnings
 from verl_mixed.checks.config.lora import lora_problems
 from verl_mixed.checks.config.modes import (
     VERLS_AGENTS,
@@ -97,7 +97,7 @@ def preflight(
 
 def preflight_warnings(config: Mapping[str, Any]) -> list[Finding]:
     """What a user should know about a run that can start; `config` is resolved."""
-    return [*correction_warnings(config), *load_warnings(config)]
+    return [*correction_warnings(config), *load_warnings(config), *rate_warnings(config)]
 
 
 def mixture_problems(config: Mapping[str, Any], *, data: bool = True) -> list[str]:

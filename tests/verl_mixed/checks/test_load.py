@@ -10,6 +10,7 @@ from verl_mixed.checks.config.load import (
     WORKERS_KEY,
     load_warnings,
     loop_workers,
+    rate_warnings,
     step_load,
 )
 from verl_mixed.checks.config.numbers import number_problems
@@ -152,3 +153,28 @@ def test_the_estimate_says_what_it_assumes_in_few_lines() -> None:
 @pytest.mark.parametrize("key", ["data__max_prompt_length", f"{ROLLOUT}.max_num_seqs"])
 def test_a_wrong_number_has_no_estimate(key: str) -> None:
     assert step_load(config_of(**{key: "many"})) is None
+
+
+@pytest.mark.parametrize(
+    ("per_minute", "interval_s", "more", "said"),
+    [
+        (6000, 0.0, {}, None),
+        (12_000, 0.005, {}, None),
+        (60_000, 0.005, {"enable_global_rate_limit": False}, None),
+        (60_000, 0.005, {}, ("=60000 ", "0.005 s", "12,000 a", "INTERVAL=0.001 ", "MINUTE=12000")),
+        (7000, 0.009, {}, ("=7000 ", "6,666.67 a", "INTERVAL=0.00857 ", "MINUTE=6660")),
+    ],
+)
+def test_a_rate_that_the_interval_cannot_reach_is_said_with_both_figures(
+    per_minute: float, interval_s: float, more: dict[str, Any], said: tuple[str, ...] | None
+) -> None:
+    tools = {"server_url": "http://a", "request_interval": interval_s, **more}
+    mixed = {"sources": {"a": {"ratio": 1}}, "experiment": "x", "run_dir": "/x"}
+    config = {"mixed": mixed, "actor_rollout_ref": {"rollout": {"multi_turn": {}}}}
+    at(config, f"{ROLLOUT}.multi_turn")["tool_config"] = {
+        **tools,
+        "rate_limit_per_minute": per_minute,
+    }
+    found = [f"{each.words}; {each.remedy}" for each in rate_warnings(config)]
+    assert len(found) == (said is not None)
+    assert [words for words in said or () if words not in found[0]] == []

@@ -160,6 +160,7 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
         ("mixed.apportionment=sometimes", "mixed.apportionment"),
         ("actor_rollout_ref.model.path=/gone", "no config.json there"),
         ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=null", "want a whole number"),
+        ("actor_rollout_ref.rollout.multi_turn.enable=false", "agent loops work in turns"),
         ("skip.rollout_tq.enable=true", "past the replay buffer"),
         ("distillation.enabled=true", "distillation.enabled=True: training on a teacher"),
         ("trainer.v1.sampler.custom_sampler.path=own.py", "custom_sampler.path='own.py'"),

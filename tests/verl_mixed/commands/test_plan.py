@@ -164,6 +164,15 @@ def test_a_limit_that_makes_calls_wait_past_their_timeout_cannot_carry_them() ->
     assert "raise rate_limit_per_minute" in text
 
 
+def test_a_rate_that_the_interval_cannot_reach_is_said() -> None:
+    tools = {"rate_limit_per_minute": 60_000, "request_interval": 0.005}
+
+    report = make_report(config_of(tools=tools), ROWS, batches=1)
+
+    assert report.tools.most_per_minute == 12_000
+    assert "60,000 calls a minute cannot be reached" in "\n".join(describe(report))
+
+
 @pytest.mark.parametrize(
     ("tools", "added_s"),
     [

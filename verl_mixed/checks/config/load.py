@@ -1,4 +1,5 @@
-"""What a step asks of engines, agent loop workers and TransferQueue, estimated from the config.
+"""What a step asks of engines, agent loop workers and TransferQueue, estimated from the config;
+and what a rate limit or a worker cannot carry.
 
 Pure arithmetic: nothing is measured here. Some numbers are in no config (`MEAN_SHARE`, `TOKEN_S`,
 `TURN_CPU_S`, `TOKEN_CPU_S`); `StepLoad.lines` prints them with the estimate.
@@ -9,11 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agent_loop.tools.limiter import rate_of, reachable_per_minute
 from cluster.placement import need_of
 from config.lookup import at
+from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
 from verl_mixed.checks.config.algorithm import has_reference, is_count
 from verl_mixed.checks.config.batches import StoredRows, stored_rows
 from verl_mixed.checks.finding import Finding, warning
+from verl_mixed.run.sections import section_of
 
 _ROLLOUT = "actor_rollout_ref.rollout"
 WORKERS_KEY = f"{_ROLLOUT}.agent.num_workers"
@@ -206,6 +210,33 @@ def load_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:
             f"worker, whose event loop serves {MOST_PER_WORKER:,} without a lag",
             f"set it to null, or to {needed} or more",
         )
+
+
+def rate_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """A rate of tool calls that their distance in time does not allow."""
+    mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
+    tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
+    if mixed is None or tools is None or not tools.enable_global_rate_limit:
+        return
+    try:
+        per_minute = rate_of(tools, mixed).per_minute
+    except ValueError:
+        return  # the check of sources reports it
+    interval, wanted = tools.request_interval, tools.rate_limit_per_minute
+    if (most := reachable_per_minute(per_minute, interval)) < per_minute:
+        yield warning(
+            "rate limit",
+            f"{TOOL_CONFIG}.rate_limit_per_minute={wanted:g} cannot be reached: calls that are "
+            f"request_interval={interval:g} s apart are {most:,.6g} a minute at most",
+            f"set TOOL_REQUEST_INTERVAL={_floor(60 / per_minute):g} or less, or "
+            f"RATE_LIMIT_PER_MINUTE={_floor(most):g}",
+        )
+
+
+def _floor(value: float) -> float:
+    """Three digits of a number, rounded down."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return math.floor(value / unit * (1 + 1e-12)) * unit
 
 
 def _number(value: float) -> str:

@@ -56,6 +56,11 @@ def mode_problems(config: Mapping[str, Any]) -> Iterator[str]:
             "mixture; set it to false"
         )
     yield from _switch_problems(config)
+    if (multi_turn := at(config, f"{_ROLLOUT}.multi_turn.enable")) is not True:
+        yield (
+            f"{_ROLLOUT}.multi_turn.enable={multi_turn!r}: agent loops work in turns; set it to "
+            "true, and for single answers mixed.sources.<name>.agent=single_turn_agent"
+        )
     if (store := at(config, _STORE)) != "SimpleStorage":
         yield f"{_STORE}={store!r}: no other store was tried; set it to SimpleStorage"
     if (given := at(config, "data.custom_cls")) != _DATASET:

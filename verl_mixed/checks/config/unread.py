@@ -252,7 +252,6 @@ READERS: tuple[Reader, ...] = (
         f"{_ROLLOUT}.agent.default_agent_loop", "", instead="mixed.sources.<name>.agent decides"
     ),
     Reader(f"{_ROLLOUT}.engine_kwargs.trtllm", "", instead="trtllm is not supported"),
-    Reader(f"{_TURNS}.enable", "", instead="the agent of a source decides"),
     Reader("mixed.run_dir", "", instead="mixed.experiment names the folder of a run"),
     Reader("data.return_raw_input_ids", "", instead="agent loops render their prompts themselves"),
     Reader("trainer.ray_wait_register_center_timeout", "", instead=_NOT_IN_V1),

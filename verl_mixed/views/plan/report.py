@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from agent_loop.rewards import default_reward, runs_programs
-from agent_loop.tools.limiter import rate_of
+from agent_loop.tools.limiter import rate_of, reachable_per_minute
 from config.lookup import at
 from config.schema import TOOL_CONFIG, ConfigError, MixedConfig, ToolConfig, load_section
 from samplers.mixture_plan import MixturePlan
@@ -107,6 +107,11 @@ class ToolLoad:
 
     rewards_that_call: tuple[str, ...]
     """Sources whose reward makes a call for each hidden test of a program."""
+
+    @property
+    def most_per_minute(self) -> float:
+        """`per_minute`, or fewer if calls must be further apart (`request_interval_s`)."""
+        return reachable_per_minute(self.per_minute, self.request_interval_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,12 @@ def _tool_calls(report: PlanReport) -> list[str]:
             f"rate limit: {load.per_minute:g} calls a minute, {load.burst} back to back{apart}: it "
             f"adds at least {load.added_s_per_step:.1f} s to a step with so many calls"
         ]
+        if (most := load.most_per_minute) < load.per_minute:
+            lines += [
+                f"warning: {load.per_minute:,.6g} calls a minute cannot be reached: calls that are "
+                f"{load.request_interval_s:g} s apart are {most:,.6g} a minute at most; lower "
+                "TOOL_REQUEST_INTERVAL or RATE_LIMIT_PER_MINUTE"
+            ]
         waits = (
             f"a call then waits {load.longest_wait_s:.1f} s at most, tool_config.timeout is "
             f"{load.timeout_s:g} s"
