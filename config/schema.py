@@ -607,12 +607,14 @@ class ToolConfig(Section):
     def _tags_can_be_told_apart(self) -> Self:
         tags = {name: getattr(self, name) for name in TAG_FIELDS}
         problems = [f"{name} is empty" for name, tag in tags.items() if not tag.strip()]
+        problems += [f"{name}={tag!r} holds ${{" for name, tag in tags.items() if "${" in tag]
         for (first, a), (second, b) in combinations(tags.items(), 2):
             if a and b and (a in b or b in a):
                 problems.append(f"{first}={a!r} and {second}={b!r} contain one another")
         if problems:
             raise ValueError(
-                "; ".join(problems) + "; give each tag its own text, none part of another"
+                "; ".join(problems) + "; give each tag its own text, none part of another, and "
+                "none with ${, which config files read as a reference"
             )
         return self
 

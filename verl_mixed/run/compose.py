@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from config.lookup import at, flatten
 from config.schema import TOOL_CONFIG, ConfigError
+from verl_mixed.run.override import readable
 from verl_mixed.run.settings import VARIABLES
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
@@ -96,6 +97,7 @@ def compose_config(overrides: Sequence[str]) -> DictConfig:
 
 def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
     """As `compose_config`, with the file that was chosen of each group of files."""
+    overrides = readable(overrides, lambda: flatten(without_profile("dp")))
     _refuse_engine_files(overrides)
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base=None):
