@@ -137,12 +137,18 @@ def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
 def _of_verdicts(judged: Sequence[TrainedTrajectory]) -> dict[str, float]:
     if not judged:
         return {}
-    rewards = [t.reward for t in judged]
+    return _of_rewards([t.reward for t in judged]) | {
+        "pass_rate": _mean(t.acc >= 1 for t in judged),
+        **{f"reward_parts/{name}": mean for name, mean in _of_parts(judged).items()},
+    }
+
+
+def _of_rewards(rewards: Sequence[float]) -> dict[str, float]:
     return {
         "reward/mean": _mean(rewards),
         "reward/std": float(np.std(rewards)),
-        "pass_rate": _mean(t.acc >= 1 for t in judged),
-        **{f"reward_parts/{name}": mean for name, mean in _of_parts(judged).items()},
+        "reward/min": float(min(rewards)),
+        "reward/max": float(max(rewards)),
     }
 
 
@@ -263,7 +269,8 @@ def validation_metrics(
         own = [i for i, name in enumerate(sources) if name == source]
         judged = [i for i in own if not lost[i]]
         if judged:
-            metrics[f"mixed/{source}/val/reward/mean"] = _mean(rewards[i] for i in judged)
+            for name, value in _of_rewards([rewards[i] for i in judged]).items():
+                metrics[f"mixed/{source}/val/{name}"] = value
             metrics[f"mixed/{source}/val/pass_rate"] = _mean(accs[i] >= 1 for i in judged)
         metrics[f"mixed/{source}/val/count"] = float(len(judged))
         metrics[f"mixed/{source}/val/infra_error_rate"] = 1 - len(judged) / len(own)

@@ -248,6 +248,8 @@ def test_the_numbers_of_each_source_are_those_of_its_trajectories_and_its_ledger
             calls = [call for t in own for call in t["calls"]]
             wanted = {
                 "reward/mean": fmean(t["reward"] for t in own),
+                "reward/min": min(t["reward"] for t in own),
+                "reward/max": max(t["reward"] for t in own),
                 "pass_rate": fmean(t["acc"] >= 1 for t in own),
                 "turns/mean": fmean(len(t["turns"]) for t in own),
                 "generate_s/mean": fmean(sum(x["generate_s"] for x in t["turns"]) for t in own),
@@ -293,7 +295,7 @@ def gradient(trajectory: dict[str, Any]) -> float:
 def test_every_step_has_the_names_that_reports_read(job: Job):
     names = (
         *("count", "judged", "trajectories", "reward/mean", "reward/std", "reward/ci95"),
-        *("pass_rate", "solved_all", "generate_s/mean", "tools_s/mean"),
+        *("reward/min", "reward/max", "pass_rate", "solved_all", "generate_s/mean", "tools_s/mean"),
         *("solved_none", "turns/mean", "prompt_length/mean", "response_length/mean"),
         *("response_length/max", "masked_fraction", "tool_calls/mean", "tool_error_rate"),
         *("infra_error_rate", "tool_latency_s/p50", "tool_latency_s/p95", "entropy/mean"),

@@ -63,7 +63,9 @@ def main(config_path: str) -> None:
                 "segments": [["model", 0, 1, "a"], ["tool", 1, 1, "b"]],
             }
             write_lines(folder / "trajectories" / f"{step}.jsonl", [trajectory])
-            metrics |= {f"mixed/{source}/reward/mean": 0.5 for source in plan.sources}
+            rewards = {"mean": 0.5, "min": 0.0, "max": 1.0, "std": 0.4}
+            for source in plan.sources:
+                metrics |= {f"mixed/{source}/reward/{name}": x for name, x in rewards.items()}
             metrics |= {f"mixed/{s}/count": n for s, n in plan.counts(step - 1).items()}
             metrics["mixed/ratio_error/max"] = 0.0
         with (folder / "metrics.jsonl").open("a") as file:

@@ -1,4 +1,4 @@
-"""What a run prints when it ends: change of each source, cost of a step, audit, files."""
+"""What a run prints when it ends: rewards and changes, cost of a step, audit, files."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from verl_mixed.views.estimates import improvements
 from verl_mixed.views.pace import pace_words
 from verl_mixed.views.progress import Line, series
 from verl_mixed.views.report.files import write_report
-from verl_mixed.views.summary import PHASE_WORDS, phase_means, trained
+from verl_mixed.views.summary import PHASE_WORDS, phase_means, reward_rows, trained
 
 
 def summarise(plan: Plan, console: Console, say: Callable[[str], None]) -> int:
@@ -27,6 +27,8 @@ def summarise(plan: Plan, console: Console, say: Callable[[str], None]) -> int:
     """
     folder = plan.folder
     folder.mark_done()
+    for line in reward_lines(folder.lines()):
+        say(f"reward       {line}")
     table = changes_table(folder.lines())
     if table.row_count:
         console.print(table)
@@ -42,6 +44,19 @@ def summarise(plan: Plan, console: Console, say: Callable[[str], None]) -> int:
     for line in describe(report):
         say(line)
     return GOOD if report.ok else NOT_GOOD
+
+
+def reward_lines(lines: Sequence[Line]) -> list[str]:
+    """Mean, min, max and standard deviation of the rewards of each source in the last steps."""
+    return [
+        f"{printable(row.source)}: mean {row.mean:.2f}, min {_two_digits(row.least)}, max "
+        f"{_two_digits(row.most)}, std {row.std:.2f} in the last {row.steps} steps"
+        for row in reward_rows(lines)
+    ]
+
+
+def _two_digits(value: float | None) -> str:
+    return "?" if value is None else f"{value:.2f}"
 
 
 def cost_line(lines: Sequence[Line]) -> str | None:

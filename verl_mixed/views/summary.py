@@ -8,7 +8,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median
+from math import sqrt
+from statistics import fmean, median, pvariance
 from typing import TypeVar
 
 from verl_mixed.views.progress import Line, phase_times, series, sources_of
@@ -155,6 +156,43 @@ def source_table(lines: Sequence[Line]) -> dict[str, dict[str, tuple[float, ...]
                 means = tuple(fmean(value for _, value in end) for end in ends)
                 table.setdefault(fact, {})[source] = means
     return table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardRow:
+    """The rewards of one source in the last steps."""
+
+    source: str
+    steps: int
+    mean: float
+    least: float | None
+    """Smallest reward of a trajectory; None where an older release did not log it."""
+    most: float | None
+    std: float
+    """Standard deviation over the trajectories, each step weighing the same."""
+
+
+def reward_rows(lines: Sequence[Line], over: int = AVERAGE_OVER) -> list[RewardRow]:
+    """A row for each source, over the last `over` steps in which it has a reward."""
+    rows, steps = [], trained(lines)
+    for source in sources_of(lines):
+        prefix = f"mixed/{source}/reward"
+        means, stds, leasts, mosts = (
+            [value for _, value in series(steps, f"{prefix}/{name}")][-over:]
+            for name in ("mean", "std", "min", "max")
+        )
+        if means and stds:
+            row = RewardRow(
+                source=source,
+                steps=len(means),
+                mean=fmean(means),
+                least=min(leasts, default=None),
+                most=max(mosts, default=None),
+                # of all trajectories: the mean variance of a step, and the variance of the means
+                std=sqrt(fmean(std**2 for std in stds) + pvariance(means)),
+            )
+            rows.append(row)
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,7 +150,9 @@ def test_validation_is_counted_per_source_and_without_what_was_lost():
     metrics = validation_metrics(
         ["nq", "math", "nq", "nq"], [1.0, 0.5, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [False] * 3 + [True]
     )
-    assert metrics["mixed/nq/val/reward/mean"] == 0.5
+    rewards = {name: metrics[f"mixed/nq/val/reward/{name}"] for name in ("mean", "min", "max")}
+    assert rewards == {"mean": 0.5, "min": 0.0, "max": 1.0}
+    assert metrics["mixed/nq/val/reward/std"] == 0.5
     assert metrics["mixed/nq/val/pass_rate"] == 0.5
     assert metrics["mixed/math/val/pass_rate"] == 0
     assert metrics["mixed/nq/val/count"] == 2
@@ -160,7 +162,8 @@ def test_validation_is_counted_per_source_and_without_what_was_lost():
 def test_a_source_that_lost_everything_has_no_reward_instead_of_a_reward_of_zero():
     lost = [trajectory("nq", "a", 0.0, stop="infra_error", mask=(0, 0)) for _ in range(2)]
     metrics = source_metrics([*lost, trajectory("math", "b", 1.0)])
-    for name in ("reward/mean", "reward/std", "pass_rate", "solved_all", "solved_none"):
+    rewards = ("reward/mean", "reward/std", "reward/min", "reward/max")
+    for name in (*rewards, "pass_rate", "solved_all", "solved_none"):
         assert f"mixed/nq/{name}" not in metrics
         assert f"mixed/math/{name}" in metrics
     assert metrics["mixed/nq/count"] == 1
@@ -177,7 +180,8 @@ def test_a_source_that_lost_everything_has_no_reward_instead_of_a_reward_of_zero
 def test_a_trajectory_that_was_late_before_its_first_token_is_in_no_mean():
     late = trajectory("nq", "a", 0.0, stop="deadline", mask=(0,))
     metrics = source_metrics([late, trajectory("nq", "a", 1.0), trajectory("nq", "a", 1.0)])
-    assert metrics["mixed/nq/reward/mean"] == 1
+    for name in ("mean", "min", "max"):
+        assert metrics[f"mixed/nq/reward/{name}"] == 1
     assert metrics["mixed/nq/pass_rate"] == 1
     assert metrics["mixed/nq/solved_all"] == 1
     assert metrics["mixed/nq/zero_variance"] == 1

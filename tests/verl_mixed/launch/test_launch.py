@@ -179,6 +179,7 @@ def test_a_complete_run_that_cannot_be_audited_says_why_and_has_its_report(
 
     assert code == NOT_GOOD
     assert "+0.30" in screen and "audit not possible: " in screen
+    assert "math: mean 0.50, min 0.00, max 1.00, std 0.40 in the last 3 steps" in screen
     assert folder.is_done(3) and folder.report.exists()
 
 

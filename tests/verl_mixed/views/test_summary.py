@@ -1,7 +1,7 @@
 """Means, tables and phase times of a run."""
 
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from verl_mixed.views.summary import (
     moving_average,
     phase_means,
     restarts_of,
+    reward_rows,
     source_table,
     tool_rows,
 )
@@ -203,3 +204,29 @@ def test_the_time_of_a_trajectory_is_weighted_by_trajectories_and_not_by_prompts
 
 def test_every_phase_of_our_trainer_has_a_word() -> None:
     assert PHASE_WORDS["accounts"] == "accounts" and PHASE_WORDS["testing"] == "validation"
+
+
+@given(
+    rewards=st.lists(st.lists(st.floats(-5, 5), min_size=4, max_size=4), min_size=1, max_size=6),
+    over=st.integers(1, 4),
+)
+def test_the_rewards_of_a_source_are_those_of_all_trajectories_of_the_last_steps(
+    rewards: list[list[float]], over: int
+) -> None:
+    named = {"mean": fmean, "std": pstdev, "min": min, "max": max}
+    lines = lines_of(
+        *(
+            {f"mixed/a/reward/{name}": float(f(step)) for name, f in named.items()}
+            for step in rewards
+        )
+    )
+    (row,) = reward_rows(lines, over)
+    last = [reward for step in rewards[-over:] for reward in step]
+    assert (row.source, row.steps) == ("a", min(over, len(rewards)))
+    assert (row.least, row.most) == (min(last), max(last))
+    assert (row.mean, row.std) == pytest.approx((fmean(last), pstdev(last)), abs=1e-6)
+
+
+def test_rewards_of_a_run_of_an_older_release_have_no_least_and_most() -> None:
+    (row,) = reward_rows(lines_of({"mixed/a/reward/mean": 0.5, "mixed/a/reward/std": 0.1}))
+    assert (row.mean, row.std, row.least, row.most) == (0.5, pytest.approx(0.1), None, None)
