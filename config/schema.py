@@ -449,6 +449,12 @@ class MixedConfig(Section):
     """Steps whose trajectory files are kept: the newest ones. The viewer and the audit of masks see
     only these steps. None: all."""
 
+    wandb_artifacts: bool = False
+    """Whether each checkpoint and each step's trajectory file becomes an artifact at Weights &
+    Biases. Files are sent while training goes on; offline they stay as hard links in folders
+    `.wandb` beside the files, with the space of every checkpoint, until they are removed after
+    `wandb sync`."""
+
     max_probs_diff: float | None = Field(default=None, gt=0)
     """The run stops if a step's `training/rollout_probs_diff_max` is larger; None: no check."""
 

@@ -184,10 +184,13 @@ class Accounts(TrainerState):
     ) -> None:
         """Write the file of a step in the writer's thread; `_save_checkpoint` waits for it."""
         folder, step, keep = self.trajectory_dir, self.global_steps, self.mixed.trajectory_keep
+        path, artifacts = folder / f"{step}.jsonl", self._artifacts
         lines = (_line_of(t, tokens[t.key], advantages.get(t.key), step) for t in written)
 
         def write() -> None:
-            write_lines(folder / f"{step}.jsonl", lines)
+            write_lines(path, lines)
+            if artifacts is not None:
+                artifacts.log("trajectories", step, path)
             prune_trajectories(folder, step, keep)
 
         self._writer.submit(write)

@@ -56,6 +56,8 @@ class Checkpoints(TrainerState):
         finally:
             trainer.max_actor_ckpt_to_keep = trainer.max_critic_ckpt_to_keep = keep
         self._saved_step = self.global_steps
+        if self._artifacts is not None:
+            self._artifacts.log("checkpoint", self.global_steps, folder)
         self._prune_checkpoints(keep)
 
     def _prune_checkpoints(self, keep: int | None) -> None:

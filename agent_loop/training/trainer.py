@@ -32,6 +32,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from agent_loop.metrics.exposition import Exposition
+from agent_loop.metrics.wandb_artifacts import Artifacts
 from agent_loop.metrics.wandb_run import end_service
 from agent_loop.tools.limiter import Limiter, make_limiter, resolve_backend
 from agent_loop.training.accounts import Accounts
@@ -67,6 +68,8 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         self._token_sums, self._prepared = [], None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="mixed-tokens")
         self._writer = FileWriter()
+        if self.mixed.wandb_artifacts:
+            self._artifacts = Artifacts(self.mixed.experiment)
         self._miscounted = Counter()
         self._step_metrics = {}
         self._exposition = Exposition(self.mixed.experiment, self.mixed.ratios)
@@ -187,6 +190,8 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
             # Without a wait: what is read may be gone with the process whose end ended the run.
             self._reader.shutdown(wait=False, cancel_futures=True)
             self._writer.shutdown()
+            if self._artifacts is not None:
+                self._artifacts.shutdown()  # before wandb's run is finished below
             if logger := getattr(self, "logger", None):  # absent where the start failed
                 logger.finish(exit_code=int(sys.exc_info()[0] is not None))
             end_service()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from agent_loop.metrics.exposition import Exposition
 from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens
 from agent_loop.metrics.token_metrics import TokenSums
+from agent_loop.metrics.wandb_artifacts import Artifacts
 from agent_loop.tools.limiter import Limiter
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.file_writer import FileWriter
@@ -91,6 +92,9 @@ class TrainerState:
     """One thread that reads from TransferQueue, while the trainer waits for other processes."""
 
     _writer: FileWriter
+    _artifacts: Artifacts | None = None
+    """None: checkpoints and trajectory files are no artifacts (mixed.wandb_artifacts)."""
+
     _rows_per_update: int
     """Rows of one optimizer update, padding included, over all ranks."""
 

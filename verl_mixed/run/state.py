@@ -23,7 +23,7 @@ HARMLESS = (
     r"trainer\.(total_training_steps|logger|save_freq|test_freq|max_\w+_ckpt_to_keep)",
     r"trainer\.(val_before_train|log_val_generations|resume_mode|resume_from_path)",
     r"(trainer|.*\.trace)\.(project_name|experiment_name)",
-    r"mixed\.(max_\w+|on_change|trajectory_\w+)",
+    r"mixed\.(max_\w+|on_change|trajectory_\w+|wandb_artifacts)",
     r"ray_kwargs\..*",
     r".*\.multi_turn\.tool_config\.(server_url|max_retries|timeout|max_workers|request_interval)",
     r".*\.multi_turn\.tool_config\.(rate_limit_\w+|burst|enable_global_rate_limit|cache\..*)",

@@ -135,6 +135,17 @@ def surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
+def test_each_checkpoint_that_is_whole_becomes_an_artifact(tmp_path: Path) -> None:
+    run, logged = Run(tmp_path / "run").start(), list[tuple[object, ...]]()
+
+    def log(kind: str, step: int, folder: Path) -> None:
+        logged.append((kind, step, (folder / "data.pt").is_file()))
+
+    run.trainer._artifacts = SimpleNamespace(log=log)
+    run.train(2)
+    assert logged == [("checkpoint", 1, True), ("checkpoint", 2, True)]
+
+
 @pytest.mark.parametrize(("mode", "keep"), [(MixedSyncTrainer, 1), (MixedColocateAsyncTrainer, 3)])
 def test_300_steps_and_10_restarts_leave_as_many_checkpoints_as_are_kept(
     tmp_path: Path, mode: type, keep: int

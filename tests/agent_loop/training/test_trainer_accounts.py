@@ -303,7 +303,11 @@ def test_a_step_writes_the_groups_that_it_may_and_keeps_the_files_of_the_newest_
     books = Books(tmp_path, monkeypatch, [pair, batch("c", "d")] * 3)
     limits = {"trajectory_sample": 3, "trajectory_sample_step": 1, "trajectory_keep": 2}
     books.trainer.mixed = books.trainer.mixed.model_copy(update=limits)
+    sent: list[tuple[object, ...]] = []
+    books.trainer._artifacts = SimpleNamespace(log=lambda *given: sent.append(given))
     for _ in range(3):
         books.step()
         assert books.on_disk() == ["a", "a"]
+        step, path = books.trainer.global_steps, books.path / f"{books.trainer.global_steps}.jsonl"
+        assert sent.pop() == ("trajectories", step, path) and sent == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2.jsonl", "3.jsonl"]

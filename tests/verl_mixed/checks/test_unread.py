@@ -54,6 +54,7 @@ from verl_mixed.checks.config.unread import (
     STOPPING,
     SWITCH,
     TAGS,
+    TO_WANDB,
     TOKENS_OF_ACTOR,
     VERLS,
     VERLS_TOOLS,
@@ -112,6 +113,7 @@ UNREAD: dict[str, dict[str, Any]] = {
     SHARED_FILE: {f"{TOOL_CONFIG}.rate_limit_file": None},
     OWN_SERVER: {SERVER_URL_KEY: "http://host:80"},
     STOPPING: {"mixed.infra_error_limit": 1.0},
+    TO_WANDB: {"trainer.logger": ["console"]},
 }
 """What else decides -> keys and values with which a run does not read."""
 

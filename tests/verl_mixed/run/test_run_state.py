@@ -60,7 +60,12 @@ def test_what_is_learned_may_not_change_but_how_it_runs_may() -> None:
         "ray_kwargs": {"ray_init": {"num_cpus": 8, "_temp_dir": "/x"}},
         "data": {"dataloader_num_workers": 0},
         "transfer_queue": {"backend": {"SimpleStorage": {"total_storage_size": None}}},
-        "mixed": {"seed": 1, "trajectory_keep": 9, "trajectory_sample_step": 16},
+        "mixed": {
+            "seed": 1,
+            "trajectory_keep": 9,
+            "trajectory_sample_step": 16,
+            "wandb_artifacts": True,
+        },
     }
 
     assert changes_of_resume(before, now) == [

@@ -54,6 +54,7 @@ TAGS = "an agent other than react_agent and verl's, or a prompt with tags"
 CACHE = "a cache of tool results"
 SHARED_FILE = "a run with a rate_limit_file"
 OWN_SERVER = "the run's own tool server"
+TO_WANDB = "a run that logs to wandb"
 STOPPING = "a run with an infra_error_limit below 1"
 REFERENCE = "a reference model"
 KL_LOSS = "a KL loss"
@@ -223,6 +224,7 @@ READERS: tuple[Reader, ...] = (
     Reader("mixed.tool_server", OWN_SERVER),
     # alarms
     Reader("mixed.infra_error_window", STOPPING),
+    Reader("mixed.wandb_artifacts", TO_WANDB),
     *(
         Reader(key, by, (value,))
         for key in ("mixed.max_probs_diff", "mixed.drift.warn_probs_diff")
@@ -368,6 +370,10 @@ def _lora_ranks(config: Mapping[str, Any]) -> list[Any]:
     return [rank for key in keys if (rank := at(config, f"{_MODEL}.{key}"))]
 
 
+def _texts(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
 _AGENT = "set mixed.sources.<name>.agent="
 
 _DERIVED: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = {
@@ -406,6 +412,10 @@ _DERIVED: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = {
     OWN_SERVER: (
         lambda config: is_own_tool_server(str(at(config, SERVER_URL_KEY))),
         f"set {SERVER_URL_KEY}=http://127.0.0.1:0",
+    ),
+    TO_WANDB: (
+        lambda config: "wandb" in _texts(at(config, "trainer.logger")),
+        "set trainer.logger=[console,tensorboard,wandb]",
     ),
     STOPPING: (
         lambda config: at(config, "mixed.infra_error_limit") != 1,
