@@ -340,12 +340,22 @@ def _read_plain_settings(config: Any) -> dict[str, Any] | None:
         return None
     settings = config if isinstance(config, DictConfig) else OmegaConf.create(dict(config))
     values: Any = OmegaConf.to_container(settings, resolve=True, throw_on_missing=True)
-    del values["_target_"]
+    # hydra gives lists as a kind of OmegaConf's, which loops of others may expect
+    takes_lists = values.pop("_target_").startswith("agent_loop.")
     is_plain = all(
-        not str(name).startswith("_") and (value is None or isinstance(value, (str, int, float)))
+        not str(name).startswith("_")
+        and (_is_scalar(value) or (takes_lists and _is_list_of_scalars(value)))
         for name, value in values.items()
     )
     return {str(name): value for name, value in values.items()} if is_plain else None
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float))
+
+
+def _is_list_of_scalars(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_scalar, value))
 
 
 class MixedAgentLoopManager(AgentLoopManagerTQ):

@@ -585,3 +585,17 @@ def test_an_agent_of_the_run_config_runs_without_a_file(monkeypatch: pytest.Monk
         loop = worker._make_loop(agent)
         assert (type(loop).__name__, loop.depth) == ("Own", depth)
     assert registry["verls"] == {"_target_": "verl.Loop"}
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "is_plain"),
+    [
+        ("agent_loop.react_agent_loop.ReactAgentLoop", {"tool_names": ["search"], "topk": 2}, True),
+        ("agent_loop.react_agent_loop.ReactAgentLoop", {"tool_names": [["search"]]}, False),
+        ("my_loops.Loop", {"depth": 2}, True),
+        ("my_loops.Loop", {"names": ["search"]}, False),
+    ],
+)
+def test_hydra_builds_only_loops_whose_settings_are_not_plain(target, settings, is_plain) -> None:
+    entry = OmegaConf.create({"_target_": target, **settings})
+    assert loop_worker._read_plain_settings(entry) == (settings if is_plain else None)
