@@ -19,6 +19,9 @@ ASK_S = 20.0
 
 KNOCK_S = 5.0
 
+THIS_MACHINE = "local"
+"""Value of MASTER_IP, and of Ray's own RAY_ADDRESS, for a run that starts its own Ray."""
+
 _PORT = 6379
 
 _QUESTION = Path(__file__).with_name("ray_nodes.py")
@@ -53,9 +56,45 @@ class RayCluster:
 
 
 def address_of(environ: Mapping[str, str]) -> str | None:
-    """The address of the cluster in these settings, `ip:port`; None if they name none."""
+    """The address of the cluster in these settings, `ip:port`; None if they name none.
+
+    MASTER_IP with RAY_PORT, else RAY_ADDRESS as it is given. `local`, for either, names no cluster.
+    """
     head = environ.get("MASTER_IP", "").strip()
-    return f"{head}:{environ.get('RAY_PORT', '').strip() or _PORT}" if head else None
+    if head and head != THIS_MACHINE:
+        return f"{head}:{environ.get('RAY_PORT', '').strip() or _PORT}"
+    address = environ.get("RAY_ADDRESS", "").strip()
+    return address if address and address != THIS_MACHINE else None
+
+
+def recorded_address(environ: Mapping[str, str], temp_dir: str | None = None) -> str | None:
+    """The address that the last `ray start` on this machine recorded; that Ray may be gone.
+
+    Args:
+        environ: RAY_TMPDIR or TMPDIR moves the record, as it does in Ray.
+        temp_dir: `--temp-dir` of that Ray; None takes Ray's default.
+
+    Source: ray/_private/services.py, get_ray_address_from_environment (2.60).
+    """
+    folder = Path(temp_dir or Path(environ.get("RAY_TMPDIR", environ.get("TMPDIR", "/tmp")), "ray"))
+    try:
+        return (folder / "ray_current_cluster").read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def listens(address: str, timeout_s: float = KNOCK_S) -> bool:
+    """Whether something accepts connections at `ip:port`."""
+    try:
+        _connect(address, timeout_s)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _connect(address: str, timeout_s: float = KNOCK_S) -> None:
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
 
 
 def ask(
@@ -103,9 +142,8 @@ def _read(records: Iterable[Mapping[str, Any]]) -> RayCluster:
 
 def _knock(address: str) -> None:
     """Check that something listens, because Ray reports this late, and as if the head refused."""
-    host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+        _connect(address)
     except (OSError, ValueError) as error:
         raise ClusterUnreachable(
             f"no answer from Ray's head at {address}: nothing listens there ({error}); see "

@@ -1,6 +1,6 @@
 """The training process: `python -m agent_loop.training.main CONFIG`.
 
-verl adapter: `trainer/main_ppo.py` at 0.9.1. This does what `main_ppo.main` does, with five
+verl adapter: `trainer/main_ppo.py` at 0.9.1. This does what `main_ppo.main` does, with six
 differences:
 
 - It reads the resolved config in the run's folder.
@@ -8,6 +8,8 @@ differences:
 - It builds all of verl's config classes first, also those that verl builds in Ray's workers.
 - On a cluster it connects to Ray itself, because verl would print the variables of the workers,
   secrets included.
+- Without a cluster it asks for a Ray of its own by name. `ray.init` without an address would join
+  the Ray that an earlier `ray start` on this machine recorded, or fail if that Ray is gone.
 - The trainer stays on this node, because this node has the run's folder.
 """
 
@@ -29,6 +31,8 @@ FORWARDED = re.compile(
 """Variables of this process that are sent to workers on a cluster. Workers inherit the variables of
 their node's Ray, which was started before the run. The mark of the run is not sent: a launcher ends
 all processes with the mark, but Ray ends these workers with their job."""
+
+_ADDRESS = "ray_kwargs.ray_init.address"
 
 
 def main(config_path: str) -> None:
@@ -53,8 +57,10 @@ def main(config_path: str) -> None:
     auto_set_device(config)
     if problems := refusals(config):
         raise ConfigError(problems)
-    if OmegaConf.select(config, "ray_kwargs.ray_init.address"):
+    if OmegaConf.select(config, _ADDRESS):
         join(config)
+    else:
+        OmegaConf.update(config, _ADDRESS, "local", force_add=True)
     run_ppo(config, task_runner_class=_PinnedToThisNode(TaskRunnerV1))
 
 

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from config.lookup import at, files_at
 from samplers.rows.sources import kind_of
 from verl_mixed.launch.plan import Plan, plan_of
+from verl_mixed.launch.ray_lines import found_line
 from verl_mixed.launch.trainer import TRAINER
 from verl_mixed.run.compose import compose_with_choices, unset_keys
 from verl_mixed.run.name import RunFacts, facts_of
@@ -50,7 +51,8 @@ def dry_run(
     lines += [f"first        {line}" for line in plan.still_to_make()]
     tools = "a tool server of its own, on a free port" if plan.own_tool_server else plan.server_url
     lines.append(f"tools        {tools}")
-    lines.append(f"ray          {f'joins {plan.cluster}' if plan.cluster else 'starts its own'}")
+    ray = found_line(plan.config, environ) or "starts its own"
+    lines.append(f"ray          {f'joins {plan.cluster}' if plan.cluster else ray}")
     trainer = shlex.join([*TRAINER, f"{run.folder}/config.yaml"])
     lines.append(f"trainer      {trainer}")
     lines += [f"warning      {warning}" for warning in plan.warnings()]

@@ -26,6 +26,7 @@ from verl_mixed.launch.failure import RunFailed, RunStopped
 from verl_mixed.launch.generated import make_generated_data
 from verl_mixed.launch.plan import Plan, make_plan
 from verl_mixed.launch.processes import GRACE_S
+from verl_mixed.launch.ray_lines import dashboard_line, found_line
 from verl_mixed.launch.summary import report_and_list_files, summarise
 from verl_mixed.launch.tool_server import ToolServer
 from verl_mixed.launch.trainer import TRAINER, trainer_environ
@@ -136,13 +137,14 @@ def _note_start(
         f"({f'resuming, {seen} of {plan.total_steps} steps seen' if seen else 'new'})"
     )
     say(f"log          {folder.log}")
-    ray_init = at(plan.config, "ray_kwargs.ray_init", {})
-    if ray_init.get("include_dashboard") and (port := ray_init.get("dashboard_port")):
-        say(f"dashboard    http://{ray_init.get('dashboard_host', '127.0.0.1')}:{port}")
+    if dashboard := dashboard_line(plan.config, plan.cluster, environ):
+        say(f"dashboard    {dashboard}")
     nodes = []
     if plan.cluster is not None:
         nodes = [node.ip for node in ask(plan.cluster).nodes]
         say(f"cluster      {plan.cluster} ({len(nodes)} nodes)")
+    elif found := found_line(plan.config, environ):
+        say(f"ray          {found}")
     for change in note(folder.versions, versions_now(nodes)):
         say(f"note         not as at the last start: {change}")
     for warning in plan.warnings():
@@ -185,6 +187,7 @@ def _run(
             )
             children.append(child)
             is_started = True
+            folder.link_log()
             with ClusterWatch(plan.cluster, environ) if plan.cluster else nullcontext() as cluster:
                 running = RunProcesses(
                     trainer=child, log_start=log_start, server=server, cluster=cluster

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from agent_loop.rewards import split_path
 from cluster.placement import UNITS_KEY, storage_units
+from cluster.ray_cluster import THIS_MACHINE
 from config.lookup import at
 from config.schema import TOOL_CONFIG, ConfigError
 from samplers.rows.sources.demo import DEMO_SOURCES
@@ -231,6 +232,10 @@ def _cluster_to_join(config: DictConfig) -> str | None:
     if not address:
         return None
     ray_init = config.ray_kwargs.ray_init
+    if address == THIS_MACHINE:
+        with open_dict(ray_init):
+            ray_init.pop("address")
+        return None
     with open_dict(ray_init):
         for key in ONLY_FOR_A_NEW_RAY:
             ray_init.pop(key, None)

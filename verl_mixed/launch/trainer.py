@@ -30,6 +30,6 @@ def trainer_environ(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
     if not environ.get("WANDB_API_KEY"):
         defaults |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     own = {name: value for name, value in environ.items() if value}
-    own.pop("RAY_ADDRESS", None)  # it may name a cluster of other work in this shell
+    own.pop("RAY_ADDRESS", None)  # the config has the address of the Ray that the run joins
     own.pop("TENSORBOARD_DIR", None)  # each run has its own folder
     return defaults | own

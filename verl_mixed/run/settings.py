@@ -11,10 +11,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from cluster.ray_cluster import address_of
+from cluster.ray_cluster import THIS_MACHINE, address_of, recorded_address
 from config.schema import TOOL_CONFIG, ConfigError
 
 SERVER_URL_KEY = f"{TOOL_CONFIG}.server_url"
+NODES_KEY = "trainer.nnodes"
+_ACTOR = "actor_rollout_ref.actor"
 
 
 def _number(text: str) -> str:
@@ -65,6 +67,9 @@ class Setting:
     prefix: str = ""
     """`++` for a key that some profiles lack."""
 
+    switch: str = ""
+    """Dotted key that becomes true if the number is above 0, and false if it is 0."""
+
 
 SETTINGS: Mapping[str, Setting] = {
     "PROFILE": Setting("profile", str, "a file name of config/profile"),
@@ -75,9 +80,13 @@ SETTINGS: Mapping[str, Setting] = {
     "TACO_RATIO": Setting("mixed.sources.taco.ratio", _number, "a number >= 0"),
     "NQ_RATIO": Setting("mixed.sources.nq.ratio", _number, "a number >= 0"),
     "MATH_RATIO": Setting("mixed.sources.math.ratio", _number, "a number >= 0"),
-    "LEARNING_RATE": Setting("actor_rollout_ref.actor.optim.lr", _number, "a number >= 0"),
+    "LEARNING_RATE": Setting(f"{_ACTOR}.optim.lr", _number, "a number >= 0"),
     "TRAIN_BATCH_SIZE": Setting("data.train_batch_size", _whole, "a whole number >= 1"),
     "ROLLOUT_N": Setting("actor_rollout_ref.rollout.n", _whole, "a whole number >= 2"),
+    "MAX_RESPONSE_LENGTH": Setting("data.max_response_length", _whole, "a whole number >= 1"),
+    "KL_COEF": Setting(
+        f"{_ACTOR}.kl_loss_coef", _number, "a number >= 0", switch=f"{_ACTOR}.use_kl_loss"
+    ),
     "TOTAL_TRAINING_STEPS": Setting("trainer.total_training_steps", _whole, "a whole number >= 1"),
     "TOOL_SERVER_URL": Setting(SERVER_URL_KEY, _quoted, "a URL"),
     "TOOL_MAX_WORKERS": Setting(f"{TOOL_CONFIG}.max_workers", _whole, "a whole number >= 1"),
@@ -85,6 +94,8 @@ SETTINGS: Mapping[str, Setting] = {
     "RATE_LIMIT_PER_MINUTE": Setting(
         f"{TOOL_CONFIG}.rate_limit_per_minute", _number, "a number > 0"
     ),
+    "N_GPUS_PER_NODE": Setting("trainer.n_gpus_per_node", _whole, "a whole number >= 1"),
+    "NNODES": Setting(NODES_KEY, _whole, "a whole number >= 1"),
     "RAY_DASHBOARD_PORT": Setting(
         "ray_kwargs.ray_init.dashboard_port", _whole, "a port number", "++"
     ),
@@ -116,9 +127,13 @@ def overrides_from(environ: Mapping[str, str], given: Sequence[str] = ()) -> lis
         if not text or setting.key in taken:
             continue
         try:
-            overrides.append(f"{setting.prefix}{setting.key}={setting.render(text)}")
+            value = setting.render(text)
         except ValueError:
             problems.append(f"{name}={text!r}: want {setting.wants}; correct it or unset it")
+            continue
+        overrides.append(f"{setting.prefix}{setting.key}={value}")
+        if setting.switch and setting.switch not in taken:
+            overrides.append(f"{setting.switch}={str(float(value) > 0).lower()}")
     of_cluster, cluster_problems = _cluster_overrides(environ, taken)
     if problems := problems + cluster_problems:
         raise ConfigError(problems)
@@ -136,11 +151,50 @@ def _cluster_overrides(
             f"WORKER_NODES={' '.join(workers)!r}: there is no MASTER_IP; name the head, or unset it"
         )
         return [], [problem] if workers else []
-    port = address.rpartition(":")[2]
-    if not port.isdigit() or not 0 < int(port) < 65536:
-        return [], [f"RAY_PORT={port!r}: want a port number; correct it or unset it"]
-    wanted = {f"++{ADDRESS_KEY}": _quoted(address), "trainer.nnodes": str(1 + len(workers))}
+    head = environ.get("MASTER_IP", "").strip()
+    head = "" if head == THIS_MACHINE else head
+    if problem := _contradiction(environ, address, workers, taken):
+        return [], [problem]
+    if address == "auto":
+        address = recorded_address(environ, environ.get("RAY_TEMP_DIR", "").strip() or None)
+        if address is None:
+            return [], [
+                "RAY_ADDRESS='auto': no Ray was started on this machine (`ray start --head` "
+                "starts one); name the head (RAY_ADDRESS=<ip>:6379), or unset it"
+            ]
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+        wrong = f"RAY_PORT={port!r}: want a port number"
+        if not head:
+            wrong = f"RAY_ADDRESS={address!r}: want <ip>:<port> of Ray's head, or auto"
+        return [], [f"{wrong}; correct it or unset it"]
+    wanted = {f"++{ADDRESS_KEY}": _quoted(address)}
+    if (head or workers) and not environ.get("NNODES", "").strip():
+        wanted[NODES_KEY] = str(1 + len(workers))
     return [f"{key}={value}" for key, value in wanted.items() if override_key(key) not in taken], []
+
+
+def _contradiction(
+    environ: Mapping[str, str], address: str, workers: Sequence[str], taken: Collection[str]
+) -> str | None:
+    """The settings of a cluster that contradict each other, or None."""
+    head, other = (environ.get(name, "").strip() for name in ("MASTER_IP", "RAY_ADDRESS"))
+    if other not in ("", "auto") and _plain(other) != _plain(address):
+        return (
+            f"MASTER_IP={head!r} ({address}) and RAY_ADDRESS={other!r} name two Rays: unset one "
+            "of them"
+        )
+    nodes = environ.get("NNODES", "").strip()
+    if workers and nodes.isdigit() and int(nodes) != 1 + len(workers) and NODES_KEY not in taken:
+        return (
+            f"NNODES={nodes}, and WORKER_NODES={' '.join(workers)!r} and the head are "
+            f"{1 + len(workers)}: unset one of them"
+        )
+    return None
+
+
+def _plain(address: str) -> str:
+    return address.replace("[", "").replace("]", "")
 
 
 def is_own_tool_server(server_url: str) -> bool:

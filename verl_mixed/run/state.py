@@ -11,7 +11,7 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -94,6 +94,13 @@ class RunFolder:
         self.wandb = self.path / "wandb"
         self.done = self.path / "done"
         self._lock = self.path / ".lock"
+
+    def link_log(self) -> None:
+        """Make `logs/train_<time>.log` beside the folder of all runs, a link to `train.log`."""
+        link = RUNS.absolute().parent / "logs" / time.strftime("train_%Y%m%d_%H%M%S.log")
+        with suppress(OSError):  # a second start in this second, or no links on this file system
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(os.path.relpath(self.log, link.parent))
 
     @contextmanager
     def claim(self) -> Iterator[None]:

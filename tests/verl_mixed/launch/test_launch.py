@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,6 +110,16 @@ def test_each_start_keeps_the_config_files_that_it_was_given(run_environ: RunEnv
     assert code == GOOD, screen
     (kept,) = Path("runs/trial/config").iterdir()
     assert kept.name.endswith("-my.yaml") and kept.read_text() == file.read_text()
+
+
+def test_each_start_leaves_a_link_to_the_log(run_environ: RunEnviron) -> None:
+    code, screen = start(run_environ)
+    assert code == GOOD, screen
+
+    (link,) = Path("logs").glob("train_*.log")
+    assert re.fullmatch(r"train_\d{8}_\d{6}\.log", link.name)
+    assert os.readlink(link) == "../runs/trial/train.log"
+    assert link.read_text() == RunFolder(Path("runs/trial")).log.read_text()
 
 
 def test_more_steps_continue_a_complete_run(run_environ: RunEnviron) -> None:
@@ -449,6 +460,18 @@ def test_a_run_on_a_cluster_tells_ray_nothing_of_its_own(run_environ: RunEnviron
     assert plan.cluster == "10.0.0.1:6379"
     assert at(plan.config, "ray_kwargs.ray_init").keys() == {"address", "runtime_env"}
     assert at(plan.config, "trainer.nnodes") == 2
+
+
+def test_local_is_a_ray_of_the_runs_own(run_environ: RunEnviron) -> None:
+    for overrides, environ in (
+        ([], {"MASTER_IP": "local"}),
+        (["++ray_kwargs.ray_init.address=local"], {"RAY_ADDRESS": "10.0.0.4:6379"}),
+    ):
+        plan = make_plan(["ray_kwargs.ray_init.num_cpus=4", *overrides], run_environ | environ)
+
+        assert plan.cluster is None
+        assert "address" not in at(plan.config, "ray_kwargs.ray_init")
+        assert at(plan.config, "ray_kwargs.ray_init.num_cpus") == 4
 
 
 def test_a_run_goes_on_after_its_tool_server_was_killed(run_environ: RunEnviron) -> None:
