@@ -15,11 +15,14 @@
 #   ./run_mixed_training.sh                                  the demo on this machine, no GPU needed
 #   TACO_RATIO=0 EXPERIMENT_NAME=no_taco ./run_mixed_training.sh
 #   ./run_mixed_training.sh trainer.total_training_steps=50 mixed.seed=1
-#   MASTER_IP=10.0.0.1 ./run_mixed_training.sh               on the cluster that setup_cluster.sh made
+#   ./run_mixed_training.sh                                  after `setup_cluster.sh setup`: on that cluster
+#   MASTER_IP=local ./run_mixed_training.sh                  on this machine, whatever was set up
+#   RAY_ADDRESS=auto ./run_mixed_training.sh                 on the Ray that `ray start --head` started on this machine
 #
-# If MASTER_IP is empty, the run is on this machine, in this terminal. Otherwise it is on the head node MASTER_IP, in
-# tmux session verl_training; the same commands work on the jumphost and on the head. KEY=VALUE is a Hydra override of
-# config/mixed_dataset_grpo.yaml. Give the name of the run (EXPERIMENT_NAME or mixed.experiment=...) with every command.
+# If setup_cluster.sh has set up a cluster, the run is on its head node, in tmux session verl_training; the same commands
+# work on the jumphost and on the head. MASTER_IP chooses between several clusters. Without a cluster the run is on this
+# machine, in this terminal. KEY=VALUE is a Hydra override of config/mixed_dataset_grpo.yaml. Give the name of the run
+# (EXPERIMENT_NAME or mixed.experiment=...) with every command.
 # Settings come from the environment, then from the block below; an empty setting keeps the value of config/. The first
 # start installs the Python environment into .venv (2 to 6 GB, some minutes).
 #
@@ -61,7 +64,10 @@ source "${REPO_ROOT}/cluster/lib/training.sh"
   LEARNING_RATE=""
   TRAIN_BATCH_SIZE=""     # prompts in a batch
   ROLLOUT_N=""            # trajectories per prompt
+  MAX_RESPONSE_LENGTH=""  # tokens of a trajectory after its prompt, tool results included
+  KL_COEF=""              # weight of the KL loss; above 0 switches it on
   TOTAL_TRAINING_STEPS="" # optimizer steps
+  OVERRIDES=()            # more keys of config/: (mixed.seed=1 'trainer.logger=[console]'); the command line wins
 
   # tools; each limit holds for all processes together
   TOOL_SERVER_URL=""       # a running tool server; empty: one is started with the run
@@ -69,17 +75,19 @@ source "${REPO_ROOT}/cluster/lib/training.sh"
   TOOL_REQUEST_INTERVAL="" # seconds between two calls
   RATE_LIMIT_PER_MINUTE="" # tool calls a minute
 
-  # machines; workers, ssh and ports that setup_cluster.sh recorded for MASTER_IP need not be repeated
-  MASTER_IP=""          # head node of a Ray cluster; empty: this machine alone
+  # machines; what setup_cluster.sh recorded (workers, ssh, ports) need not be repeated
+  MASTER_IP=""          # head node; local: this machine alone; empty: the cluster that setup_cluster.sh set up, if any
   WORKER_NODES=()       # its workers: (10.0.0.2 10.0.0.3)
   HOSTS_FILE=""         # the same as --hosts FILE
+  N_GPUS_PER_NODE=""    # training processes on each node
+  NNODES=""             # nodes that train; empty: the head and WORKER_NODES
   RAY_PORT=""           # of the head; empty: 6379
   RAY_DASHBOARD_PORT="" # on 127.0.0.1 of the head; empty: 8265
   RAY_AUTH_MODE=""      # token or disabled; empty: token on a cluster
   RAY_TEMP_DIR=""       # Ray's logs and sockets; empty: Ray's own choice, or the cluster's
   WANDB_DIR=""          # empty: the run's folder
   CONDA_ENV=""          # use this conda environment and install nothing; empty: VENV
-  CONDA_PATH=""         # where conda lives; empty: ~/miniconda3
+  CONDA_PATH=""         # conda's folder, or its bin/activate; empty: ~/miniconda3
   VENV=""               # use this virtual environment and install nothing; empty: .venv, made here
 }
 
@@ -139,17 +147,20 @@ main() {
     [[ -r "${hosts}" ]] || die 2 "cannot read --hosts ${hosts}: correct the name"
     FROM_ENVIRONMENT[HOSTS_FILE]="$(realpath -- "${hosts}")"
   fi
+  check_block "${BASH_SOURCE[0]}" "${BLOCK[@]}"
   cd -- "${REPO_ROOT}"
+  add_overrides "${overrides[@]}"
+  [[ "${ON_HEAD:-0}" == 1 ]] || choose_cluster
   if [[ "${ON_HEAD:-0}" != 1 ]] && is_cluster; then
-    at_cluster "${command}" "${overrides[@]}"
+    at_cluster "${command}" "${WORDS[@]}"
     return
   fi
   settle "${SETTINGS[@]}" "${RUN_SETTINGS[@]}"
   [[ -z "${MASTER_IP}" ]] || enter_cluster
   case "${command}" in
-    launch) launch "${overrides[@]}" ;;
-    dry-run) dry_run_here "${overrides[@]}" ;;
-    *) "${command}_here" "${overrides[@]}" ;;
+    launch) launch "${WORDS[@]}" ;;
+    dry-run) dry_run_here "${WORDS[@]}" ;;
+    *) "${command}_here" "${WORDS[@]}" ;;
   esac
 }
 

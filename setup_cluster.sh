@@ -40,7 +40,7 @@ source "${REPO_ROOT}/cluster/lib/remote.sh"
   WANDB_DIR=""    # where Weights & Biases writes on the head; empty: the run's folder
 
   # stable
-  CONDA_PATH=""          # the conda installation on the hosts; empty: ~/miniconda3
+  CONDA_PATH=""          # conda's folder on the hosts, or its bin/activate; empty: ~/miniconda3
   VENV=""                # virtual environment on the hosts; empty: REMOTE_REPO/.venv
   REMOTE_REPO=""         # this repository on the hosts; empty: the same path as here
   SHARED_DIRS=()         # folders that must be the same on every host, as of models and runs
@@ -322,7 +322,16 @@ setup() {
   echo
   show_status || status=1
   echo "setup: ${joined} of ${#HOST_NAMES[@]} nodes joined in $((SECONDS - began)) s"
+  ((status != 0)) || say_next
   return "${status}"
+}
+
+# say_next: print the command that starts a run on this cluster. Where several are recorded, it names this one.
+say_next() {
+  local -a records=("${REPO_ROOT}"/.cluster/*/hosts)
+  local choice="MASTER_IP=${MASTER_IP} "
+  ((${#records[@]} > 1)) || choice=""
+  echo "next: ${choice}./run_mixed_training.sh (its settings are at its top)"
 }
 
 # --- status, logs, attach, doctor -----------------------------------------------
@@ -473,7 +482,7 @@ repository_files() {
     done
   else
     (cd -- "${REPO_ROOT}" && find . \( -name .git -o -name __pycache__ -o -path ./.venv -o -path './.venv.*' \
-      -o -path ./runs -o -path ./data -o -path ./.cluster -o -path './.synced_*' \) -prune -o -type f -printf '%P\0')
+      -o -path ./runs -o -path ./logs -o -path ./data -o -path ./.cluster -o -path './.synced_*' \) -prune -o -type f -printf '%P\0')
   fi | LC_ALL=C sort -z -u
 }
 
@@ -567,6 +576,7 @@ main() {
     logs | attach | doctor) ;;
     *) [[ -z "${HOST}" ]] || die 2 "${command} takes no HOST ('${HOST}'): it is for all hosts; see --help" ;;
   esac
+  check_block "${BASH_SOURCE[0]}" "${SETTINGS[@]}"
   load_cluster
   case "${command}" in
     setup | restart | cleanup | sync) alone ;;

@@ -297,6 +297,11 @@ def resolve(
             f"MASTER_IP={master} of the environment is not the head of {hosts_file} "
             f"({from_file[0].name}): unset one of the two"
         )
+    if master == "local":
+        raise InventoryError(
+            "MASTER_IP=local is a run on this machine alone (run_mixed_training.sh): a cluster "
+            "needs the address of its head"
+        )
     if not master:
         master = _only_record(records)
     recorded_hosts, recorded = _record(records, master)

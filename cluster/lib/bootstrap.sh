@@ -104,11 +104,14 @@ bootstrap_venv() (
   say "installed in $((SECONDS - began)) s"
 )
 
-# use_conda: activate CONDA_ENV and check it; nothing is installed into it.
+# use_conda: activate CONDA_ENV and check it; nothing is installed into it. CONDA_PATH is conda's folder, or the script in
+# it that activates environments.
 use_conda() {
-  local conda_sh="${CONDA_PATH:=${HOME:-}/miniconda3}/etc/profile.d/conda.sh"
+  local conda_sh="${CONDA_PATH:=${HOME:-}/miniconda3}"
+  conda_sh="${conda_sh%/bin/activate}"
+  conda_sh="${conda_sh%/etc/profile.d/conda.sh}/etc/profile.d/conda.sh"
   [[ -r "${conda_sh}" ]] ||
-    die 2 "cannot read ${conda_sh} for CONDA_ENV=${CONDA_ENV}: set CONDA_PATH to the conda installation"
+    die 2 "cannot read ${conda_sh} for CONDA_ENV=${CONDA_ENV}: set CONDA_PATH to conda's folder, or to its bin/activate"
   set +eu # conda's own scripts read unset variables
   # shellcheck disable=SC1090 # the user's conda, known only here
   source "${conda_sh}" && conda activate "${CONDA_ENV}"

@@ -20,6 +20,8 @@ STATE="${HOME}/.verl_mixed/${CLUSTER_ID}"
 [[ "${NODE_NAME}" == head ]] || STATE+=".${NODE_IP}"
 : "${RAY_TEMP_DIR:=/tmp/verl_mixed_ray_$(id -un)}"
 : "${CONDA_PATH:=${HOME}/miniconda3}"
+CONDA_PATH="${CONDA_PATH%/bin/activate}" # the folder of conda, also where its activation script is given
+CONDA_PATH="${CONDA_PATH%/etc/profile.d/conda.sh}"
 MARK="${CLUSTER_ID}/${NODE_IP}"
 RUN_SESSION=verl_training
 
@@ -624,7 +626,7 @@ sync_finish() {
   if [[ -r .synced_files ]]; then
     while IFS= read -r -d '' file; do
       case "${file}" in
-        /* | ../* | */../* | .venv/* | runs/* | data/*) continue ;;
+        /* | ../* | */../* | .venv/* | runs/* | logs/* | data/*) continue ;;
       esac
       rm -f -- "${file}"
       rmdir -p --ignore-fail-on-non-empty -- "$(dirname -- "${file}")" 2>/dev/null || true

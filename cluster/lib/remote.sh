@@ -3,6 +3,7 @@
 # BEFORE the settings block, because it saves the values of the environment. It needs REPO_ROOT. cluster/inventory.py
 # decides the values.
 #
+#   check_block SCRIPT ...  refuse a variable in the settings block that no one reads
 #   load_cluster            settings and hosts: environment > hosts file > block > what `setup` recorded > default
 #   host_named WORD         the host of that address, or of that session name (head, node0)
 #   run CMD...              print the command; run it unless DRY_RUN=1
@@ -42,6 +43,40 @@ jumphost_python() {
 # compute MODULE ARG...: run a standard-library module of this checkout.
 compute() {
   PYTHONPATH="${REPO_ROOT}" PYTHONDONTWRITEBYTECODE=1 "${JUMPHOST_PYTHON}" -m "$@"
+}
+
+# settings_block SCRIPT: the lines of its settings block.
+settings_block() { sed -n '/^# --- settings;/,/^}/p' "$1" 2>/dev/null; }
+
+# check_block SCRIPT NAME...: exit 2 if the settings block of the script sets variables that are none of the NAMEs.
+check_block() {
+  local script="$1" name other words unknown=0
+  shift
+  for name in $(settings_block "${script}" | grep -oE '^[[:space:]]*[A-Z][A-Z0-9_]*\+?=' | tr -d ' \t+='); do
+    [[ " $* " != *" ${name} "* ]] || continue
+    unknown=1
+    other="$(cd -- "${REPO_ROOT}" && grep -lsE "^ +${name}=" run_mixed_training.sh setup_cluster.sh)" || true
+    other="$(grep -vxF -- "${script##*/}" <<<"${other}")" || true
+    if [[ " ${SECRETS[*]:-} " == *" ${name} "* ]]; then
+      words="a secret comes from the environment only: remove it there, and 'export ${name}=...' before the start"
+    elif [[ -n "${other}" ]]; then
+      words="it is a setting of ${other}, and is read there only"
+    else
+      words="$(nearest_setting "${name}" "$@")"
+      words="there is no such setting${words:+; the nearest is ${words}}; a key of Hydra belongs in OVERRIDES of"
+      words+=" run_mixed_training.sh, a variable of another program in the environment"
+    fi
+    say "error: ${name} in the settings block of ${script##*/}: ${words}"
+  done
+  ((unknown == 0)) || exit 2
+}
+
+# nearest_setting NAME KNOWN...: the known name that is spelled most like NAME, if any is.
+nearest_setting() {
+  local python
+  python="$(jumphost_python 2>/dev/null)" || return 0
+  "${python}" -c 'import difflib, sys
+print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], n=1, cutoff=0.5))' "$@"
 }
 
 # given_settings: `environment NAME VALUE` or `block NAME VALUE`, NUL after each word. An array arrives quoted for shlex.

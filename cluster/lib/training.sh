@@ -10,17 +10,22 @@ readonly TMUX_SESSION=verl_training
 
 # Settings of a run, besides the cluster's SETTINGS. They are sent to the head with the run.
 RUN_SETTINGS=(PROFILE EXPERIMENT_NAME MODEL_PATH TRAIN_FILES VAL_FILES TACO_RATIO NQ_RATIO MATH_RATIO LEARNING_RATE
-  TRAIN_BATCH_SIZE ROLLOUT_N TOTAL_TRAINING_STEPS TOOL_SERVER_URL TOOL_MAX_WORKERS TOOL_REQUEST_INTERVAL
-  RATE_LIMIT_PER_MINUTE)
+  TRAIN_BATCH_SIZE ROLLOUT_N MAX_RESPONSE_LENGTH KL_COEF TOTAL_TRAINING_STEPS TOOL_SERVER_URL TOOL_MAX_WORKERS
+  TOOL_REQUEST_INTERVAL RATE_LIMIT_PER_MINUTE N_GPUS_PER_NODE NNODES)
 
 # Cluster settings that a run needs. Settings of the host itself (Python, Ray's token) are in the host's file `env`.
 HEAD_SETTINGS=(WORKER_NODES CONDA_ENV CONDA_PATH VENV WANDB_DIR RAY_TEMP_DIR RAY_PORT RAY_DASHBOARD_PORT RAY_AUTH_MODE)
+
+# The names of the settings block: besides those, what leads to the head. OVERRIDES holds words of the command line.
+# shellcheck disable=SC2034 # run_mixed_training.sh reads it
+BLOCK=(MASTER_IP HOSTS_FILE "${RUN_SETTINGS[@]}" "${HEAD_SETTINGS[@]}" SSH_USER SSH_PORT SSH_KEY SSH_OPTIONS SSH_JUMP
+  REMOTE_REPO OVERRIDES)
 
 # Secrets come from the environment only. They are sent on stdin and in a file of mode 0600, which is removed once read.
 SECRETS=(WANDB_API_KEY TOOL_SERVER_TOKEN SERPER_API_KEY HF_TOKEN)
 
 # The values of the environment, saved as remote.sh saves those of SETTINGS.
-for _setting in "${RUN_SETTINGS[@]}"; do
+for _setting in "${RUN_SETTINGS[@]}" OVERRIDES; do
   [[ -z "${!_setting:-}" ]] || FROM_ENVIRONMENT["${_setting}"]="${!_setting}"
 done
 unset _setting
@@ -38,6 +43,100 @@ settle() {
     unset "${name}" # an array cannot become a string
     declare -g "${name}=${value}"
     [[ -z "${value}" ]] || export "${name?}" # an empty one is an unset one, also to Ray
+  done
+}
+
+# add_overrides WORD...: WORDS becomes OVERRIDES of the environment, or of the block, and then the WORDs. One whose key is
+# among the WORDs is left out: the command line wins, and a head that gets all as WORDs adds nothing.
+add_overrides() {
+  local word keys=" " text="${FROM_ENVIRONMENT[OVERRIDES]:-}"
+  local -a own=()
+  # shellcheck disable=SC2128 # one string of words, where the block has no array
+  if [[ -z "${text}" && "$(declare -p OVERRIDES)" != "declare -a"* ]]; then text="${OVERRIDES}"; fi
+  if [[ -n "${text}" ]]; then
+    text="$(xargs -r -n 1 printf '%s\n' <<<"${text}" 2>/dev/null)" ||
+      die 2 "cannot read OVERRIDES as words: a quote has no end; write them as on the command line"
+    mapfile -t own <<<"${text}"
+  else
+    own=("${OVERRIDES[@]}")
+  fi
+  for word in "$@"; do
+    keys+="$(key_of "${word}") "
+  done
+  WORDS=()
+  for word in "${own[@]}"; do
+    [[ "${word}" == *=* || "${word}" == '~'* ]] ||
+      die 2 "not an override: '${word}' in OVERRIDES; write KEY=VALUE, see --help"
+    [[ "${keys}" == *" $(key_of "${word}") "* ]] || WORDS+=("${word}")
+  done
+  WORDS+=("$@")
+}
+
+# key_of OVERRIDE: its key, without the signs + ++ ~ before it.
+key_of() {
+  local key="${1%%=*}"
+  printf '%s' "${key//[+~]/}"
+}
+
+# choose_cluster: if neither MASTER_IP nor HOSTS_FILE is given, MASTER_IP becomes the cluster that `setup` recorded here, or
+# whose head this machine is. Exits with 2 if the choice is not clear. MASTER_IP=local, or RAY_ADDRESS, is this machine.
+choose_cluster() {
+  local file wanted here="MASTER_IP=local runs on this machine" why="which setup_cluster.sh recorded"
+  local -a found=()
+  if [[ "${FROM_ENVIRONMENT[MASTER_IP]:-${MASTER_IP}}" == local ]]; then
+    [[ -z "${FROM_ENVIRONMENT[MASTER_IP]:-}" || -z "${FROM_ENVIRONMENT[HOSTS_FILE]:-}" ]] ||
+      die 2 "MASTER_IP=local is this machine, and HOSTS_FILE=${FROM_ENVIRONMENT[HOSTS_FILE]} a cluster: give one of them"
+    unset "FROM_ENVIRONMENT[MASTER_IP]" WORKER_NODES
+    MASTER_IP="" HOSTS_FILE=""
+    return
+  fi
+  [[ -z "${RAY_ADDRESS:-}" ]] && ! is_cluster || return 0
+  for file in "${REPO_ROOT}"/.cluster/*/hosts; do
+    [[ ! -e "${file}" ]] || found+=("$(head_of "${file}")")
+  done
+  wanted="$(head_of_setup)"
+  if [[ -n "${wanted}" && " ${found[*]} " != *" ${wanted} "* ]]; then
+    ((${#found[@]} == 0)) || here="MASTER_IP=${found[0]} runs on that cluster, which is set up; ${here}"
+    die 2 "the block of setup_cluster.sh names the head ${wanted}, whose cluster is not set up: run" \
+      "'./setup_cluster.sh setup' first; ${here}"
+  fi
+  if ((${#found[@]} == 0)); then
+    why="of which this machine is the head"
+    heads_here
+  fi
+  ((${#found[@]} <= 1)) ||
+    die 2 "several clusters were set up (${found[*]}): choose one, as in 'MASTER_IP=${found[0]} ./${0##*/}'; ${here}"
+  ((${#found[@]} == 1)) || return 0
+  MASTER_IP="${found[0]}"
+  say "cluster ${MASTER_IP}, ${why}; ${here}"
+}
+
+# head_of HOSTS_FILE: the address of its head.
+head_of() { sed -n '/^\[head\]/,/^\[/{/^[^[#;[:space:]]/{s/[[:space:]].*//p;q}}' "$1" 2>/dev/null; }
+
+# head_of_setup: the head that the settings block of setup_cluster.sh names, if any.
+head_of_setup() {
+  local head hosts
+  # shellcheck disable=SC2016 # for the other shell
+  { read -r head && read -r hosts; } < <(settings_block "${REPO_ROOT}/setup_cluster.sh" |
+    env -u MASTER_IP -u HOSTS_FILE bash -c 'source /dev/stdin; printf "%s\n" "${MASTER_IP-}" "${HOSTS_FILE-}"')
+  [[ -n "${head}" || -z "${hosts}" ]] || head="$(head_of "${hosts}")"
+  printf '%s\n' "${head}"
+}
+
+# heads_here: append to `found` the clusters whose head this machine is. Exits with 2 if it is only another node.
+heads_here() {
+  local file id
+  for file in "${HOME:-}"/.verl_mixed/*/env; do
+    [[ -r "${file}" ]] || continue
+    id="$(basename -- "${file%/env}")"
+    JUMPHOST_PYTHON="$(jumphost_python)" || exit
+    if is_here "${id}"; then
+      found+=("${id}")
+    else
+      die 2 "a cluster was set up for this user, not from this checkout (${file}): run this on its jumphost or its head," \
+        "or give MASTER_IP=local for a run on this machine"
+    fi
   done
 }
 
@@ -366,6 +465,8 @@ head_script() {
   for name in "${RUN_SETTINGS[@]}" "${HEAD_SETTINGS[@]}" "${SECRETS[@]}"; do
     [[ -z "${!name:-}" ]] || printf 'export %s=%q\n' "${name}" "${!name}"
   done
+  name="${FROM_ENVIRONMENT[OVERRIDES]:-}" # the block there must not come instead
+  [[ -z "${name}" ]] || printf 'export OVERRIDES=%q\n' "${name}"
   printf 'exec ./run_mixed_training.sh%s </dev/null\n' "$(printf ' %q' "$@")"
 }
 
@@ -394,6 +495,10 @@ enter_jumphost() {
   settle "${RUN_SETTINGS[@]}"
   HEAD="${HOST_NAMES[0]}"
   RAY_HEAD="${HOST_IP[${HEAD}]:-${HEAD}}" # an alias of ssh has no address here
+  case "${RAY_ADDRESS:-auto}" in
+    auto | "${HEAD}:${RAY_PORT}" | "${RAY_HEAD}:${RAY_PORT}" | "[${RAY_HEAD}]:${RAY_PORT}") ;;
+    *) die 2 "MASTER_IP=${MASTER_IP} (${RAY_HEAD}:${RAY_PORT}) and RAY_ADDRESS=${RAY_ADDRESS} name two Rays: unset one of them" ;;
+  esac
   HEAD_IS_HERE=0
   SSH_HEAD=""
   if is_here "${RAY_HEAD}" || is_here "${HEAD}"; then

@@ -27,7 +27,10 @@ exit 0
 FAKE
   chmod +x "${BATS_TEST_TMPDIR}/bin/python3.11"
   export PATH="${BATS_TEST_TMPDIR}/bin:${PATH}"
-  unset PYTHON PROFILE TACO_RATIO CONDA_ENV CONDA_PATH VENV MASTER_IP HOSTS_FILE ON_HEAD DRY_RUN TORCH_INDEX_URL
+  unset PYTHON PROFILE TACO_RATIO CONDA_ENV CONDA_PATH VENV MASTER_IP HOSTS_FILE ON_HEAD DRY_RUN TORCH_INDEX_URL \
+    OVERRIDES RAY_ADDRESS NNODES
+  export HOME="${BATS_TEST_TMPDIR}/home"
+  mkdir -p "${HOME}"
 }
 
 # calls WORD: how many recorded calls hold this word.
@@ -54,11 +57,11 @@ FAKE
 # the file FACTS.
 make_cluster() {
   make_checkout
-  export HOME="${BATS_TEST_TMPDIR}/home" HEAD_HOME="${BATS_TEST_TMPDIR}/head" TMUX_TMPDIR="${BATS_TEST_TMPDIR}"
+  export HEAD_HOME="${BATS_TEST_TMPDIR}/head" TMUX_TMPDIR="${BATS_TEST_TMPDIR}"
   export FACTS="${BATS_TEST_TMPDIR}/facts" SENT="${BATS_TEST_TMPDIR}/sent" MASTER_IP=192.0.2.1
-  mkdir -p "${HOME}" "${HEAD_HOME}/python"
+  mkdir -p "${HEAD_HOME}/python"
   unset TMUX WORKER_NODES VENV RAY_PORT RAY_TEMP_DIR WANDB_DIR WANDB_API_KEY EXPERIMENT_NAME
-  cp "${REPO_ROOT}/cluster/inventory.py" "${CHECKOUT}/cluster/"
+  cp "${REPO_ROOT}/cluster/"{inventory,packages}.py "${CHECKOUT}/cluster/"
   touch "${CHECKOUT}/cluster/__init__.py"
   facts ""
   cat >"${BATS_TEST_TMPDIR}/bin/ssh" <<'FAKE'
@@ -103,3 +106,25 @@ facts() {
 }
 
 end_tmux() { tmux kill-server 2>/dev/null || true; }
+
+# record HEAD [WORKER ...]: the record that `setup_cluster.sh setup` leaves in the checkout.
+record() {
+  local folder="${CHECKOUT}/.cluster/$1"
+  mkdir -p "${folder}"
+  printf '[head]\n%s ip=%s\n' "$1" "$1" >"${folder}/hosts"
+  (($# == 1)) || printf '\n[workers]\n' >>"${folder}/hosts"
+  (($# == 1)) || printf '%s\n' "${@:2}" >>"${folder}/hosts"
+  printf "RAY_PORT=7000\nRAY_AUTH_MODE=token\n" >"${folder}/settings.env"
+}
+
+# set_in SCRIPT ASSIGNMENT...: lines in the settings block of a script of the checkout, in the place of their variables.
+set_in() {
+  local script="${CHECKOUT}/$1" line
+  for line in "${@:2}"; do
+    if grep -q "^  ${line%%=*}=" "${script}"; then
+      sed -i "s|^  ${line%%=*}=.*|  ${line}|" "${script}"
+    else
+      sed -i "0,/^{/s|^{|{\n  ${line}|" "${script}"
+    fi
+  done
+}

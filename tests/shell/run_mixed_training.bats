@@ -122,18 +122,21 @@ setup() {
   [[ "${output}" == *"conda/etc/profile.d/conda.sh"* ]]
 }
 
-@test "CONDA_ENV is activated and checked, and nothing is installed" {
+@test "CONDA_ENV is activated and checked, and nothing is installed; CONDA_PATH is a folder or its activation script" {
   mkdir -p "${BATS_TEST_TMPDIR}/conda/etc/profile.d"
   for name in python verl-mixed; do
     printf '#!/bin/sh\necho "%s $*" >>"${CALLS}"\n' "${name}" >"${BATS_TEST_TMPDIR}/bin/${name}"
     chmod +x "${BATS_TEST_TMPDIR}/bin/${name}"
   done
   echo 'conda() { echo "conda $*" >>"${CALLS}"; }' >"${BATS_TEST_TMPDIR}/conda/etc/profile.d/conda.sh"
-  CONDA_ENV=rl CONDA_PATH="${BATS_TEST_TMPDIR}/conda" run "${CHECKOUT}/run_mixed_training.sh"
-  [ "${status}" -eq 0 ]
-  [ "$(cat "${CALLS}")" = "conda activate rl
+  for path in conda conda/bin/activate conda/etc/profile.d/conda.sh; do
+    : >"${CALLS}"
+    CONDA_ENV=rl CONDA_PATH="${BATS_TEST_TMPDIR}/${path}" run "${CHECKOUT}/run_mixed_training.sh"
+    [ "${status}" -eq 0 ]
+    [ "$(cat "${CALLS}")" = "conda activate rl
 python -m verl_mixed.checks.packages
 verl-mixed train" ]
+  done
   [ ! -e "${CHECKOUT}/.venv" ]
 }
 
@@ -253,4 +256,105 @@ verl-mixed train" ]
     [ "${status}" -eq 2 ]
   done
   [ ! -s "${CALLS}" ]
+}
+
+@test "OVERRIDES of the block come before those of the command line, which win" {
+  fake_venv
+  export VENV="${BATS_TEST_TMPDIR}/venv"
+  set_in run_mixed_training.sh "OVERRIDES=(mixed.seed=1 'a=[x, y]' +profile=gpu ~b)"
+  run "${CHECKOUT}/run_mixed_training.sh"
+  grep -qF "<train> <mixed.seed=1> <a=[x, y]> <+profile=gpu> <~b> PROFILE" "${CALLS}"
+  run "${CHECKOUT}/run_mixed_training.sh" ++mixed.seed=2 profile=laptop
+  grep -qF "<train> <a=[x, y]> <~b> <++mixed.seed=2> <profile=laptop> PROFILE" "${CALLS}"
+  OVERRIDES="c='x y' d=1" run "${CHECKOUT}/run_mixed_training.sh"
+  grep -qF "<train> <c=x y> <d=1> PROFILE" "${CALLS}"
+  for words in "'a=1" "a"; do
+    OVERRIDES="${words}" run "${CHECKOUT}/run_mixed_training.sh"
+    [ "${status}" -eq 2 ]
+    [[ "${output}" == *OVERRIDES* ]]
+  done
+}
+
+@test "a variable of the block that no one reads is exit 2, with what to write instead" {
+  export PROFILE=laptop
+  for words in "LEARNIG_RATE=1e-6|the nearest is LEARNING_RATE" "GPUS_PER_NODE=4|the nearest is N_GPUS_PER_NODE" \
+    "WANDB_API_KEY=s|export WANDB_API_KEY=..." "NUM_CPUS=8|a setting of setup_cluster.sh" \
+    "ZZZ=(1)|no such setting; a key of Hydra belongs in OVERRIDES"; do
+    make_checkout
+    cp "${REPO_ROOT}/setup_cluster.sh" "${CHECKOUT}"
+    set_in run_mixed_training.sh "${words%%|*}"
+    run "${CHECKOUT}/run_mixed_training.sh"
+    [ "${status}" -eq 2 ]
+    [[ "${output}" == *"error: ${words%%=*} in the settings block of run_mixed_training.sh: "*"${words#*|}"* ]]
+    [ ! -s "${CALLS}" ]
+  done
+}
+
+@test "the names of the block reach the run" {
+  fake_venv
+  export VENV="${BATS_TEST_TMPDIR}/venv"
+  sed -i 's/ PROFILE=${PROFILE}"/ $NNODES $N_GPUS_PER_NODE $MAX_RESPONSE_LENGTH $KL_COEF"/' "${VENV}/bin/verl-mixed"
+  set_in run_mixed_training.sh NNODES=1 N_GPUS_PER_NODE=4 MAX_RESPONSE_LENGTH=512 KL_COEF=0.01
+  run "${CHECKOUT}/run_mixed_training.sh"
+  grep -q "<train> 1 4 512 0.01" "${CALLS}"
+}
+
+# --- which machine, without MASTER_IP; tests/shell/run_on_cluster.bats has those that go to a cluster
+
+@test "several clusters that were set up are exit 2 and are named; MASTER_IP=local is this machine" {
+  record 10.0.0.1
+  record 10.0.0.9
+  for command in start status logs stop dry-run validate attach resume; do
+    run "${CHECKOUT}/run_mixed_training.sh" "${command}"
+    [ "${status}" -eq 2 ]
+    [[ "${output}" == *"several clusters were set up (10.0.0.1 10.0.0.9)"*"MASTER_IP=local"* ]]
+  done
+  [ ! -s "${CALLS}" ]
+  MASTER_IP=local run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 0 ]
+  set_in run_mixed_training.sh "MASTER_IP=local" "WORKER_NODES=(10.0.0.2)" "HOSTS_FILE=/no/hosts"
+  run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 0 ]
+  [ "$(calls 'verl-mixed train')" -eq 2 ]
+}
+
+@test "RAY_ADDRESS is a Ray for a run on this machine, whatever was set up" {
+  record 10.0.0.1
+  RAY_ADDRESS=auto run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 0 ]
+  [ "$(calls 'verl-mixed train')" -eq 1 ]
+}
+
+@test "a head in the block of setup_cluster.sh that is not set up is exit 2, and nothing trains here" {
+  cp "${REPO_ROOT}/setup_cluster.sh" "${CHECKOUT}"
+  set_in setup_cluster.sh MASTER_IP=10.0.0.1
+  run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"names the head 10.0.0.1, whose cluster is not set up"*"'./setup_cluster.sh setup' first"* ]]
+  record 10.0.0.9
+  run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"head 10.0.0.1, "*"MASTER_IP=10.0.0.9 runs on that cluster"*"MASTER_IP=local"* ]]
+  printf '# ours\n[head]\n# first\n10.0.0.7 num_gpus=8\n[workers]\n10.0.0.8\n' >"${BATS_TEST_TMPDIR}/hosts"
+  set_in setup_cluster.sh 'MASTER_IP=""' "HOSTS_FILE=${BATS_TEST_TMPDIR}/hosts"
+  run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"names the head 10.0.0.7, "* ]]
+  [ ! -s "${CALLS}" ]
+}
+
+@test "a node of a cluster that was set up from elsewhere does not train by itself" {
+  mkdir -p "${HOME}/.verl_mixed/192.0.2.1.192.0.2.2"
+  touch "${HOME}/.verl_mixed/192.0.2.1.192.0.2.2/env"
+  run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *".verl_mixed/192.0.2.1.192.0.2.2/env"*"its jumphost or its head"*"MASTER_IP=local"* ]]
+  [ ! -s "${CALLS}" ]
+}
+
+@test "MASTER_IP=local and a hosts file contradict each other: exit 2" {
+  touch "${BATS_TEST_TMPDIR}/hosts"
+  MASTER_IP=local run "${CHECKOUT}/run_mixed_training.sh" --hosts "${BATS_TEST_TMPDIR}/hosts"
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"MASTER_IP=local is this machine"* ]]
 }

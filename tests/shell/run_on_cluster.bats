@@ -23,6 +23,44 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
   [ "$(tmux show-environment -t verl_training VERL_MIXED_CLUSTER)" = VERL_MIXED_CLUSTER=192.0.2.1 ]
 }
 
+@test "without MASTER_IP, every command goes to the one cluster that was set up, and says so" {
+  unset MASTER_IP
+  record 192.0.2.1 192.0.2.5
+  script
+  [ "${status}" -eq 0 ]
+  [[ "${lines[0]}" == "cluster 192.0.2.1, which setup_cluster.sh recorded; MASTER_IP=local runs on this machine" ]]
+  grep -q "^setup_cluster sync MASTER_IP=192.0.2.1" "${CALLS}"
+  grep -q "^verl-mixed <train> MASTER_IP=10.9.9.9" "${CALLS}"
+  grep -q "^export WORKER_NODES=192.0.2.5" "${SENT}"
+  touch "${CHECKOUT}/runs/demo/config.yaml"
+  for command in status logs stop validate dry-run attach; do
+    before="$(calls '^ssh')"
+    script "${command}"
+    [[ "${output}" == *"cluster 192.0.2.1, which setup_cluster.sh recorded"* ]]
+    [[ "${command}" == dry-run || "$(calls '^ssh')" -gt "${before}" ]]
+  done
+  [ ! -e "${CHECKOUT}/.venv" ]
+}
+
+@test "OVERRIDES travel to the head once, whatever its own block has" {
+  set_in run_mixed_training.sh "OVERRIDES=(mixed.seed=1 'a=[x, y]')"
+  script b=2
+  [ "${status}" -eq 0 ]
+  grep -qF "verl-mixed <train> <mixed.seed=1> <a=[x, y]> <b=2> MASTER_IP" "${CALLS}"
+  end_tmux
+  OVERRIDES="c=3" script d=4
+  [ "${status}" -eq 0 ]
+  grep -qF "verl-mixed <train> <c=3> <d=4> MASTER_IP" "${CALLS}"
+}
+
+@test "RAY_ADDRESS of another Ray than MASTER_IP's is exit 2 and names both" {
+  RAY_ADDRESS=10.0.0.4:6379 script
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"MASTER_IP=192.0.2.1 (192.0.2.1:6379) and RAY_ADDRESS=10.0.0.4:6379 name two Rays"* ]]
+  RAY_ADDRESS=192.0.2.1:6379 script
+  [ "${status}" -eq 0 ]
+}
+
 @test "after a start it says what to type next" {
   SSH_JUMP=me@bastion script
   for words in "status" "logs -f" "ssh -J me@bastion 192.0.2.1 -t 'tmux attach -t verl_training'" \
@@ -274,6 +312,16 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
   [ "$(calls '^ssh')" -eq 0 ]
   # the jumphost's record is not here, so nobody is checked or synced from here
   [ "$(calls setup_cluster)" -eq 0 ]
+}
+
+@test "on the head without MASTER_IP, the run is on its cluster" {
+  unset MASTER_IP
+  mv "${HEAD_HOME}/.verl_mixed/192.0.2.1" "${HEAD_HOME}/.verl_mixed/127.0.0.1"
+  HOME="${HEAD_HOME}" script mixed.seed=3
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"cluster 127.0.0.1, of which this machine is the head; MASTER_IP=local runs on this machine"* ]]
+  grep -q "^verl-mixed <train> <mixed.seed=3> MASTER_IP=10.9.9.9" "${CALLS}"
+  [ "$(calls '^ssh')" -eq 0 ]
 }
 
 @test "ON_HEAD=1 runs the launcher right there, in the cluster's Python" {

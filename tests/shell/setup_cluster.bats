@@ -84,7 +84,8 @@ teardown() { end_site; }
   run "${SCRIPT}" setup
   [ "${status}" -eq 0 ]
   [[ "${output}" == *"${HEAD}: head: started (session head)"* && "${output}" == *"w1: worker: started (session node1)"* ]]
-  [[ "${lines[-1]}" == "setup: 3 of 3 nodes joined in "*" s" ]]
+  [[ "${lines[-2]}" == "setup: 3 of 3 nodes joined in "*" s" ]]
+  [[ "${lines[-1]}" == "next: ./run_mixed_training.sh"* ]]
   [[ "${output}" == *"dashboard: http://127.0.0.1:${RAY_DASHBOARD_PORT} through: ssh -N -L "*" ${HEAD}"* ]]
   grep -q -- "ray start --head --port ${RAY_PORT} --dashboard-host 127.0.0.1" "${SITE}/ray_calls"
   grep -q -- "ray start --address \\\\\[fd00::1\\\\\]:${RAY_PORT}" "${SITE}/ray_calls"
@@ -94,6 +95,42 @@ teardown() { end_site; }
   [ "${status}" -eq 0 ]
   [[ "${output}" == *"${HEAD}: head: up already"* && "${output}" == *"w0: worker: up already"* ]]
   [ "$(pid_of node0)" = "${pid}" ]
+}
+
+@test "with several clusters, the next command names this one" {
+  mkdir -p "${CHECKOUT}/.cluster/10.0.0.9"
+  touch "${CHECKOUT}/.cluster/10.0.0.9/hosts"
+  run "${SCRIPT}" setup
+  [[ "${lines[-1]}" == "next: MASTER_IP=${HEAD} ./run_mixed_training.sh"* ]]
+}
+
+@test "a variable of the block that no one reads is exit 2, with the nearest setting" {
+  sed -i 's/^  MASTER_IP=""/  MASTR_IP=a/; s/^  SSH_USER=""/  MODEL_PATH=b/' "${SCRIPT}"
+  cp "${REPO_ROOT}/run_mixed_training.sh" "${CHECKOUT}"
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"error: MASTR_IP in the settings block of setup_cluster.sh: "*"the nearest is MASTER_IP"* ]]
+  [[ "${output}" == *"error: MODEL_PATH "*"it is a setting of run_mixed_training.sh"* ]]
+  [ ! -s "${CALLS}" ]
+}
+
+@test "MASTER_IP=local is no head: exit 2" {
+  unset HOSTS_FILE
+  MASTER_IP=local run "${SCRIPT}" setup
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"MASTER_IP=local is a run on this machine alone"* ]]
+}
+
+@test "CONDA_PATH may be the activation script: nodes use the folder of that conda" {
+  mkdir -p "${SITE}/conda/etc/profile.d" "${SITE}/conda/envs"
+  ln -s "${SITE}/venv" "${SITE}/conda/envs/rl"
+  sed -i '/^venv=/d' "${HOSTS_FILE}"
+  for path in bin/activate etc/profile.d/conda.sh; do
+    CONDA_ENV=rl CONDA_PATH="${SITE}/conda/${path}" run "${SCRIPT}" setup
+    [ "${status}" -eq 0 ]
+    grep -q "^if \\. ${SITE}/conda/etc/profile.d/conda.sh " "${SITE}/${HEAD}/.verl_mixed/${HEAD}/env"
+    grep -q "PATH=${SITE}/conda/envs/rl/bin:" "${SITE}/${HEAD}/.verl_mixed/${HEAD}/env"
+  done
 }
 
 @test "the token is made once, is private, reaches every Ray and stands in no argument" {
@@ -265,7 +302,7 @@ s = socket.create_server(("127.0.0.1", int(os.environ["RAY_PORT"]))); time.sleep
   head="$(pid_of head)"
   run "${SCRIPT}" restart --yes
   [ "${status}" -eq 0 ]
-  [[ "${lines[-1]}" == "setup: 3 of 3 nodes joined in "* ]]
+  [[ "${lines[-2]}" == "setup: 3 of 3 nodes joined in "* ]]
   [ "$(pid_of head)" != "${head}" ]
   ended "${head}"
 }
