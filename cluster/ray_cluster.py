@@ -152,8 +152,11 @@ def _knock(address: str) -> None:
 
 
 def _refusal(environ: Mapping[str, str]) -> str:
+    mode = environ.get("RAY_AUTH_MODE", "")
+    other = "disabled" if mode == "token" else "token"
     return (
-        f"it listens and does not take us: RAY_AUTH_MODE={environ.get('RAY_AUTH_MODE', '')!r} or "
+        f"it listens and does not take us: RAY_AUTH_MODE={mode!r} or "
         "this shell's token is not the cluster's, or its Ray is another version; source "
-        "~/.verl_mixed/<cluster>/env first"
+        "~/.verl_mixed/<cluster>/env first, or for a Ray that was started by hand set "
+        f"RAY_AUTH_MODE={other}"
     )
