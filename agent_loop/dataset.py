@@ -16,7 +16,7 @@ from config.schema import (
     SourceConfig,
     ToolConfig,
     load_section,
-    templates_of,
+    template_of,
 )
 
 
@@ -26,7 +26,7 @@ class MixedRLHFDataset(RLHFDataset):
     | column | value |
     | --- | --- |
     | `row_id` | that of `extra_info` |
-    | `raw_prompt` | the row's messages in the template of `mixed.sources.<name>.prompt` |
+    | `raw_prompt` | the row's messages in the template of the source, see `agent_loop.prompts` |
     | `agent_name` | `mixed.sources.<name>.agent`, if set |
     | `__rollout_n__` | trajectories of the source's group; in training only |
     """
@@ -41,11 +41,10 @@ class MixedRLHFDataset(RLHFDataset):
             name: load_section(SourceConfig, values, f"mixed.sources.{name}")
             for name, values in config["sources"].items()
         }
-        prompts = {
+        self._prompts = {
             name: load_section(PromptConfig, values, f"mixed.prompts.{name}")
             for name, values in config["prompts"].items()
         }
-        self._templates = templates_of(self._sources, prompts)
         self._tools = load_section(ToolConfig, config["tool_config"], TOOL_CONFIG)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
@@ -53,9 +52,11 @@ class MixedRLHFDataset(RLHFDataset):
         row["row_id"] = row["extra_info"]["row_id"]
         source = self._sources.get(row["data_source"])
         if source is not None:
-            template = self._templates[row["data_source"]]
-            row["raw_prompt"] = prompt_of(row["raw_prompt"], template, self._tools)
             row["agent_name"] = source.agent or row["agent_name"]
+            template = template_of(source, row["agent_name"], self._prompts)
+            row["raw_prompt"] = prompt_of(
+                row["raw_prompt"], template, self._tools, source.system_prompt
+            )
         if not self.is_validation:
             own = source.rollout_n if source is not None else None
             row["__rollout_n__"] = own or self.config.rollout_n

@@ -1,6 +1,14 @@
-"""Makes the messages of a prompt from a row: the template of the source, with the tags filled in.
+"""Makes the messages of a prompt from a row: texts around the row's own words, with tags filled in.
 
-Pure. `agent_loop.dataset` applies it when rows are read, so that verl's own loops get it too.
+The system message of a prompt has these parts, joined by blank lines; a part may be missing:
+
+1. `mixed.sources.<name>.system_prompt`
+2. the row's own system message
+3. `system` of the template of the source (`mixed.prompts`)
+4. what the agent loop says itself: `system_prompt` in agent_loops.yaml, ReAct's instructions
+
+Pure. `agent_loop.dataset` adds the first three when rows are read, so that verl's own loops get
+them too; our agent loops add the fourth.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +19,18 @@ from config.schema import PromptConfig, ToolConfig
 
 
 def prompt_of(
-    rows_own: Sequence[Mapping[str, Any]], template: PromptConfig, tools: ToolConfig
+    rows_own: Sequence[Mapping[str, Any]],
+    template: PromptConfig,
+    tools: ToolConfig,
+    system_prompt: str | None = None,
 ) -> list[dict[str, Any]]:
     """The messages of a prompt, as new objects.
 
     The last message of the role user is the question; it may have parts, as with images. If there
-    is none, only the system message of the template is added.
+    is none, only the system message is changed.
+
+    Args:
+        system_prompt: of the source.
     """
     messages = [dict(message) for message in rows_own]
     users = [message for message in messages if message["role"] == "user"]
@@ -31,17 +45,31 @@ def prompt_of(
         ]
         first = sum(message["role"] == "system" for message in messages)
         messages[first:first] = examples
-    has_system = any(message["role"] == "system" for message in messages)
-    if template.system and not has_system:
-        messages.insert(0, {"role": "system", "content": fill_tags(template.system, tools)})
+    before, after = (fill_tags(text or "", tools) for text in (system_prompt, template.system))
+    return with_system_text(messages, before=before, after=after)
+
+
+def with_system_text(
+    messages: Sequence[Mapping[str, Any]], *, before: str = "", after: str = ""
+) -> list[dict[str, Any]]:
+    """The messages, as new objects, with texts before and after those of their system message.
+
+    Without a system message in front, the texts become one; if both are empty, there is none.
+    """
+    messages = [dict(message) for message in messages]
+    if messages and messages[0]["role"] == "system":
+        around = [f"{before}\n\n" if before else "", f"\n\n{after}" if after else ""]
+        messages[0]["content"] = _joined(messages[0]["content"], around)
+    elif text := "\n\n".join(filter(None, (before, after))):
+        messages.insert(0, {"role": "system", "content": text})
     return messages
 
 
-def _joined(question: Any, around: Sequence[str]) -> Any:
-    """The question between the texts around it, as text or, if it has parts, as parts."""
-    if isinstance(question, str):
-        return question.join(around)
+def _joined(own: Any, around: Sequence[str]) -> Any:
+    """A message's content between the texts around it, as text or, if it has parts, as parts."""
+    if isinstance(own, str):
+        return own.join(around)
     parts: list[Any] = []
     for at, text in enumerate(around):
-        parts += [*(question if at else ()), *([{"type": "text", "text": text}] if text else ())]
+        parts += [*(own if at else ()), *([{"type": "text", "text": text}] if text else ())]
     return parts

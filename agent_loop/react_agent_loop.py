@@ -11,7 +11,7 @@ from verl.tools.function_tool import FunctionTool, normalize_function_tool_retur
 
 from agent_loop.tool_actions import NamedTool, argument_mistake, describe, mistake, named_tools
 from agent_loop.turn_agent_loop import TurnAgentLoop
-from agent_loop.turns.react import OBSERVATION, ReAct
+from agent_loop.turns.react import OBSERVATION, ReAct, instructions
 from agent_loop.turns.tags import Action, Language
 from agent_loop.turns.turn_loop import Observation
 
@@ -20,9 +20,10 @@ class ReactAgentLoop(TurnAgentLoop):
     """Actions are names of tools.
 
     Args:
-        tool_names: tools that may be used; None: all.
+        tool_names: tools that may be used, none for an empty list; None: all.
         topk: passages of a search.
-        kwargs: in `system_prompt`, `{tools}` is replaced by the list of tools.
+        kwargs: `system_prompt` is a text before the instructions; one that contains `{tools}`
+            replaces the instructions, and `{tools}` is replaced by the list of tools.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class ReactAgentLoop(TurnAgentLoop):
                 f"unknown tool_names={unknown} of the ReAct agent: known are {sorted(known)}; "
                 "set them in rollout.agent.agent_loop_config_path"
             )
-        self.tools = {name: known[name] for name in (tool_names or known)}
+        self.tools = {name: known[name] for name in (known if tool_names is None else tool_names)}
 
     def language(self) -> Language:
         return ReAct(max_actions=self.settings.max_actions)
@@ -49,13 +50,14 @@ class ReactAgentLoop(TurnAgentLoop):
     def markers(self) -> tuple[str, str]:
         return f"\n{OBSERVATION} ", "\n"
 
-    def fill(self, template: str) -> str:
-        return super().fill(template).replace("{tools}", "\n".join(self._descriptions()))
+    def system_text(self) -> str:
+        return instructions(super().system_text(), self._descriptions())
 
     async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
         tool = self.tools.get(action.kind)
         if tool is None:
-            return mistake(f"no tool {action.kind!r}; there are {', '.join(self.tools)}")
+            there = ", ".join(self.tools) or "none"
+            return mistake(f"no tool {action.kind!r}; there are {there}")
         if isinstance(tool, NamedTool):
             return await tool.call(self.client, action.arguments)
         return await _call_of_verl(tool, dict(action.arguments))

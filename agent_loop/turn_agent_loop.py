@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from agent_loop.prompts import with_system_text
 from agent_loop.tool_actions import run_code
 from agent_loop.tools.client import ToolClient, shared_client
 from agent_loop.tools.protocol import ToolBackend, ToolError, end_session_call
@@ -38,9 +39,8 @@ class TurnAgentLoop(AgentLoopBase):
     """An agent that works in turns.
 
     Args:
-        system_prompt: a system message before the row's messages, in which names as
-            `{code_start_tag}` are replaced by the tags of `tool_config`. A system message of the
-            row is kept instead. None: no message.
+        system_prompt: a text at the end of the system message (see `agent_loop.prompts`), in which
+            names as `{code_start_tag}` are replaced by the tags of `tool_config`. None: no text.
         persistent_interpreter: whether all code of a trajectory runs in one interpreter, which
             keeps its state between calls. Otherwise every call runs a separate program.
     """
@@ -85,9 +85,9 @@ class TurnAgentLoop(AgentLoopBase):
         self._session_began = True
         return observation
 
-    def fill(self, template: str) -> str:
-        """A prompt in which names in braces are replaced by the configured tags."""
-        return fill_tags(template, self.settings.tools)
+    def system_text(self) -> str:
+        """What the loop adds to the system message; empty for nothing."""
+        return fill_tags(self.system_prompt or "", self.settings.tools)
 
     def markers(self) -> tuple[str, str]:
         """Texts before and after a result in the `inline` style."""
@@ -130,9 +130,7 @@ class TurnAgentLoop(AgentLoopBase):
                 "the prompt has images, videos or audio: this agent gives the model text only; "
                 "set mixed.sources.<name>.agent to one that passes them, as tool_agent"
             )
-        if self.system_prompt and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": self.fill(self.system_prompt)})
-        return messages
+        return with_system_text(messages, after=self.system_text())
 
     def _prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
         """The tokens of the prompt. verl would cut a long prompt at its beginning."""

@@ -65,8 +65,8 @@ class PromptConfig(Section):
     values of `tool_config`."""
 
     system: str | None = None
-    """A system message before the row's own messages. A row with its own system message keeps it.
-    None adds no message."""
+    """A text in the system message, after the source's `system_prompt` and the row's own system
+    message. None adds no text."""
 
     user: str = "{question}"
     """The last user message; `{question}` is replaced by the row's own text."""
@@ -81,14 +81,17 @@ class PromptConfig(Section):
                 f"user={self.user!r} leaves the question out: write {{question}} where it belongs"
             )
         shown = [text for example in self.examples for text in (example.user, example.assistant)]
-        texts = " ".join([self.system or "", self.user, *shown])
-        named = re.findall(r"\{(\w+_(?:tag|marker))\}", texts)
-        if unknown := sorted({*named} - {*TAG_FIELDS}):
-            raise ValueError(
-                f"{', '.join(f'{{{name}}}' for name in unknown)}: no such tag; there are "
-                f"{', '.join(f'{{{name}}}' for name in TAG_FIELDS)}"
-            )
+        _refuse_unknown_tags(" ".join([self.system or "", self.user, *shown]))
         return self
+
+
+def _refuse_unknown_tags(text: str) -> None:
+    named = re.findall(r"\{(\w+_(?:tag|marker))\}", text)
+    if unknown := sorted({*named} - {*TAG_FIELDS}):
+        raise ValueError(
+            f"{', '.join(f'{{{name}}}' for name in unknown)}: no such tag; there are "
+            f"{', '.join(f'{{{name}}}' for name in TAG_FIELDS)}"
+        )
 
 
 class FormatTermConfig(Section):
@@ -165,8 +168,13 @@ class SourceConfig(Section):
     reward_terms: RewardTerms = RewardTerms()
     """Terms that are added to the reward."""
 
+    system_prompt: str | None = None
+    """A text at the beginning of the system message. What the row, the template and the agent say
+    there follows after a blank line."""
+
     prompt: _NameOrTemplate | None = None
-    """Name of one of `mixed.prompts`, or a template; None leaves the rows' prompts unchanged."""
+    """Name of one of `mixed.prompts`, or a template. `{}` is the template that leaves rows
+    unchanged. None takes the template with the name of the agent; if there is none, `{}`."""
 
     files: list[str] = []
     """Training files with rows of this source only, in addition to `data.train_files`, where rows
@@ -215,6 +223,12 @@ class SourceConfig(Section):
     def _one_file_is_a_list(cls, files: Any) -> Any:
         return [files] if isinstance(files, str) else files
 
+    @field_validator("system_prompt")
+    @classmethod
+    def _names_tags_that_exist(cls, text: str | None) -> str | None:
+        _refuse_unknown_tags(text or "")
+        return text
+
     @model_validator(mode="after")
     def _ratio_is_a_share(self) -> Self:
         schedule = self.schedule
@@ -239,15 +253,17 @@ class SourceConfig(Section):
         return any(self.schedule.values())
 
 
-def templates_of(
-    sources: Mapping[str, SourceConfig], prompts: Mapping[str, PromptConfig]
-) -> dict[str, PromptConfig]:
-    """source -> the template of its prompts; a name that is not in `prompts` gives no template."""
-    templates: dict[str, PromptConfig] = {}
-    for name, source in sources.items():
-        given = prompts.get(source.prompt) if isinstance(source.prompt, str) else source.prompt
-        templates[name] = given or PromptConfig()
-    return templates
+def template_of(
+    source: SourceConfig, agent: str | None, prompts: Mapping[str, PromptConfig]
+) -> PromptConfig:
+    """The template of a source's prompts; a name that is not in `prompts` gives the empty one.
+
+    Args:
+        agent: name of the agent loop, for a source without a `prompt` of its own.
+    """
+    if isinstance(source.prompt, PromptConfig):
+        return source.prompt
+    return prompts.get(source.prompt or agent or "", PromptConfig())
 
 
 class RateLimitConfig(Section):
@@ -366,7 +382,8 @@ class MixedConfig(Section):
     `mixed.sources.<name>=null` drops a source of the chosen mixture."""
 
     prompts: dict[str, PromptConfig] = {}
-    """Templates by name, for `mixed.sources.<name>.prompt`: a file of `config/prompts/`."""
+    """Templates by name, a file of `config/prompts/`. `mixed.sources.<name>.prompt` names one; a
+    source without it takes the one with the name of its agent."""
 
     agent_loops: dict[str, Any] = {}
     """Agent loops that a mixture registers: name -> `_target_` (a class, as `my_loops.MyAgentLoop`)

@@ -12,6 +12,7 @@ ReAct: Yao et al. 2023. One difference: an action ends with its JSON object, not
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,43 @@ from agent_loop.turns.tags import Action, ActionKind
 
 OBSERVATION = "Observation:"
 
+_WITH_TOOLS = """\
+Answer the question. You may use these tools:
+{tools}
+Write lines of this form:
+Thought: what you think
+Action: the name of a tool
+Action Input: its arguments as one JSON object
+After that you are shown a line that begins with Observation. Repeat this as often as needed, then:
+Thought: what you found
+Final Answer: the answer"""
+
+_WITHOUT_TOOLS = """\
+Answer the question. Write lines of this form:
+Thought: what you think
+Final Answer: the answer"""
+
 # No two repetitions beside each other match the same space: so the time is linear in any text.
 _CALL = re.compile(r"^[ \t]*Action:([^\n]*)\n[ \t]*Action Input:[ \t]*", re.MULTILINE)
 _FINAL = re.compile(r"^[ \t]*Final Answer:", re.MULTILINE)
 _ATTEMPT = re.compile(r"^[ \t]*Action(?: Input)?:", re.MULTILINE)
 _OBSERVED = re.compile(r"^[ \t]*Observation:", re.MULTILINE)
+
+
+def instructions(system_prompt: str | None, tools: Sequence[str]) -> str:
+    """What the model is told about its tools and the form of its lines, after the `system_prompt`.
+
+    A `system_prompt` with `{tools}` in it is the whole text, because it brings its own
+    instructions.
+
+    Args:
+        system_prompt: of the agent.
+        tools: a line for each tool; `{tools}` is replaced by them.
+    """
+    text = system_prompt or ""
+    if "{tools}" not in text:
+        text = "\n\n".join(filter(None, (text, _WITH_TOOLS if tools else _WITHOUT_TOOLS)))
+    return text.replace("{tools}", "\n".join(tools) or "none")
 
 
 @dataclass(frozen=True, kw_only=True)

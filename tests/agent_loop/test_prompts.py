@@ -1,19 +1,28 @@
 """Prompts: the template of a source around the row's own words, with the configured tags."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.prompts import prompt_of
+pytest.importorskip("verl")
+
+from agent_loop.math_agent_loop import MathAgentLoop
+from agent_loop.prompts import prompt_of, with_system_text
+from agent_loop.react_agent_loop import ReactAgentLoop
+from agent_loop.tool_actions import named_tools
+from agent_loop.turn_agent_loop import TurnAgentLoop
 from config.schema import (
     TAG_FIELDS,
     ConfigError,
     MixedConfig,
     PromptConfig,
+    SourceConfig,
     ToolConfig,
     load_section,
+    template_of,
 )
 
 TOOLS = ToolConfig(server_url="http://127.0.0.1:1")
@@ -50,9 +59,87 @@ def test_what_a_question_has_in_braces_is_its_own(question: str, before: str):
     assert message["content"] == f"{before}<code>{question}"
 
 
-def test_a_row_s_own_system_message_stays_and_is_the_only_one():
-    rows_own = [{"role": "system", "content": "mine"}, *ASKED]
-    assert prompt_of(rows_own, PromptConfig(system="yours"), TOOLS) == rows_own
+@pytest.mark.parametrize(
+    ("source", "row", "template", "loop", "said"),
+    [
+        ("S", "R", "T", "L", "S\n\nR\n\nT\n\nL"),
+        (None, "R", "T", None, "R\n\nT"),
+        ("S", None, None, "L", "S\n\nL"),
+        (
+            "Write {answer_start_tag}.",
+            "{answer_start_tag}",
+            None,
+            None,
+            "Write <answer>.\n\n{answer_start_tag}",
+        ),
+        (None, None, None, None, None),
+    ],
+)
+def test_the_system_message_has_all_parts_that_there_are(
+    source: str | None, row: str | None, template: str | None, loop: str | None, said: str | None
+):
+    own = [] if row is None else [{"role": "system", "content": row}]
+    messages = prompt_of([*own, *ASKED], PromptConfig(system=template), TOOLS, source)
+    messages = with_system_text(messages, after=loop or "")
+    system = [] if said is None else [{"role": "system", "content": said}]
+    assert messages == [*system, *ASKED]
+
+
+def test_a_system_message_of_parts_keeps_them():
+    own = {"role": "system", "content": [{"type": "text", "text": "R"}]}
+    (first, _) = prompt_of([own, *ASKED], PromptConfig(system="T"), TOOLS)
+    assert [part["text"] for part in first["content"]] == ["R", "\n\nT"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "agent", "asked"),
+    [
+        (None, "search_agent", "[Q]"),
+        (None, "single_turn_agent", "Q"),
+        (None, None, "Q"),
+        ("maths", "search_agent", "(Q)"),
+        ({}, "search_agent", "Q"),
+        ({"user": "<{question}>"}, "search_agent", "<Q>"),
+    ],
+)
+def test_a_source_without_a_prompt_takes_the_one_of_its_agent(
+    prompt: Any, agent: str | None, asked: str
+):
+    prompts = {
+        "search_agent": PromptConfig(user="[{question}]"),
+        "maths": PromptConfig(user="({question})"),
+    }
+    source = SourceConfig.model_validate({"ratio": 1, "prompt": prompt})
+    template = template_of(source, agent, prompts)
+    assert prompt_of([{"role": "user", "content": "Q"}], template, TOOLS)[0]["content"] == asked
+
+
+@pytest.mark.parametrize(
+    ("loop_class", "given", "tools", "said"),
+    [
+        (ReactAgentLoop, None, {"search"}, ["You may use these tools:\nsearch: find", "Action:"]),
+        (ReactAgentLoop, "Think.", {"search"}, ["Think.\n\nAnswer the question.", "Action:"]),
+        (ReactAgentLoop, "Only {tools}", {"search"}, ["Only search: find passages"]),
+        (
+            ReactAgentLoop,
+            "Think.",
+            set(),
+            ["Think.\n\nAnswer the question. Write", "Final Answer:"],
+        ),
+        (MathAgentLoop, "Use {code_start_tag}.", set(), ["Use <code>."]),
+    ],
+)
+def test_what_a_loop_says_is_added_to_what_the_row_says(
+    loop_class: type[TurnAgentLoop], given: str | None, tools: set[str], said: list[str]
+):
+    loop: Any = object.__new__(loop_class)
+    loop.system_prompt, loop.settings = given, SimpleNamespace(tools=TOOLS)
+    loop.tools = {name: tool for name, tool in named_tools(2).items() if name in tools}
+    system, asked = loop._messages([{"role": "system", "content": "R"}, *ASKED])
+    assert system["content"].startswith("R\n\n") and asked == ASKED[0]
+    assert all(text in system["content"] for text in said)
+    if not tools:
+        assert "tools" not in system["content"] and "Action" not in system["content"]
 
 
 def test_a_question_with_an_image_stands_there_too():
@@ -88,8 +175,10 @@ def test_examples_are_turns_between_the_system_message_and_the_rows_own():
         ("user", "[2+2?]"),
     ]
     with_system = [{"role": "system", "content": "own"}, *rows_own]
-    roles = [message["role"] for message in prompt_of(with_system, template, TOOLS)]
-    assert roles == ["system", "user", "assistant", "assistant", "user"]
+    assert prompt_of(with_system, template, TOOLS) == [
+        {"role": "system", "content": "own\n\nBe brief."},
+        *said[1:],
+    ]
 
 
 def test_the_row_is_not_changed():
@@ -111,6 +200,13 @@ def test_the_row_is_not_changed():
 def test_a_template_that_cannot_be_meant_is_refused(values: dict[str, Any], words: str):
     with pytest.raises(ConfigError, match=words.replace("{", r"\{")):
         load_section(PromptConfig, values, "mixed.prompts.p")
+
+
+def test_a_system_prompt_of_a_source_names_tags_that_exist():
+    with pytest.raises(
+        ConfigError, match=r"mixed.sources.s.system_prompt: \{answer_tag\}: no such"
+    ):
+        load_section(SourceConfig, {"ratio": 1, "system_prompt": "{answer_tag}"}, "mixed.sources.s")
 
 
 def test_latex_in_a_template_is_no_tag():

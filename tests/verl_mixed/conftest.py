@@ -19,7 +19,10 @@ RunEnviron = dict[str, str]
 def write_source(
     path: Path, source: str, count: int, agent: str = "math_agent", first: int = 0
 ) -> Path:
-    """A parquet file with `count` rows of one source, which any reward can judge."""
+    """A parquet file with `count` rows of one source, which any reward can judge.
+
+    Each question has a tag of its agent, because a prompt without any is refused.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     write_rows(
         path,
@@ -27,7 +30,7 @@ def write_source(
             Row(
                 data_source=source,
                 agent_name=agent,
-                question=f"{source} question {number}",
+                question=f"{source} question {number}<answer>",
                 ability="test",
                 ground_truth={
                     "target": [str(number)],

@@ -18,6 +18,7 @@ from verl_mixed.checks.config.batches import batch_problems, storage_problems
 from verl_mixed.checks.config.correction import correction_problems, correction_warnings
 from verl_mixed.checks.config.data import data_problems, row_problems
 from verl_mixed.checks.config.devices import device_problems, machine_problems, shape_problems
+from verl_mixed.checks.config.formats import format_problems
 from verl_mixed.checks.config.load import load_warnings, rate_warnings
 from verl_mixed.checks.config.lora import lora_problems
 from verl_mixed.checks.config.modes import (
@@ -82,6 +83,7 @@ def preflight(
     found += problems(ports(config))
     if data:
         found += row_problems(config)
+        found += format_problems(config)
         found += model_problems(config)
         found += media_problems(config)
         found += shape_problems(config)

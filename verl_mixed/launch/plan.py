@@ -18,6 +18,7 @@ from config.lookup import at
 from config.schema import TOOL_CONFIG, ConfigError
 from samplers.rows.sources.demo import DEMO_SOURCES
 from verl_mixed.checks.config.load import WORKERS_KEY, loop_workers
+from verl_mixed.checks.config.prompts import is_unused_template
 from verl_mixed.checks.config.structure import structure_problems
 from verl_mixed.checks.config.unknown import block_problems, is_unknown, unknown_problems
 from verl_mixed.checks.config.unread import is_unread
@@ -133,16 +134,19 @@ class Plan:
             return []
         before = load_config(folder.config)
 
-        def is_idle(key: str) -> bool:
+        def has_no_effect(key: str) -> bool:
             # a release that did not refuse the key may have started the run with it
             is_gone = at(self.config, key, _GONE) is _GONE and is_unknown(key)
-            return is_gone or (is_unread(key, before) and is_unread(key, self.config))
+            return is_gone or any(
+                all(is_idle(key, config) for config in (before, self.config))
+                for is_idle in (is_unread, is_unused_template)
+            )
 
         return [
             f"{change} in {folder.path}: the run was started with the old value; set it back to "
             "resume, or choose another EXPERIMENT_NAME (a changed mixture: "
             "mixed.on_change=continue)"
-            for change in changes_of_resume(before, self.config, is_idle)
+            for change in changes_of_resume(before, self.config, has_no_effect)
         ]
 
     def warnings(self) -> list[str]:

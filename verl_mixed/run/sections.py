@@ -124,3 +124,8 @@ def _settings_of_ours() -> frozenset[str]:
     """Settings that an agent loop of this project may have: those that the shipped file shows."""
     shipped = yaml.safe_load((CONFIG_DIR / "agent_loops.yaml").read_text())
     return frozenset(key for entry in shipped for key in entry)
+
+
+def is_react(loop: Mapping[str, Any]) -> bool:
+    """Whether an entry of the file of agent loops is our ReAct agent."""
+    return loop.get("_target_") == "agent_loop.react_agent_loop.ReactAgentLoop"

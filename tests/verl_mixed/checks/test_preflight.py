@@ -1025,13 +1025,13 @@ def test_the_first_prompt_of_each_source_is_shown_as_the_model_reads_it(
     overrides = ["prompts=instructed"]
     messages = first_prompts(make_plan(overrides, run_environ).config)
     assert messages["math"].startswith("system: You solve mathematical problems")
-    assert messages["taco"].endswith("user: taco question 0")
+    assert messages["taco"].endswith("user: taco question 0<answer>")
 
     environ = run_environ | {"MODEL_PATH": str(word_model(tmp_path / "model"))}
     rendered = first_prompts(
         make_plan(["mixed.sources.math.prompt={user: 'Q {question}'}"], environ).config
     )
-    assert rendered == {"math": "Q math question 0", "taco": "taco question 0"}
+    assert rendered == {"math": "Q math question 0<answer>", "taco": "taco question 0<answer>"}
 
 
 def test_a_chat_template_that_refuses_the_messages_of_a_loop_is_named(
@@ -1074,7 +1074,7 @@ def test_a_chat_template_that_is_broken_is_named_with_its_fault(
     found = plan.problems()
     assert len(found) == 4  # files
     assert all(f"refuses 12 of 12 prompts, first row 0 ({why})" in problem for problem in found)
-    assert first_prompts(plan.config)["math"] == "user: math question 0"
+    assert first_prompts(plan.config)["math"] == "user: math question 0<answer>"
 
 
 def test_a_row_s_own_system_message_counts_where_the_chat_template_refuses_it(

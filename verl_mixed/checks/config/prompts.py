@@ -1,23 +1,25 @@
 """Checks of prompts as the model reads them: their lengths, and the chat template.
 
-The text of a prompt comes from `agent_loop.prompts` and the agent's own `system_prompt`.
+The text of a prompt comes from `agent_loop.prompts`, and from what the agent loop says itself.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from copy import copy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agent_loop.prompts import prompt_of
+from agent_loop.prompts import prompt_of, with_system_text
 from agent_loop.tool_actions import describe, named_tools
+from agent_loop.turns.react import instructions
 from agent_loop.turns.tags import fill_tags
 from config.lookup import at, files_at
-from config.schema import TOOL_CONFIG, PromptConfig, ToolConfig, templates_of
+from config.schema import TOOL_CONFIG, PromptConfig, ToolConfig, template_of
 from verl_mixed.checks.config.data import batches, media_columns, prompt_problem, sound_files
 from verl_mixed.checks.config.modes import turn_agents
 from verl_mixed.run.compose import unset_keys
-from verl_mixed.run.sections import agent_loops, section_of, sound_sources
+from verl_mixed.run.sections import agent_loops, is_react, section_of, sound_sources
 
 _MODEL = "actor_rollout_ref.model.path"
 _CUSTOM_TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
@@ -76,23 +78,40 @@ def first_prompts(config: Mapping[str, Any]) -> dict[str, str]:
 
     It is in the chat template of the model, or message by message if the model is no local folder.
     """
-    path, prompts = _model(config), _Prompts(config)
+    path = _model(config)
     tokenizer = _tokenizer(config, path) if path is not None else None
-    wanted = {name for name, source in sound_sources(config).items() if source.takes_part}
     found: dict[str, str] = {}
+    for source, (_, messages) in first_messages(config).items():
+        try:
+            found[source] = _shown(messages, tokenizer)
+        except _Refused:  # `model_problems` reports it
+            found[source] = _shown(messages, None)
+    return found
+
+
+def first_messages(config: Mapping[str, Any]) -> dict[str, tuple[str, list[dict[str, Any]]]]:
+    """source -> agent and messages of the first prompt of its training rows."""
+    prompts = _Prompts(config)
+    wanted = {name for name, source in sound_sources(config).items() if source.takes_part}
+    found: dict[str, tuple[str, list[dict[str, Any]]]] = {}
     for file in sound_files(files_at(config, "data.train_files")):
         for _, rows in batches(file, _COLUMNS):
             for row in rows:
                 source = row["data_source"]
                 if source in wanted - found.keys() and prompt_problem(row["prompt"]) is None:
-                    messages = prompts.of(row)
-                    try:
-                        found[source] = _shown(messages, tokenizer)
-                    except _Refused:  # `model_problems` reports it
-                        found[source] = _shown(messages, None)
+                    found[source] = prompts.agent_of(row), prompts.of(row)
             if found.keys() == wanted:
                 return found
     return found
+
+
+def is_unused_template(key: str, config: Mapping[str, Any]) -> bool:
+    """Whether a key is in a template that no source of a run takes."""
+    named = re.fullmatch(r"(?:mixed|data)\.prompts\.([^.]+)\..+", key)
+    sources = [source for source in sound_sources(config).values() if source.takes_part]
+    if named is None or any(source.prompt is None and source.agent is None for source in sources):
+        return False  # rows name the agent, and the agent a template
+    return all((source.prompt or source.agent) != named[1] for source in sources)
 
 
 def _shown(messages: list[dict[str, Any]], tokenizer: Any) -> str:
@@ -148,25 +167,28 @@ class _Prompts:
             template, _ = section_of(PromptConfig, values, f"mixed.prompts.{name}")
             if template is not None:
                 library[name] = template
-        self.templates = templates_of(self.sources, library)
-        self.of_agents = _system_prompts(config, self.tools)
-        """Agent -> its own system prompt."""
+        self.library = library
+        self.of_agents = _system_texts(config, self.tools)
+        """Agent -> what its loop adds to the system message."""
+
+    def agent_of(self, row: Mapping[str, Any]) -> str:
+        source = self.sources.get(row["data_source"])
+        return (source and source.agent) or row["agent_name"]
 
     def of(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The messages of a row's prompt."""
-        name = row["data_source"]
-        source = self.sources.get(name)
-        messages = [dict(message) for message in row["prompt"]]
+        messages, agent = row["prompt"], self.agent_of(row)
+        source = self.sources.get(row["data_source"])
         if source is not None and self.tools is not None:
-            messages = prompt_of(messages, self.templates[name], self.tools)
-        system = self.of_agents.get((source and source.agent) or row["agent_name"])
-        if system and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": system})
-        return messages
+            template = template_of(source, agent, self.library)
+            messages = prompt_of(messages, template, self.tools, source.system_prompt)
+        return with_system_text(messages, after=self.of_agents.get(agent, ""))
 
     def have_system(self, source: str) -> bool:
         """Whether the run adds a system message before this source's rows."""
-        return bool(self.templates[source].system) or self.sources[source].agent in self.of_agents
+        own = self.sources[source]
+        template = template_of(own, own.agent, self.library)
+        return bool(own.system_prompt or template.system or self.of_agents.get(own.agent or ""))
 
 
 def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> Iterator[str]:
@@ -209,21 +231,23 @@ def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompt
             )
 
 
-def _system_prompts(config: Mapping[str, Any], tools: ToolConfig | None) -> dict[str, str]:
-    """Agent -> its system message with tags and tools filled in."""
+def _system_texts(config: Mapping[str, Any], tools: ToolConfig | None) -> dict[str, str]:
+    """Agent -> what its loop adds to the system message, as the loop itself makes it."""
     loops, problems = agent_loops(config)
     if tools is None or loops is None or problems:
         return {}  # their own checks report it
-    prompts = {}
+    texts = {
+        agent: fill_tags(entry.get("system_prompt") or "", tools) for agent, entry in loops.items()
+    }
     for agent, entry in loops.items():
-        if text := entry.get("system_prompt"):
+        if is_react(entry):
             known = named_tools(entry.get("topk", 3))
-            names = entry.get("tool_names") or known
-            tool_lines = [
+            names = known if entry.get("tool_names") is None else entry["tool_names"]
+            lines = [
                 describe(n, known[n].description, known[n].arguments) for n in names if n in known
             ]
-            prompts[agent] = fill_tags(text.replace("{tools}", "\n".join(tool_lines)), tools)
-    return prompts
+            texts[agent] = instructions(texts[agent], lines)
+    return texts
 
 
 def _template_problems(
@@ -234,7 +258,9 @@ def _template_problems(
     said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
     of_system = [{"role": "system", "content": "s"}, said[0]]
     of_tool = [*said, {"role": "tool", "content": "t"}]
-    without_system = "leave out the system prompt of its agent and of its prompt"
+    without_system = (
+        f"leave out its system_prompt and those of its prompt and agent, or set {_CUSTOM_TEMPLATE}"
+    )
     for name, source in prompts.sources.items():
         tried = []
         if prompts.have_system(name):

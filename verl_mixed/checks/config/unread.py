@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_loop.training.estimators import ESTIMATORS, UNTRIED
 from config.lookup import at
-from config.schema import TAG_FIELDS, TOOL_CONFIG, MixedConfig, templates_of
+from config.schema import TAG_FIELDS, TOOL_CONFIG, MixedConfig, template_of
 from verl_mixed.checks.config.algorithm import LOSSES, has_critic, has_reference
 from verl_mixed.checks.config.modes import VERLS_AGENTS
 from verl_mixed.run.sections import agent_loops, section_of, sound_sources
@@ -334,8 +334,9 @@ def _reads_tags(config: Mapping[str, Any]) -> bool:
     mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
     if mixed is None or _has_agents(config, "ours", "others"):
         return True
-    templates = templates_of(mixed.sources, mixed.prompts)
-    texts = [str(templates[name]) for name in mixed.ratios]
+    sources = [mixed.sources[name] for name in mixed.ratios]
+    texts = [str(template_of(source, source.agent, mixed.prompts)) for source in sources]
+    texts += [str(source.system_prompt) for source in sources]
     texts += [str(loop.get("system_prompt")) for loop in (agent_loops(config)[0] or {}).values()]
     return any(f"{{{name}}}" in text for text in texts for name in _LOOPS_TAGS)
 
