@@ -1,4 +1,5 @@
-"""Rewards by name. A reward sees the model's text and the ground truth, and no tool output.
+"""Rewards by name. A reward sees the model's text, the number of tool calls and the ground truth,
+and no tool output.
 
 Every reward returns `score`, which is trained; `acc`, which is 1 if the prompt counts as solved;
 `format`, which is 1 if an answer was given; and its own parts, each of which becomes a metric.
@@ -54,6 +55,7 @@ _MAKERS: dict[str, _Maker] = {
     "qa_f1_reward": _plain(QAReward, by_f1=True),
     "math_reward": _plain(MathReward),
     "math_reward_format": _plain(MathReward, format_weight=0.1),
+    "math_reward_tool": _plain(MathReward, format_weight=0.1, asks_for_call=True),
     "math_reward_string_equal": _plain(MathReward, by_text=True),
     "exact_match_reward": _plain(ExactReward),
 }

@@ -9,7 +9,7 @@ from agent_loop.tools.protocol import ToolBackend
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One trajectory as rewards see it; it contains no tool output."""
+    """One trajectory as rewards see it; it contains no tool output, only the number of calls."""
 
     answer: str | None
     """The text between the answer tags; None without an answer or with an empty one."""
@@ -19,6 +19,10 @@ class Attempt:
 
     text: str = ""
     """All text that the model wrote, turn after turn."""
+
+    tool_calls: int = 0
+    """Calls that a tool executed; a wrongly written action and a call that the tool refused are
+    none."""
 
     source: str = ""
     extra_info: Mapping[str, Any] = field(default_factory=dict)

@@ -34,10 +34,19 @@ class MathReward:
     format_weight: float = 0.0
     """Share of the score for giving any answer."""
 
+    asks_for_call: bool = False
+    """Whether a trajectory without a tool call earns nothing. The part `called` is 1 if it has one.
+
+    Source: AgentFly at 1256586, math_equal_reward_tool. One difference: there a trajectory with a
+    call and without an answer earns 0.1, and here nothing.
+    """
+
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
         answer, target = attempt.answer, str(attempt.ground_truth["answer"])
+        called = float(attempt.tool_calls > 0)
+        own = {"called": called} if self.asks_for_call else {}
         if answer is None:
-            return no_answer() | {"timeout": 0.0}
+            return no_answer() | {"timeout": 0.0} | own
         found = (
             len(answer) <= MAX_LENGTH and normalise(answer) == normalise(target)
             if self.by_text
@@ -45,7 +54,8 @@ class MathReward:
         )
         acc = float(found is True)
         score = (1 - self.format_weight) * acc + self.format_weight
-        return verdict(score, acc=acc) | {"timeout": float(found is None)}
+        score = score * called if self.asks_for_call else score
+        return verdict(score, acc=acc) | {"timeout": float(found is None)} | own
 
     def truth_problem(self, ground_truth: Any) -> str | None:
         if not isinstance(ground_truth, dict) or "answer" not in ground_truth:

@@ -7,6 +7,7 @@ gets only the model's own text, and a fault of the infrastructure is handled as 
 import json
 import traceback
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from agent_loop.compat import timeout
@@ -60,8 +61,18 @@ def attempt_of(rollout: Rollout, row: Mapping[str, Any], max_response_length: in
         answer=rollout.answer if rollout.answer and not rollout.answer.isspace() else None,
         ground_truth=json.loads(row["reward_model"]["ground_truth"]),
         text="\n".join(own),
+        tool_calls=_executed_calls(rollout),
         source=row["data_source"],
         extra_info=extra_info,
         response_length=len(rollout.trajectory),
         max_response_length=max_response_length,
     )
+
+
+def _executed_calls(rollout: Rollout) -> int:
+    """Calls that a tool executed. A loop of another project records none: there, what the
+    environment wrote after a turn of the model is the result of a call."""
+    if rollout.calls:
+        return sum(call.status == "ok" for call in rollout.calls)
+    authors = [segment.author for segment in rollout.trajectory.segments]
+    return sum(pair == ("model", "tool") for pair in pairwise(authors))

@@ -37,7 +37,7 @@ def kind_of(name: str) -> str:
 
 async def judged(name: str, answer: str | None, truth: Any = None, **options: Any) -> Any:
     truth = TRUTHS[kind_of(name)] if truth is None else truth
-    attempt = Attempt(answer=answer, ground_truth=truth)
+    attempt = Attempt(answer=answer, ground_truth=truth, tool_calls=1)
     return await reward_for(name, options).judge(attempt, Doubler())
 
 

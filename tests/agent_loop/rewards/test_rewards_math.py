@@ -258,6 +258,26 @@ async def test_a_right_answer_earns_what_its_reward_promises(name, answer, score
     assert parts["timeout"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("answer", "calls", "score", "acc"),
+    [
+        ("0.5", 2, 1.0, 1.0),
+        ("0.5", 0, 0.0, 1.0),
+        ("0.6", 1, 0.1, 0.0),
+        ("0.6", 0, 0.0, 0.0),
+        (None, 1, 0.0, 0.0),
+    ],
+)
+async def test_an_answer_without_a_tool_call_earns_nothing_where_one_is_asked_for(
+    answer, calls, score, acc
+):
+    truth = {"answer": r"\frac{1}{2}"}
+    attempt = Attempt(answer=answer, ground_truth=truth, tool_calls=calls)
+    parts = await reward_for("math_reward_tool").judge(attempt, TOOLS)
+    assert (parts["score"], parts["acc"]) == (pytest.approx(score), acc)
+    assert parts["called"] == (calls > 0)
+
+
 # --- text and numbers -----------------------------------------------------------------------------
 
 INTEGERS = st.integers(-(10**6), 10**6)

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_loop.tools.protocol import ToolCall, ToolResult, ToolUnavailable
+from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
 from agent_loop.turns.foreign_loop import rollout_of
 from agent_loop.turns.judging import COMMON_PARTS, attempt_of, judge
 from agent_loop.turns.observation_style import ChatStyle, InlineStyle, ObservationStyle, codec_of
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.trajectory import StopReason
-from agent_loop.turns.turn_loop import Budget, Observation, Rollout, run_turns
+from agent_loop.turns.turn_loop import Budget, Environment, Observation, Rollout, run_turns
 from config.schema import MixedConfig, ToolConfig
 from tests.agent_loop.turns.test_foreign_loop import SETTINGS, finished
 from tests.fakes.engine import ScriptedGenerate
@@ -64,14 +64,16 @@ def style_of(name: str) -> ObservationStyle:
     )  # fmt: skip
 
 
-async def episode(style: str, turns: list[str], printed: str) -> Rollout:
+async def episode(
+    style: str, turns: list[str], printed: str, given: Environment | None = None
+) -> Rollout:
     async def environment(action: Action) -> Observation:
         return Observation(text=printed)
 
     return await run_turns(
         prompt_ids=[1],
         generate=ScriptedGenerate(CODEC, list(turns)),
-        environment=environment,
+        environment=given or environment,
         language=TAGS,
         style=style_of(style),
         codec=CODEC,
@@ -175,6 +177,41 @@ async def test_a_reward_is_given_all_of_the_model_s_words_and_none_of_a_tool_s(s
     assert (attempt.answer, attempt.ground_truth) == ("Paris", {"target": ["Paris"]})
     assert attempt.extra_info == {"row_id": "nq:1", "extras": {"level": 3}}
     assert attempt.response_length == len(rollout.trajectory) > len(CODEC.encode(turns[0]))
+
+
+@pytest.mark.parametrize(
+    ("turns", "calls"),
+    [
+        (["<code>a</code>", "<code>b</code>", "<answer>4</answer>"], 2),
+        (["<answer>4</answer>"], 0),
+        (["a</code>", "<answer>4</answer>"], 0),  # no opening tag
+        (["<code>refuse</code>", "<answer>4</answer>"], 0),
+        (["<code>empty</code>", "<code>b</code>", "<answer>4</answer>"], 1),
+        (["so", "<answer>4</answer>"], 0),
+    ],
+)
+async def test_calls_that_a_tool_executed_are_counted(turns, calls):
+    async def environment(action: Action) -> Observation:
+        if action.content == "refuse":
+            raise ToolRejected("too long", tool="calculate")
+        return Observation(text="4", rejected=action.content == "empty")
+
+    rollout = await episode("inline", turns, "", environment)
+    row = {**ROW, "reward_model": {"ground_truth": json.dumps({"answer": "4"})}}
+    assert attempt_of(rollout, row, 1000).tool_calls == calls
+
+
+@pytest.mark.parametrize(
+    ("said", "calls"),
+    [
+        ([("call", 1), ("4", 0), ("again", 1), ("5", 0), ("<answer>4</answer>", 1)], 2),
+        ([("<answer>4</answer>", 1)], 0),
+    ],
+)
+def test_a_result_in_another_project_s_loop_is_a_call(said, calls):
+    output, given = finished(said)
+    rollout = rollout_of(output, given, CODEC, SETTINGS, "nq")
+    assert attempt_of(rollout, ROW, 1000).tool_calls == calls
 
 
 async def test_a_source_s_terms_are_added_and_what_verl_is_given_stays_the_same_for_all():

@@ -49,7 +49,7 @@ def found(environ: RunEnviron, *overrides: str) -> list[str]:
         ([f"{MATH}.system_prompt=Think"], r"<code>, <answer>, \boxed:"),
         ([f"{MATH}.agent=code_execution_agent"], "<code>, <answer>:"),
         ([f"{MATH}.agent=search_agent"], "<search>, <answer>:"),
-        ([f"{MATH}.prompt={{system: 'Write {{search_start_tag}}'}}"], "<code>, <answer>:"),
+        ([f"{MATH}.prompt={{system: 'Write {{search_start_tag}}'}}"], r"<code>, <answer>, \boxed:"),
     ],
 )
 def test_a_prompt_without_the_form_of_its_agent_is_named(
