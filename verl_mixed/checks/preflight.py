@@ -6,7 +6,9 @@ repeated where breaking them would end a run late, in silence, or never (`utils/
 `workers/engine/utils.py` and `single_controller/ray/base.py` at 0.9.1).
 """
 
+import os
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -30,6 +32,7 @@ from verl_mixed.checks.config.modes import (
 from verl_mixed.checks.config.numbers import number_problems
 from verl_mixed.checks.config.prompts import media_problems, model_problems
 from verl_mixed.checks.config.rewards import reward_problems
+from verl_mixed.checks.config.search import given_search_problems, own_search_problems
 from verl_mixed.checks.config.sessions import given_session_problems, own_session_problems
 from verl_mixed.checks.config.sources import source_problems
 from verl_mixed.checks.config.unread import unread_problems
@@ -50,6 +53,7 @@ def preflight(
     config: Mapping[str, Any],
     *,
     own_tool_server: bool,
+    corpus: Path | None = None,
     data: bool = True,
     machine: bool = True,
     changed: Collection[str] = (),
@@ -60,6 +64,7 @@ def preflight(
         config: the resolved run config, as for all checks of `verl_mixed.checks.config`.
         own_tool_server: the run starts its tool server on a free port; otherwise the server that
             the config names must answer.
+        corpus: what the run's own tool server searches if the config names no engine.
         data: check the data files too; False if they are not made yet.
         machine: check the GPUs and nodes too; False if the run will start on another machine.
         changed: keys that have another value than this project ships; each must be read.
@@ -89,11 +94,14 @@ def preflight(
         found += shape_problems(config)
     found += _own_server_problems(config)
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
-    if tools is not None and not own_tool_server:
-        answers = [ask_health(url) for url in tools.server_urls]
-        found += problems(answer for answer in answers if isinstance(answer, Finding))
-        healths = [answer for answer in answers if not isinstance(answer, Finding)]
-        found += given_session_problems(config, healths)
+    if own_tool_server:
+        found += own_search_problems(config, corpus, os.environ, data=data)
+    elif tools is not None:
+        answers = {url: ask_health(url) for url in tools.server_urls}
+        found += problems(answer for answer in answers.values() if isinstance(answer, Finding))
+        healths = {url: said for url, said in answers.items() if not isinstance(said, Finding)}
+        found += given_session_problems(config, [*healths.values()])
+        found += given_search_problems(config, healths, data=data)
     return found
 
 

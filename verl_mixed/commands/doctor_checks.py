@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from cluster.ray_cluster import address_of
 from config.schema import ConfigError
 from verl_mixed.checks import packages
-from verl_mixed.checks.finding import Check, Finding, bad, ok
+from verl_mixed.checks.config.search import given_search_problems, own_search_problems
+from verl_mixed.checks.finding import Check, Finding, bad, from_problem, ok
 from verl_mixed.checks.machine import devices, machine, ray_cluster, services, storage
 from verl_mixed.run.state import RUNS
 
@@ -62,6 +63,18 @@ def _compose(overrides: Sequence[str], plans: list["Plan"]) -> list[Finding]:
     return [ok("config", f"composes: {plan.folder.path}, {plan.total_steps} steps")]
 
 
+def _search(plan: "Plan", *, data: bool) -> list[Finding]:
+    """Whether a search engine answers the sources that search."""
+    config = plan.config
+    if plan.own_tool_server:
+        found = own_search_problems(config, plan.corpus, os.environ, data=data)
+    else:
+        answers = {url: services.ask_health(url) for url in plan.server_url.split(",")}
+        healths = {url: said for url, said in answers.items() if isinstance(said, bytes)}
+        found = given_search_problems(config, healths, data=data)
+    return [from_problem("search", problem) for problem in found]
+
+
 def _checks_of_run(plan: "Plan | None", ray_address: str | None, locks: Path | None) -> list[Check]:
     config = plan and plan.config
     lacking = plan.still_to_make() if plan else []
@@ -80,6 +93,7 @@ def _checks_of_run(plan: "Plan | None", ray_address: str | None, locks: Path | N
         return checks
     checks += [
         Check("tools", lambda: services.tools(config, own_server=plan.own_tool_server)),
+        Check("search", lambda: _search(plan, data=not lacking)),
         Check("limiter", lambda: storage.limiter(config, cluster=address is not None)),
     ]
     if lacking:

@@ -112,6 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     token = None if arguments.no_token else _token(arguments.token_file)
     settings = ServerSettings.model_validate((arguments.settings or {}) | given | {"token": token})
+    settings = _with_engine(settings)
     try:
         serve(settings, ready_file=arguments.ready_file)
     except PackageUnusable as error:
@@ -121,6 +122,18 @@ def run(arguments: argparse.Namespace) -> int:
         print_error(f"cannot serve on {settings.host}:{settings.port}: {error}")
         return NOT_GOOD
     return GOOD
+
+
+def _with_engine(settings: ServerSettings) -> ServerSettings:
+    """The settings, with Serper as search engine if they name none and its key is set."""
+    from agent_loop.tools.search.upstream import KEY_VARIABLE, SERPER_URL, serper_key
+
+    named = settings.corpus_path or settings.search_upstream
+    if named or settings.search_upstream_kind == "search_r1" or serper_key(os.environ) is None:
+        return settings
+    why = f"{KEY_VARIABLE} is set, and there is no --corpus and no --search-upstream"
+    print(f"search by {SERPER_URL}: {why}", file=sys.stderr, flush=True)
+    return settings.model_copy(update={"search_upstream": SERPER_URL})
 
 
 def _token(token_file: Path | None) -> str:

@@ -15,6 +15,7 @@ from agent_loop.rewards import split_path
 from cluster.placement import UNITS_KEY, storage_units
 from cluster.ray_cluster import THIS_MACHINE
 from config.lookup import at
+from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, ConfigError
 from samplers.rows.sources.demo import DEMO_SOURCES
 from verl_mixed.checks.config.load import WORKERS_KEY, loop_workers
@@ -32,6 +33,7 @@ from verl_mixed.run.compose import (
     load_config,
     resolve,
     resolving,
+    unset_keys,
     without_profile,
 )
 from verl_mixed.run.name import display_name, name_problems
@@ -76,6 +78,10 @@ class Plan:
     added: frozenset[str]
     """Those of `changed` that this project does not ship at all."""
 
+    corpus: Path | None = None
+    """`corpus.jsonl` beside the data, which the run's own tool server searches unless
+    `mixed.tool_server` names an engine; a demo that is not made yet will have it."""
+
     cluster: str | None = None
     """Address of the Ray cluster that the run joins; None if it starts its own Ray."""
 
@@ -104,6 +110,7 @@ class Plan:
         problems = preflight(
             self.config,
             own_tool_server=self.own_tool_server,
+            corpus=self.corpus,
             data=data,
             machine=machine,
             changed=self.changed,
@@ -190,6 +197,7 @@ def plan_of(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[
     _make_paths_absolute(config)
     address = _cluster_to_join(config)
     generated = use_generated_data(config)
+    corpus = _corpus_beside(config, generated)  # before raw files are replaced by prepared ones
     add_files_of_sources(config)
     if config.trainer.experiment_name is None:
         is_demo = generated == demo_folder(config.mixed.seed).absolute()
@@ -203,6 +211,7 @@ def plan_of(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[
         agent["num_workers"] = workers
     return Plan(
         generated=generated,
+        corpus=corpus,
         changed=changed,
         added=added,
         config=resolved,
@@ -210,6 +219,19 @@ def plan_of(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[
         own_tool_server=is_own_tool_server(str(OmegaConf.select(config, SERVER_URL_KEY))),
         cluster=address,
     )
+
+
+def _corpus_beside(config: DictConfig, generated: Path | None) -> Path | None:
+    """The first `corpus.jsonl` in a folder of the training files, raw files of sources included."""
+    files = [] if "data.train_files" in unset_keys(config) else files_at(config, "data.train_files")
+    sources = OmegaConf.to_container(config.mixed.sources, resolve=True)
+    for source in sound_sources({"mixed": {"sources": sources}}).values():
+        files += source.files if source.takes_part else []
+    for folder in dict.fromkeys(Path(file).absolute().parent for file in files):
+        corpus = folder / "corpus.jsonl"
+        if folder == generated or corpus.exists():
+            return corpus
+    return None
 
 
 def _make_paths_absolute(config: DictConfig) -> None:

@@ -4,13 +4,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from agent_loop.tools.limiter import state_path
 from agent_loop.tools.server.settings import OwnServerSettings, ServerSettings
 from cluster.cluster_watch import own_ip
-from config.lookup import at, files_at
+from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 from verl_mixed.checks.config.sessions import sessions_needed
 from verl_mixed.checks.machine.services import read_health, runs_code
@@ -67,7 +66,11 @@ class ToolServer:
             if sandbox is None and runs_code(config):
                 why = health["sandbox_why"]
                 raise RunFailed(f"no isolation for programs at {url}, so none is run: {why}")
-            self._say(f"tools        {url} (sandbox {sandbox}, {health['passages']} passages)")
+            upstream = health.get("search") not in (None, "index")
+            search = (
+                f"search by {health['search']}" if upstream else f"{health['passages']} passages"
+            )
+            self._say(f"tools        {url} (sandbox {sandbox}, {search})")
 
     def keep_up(self) -> None:
         """Start the server again if it has ended; does not wait until the new one listens.
@@ -118,7 +121,7 @@ def _options(plan: Plan) -> list[str]:
     if (needed := sessions_needed(plan.config)) > ServerSettings().max_sessions:
         settings = {"max_sessions": needed} | settings
     options += ["--settings", json.dumps(settings)]
-    corpus = Path(files_at(plan.config, "data.train_files")[0]).parent / "corpus.jsonl"
-    if not {"corpus_path", "search_upstream"} & settings.keys() and corpus.exists():
-        options += ["--corpus", str(corpus)]
+    named = any(settings.get(name) for name in ("corpus_path", "search_upstream"))
+    if not named and plan.corpus is not None:
+        options += ["--corpus", str(plan.corpus)]
     return options

@@ -22,6 +22,8 @@ from agent_loop.tools.responses import max_answer_bytes, retry_after_s
 
 KEY_VARIABLE = "SERPER_API_KEY"
 
+SERPER_URL = "https://google.serper.dev/search"
+
 MAX_QUERY_BYTES = 1 << 16
 """Bytes that an answer may have for each query after the first: 16 passages of 4 KB."""
 
@@ -77,6 +79,12 @@ def upstream_of(url: str, kind: Kind, *, timeout_s: float, connections: int) -> 
     is_serper = kind == "serper" or (kind == "auto" and address.path.endswith("/search"))
     engine = Serper if is_serper else SearchR1
     return engine(address, timeout_s=timeout_s, connections=connections)
+
+
+def serper_key(environ: Mapping[str, str]) -> str | None:
+    """The key of Serper; None if it is not set, or cannot be one."""
+    key = environ.get(KEY_VARIABLE, "").strip()
+    return key if key and key.isascii() and key.isprintable() else None
 
 
 class Upstream(ABC):
@@ -192,11 +200,12 @@ class Serper(Upstream):
 
     def __init__(self, address: URL, *, timeout_s: float, connections: int) -> None:
         super().__init__(address, timeout_s=timeout_s, connections=connections)
-        key = os.environ.get(KEY_VARIABLE, "").strip()
-        if not key or not key.isascii() or not key.isprintable():
+        key = serper_key(os.environ)
+        if key is None:
+            is_set = os.environ.get(KEY_VARIABLE, "").strip()
             raise ValueError(
                 f"cannot search by {self.name}: {KEY_VARIABLE} is "
-                f"{'not a key' if key else 'not set'}; export it where the tool server starts"
+                f"{'not a key' if is_set else 'not set'}; export it where the tool server starts"
             )
         self.headers = {"X-API-KEY": key}
 

@@ -27,7 +27,10 @@ from agent_loop.tools.server.settings import ServerSettings
 TOPK = 3
 """Results per query if the request names no number; the default of Search-R1's server."""
 
-NO_ENGINE = "the server has no corpus: start it with --corpus FILE, or with --search-upstream URL"
+NO_ENGINE = (
+    "the server has no corpus: start it with --corpus FILE, with --search-upstream URL, or with "
+    "SERPER_API_KEY"
+)
 
 QUERIES_PER_JOB = 32
 """Queries of a request that one thread searches before it takes another request's queries."""

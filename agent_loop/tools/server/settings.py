@@ -29,8 +29,8 @@ class ServerSettings(BaseModel):
 
     search_upstream: str | None = None
     """URL of a search engine that answers /retrieve: a Search-R1 server, or
-    https://google.serper.dev/search with its key in SERPER_API_KEY; without this and a corpus,
-    /retrieve answers 503"""
+    https://google.serper.dev/search with its key in SERPER_API_KEY; without this and a corpus, a
+    server with that key asks Serper, and without the key /retrieve answers 503"""
 
     search_upstream_kind: Kind = "auto"
     """protocol of that engine; auto takes Serper for a URL that ends in /search, else Search-R1"""

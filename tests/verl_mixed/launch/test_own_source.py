@@ -71,15 +71,18 @@ def outside(run_environ: RunEnviron, tmp_path: Path) -> Path:
 def test_an_entry_in_a_file_outside_is_all_that_a_source_needs(
     run_environ: RunEnviron, outside: Path
 ) -> None:
+    entry = ["--config-dir", outside, "mixture=mine", "prompts=instructed"]
     checked = subprocess.run(
-        [sys.executable, "-m", "verl_mixed", "check", "--config-dir", outside, "mixture=mine"],
+        [sys.executable, "-m", "verl_mixed", "check", *entry],
         env=run_environ,
         capture_output=True,
         text=True,
     )
 
     assert checked.returncode == 0, checked.stderr
-    assert "--- first prompt of source=trivia\nuser: Who wrote book 0?" in checked.stdout
+    (_, prompt) = checked.stdout.split("--- first prompt of source=trivia\n")
+    assert prompt.startswith("system: You answer questions with the help of a search engine.")
+    assert "\nuser: Question: Who wrote book 0?\n" in prompt
     assert "no problems" in checked.stderr
 
 

@@ -1,0 +1,96 @@
+"""Sources that search although no search engine would answer: `/retrieve` would answer 503.
+
+Every trajectory that searches would then be lost as a fault of the infrastructure.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from config.lookup import at
+from verl_mixed.checks.config.prompts import first_messages
+from verl_mixed.run.sections import agent_loops, is_react, sound_sources
+
+_SEARCH_AGENT = "agent_loop.search_agent_loop.SearchAgentLoop"
+
+
+def own_search_problems(
+    config: Mapping[str, Any], corpus: Path | None, environ: Mapping[str, str], *, data: bool = True
+) -> Iterator[str]:
+    """Sources that search, if the run's own tool server has no engine.
+
+    Args:
+        corpus: found beside the data, see `launch.plan`.
+        environ: of the tool server.
+        data: whether the rows may be read, for the agents of sources that name none.
+    """
+    given = at(config, "mixed.tool_server")
+    given = given if isinstance(given, Mapping) else {}
+    if corpus or given.get("corpus_path") or given.get("search_upstream"):
+        return
+    for problem, remedy in _searching(config, data=data):
+        from agent_loop.tools.search.upstream import serper_key  # takes a quarter of a second
+
+        if serper_key(environ) is not None:
+            return
+        yield (
+            f"{problem}, and the run's tool server has no search engine: each search would answer "
+            "503; put corpus.jsonl beside the training files, set 'mixed.tool_server={corpus_path: "
+            "FILE}' or 'mixed.tool_server={search_upstream: URL}', or export SERPER_API_KEY"
+            f"{remedy}"
+        )
+
+
+def given_search_problems(
+    config: Mapping[str, Any], healths: Mapping[str, bytes], *, data: bool = True
+) -> Iterator[str]:
+    """Sources that search, if a tool server that is given says that it has no engine.
+
+    Args:
+        healths: URL -> what its `/health` answers.
+    """
+    without = [url for url, health in healths.items() if _has_no_engine(health)]
+    for problem, remedy in _searching(config, data=data) if without else ():
+        yield (
+            f"{problem}, and {', '.join(without)} (TOOL_SERVER_URL) has no search engine: each "
+            "search would answer 503; start it with `verl-mixed serve-tools --corpus FILE`, with "
+            f"--search-upstream URL, or with SERPER_API_KEY{remedy}"
+        )
+
+
+def _has_no_engine(health: bytes) -> bool:
+    """False if the answer does not say it: without the token, or by another kind of server."""
+    try:
+        return json.loads(health).get("search", "unknown") is None
+    except (ValueError, AttributeError):
+        return False
+
+
+def _searching(config: Mapping[str, Any], *, data: bool) -> Iterator[tuple[str, str]]:
+    """(who searches, one more remedy) for each source whose agent offers a search."""
+    loops, _ = agent_loops(config)
+    for name, agent in _agents(config, data=data).items():
+        entry = (loops or {}).get(agent, {})
+        who = f"source={name!r} with agent={agent!r} searches"
+        if entry.get("_target_") == _SEARCH_AGENT:
+            yield who, ""
+        elif is_react(entry):
+            tools: Sequence[str] | None = entry.get("tool_names")
+            if tools is None:
+                yield (
+                    f"source={name!r} with agent={agent!r} has all tools, search too",
+                    f", or name the tools that it has, as tool_names: [calculate], at {agent} in "
+                    f"{at(config, 'actor_rollout_ref.rollout.agent.agent_loop_config_path')}",
+                )
+            elif "search" in tools:
+                yield who, ""
+
+
+def _agents(config: Mapping[str, Any], *, data: bool) -> dict[str, str]:
+    """source that takes part -> its agent, or that of its first row."""
+    sources = {n: source for n, source in sound_sources(config).items() if source.takes_part}
+    agents = {name: source.agent for name, source in sources.items() if source.agent is not None}
+    if data and len(agents) < len(sources):
+        agents = {name: agent for name, (agent, _) in first_messages(config).items()} | agents
+    return agents
