@@ -18,6 +18,8 @@ Checks config and data, and starts nothing. The problems that it finds are:
   - wrong settings, also those that verl's own config classes refuse
   - rows without a source
   - prompts that are too long, measured with the model's tokenizer
+  - prompts that name none of the tags and forms of their agent
+  - sources that search without a search engine
   - ground truths that the reward cannot use
   - rows that occur twice, or both in training and in validation
 

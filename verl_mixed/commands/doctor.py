@@ -16,7 +16,7 @@ HELP = Help(
     """\
 Prints a line for each finding: its status (ok, warning, bad), what was found, and what to do. Looks
 at Python and packages, GPUs, Ray and its nodes, whether the run can be placed, sandbox or tool
-server, limiter and locks, data, model, disks, memory, ports and W&B. Takes the arguments of
+server, search, limiter and locks, data, model, disks, memory, ports and W&B. Takes the arguments of
 `train`.""",
     """\
 PROFILE=laptop verl-mixed doctor

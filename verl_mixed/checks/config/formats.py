@@ -45,12 +45,15 @@ def format_problems(config: Mapping[str, Any]) -> Iterator[str]:
         text = "\n".join(_text(message["content"]) for message in messages)
         if not forms or sources[name].prompt == PromptConfig() or any(f in text for f in forms):
             continue
-        remedy = (
-            f"set prompts=instructed, or mixed.sources.{name}.prompt to a template that says it "
-            f"('mixed.sources.{name}.prompt={{}}' if the model has learnt the form from examples)"
-        )
+        key = f"mixed.sources.{name}"
         if target not in ACTIONS:  # only a system_prompt with {tools} leaves ReAct's lines out
             remedy = f"describe these lines in the system_prompt of {agent}, or leave {{tools}} out"
+        elif isinstance(sources[name].prompt, PromptConfig):
+            remedy = f"name them in {key}.prompt, as {{answer_start_tag}}, or leave it out and set "
+            remedy += f"prompts=instructed (a text of your own can be {key}.system_prompt)"
+        else:
+            remedy = f"set prompts=instructed, or {key}.prompt to a template that names them "
+            remedy += f"('{key}.prompt={{}}' if the model has learnt the form from examples)"
         yield (
             f"source={name!r} with agent={agent!r}: its first prompt has none of "
             f"{', '.join(forms)}: the model never hears in which form to act and answer, and earns "
