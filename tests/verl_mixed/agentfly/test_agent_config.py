@@ -163,7 +163,7 @@ def test_everything_that_is_wrong_is_named_at_once_with_file_key_and_the_nearest
     run: dict[str, Any],
 ) -> None:
     text = """
-agent: {num_chain: 8, max_steps: eight, use_agent: false, reward_name: math_reward_tool}
+agent: {num_chain: 8, max_steps: eight, use_agent: false, reward_name: math_reward_thought}
 trainer: {save_freqq: 5}
 nonsense: {a: 1}
 """

@@ -95,6 +95,19 @@ def test_a_server_that_ends_is_started_again_with_its_port_settings_and_token(
     wait_until(lambda: (folder / "tool_server.log").read_text() == f"token=t0\n{words}\ntoken=t0\n")
 
 
+@pytest.mark.parametrize(
+    ("search", "words"),
+    [("index", "7 passages"), ("serper https://x/search", "search by serper https://x/search")],
+)
+def test_the_start_says_what_answers_searches(
+    own: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, search: str, words: str
+) -> None:
+    health = json.dumps({"sandbox": "bubblewrap", "search": search, "passages": 7}).encode()
+    monkeypatch.setattr(sys.modules[__name__], "HEALTH", health)
+    _, _, said = own()
+    assert said == [f"tools        http://127.0.0.1:4711 (sandbox bubblewrap, {words})"]
+
+
 def test_after_the_last_restart_the_run_ends(own: Callable[..., Any]) -> None:
     server, children, said = own("mixed.tool_server={restarts: 2}")
     for count in (1, 2):

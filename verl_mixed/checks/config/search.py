@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from config.lookup import at
+from config.lookup import at, files_at
 from verl_mixed.checks.config.prompts import first_messages
 from verl_mixed.run.sections import agent_loops, is_react, sound_sources
 
@@ -29,6 +29,8 @@ def own_search_problems(
     given = given if isinstance(given, Mapping) else {}
     if corpus or given.get("corpus_path") or given.get("search_upstream"):
         return
+    if not all(Path(file).exists() for file in files_at(config, "data.train_files")):
+        return  # reported elsewhere; the corpus may be beside them
     for problem, remedy in _searching(config, data=data):
         from agent_loop.tools.search.upstream import serper_key  # takes a quarter of a second
 
