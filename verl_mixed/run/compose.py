@@ -62,6 +62,22 @@ def _trains_lora(*, _root_: DictConfig) -> bool:
     return bool(at(_root_, "actor_rollout_ref.model.lora_rank"))
 
 
+def _micro_batch(most: int, *, _root_: DictConfig) -> int:
+    """The largest micro-batch up to `most` that divides what one rank trains in an update.
+
+    Example: at most 10, and 16 prompts x 4 trajectories on one rank: 8 divides 64. A value of the
+    config that is no number is reported by its own check.
+    """
+    prompts = at(_root_, "actor_rollout_ref.actor.ppo_mini_batch_size")
+    n = at(_root_, "actor_rollout_ref.rollout.n")
+    ranks = [at(_root_, f"trainer.{key}") for key in ("nnodes", "n_gpus_per_node")]
+    if not all(type(number) is int and number > 0 for number in (prompts, n, *ranks)):
+        return most
+    share = prompts * n // (ranks[0] * ranks[1])
+    return next((micro for micro in range(most, 1, -1) if share % micro == 0), 1)
+
+
+OmegaConf.register_new_resolver("micro_batch", _micro_batch, replace=True)
 OmegaConf.register_new_resolver("default_rollout_is", _default_rollout_is, replace=True)
 OmegaConf.register_new_resolver("trains_lora", _trains_lora, replace=True)
 

@@ -119,3 +119,20 @@ trees = st.recursive(
 def test_every_flattened_leaf_is_found_again_at_its_path(tree: dict[str, object]) -> None:
     for path, value in flatten(tree).items():
         assert at(tree, path) == value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "micro"),
+    [
+        ([], 10),  # 20 prompts x 8 trajectories
+        (["data.train_batch_size=16", "actor_rollout_ref.rollout.n=4"], 8),
+        (["data.train_batch_size=7", "actor_rollout_ref.rollout.n=2"], 7),
+        (["data.train_batch_size=20", "trainer.n_gpus_per_node=4"], 10),
+        (["data.train_batch_size=13", "actor_rollout_ref.rollout.n=13"], 1),
+    ],
+)
+def test_the_laptops_micro_batches_divide_any_batch(overrides: list[str], micro: int) -> None:
+    parts = compose_config(["profile=laptop", *overrides]).actor_rollout_ref
+
+    assert parts.actor.ppo_micro_batch_size_per_gpu == micro
+    assert parts.rollout.log_prob_micro_batch_size_per_gpu == micro

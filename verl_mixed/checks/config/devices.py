@@ -39,10 +39,11 @@ def device_problems(config: Mapping[str, Any]) -> list[str]:
             "and verl's mindspeed are not supported; set it to cuda (PROFILE=gpu) or cpu (laptop)"
         ]
     if rollout not in _ENGINES[device]:
+        on_gpus = " (with GPUs: PROFILE=gpu)" if device == "cpu" else ""
         return [
             f"{_ROLLOUT}.name={rollout!r}: with trainer.device={device} the engines are "
             f"{' and '.join(_ENGINES[device])}, and no other (verl's trtllm neither) is supported; "
-            "choose one of them"
+            f"choose one of them{on_gpus}"
         ]
     rules: dict[str, Any] = {}
     if device == "cpu":
