@@ -25,6 +25,7 @@ import hashlib
 import json
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -189,6 +190,45 @@ class MixturePlan:
         wholes, parts = self._dues.after(prompts)
         had = np.array(self._turns.had(prompts))
         return (had - wholes - parts / self._dues.scale).astype(np.float64)
+
+    def batches_of_passes(self, passes: int) -> int:
+        """The fewest batches in which each source with a share draws all its rows `passes` times.
+
+        The source that needs the longest decides; the others repeat rows until then. Example: 8
+        rows at a ratio of 0.5 and 40 at 0.5, in batches of 4: 20 batches are one pass, in which the
+        rows of the first source are drawn 5 times.
+
+        Raises:
+            ValueError: the ratio of a source becomes 0 before it has drawn its rows.
+        """
+        last = max(self._shares)
+        needed = {
+            name: passes * self.sizes[name]
+            for name, parts in zip(
+                self.sources, zip(*self._shares.values(), strict=True), strict=True
+            )
+            if any(parts)
+        }
+        for name, share in zip(self.sources, self._shares[last], strict=True):
+            drawn = math.floor(self.due((last + 1) * self.batch_size)[name])
+            if name in needed and not share and drawn < needed[name]:
+                raise ValueError(
+                    f"source={name!r} never draws its {self.sizes[name]} rows {passes} times: its "
+                    f"ratio becomes 0 at step={last}, after {drawn} prompts; set "
+                    "trainer.total_training_steps instead of trainer.total_epochs"
+                )
+
+        def is_due(batches: int) -> bool:  # every source is within one prompt of what is due
+            due = self.due(batches * self.batch_size)
+            return all(due[name] > count - 1 for name, count in needed.items())
+
+        batches = bisect_left(range(MAX_STEP), True, key=is_due)
+        while any(
+            had < needed.get(name, 0)
+            for name, had in self.counts_between(0, batches * self.batch_size).items()
+        ):
+            batches += 1
+        return batches
 
     def rows(self, source: str, draws: ArrayLike) -> NDArray[np.int64]:
         """(N,) rows of the draws (N,) of one source, in the order of `draws`.

@@ -63,6 +63,11 @@ class MathReward:
         answer = ground_truth["answer"]
         if not isinstance(answer, str | int | float) or not str(answer).strip(_NO_ANSWER):
             return f"ground_truth.answer={answer!r} is no answer: a number or a text is needed"
+        if "####" in str(answer) or ("\n" in str(answer).strip() and "\\begin" not in str(answer)):
+            return (
+                f"ground_truth.answer={str(answer)[:60]!r} is a worked solution: no final answer "
+                "equals it"
+            )
         if len(str(answer)) > MAX_LENGTH:
             return f"ground_truth.answer has {len(str(answer))} characters, more than {MAX_LENGTH}"
         return None

@@ -962,3 +962,32 @@ def test_a_source_may_begin_and_end_within_a_run():
     plan = MixturePlan({"a": 9, "b": 9}, {"a": {0: 1, 10: 0}, "b": {0: 0, 10: 1}}, 10, 0)
     assert plan.counts(0) == {"a": 10, "b": 0}
     assert plan.counts(20) == {"a": 0, "b": 10}
+
+
+@given(settings=settings_of_plans(), passes=st.integers(1, 3))
+def test_a_pass_of_the_mixture_ends_when_every_source_has_drawn_all_its_rows(
+    settings: dict[str, Any], passes: int
+):
+    settings["ratios"] = {
+        name: ratio if isinstance(ratio, dict) else max(ratio, 0.1)
+        for name, ratio in settings["ratios"].items()
+    }
+    plan = MixturePlan(**settings)
+    if min(plan.due(10**6 * plan.batch_size).values()) < 1000:
+        return  # a share of a billionth: counting its batches one by one takes too long
+    drawn: Counter[str] = Counter()
+    batches = 0
+    while any(drawn[name] < passes * size for name, size in plan.sizes.items()):
+        drawn.update(plan.counts(batches))
+        batches += 1
+
+    assert plan.batches_of_passes(passes) == batches
+
+
+def test_a_source_whose_ratio_ends_before_its_rows_has_no_pass():
+    ratios: dict[str, Ratio] = {"a": 1, "b": {0: 1, 5: 0}}
+    plan = MixturePlan(sizes={"a": 8, "b": 1000}, ratios=ratios, batch_size=4, seed=0)
+
+    with pytest.raises(ValueError, match="source='b' never draws its 1000 rows"):
+        plan.batches_of_passes(1)
+    assert MixturePlan({"a": 8, "b": 40}, {"a": 1, "b": 1}, 4, 0).batches_of_passes(1) == 20

@@ -21,7 +21,7 @@ from samplers.rows.schema import (
     row_id_problems,
     write_rows,
 )
-from samplers.rows.sources import KINDS, taco
+from samplers.rows.sources import KINDS, json_qa, taco
 from samplers.rows.sources.demo import (
     DEMO_SOURCES,
     VALIDATION_ROWS,
@@ -192,3 +192,33 @@ def test_the_demos_files_concatenate_and_name_every_row_once(
     assert whole.num_rows == sum(sum(file.rows_by_source.values()) for file in read_sources(files))
     assert tuple(sorted({file.name.split("_")[0] for file in files})) == DEMO_SOURCES
     assert row_id_problems(files) == []
+
+
+@pytest.mark.parametrize(
+    ("record", "truth", "extras"),
+    [
+        (
+            {"answer": "48/2 = <<48/2=24>>24\n#### 1,072"},
+            {"answer": "1,072", "target": ["1,072"]},
+            {"answer": "48/2 = <<48/2=24>>24\n#### 1,072"},
+        ),
+        ({"answer": "a #### b"}, {"answer": "a #### b", "target": ["a #### b"]}, {}),
+        (
+            {"inputs": ["1\n"], "outputs": ["2\n"]},
+            {"inputs": ["1\n"], "outputs": ["2\n"]},
+            {"inputs": ["1\n"], "outputs": ["2\n"]},
+        ),
+        (
+            {"input_output": '{"inputs": [[1]], "outputs": [2], "fn_name": "f"}', "answer": "x"},
+            {"inputs": [[1]], "outputs": [2], "fn_name": "f", "answer": "x", "target": ["x"]},
+            {"input_output": '{"inputs": [[1]], "outputs": [2], "fn_name": "f"}'},
+        ),
+    ],
+)
+def test_json_reads_worked_solutions_and_hidden_tests(
+    record: dict[str, Any], truth: dict[str, Any], extras: dict[str, Any]
+):
+    row = json_qa.to_row({"question": "q", **record}, split="train", index=0)
+
+    assert row.ground_truth == truth
+    assert row.extras == extras
