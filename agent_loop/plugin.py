@@ -28,6 +28,28 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+
+def _refuse_agentflys_command(words: Sequence[str]) -> None:
+    """End `python -m verl.trainer.main_ppo agent.agent_type=...` with the command that works.
+
+    AgentFly's fork of verl has these keys. verl itself would say that `agent` is not in a struct.
+
+    Args:
+        words: the command line of the process, Python's own options included.
+    """
+    runs_verl = any(word in ("verl.trainer.main_ppo", "-mverl.trainer.main_ppo") for word in words)
+    if runs_verl and (typed := next((word for word in words if word.startswith("agent.")), None)):
+        print(
+            f"error: {typed}: agent.* are keys of AgentFly's, which verl does not have; type "
+            "`verl-mixed train` in place of `python -m verl.trainer.main_ppo`, with the same "
+            "arguments",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+
+
+_refuse_agentflys_command(sys.orig_argv)
+
 TRAINERS = ("mixed_sync", "mixed_colocate_async", "mixed_separate_async")
 
 _ROLLOUTS = {

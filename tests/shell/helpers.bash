@@ -36,7 +36,7 @@ FAKE
 # calls WORD: how many recorded calls hold this word.
 calls() { grep -c -- "$1" "${CALLS}" || true; }
 
-# fake_venv: a venv that these scripts did not make; its python answers `verl_mixed.run.name` with the file FACTS.
+# fake_venv: a venv that these scripts did not make; its python answers `verl_mixed.commands.facts` with the file FACTS.
 fake_venv() {
   mkdir -p "${BATS_TEST_TMPDIR}/venv/bin"
   cat >"${BATS_TEST_TMPDIR}/venv/bin/python" <<'FAKE'
@@ -53,7 +53,7 @@ FAKE
 }
 
 # make_cluster: a checkout whose head is 192.0.2.1. A fake ssh records its arguments and what it is sent, and runs the
-# far command here, with the head's home; tmux is the real one on a socket of this test. What `verl_mixed.run.name` says is
+# far command here, with the head's home; tmux is the real one on a socket of this test. What `verl_mixed.commands.facts` says is
 # the file FACTS.
 make_cluster() {
   make_checkout

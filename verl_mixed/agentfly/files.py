@@ -1,8 +1,9 @@
-"""Translate config files in AgentFly's style into Hydra overrides of the run config.
+"""Translate AgentFly's config files and command lines into Hydra overrides of the run config.
 
-`agent_config.yaml` and `training_config.yaml` describe one agent with its tools and its reward. A
-run has a mixture of sources instead, so these values are set for every source. Keys of the run
-config itself are passed on unchanged.
+`agent_config.yaml`, `training_config.yaml` and `agent.max_steps=8` on the command line describe one
+agent with its tools and its reward. A run has a mixture of sources instead, so these values are set
+for every source. Keys of the run config itself are passed on unchanged. Where the command line and
+a file set the same key, the command line wins.
 """
 
 import re
@@ -14,7 +15,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -24,8 +27,13 @@ from config.schema import TOOL_CONFIG, ConfigError
 from verl_mixed.agentfly.keys import (
     ACTOR,
     AGENTS,
+    BY_TOKENS,
     EVERY_SOURCE,
     KEYS,
+    LOG_PROBS,
+    MICRO_BATCH,
+    REACT,
+    REACT_TOOLS,
     SECTIONS,
     TOOLS,
     TOOLS_OF,
@@ -33,6 +41,7 @@ from verl_mixed.agentfly.keys import (
     texts,
 )
 from verl_mixed.run.compose import compose_config
+from verl_mixed.run.override import quoted
 from verl_mixed.run.settings import absolute_if_local, override_key
 
 PAGE = "docs/configuration.md"
@@ -40,17 +49,20 @@ PAGE = "docs/configuration.md"
 OWN_SOURCE = "json"
 """Kind of raw files, and the name of their source if `data.source` gives none."""
 
-_GROUPS = ("profile", "mixture", "prompts", "hydra.searchpath")
+_GROUPS = ("profile", "mixture", "prompts", "model_engine", "hydra.searchpath")
 """Overrides that decide which keys the run config has."""
 
-_NAMED_BY_USER = ("mixed.sources", "mixed.prompts")
+COMMAND_LINE = Path("command line")
+"""Stands for the file of a value that was typed as `key=value`."""
+
+_NAMED_BY_USER = ("mixed.sources", "mixed.prompts", "mixed.agent_loops", "agent_loops")
 """Sections whose keys are names that the user chooses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
     overrides: list[str]
-    """Hydra overrides, without the keys that the command line sets."""
+    """Hydra overrides. Those of the command line that only Hydra understands come last."""
 
     lines: list[str]
     """For each file its name, then a line `their.key = value -> our.key=value` for each value."""
@@ -67,7 +79,8 @@ class Value:
     @property
     def name(self) -> str:
         """The key as the table of keys or the run config spells it."""
-        key = re.sub(r"^agent\.(init_config|run_config|generation_config)\.", "agent.", self.key)
+        inner = "init_args|init_config|run_config|generation_config"
+        key = re.sub(rf"^agent\.({inner})\.", "agent.", self.key)
         section, _, rest = key.partition(".")
         return f"{SECTIONS[section]}.{rest}" if section in SECTIONS and rest else key
 
@@ -75,10 +88,26 @@ class Value:
         return f"{self.key}={self.value!r} ({self.path})"
 
 
+def is_agentflys(override: str) -> bool:
+    """Whether an override of the command line has a key or a value of AgentFly's."""
+    if not (typed := _typed(override)):
+        return False
+    (value,) = typed
+    section = value.key.partition(".")[0]
+    if section in ("agent", "training", "hardware", "monitoring", *SECTIONS):
+        return True
+    if value.name in _OF_SOURCE:
+        return KEYS[value.name].accepts(value.value) and not _are_rows(value)
+    key = KEYS.get(value.name)
+    if key is None or value.name.startswith("critic.") or value.name == MICRO_BATCH:
+        return False  # a key of verl's; it has another meaning beside a key of AgentFly's only
+    return key.sets != (value.name,) or key.convert(value.value) != value.value
+
+
 def translate_files(
     paths: Sequence[Path], given: Sequence[str], environ: Mapping[str, str]
 ) -> Translation:
-    """Read config files and translate them for the run's profile and mixture.
+    """Translate config files and the command line for the run's profile and mixture.
 
     Args:
         paths: files of `--config`, which together are one config.
@@ -86,7 +115,7 @@ def translate_files(
         environ: PROFILE is used if neither files nor overrides name a profile.
 
     Raises:
-        ConfigError: all mistakes in the files, a line each.
+        ConfigError: all mistakes in the files and on the command line, a line each.
     """
     values: list[Value] = []
     problems: list[str] = []
@@ -95,22 +124,51 @@ def translate_files(
             values += read(path)
         except ConfigError as error:
             problems += error.problems
-    groups = [each for each in given if override_key(each) in _GROUPS]
+    others: list[str] = []
+    for override in given:
+        typed = _typed(override)
+        values += typed
+        others += [] if typed else [override]
+    groups = [each for each in others if override_key(each) in _GROUPS]
     if not any(override_key(each) == "profile" for each in groups):
         key = "hardware.profile"
         named = [
             each.value for each in values if each.name == key and KEYS[key].accepts(each.value)
         ]
-        if profile := (*named, environ.get("PROFILE", ""))[0]:
+        if profile := (environ.get("PROFILE", ""), *named)[-1]:
             groups.append(f"profile={hydra_text(profile)}")
     run = cast(dict[str, Any], OmegaConf.to_container(compose_config(groups), resolve=False))
     try:
-        translation = translate(values, run, given)
+        translation = translate(values, run, others)
     except ConfigError as error:
         raise ConfigError([*problems, *error.problems]) from error
     if problems:
         raise ConfigError(problems)
     return translation
+
+
+def _typed(override: str) -> list[Value]:
+    """The value of `key=value`; none if only Hydra can read the override."""
+    key, equals, text = override.partition("=")
+    if not equals or key != override_key(override) or key in _GROUPS or key.startswith("hydra."):
+        return []
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+        value = text if parsed.is_sweep_override() else _plain(parsed.value())
+    except HydraException:
+        value = text
+    if isinstance(value, dict) or (value is None and key in KEYS):
+        return []
+    return [Value(key=key, value=value, path=COMMAND_LINE)]
+
+
+def _plain(value: Any) -> Any:
+    """A value of Hydra's parser as a JSON value."""
+    if isinstance(value, list):
+        return [_plain(each) for each in cast(list[Any], value)]
+    if isinstance(value, dict):
+        return {str(_plain(k)): _plain(v) for k, v in cast(dict[Any, Any], value).items()}
+    return value.text if isinstance(value, QuotedString) else value
 
 
 def read(path: Path) -> list[Value]:
@@ -144,12 +202,12 @@ def read(path: Path) -> list[Value]:
 def translate(
     read_values: Sequence[Value], run: Mapping[str, Any], given: Sequence[str] = ()
 ) -> Translation:
-    """Translate the values of config files.
+    """Translate the values of config files and of the command line.
 
     Args:
-        read_values: of all files, which together are one config.
+        read_values: of all files, which together are one config, then of the command line.
         run: the composed run config; its keys and sources are the known ones.
-        given: overrides of the command line; they win.
+        given: overrides that only Hydra understands; they win.
 
     Raises:
         ConfigError: unknown keys, wrong types and contradictions, a line each. A value with a
@@ -157,19 +215,24 @@ def translate(
     """
     values: list[Value] = []
     problems: list[str] = []
+    typed = {each.name for each in read_values if each.path == COMMAND_LINE}
     for each in read_values:
-        if (problem := _problem(each, run)) is None:
-            values.append(each)
-        else:
+        if (problem := _problem(each, run)) is not None:
             problems.append(problem)
+        elif each.path == COMMAND_LINE or each.name not in typed:
+            values.append(each)
     of_mixture, active, mixture_problems = _mixture(values, run)
     of_agents, agent_problems = _agents(values, active)
-    sets = [pair for each in values for pair in _sets(each, active)]
-    sets += [*of_mixture, *_kl_loss(values), *of_agents]
-    problems += mixture_problems + agent_problems + _contradictions(values, sets)
+    has_critic = _has_critic(values, run)
+    sets = [pair for each in values for pair in _sets(each, active, has_critic=has_critic)]
+    sets += [*of_mixture, *_kl_loss(values), *of_agents, *_micro_batches(values, run)]
+    problems += mixture_problems + agent_problems
+    for is_typed in (False, True):
+        some = [each for each in values if (each.path == COMMAND_LINE) is is_typed]
+        problems += _contradictions(some, [one for one in sets if one[2] in some])
     if problems:
         raise ConfigError(problems)
-    return _render(values, sets, run, given)
+    return _render(read_values, sets, run, given)
 
 
 _Set = tuple[str, Any, Value]
@@ -229,13 +292,13 @@ def _is_known(key: str, run: Mapping[str, Any]) -> bool:
     return not isinstance(value, Mapping) or not value
 
 
-def _sets(given: Value, active: Sequence[str]) -> Iterator[_Set]:
+def _sets(given: Value, active: Sequence[str], *, has_critic: bool) -> Iterator[_Set]:
     """What one value sets, as far as this does not depend on other values."""
     if (key := KEYS.get(given.name)) is None:
         is_path = given.key.endswith(".path") and isinstance(given.value, str)
         yield given.name, absolute_if_local(given.value) if is_path else given.value, given
         return
-    for ours in key.sets:
+    for ours in key.sets if has_critic or not key.only_with_critic else ():
         if ours.startswith(EVERY_SOURCE):
             for name in active:
                 yield ours.replace("*", name), key.convert(given.value), given
@@ -259,7 +322,7 @@ def _mixture(
     named, ratios = _last(values, "data.source"), _last(values, "data.ratios")
     of_data = [_last(values, "data.train_files"), _last(values, "data.val_files")]
     given = [each for each in of_data if each is not None]
-    raw = [each for each in given if not all(x.endswith(".parquet") for x in texts(each.value))]
+    raw = [each for each in given if not _are_rows(each)]
     problems: list[str] = []
     if len(raw) == 1 and len(given) == 2:
         problems.append(
@@ -295,22 +358,63 @@ def _mixture(
 _OF_SOURCE = {"data.train_files": "files", "data.val_files": "val_files"}
 
 
+def _are_rows(files: Value) -> bool:
+    """Whether all files of a value are parquet, so that they need no preparation."""
+    return all(name.endswith(".parquet") for name in texts(files.value))
+
+
 def _agents(values: Sequence[Value], active: Sequence[str]) -> tuple[list[_Set], list[str]]:
-    """The agent of each source, chosen by type and tools; and the mistakes."""
+    """The agent of each source and ReAct's tools, chosen by type and tools; and the mistakes."""
     kind, tools = _last(values, "agent.agent_type"), _last(values, "agent.tools")
-    wanted = {TOOLS[name] for name in texts(tools.value)} - {""} if tools else set[str]()
-    if kind is not None:
-        agent = str(AGENTS.get(kind.value, kind.value))
-        lacks = wanted - TOOLS_OF.get(agent, wanted)
-        if tools is not None and lacks:
-            return [], [f"{tools}: {agent} of {kind} has no {', '.join(sorted(lacks))}; take react"]
-    elif wanted:
-        fitting = [name for name, has in TOOLS_OF.items() if has == wanted]
-        agent = fitting[0] if fitting else "react_agent"
-    else:
+    if kind is None and tools is None:
         return [], []
+    named = [TOOLS[name] for name in texts(tools.value)] if tools else []
+    wanted = list(dict.fromkeys(name for name in named if name))
+    fitting = next((name for name, has in TOOLS_OF.items() if has == {*wanted}), REACT)
+    agent = fitting if kind is None else str(AGENTS.get(kind.value, kind.value))
     origin = cast(Value, kind or tools)
-    return [(f"mixed.sources.{name}.agent", agent, origin) for name in active], []
+    sets: list[_Set] = [(f"mixed.sources.{name}.agent", agent, origin) for name in active]
+    if tools is None:
+        return sets, []
+    if agent == REACT:
+        return [*sets, (REACT_TOOLS, wanted, tools)], []
+    if agent not in TOOLS_OF:
+        return [], [
+            f"{tools}: {agent} of {kind} is an agent of your own: give it its tools as settings, "
+            f"agent_loops.{agent}.<setting>, and remove agent.tools"
+        ]
+    if TOOLS_OF[agent] != {*wanted}:
+        has = ", ".join(name for name, tool in TOOLS.items() if tool in TOOLS_OF[agent])
+        return [], [
+            f"{tools}: {agent} of {kind} has exactly one tool ({has}); name it alone, or take "
+            "agent_type=react, whose tools are exactly those of the list"
+        ]
+    return sets, []
+
+
+def _has_critic(values: Sequence[Value], run: Mapping[str, Any]) -> bool:
+    """Whether the run trains a critic; verl has one with the estimator gae only."""
+    named = [_last(values, key) for key in ("training.algorithm", "algorithm.adv_estimator")]
+    estimators = [KEYS[each.name].convert(each.value) for each in named if each is not None]
+    return [at(run, "algorithm.adv_estimator"), *estimators][-1] == "gae"
+
+
+def _micro_batches(values: Sequence[Value], run: Mapping[str, Any]) -> list[_Set]:
+    """A micro-batch of rows also turns off micro-batches by tokens, where the profile has these.
+
+    verl then wants all sizes: one that is not given is as the first that is.
+    """
+    sizes = (MICRO_BATCH, *LOG_PROBS)
+    given = {name: value for name in sizes if (value := _last(values, name)) is not None}
+    if not given or not at(run, BY_TOKENS) or _last(values, BY_TOKENS) is not None:
+        return []
+    origin = next(iter(given.values()))
+    switches = [_last(values, f"{ACTOR}.use_kl_loss"), _last(values, "training.use_kl_loss")]
+    of_loss = [value for _, value, _ in _kl_loss(values)]
+    has_reference = any([*(each.value for each in switches if each is not None), *of_loss])
+    wanted = sizes if has_reference else sizes[:-1]
+    missing = [(name, origin.value, origin) for name in wanted if name not in given]
+    return [(BY_TOKENS, False, origin), *missing]
 
 
 def _kl_loss(values: Sequence[Value]) -> list[_Set]:
@@ -347,28 +451,37 @@ def _render(
     values: Sequence[Value], sets: Sequence[_Set], run: Mapping[str, Any], given: Sequence[str]
 ) -> Translation:
     """The overrides, each key once, and the lines that explain them."""
+    typed_names = {each.name for each in values if each.path == COMMAND_LINE}
+    typed = {ours for ours, _, origin in sets if origin.path == COMMAND_LINE}
     taken = {override_key(each) for each in given}
     known = {*flatten(run), *_GROUPS}
     overrides: dict[str, str] = {}
     lines: list[str] = []
     path: Path | None = None
     for each in values:
-        if each.path != path:
-            path = each.path
-            lines.append(f"{path}:")
+        is_typed = each.path == COMMAND_LINE
         key = KEYS.get(each.name)
         results = [(ours, value) for ours, value, origin in sets if origin is each]
+        says_nothing = is_typed and results == [(each.key, each.value)]
+        if each.path != path and not says_nothing:
+            path = each.path
+            lines.append(f"{path}:")
         if not results:
-            assert key is not None  # only keys of the table may set nothing
-            lines.append(f"  {each.key} = {_shown(each.value)} -> nothing: {key.sets_nothing}")
+            if each.name in typed_names and not is_typed:
+                why = "the command line has another"
+            else:
+                assert key is not None  # only keys of the table may set nothing
+                why = "only gae has a critic" if key.only_with_critic else key.sets_nothing
+            lines.append(f"  {each.key} = {_shown(each.value)} -> nothing: {why}")
         for ours, value in results:
             line = f"  {each.key} = {_shown(each.value)} -> {ours}={hydra_text(value)}"
-            if ours in taken:
+            if ours in taken or (ours in typed and not is_typed):
                 line += " (the command line has another)"
             else:
                 overrides[ours] = f"{'' if ours in known else '++'}{ours}={hydra_text(value)}"
-            lines.append(line)
-    return Translation(overrides=[*overrides.values()], lines=lines)
+            if not says_nothing:
+                lines.append(line)
+    return Translation(overrides=[*overrides.values(), *given], lines=lines)
 
 
 def _shown(value: Any) -> str:
@@ -389,8 +502,7 @@ def hydra_text(value: Any) -> str:
         return repr(value)
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", value) and value.lower() not in _NEED_QUOTES:
         return value
-    escaped = re.sub(r"(\\*)\$\{", lambda match: match[1] * 2 + r"\${", value)
-    return QuotedString(text=escaped, quote=Quote.single).with_quotes()
+    return quoted(value)
 
 
 _NEED_QUOTES = ("null", "true", "false", "inf", "nan", "yes", "no", "on", "off", "y", "n")

@@ -19,6 +19,12 @@ from verl_mixed.run.settings import absolute_if_local
 _TURNS = TOOL_CONFIG.rpartition(".")[0]
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
+MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+LOG_PROBS = tuple(
+    f"actor_rollout_ref.{part}.log_prob_micro_batch_size_per_gpu" for part in ("rollout", "ref")
+)
+BY_TOKENS = f"{ACTOR}.use_dynamic_bsz"
+
 EVERY_SOURCE = "mixed.sources.*."
 """Prefix of a key that is set for every source that takes part in the mixture."""
 
@@ -33,6 +39,7 @@ AGENTS = {
 
 TOOLS = {
     "code_interpreter": "run_code",
+    "python_executor": "run_code",
     "google_search_serper": "search",
     "google_search": "search",
     "dense_retrieve": "search",
@@ -47,8 +54,14 @@ TOOLS_OF = {
     "code_execution_agent": {"run_code"},
     "search_agent": {"search"},
     "math_agent": {"calculate"},
-    "react_agent": {"run_code", "search", "calculate"},
 }
+"""The tools of each agent that has exactly these; the tools of `react_agent` can be chosen."""
+
+REACT = "react_agent"
+REACT_TOOLS = f"agent_loops.{REACT}.tool_names"
+
+NOT_HERE = ("gui", "custom")
+"""Types of agents that need a class of the user's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +83,9 @@ class Key:
 
     sets_nothing: str = ""
     """Why the key sets nothing."""
+
+    only_with_critic: bool = False
+    """Without a critic the key sets nothing."""
 
     @property
     def target(self) -> str:
@@ -166,8 +182,10 @@ _RESPONSE = _whole("data.max_response_length")
 KEYS: Mapping[str, Key] = {
     # agent; also as agent.init_config.*, agent.run_config.* and agent.generation_config.*
     "agent.agent_type": Key(
-        wants=", ".join([*AGENTS, "or an agent of config/agent_loops.yaml"]),
-        accepts=_is_text,
+        wants=f"{', '.join(AGENTS)}, or an agent of config/agent_loops.yaml or agent_loops; "
+        f"{' and '.join(NOT_HERE)} are none: name your class as agent_loops.<name>._target_, and "
+        "<name> here",
+        accepts=lambda value: _is_text(value) and value not in NOT_HERE,
         sets_with_others=f"{EVERY_SOURCE}agent",
     ),
     "agent.tools": Key(
@@ -175,8 +193,8 @@ KEYS: Mapping[str, Key] = {
         accepts=lambda value: (
             value == [] or (_is_texts(value) and set(texts(value)) <= TOOLS.keys())
         ),
-        sets_with_others=f"{EVERY_SOURCE}agent",
-        sets_nothing="agents keep the tools they have, and those named here are among them",
+        sets_with_others=f"{EVERY_SOURCE}agent, {REACT_TOOLS}",
+        sets_nothing="the agent has exactly these tools",
     ),
     "agent.reward_name": Key(
         wants=f"one of {', '.join(REWARDS)}, or path/to/file.py:function",
@@ -185,17 +203,13 @@ KEYS: Mapping[str, Key] = {
         ),
         sets=(f"{EVERY_SOURCE}reward",),
     ),
-    "agent.system_prompt": Key(
-        wants="a text",
-        accepts=_is_text,
-        sets=(f"{EVERY_SOURCE}prompt",),
-        convert=lambda text: {"system": text, "user": "{question}"},
-    ),
+    "agent.system_prompt": _text(f"{EVERY_SOURCE}system_prompt"),
     "agent.model_name_or_path": _MODEL,
     "agent.max_steps": _whole(f"{_TURNS}.max_assistant_turns"),
     "agent.max_turns": _whole(f"{_TURNS}.max_assistant_turns"),
     "agent.num_chains": _whole(f"{ROLLOUT}.n"),
     "agent.max_tokens": _whole(f"{_TURNS}.max_turn_length"),
+    "agent.max_tokens_per_turn": _whole(f"{_TURNS}.max_turn_length"),
     "agent.temperature": _number(f"{ROLLOUT}.temperature"),
     "agent.top_p": _number(f"{ROLLOUT}.top_p"),
     "agent.top_k": _integer(f"{ROLLOUT}.top_k"),
@@ -266,6 +280,30 @@ KEYS: Mapping[str, Key] = {
     "trainer.experiment_name": _EXPERIMENT,
     "actor_rollout_ref.rollout.response_length": _RESPONSE,
     "actor_rollout_ref.rollout.prompt_length": _whole("data.max_prompt_length"),
+    MICRO_BATCH: Key(
+        wants="a whole number",
+        accepts=_is_whole,
+        sets=(MICRO_BATCH,),
+        sets_with_others="the micro-batches of log-probs",
+    ),
+    "critic.model.path": Key(
+        wants="a model folder or name",
+        accepts=_is_text,
+        sets=("critic.model.path",),
+        convert=absolute_if_local,
+        only_with_critic=True,
+    ),
+    "critic.ppo_mini_batch_size": Key(
+        wants="a whole number",
+        accepts=_is_whole,
+        sets=("critic.ppo_mini_batch_size",),
+        only_with_critic=True,
+    ),
+    "critic.ppo_micro_batch_size_per_gpu": Key(
+        wants="a whole number",
+        accepts=_is_whole,
+        sets_nothing="verl's V1 trainers fill the critic's micro-batches by tokens",
+    ),
 }
 
 SECTIONS = {"model": "actor_rollout_ref.model", "rollout": ROLLOUT}

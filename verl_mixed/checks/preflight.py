@@ -6,7 +6,10 @@ repeated where breaking them would end a run late, in silence, or never (`utils/
 `workers/engine/utils.py` and `single_controller/ray/base.py` at 0.9.1).
 """
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
 from verl_mixed.checks.config.algorithm import algorithm_problems
 from verl_mixed.checks.config.batches import batch_problems, storage_problems
 from verl_mixed.checks.config.correction import correction_problems, correction_warnings
-from verl_mixed.checks.config.data import data_problems, row_problems
+from verl_mixed.checks.config.data import data_problems, row_problems, row_warnings
 from verl_mixed.checks.config.devices import device_problems, machine_problems, shape_problems
 from verl_mixed.checks.config.formats import format_problems
 from verl_mixed.checks.config.load import load_warnings, rate_warnings
@@ -107,7 +110,27 @@ def preflight(
 
 def preflight_warnings(config: Mapping[str, Any]) -> list[Finding]:
     """What a user should know about a run that can start; `config` is resolved."""
-    return [*correction_warnings(config), *load_warnings(config), *rate_warnings(config)]
+    return [
+        *correction_warnings(config),
+        *load_warnings(config),
+        *rate_warnings(config),
+        *row_warnings(config),
+    ]
+
+
+def verls_problems(config: Mapping[str, Any]) -> list[str]:
+    """What verl refuses of a resolved config; a process of its own imports verl."""
+    done = subprocess.run(
+        [sys.executable, "-m", "agent_loop.training.verl_config"],
+        input=json.dumps(config),
+        capture_output=True,
+        check=False,
+        text=True,
+    )
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1])  # verl prints too
+    (last,) = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+    return [f"verl cannot build its config: {last}; `verl-mixed doctor` looks at the packages"]
 
 
 def mixture_problems(config: Mapping[str, Any], *, data: bool = True) -> list[str]:

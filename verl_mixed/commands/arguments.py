@@ -62,9 +62,8 @@ def add_run_dir(parser: TakesArguments) -> None:
 
 def add_config_arguments(parser: TakesArguments) -> None:
     """Add the arguments that choose the run config: KEY=VALUE, --config, --config-dir."""
-    parser.add_argument(
-        "overrides", nargs="*", metavar="KEY=VALUE", help="Hydra overrides of the run config"
-    )
+    overrides = "Hydra overrides of the run config, or AgentFly's keys; a .yaml file is --config"
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=overrides)
     files = "agent_config.yaml or training_config.yaml in AgentFly's style; may be given twice"
     parser.add_argument(
         "--config", type=Path, action="append", default=[], metavar="FILE", help=files
@@ -74,27 +73,32 @@ def add_config_arguments(parser: TakesArguments) -> None:
 
 
 def config_overrides(arguments: argparse.Namespace, screen: IO[str] | None = None) -> list[str]:
-    """Hydra overrides from the arguments of `add_config_arguments`; KEY=VALUE come last and win.
+    """Hydra overrides from the arguments of `add_config_arguments`; KEY=VALUE win over files.
 
-    The translation of `--config` files is printed on `screen`; None is stderr, for commands that
-    print the config or JSON on stdout.
+    The translation of AgentFly's keys is printed on `screen`; None is stderr, for commands that
+    print the config or JSON on stdout. Files among the words move to `arguments.config`.
 
     Raises:
         ValueError: a folder or a config file is missing or wrong.
     """
-    overrides = list(arguments.overrides)
+    words = list(arguments.overrides)
+    files = [word for word in words if "=" not in word and word.endswith((".yaml", ".yml"))]
+    arguments.config = [*arguments.config, *map(Path, files)]
+    overrides = arguments.overrides = [word for word in words if word not in files]
+    if wrong := [word for word in overrides if "=" not in word and not word.startswith("~")]:
+        raise ValueError(f"{wrong[0]!r} is no override: write KEY=VALUE, or name a .yaml file")
     if (folder := arguments.config_dir) is not None:
         if not folder.is_dir():
             raise ValueError(f"--config-dir {folder}: no such folder; correct the name")
-        overrides.insert(0, f"hydra.searchpath=['file://{folder.absolute()}']")
-    if not arguments.config:
-        return overrides
-    from verl_mixed.agentfly.files import translate_files
+        overrides = [f"hydra.searchpath=['file://{folder.absolute()}']", *overrides]
+    from verl_mixed.agentfly.files import is_agentflys, translate_files
 
+    if not arguments.config and not any(map(is_agentflys, overrides)):
+        return overrides
     translation = translate_files(arguments.config, overrides, os.environ)
     for line in translation.lines:
         print(printable(line), file=screen or sys.stderr)
-    return [*translation.overrides, *overrides]
+    return translation.overrides
 
 
 def at_least_one(text: str) -> int:

@@ -1,12 +1,9 @@
 """`verl-mixed check`: the resolved config, the first prompt of each source, every problem."""
 
 import argparse
-import json
 import os
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from verl_mixed.commands.arguments import Help, add_config_arguments, config_overrides
 from verl_mixed.exit_codes import GOOD, USAGE
@@ -35,8 +32,11 @@ verl-mixed check --config-dir my_config mixture=mine""",
 add_arguments = add_config_arguments
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print config and prompts; exit 2 if there are problems."""
+def run(arguments: argparse.Namespace, *, machine: bool = False) -> int:
+    """Print config and prompts; exit 2 if there are problems.
+
+    `machine` looks at this machine too, as a start does.
+    """
     from omegaconf import OmegaConf
 
     from verl_mixed.checks.config.load import step_load
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     plan = make_plan(config_overrides(arguments), os.environ)
     missing = plan.still_to_make()
-    problems = plan.problems(data=not missing, machine=False) or _verls_problems(plan.config)
+    problems = plan.every_problem(machine=machine)
     print(OmegaConf.to_yaml(OmegaConf.create(plan.config)))
     if (load := step_load(plan.config)) is not None:
         print("--- estimate of a step")
@@ -60,29 +60,23 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for source, prompt in first_prompts(plan.config).items():
             print(f"--- first prompt of source={source}\n{prompt}\n---\n")
-    return print_problems(problems, plan.warnings())
+    unseen = [*missing, *([] if machine else ["this machine (`verl-mixed train --validate-only`)"])]
+    return print_problems(problems, plan.warnings(), unseen)
 
 
-def _verls_problems(config: Mapping[str, Any]) -> list[str]:
-    """What verl refuses of a resolved config; a process of its own imports verl."""
-    done = subprocess.run(
-        [sys.executable, "-m", "agent_loop.training.verl_config"],
-        input=json.dumps(config),
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])  # verl prints too
-    (last,) = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-    return [f"verl cannot build its config: {last}; `verl-mixed doctor` looks at the packages"]
+def print_problems(
+    problems: Sequence[str], warnings: Sequence[str] = (), unseen: Sequence[str] = ()
+) -> int:
+    """Print warnings, problems and their number to stderr; returns the exit code.
 
-
-def print_problems(problems: Sequence[str], warnings: Sequence[str] = ()) -> int:
-    """Print warnings, problems and their number to stderr; returns the exit code."""
+    `unseen` is what was not looked at and a start looks at: without it, no problem is found.
+    """
     for warning in warnings:
         print(f"warning: {printable(warning)}", file=sys.stderr)
     for problem in problems:
         print(f"problem: {printable(problem)}", file=sys.stderr)
-    print(f"{len(problems)} problems" if problems else "no problems", file=sys.stderr)
+    last = f"{len(problems)} problems" if problems else "no problems"
+    if unseen and not problems:
+        last += f" in what was looked at; not looked at: {'; '.join(unseen)}"
+    print(last, file=sys.stderr)
     return USAGE if problems else GOOD

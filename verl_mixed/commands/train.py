@@ -52,10 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(
         instead,
         "--dry-run",
-        "print the config, what would happen and every problem of the settings; start and write "
-        "nothing, and do not read data and model",
+        "print what would happen and everything that would keep a start from beginning; start and "
+        "write nothing",
     )
-    add_flag(instead, "--validate-only", "do what `verl-mixed check` does for this config")
+    only = "do what `verl-mixed check` does, and look at this machine as a start does"
+    add_flag(instead, "--validate-only", only)
     log_file = "append what is printed to this file too; the run then prints a line a step"
     add_option(parser, "--log-file", "FILE", log_file, Path)
 
@@ -63,15 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train, or say what a start would do."""
     if arguments.validate_only:
-        return check.run(arguments)
+        return check.run(arguments, machine=True)
     overrides = config_overrides(arguments, sys.stdout)
     if arguments.dry_run:
         from verl_mixed.launch.dry_run import dry_run
 
-        lines, problems = dry_run(overrides, os.environ, arguments.config)
+        lines, problems, missing = dry_run(overrides, os.environ, arguments.config)
         for line in lines:
             print(printable(line))
-        return check.print_problems(problems)
+        return check.print_problems(problems, unseen=missing)
     from verl_mixed.launch.launcher import train
 
     return train(overrides, os.environ, config_files=arguments.config)

@@ -14,7 +14,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from agent_loop.rewards import split_path
 from cluster.placement import UNITS_KEY, storage_units
 from cluster.ray_cluster import THIS_MACHINE
-from config.lookup import at
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, ConfigError
 from samplers.rows.sources.demo import DEMO_SOURCES
@@ -24,9 +23,10 @@ from verl_mixed.checks.config.structure import structure_problems
 from verl_mixed.checks.config.unknown import block_problems, is_unknown, unknown_problems
 from verl_mixed.checks.config.unread import is_unread
 from verl_mixed.checks.machine.ray_cluster import cluster_problems
-from verl_mixed.checks.preflight import preflight, preflight_warnings
+from verl_mixed.checks.preflight import preflight, preflight_warnings, verls_problems
 from verl_mixed.launch.generated import demo_folder, is_made, still_to_make, use_generated_data
-from verl_mixed.prepare.source_files import add_files_of_sources
+from verl_mixed.launch.steps import settle_steps
+from verl_mixed.prepare.source_files import PREPARED, add_files_of_sources
 from verl_mixed.run.compose import (
     changed_keys,
     compose_with_choices,
@@ -36,7 +36,7 @@ from verl_mixed.run.compose import (
     unset_keys,
     without_profile,
 )
-from verl_mixed.run.name import display_name, name_problems
+from verl_mixed.run.name import display_name, holder_words, name_problems
 from verl_mixed.run.sections import sound_sources
 from verl_mixed.run.settings import ADDRESS_KEY, SERVER_URL_KEY, is_own_tool_server, overrides_from
 from verl_mixed.run.state import RUNS, RunFolder, changes_of_resume
@@ -134,6 +134,18 @@ class Plan:
             ]
         return problems
 
+    def every_problem(self, *, machine: bool = True) -> list[str]:
+        """What keeps a start from beginning, verl's own rules too; what is not made is not read.
+
+        `machine=False` leaves out what another machine would not have.
+        """
+        found = self.problems(data=not self.still_to_make(), machine=machine)
+        if machine:
+            found += self.refused_changes()
+            if holder := holder_words(self.folder):
+                found.append(f"{self.folder.path} is being run by {holder}; see `verl-mixed stop`")
+        return found or verls_problems(self.config)
+
     def refused_changes(self) -> list[str]:
         """Changes of the config that would make a resumed run another run, a sentence each."""
         folder = self.folder
@@ -172,11 +184,16 @@ def make_plan(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
 
 
 @resolving()
-def plan_of(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[str]) -> Plan:
+def plan_of(
+    config: DictConfig,
+    choices: Mapping[str, str],
+    overrides: Sequence[str],
+    prepared: Path = PREPARED,
+) -> Plan:
     """Fill in what a composed config leaves open: folder, absolute paths, data, display name.
 
-    `config` is changed; `choices` are the files that it was composed of, and `overrides` the
-    overrides.
+    `config` is changed; `choices` are the files that it was composed of, `overrides` the overrides,
+    and `prepared` the folder of rows that are made of raw files.
 
     Raises:
         ConfigError: settings are wrong.
@@ -198,7 +215,8 @@ def plan_of(config: DictConfig, choices: Mapping[str, str], overrides: Sequence[
     address = _cluster_to_join(config)
     generated = use_generated_data(config)
     corpus = _corpus_beside(config, generated)  # before raw files are replaced by prepared ones
-    add_files_of_sources(config)
+    add_files_of_sources(config, prepared)
+    settle_steps(config, overrides, changed, has_rows=generated is None or is_made(generated))
     if config.trainer.experiment_name is None:
         is_demo = generated == demo_folder(config.mixed.seed).absolute()
         config.trainer.experiment_name = display_name(config, overrides, is_demo=is_demo)

@@ -25,10 +25,11 @@ def sources_with_files(config: DictConfig) -> set[str]:
     return {name for name, source in _sources(config).items() if source.files}
 
 
-def add_files_of_sources(config: DictConfig) -> None:
+def add_files_of_sources(config: DictConfig, prepared: Path = PREPARED) -> None:
     """Add the files that sources name to `data.train_files` and `data.val_files`.
 
-    Raw files are prepared first, unless this was done before, and are replaced by their rows.
+    Raw files are prepared first, in the folder `prepared`, unless this was done before, and are
+    replaced by their rows.
 
     Raises:
         ConfigError: files that cannot be prepared, a line each.
@@ -42,7 +43,7 @@ def add_files_of_sources(config: DictConfig) -> None:
             own: list[str] = []
             for number, file in enumerate(getattr(source, key)):
                 try:
-                    own.append(str(_rows_of(Path(file), name, source, split)))
+                    own.append(str(_rows_of(Path(file), name, source, split, prepared)))
                 except (ValueError, OSError) as error:
                     place = f"mixed.sources.{name}.{key}[{number}]"
                     problems += [f"{place}: {line}" for line in str(error).splitlines()]
@@ -61,12 +62,12 @@ def add_files_of_sources(config: DictConfig) -> None:
         raise ConfigError(problems)
 
 
-def _rows_of(file: Path, name: str, source: SourceConfig, split: str) -> Path:
+def _rows_of(file: Path, name: str, source: SourceConfig, split: str, prepared: Path) -> Path:
     """The parquet file with the rows of a source's file; a raw file is prepared."""
     if source.kind is None:
         return file
     where = hashlib.sha1(str(file.absolute()).encode()).hexdigest()[:8]
-    output = PREPARED / name / f"{file.name.split('.')[0]}.{where}.{split}.parquet"
+    output = prepared / name / f"{file.name.split('.')[0]}.{where}.{split}.parquet"
     prepare_files(
         kind_of(source.kind),
         [file],

@@ -7,6 +7,7 @@ value are reported here; values are checked by `config.schema` and `verl_mixed.c
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from config.lookup import at, flatten
 from config.schema import TOOL_CONFIG, ConfigError
 from verl_mixed.run.override import readable
-from verl_mixed.run.settings import VARIABLES
+from verl_mixed.run.settings import VARIABLES, override_key
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 CONFIG_NAME = "mixed_dataset_grpo"
@@ -30,6 +31,9 @@ ASYNC_MODES = ("mixed_colocate_async", "mixed_separate_async")
 
 TRAINING_ENGINES = ("dp", "megatron", "torchtitan", "veomni")
 """The values of `model_engine`, each with a file in `config/training_engine/`."""
+
+SHIPPED_EPOCHS = 1_000_000
+"""`trainer.total_epochs` of config/mixed_dataset_grpo.yaml: no epochs are set, steps end a run."""
 
 NO_SUCH_ENGINE = (
     "verl has trainer configs for dp, megatron, torchtitan and veomni only, so automodel, "
@@ -120,6 +124,8 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str
             given = _with_search_path(overrides)
             config = compose(CONFIG_NAME, overrides=given, return_hydra_config=True)
     except HydraException as error:
+        if unknown := _unknown_keys(overrides):
+            raise ConfigError(unknown) from error
         # Hydra's own message repeats the override; the reason is in the error that it chains
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         cause = str(error.__cause__ or "").splitlines()[:1]
@@ -142,6 +148,27 @@ def compose_with_choices(overrides: Sequence[str]) -> tuple[DictConfig, dict[str
             ]
         )
     return config, choices
+
+
+def _unknown_keys(overrides: Sequence[str]) -> list[str]:
+    """A sentence for each `key=value` whose key no part of the shipped config has."""
+    known = [*flatten(without_profile("dp")), *VARIABLES]
+    problems: list[str] = []
+    for override in overrides:
+        key = override.partition("=")[0]
+        below = [name for name in known if name.startswith(f"{key}.")]
+        is_group = any((folder / key).is_dir() for folder in (CONFIG_DIR, _verls()))
+        if key != override_key(override) or key in known or below or is_group:
+            continue
+        last = key.rpartition(".")[2]
+        near = get_close_matches(key, known, n=1, cutoff=0.75)
+        near = near or [name for name in known if name.rpartition(".")[2] == last]
+        hint = f"did you mean {near[0]}? " if near else ""
+        problems.append(
+            f"unknown key {override}: {hint}`verl-mixed check` lists all; AgentFly's keys, as "
+            "agent.max_steps or a file of --config, are in docs/configuration.md"
+        )
+    return problems
 
 
 def _refuse_engine_files(overrides: Sequence[str]) -> None:

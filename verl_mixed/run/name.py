@@ -1,25 +1,20 @@
-"""Name, folder and progress of the run that settings and overrides describe, for shell scripts.
+"""Name, folder and progress of the run that settings and overrides describe.
 
-`python -m verl_mixed.run.name [KEY=VALUE ...]` prints `runs/<experiment>`; with `--facts` it prints
-assignments for a shell. The run is the one that `verl-mixed train` would start. Imports no verl,
-and takes a second.
+The run is the one that `verl-mixed train` would start. Imports no verl, and takes a second.
+`verl_mixed.commands.facts` prints this for shell scripts.
 """
 
-import argparse
-import os
 import re
-import shlex
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from config.lookup import at
 from config.schema import ConfigError
-from verl_mixed.exit_codes import GOOD, USAGE
-from verl_mixed.run.compose import compose_config, resolving
+from verl_mixed.run.compose import SHIPPED_EPOCHS, compose_config, load_config, resolving
 from verl_mixed.run.settings import SETTINGS, overrides_from
 from verl_mixed.run.state import RUNS, RunFolder, RunHeld
 
@@ -50,6 +45,10 @@ class RunFacts:
 def facts(arguments: Sequence[str], environ: Mapping[str, str]) -> RunFacts:
     """The facts of the run that overrides and settings describe; the run need not exist.
 
+    Args:
+        arguments: Hydra overrides; those of AgentFly's keys are translated already.
+        environ: environment with the settings.
+
     Raises:
         ConfigError: settings, overrides or config files are wrong.
     """
@@ -70,9 +69,17 @@ def facts_of(config: DictConfig) -> RunFacts:
     folder = RunFolder(RUNS / name)
     total = OmegaConf.select(config, "trainer.total_training_steps")
     total = total if isinstance(total, int) else 0  # the check of numbers reports another value
+    if OmegaConf.select(config, "trainer.total_epochs") != SHIPPED_EPOCHS:
+        # passes of the mixture: only a start counts their steps
+        was_started = folder.config.exists()
+        total = (
+            int(at(load_config(folder.config), "trainer.total_training_steps"))
+            if was_started
+            else 0
+        )
     return RunFacts(
         folder=str(RUNS / name),
-        holder=_holder(folder),
+        holder=holder_words(folder),
         step=folder.last_step(),
         total=total,
         checkpoint=folder.saved_step(),
@@ -124,32 +131,9 @@ def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
-def _holder(folder: RunFolder) -> str:
+def holder_words(folder: RunFolder) -> str:
+    """Who runs a run now; empty if nobody does."""
     try:
         return str(folder.holder() or "")
     except RunHeld:
         return "a process without a name"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the run's folder or facts; exit 2 if the config is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m verl_mixed.run.name")
-    parser.add_argument("--facts", action="store_true", help="shell assignments, RUN_<FACT>")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
-    arguments = parser.parse_args(argv)
-    try:
-        found = facts(arguments.overrides, os.environ)
-    except ConfigError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        return USAGE
-    if not arguments.facts:
-        print(found.folder)
-        return GOOD
-    for name, value in asdict(found).items():
-        print(f"RUN_{name.upper()}={shlex.quote(str(value))}")
-    return GOOD
-
-
-if __name__ == "__main__":
-    sys.exit(main())

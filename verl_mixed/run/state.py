@@ -20,7 +20,7 @@ from agent_loop.training.run_folder import STOP_FILE, read_metrics, tracked_step
 from config.lookup import flatten
 
 HARMLESS = (
-    r"trainer\.(total_training_steps|logger|save_freq|test_freq|max_\w+_ckpt_to_keep)",
+    r"trainer\.(total_training_steps|total_epochs|logger|save_freq|test_freq|max_\w+_ckpt_to_keep)",
     r"trainer\.(val_before_train|log_val_generations|resume_mode|resume_from_path)",
     r"(trainer|.*\.trace)\.(project_name|experiment_name)",
     r"mixed\.(max_\w+|on_change|trajectory_\w+|wandb_artifacts)",

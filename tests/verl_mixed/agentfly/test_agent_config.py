@@ -19,6 +19,7 @@ from verl_mixed.agentfly.files import (
     Translation,
     Value,
     hydra_text,
+    is_agentflys,
     keep_copies,
     read,
     translate,
@@ -112,7 +113,8 @@ def test_two_files_together_say_agent_data_algorithm_hardware_and_name(
     source = config["mixed"]["sources"]["json"]
     assert source["agent"] == "react_agent"
     assert source["reward"] == "math_reward"
-    assert source["prompt"] == {"system": "Think, then answer.", "user": "{question}"}
+    assert source["system_prompt"] == "Think, then answer."
+    assert config["agent_loops"]["react_agent"]["tool_names"] == ["run_code", "search"]
     assert source["files"] == [str(tmp_path / "train.json")]
     assert source["val_files"] == [str(tmp_path / "val.json")]
     assert {name: one["ratio"] for name, one in config["mixed"]["sources"].items()} == {
@@ -238,14 +240,79 @@ def test_a_mistake_is_said_with_the_place_to_look_at(
     assert said in problem
 
 
-def test_tools_that_change_no_agent_say_so(run: dict[str, Any]) -> None:
-    translation = translate(document("agent: {tools: []}"), run)
+@pytest.mark.parametrize(
+    ("text", "agent", "tools"),
+    [
+        ("{tools: []}", "react_agent", []),
+        ("{tools: [answer]}", "react_agent", []),
+        ("{agent_type: hf, tools: [calculator]}", "react_agent", ["calculate"]),
+        ("{agent_type: code, tools: [python_executor]}", "code_execution_agent", None),
+        ("{tools: [google_search, answer]}", "search_agent", None),
+        ("{agent_type: search}", "search_agent", None),
+    ],
+)
+def test_a_list_of_tools_is_exact(
+    text: str, agent: str, tools: list[str] | None, run: dict[str, Any]
+) -> None:
+    config = composed(translate(document(f"agent: {text}"), run))
 
-    assert translation.overrides == []
-    assert translation.lines[1:] == [
-        "  agent.tools = [] -> nothing: agents keep the tools they have, and those named here are "
-        "among them"
-    ]
+    assert at(config, "mixed.sources.math.agent") == agent
+    assert at(config, "agent_loops.react_agent.tool_names") == tools
+
+
+def test_the_command_line_goes_through_the_same_table_and_wins(tmp_path: Path) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text("agent: {max_steps: 8, num_chains: 4, template: x}\ntraining: {save_freq: 5}\n")
+    words = ["agent.max_turns=3", "trainer.save_freq=7", 'agent.tools=["answer"]', "~mixed.x"]
+
+    found = translate_files([file], words, {"PROFILE": "laptop"})
+
+    turns = "actor_rollout_ref.rollout.multi_turn.max_assistant_turns"
+    assert {f"{turns}=3", "actor_rollout_ref.rollout.n=4", "trainer.save_freq=7"} <= {
+        *found.overrides
+    }
+    assert found.overrides[-1] == "~mixed.x"
+    assert f"  agent.max_steps = 8 -> {turns}=8 (the command line has another)" in found.lines
+    assert "command line:" in found.lines
+
+
+def test_what_the_command_line_says_twice_is_a_contradiction() -> None:
+    words = ["trainer.experiment_name=a", "mixed.experiment=b"]
+
+    with pytest.raises(ConfigError, match=r"both set mixed\.experiment"):
+        translate_files([], words, {"PROFILE": "laptop"})
+
+
+@pytest.mark.parametrize(
+    ("override", "is_theirs"),
+    [
+        ("agent.max_steps=3", True),
+        ("data.train_files=train.json", True),
+        ("data.train_files=[a.parquet,b.parquet]", False),
+        ("trainer.experiment_name=x", True),
+        ("algorithm.adv_estimator=ppo", True),
+        ("algorithm.adv_estimator=grpo", False),
+        ("critic.ppo_mini_batch_size=2", False),
+        ("trainer.save_freq=2", False),
+        ("+agent.max_steps=3", False),
+        ("profile=gpu", False),
+    ],
+)
+def test_only_keys_and_values_of_agentfly_ask_for_a_translation(
+    override: str, is_theirs: bool
+) -> None:
+    assert is_agentflys(override) is is_theirs
+
+
+def test_a_micro_batch_of_rows_ends_micro_batches_by_tokens() -> None:
+    gpu = container(["profile=gpu"])
+    key = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
+
+    found = translate(document(f"{key}: 2\nagent: {{max_steps: 3}}"), gpu).overrides
+
+    assert "actor_rollout_ref.actor.use_dynamic_bsz=false" in found
+    assert "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2" in found
+    assert not any("ref.log_prob_micro" in each for each in found if "rollout.log" not in each)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +349,7 @@ def test_a_key_that_two_files_have_is_named_once_with_what_it_sets(
             "data: {source: mine, train_files: a.parquet}",
             "no source mine; the mixture has taco, nq, math",
         ),
-        ("agent: {agent_type: code, tools: [google_search]}", "has no search; take react"),
+        ("agent: {agent_type: code, tools: [google_search]}", "or take agent_type=react"),
     ],
 )
 def test_what_contradicts_itself_is_refused(text: str, said: str, run: dict[str, Any]) -> None:
@@ -415,7 +482,7 @@ def test_a_file_names_the_profile_whose_keys_it_may_use(tmp_path: Path) -> None:
     translation = translate_files([file], [], {"PROFILE": "no_such_profile"})
 
     assert translation.overrides == ["profile=laptop"]
-    assert translate_files([file], ["profile=laptop"], {}).overrides == []
+    assert translate_files([file], ["profile=laptop"], {}).overrides == ["profile=laptop"]
 
 
 def test_values_of_the_environment_stand_in_files(
@@ -478,7 +545,7 @@ def test_what_the_table_sets_is_in_the_run_config_of_every_profile() -> None:
         wanted = {key for one in KEYS.values() for key in one.sets}
         own = {key.removeprefix(EVERY_SOURCE) for key in wanted if key.startswith(EVERY_SOURCE)}
         missing = {key for key in wanted - there if not key.startswith(EVERY_SOURCE)}
-        assert own == {"reward", "prompt"}
+        assert own == {"reward", "system_prompt"}
         assert missing == set(), profile
 
 

@@ -153,7 +153,6 @@ def test_an_unknown_agent_in_the_rows_counts_where_the_mixture_names_none(
         ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7", "does not divide the 20"),
         ("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=7", "does not divide the 20"),
         ("actor_rollout_ref.actor.optim.lr=-1", "optim.lr=-1"),
-        ("trainer.total_training_steps=null", "total_training_steps=None"),
         ("actor_rollout_ref.actor.strategy=fsdp", "must be 'fsdp2'"),
         ("actor_rollout_ref.rollout.tensor_model_parallel_size=2", "must be 1"),
         ("ray_kwargs.ray_init.num_gpus=4", "num_gpus=4"),
@@ -351,7 +350,8 @@ def test_groups_of_different_sizes_need_no_even_split(run_environ: RunEnviron) -
 
     assert problems_of(run_environ, *uneven) == []
     same = [f"mixed.sources.{name}.rollout_n=3" for name in ("math", "taco")]
-    assert "21 trajectories" in problems_of(run_environ, *same, "data.train_batch_size=7")[0]
+    micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"
+    assert "21 trajectories" in problems_of(run_environ, *same, uneven[1], micro)[0]
 
 
 SEPARATE = (
@@ -527,7 +527,7 @@ def test_check_prints_a_warning_and_finds_no_problem(
 
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith(f"warning: {CORRECTION}.rollout_is=None") and "; remove" in said[0]
-    assert said[1:] == ["no problems"]
+    assert [line.partition(";")[0] for line in said[1:]] == ["no problems in what was looked at"]
 
 
 MODEL = "actor_rollout_ref.model"
@@ -970,6 +970,24 @@ def test_cells_that_no_run_can_use_are_named_and_stop_no_check(
     assert first_prompts(plan.config).keys() == {"math", "taco"}
 
 
+@pytest.fixture
+def no_toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of these tests count as many."""
+    monkeypatch.setattr("verl_mixed.checks.config.data.TOY_ROWS", 0)
+
+
+def test_a_trial_with_few_rows_may_validate_on_them_and_is_told_so(
+    run_environ: RunEnviron, tmp_path: Path
+) -> None:
+    write_source(tmp_path / "math_val.parquet", "math", 4, first=10)
+    plan = make_plan([], run_environ)
+
+    assert plan.problems() == []
+    (said,) = (words for words in plan.warnings() if "data.val_files" in words)
+    assert "2 rows are in data.train_files too" in said and "mixed.leakage=allow" in said
+
+
+@pytest.mark.usefixtures("no_toy")
 def test_rows_of_validation_that_are_trained_are_named_with_their_twins(
     run_environ: RunEnviron, tmp_path: Path
 ) -> None:
@@ -983,6 +1001,7 @@ def test_rows_of_validation_that_are_trained_are_named_with_their_twins(
     assert problems_of(run_environ, "mixed.leakage=allow") == []
 
 
+@pytest.mark.usefixtures("no_toy")
 def test_the_same_prompt_under_another_id_is_leakage_too(
     run_environ: RunEnviron, tmp_path: Path
 ) -> None:
@@ -996,6 +1015,7 @@ def test_the_same_prompt_under_another_id_is_leakage_too(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_toy")
 def test_rows_of_a_source_without_a_share_leak_nothing(
     run_environ: RunEnviron, tmp_path: Path
 ) -> None:
@@ -1305,3 +1325,27 @@ def test_images_that_would_be_lost_are_named(run_environ: RunEnviron, tmp_path: 
     assert "has no processor" in found
     (tmp_path / "preprocessor_config.json").write_text("{}")
     assert list(media_problems(config)) == []
+
+
+@pytest.mark.parametrize(
+    ("reward", "answer", "word"),
+    [
+        ("math_reward", "48/2 = 24\n48+24 = 72\n#### 72", "worked solution"),
+        ("math_reward_string_equal", "It is 72.\nReally.", "worked solution"),
+        ("exact_match", "72</answer>", "ends the model's answer"),
+        ("math_reward", "\\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}", ""),
+        ("exact_match", "72\n73", ""),
+    ],
+)
+def test_a_truth_that_no_answer_could_equal_is_a_problem(
+    run_environ: RunEnviron, tmp_path: Path, reward: str, answer: str, word: str
+) -> None:
+    rows = pq.read_table(tmp_path / "math_train.parquet").to_pylist()
+    rows[3]["reward_model"]["ground_truth"] = json.dumps({"answer": answer})
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "math_train.parquet")
+
+    found = problems_of(run_environ, f"mixed.sources.math.reward={reward}")
+
+    assert [word in problem and "first row 3" in problem for problem in found] == [True] * bool(
+        word
+    )

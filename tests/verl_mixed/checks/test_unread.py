@@ -207,7 +207,7 @@ def test_a_users_own_profile_may_repeat_what_a_shipped_one_has(
     run_environ: RunEnviron, tmp_path: Path
 ) -> None:
     (tmp_path / "own" / "profile").mkdir(parents=True)
-    own = (CONFIG_DIR / "profile" / "gpu.yaml").read_text() + "  total_epochs: 3\n"
+    own = (CONFIG_DIR / "profile" / "gpu.yaml").read_text() + "  balance_batch: false\n"
     (tmp_path / "own" / "profile" / "mine.yaml").write_text(own)
 
     plan = make_plan(
@@ -216,7 +216,7 @@ def test_a_users_own_profile_may_repeat_what_a_shipped_one_has(
     )
 
     (problem,) = unread_problems(plan.config, plan.changed)
-    assert problem.startswith("trainer.total_epochs=3: ")
+    assert problem.startswith("trainer.balance_batch=False: ")
 
 
 @pytest.mark.slow
@@ -347,14 +347,14 @@ def test_keys_of_a_ray_of_the_run_s_own_are_refused_on_a_cluster(run_environ: Ru
             [
                 "data.shuffle=true",
                 "+data.sampler.class_path=x",
-                "trainer.total_epochs=3",
+                "trainer.balance_batch=false",
                 f"{ROLLOUT}.multi_turn.format=llama3_json",
             ],
             [
                 "multi_turn.format",
                 "data.shuffle=True: no run uses it",
                 "data.sampler.class_path",
-                "trainer.total_epochs=3",
+                "trainer.balance_batch=False",
             ],
         ),
     ],

@@ -155,8 +155,7 @@ def test_raw_files_are_named_and_not_prepared_by_a_dry_run(
 
     said = capsys.readouterr().out
     file = Path("mine.json").absolute()
-    assert f"{file} (rows of kind json would be prepared for source json)" in said
-    assert f"{file} (validation; rows of kind json would" in said
+    assert f"first        {file}: its rows of kind json are prepared for source json" in said
     assert not Path("data").exists()
 
 
@@ -191,7 +190,7 @@ def test_a_kind_that_is_not_there_is_a_problem_of_a_dry_run(
 
     assert main(["train", "--dry-run", entry]) == 2
 
-    assert "problem: mixed.sources.mine.kind: " in capsys.readouterr().err
+    assert "mixed.sources.mine.files[0]: no kind of data in 'nope'" in capsys.readouterr().err
 
 
 @pytest.mark.slow

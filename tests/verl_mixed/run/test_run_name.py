@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from verl_mixed.commands.facts import main
 from verl_mixed.run.compose import compose_config
-from verl_mixed.run.name import display_name, facts, main
+from verl_mixed.run.name import display_name, facts
 from verl_mixed.run.state import RunFolder
 
 

@@ -15,10 +15,15 @@ import pyarrow.parquet as pq
 
 from agent_loop.rewards import Reward, default_reward, reward_for
 from config.lookup import at, files_at
+from config.schema import TOOL_CONFIG
 from samplers.rows.schema import FileRows, read_sources, row_id_problems
 from verl_mixed.checks.config.modes import truncation_problem
+from verl_mixed.checks.finding import Finding, warning
 from verl_mixed.run.compose import unset_keys
 from verl_mixed.run.sections import named_sources, sound_sources, where_agents_are
+
+TOY_ROWS = 100
+"""With fewer training rows, leakage is a warning: a first trial has a few questions."""
 
 BATCH_ROWS = 256
 """Rows in memory at once; one row of TACO may have a megabyte of tests."""
@@ -145,9 +150,31 @@ def row_problems(config: Mapping[str, Any]) -> Iterator[str]:
     train, validation = ([file for file in files if file in sound] for files in named)
     rewards = _rewards_of(config)
     for path in dict.fromkeys([*train, *validation]):
-        yield from _cell_problems(rewards, path)
+        yield from _cell_problems(config, rewards, path)
     once = list(dict.fromkeys(map(os.path.abspath, validation)))
     yield from (f"data.val_files: {problem}" for problem in row_id_problems(once))
+    if not _is_toy(train):
+        yield from leaked_rows(config)
+
+
+def row_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Leakage in data that is so small that it can only be a trial."""
+    train = sound_files(files_at(config, "data.train_files"))
+    if _is_toy(train):
+        for words in leaked_rows(config):
+            what, _, remedy = words.rpartition("; ")
+            yield warning("data", what, remedy)
+
+
+def _is_toy(train: Sequence[str]) -> bool:
+    return sum(pq.read_metadata(path).num_rows for path in train) < TOY_ROWS
+
+
+def leaked_rows(config: Mapping[str, Any]) -> Iterator[str]:
+    """Validation rows that are also training rows, unless they are allowed."""
+    named = [files_at(config, key) for key in ("data.train_files", "data.val_files")]
+    sound = set(sound_files([*named[0], *named[1]]))
+    train, validation = ([file for file in files if file in sound] for files in named)
     if at(config, "mixed.leakage") != "allow":
         yield from _leakage_problems(config, train, validation)
 
@@ -174,7 +201,9 @@ def sound_files(files: Sequence[str]) -> list[str]:
     return [file for file in files if os.path.abspath(file) in readable]
 
 
-def _cell_problems(rewards: Mapping[str, Reward], path: str) -> list[str]:
+def _cell_problems(
+    config: Mapping[str, Any], rewards: Mapping[str, Reward], path: str
+) -> list[str]:
     """Unusable rows, and ground truths that the source's reward cannot judge by, counted."""
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], str] = {}
@@ -184,13 +213,16 @@ def _cell_problems(rewards: Mapping[str, Reward], path: str) -> list[str]:
         first.setdefault((source, what), f"first row {row}: {why}")
 
     columns = ["data_source", "prompt", "reward_model.ground_truth", "extra_info.extras"]
+    closing = str(at(config, f"{TOOL_CONFIG}.answer_end_tag", ""))
     for start, rows in batches(path, columns):
         for row, values in enumerate(rows, start):
             source = values["data_source"]
             if why := prompt_problem(values["prompt"]) or _extras_problem(values["extra_info"]):
                 found(source, "cannot be used", row, f"{why}; prepare the data again")
             text = (values["reward_model"] or {}).get("ground_truth")
-            if source in rewards and (why := _truth_problem(rewards[source], text)):
+            if source in rewards and (
+                why := _truth_problem(rewards[source], text) or _unwritable(text, closing)
+            ):
                 what = "have a ground truth that its reward cannot judge by"
                 remedy = f"prepare the data again, or set mixed.sources.{source}.reward"
                 found(source, what, row, f"{why}; {remedy}")
@@ -226,6 +258,16 @@ def _truth_problem(reward: Reward, text: str | None) -> str | None:
     except ValueError as error:
         return f"reward_model.ground_truth is not JSON ({error})"
     return reward.truth_problem(ground_truth)
+
+
+def _unwritable(text: str | None, closing: str) -> str | None:
+    """Why no answer can equal any accepted answer: each has the tag that ends an answer."""
+    truth = json.loads(text or "{}")
+    targets = truth.get("target", truth.get("answer")) if isinstance(truth, Mapping) else truth
+    targets = targets if isinstance(targets, list) else [targets]
+    if closing and all(isinstance(each, str) and closing in each for each in targets):
+        return f"every accepted answer has {closing!r}, which ends the model's answer before it"
+    return None
 
 
 def _rewards_of(config: Mapping[str, Any]) -> dict[str, Reward]:

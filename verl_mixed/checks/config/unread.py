@@ -238,7 +238,6 @@ READERS: tuple[Reader, ...] = (
     Reader("data.sampler", "", instead="the mixture plan is the order of rows"),
     Reader("data.gen_batch_size", "", instead="the mixture plan gives single prompts"),
     Reader("data.reward_fn_key", "", instead="the source (data_source) has the reward"),
-    Reader("trainer.total_epochs", "", instead="trainer.total_training_steps ends a run"),
     Reader("trainer.balance_batch", "", instead="every batch is laid out over the ranks"),
     Reader("trainer.use_v1", "", instead="the trainers of the mixture are verl's V1 trainers"),
     Reader("trainer.esi_redundant_time", "", instead="`verl-mixed stop` saves a checkpoint"),
