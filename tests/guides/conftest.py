@@ -1,0 +1,75 @@
+"""A folder with the data that the guides name, and what typed words become in it."""
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
+from functools import lru_cache
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verl_mixed.cli import parser_for
+from verl_mixed.commands.arguments import config_overrides
+from verl_mixed.launch.plan import Plan, make_plan
+
+QA: list[dict[str, Any]] = [
+    {"question": f"What is {n} + {n}?", "answer": str(2 * n), "id": f"{n}"} for n in range(8)
+]
+OTHERS: list[dict[str, Any]] = [
+    {"question": f"What is {n} * 7?", "answer": str(7 * n)} for n in range(100, 104)
+]
+CODE: list[dict[str, Any]] = [
+    {"question": f"Read n and print n + {n}.", "answer": str(n), **tests}
+    for n in range(8)
+    for tests in [{"input_output": {"inputs": ["1\n"], "outputs": [f"{n + 1}\n"]}}]
+]
+
+FILES: Mapping[str, list[dict[str, Any]]] = {
+    "data/train.json": [*QA],
+    "data/val.json": [*OTHERS],
+    "data/large_train.json": [*QA],
+    "data/large_val.json": [*OTHERS],
+    "data/rlhf/math/gsm8k_train.json": [*QA],
+    "data/rlhf/math/gsm8k_test.json": [*OTHERS],
+    "data/rlhf/qa/train_random_8000.json": [*QA],
+    "data/rlhf/qa/dev_random_500.json": [*OTHERS],
+    "data/rlhf/code/train.json": CODE,
+    "data/rlhf/code/val.json": [{**CODE[0], "question": "Read n and print it."}],
+}
+
+GPU = {"PROFILE": "gpu", "SERPER_API_KEY": "not a key"}
+"""The environment of a user of AgentFly's guides: a machine with GPUs, Serper as search engine."""
+
+Planned = Callable[..., tuple[Plan, str]]
+"""typed -> what a start would do, and the lines about the translation."""
+
+
+@pytest.fixture(scope="session")
+def guides_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("guides")
+    for name, rows in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(rows))
+    return folder
+
+
+@pytest.fixture
+def planned(guides_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Planned]:
+    monkeypatch.chdir(guides_folder)
+    for name, value in GPU.items():
+        monkeypatch.setenv(name, value)
+    yield _planned
+
+
+@lru_cache(maxsize=64)
+def _planned(typed: str) -> tuple[Plan, str]:
+    screen = StringIO()
+    words = shlex.split(typed)
+    arguments = parser_for(["train"]).parse_args(["train", *words])
+    with redirect_stdout(screen):
+        plan = make_plan(config_overrides(arguments, screen), GPU)
+    return plan, screen.getvalue()

@@ -1,0 +1,166 @@
+"""AgentFly's commands and options, as typed: each key reaches the run, or is refused by name."""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from config.lookup import at, files_at
+from config.schema import ConfigError
+from tests.guides.conftest import Planned
+from tests.guides.table import (
+    COMMANDS,
+    MEANS,
+    NOTHING,
+    OPTIONS,
+    PAIRS,
+    REACT_TOOLS,
+    REFUSED,
+    TOOLS,
+    TYPED_TAGS,
+)
+from verl_mixed.run.sections import agent_loops
+
+pytestmark = pytest.mark.slow
+
+WITH_DATA = (
+    "data.train_files=data/train.json data.val_files=data/val.json data.train_batch_size=4 "
+    "agent.model_name_or_path=a/b trainer.n_gpus_per_node=1"
+)
+"""What an option of a list needs around it; the option itself wins."""
+
+OWN_TEST = ("agent.tools", "data.train_files", "data.val_files")
+WORDS = [
+    (name, word)
+    for name, command in COMMANDS.items()
+    for word in shlex.split(command)
+    if not word.startswith(OWN_TEST)
+]
+
+
+def plain(value: Any) -> Any:
+    return [plain(each) for each in value] if isinstance(value, list) else _text(value)
+
+
+def _text(value: Any) -> Any:
+    return getattr(value, "text", value)
+
+
+def assert_sets(planned: Planned, typed: str, key: str, value: Any, word: str) -> None:
+    plan, said = planned(typed)
+    if key == NOTHING:
+        shown = word.partition("=")[0]
+        assert f"  {shown} = " in said and "-> nothing: " in said.split(f"  {shown} = ")[1]
+    else:
+        assert at(plan.config, key) == value
+
+
+@pytest.mark.parametrize(("command", "word"), WORDS)
+def test_each_word_of_a_command_reaches_the_run(planned: Planned, command: str, word: str) -> None:
+    override = OverridesParser.create().parse_override(word)
+    typed = str(override.key_or_group)
+    key, convert = MEANS.get(typed, (typed, lambda value: value))
+
+    assert_sets(planned, COMMANDS[command], key, convert(plain(override.value())), word)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_accepted_as_a_whole(planned: Planned, command: str) -> None:
+    plan, _ = planned(COMMANDS[command])
+
+    assert plan.problems(machine=False) == []
+    (train,) = (word for word in shlex.split(COMMANDS[command]) if word.startswith("data.train_f"))
+    assert Path(train.partition("=")[2]).stem in files_at(plan.config, "data.train_files")[0]
+
+
+@pytest.mark.parametrize(("command", "tools"), TOOLS.items())
+def test_the_list_of_tools_is_exact(
+    planned: Planned, command: str, tools: list[str] | None
+) -> None:
+    plan, _ = planned(COMMANDS[command])
+
+    if tools is None:
+        assert at(plan.config, "mixed.sources.json.agent") == "code_execution_agent"
+    else:
+        assert at(plan.config, REACT_TOOLS) == tools
+        loops, _ = agent_loops(plan.config)
+        assert loops is not None and loops["react_agent"]["tool_names"] == tools
+
+
+def what_of(word: str) -> str:
+    """What an option is about: two options about the same cannot stand in one command."""
+    name = word.partition("=")[0].rpartition(".")[2]
+    same = {
+        "agent_type": "agent",
+        "tools": "agent",
+        "model_name_or_path": "model",
+        "path": "model",
+        "max_tokens": "max_tokens_per_turn",
+        "total_epochs": "total_training_steps",
+        "resume_from_path": "resume_mode",
+    }
+    return same.get(name, name)
+
+
+def commands_of(options: Sequence[str]) -> dict[str, str]:
+    """Option -> a command with it, of as few commands as the options allow."""
+    groups: list[dict[str, str]] = []
+    for typed in options:
+        about = {what_of(word): typed for word in shlex.split(typed)}
+        group = next((one for one in groups if not about.keys() & one.keys()), None)
+        if group is None:
+            groups.append(group := {})
+        group |= about
+    found: dict[str, str] = {}
+    for group in groups:
+        around = [word for word in shlex.split(WITH_DATA) if what_of(word) not in group]
+        command = " ".join([shlex.join(around), *dict.fromkeys(group.values())])
+        found |= dict.fromkeys(group.values(), command)
+    return found
+
+
+COMMAND_OF = commands_of([typed for typed, _, _ in [*OPTIONS, *PAIRS]])
+
+
+@pytest.mark.parametrize(("typed", "key", "value"), [*OPTIONS, *PAIRS])
+def test_each_option_reaches_the_run(planned: Planned, typed: str, key: str, value: Any) -> None:
+    assert_sets(planned, COMMAND_OF[typed], key, value, shlex.split(typed)[-1])
+
+
+@pytest.mark.parametrize(("typed", "word"), REFUSED)
+def test_what_cannot_work_is_refused_with_the_word_that_works(
+    planned: Planned, typed: str, word: str
+) -> None:
+    try:
+        plan, _ = planned(f"{WITH_DATA} {typed}")
+        problems = plan.problems(machine=False)
+    except ConfigError as error:
+        problems = error.problems
+
+    assert problems, "it was accepted"
+    assert any(word in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(("typed", "key", "value"), TYPED_TAGS)
+def test_tags_are_typed_without_quotes_for_hydra(
+    planned: Planned, typed: str, key: str, value: str
+) -> None:
+    plan, _ = planned(f"{WITH_DATA} {shlex.quote(typed)}")
+
+    assert at(plan.config, key) == value
+
+
+def test_verls_own_command_says_what_to_type() -> None:
+    words = shlex.split(COMMANDS["tutorial 6, quick_start.py"])
+
+    done = subprocess.run(
+        [sys.executable, "-m", "verl.trainer.main_ppo", *words], capture_output=True, text=True
+    )
+
+    assert done.returncode == 2
+    assert "verl-mixed train" in done.stderr

@@ -1,0 +1,131 @@
+"""What the guides promise, or ask to look at: the test, file or command that holds it."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.guides.table import FAILURES, Shown
+from verl_mixed.cli import COMMANDS
+from verl_mixed.diagnose.log_scan import Scan
+
+ROOT = Path(__file__).parents[2]
+MIXTURE, BUFFER = "tests/samplers/test_mixture_plan.py", "tests/samplers/test_replay_buffer.py"
+E2E, NODES = "tests/e2e/test_training.py", "tests/nodes/test_setup.py"
+
+PROMISES: tuple[tuple[str, str], ...] = (
+    # the README's features
+    (
+        "batch schedules are computed before",
+        f"{MIXTURE}::test_what_is_due_in_a_batch_sums_to_its_size",
+    ),
+    (
+        "exact ratios in each batch",
+        f"{MIXTURE}::test_a_batch_whose_quotas_are_whole_holds_exactly_them",
+    ),
+    (
+        "exact ratios in each trained batch",
+        f"{E2E}::test_every_trained_batch_holds_exactly_the_planned_prompts",
+    ),
+    (
+        "an agent for each source",
+        "tests/e2e/test_chaos.py::test_a_loop_from_outside_the_repository_runs_and_what_it_raises_is_counted",
+    ),
+    (
+        "the composition of batches is watched",
+        "tests/agent_loop/metrics/test_source_metrics.py::test_ratio_error_is_the_largest_difference_in_prompts",
+    ),
+    (
+        "one rate for all processes",
+        "tests/rate_limit/test_every_window.py::test_64_processes_keep_the_rate_in_every_window_and_use_it_up",
+    ),
+    (
+        "no violation of an API's limit",
+        "tests/rate_limit/test_processes.py::test_thousand_callers_killed_at_random_moments_never_exceed_the_rate",
+    ),
+    (
+        "limits a minute, with bursts",
+        "tests/rate_limit/test_gcra.py::test_burst_passes_at_once_then_one_per_emission_interval",
+    ),
+    (
+        "several turns with tools",
+        f"{E2E}::test_every_tool_call_passed_the_limiter_in_the_name_of_its_source",
+    ),
+    (
+        "results are masked out of the loss",
+        "tests/agent_loop/turns/test_turn_loop.py::test_whatever_the_model_says_every_mask_bit_is_accounted_for",
+    ),
+    # the README's commands of the cluster
+    ("setup starts head and workers", "tests/nodes/test_runs.py::test_both_hosts_train"),
+    ("restart", f"{NODES}::test_restart_starts_every_node_anew"),
+    ("cleanup", f"{NODES}::test_cleanup_gives_the_hosts_back_as_they_were"),
+    ("tmux attach", f"{NODES}::test_attach_shows_the_session"),
+    # AgentFly: what its guides say of a run
+    (
+        "resumes from the last checkpoint",
+        "tests/nodes/test_runs.py::test_resume_goes_on_from_the_checkpoint",
+    ),
+    (
+        "resumes from a named checkpoint",
+        "tests/agent_loop/training/test_checkpoints.py::test_a_start_from_a_named_checkpoint_keeps_it_for_the_next_one",
+    ),
+    (
+        "a baseline before training",
+        "tests/agent_loop/metrics/test_source_metrics.py::test_validation_is_counted_per_source_and_without_what_was_lost",
+    ),
+)
+"""A promise, and the test that proves it."""
+
+HAS = (
+    # what a guide tells the user to write or to run -> what has it here
+    ("health_check.py: Python packages", "doctor", "packages"),
+    ("health_check.py: GPU", "doctor", "gpu"),
+    ("health_check.py: Ray", "doctor", "ray"),
+    ("health_check.py: disk", "doctor", "disk"),
+    ("health_check.py: data files", "check", "data"),
+    ("train_advanced.py --dry-run", "train", "--dry-run"),
+    ("train_advanced.py --validate-only", "train", "--validate-only"),
+    ("train_advanced.py CONFIG", "train", "--config"),
+    ("diagnose_training_issue", "diagnose", "LOG"),
+    ("moving averages of a metric", "report", "report"),
+    ("mean, min, max of a metric", "report", "report"),
+)
+
+
+@pytest.mark.parametrize(("promise", "proof"), PROMISES)
+def test_each_promise_has_its_proof(promise: str, proof: str) -> None:
+    file, _, name = proof.partition("::")
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    tests = {node.name for node in ast.walk(tree) if isinstance(node, functions)}
+
+    assert name in tests, promise
+
+
+@pytest.mark.parametrize(("asked", "command", "word"), HAS)
+def test_what_a_guides_script_does_is_a_command(asked: str, command: str, word: str) -> None:
+    page = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
+
+    assert command in COMMANDS
+    assert f"verl-mixed {command}" in page, asked
+    source = (ROOT / "verl_mixed" / "commands" / f"{command}.py").read_text(encoding="utf-8")
+    assert word.lower() in source.lower() or word.lower() in page.lower(), asked
+
+
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.line)
+def test_diagnose_knows_the_failures_of_the_guides(failure: Shown) -> None:
+    scan = Scan()
+
+    scan.read([f"{failure.line}\n".encode()], "train.log")
+
+    said = [f"{found.signature.cause} {found.signature.remedy}" for found in scan.ordered()]
+    assert any(failure.says in text for text in said), said
+
+
+def test_every_place_that_coming_from_names_is_there() -> None:
+    page = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
+    places = set(re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.(?:py|yaml|sh|md|sbatch))`", page))
+
+    missing = sorted(place for place in places if not (ROOT / place).exists())
+    assert places and not missing
