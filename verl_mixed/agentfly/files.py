@@ -150,7 +150,8 @@ def translate_files(
 def _typed(override: str) -> list[Value]:
     """The value of `key=value`; none if only Hydra can read the override."""
     key, equals, text = override.partition("=")
-    if not equals or key != override_key(override) or key in _GROUPS or key.startswith("hydra."):
+    is_hydras = key in _GROUPS or key.startswith("hydra.") or "${" in text
+    if not equals or key != override_key(override) or is_hydras:
         return []
     try:
         parsed = OverridesParser.create().parse_override(override)
@@ -275,7 +276,7 @@ def _where_listed(name: str, run: Mapping[str, Any]) -> str:
         return "docs/settings.md lists all"
     if name.partition(".")[0] in run:
         return f"{PAGE} and `verl-mixed check` list all"
-    return f"{PAGE} lists all"
+    return f"{PAGE} lists all keys of --config"
 
 
 def _is_known(key: str, run: Mapping[str, Any]) -> bool:

@@ -174,8 +174,8 @@ nonsense: {a: 1}
 
     assert len(problems) == 6
     assert problems[0] == (
-        "unknown key agent.num_chain=8 (my.yaml): docs/configuration.md lists all; did you mean "
-        "agent.num_chains?"
+        "unknown key agent.num_chain=8 (my.yaml): docs/configuration.md lists all keys of "
+        "--config; did you mean agent.num_chains?"
     )
     assert problems[1] == "agent.max_steps='eight' (my.yaml): want a whole number; correct it"
     assert problems[2].startswith("agent.use_agent=False (my.yaml): want true: ")
@@ -223,7 +223,7 @@ def test_a_profile_that_is_not_there_hides_no_other_mistake(tmp_path: Path) -> N
     ("text", "said"),
     [
         ("mixed: {nope: 1}", "docs/settings.md lists all; "),
-        ("agent: {nope: 1}", "docs/configuration.md lists all; "),
+        ("agent: {nope: 1}", "docs/configuration.md lists all keys of --config; "),
         ("trainer: {nope: 1}", "docs/configuration.md and `verl-mixed check` list all; "),
         (
             "agent: react",
@@ -296,6 +296,7 @@ def test_what_the_command_line_says_twice_is_a_contradiction() -> None:
         ("trainer.save_freq=2", False),
         ("+agent.max_steps=3", False),
         ("profile=gpu", False),
+        ("hardware.num_gpus=${oc.env:GPUS}", False),
     ],
 )
 def test_only_keys_and_values_of_agentfly_ask_for_a_translation(

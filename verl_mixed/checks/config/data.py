@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agent_loop.rewards import Reward, default_reward, reward_for
@@ -159,15 +160,18 @@ def row_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 def row_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:
     """Leakage in data that is so small that it can only be a trial."""
-    train = sound_files(files_at(config, "data.train_files"))
-    if _is_toy(train):
+    if _is_toy(files_at(config, "data.train_files")):
         for words in leaked_rows(config):
             what, _, remedy = words.rpartition("; ")
             yield warning("data", what, remedy)
 
 
 def _is_toy(train: Sequence[str]) -> bool:
-    return sum(pq.read_metadata(path).num_rows for path in train) < TOY_ROWS
+    """Whether the training files together have few rows; False if one cannot be read."""
+    try:
+        return sum(pq.read_metadata(path).num_rows for path in train) < TOY_ROWS
+    except (OSError, pa.ArrowInvalid):
+        return False
 
 
 def leaked_rows(config: Mapping[str, Any]) -> Iterator[str]:
