@@ -61,7 +61,39 @@ PROMISES: tuple[tuple[str, str], ...] = (
     ("restart", f"{NODES}::test_restart_starts_every_node_anew"),
     ("cleanup", f"{NODES}::test_cleanup_gives_the_hosts_back_as_they_were"),
     ("tmux attach", f"{NODES}::test_attach_shows_the_session"),
+    (
+        "a custom agent by its _target_",
+        "tests/verl_mixed/checks/test_agent_blocks.py::test_blocks_register_agents_over_those_of_the_file",
+    ),
+    (
+        "tail -f logs/train_*.log",
+        "tests/verl_mixed/launch/test_launch.py::test_each_start_leaves_a_link_to_the_log",
+    ),
+    (
+        "the dashboard's address",
+        "tests/verl_mixed/launch/test_ray_lines.py::test_the_dashboard_has_an_address_to_open_and_a_tunnel_where_one_is_needed",
+    ),
     # AgentFly: what its guides say of a run
+    (
+        "ray start --head, then train",
+        "tests/verl_mixed/launch/test_joined_ray.py::test_a_ray_that_was_started_by_hand_is_named_and_joined_when_ray_address_says_so",
+    ),
+    (
+        "ray stop, rm ray_current_cluster",
+        "tests/verl_mixed/launch/test_joined_ray.py::test_an_address_that_an_earlier_ray_left_neither_fails_a_run_nor_is_joined",
+    ),
+    (
+        "a Slurm job of several nodes",
+        "tests/nodes/test_runs.py::test_slurm_saves_before_the_time_is_over_and_the_next_job_completes_the_run",
+    ),
+    (
+        "Redis caches searches",
+        "tests/agent_loop/tools/test_cache_store.py::test_what_one_wrote_to_redis_another_reads_until_its_time_is_over",
+    ),
+    (
+        "W&B saves files",
+        "tests/agent_loop/metrics/test_wandb_artifacts.py::test_an_offline_run_holds_the_artifacts_and_their_files_outlive_the_originals",
+    ),
     (
         "resumes from the last checkpoint",
         "tests/nodes/test_runs.py::test_resume_goes_on_from_the_checkpoint",
