@@ -20,7 +20,9 @@ STATE="${HOME}/.verl_mixed/${CLUSTER_ID}"
 [[ "${NODE_NAME}" == head ]] || STATE+=".${NODE_IP}"
 : "${RAY_TEMP_DIR:=/tmp/verl_mixed_ray_$(id -un)}"
 : "${CONDA_PATH:=${HOME}/miniconda3}"
-CONDA_PATH="${CONDA_PATH%/bin/activate}" # the folder of conda, also where its activation script is given
+# the folder of conda, also where its activation script is given, or a link to that as in /etc/profile.d
+[[ ! -f "${CONDA_PATH}" ]] || CONDA_PATH="$(readlink -f -- "${CONDA_PATH}")"
+CONDA_PATH="${CONDA_PATH%/bin/activate}"
 CONDA_PATH="${CONDA_PATH%/etc/profile.d/conda.sh}"
 MARK="${CLUSTER_ID}/${NODE_IP}"
 RUN_SESSION=verl_training

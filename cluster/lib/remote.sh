@@ -48,12 +48,30 @@ compute() {
 # settings_block SCRIPT: the lines of its settings block.
 settings_block() { sed -n '/^# --- settings;/,/^}/p' "$1" 2>/dev/null; }
 
-# check_block SCRIPT NAME...: exit 2 if the settings block of the script sets variables that are none of the NAMEs.
+# Variables that the scripts read, and that a block may set although it does not list them.
+readonly ALSO_READ=" PYTHON TORCH_INDEX_URL START_TIMEOUT_S STOP_GRACE_S RUN_GRACE_S SSH_TIMEOUT_S LOG_LINES "
+
+# set_in_block SCRIPT: the names that the block assigns: not `export`, which has other readers, and no line of an array.
+set_in_block() {
+  settings_block "$1" | awk '
+    in_array { in_array = !/\)[[:space:]]*(#.*)?$/; next }
+    match($0, /^[[:space:]]*[A-Za-z_][A-Za-z0-9_]*[+]?=/) {
+      name = substr($0, 1, RLENGTH)
+      gsub(/[[:space:]+=]/, "", name)
+      print name
+      in_array = /=\([^)]*$/
+    }'
+}
+
+# check_block SCRIPT NAME...: exit 2 if the settings block of the script sets variables that are none of the NAMEs, and
+# that it does not use itself.
 check_block() {
   local script="$1" name other words unknown=0
   shift
-  for name in $(settings_block "${script}" | grep -oE '^[[:space:]]*[A-Z][A-Z0-9_]*\+?=' | tr -d ' \t+='); do
-    [[ " $* " != *" ${name} "* ]] || continue
+  for name in $(set_in_block "${script}"); do
+    [[ " $* ${ALSO_READ}" != *" ${name} "* ]] || continue
+    [[ " ${SECRETS[*]:-} " == *" ${name} "* ]] ||
+      ! settings_block "${script}" | grep -E "[$][{]?${name}\>" >/dev/null || continue
     unknown=1
     other="$(cd -- "${REPO_ROOT}" && grep -lsE "^ +${name}=" run_mixed_training.sh setup_cluster.sh)" || true
     other="$(grep -vxF -- "${script##*/}" <<<"${other}")" || true
@@ -62,7 +80,7 @@ check_block() {
     elif [[ -n "${other}" ]]; then
       words="it is a setting of ${other}, and is read there only"
     else
-      words="$(nearest_setting "${name}" "$@")"
+      words="$(nearest_setting "${name^^}" "$@")"
       words="there is no such setting${words:+; the nearest is ${words}}; a key of Hydra belongs in OVERRIDES of"
       words+=" run_mixed_training.sh, a variable of another program in the environment"
     fi

@@ -94,15 +94,15 @@ choose_cluster() {
   for file in "${REPO_ROOT}"/.cluster/*/hosts; do
     [[ ! -e "${file}" ]] || found+=("$(head_of "${file}")")
   done
+  if ((${#found[@]} == 0)); then # first: `sync` brings the block of setup_cluster.sh to the head, and no record
+    why="of which this machine is the head"
+    heads_here
+  fi
   wanted="$(head_of_setup)"
-  if [[ -n "${wanted}" && " ${found[*]} " != *" ${wanted} "* ]]; then
+  if [[ -z "${HOME_CLUSTER:-}" && -n "${wanted}" && " ${found[*]} " != *" ${wanted} "* ]]; then
     ((${#found[@]} == 0)) || here="MASTER_IP=${found[0]} runs on that cluster, which is set up; ${here}"
     die 2 "the block of setup_cluster.sh names the head ${wanted}, whose cluster is not set up: run" \
       "'./setup_cluster.sh setup' first; ${here}"
-  fi
-  if ((${#found[@]} == 0)); then
-    why="of which this machine is the head"
-    heads_here
   fi
   ((${#found[@]} <= 1)) ||
     die 2 "several clusters were set up (${found[*]}): choose one, as in 'MASTER_IP=${found[0]} ./${0##*/}'; ${here}"
@@ -124,20 +124,21 @@ head_of_setup() {
   printf '%s\n' "${head}"
 }
 
-# heads_here: append to `found` the clusters whose head this machine is. Exits with 2 if it is only another node.
+# heads_here: append to `found` the heads that are this machine, and set HOME_CLUSTER, the name of that cluster. Exits with
+# 2 if it is only another node. The home folder may be one for all hosts, so each file `env` of setup names its head.
 heads_here() {
-  local file id
-  for file in "${HOME:-}"/.verl_mixed/*/env; do
-    [[ -r "${file}" ]] || continue
-    id="$(basename -- "${file%/env}")"
+  local id head nodes=""
+  while read -r id head; do
+    nodes="${id}, whose head is ${head}"
     JUMPHOST_PYTHON="$(jumphost_python)" || exit
-    if is_here "${id}"; then
-      found+=("${id}")
-    else
-      die 2 "a cluster was set up for this user, not from this checkout (${file}): run this on its jumphost or its head," \
-        "or give MASTER_IP=local for a run on this machine"
-    fi
-  done
+    ! is_here "${head}" || { found+=("${head}") && HOME_CLUSTER="${id}"; }
+  done < <(for file in "${HOME:-}"/.verl_mixed/*/env; do
+    [[ ! -r "${file}" ]] || sed -n -e 's/^export VERL_MIXED_CLUSTER=\([^ ]*\) .*/\1/p' \
+      -e 's/^export MASTER_IP=\([^ ]*\) .*/\1/p' "${file}" | paste -s -d ' '
+  done | sort -u)
+  [[ -z "${nodes}" || -n "${found[*]}" ]] ||
+    die 2 "a cluster was set up for this user, not from this checkout (${nodes}): run this on its jumphost or its head, or" \
+      "give MASTER_IP=local for a run on this machine"
 }
 
 # choose_profile: laptop where there is no GPU, else gpu.
@@ -495,6 +496,7 @@ enter_jumphost() {
   settle "${RUN_SETTINGS[@]}"
   HEAD="${HOST_NAMES[0]}"
   RAY_HEAD="${HOST_IP[${HEAD}]:-${HEAD}}" # an alias of ssh has no address here
+  CLUSTER_ID="${HOME_CLUSTER:-${CLUSTER_ID}}"
   case "${RAY_ADDRESS:-auto}" in
     auto | "${HEAD}:${RAY_PORT}" | "${RAY_HEAD}:${RAY_PORT}" | "[${RAY_HEAD}]:${RAY_PORT}") ;;
     *) die 2 "MASTER_IP=${MASTER_IP} (${RAY_HEAD}:${RAY_PORT}) and RAY_ADDRESS=${RAY_ADDRESS} name two Rays: unset one of them" ;;

@@ -117,6 +117,13 @@ record() {
   printf "RAY_PORT=7000\nRAY_AUTH_MODE=token\n" >"${folder}/settings.env"
 }
 
+# set_up_home ID HEAD_IP FOLDER: lines of the file `env` that setup leaves in the home folder of a node.
+set_up_home() {
+  mkdir -p "${HOME}/.verl_mixed/$3"
+  printf 'export VERL_MIXED_CLUSTER=%s VERL_MIXED_NODE=%s/x\nexport MASTER_IP=%s RAY_PORT=6379\n' "$1" "$1" "$2" \
+    >>"${HOME}/.verl_mixed/$3/env"
+}
+
 # set_in SCRIPT ASSIGNMENT...: lines in the settings block of a script of the checkout, in the place of their variables.
 set_in() {
   local script="${CHECKOUT}/$1" line

@@ -279,7 +279,7 @@ verl-mixed train" ]
   export PROFILE=laptop
   for words in "LEARNIG_RATE=1e-6|the nearest is LEARNING_RATE" "GPUS_PER_NODE=4|the nearest is N_GPUS_PER_NODE" \
     "WANDB_API_KEY=s|export WANDB_API_KEY=..." "NUM_CPUS=8|a setting of setup_cluster.sh" \
-    "ZZZ=(1)|no such setting; a key of Hydra belongs in OVERRIDES"; do
+    "kl_coef=0.001|the nearest is KL_COEF" "ZZZ=(1)|no such setting; a key of Hydra belongs in OVERRIDES"; do
     make_checkout
     cp "${REPO_ROOT}/setup_cluster.sh" "${CHECKOUT}"
     set_in run_mixed_training.sh "${words%%|*}"
@@ -288,6 +288,16 @@ verl-mixed train" ]
     [[ "${output}" == *"error: ${words%%=*} in the settings block of run_mixed_training.sh: "*"${words#*|}"* ]]
     [ ! -s "${CALLS}" ]
   done
+}
+
+@test "what the block uses itself, lines of an array, exports and variables of the scripts are no mistake" {
+  fake_venv
+  export VENV="${BATS_TEST_TMPDIR}/venv"
+  set_in run_mixed_training.sh 'DATA=/data; TRAIN_FILES=("${DATA}/a.parquet")' "export NCCL_DEBUG=INFO" LOG_LINES=5 \
+    'OVERRIDES=( # of "all"\n    profile=laptop\n    mixed.seed=1\n  )'
+  run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 0 ]
+  grep -q "<train> <profile=laptop> <mixed.seed=1>" "${CALLS}"
 }
 
 @test "the names of the block reach the run" {
@@ -344,11 +354,10 @@ verl-mixed train" ]
 }
 
 @test "a node of a cluster that was set up from elsewhere does not train by itself" {
-  mkdir -p "${HOME}/.verl_mixed/192.0.2.1.192.0.2.2"
-  touch "${HOME}/.verl_mixed/192.0.2.1.192.0.2.2/env"
+  set_up_home 192.0.2.1 192.0.2.1 192.0.2.1.192.0.2.2
   run "${CHECKOUT}/run_mixed_training.sh"
   [ "${status}" -eq 2 ]
-  [[ "${output}" == *".verl_mixed/192.0.2.1.192.0.2.2/env"*"its jumphost or its head"*"MASTER_IP=local"* ]]
+  [[ "${output}" == *"(192.0.2.1, whose head is 192.0.2.1)"*"its jumphost or its head"*"MASTER_IP=local"* ]]
   [ ! -s "${CALLS}" ]
 }
 

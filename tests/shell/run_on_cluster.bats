@@ -316,11 +316,16 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
 
 @test "on the head without MASTER_IP, the run is on its cluster" {
   unset MASTER_IP
-  mv "${HEAD_HOME}/.verl_mixed/192.0.2.1" "${HEAD_HOME}/.verl_mixed/127.0.0.1"
-  HOME="${HEAD_HOME}" script mixed.seed=3
+  mv "${HEAD_HOME}/.verl_mixed/192.0.2.1" "${HEAD_HOME}/.verl_mixed/gpu1"
+  export HOME="${HEAD_HOME}"
+  set_up_home gpu1 127.0.0.1 gpu1
+  set_up_home gpu1 127.0.0.1 gpu1.10.0.0.2 # of a worker, where all hosts have one home folder
+  printf '# --- settings; as sync brings it\n{\n  MASTER_IP=gpu1\n}\n' >>"${CHECKOUT}/setup_cluster.sh"
+  script mixed.seed=3
   [ "${status}" -eq 0 ]
   [[ "${output}" == *"cluster 127.0.0.1, of which this machine is the head; MASTER_IP=local runs on this machine"* ]]
   grep -q "^verl-mixed <train> <mixed.seed=3> MASTER_IP=10.9.9.9" "${CALLS}"
+  [ "$(tmux show-environment -t verl_training VERL_MIXED_CLUSTER)" = VERL_MIXED_CLUSTER=gpu1 ]
   [ "$(calls '^ssh')" -eq 0 ]
 }
 

@@ -124,8 +124,10 @@ teardown() { end_site; }
 @test "CONDA_PATH may be the activation script: nodes use the folder of that conda" {
   mkdir -p "${SITE}/conda/etc/profile.d" "${SITE}/conda/envs"
   ln -s "${SITE}/venv" "${SITE}/conda/envs/rl"
+  touch "${SITE}/conda/etc/profile.d/conda.sh"
+  ln -s "${SITE}/conda/etc/profile.d/conda.sh" "${SITE}/conda/linked.sh" # as /etc/profile.d/conda.sh is
   sed -i '/^venv=/d' "${HOSTS_FILE}"
-  for path in bin/activate etc/profile.d/conda.sh; do
+  for path in bin/activate etc/profile.d/conda.sh linked.sh; do
     CONDA_ENV=rl CONDA_PATH="${SITE}/conda/${path}" run "${SCRIPT}" setup
     [ "${status}" -eq 0 ]
     grep -q "^if \\. ${SITE}/conda/etc/profile.d/conda.sh " "${SITE}/${HEAD}/.verl_mixed/${HEAD}/env"
