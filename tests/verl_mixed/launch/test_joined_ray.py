@@ -69,6 +69,8 @@ def joined_by(environ: RunEnviron, tmpdir: Path, **settings: str) -> tuple[str, 
     """The address of the Ray that a start uses, and its screen."""
     handlers = {number: signal.getsignal(number) for number in (2, 15, 1)}
     screen = io.StringIO()
+    answer = Path("runs/trial/joined")
+    answer.unlink(missing_ok=True)
     try:
         train(
             ["ray_kwargs.ray_init.include_dashboard=false"] * ("RAY_ADDRESS" not in settings),
@@ -79,7 +81,7 @@ def joined_by(environ: RunEnviron, tmpdir: Path, **settings: str) -> tuple[str, 
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    log, answer = Path("runs/trial/train.log"), Path("runs/trial/joined")
+    log = Path("runs/trial/train.log")
     said = screen.getvalue() + (log.read_text() if log.exists() else "")
     assert answer.exists(), said
     return answer.read_text(), screen.getvalue()
@@ -99,6 +101,7 @@ def test_an_address_that_an_earlier_ray_left_neither_fails_a_run_nor_is_joined(
     assert record.read_text() == STALE
 
 
+@pytest.mark.algorithm  # ./run_tests.sh --long: it asks a live head, which has 20 s to answer
 def test_a_ray_that_was_started_by_hand_is_named_and_joined_when_ray_address_says_so(
     run_environ: RunEnviron, tmpdir_of_ray: Path, started_by_hand: str
 ) -> None:
