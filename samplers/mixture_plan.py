@@ -127,11 +127,14 @@ class MixturePlan:
         self.batch_size: int = int(batch_size)
         self.seed: int = int(seed)
         self.apportionment: Apportionment = apportionment
+        self._starved: list[str] = []
+        """Sources with a ratio that `fixed` gives no prompt."""
         if apportionment == "fixed":
             only = {name: next(iter(own.values())) for name, own in sorted(schedules.items())}
             shares = exact_shares(only)
             seats = apportion(shares, self.batch_size)
-            self._say_starved(shares, seats)
+            self._starved = [name for name, share in shares.items() if share and not seats[name]]
+            self._say_starved()
             schedules = {name: {0: count} for name, count in seats.items()}
         self._follow(Shares(schedules, self.batch_size, parts))
 
@@ -199,8 +202,15 @@ class MixturePlan:
         rows of the first source are drawn 5 times.
 
         Raises:
-            ValueError: the ratio of a source becomes 0 before it has drawn its rows.
+            ValueError: a source with a ratio never draws its rows that often: `fixed` gives it no
+                prompt, its ratio becomes 0 before, or more than `MAX_STEP` batches are needed.
         """
+        instead = "set trainer.total_training_steps instead of trainer.total_epochs"
+        if self._starved:
+            raise ValueError(
+                f"source={self._starved[0]!r} gets no prompt of a batch "
+                f"(mixed.apportionment=fixed), so it never draws its rows; {instead}"
+            )
         last = max(self._shares)
         needed = {
             name: passes * self.sizes[name]
@@ -214,19 +224,22 @@ class MixturePlan:
             if name in needed and not share and drawn < needed[name]:
                 raise ValueError(
                     f"source={name!r} never draws its {self.sizes[name]} rows {passes} times: its "
-                    f"ratio becomes 0 at step={last}, after {drawn} prompts; set "
-                    "trainer.total_training_steps instead of trainer.total_epochs"
+                    f"ratio becomes 0 at step={last}, after {drawn} prompts; {instead}"
                 )
 
-        def is_due(batches: int) -> bool:  # every source is within one prompt of what is due
+        def lacking(batches: int) -> Fraction:
             due = self.due(batches * self.batch_size)
-            return all(due[name] > count - 1 for name, count in needed.items())
+            return max(count - due[name] for name, count in needed.items())
 
-        batches = bisect_left(range(MAX_STEP), True, key=is_due)
-        while any(
-            had < needed.get(name, 0)
-            for name, had in self.counts_between(0, batches * self.batch_size).items()
-        ):
+        def is_drawn(batches: int) -> bool:
+            had = self.counts_between(0, batches * self.batch_size)
+            return all(had[name] >= count for name, count in needed.items())
+
+        if lacking(MAX_STEP) > 0:
+            raise ValueError(f"{passes} passes need more than {MAX_STEP} batches; {instead}")
+        # every source is within one prompt of what is due
+        batches = bisect_left(range(MAX_STEP), True, key=lambda batches: lacking(batches) < 1)
+        while not is_drawn(batches):  # forwards, because the order is computed forwards
             batches += 1
         return batches
 
@@ -488,15 +501,14 @@ class MixturePlan:
             return int(quota)
         return min(self.batch_size, math.ceil(quota) + 1)
 
-    def _say_starved(self, shares: Mapping[str, Fraction], seats: Mapping[str, int]) -> None:
-        for name, share in shares.items():
-            if share and not seats[name]:
-                _log.warning(
-                    "source=%s seats=0 batch_size=%d apportionment=fixed: it is never "
-                    "drawn; use a larger batch or apportionment=carry",
-                    name,
-                    self.batch_size,
-                )
+    def _say_starved(self) -> None:
+        for name in self._starved:
+            _log.warning(
+                "source=%s seats=0 batch_size=%d apportionment=fixed: it is never "
+                "drawn; use a larger batch or apportionment=carry",
+                name,
+                self.batch_size,
+            )
 
 
 def _fingerprint(description: Mapping[str, Any]) -> dict[str, Any]:

@@ -973,15 +973,16 @@ def test_a_pass_of_the_mixture_ends_when_every_source_has_drawn_all_its_rows(
         for name, ratio in settings["ratios"].items()
     }
     plan = MixturePlan(**settings)
-    if min(plan.due(10**6 * plan.batch_size).values()) < 1000:
+    if min(plan.due(10**5 * plan.batch_size).values()) < 1000:
         return  # a share of a billionth: counting its batches one by one takes too long
-    drawn: Counter[str] = Counter()
-    batches = 0
-    while any(drawn[name] < passes * size for name, size in plan.sizes.items()):
-        drawn.update(plan.counts(batches))
-        batches += 1
 
-    assert plan.batches_of_passes(passes) == batches
+    def has_drawn_all(batches: int) -> bool:
+        drawn = plan.counts_between(0, batches * plan.batch_size)
+        return all(drawn[name] >= passes * size for name, size in plan.sizes.items())
+
+    batches = plan.batches_of_passes(passes)
+    assert has_drawn_all(batches)
+    assert not has_drawn_all(batches - 1)
 
 
 def test_a_source_whose_ratio_ends_before_its_rows_has_no_pass():
@@ -990,4 +991,33 @@ def test_a_source_whose_ratio_ends_before_its_rows_has_no_pass():
 
     with pytest.raises(ValueError, match="source='b' never draws its 1000 rows"):
         plan.batches_of_passes(1)
-    assert MixturePlan({"a": 8, "b": 40}, {"a": 1, "b": 1}, 4, 0).batches_of_passes(1) == 20
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ratios", "batch_size", "batches"),
+    [
+        ((8, 40), (1, 1), 4, 20),
+        ((3, 0), (1, 0), 16, 1),
+        ((22, 8), ({0: 1, 10: 0}, {0: 0, 10: 1}), 4, 10),  # a is due 22 prompts, and never more
+    ],
+)
+def test_a_pass_of_the_mixture_in_batches(
+    sizes: tuple[int, int], ratios: tuple[Ratio, Ratio], batch_size: int, batches: int
+):
+    of_a, of_b = ratios
+    plan = MixturePlan(dict(zip("ab", sizes, strict=True)), {"a": of_a, "b": of_b}, batch_size, 0)
+
+    assert plan.batches_of_passes(1) == batches
+
+
+@pytest.mark.parametrize(
+    ("ratio", "apportionment", "passes", "said"),
+    [(0.01, "fixed", 1, "source='b' gets no prompt"), (1, "carry", 10**14, "more than")],
+)
+def test_passes_that_never_end_are_refused(
+    ratio: float, apportionment: Apportionment, passes: int, said: str
+):
+    plan = MixturePlan({"a": 8, "b": 8}, {"a": 1, "b": ratio}, 4, 0, apportionment)
+
+    with pytest.raises(ValueError, match=said):
+        plan.batches_of_passes(passes)
