@@ -37,7 +37,8 @@ def _refuse_agentflys_command(words: Sequence[str]) -> None:
     Args:
         words: the command line of the process, Python's own options included.
     """
-    runs_verl = any(word in ("verl.trainer.main_ppo", "-mverl.trainer.main_ppo") for word in words)
+    of_verl = ("verl.trainer.main_ppo", "-mverl.trainer.main_ppo")
+    runs_verl = any(word in of_verl or word.endswith("trainer/main_ppo.py") for word in words)
     if runs_verl and (typed := next((word for word in words if word.startswith("agent.")), None)):
         print(
             f"error: {typed}: agent.* are keys of AgentFly's, which verl does not have; type "

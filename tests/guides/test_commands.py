@@ -1,5 +1,6 @@
 """AgentFly's commands and options, as typed: each key reaches the run, or is refused by name."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from tests.guides.table import (
     TOOLS,
     TYPED_TAGS,
 )
+from tests.verl_mixed.conftest import REPO_ROOT
+from verl_mixed.run.compose import verl_folder
 from verl_mixed.run.sections import agent_loops
 
 pytestmark = pytest.mark.slow
@@ -155,11 +158,19 @@ def test_tags_are_typed_without_quotes_for_hydra(
     assert at(plan.config, key) == value
 
 
-def test_verls_own_command_says_what_to_type() -> None:
+@pytest.mark.parametrize(
+    "program",
+    [("-m", "verl.trainer.main_ppo"), (str(verl_folder() / "trainer" / "main_ppo.py"),)],
+    ids=("module", "file"),
+)
+def test_verls_own_command_says_what_to_type(program: Sequence[str]) -> None:
     words = shlex.split(COMMANDS["tutorial 6, quick_start.py"])
 
     done = subprocess.run(
-        [sys.executable, "-m", "verl.trainer.main_ppo", *words], capture_output=True, text=True
+        [sys.executable, *program, *words],
+        env={**os.environ, "PYTHONPATH": str(REPO_ROOT)},
+        capture_output=True,
+        text=True,
     )
 
     assert done.returncode == 2
