@@ -1,5 +1,6 @@
 """The reward for mathematical answers: equal as text, as numbers, or by math-verify."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,19 @@ async def is_equal(answer: str, target: str) -> bool | None:
     """
     found = compare(answer, target)
     return found if isinstance(found, bool) else await are_equal(found)
+
+
+_TEXT = re.compile(r"\\text\w*\s*\{[^{}]*\}|\\[A-Za-z]+")
+"""Words of LaTeX, which are no prose."""
+
+
+def _is_worked_solution(answer: str) -> bool:
+    """Whether a ground truth is a rationale: GSM8K's `####`, or several lines with prose.
+
+    Several lines alone are no sign: a matrix, or `(1,\\n 2)`, equals the same in one line.
+    """
+    prose = re.findall(r"[A-Za-z]{2,}", _TEXT.sub(" ", answer))
+    return "####" in answer or ("\n" in answer and len(prose) >= 3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +77,7 @@ class MathReward:
         answer = ground_truth["answer"]
         if not isinstance(answer, str | int | float) or not str(answer).strip(_NO_ANSWER):
             return f"ground_truth.answer={answer!r} is no answer: a number or a text is needed"
-        if "####" in str(answer) or ("\n" in str(answer).strip() and "\\begin" not in str(answer)):
+        if _is_worked_solution(str(answer).strip()):
             return (
                 f"ground_truth.answer={str(answer)[:60]!r} is a worked solution: no final answer "
                 "equals it"

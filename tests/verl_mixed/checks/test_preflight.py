@@ -1334,12 +1334,16 @@ def test_images_that_would_be_lost_are_named(run_environ: RunEnviron, tmp_path: 
         ("math_reward_string_equal", "It is 72.\nReally.", "worked solution"),
         ("exact_match", "72</answer>", "ends the model's answer"),
         ("math_reward", "\\begin{pmatrix} 1 \\\\\n 2 \\end{pmatrix}", ""),
+        ("math_reward", "(1,\n 2)", ""),
+        ("math_reward", "\\text{Monday}\nand \\text{Friday}", ""),
         ("exact_match", "72\n73", ""),
+        ("own_reward.py:score", "<answer>72</answer>", ""),
     ],
 )
 def test_a_truth_that_no_answer_could_equal_is_a_problem(
     run_environ: RunEnviron, tmp_path: Path, reward: str, answer: str, word: str
 ) -> None:
+    (tmp_path / "own_reward.py").write_text("def score(solution_str, **_):\n    return 1.0\n")
     rows = pq.read_table(tmp_path / "math_train.parquet").to_pylist()
     rows[3]["reward_model"]["ground_truth"] = json.dumps({"answer": answer})
     pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), tmp_path / "math_train.parquet")

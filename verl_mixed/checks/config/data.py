@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agent_loop.rewards import Reward, default_reward, reward_for
+from agent_loop.rewards import REWARDS, Reward, default_reward, reward_for
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG
 from samplers.rows.schema import FileRows, read_sources, row_id_problems
@@ -224,9 +224,7 @@ def _cell_problems(
             if why := prompt_problem(values["prompt"]) or _extras_problem(values["extra_info"]):
                 found(source, "cannot be used", row, f"{why}; prepare the data again")
             text = (values["reward_model"] or {}).get("ground_truth")
-            if source in rewards and (
-                why := _truth_problem(rewards[source], text) or _unwritable(text, closing)
-            ):
+            if source in rewards and (why := _truth_problem(rewards[source], text, closing)):
                 what = "have a ground truth that its reward cannot judge by"
                 remedy = f"prepare the data again, or set mixed.sources.{source}.reward"
                 found(source, what, row, f"{why}; {remedy}")
@@ -256,22 +254,24 @@ def _extras_problem(extra_info: Mapping[str, Any] | None) -> str | None:
     return None if is_object else f"extra_info.extras={text:.60} is no JSON object"
 
 
-def _truth_problem(reward: Reward, text: str | None) -> str | None:
+def _truth_problem(reward: Reward, text: str | None, closing: str) -> str | None:
+    """Why a reward cannot judge by a ground truth; `closing` is the tag that ends an answer."""
     try:
         ground_truth = json.loads(text or "")
     except ValueError as error:
         return f"reward_model.ground_truth is not JSON ({error})"
-    return reward.truth_problem(ground_truth)
-
-
-def _unwritable(text: str | None, closing: str) -> str | None:
-    """Why no answer can equal any accepted answer: each has the tag that ends an answer."""
-    truth = json.loads(text or "{}")
-    targets = truth.get("target", truth.get("answer")) if isinstance(truth, Mapping) else truth
-    targets = targets if isinstance(targets, list) else [targets]
-    if closing and all(isinstance(each, str) and closing in each for each in targets):
+    if why := reward.truth_problem(ground_truth):
+        return why
+    if closing and reward.name in REWARDS and _are_unwritable(ground_truth, closing):
         return f"every accepted answer has {closing!r}, which ends the model's answer before it"
     return None
+
+
+def _are_unwritable(truth: Any, closing: str) -> bool:
+    """Whether there are accepted answers, and each has the tag that ends an answer."""
+    targets = truth.get("target", truth.get("answer")) if isinstance(truth, Mapping) else truth
+    targets = targets if isinstance(targets, list) else [targets]
+    return bool(targets) and all(isinstance(each, str) and closing in each for each in targets)
 
 
 def _rewards_of(config: Mapping[str, Any]) -> dict[str, Reward]:
