@@ -40,7 +40,7 @@ from verl_mixed.agentfly.keys import (
     files,
     texts,
 )
-from verl_mixed.run.compose import compose_config
+from verl_mixed.run.compose import compose_config, is_group, without_profile
 from verl_mixed.run.override import quoted
 from verl_mixed.run.settings import absolute_if_local, override_key
 
@@ -51,6 +51,9 @@ OWN_SOURCE = "json"
 
 _GROUPS = ("profile", "mixture", "prompts", "model_engine", "hydra.searchpath")
 """Overrides that decide which keys the run config has."""
+
+_OWN_SECTIONS = ("agent", "training", "hardware", "monitoring", *SECTIONS)
+"""Sections that AgentFly has and the run config does not."""
 
 COMMAND_LINE = Path("command line")
 """Stands for the file of a value that was typed as `key=value`."""
@@ -89,13 +92,15 @@ class Value:
 
 
 def is_agentflys(override: str) -> bool:
-    """Whether an override of the command line has a key or a value of AgentFly's."""
+    """Whether an override of the command line has a key or a value that only we understand."""
     if not (typed := _typed(override)):
         return False
     (value,) = typed
     section = value.key.partition(".")[0]
-    if section in ("agent", "training", "hardware", "monitoring", *SECTIONS):
+    if section in _OWN_SECTIONS or value.key.startswith("agent_loops."):
         return True
+    if section not in without_profile("dp") and not is_group(value.key):
+        return True  # an unknown key: the translation names the nearest of all keys
     if value.name in _OF_SOURCE:
         return KEYS[value.name].accepts(value.value) and not _are_rows(value)
     key = KEYS.get(value.name)
@@ -149,6 +154,9 @@ def translate_files(
 
 def _typed(override: str) -> list[Value]:
     """The value of `key=value`; none if only Hydra can read the override."""
+    bare = override.lstrip("+")
+    if bare.partition(".")[0] in _OWN_SECTIONS:
+        override = bare  # Hydra wants the + before a key that its config lacks
     key, equals, text = override.partition("=")
     is_hydras = key in _GROUPS or key.startswith("hydra.") or "${" in text
     if not equals or key != override_key(override) or is_hydras:
@@ -259,7 +267,7 @@ def _problem(given: Value, run: Mapping[str, Any]) -> str | None:
         return None if key.accepts(given.value) else f"{given}: want {key.wants}; correct it"
     if _is_known(given.name, run):
         return None
-    known = [*KEYS, *flatten(run)]
+    known = [*KEYS, *flatten(run), *_GROUPS]
     below = next((key for key in known if key.startswith(f"{given.name}.")), None)
     if below is not None:
         return f"{given}: it is a section; write keys below it, as {below}"

@@ -53,6 +53,8 @@ def run(arguments: argparse.Namespace, *, machine: bool = False) -> int:
         for line in load.lines():
             print(line)
         print("---\n")
+    if plan.epochs:
+        print(f"note: {plan.length}")
     if pace := pace_words(plan.folder.lines()):
         print(f"note: so far, {pace}")
     if missing:

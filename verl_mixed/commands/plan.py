@@ -61,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(as_json(report, diff)))
         return GOOD
+    if plan.epochs:
+        print(f"{plan.length}\n")
     print("\n".join(describe(report)))
     if diff is not None:
         print("\n".join(["", *describe_diff(diff)]))

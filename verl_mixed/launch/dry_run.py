@@ -43,7 +43,7 @@ def dry_run(
         plan = plan_of(config, choices, overrides, prepared)
         lines = [
             f"command      {shlex.join(['verl-mixed', 'train', *overrides])}",
-            f"run          {run.folder} ({_state(run, plan.total_steps)})",
+            f"run          {run.folder} ({_state(run, plan)})",
         ]
         if config_files:
             kept = ", ".join(f"<time>-{path.name}" for path in config_files)
@@ -81,15 +81,15 @@ def _raw_files(config: DictConfig) -> dict[str, str]:
     }
 
 
-def _state(run: RunFacts, total: int) -> str:
-    steps = f"{run.step} of {total} steps"
+def _state(run: RunFacts, plan: Plan) -> str:
+    steps = f"{run.step} of {plan.total_steps} steps"
     if run.holder:
         return f"is being run by {run.holder}, {steps} seen: this would be refused"
     if run.done:
         return f"complete, {steps}: nothing would be trained"
     if run.checkpoint:
         return f"{steps} seen; resumes from checkpoint global_step_{run.checkpoint}"
-    return f"new, {total} steps"
+    return f"new, {plan.length}"
 
 
 def _data(plan: Plan, prepared: Path) -> Iterator[str]:

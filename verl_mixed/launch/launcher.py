@@ -132,10 +132,9 @@ def _note_start(
     folder.note_command(["verl-mixed", "train", *arguments], settings)
     keep_copies(config_files, folder.path / "config")
     folder.stop_request.unlink(missing_ok=True)
-    say(
-        f"run          {folder.path} "
-        f"({f'resuming, {seen} of {plan.total_steps} steps seen' if seen else 'new'})"
-    )
+    state = f"resuming, {seen} of {plan.total_steps} steps seen" if seen else "new"
+    epochs = f", {plan.length}" if plan.epochs else ""
+    say(f"run          {folder.path} ({state}{epochs})")
     say(f"log          {folder.log}")
     if dashboard := dashboard_line(plan.config, plan.cluster, environ):
         say(f"dashboard    {dashboard}")

@@ -82,12 +82,23 @@ class Plan:
     """`corpus.jsonl` beside the data, which the run's own tool server searches unless
     `mixed.tool_server` names an engine; a demo that is not made yet will have it."""
 
+    epochs: int | None = None
+    """Passes of the mixture that `total_steps` was computed of; None if the steps were set."""
+
     cluster: str | None = None
     """Address of the Ray cluster that the run joins; None if it starts its own Ray."""
 
     @property
     def total_steps(self) -> int:
         return int(at(self.config, "trainer.total_training_steps"))
+
+    @property
+    def length(self) -> str:
+        """How long the run is, in words."""
+        steps = f"{self.total_steps} step{'s' * (self.total_steps != 1)}"
+        if self.epochs is None:
+            return steps
+        return f"{self.epochs} epoch{'s' * (self.epochs != 1)} = {steps}"
 
     @property
     def server_url(self) -> str:
@@ -216,7 +227,8 @@ def plan_of(
     generated = use_generated_data(config)
     corpus = _corpus_beside(config, generated)  # before raw files are replaced by prepared ones
     add_files_of_sources(config, prepared)
-    settle_steps(config, overrides, changed, has_rows=generated is None or is_made(generated))
+    has_rows = generated is None or is_made(generated)
+    epochs = settle_steps(config, overrides, changed, has_rows=has_rows)
     if config.trainer.experiment_name is None:
         is_demo = generated == demo_folder(config.mixed.seed).absolute()
         config.trainer.experiment_name = display_name(config, overrides, is_demo=is_demo)
@@ -230,6 +242,7 @@ def plan_of(
     return Plan(
         generated=generated,
         corpus=corpus,
+        epochs=epochs,
         changed=changed,
         added=added,
         config=resolved,

@@ -16,7 +16,7 @@ _PAGE = "see docs/mixture.md, Epochs"
 
 def settle_steps(
     config: DictConfig, overrides: Sequence[str], changed: Collection[str], *, has_rows: bool
-) -> None:
+) -> int | None:
     """Replace `trainer.total_epochs` by the number of steps of so many passes of the mixture.
 
     `total_epochs` counts only where the user sets it, and then no steps may be set.
@@ -26,6 +26,9 @@ def settle_steps(
         overrides: of the command line and of the environment.
         changed: keys that have another value than this project ships.
         has_rows: whether the training files are there.
+
+    Returns:
+        The number of epochs; None if steps are set.
 
     Raises:
         ConfigError: neither is set, or both, or the rows are not there.
@@ -39,7 +42,7 @@ def settle_steps(
                     f"{EPOCHS} for whole passes of the mixture"
                 ]
             )
-        return
+        return None
     is_typed = STEPS in changed or any(override_key(each) == STEPS for each in overrides)
     if is_typed and steps is not None:
         raise ConfigError(
@@ -52,7 +55,10 @@ def settle_steps(
         raise ConfigError([f"{EPOCHS}={epochs!r}: want a whole number >= 1, {_PAGE}"])
     if not has_rows or "data.train_files" in unset_keys(cast(Any, config)):
         raise ConfigError(
-            [f"{EPOCHS}={epochs}: the training rows are not there yet; set {STEPS} instead"]
+            [
+                f"{EPOCHS}={epochs}: the training rows are not there yet; make them first, as "
+                f"`verl-mixed prepare demo` does, or set {STEPS} instead"
+            ]
         )
     resolved = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True))
     try:
@@ -61,3 +67,4 @@ def settle_steps(
         lines = str(error).splitlines()
         raise ConfigError([f"{EPOCHS}={epochs}: {line}" for line in lines]) from error
     config.trainer.total_epochs = SHIPPED_EPOCHS
+    return epochs

@@ -157,8 +157,7 @@ def _unknown_keys(overrides: Sequence[str]) -> list[str]:
     for override in overrides:
         key = override.partition("=")[0]
         below = [name for name in known if name.startswith(f"{key}.")]
-        is_group = any((folder / key).is_dir() for folder in (CONFIG_DIR, _verls()))
-        if key != override_key(override) or key in known or below or is_group:
+        if key != override_key(override) or key in known or below or is_group(key):
             continue
         last = key.rpartition(".")[2]
         near = get_close_matches(key, known, n=1, cutoff=0.75)
@@ -169,6 +168,11 @@ def _unknown_keys(overrides: Sequence[str]) -> list[str]:
             "agent.max_steps or a file of --config, are in docs/configuration.md"
         )
     return problems
+
+
+def is_group(key: str) -> bool:
+    """Whether config files are chosen by this key, such as `profile`."""
+    return any((folder / key).is_dir() for folder in (CONFIG_DIR, _verls()))
 
 
 def _refuse_engine_files(overrides: Sequence[str]) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from config.lookup import at
 from config.schema import ConfigError
 from verl_mixed.run.compose import SHIPPED_EPOCHS, compose_config, load_config, resolving
 from verl_mixed.run.settings import SETTINGS, overrides_from
@@ -69,14 +68,8 @@ def facts_of(config: DictConfig) -> RunFacts:
     folder = RunFolder(RUNS / name)
     total = OmegaConf.select(config, "trainer.total_training_steps")
     total = total if isinstance(total, int) else 0  # the check of numbers reports another value
-    if OmegaConf.select(config, "trainer.total_epochs") != SHIPPED_EPOCHS:
-        # passes of the mixture: only a start counts their steps
-        was_started = folder.config.exists()
-        total = (
-            int(at(load_config(folder.config), "trainer.total_training_steps"))
-            if was_started
-            else 0
-        )
+    if (epochs := OmegaConf.select(config, "trainer.total_epochs")) != SHIPPED_EPOCHS:
+        total = _steps_of_epochs(folder, epochs)
     return RunFacts(
         folder=str(RUNS / name),
         holder=holder_words(folder),
@@ -85,6 +78,21 @@ def facts_of(config: DictConfig) -> RunFacts:
         checkpoint=folder.saved_step(),
         done=int(bool(total) and folder.is_done(total)),
     )
+
+
+def _steps_of_epochs(folder: RunFolder, epochs: Any) -> int:
+    """Steps of so many passes of the mixture that a run was started with; 0 if nobody can say.
+
+    A resumed run has the same rows and ratios, but may be given more epochs.
+    """
+    if not folder.config.exists() or not isinstance(epochs, int) or epochs < 1:
+        return 0
+    from verl_mixed.run.audit import plan_of  # it reads parquet files, which others do not need
+
+    try:
+        return plan_of(load_config(folder.config)).batches_of_passes(epochs)
+    except (ValueError, OSError):  # a start names the reason
+        return 0
 
 
 def name_problems(experiment: Any) -> list[str]:

@@ -276,6 +276,30 @@ def test_the_command_line_goes_through_the_same_table_and_wins(tmp_path: Path) -
     assert "command line:" in found.lines
 
 
+@pytest.mark.parametrize(
+    ("word", "override"),
+    [
+        ("++agent.num_chains=4", "actor_rollout_ref.rollout.n=4"),  # as AgentFly's own Hydra wants
+        ("agent_loops.mine._target_=my.Loop", "++agent_loops.mine._target_=my.Loop"),
+    ],
+)
+def test_a_plus_is_not_needed_and_does_no_harm(word: str, override: str) -> None:
+    assert translate_files([], [word], {"PROFILE": "laptop"}).overrides == [override]
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        ("agnet.max_steps=8", "agent.max_steps"),
+        ("learning_rate=5e-7", "training.learning_rate"),
+        ("profil=laptop", "profile"),
+    ],
+)
+def test_an_unknown_section_on_the_command_line_names_the_nearest_key(word: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {near}\\?"):
+        translate_files([], [word], {"PROFILE": "laptop"})
+
+
 def test_what_the_command_line_says_twice_is_a_contradiction() -> None:
     words = ["trainer.experiment_name=a", "mixed.experiment=b"]
 
@@ -294,7 +318,11 @@ def test_what_the_command_line_says_twice_is_a_contradiction() -> None:
         ("algorithm.adv_estimator=grpo", False),
         ("critic.ppo_mini_batch_size=2", False),
         ("trainer.save_freq=2", False),
-        ("+agent.max_steps=3", False),
+        ("+agent.max_steps=3", True),
+        ("agent_loops.mine._target_=my.Loop", True),
+        ("agnet.max_steps=3", True),
+        ("+mixed.sources.mine={ratio: 1}", False),
+        ("training_engine=dp", False),
         ("profile=gpu", False),
         ("hardware.num_gpus=${oc.env:GPUS}", False),
     ],

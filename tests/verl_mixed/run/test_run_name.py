@@ -5,10 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.verl_mixed.conftest import write_source
 from verl_mixed.commands.facts import main
-from verl_mixed.run.compose import compose_config
-from verl_mixed.run.name import display_name, facts
+from verl_mixed.launch.plan import make_plan
+from verl_mixed.run.compose import compose_config, save_config
+from verl_mixed.run.name import RunFacts, display_name, facts
 from verl_mixed.run.state import RunFolder
+
+ONE_SOURCE = [
+    "mixed.sources.taco.ratio=0",
+    "mixed.sources.nq.ratio=0",
+    "data.train_batch_size=4",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +93,30 @@ def test_a_run_with_all_its_steps_is_done_until_it_is_given_more() -> None:
 
     assert facts([], {"PROFILE": "laptop"}).done == 1
     assert facts(["trainer.total_training_steps=20"], {"PROFILE": "laptop"}).done == 0
+
+
+def test_a_run_of_passes_is_done_until_it_is_given_more() -> None:
+    plan = make_plan(
+        [*ONE_SOURCE, "trainer.total_epochs=2"],
+        {
+            "PROFILE": "laptop",
+            "MODEL_PATH": "some/model",
+            "TRAIN_FILES": str(write_source(Path("rows.parquet"), "math", 12)),
+            "VAL_FILES": "rows.parquet",
+        },
+    )
+    assert (plan.length, plan.total_steps) == ("2 epochs = 6 steps", 6)
+    folder = plan.folder
+    folder.path.mkdir(parents=True)
+    save_config(plan.config, folder.config)
+    folder.metrics.write_text(json.dumps({"step": 6, "time": 0.0, "metrics": {}}) + "\n")
+    folder.mark_done()
+
+    def found(epochs: int) -> RunFacts:
+        return facts([*ONE_SOURCE, f"trainer.total_epochs={epochs}"], {"PROFILE": "laptop"})
+
+    assert (found(2).total, found(2).done) == (6, 1)
+    assert (found(3).total, found(3).done) == (9, 0)
 
 
 def test_settings_of_the_cluster_do_not_matter_to_the_name() -> None:
