@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from config.lookup import at, flatten
-from config.schema import TOOL_CONFIG, ConfigError
+from config.schema import TAG_FIELDS, TOOL_CONFIG, ConfigError
 from verl_mixed.agentfly.keys import (
     ACTOR,
     AGENTS,
@@ -57,6 +57,8 @@ _OWN_SECTIONS = ("agent", "training", "hardware", "monitoring", *SECTIONS)
 
 COMMAND_LINE = Path("command line")
 """Stands for the file of a value that was typed as `key=value`."""
+
+_TAGS = frozenset(f"{TOOL_CONFIG}.{name}" for name in TAG_FIELDS)
 
 _NAMED_BY_USER = ("mixed.sources", "mixed.prompts", "mixed.agent_loops", "agent_loops")
 """Sections whose keys are names that the user chooses."""
@@ -132,6 +134,12 @@ def translate_files(
     others: list[str] = []
     for override in given:
         typed = _typed(override)
+        # of one key that is typed twice the last value counts, as for Hydra
+        values = [
+            one
+            for one in values
+            if one.path != COMMAND_LINE or one.key not in [each.key for each in typed]
+        ]
         values += typed
         others += [] if typed else [override]
     groups = [each for each in others if override_key(each) in _GROUPS]
@@ -158,7 +166,8 @@ def _typed(override: str) -> list[Value]:
     if bare.partition(".")[0] in _OWN_SECTIONS:
         override = bare  # Hydra wants the + before a key that its config lacks
     key, equals, text = override.partition("=")
-    is_hydras = key in _GROUPS or key.startswith("hydra.") or "${" in text
+    # a tag is a text whatever it looks like; `verl_mixed.run.override` quotes it
+    is_hydras = key in (*_GROUPS, *_TAGS) or key.startswith("hydra.") or "${" in text
     if not equals or key != override_key(override) or is_hydras:
         return []
     try:
@@ -166,9 +175,12 @@ def _typed(override: str) -> list[Value]:
         value = text if parsed.is_sweep_override() else _plain(parsed.value())
     except HydraException:
         value = text
-    if isinstance(value, dict) or (value is None and key in KEYS):
+    one = Value(key=key, value=value, path=COMMAND_LINE)
+    if (known := KEYS.get(one.name)) and not known.accepts(value) and known.accepts(text):
+        return [Value(key=key, value=text, path=COMMAND_LINE)]  # a name of digits is a name
+    if (isinstance(value, dict) or value is None) and (known is None) is isinstance(value, dict):
         return []
-    return [Value(key=key, value=value, path=COMMAND_LINE)]
+    return [one]
 
 
 def _plain(value: Any) -> Any:
@@ -340,9 +352,14 @@ def _mixture(
     origin = ratios or named or next(iter(raw), None)
     if origin is None:
         rows = [(each.name, files(each.value), each) for each in given]
-        active = [
-            name for name, one in sources.items() if isinstance(one, dict) and one.get("ratio") != 0
-        ]
+        ratios = {name: one.get("ratio") for name, one in sources.items() if isinstance(one, dict)}
+        for each in values:  # sources that a file or the command line adds or leaves out
+            if found := re.fullmatch(r"mixed\.sources\.([^.]+)(?:\.(\w+))?", each.name):
+                name, key = found.groups()
+                ratios.setdefault(name, 1.0)
+                if key == "ratio" or (key is None and each.value is None):
+                    ratios[name] = each.value or 0
+        active = [name for name, ratio in ratios.items() if ratio != 0]
         return rows, active, problems
     own = named.value if named is not None else OWN_SOURCE
     if ratios is not None and (one := named or next(iter(raw), None)) is not None:

@@ -81,8 +81,8 @@ def to_row(
 
 
 def _final(answer: str) -> str:
-    """The answer of a worked solution: what follows `####` in its last line."""
-    found = re.search(r"(?:^|\n)[ \t]*####([^\n]*)\Z", answer)
+    """The answer of a worked solution: what follows the last `####`, on the last line."""
+    found = re.search(r"(?<!#)####(?!#)([^\n#]*)\Z", answer)
     return found[1].strip() if found and found[1].strip() else answer
 
 

@@ -202,7 +202,12 @@ def test_the_demos_files_concatenate_and_name_every_row_once(
             {"answer": "1,072", "target": ["1,072"]},
             {"answer": "48/2 = <<48/2=24>>24\n#### 1,072"},
         ),
-        ({"answer": "a #### b"}, {"answer": "a #### b", "target": ["a #### b"]}, {}),
+        (
+            {"answer": "It is 72. #### 72"},
+            {"answer": "72", "target": ["72"]},
+            {"answer": "It is 72. #### 72"},
+        ),
+        ({"answer": "a ##### b"}, {"answer": "a ##### b", "target": ["a ##### b"]}, {}),
         (
             {"inputs": ["1\n"], "outputs": ["2\n"]},
             {"inputs": ["1\n"], "outputs": ["2\n"]},

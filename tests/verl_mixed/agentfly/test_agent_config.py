@@ -30,6 +30,8 @@ from verl_mixed.agentfly.keys import AGENTS, EVERY_SOURCE, KEYS, TOOLS
 from verl_mixed.run.compose import compose_config
 from verl_mixed.run.settings import overrides_from
 
+TURNS = "actor_rollout_ref.rollout.multi_turn"
+
 AGENT = """
 agent:
   agent_type: react
@@ -298,6 +300,34 @@ def test_a_plus_is_not_needed_and_does_no_harm(word: str, override: str) -> None
 def test_an_unknown_section_on_the_command_line_names_the_nearest_key(word: str, near: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean {near}\\?"):
         translate_files([], [word], {"PROFILE": "laptop"})
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["trainer.experiment_name=20240101"], {"mixed.experiment": "20240101"}),
+        (["agent.max_steps=3", "agent.max_steps=4"], {f"{TURNS}.max_assistant_turns": 4}),
+        (["data.ratios={taco: 0.5, nq: 0.5}"], {"mixed.sources.math.ratio": 0}),
+        (
+            [f"{TURNS}.tool_config.code_start_tag=[code]", "agent.max_steps=3"],
+            {f"{TURNS}.tool_config.code_start_tag": "[code]"},
+        ),
+        (
+            ["mixed.sources.math=null", "mixed.sources.nq.ratio=0", "agent.agent_type=code"],
+            {
+                "mixed.sources.taco.agent": "code_execution_agent",
+                "mixed.sources.nq.agent": "search_agent",
+            },
+        ),
+    ],
+)
+def test_words_of_the_command_line_mean_what_they_mean_elsewhere(
+    words: list[str], wanted: dict[str, Any]
+) -> None:
+    overrides = translate_files([], words, {"PROFILE": "laptop"}).overrides
+
+    config = container(["profile=laptop", *overrides])
+    assert {key: at(config, key) for key in wanted} == wanted
 
 
 def test_what_the_command_line_says_twice_is_a_contradiction() -> None:

@@ -82,8 +82,8 @@ def _searching(config: Mapping[str, Any], *, data: bool) -> Iterator[tuple[str, 
             if tools is None:
                 yield (
                     f"source={name!r} with agent={agent!r} has all tools, search too",
-                    f", or name the tools that it has, as tool_names: [calculate], at {agent} in "
-                    f"{at(config, 'actor_rollout_ref.rollout.agent.agent_loop_config_path')}",
+                    f", or name the tools that it has: agent.tools=[calculator,answer], or "
+                    f"++agent_loops.{agent}.tool_names=[calculate]",
                 )
             elif "search" in tools:
                 yield who, ""
