@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from config.lookup import at, flatten
-from config.schema import TAG_FIELDS, TOOL_CONFIG, ConfigError
+from config.schema import TOOL_CONFIG, ConfigError
 from verl_mixed.agentfly.keys import (
     ACTOR,
     AGENTS,
@@ -41,7 +41,7 @@ from verl_mixed.agentfly.keys import (
     texts,
 )
 from verl_mixed.run.compose import compose_config, is_group, without_profile
-from verl_mixed.run.override import quoted
+from verl_mixed.run.override import TAGS, quoted
 from verl_mixed.run.settings import absolute_if_local, override_key
 
 PAGE = "docs/configuration.md"
@@ -57,8 +57,6 @@ _OWN_SECTIONS = ("agent", "training", "hardware", "monitoring", *SECTIONS)
 
 COMMAND_LINE = Path("command line")
 """Stands for the file of a value that was typed as `key=value`."""
-
-_TAGS = frozenset(f"{TOOL_CONFIG}.{name}" for name in TAG_FIELDS)
 
 _NAMED_BY_USER = ("mixed.sources", "mixed.prompts", "mixed.agent_loops", "agent_loops")
 """Sections whose keys are names that the user chooses."""
@@ -131,17 +129,15 @@ def translate_files(
             values += read(path)
         except ConfigError as error:
             problems += error.problems
+    typed: dict[
+        str, Value
+    ] = {}  # of one key that is typed twice the last value counts, as for Hydra
     others: list[str] = []
     for override in given:
-        typed = _typed(override)
-        # of one key that is typed twice the last value counts, as for Hydra
-        values = [
-            one
-            for one in values
-            if one.path != COMMAND_LINE or one.key not in [each.key for each in typed]
-        ]
-        values += typed
-        others += [] if typed else [override]
+        found = _typed(override)
+        typed |= {one.key: one for one in found}
+        others += [] if found else [override]
+    values += typed.values()
     groups = [each for each in others if override_key(each) in _GROUPS]
     if not any(override_key(each) == "profile" for each in groups):
         key = "hardware.profile"
@@ -167,7 +163,7 @@ def _typed(override: str) -> list[Value]:
         override = bare  # Hydra wants the + before a key that its config lacks
     key, equals, text = override.partition("=")
     # a tag is a text whatever it looks like; `verl_mixed.run.override` quotes it
-    is_hydras = key in (*_GROUPS, *_TAGS) or key.startswith("hydra.") or "${" in text
+    is_hydras = key in (*_GROUPS, *TAGS) or key.startswith("hydra.") or "${" in text
     if not equals or key != override_key(override) or is_hydras:
         return []
     try:

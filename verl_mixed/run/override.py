@@ -16,7 +16,9 @@ from hydra.errors import HydraException
 from config.schema import TAG_FIELDS, TOOL_CONFIG, ConfigError
 from verl_mixed.run.settings import override_key
 
-_TAGS = frozenset(f"{TOOL_CONFIG}.{name}" for name in TAG_FIELDS)
+TAGS = frozenset(f"{TOOL_CONFIG}.{name}" for name in TAG_FIELDS)
+"""Keys whose value is a text, whatever it looks like."""
+
 _NAMED_BY_USER = ("mixed.sources.", "mixed.prompts.", "mixed.agent_loops.", "agent_loops.")
 """Sections with keys that the shipped config does not have."""
 
@@ -82,11 +84,11 @@ def _why_not_taken(parser: OverridesParser, override: str) -> str | None:
         return str(error).partition("\n")[0] if equals else None
     if given.is_sweep_override():
         return None if key.endswith("files") else ""
-    return "" if key in _TAGS and not isinstance(given.value(), str | None) else None
+    return "" if key in TAGS and not isinstance(given.value(), str | None) else None
 
 
 def _is_text(key: str, value: str, shipped: Callable[[], Mapping[str, Any]]) -> bool:
-    if key in _TAGS:
+    if key in TAGS:
         return True
     if value[:1] in _BEGINNINGS:
         return False
