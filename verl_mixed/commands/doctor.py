@@ -22,7 +22,7 @@ server, search, limiter and locks, data, model, disks, memory, ports and W&B. Ta
 PROFILE=laptop verl-mixed doctor
 verl-mixed doctor --json
 verl-mixed doctor --ray 10.0.0.2:6379 --locks /shared/runs""",
-    "0 nothing is bad, 1 something is, 2 usage or config error",
+    "0 nothing is bad, 1 something is (a config with a mistake, too), 2 usage error",
 )
 
 
@@ -50,12 +50,15 @@ def _ray_address(text: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings; exit 1 if one is bad."""
+    from config.schema import ConfigError
     from verl_mixed.checks.finding import as_json, report
     from verl_mixed.commands.doctor_checks import examine
 
-    findings = examine(
-        config_overrides(arguments), ray_address=arguments.ray, locks=arguments.locks
-    )
+    try:
+        overrides = config_overrides(arguments)
+    except ConfigError as error:  # a finding among the others
+        overrides = error
+    findings = examine(overrides, ray_address=arguments.ray, locks=arguments.locks)
     if arguments.json:
         print(as_json(findings))
     else:

@@ -24,12 +24,12 @@ COMPOSE_S = 30.0
 
 
 def examine(
-    overrides: Sequence[str], *, ray_address: str | None, locks: Path | None
+    overrides: Sequence[str] | ConfigError, *, ray_address: str | None, locks: Path | None
 ) -> list[Finding]:
     """Run all checks at once; takes some seconds, most of them for `import verl`.
 
     Args:
-        overrides: Hydra overrides of the run config.
+        overrides: Hydra overrides of the run config, or what is wrong with those that were given.
         ray_address: the cluster to check, `ip:port` or `auto`; None takes the cluster that the
             settings or RAY_ADDRESS name.
         locks: a folder in which file locks are tried between all nodes of the cluster.
@@ -50,11 +50,13 @@ def examine(
     return [finding for check in checks for finding in check.findings()]
 
 
-def _compose(overrides: Sequence[str], plans: list["Plan"]) -> list[Finding]:
+def _compose(overrides: Sequence[str] | ConfigError, plans: list["Plan"]) -> list[Finding]:
     """Compose the run's config as `train` would, and append the plan to `plans`."""
     from verl_mixed.launch.plan import make_plan
 
     try:
+        if isinstance(overrides, ConfigError):
+            raise overrides
         plan = make_plan(overrides, os.environ)
     except ConfigError as error:
         remedy = "see `verl-mixed check`; what depends on the config was not looked at"
