@@ -146,7 +146,8 @@ CALLS = [sum_of(number, idempotent) for number in range(60) for idempotent in (T
 
 async def outcomes_of(tools: ToolClient, calls: list[ToolCall] = CALLS) -> list[ToolResult | None]:
     """What came of each, None for a fault of the infrastructure; a call without is an error."""
-    at_once = asyncio.Semaphore(16)
+    # calls that a slow server keeps waiting must not make BREAKER_FAILURES retries in between
+    at_once = asyncio.Semaphore(BREAKER_FAILURES // 4)
 
     async def outcome_of(call: ToolCall) -> ToolResult | None:
         async with at_once:

@@ -243,8 +243,11 @@ async def test_a_server_that_does_not_know_us_is_no_mistake_of_the_model(status)
 
 
 @pytest.mark.parametrize(("token", "sent"), [("s3cret", "Bearer s3cret"), ("", None)])
-async def test_the_token_of_the_environment_goes_with_every_request(monkeypatch, token, sent):
+async def test_the_token_of_the_environment_goes_with_every_request(
+    monkeypatch, tmp_path, token, sent
+):
     monkeypatch.setenv("TOOL_SERVER_TOKEN", token)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # else a token of this user is sent
     async with running([GOOD]) as server, client(server.url) as tools:
         await tools.call(CALL)
     assert server.headers[0].get("Authorization") == sent
