@@ -16,7 +16,12 @@ from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import RunFolder
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.algorithm,
+    pytest.mark.timeout(900),
+]
 
 STEPS = 3
 
@@ -43,13 +48,7 @@ ALGORITHMS = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        name if name == "gae" else pytest.param(name, marks=pytest.mark.algorithm)
-        for name in ALGORITHMS
-    ],
-)
+@pytest.fixture(scope="module", params=ALGORITHMS)
 def estimator(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -433,6 +433,7 @@ def test_the_audit_command_finds_nothing_wrong(run: Path):
     assert "every batch as planned" in done.stdout
 
 
+@pytest.mark.algorithm
 def test_rollout_on_devices_of_its_own_trains_exact_batches_too(demo: Path, tmp_path: Path):
     job = job_of("separate_async", demo, tmp_path, SEPARATE, 2)
     finish(start(job.command, job.work, job.work / "out.txt"), job.work / "out.txt")
