@@ -73,6 +73,7 @@ check_block() {
     [[ " ${SECRETS[*]:-} " == *" ${name} "* ]] ||
       ! settings_block "${script}" | grep -E "[$][{]?${name}\>" >/dev/null || continue
     unknown=1
+    # grep's exit code says only whether it found a line: none is no fault
     other="$(cd -- "${REPO_ROOT}" && grep -lsE "^ +${name}=" run_mixed_training.sh setup_cluster.sh)" || true
     other="$(grep -vxF -- "${script##*/}" <<<"${other}")" || true
     if [[ " ${SECRETS[*]:-} " == *" ${name} "* ]]; then

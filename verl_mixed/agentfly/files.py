@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,7 +39,7 @@ from verl_mixed.agentfly.keys import (
     files,
     texts,
 )
-from verl_mixed.run.compose import compose_config, is_group, without_profile
+from verl_mixed.run.compose import compose_config, is_group, nearest_key, without_profile
 from verl_mixed.run.override import TAGS, quoted
 from verl_mixed.run.settings import absolute_if_local, override_key
 
@@ -129,9 +128,7 @@ def translate_files(
             values += read(path)
         except ConfigError as error:
             problems += error.problems
-    typed: dict[
-        str, Value
-    ] = {}  # of one key that is typed twice the last value counts, as for Hydra
+    typed: dict[str, Value] = {}  # by key: of one that is typed twice the last counts, as in Hydra
     others: list[str] = []
     for override in given:
         found = _typed(override)
@@ -279,9 +276,8 @@ def _problem(given: Value, run: Mapping[str, Any]) -> str | None:
     below = next((key for key in known if key.startswith(f"{given.name}.")), None)
     if below is not None:
         return f"{given}: it is a section; write keys below it, as {below}"
-    near = get_close_matches(given.name, known, n=1, cutoff=0.75)
-    same = [key for key in known if key.rpartition(".")[2] == given.name.rpartition(".")[2]]
-    hint = f"did you mean {(near or same)[0]}?" if near or same else "remove it"
+    near = nearest_key(given.name, known)
+    hint = f"did you mean {near}?" if near else "remove it"
     return f"unknown key {given}: {_where_listed(given.name, run)}; {hint}"
 
 

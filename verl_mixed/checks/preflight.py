@@ -41,7 +41,7 @@ from verl_mixed.checks.config.sources import source_problems
 from verl_mixed.checks.config.unread import unread_problems
 from verl_mixed.checks.finding import Finding, problems
 from verl_mixed.checks.machine.machine import ports
-from verl_mixed.checks.machine.services import ask_health
+from verl_mixed.checks.machine.services import ask_servers
 from verl_mixed.checks.packages import entry_point
 from verl_mixed.run.compose import unset_problems
 from verl_mixed.run.name import name_problems
@@ -96,11 +96,10 @@ def preflight(
         found += media_problems(config)
         found += shape_problems(config)
     found += _own_server_problems(config)
-    tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if own_tool_server:
         found += own_search_problems(config, corpus, os.environ, data=data)
-    elif tools is not None:
-        answers = {url: ask_health(url) for url in tools.server_urls}
+    else:
+        answers = ask_servers(config)
         found += problems(answer for answer in answers.values() if isinstance(answer, Finding))
         healths = {url: said for url, said in answers.items() if not isinstance(said, Finding)}
         found += given_session_problems(config, [*healths.values()])

@@ -71,8 +71,8 @@ def _search(plan: "Plan", *, data: bool) -> list[Finding]:
     if plan.own_tool_server:
         found = own_search_problems(config, plan.corpus, os.environ, data=data)
     else:
-        answers = {url: services.ask_health(url) for url in plan.server_url.split(",")}
-        healths = {url: said for url, said in answers.items() if isinstance(said, bytes)}
+        answers = services.ask_servers(config)
+        healths = {url: said for url, said in answers.items() if not isinstance(said, Finding)}
         found = given_search_problems(config, healths, data=data)
     return [from_problem("search", problem) for problem in found]
 

@@ -159,15 +159,20 @@ def _unknown_keys(overrides: Sequence[str]) -> list[str]:
         below = [name for name in known if name.startswith(f"{key}.")]
         if key != override_key(override) or key in known or below or is_group(key):
             continue
-        last = key.rpartition(".")[2]
-        near = get_close_matches(key, known, n=1, cutoff=0.75)
-        near = near or [name for name in known if name.rpartition(".")[2] == last]
-        hint = f"did you mean {near[0]}? " if near else ""
+        near = nearest_key(key, known)
+        hint = f"did you mean {near}? " if near else ""
         problems.append(
             f"unknown key {override}: {hint}`verl-mixed check` lists all; AgentFly's keys, as "
             "agent.max_steps or a file of --config, are in docs/configuration.md"
         )
     return problems
+
+
+def nearest_key(key: str, known: Sequence[str]) -> str | None:
+    """The known key that is spelled most like `key`, else the first with the same last part."""
+    last = key.rpartition(".")[2]
+    near = get_close_matches(key, known, n=1, cutoff=0.75)
+    return next(iter(near), next((name for name in known if name.rpartition(".")[2] == last), None))
 
 
 def is_group(key: str) -> bool:

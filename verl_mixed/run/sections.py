@@ -19,6 +19,10 @@ S = TypeVar("S", bound=Section)
 LOOPS_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 """Key of the file of agent loops."""
 
+SEARCH_LOOP = "agent_loop.search_agent_loop.SearchAgentLoop"
+REACT_LOOP = "agent_loop.react_agent_loop.ReactAgentLoop"
+"""`_target_` of two of our agent loops; importing them would import verl."""
+
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
@@ -128,4 +132,4 @@ def _settings_of_ours() -> frozenset[str]:
 
 def is_react(loop: Mapping[str, Any]) -> bool:
     """Whether an entry of the file of agent loops is our ReAct agent."""
-    return loop.get("_target_") == "agent_loop.react_agent_loop.ReactAgentLoop"
+    return loop.get("_target_") == REACT_LOOP

@@ -7,8 +7,10 @@ import pytest
 import yaml
 
 from agent_loop.tools.server.settings import ServerSettings
+from config.schema import TOOL_CONFIG
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron, write_source
 from verl_mixed.checks.config.search import given_search_problems, own_search_problems
+from verl_mixed.checks.machine import services
 from verl_mixed.commands.doctor_checks import _search
 from verl_mixed.commands.serve_tools import _with_engine
 from verl_mixed.launch.plan import make_plan
@@ -110,6 +112,24 @@ def test_a_given_server_says_whether_it_searches(
     problems = list(given_search_problems(config, healths))
     assert len(problems) == is_refused
     assert all("and http://b (TOOL_SERVER_URL) has no search engine" in each for each in problems)
+
+
+@pytest.mark.parametrize("given", ["[http://a,http://b]", "'http://a/, http://b/'"])
+def test_doctor_asks_every_server_that_is_given(
+    run_environ: RunEnviron, given: str, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[str] = []
+
+    def ask(url: str) -> bytes:
+        asked.append(url)
+        return b'{"search": null}'
+
+    monkeypatch.setattr(services, "ask_health", ask)
+    environ = run_environ | {"TOOL_SERVER_URL": ""}
+    plan = make_plan([SEARCHING, f"{TOOL_CONFIG}.server_url={given}"], environ)
+    (finding,) = _search(plan, data=True)
+    assert asked == ["http://a", "http://b"]
+    assert "http://a, http://b (TOOL_SERVER_URL) has no search engine" in finding.words
 
 
 def test_check_a_start_and_doctor_refuse_it(own: RunEnviron):

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.ports import free_ports
+from tests.fakes.ray_head import ray_head
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
 from verl_mixed.checks import packages
 from verl_mixed.checks.finding import Check, Finding, as_json, bad, ok, report, warning
@@ -813,35 +812,10 @@ def token_cluster() -> Iterator[tuple[str, Path]]:
     folder = Path(tempfile.mkdtemp(prefix="vm", dir="/tmp"))  # short: Ray makes sockets below it
     token = folder / "token"
     token.write_text("a" * 64)
-    port, client_port, agent_port = free_ports(3)
-    command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
-    command += [f"--port={port}", f"--ray-client-server-port={client_port}"]
-    command += [f"--dashboard-agent-listen-port={agent_port}", f"--temp-dir={folder / 'ray'}"]
-    command += ["--include-dashboard=false", "--object-store-memory=80000000"]
-    command += ["--num-cpus=5", "--num-gpus=1", "--disable-usage-stats"]
+    words = [f"--temp-dir={folder / 'ray'}", "--num-cpus=5", "--num-gpus=1"]
     secrets = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    with subprocess.Popen(
-        command,
-        env={**os.environ, **secrets, "PYTHONPATH": str(REPO_ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as head:
-        assert head.stdout is not None
-        said = []
-        for line in head.stdout:
-            said.append(line)
-            if "Ray runtime started" in line:
-                break
-        else:
-            pytest.fail("".join(said))
-        try:
-            yield f"127.0.0.1:{port}", token
-        finally:
-            head.send_signal(signal.SIGTERM)
-            head.stdout.read()  # it ends its children before itself
-            head.wait()
+    with ray_head(*words, environ=secrets, until="Ray runtime started") as address:
+        yield address, token
     shutil.rmtree(folder)
 
 

@@ -1,10 +1,8 @@
 """Which Ray a run uses on a machine where `ray start` was typed before, with real Rays."""
 
 import io
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,8 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.ports import free_ports
-from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
+from tests.fakes.ray_head import ray_head
+from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.launch.launcher import train
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -34,35 +32,10 @@ def tmpdir_of_ray() -> Iterator[Path]:
 @pytest.fixture
 def started_by_hand(tmpdir_of_ray: Path) -> Iterator[str]:
     """The address of a Ray that `ray start --head` started and recorded."""
-    port, client_port, agent_port = free_ports(3)
-    command = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block"]
-    command += [f"--port={port}", f"--ray-client-server-port={client_port}"]
-    command += ["--include-dashboard=false"]
-    command += [f"--dashboard-agent-listen-port={agent_port}", "--disable-usage-stats"]
-    command += ["--num-cpus=16", "--num-gpus=1", "--object-store-memory=80000000"]
-    with subprocess.Popen(
-        command,
-        env={**os.environ, "RAY_AUTH_MODE": "disabled", "TMPDIR": str(tmpdir_of_ray)}
-        | {"PYTHONPATH": str(REPO_ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as head:
-        assert head.stdout is not None
-        said = []
-        for line in head.stdout:
-            said.append(line)
-            if "block forever" in line:  # it has recorded its address
-                break
-        else:
-            pytest.fail("".join(said))
-        try:
-            yield (tmpdir_of_ray / "ray" / "ray_current_cluster").read_text()
-        finally:
-            head.send_signal(signal.SIGTERM)
-            head.stdout.read()  # it ends its children before itself
-            head.wait()
+    settings = {"RAY_AUTH_MODE": "disabled", "TMPDIR": str(tmpdir_of_ray)}
+    # by "block forever" it has recorded its address
+    with ray_head("--num-cpus=16", "--num-gpus=1", environ=settings, until="block forever"):
+        yield (tmpdir_of_ray / "ray" / "ray_current_cluster").read_text()
 
 
 def joined_by(environ: RunEnviron, tmpdir: Path, **settings: str) -> tuple[str, str]:

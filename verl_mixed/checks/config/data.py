@@ -146,22 +146,20 @@ def row_problems(config: Mapping[str, Any]) -> Iterator[str]:
 
     Files that cannot be read are left to `data_problems`.
     """
-    named = [files_at(config, key) for key in ("data.train_files", "data.val_files")]
-    sound = set(sound_files([*named[0], *named[1]]))
-    train, validation = ([file for file in files if file in sound] for files in named)
+    train, validation = _sound_rows(config)
     rewards = _rewards_of(config)
     for path in dict.fromkeys([*train, *validation]):
         yield from _cell_problems(config, rewards, path)
     once = list(dict.fromkeys(map(os.path.abspath, validation)))
     yield from (f"data.val_files: {problem}" for problem in row_id_problems(once))
     if not _is_toy(train):
-        yield from leaked_rows(config)
+        yield from _leaked_rows(config, train, validation)
 
 
 def row_warnings(config: Mapping[str, Any]) -> Iterator[Finding]:
     """Leakage in data that is so small that it can only be a trial."""
     if _is_toy(files_at(config, "data.train_files")):
-        for words in leaked_rows(config):
+        for words in _leaked_rows(config, *_sound_rows(config)):
             what, _, remedy = words.rpartition("; ")
             yield warning("data", what, remedy)
 
@@ -174,11 +172,18 @@ def _is_toy(train: Sequence[str]) -> bool:
         return False
 
 
-def leaked_rows(config: Mapping[str, Any]) -> Iterator[str]:
-    """Validation rows that are also training rows, unless they are allowed."""
+def _sound_rows(config: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The training and the validation files that can be read."""
     named = [files_at(config, key) for key in ("data.train_files", "data.val_files")]
     sound = set(sound_files([*named[0], *named[1]]))
     train, validation = ([file for file in files if file in sound] for files in named)
+    return train, validation
+
+
+def _leaked_rows(
+    config: Mapping[str, Any], train: Sequence[str], validation: Sequence[str]
+) -> Iterator[str]:
+    """Validation rows that are also training rows, unless they are allowed."""
     if at(config, "mixed.leakage") != "allow":
         yield from _leakage_problems(config, train, validation)
 

@@ -11,18 +11,18 @@ from typing import Any
 from config.lookup import at
 from config.schema import TOOL_CONFIG, PromptConfig, ToolConfig
 from verl_mixed.checks.config.prompts import first_messages
-from verl_mixed.run.sections import agent_loops, section_of, sound_sources
+from verl_mixed.run.sections import REACT_LOOP, SEARCH_LOOP, agent_loops, section_of, sound_sources
 
 ACTIONS = {
     "agent_loop.code_execution_agent_loop.CodeExecutionAgentLoop": ("code", "answer"),
-    "agent_loop.search_agent_loop.SearchAgentLoop": ("search", "answer"),
+    SEARCH_LOOP: ("search", "answer"),
     "agent_loop.math_agent_loop.MathAgentLoop": ("code", "answer"),
 }
 """Class of an agent loop -> its `actions`; importing the classes would import verl."""
 
 FORMS = {
     "agent_loop.math_agent_loop.MathAgentLoop": (r"\boxed",),
-    "agent_loop.react_agent_loop.ReactAgentLoop": ("Action:", "Final Answer:"),
+    REACT_LOOP: ("Action:", "Final Answer:"),
 }
 """Class of an agent loop -> texts of the forms that it reads besides tags."""
 

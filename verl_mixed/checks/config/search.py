@@ -10,9 +10,7 @@ from typing import Any
 
 from config.lookup import at, files_at
 from verl_mixed.checks.config.prompts import first_messages
-from verl_mixed.run.sections import agent_loops, is_react, sound_sources
-
-_SEARCH_AGENT = "agent_loop.search_agent_loop.SearchAgentLoop"
+from verl_mixed.run.sections import SEARCH_LOOP, agent_loops, is_react, sound_sources
 
 
 def own_search_problems(
@@ -75,7 +73,7 @@ def _searching(config: Mapping[str, Any], *, data: bool) -> Iterator[tuple[str, 
     for name, agent in _agents(config, data=data).items():
         entry = (loops or {}).get(agent, {})
         who = f"source={name!r} with agent={agent!r} searches"
-        if entry.get("_target_") == _SEARCH_AGENT:
+        if entry.get("_target_") == SEARCH_LOOP:
             yield who, ""
         elif is_react(entry):
             tools: Sequence[str] | None = entry.get("tool_names")

@@ -88,6 +88,12 @@ def ask_health(url: str) -> bytes | Finding:
     return bad("tools", words, _START)
 
 
+def ask_servers(config: Mapping[str, Any]) -> dict[str, bytes | Finding]:
+    """URL -> answer of each tool server that the config names; empty if its section is wrong."""
+    section, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
+    return {url: ask_health(url) for url in (section.server_urls if section else ())}
+
+
 def _server(url: str, needed: bool) -> list[Finding]:
     answer = ask_health(url)
     if isinstance(answer, Finding):
