@@ -274,12 +274,7 @@ class Site:
                 if path.name not in (*SHARED, ".cluster"):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
             history = [".git"] * (machine is self.jumphost)
-            archive = subprocess.run(
-                ["tar", "-C", str(ROOT), "--null", "-T", "-", "-cf", "-"],
-                input="\0".join([*paths, *history]).encode(),
-                stdout=subprocess.PIPE,
-                check=True,
-            ).stdout
+            archive = _archive([*paths, *history])
             subprocess.run(["tar", "-C", str(folder), "-xf", "-"], input=archive, check=True)
 
     def _hold(self) -> None:
@@ -498,6 +493,22 @@ def command_of(pid: int) -> str:
 
 def _make_key(path: Path) -> None:
     _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path))
+
+
+def _archive(paths: Sequence[str]) -> bytes:
+    """A tar archive of files of this checkout.
+
+    Exit 1 says that a file changed while it was read: a `git status` of another test writes to
+    `.git`. Then the archive is made again.
+    """
+    command = ["tar", "-C", str(ROOT), "--null", "-T", "-", "-cf", "-"]
+    files, tries = "\0".join(paths).encode(), 20
+    while True:
+        done = subprocess.run(command, input=files, stdout=subprocess.PIPE, check=False)
+        tries -= 1
+        if done.returncode != 1 or not tries:
+            done.check_returncode()
+            return done.stdout
 
 
 def _run(*words: str) -> str:

@@ -46,6 +46,7 @@ def test_an_offline_run_holds_the_artifacts_and_their_files_outlive_the_original
     trajectories.unlink()
     artifacts.shutdown()
     wandb.finish()
+    wandb.teardown()  # its process writes the last of the record when it ends
 
     (record,) = offline.glob("run-trial.wandb")
     logged = record.read_bytes()
