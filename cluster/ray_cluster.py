@@ -27,7 +27,7 @@ _PORT = 6379
 _QUESTION = Path(__file__).with_name("ray_nodes.py")
 
 
-class ClusterUnreachable(RuntimeError):
+class ClusterUnreachable(ConnectionError):
     """The head does not answer, or refuses us; the message names the address and a remedy."""
 
 

@@ -1,11 +1,27 @@
-"""Folders that one process locks, and writes that survive a power cut. Standard library only."""
+"""Locks of folders, writes that survive a power cut, errors of files. Standard library only."""
 
+import errno
 import fcntl
 import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+
+class BrokenFile(OSError):
+    """A file has not the content that it should have; the message says where and what to do."""
+
+
+@contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Name a file in the errors of the block that name none, as those of a write or a lock."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextmanager
@@ -17,7 +33,8 @@ def claimed(folder: Path) -> Generator[bool]:
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with naming(folder):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_ours = os.path.samestat(os.fstat(handle), folder.stat())
         except (BlockingIOError, FileNotFoundError):
             is_ours = False
@@ -44,12 +61,18 @@ def flush(file: IO[Any]) -> None:
 def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
     """Replace a file at once: readers see the old file or the new one, never a part.
 
+    A link stays; the file that it leads to is replaced.
+
     Raises:
-        OSError: it cannot be written; the old file stays, and no draft is left.
+        OSError: it cannot be written, or is a folder, a device or a pipe; the old file stays, and
+            no draft is left.
     """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     draft = path.with_name(path.name + ".tmp")
     try:
-        with draft.open("wb") as file:
+        with naming(path), draft.open("wb") as file:
             file.writelines(blocks)
             flush(file)
         draft.replace(path)

@@ -6,13 +6,17 @@ named command is imported, because otherwise `verl-mixed --help` would wait for 
 """
 
 import argparse
+import difflib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
+from json import JSONDecodeError
 from types import ModuleType
 
-from verl_mixed.exit_codes import INTERRUPTED, USAGE
-from verl_mixed.run.text import print_error
+from verl_mixed.exit_codes import INTERRUPTED, NOT_GOOD, USAGE
+from verl_mixed.run.text import os_error_words, print_error
 
 OVERVIEW = """\
 Train one policy on several agentic sources at once, in exact ratios.
@@ -51,28 +55,48 @@ def main(argv: Sequence[str] | None = None) -> int:
     `argv` are the words after the program's name; None takes them from the process.
     """
     words = sys.argv[1:] if argv is None else argv
-    try:
-        arguments = parser_for(words).parse_args(words)
-        if (log_file := getattr(arguments, "log_file", None)) is None:
-            return _run(arguments)
-
-        from verl_mixed.run.screen_log import copied_to
-
-        with copied_to(log_file):
-            return _run(arguments)
-    except ValueError as error:  # a mistake in the command line itself
-        print_error(error)
-        return USAGE
+    return _with_errors_shown(lambda: _main(words))
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    try:
+def _main(words: Sequence[str]) -> int:
+    arguments = parser_for(words).parse_args(words)
+    if (log_file := getattr(arguments, "log_file", None)) is None:
         return arguments.run(arguments)
+
+    from verl_mixed.run.screen_log import copied_to
+
+    with copied_to(log_file):
+        return _with_errors_shown(lambda: arguments.run(arguments))
+
+
+def _with_errors_shown(act: Callable[[], int]) -> int:
+    """Run `act`; of an error that is no fault of the program, show the message and no trace."""
+    try:
+        try:
+            return act()
+        finally:
+            sys.stdout.flush()  # an output that cannot be written is an error of the command
+    except (UnicodeError, JSONDecodeError, RecursionError) as error:
+        print_error(f"cannot read a file or an argument: {error}; correct it")
+        return NOT_GOOD
     except ValueError as error:  # config.schema.ConfigError is a ValueError
         print_error(error)
         return USAGE
+    except OSError as error:
+        _give_up_output()
+        print_error(os_error_words(error))
+        return NOT_GOOD
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _give_up_output() -> None:
+    """If stdout cannot be written, send it nowhere; Python would raise again at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError, ValueError):  # a stdout without a file
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parser_for(words: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -85,6 +109,10 @@ def parser_for(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     named = next((word for word in words if not word.startswith("-")), None)
+    if named is not None and named not in COMMANDS:
+        near = difflib.get_close_matches(named, COMMANDS, n=1)
+        meant = f"did you mean {near[0]}?" if near else f"one of {', '.join(COMMANDS)}"
+        raise ValueError(f"no command {named!r}: {meant}")
     for name, summary in COMMANDS.items():
         if name != named:
             commands.add_parser(name, help=summary)

@@ -30,7 +30,8 @@ for _setting in "${RUN_SETTINGS[@]}" OVERRIDES; do
 done
 unset _setting
 
-# settle NAME...: take the environment's value, else the block's. An array of the block becomes one string of words.
+# settle NAME...: take the environment's value, else the block's. An array of the block becomes one string of words; of
+# files whose names have spaces, with commas.
 settle() {
   local name
   for name in "$@"; do
@@ -38,6 +39,8 @@ settle() {
     if [[ -z "${value}" ]]; then
       local -n words="${name}"
       value="${words[*]:-}"
+      [[ "${name}" != *_FILES || " ${words[@]@A}" != " declare -a"* || "${words[*]}" == "${words[*]// /}" ]] ||
+        value="$(printf '%s,' "${words[@]}")"
       unset -n words
     fi
     unset "${name}" # an array cannot become a string

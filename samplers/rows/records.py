@@ -31,6 +31,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from samplers.disk import BrokenFile
 from samplers.kind import BadRecord
 
 MOST_RECORD_BYTES = 512 << 20
@@ -53,7 +54,7 @@ _LONGEST_WORD = 16
 """Longer than any incomplete JSON token, except strings and numbers."""
 
 
-class BadData(ValueError):
+class BadData(BrokenFile):
     """The input files cannot be used; the message says where, why and what to do."""
 
 

@@ -205,7 +205,7 @@ def read(path: Path) -> list[Value]:
                 "${...} names there, or write the value itself"
             ]
         ) from error
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, UnicodeDecodeError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError([f"cannot read --config {path}: {reason}; correct the YAML"]) from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

@@ -14,11 +14,10 @@ from config.lookup import at
 from samplers.disk import claimed, sync
 from samplers.rows.draft import draft_folder
 from verl_mixed.commands.arguments import Help, add_flag, add_option, add_run_dir, at_least_one
-from verl_mixed.exit_codes import GOOD, NOT_GOOD
+from verl_mixed.exit_codes import GOOD
 from verl_mixed.run.checkpoints import DType, checkpoint_of, checkpoint_steps, missing_part
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import RunFolder
-from verl_mixed.run.text import print_error
 from verl_mixed.views.estimates import validations
 from verl_mixed.views.progress import Line, sources_of
 
@@ -64,17 +63,13 @@ def _step(text: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export a checkpoint."""
-    try:
-        export(
-            RunFolder(arguments.run_dir),
-            arguments.step,
-            arguments.output,
-            arguments.dtype,
-            adapter=arguments.adapter,
-        )
-    except OSError as error:
-        print_error(error)
-        return NOT_GOOD
+    export(
+        RunFolder(arguments.run_dir),
+        arguments.step,
+        arguments.output,
+        arguments.dtype,
+        adapter=arguments.adapter,
+    )
     return GOOD
 
 

@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 from verl_mixed.commands.arguments import Help, add_flag, add_option
-from verl_mixed.exit_codes import GOOD, USAGE
-from verl_mixed.run.text import print_error
+from verl_mixed.exit_codes import GOOD
 
 HELP = Help(
     """\
@@ -16,7 +15,7 @@ limit; name its cluster with --ray.""",
 verl-mixed limiter runs/mixed_demo --watch
 verl-mixed limiter runs/mixed_demo --json
 verl-mixed limiter runs/mixed_demo --ray auto""",
-    "0 it was shown, 2 there is none, or it cannot be reached",
+    "0 it was shown, 1 its cluster or its file cannot be used, 2 there is none",
 )
 
 
@@ -33,15 +32,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the limiter."""
     from verl_mixed.views.limiter import show
 
-    try:
-        show(
-            arguments.path,
-            as_json=arguments.json,
-            watch=arguments.watch,
-            anew=arguments.reset,
-            ray_address=arguments.ray,
-        )
-    except OSError as error:
-        print_error(error)
-        return USAGE
+    show(
+        arguments.path,
+        as_json=arguments.json,
+        watch=arguments.watch,
+        anew=arguments.reset,
+        ray_address=arguments.ray,
+    )
     return GOOD

@@ -169,7 +169,7 @@ def _run_demo(arguments: argparse.Namespace) -> int:
     folder = arguments.out or demo_folder(arguments.seed)
     try:
         prepare_demo(folder, arguments.seed, progress=_print_now)
-    except (WarmStartError, OSError) as error:
+    except WarmStartError as error:
         print_error(error)
         return NOT_GOOD
     return GOOD
@@ -187,7 +187,7 @@ def _run_smollm(arguments: argparse.Namespace) -> int:
     try:
         prepare_smollm(gguf=gguf, progress=_print_now)
         prepare_rows(rows, arguments.seed)
-    except (PretrainedError, OSError) as error:
+    except PretrainedError as error:
         print_error(error)
         return NOT_GOOD
     _print_now(f"rows are in {rows}")
@@ -204,15 +204,11 @@ def _run_corpus(arguments: argparse.Namespace) -> int:
     except FileNotFoundError as error:
         print_error(error)
         return USAGE
-    except OSError as error:
-        print_error(error)
-        return NOT_GOOD
     return GOOD
 
 
 def _run_kind(kind: Kind, arguments: argparse.Namespace) -> int:
     from samplers.rows.prepare import Choice
-    from samplers.rows.records import BadData
     from verl_mixed.prepare.rows import prepare_files, tokenizer_of
 
     own: dict[str, Any] = {
@@ -241,9 +237,6 @@ def _run_kind(kind: Kind, arguments: argparse.Namespace) -> int:
     except (FileNotFoundError, IsADirectoryError) as error:
         print_error(error)
         return USAGE
-    except (BadData, OSError) as error:
-        print_error(error)
-        return NOT_GOOD
     except KeyboardInterrupt:
         print("interrupted: the same command resumes the preparation", file=sys.stderr)
         return INTERRUPTED

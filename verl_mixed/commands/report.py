@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from verl_mixed.commands.arguments import Help, add_flag, add_option
-from verl_mixed.exit_codes import GOOD, NOT_GOOD
+from verl_mixed.exit_codes import GOOD
 from verl_mixed.run.state import RunFolder
-from verl_mixed.run.text import print_error
 from verl_mixed.views.report.files import write_csv, write_page, write_png
 from verl_mixed.views.report.runs import load_run
 
@@ -50,11 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"cannot write the page to --output {output}: it is HTML; name it *.html, --csv and "
             "--png write their files beside it"
         )
-    try:
-        _write(arguments.run_dirs, output, with_csv=arguments.csv, with_png=arguments.png)
-    except OSError as error:
-        print_error(error)
-        return NOT_GOOD
+    _write(arguments.run_dirs, output, with_csv=arguments.csv, with_png=arguments.png)
     return GOOD
 
 

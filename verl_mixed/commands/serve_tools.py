@@ -66,13 +66,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="serve everybody who reaches the address, as SandboxFusion does",
     )
     settings = "settings by their names in agent_loop/tools/server/settings.py"
-    add_option(parser, "--settings", "JSON", settings, json.loads)
+    add_option(parser, "--settings", "JSON", settings, _mapping)
     for name, field in ServerSettings.model_fields.items():
         if name not in _NOT_OPTIONS:
             option = _OPTIONS.get(name, name.replace("_", "-"))
             parser.add_argument(
                 f"--{option}", dest=name, default=argparse.SUPPRESS, **_argument_of(name, field)
             )
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise argparse.ArgumentTypeError(f'{text[:80]!r}: want an object, {{"name": value}}')
+    return given
 
 
 def _argument_of(name: str, field: FieldInfo) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`verl-mixed stop`: end a run on this machine."""
 
 import argparse
+import math
 
 from verl_mixed.commands.arguments import Help, add_option, add_run_dir
 from verl_mixed.exit_codes import GOOD, NOT_GOOD
@@ -14,14 +15,24 @@ resumes the run.""",
     """\
 verl-mixed stop runs/mixed_demo
 verl-mixed stop runs/mixed_demo --grace 0""",
-    "0 no process of the run is left, 1 some are or there is no such run, 2 usage error",
+    "0 no process of the run is left, 1 some are, 2 no such run or usage error",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_dir(parser)
     grace = "time for the current step and its checkpoint, 0: do not ask"
-    add_option(parser, "--grace", "SECONDS", grace, float, 900.0)
+    add_option(parser, "--grace", "SECONDS", grace, _seconds, 900.0)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: want seconds, 0 at least")
+    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -2,9 +2,7 @@
 
 import argparse
 import math
-import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -73,8 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
         _watch(RunReader(folder), arguments)
     except KeyboardInterrupt:
         pass
-    except BrokenPipeError:  # the reader has ended, as after `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

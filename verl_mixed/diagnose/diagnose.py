@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         0 no known failure was found, 1 one was found, 2 a log is missing, empty or unreadable.
     """
     if arguments.list:
-        _print(known())
+        print(known())
         return GOOD
     scan = Scan()
     problems = read_all(arguments.logs, scan)
@@ -63,15 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
         for problem in problems:
             print(f"error: {problem}", file=sys.stderr)
         return USAGE
-    _print(json.dumps(as_json(scan)) if arguments.json else "\n".join(describe(scan)))
+    print(json.dumps(as_json(scan)) if arguments.json else "\n".join(describe(scan)))
     return NOT_GOOD if scan.ordered() else GOOD
-
-
-def _print(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # the reader ended, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def diagnose_tail(text: str) -> Finding | None:
@@ -267,6 +260,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_options(parser)
     try:
-        return run(parser.parse_args(argv))
+        code = run(parser.parse_args(argv))
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
+    except OSError as error:  # of the output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"error: {error}", file=sys.stderr)
+        return NOT_GOOD
+    return code

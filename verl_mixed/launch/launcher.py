@@ -20,6 +20,7 @@ from cluster.ray_cluster import ask
 from config.lookup import at
 from config.schema import ConfigError
 from verl_mixed.agentfly.files import keep_copies
+from verl_mixed.checks.machine.machine import with_free_dashboard
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 from verl_mixed.launch import processes
 from verl_mixed.launch.failure import RunFailed, RunStopped
@@ -75,6 +76,7 @@ def train(
                 say(f"complete: {plan.folder.path} has all {plan.total_steps} steps")
                 report_and_list_files(plan.folder, say)
                 return GOOD
+            with_free_dashboard(plan.config)
             _make_ready(plan, refused)
             seen = plan.folder.last_step()
             _note_start(plan, seen, arguments, environ, config_files, say)

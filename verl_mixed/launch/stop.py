@@ -29,10 +29,10 @@ def stop(folder: RunFolder, grace_s: float) -> bool:
 
     Raises:
         RunHeld: a process without a name runs it.
+        ValueError: there is no such run.
     """
     if not folder.path.is_dir():
-        print(f"no run in {folder.path}: name runs/<experiment>")
-        return False
+        raise ValueError(f"no run in {folder.path}: name runs/<experiment>")
     holder = folder.holder()
     if holder is None:
         print(f"not running: {folder.path}")

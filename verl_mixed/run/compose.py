@@ -17,9 +17,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from config.lookup import at, flatten
 from config.schema import TOOL_CONFIG, ConfigError
+from samplers.disk import BrokenFile
 from verl_mixed.run.override import readable
 from verl_mixed.run.settings import VARIABLES, override_key
 
@@ -330,10 +332,23 @@ def load_config(path: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: there is none.
+        BrokenFile: it is no YAML mapping.
+        OSError: it cannot be read.
     """
     if not path.is_file():
         raise ConfigError([f"no {path}: not a run's folder; give runs/<experiment>"])
-    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(path), resolve=True))
+    try:
+        config = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (YAMLError, OmegaConfBaseException, UnicodeError, RecursionError) as error:
+        config, why = None, " ".join(str(error).split())
+    else:
+        why = "it is not a mapping"
+    if not isinstance(config, dict) or not config:
+        raise BrokenFile(
+            f"cannot read {path}: {why}; put a whole copy there, or move the run's folder away and "
+            "start the run again (command.txt in it has the command)"
+        )
+    return cast(dict[str, Any], config)
 
 
 def save_config(config: Mapping[str, Any], path: Path) -> None:

@@ -24,12 +24,9 @@ def copied_to(path: Path) -> Generator[None]:
     error ends the block, its traceback goes to the file too, and the process exits with 1.
 
     Raises:
-        ValueError: the file cannot be written.
+        OSError: the file cannot be written.
     """
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise ValueError(f"cannot write --log-file {path}: {error.strerror}") from error
+    path.open("ab").close()
     with _through_tee(sys.stdout, 1, path), _through_tee(sys.stderr, 2, path):
         try:
             yield

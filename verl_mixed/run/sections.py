@@ -63,7 +63,7 @@ def agent_loops(config: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]] | 
         return None, [f"{LOOPS_FILE}={path!r}: no such file; name a YAML list of agent loops"]
     try:
         of_file = {entry["name"]: dict(entry) for entry in yaml.safe_load(file.read_text())}
-    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError) as error:
+    except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, RecursionError) as error:
         why = " ".join(str(error).split())
         return None, [
             f"{LOOPS_FILE}={path!r}: not a list of {{name, _target_}} ({why}); correct it"

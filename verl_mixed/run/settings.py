@@ -6,7 +6,7 @@ unset. An override on the command line wins over the variable for the same key.
 
 import math
 import os
-import re
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -47,7 +47,18 @@ def _path(text: str) -> str:
 
 
 def _files(text: str) -> str:
-    names = [name for name in re.split(r"[,\s\[\]'\"]+", text) if name]
+    """The files that a text names: `a b`, `a,b`, `[a, b]`, or one file whose name has spaces.
+
+    With a comma, spaces belong to the names; without one, quotes keep a name together.
+    """
+    text = text.strip("[]")
+    if os.path.exists(text):
+        names = [text]
+    elif "," in text:
+        names = [name.strip().strip("'\"") for name in text.split(",")]
+    else:
+        names = shlex.split(text)
+    names = filter(None, names)
     return "[" + ",".join(_quoted(os.path.abspath(name)) for name in names) + "]"
 
 

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from agent_loop.training.run_folder import STOP_FILE, read_metrics, tracked_step, whole_checkpoint
 from config.lookup import flatten
+from samplers.disk import naming
 
 HARMLESS = (
     r"trainer\.(total_training_steps|total_epochs|logger|save_freq|test_freq|max_\w+_ckpt_to_keep)",
@@ -111,7 +112,9 @@ class RunFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         with self._lock.open("a+") as lock:
-            if not _locked(lock):
+            with naming(self._lock):
+                is_ours = _locked(lock)
+            if not is_ours:
                 raise RunHeld(
                     f"{self.path} is being run by {self._written() or 'another process'}, step "
                     f"{self.last_step()} seen: wait for it, stop it (`verl-mixed stop`), or choose "
@@ -134,7 +137,8 @@ class RunFolder:
             return None
         with lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                with naming(self._lock):
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 if holder := self._written():
                     return holder
@@ -161,7 +165,7 @@ class RunFolder:
         """Append a start to `command.txt`: the settings from the environment, then the command."""
         words = [f"{name}={shlex.quote(value)}" for name, value in environ.items()]
         line = " ".join([time.strftime("%Y-%m-%dT%H:%M:%S%z"), *words, shlex.join(arguments)])
-        with self.command.open("a", encoding="utf-8") as file:
+        with naming(self.command), self.command.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def lines(self) -> list[dict[str, Any]]:

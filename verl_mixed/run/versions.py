@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.packages import PROJECT, version_of, versions
+from samplers.disk import naming
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -54,18 +55,35 @@ def versions_now(nodes: Sequence[str]) -> dict[str, Any]:
 
 
 def note(path: Path, line: Mapping[str, Any]) -> list[str]:
-    """Add a line to `versions.jsonl`; returns its differences from the last, `name: old -> new`."""
-    before = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-    if not before:
+    """Add a line to `versions.jsonl`; returns its differences from the last, `name: old -> new`.
+
+    Broken lines are passed over.
+    """
+    before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    with naming(path), path.open("a", encoding="utf-8") as file:
+        # a start that was killed, or a full disk, leaves a line without its end
+        file.write("\n" * (not before.endswith("\n") and bool(before)) + json.dumps(line) + "\n")
+    last = next(filter(None, map(_valid, reversed(before.splitlines()))), None)
+    if last is None:
         return []
-    old, new = _names(json.loads(before[-1])), _names(line)
+    old, new = _names(last), _names(line)
     return [
         f"{name}: {old.get(name)} -> {new.get(name)}"
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)
     ]
+
+
+def _valid(text: str) -> dict[str, Any] | None:
+    """A line of the file; None if it is broken."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    is_whole = (
+        isinstance(line, dict) and "commit" in line and isinstance(line.get("packages"), dict)
+    )
+    return line if is_whole else None
 
 
 def _names(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cluster.ray_cluster import ask, recorded_address
 from config.lookup import at
 from config.schema import TOOL_CONFIG
 from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot
@@ -53,8 +55,8 @@ def show(
             the path of the state file. None: the limiter is the state file.
 
     Raises:
-        OSError: the file or the cluster does not exist or cannot be used.
-        ValueError: the file is not a limiter's state file, or the actor does not exist.
+        OSError: the cluster does not answer, or the file cannot be used.
+        ValueError: there is no limiter, or the file is not its state.
     """
     path = state_file_of(path)
     if ray_address is None:
@@ -63,7 +65,7 @@ def show(
                 reset(path)
             _print_all(lambda: snapshot_of(path), as_json, watch)
         except FileNotFoundError as error:
-            raise FileNotFoundError(
+            raise ValueError(
                 f"no limiter at {path}: the first tool call of a run creates it; start a run, give "
                 f"its {TOOL_CONFIG}.rate_limit_file, or --ray ADDRESS if a Ray actor holds it"
             ) from error
@@ -73,6 +75,9 @@ def show(
     from rate_limit import ray_limiter
 
     name = str(path.absolute())
+    address = recorded_address(os.environ) if ray_address == "auto" else ray_address
+    if address is not None:
+        ask(address)  # Ray itself tries for minutes
     ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         if anew:

@@ -18,6 +18,8 @@ from typing import IO
 
 import msgspec
 
+from samplers.disk import BrokenFile
+
 MAX_LINE_BYTES = 64 << 20
 """Longest line. Without this limit a file without line breaks would be read into memory."""
 
@@ -36,7 +38,7 @@ class _Row(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Row).decode
 
 
-class BadLine(ValueError):
+class BadLine(BrokenFile):
     """A line that is not a passage."""
 
     def __init__(self, place: str, kind: str, detail: str) -> None:

@@ -30,7 +30,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("words", [[], ["nonsense"], ["audit"], ["plan", "--batches", "0"]])
+@pytest.mark.parametrize("words", [[], ["audit"], ["plan", "--batches", "0"]])
 def test_wrong_usage_is_exit_2(words: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)

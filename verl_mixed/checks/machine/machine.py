@@ -26,6 +26,10 @@ LEAST_INODES = 20_000
 LEAST_FILES = 4096
 """Ray says so; the soft limit it raises itself."""
 
+DASHBOARD_PORT = 8265
+"""Ray's default, and the one of our profiles."""
+
+DASHBOARD_PORTS = 50
 FULLEST = 0.95
 """Ray writes no more objects to a disk that is fuller."""
 
@@ -162,19 +166,47 @@ def existing(path: Path) -> Path:
 
 def ports(config: Mapping[str, Any]) -> list[Finding]:
     """The dashboard's port, where the run starts its own Ray; the own tool server takes any."""
-    ray_init = at(config, "ray_kwargs.ray_init", {})
-    port = ray_init.get("dashboard_port")
-    if ray_init.get("address") or not ray_init.get("include_dashboard", True) or not port:
+    port = _dashboard_port(config)
+    if port is None:
         return []
-    host = ray_init.get("dashboard_host") or "127.0.0.1"
+    if (refusal := _refusal(config, port)) is None:
+        return [ok("ports", f"{port} (Ray's dashboard) is free")]
+    words = f"ray_kwargs.ray_init.dashboard_port={port}: {refusal}{_holder(port)}"
+    if port == DASHBOARD_PORT:
+        return [ok("ports", f"{words}; a start takes the next free one")]
+    remedy = "set RAY_DASHBOARD_PORT to a free port, or wait for the run that uses it"
+    return [bad("ports", words, remedy)]
+
+
+def with_free_dashboard(config: dict[str, Any]) -> None:
+    """Replace Ray's default port of the dashboard by the next free one where it is taken.
+
+    Several runs of one machine then need no setting. A port that was chosen stays.
+    """
+    if _dashboard_port(config) != DASHBOARD_PORT:
+        return
+    for port in range(DASHBOARD_PORT, DASHBOARD_PORT + DASHBOARD_PORTS):
+        if _refusal(config, port) is None:
+            config["ray_kwargs"]["ray_init"]["dashboard_port"] = port
+            return
+
+
+def _dashboard_port(config: Mapping[str, Any]) -> int | None:
+    """Of a dashboard that the run's own Ray starts at a fixed port."""
+    ray_init = at(config, "ray_kwargs.ray_init", {})
+    if ray_init.get("address") or not ray_init.get("include_dashboard", True):
+        return None
+    return int(ray_init.get("dashboard_port") or 0) or None
+
+
+def _refusal(config: Mapping[str, Any], port: int) -> str | None:
+    """Why nobody can listen there; None if it is free."""
+    host = at(config, "ray_kwargs.ray_init.dashboard_host") or "127.0.0.1"
     try:
-        with socket.create_server((host, int(port)), reuse_port=False):
-            return [ok("ports", f"{port} (Ray's dashboard) is free")]
+        socket.create_server((host, port), reuse_port=False).close()
     except OSError as error:
-        words = f"ray_kwargs.ray_init.dashboard_port={port}: {error.strerror or error}"
-        words += _holder(int(port))
-        remedy = "set RAY_DASHBOARD_PORT to a free port, or wait for the run that uses it"
-        return [bad("ports", words, remedy)]
+        return error.strerror or str(error)
+    return None
 
 
 def _holder(port: int) -> str:

@@ -72,7 +72,13 @@ def other_report(
 def _read(path: Path) -> dict[str, Any]:
     try:
         values = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (OSError, UnicodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (
+        OSError,
+        UnicodeError,
+        RecursionError,
+        yaml.YAMLError,
+        OmegaConfBaseException,
+    ) as error:
         raise ConfigError([f"cannot be read: {' '.join(str(error).split())}"]) from error
     return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
 
