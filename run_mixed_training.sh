@@ -9,6 +9,10 @@
 #   attach    open its tmux session on the head (Ctrl-b d leaves it)
 #   stop      save a checkpoint and end the run; kill its processes if they do not end
 #   resume    resume the run; refuse if there is no checkpoint
+#   report, diagnose, audit, limiter, watch
+#             these commands of verl-mixed, for the run; their options may follow
+#   fetch     copy the run's files, without its checkpoints, from the head to runs/ here
+#   dashboard open the tunnel to the cluster's dashboard, until interrupted
 #   dry-run   print every command of a start, and the resolved config; run nothing
 #   validate  check config, data and machine; run nothing (.venv is installed if it is missing)
 #
@@ -19,7 +23,7 @@
 #   MASTER_IP=local ./run_mixed_training.sh                  on this machine, whatever was set up
 #   RAY_ADDRESS=auto ./run_mixed_training.sh                 on the Ray that `ray start --head` started on this machine
 #
-# If setup_cluster.sh has set up a cluster, the run is on its head node, in tmux session verl_training; the same commands
+# If setup_cluster.sh has set up a cluster, the run is on its head node, in a tmux session verl_training_<run>; the same commands
 # work on the jumphost and on the head. MASTER_IP chooses between several clusters. Without a cluster the run is on this
 # machine, in this terminal. KEY=VALUE is a Hydra override of config/mixed_dataset_grpo.yaml. Give the name of the run
 # (EXPERIMENT_NAME or mixed.experiment=...) with every command.
@@ -30,6 +34,7 @@
 #   --grace SECONDS   stop: time for the current step and its checkpoint (default 900; 0: no checkpoint)
 #   --hosts FILE      the hosts of the cluster, see config/cluster/hosts.example
 #   --dry-run         with start or resume: the same as dry-run
+#   --no-sync         start, resume: copy no code; the hosts must have this commit
 #   --yes             do not ask for confirmation
 #
 # Exit: 0 good, or the run is complete; 1 the run failed; 2 a setting or the usage is wrong; 130 interrupted
@@ -92,15 +97,19 @@ source "${REPO_ROOT}/cluster/lib/training.sh"
 }
 
 main() {
-  local command=start hosts="" dry_run="${DRY_RUN:-0}"
-  local -a overrides=()
-  FOLLOW="" ASSUME_YES="" GRACE_S=""
+  local command=start verb="" hosts="" dry_run="${DRY_RUN:-0}"
+  local -a overrides=() options=()
+  FOLLOW="" ASSUME_YES="" GRACE_S="" NO_SYNC=""
   case "${1:-}" in
-    start | status | logs | attach | stop | resume | dry-run | validate)
+    start | status | logs | attach | stop | resume | dry-run | validate | fetch | dashboard)
       command="$1"
       shift
       ;;
-    folder | launch) # called by this script on the head
+    report | diagnose | audit | limiter | watch)
+      command="$1"
+      shift
+      ;;
+    folder | run_folder | session | launch | may_start) # called by this script on the head
       command="$1"
       shift
       ;;
@@ -118,6 +127,10 @@ main() {
         ;;
       --hosts=*) hosts="${1#--hosts=}" ;;
       --yes) ASSUME_YES=1 ;;
+      --no-sync)
+        [[ "${command}" == @(start|resume|dry-run) ]] || die 2 "--no-sync is for start only, not ${command}: see --help"
+        NO_SYNC=1
+        ;;
       --dry-run) dry_run=1 ;;
       --grace)
         [[ "${command}" == stop && "${2:-}" =~ ^[0-9]+$ ]] || die 2 "--grace SECONDS is for stop only: see --help"
@@ -128,13 +141,19 @@ main() {
         [[ "${command}" == logs ]] || die 2 "$1 is for logs only: see --help"
         FOLLOW=1
         ;;
-      -*) die 2 "unknown option $1: see --help" ;;
-      *=* | '~'*) overrides+=("$1") ;;
-      start | resume) # launch VERB
-        [[ "${command}" == launch ]] || die 2 "one command at a time, and first: '$1'; see --help"
-        overrides+=("$1")
+      *)
+        if [[ "${command}" == @(report|diagnose|audit|limiter|watch) && ("$1" == -* || "$1" != *=*) ]]; then
+          options+=("$1") # of verl-mixed
+        elif [[ "$1" == -* ]]; then
+          die 2 "unknown option $1: see --help"
+        elif [[ "$1" == *=* || "$1" == '~'* ]]; then
+          overrides+=("$1")
+        elif [[ "$1" == @(start|resume) && "${command}" == @(launch|may_start) ]]; then
+          verb="$1"
+        else
+          die 2 "not an override: '$1'; write KEY=VALUE, and one command at a time, first; see --help"
+        fi
         ;;
-      *) die 2 "not an override: '$1'; write KEY=VALUE, see --help" ;;
     esac
     shift
   done
@@ -151,6 +170,7 @@ main() {
   cd -- "${REPO_ROOT}"
   add_overrides "${overrides[@]}"
   [[ "${ON_HEAD:-0}" == 1 ]] || choose_cluster
+  WORDS=(${verb:+"${verb}"} "${options[@]}" "${WORDS[@]}")
   if [[ "${ON_HEAD:-0}" != 1 ]] && is_cluster; then
     at_cluster "${command}" "${WORDS[@]}"
     return
@@ -160,6 +180,8 @@ main() {
   case "${command}" in
     launch) launch "${WORDS[@]}" ;;
     dry-run) dry_run_here "${WORDS[@]}" ;;
+    report | diagnose | audit | limiter | watch) of_run_here "${command}" "${WORDS[@]}" ;;
+    fetch | dashboard) die 2 "${command} is for a cluster: the run is on this machine; see --help" ;;
     *) "${command}_here" "${WORDS[@]}" ;;
   esac
 }
@@ -178,7 +200,8 @@ at_cluster() {
     start | resume) start_at_head "${command}" "$@" ;;
     dry-run) dry_run_at_head "$@" ;;
     logs) logs_at_head "$@" ;;
-    attach) attach_at_head ;;
+    attach | fetch | watch) "${command}_at_head" "$@" ;;
+    dashboard) dashboard_at_head ;;
     stop) at_head stop ${GRACE_S:+--grace "${GRACE_S}"} "$@" ;;
     *) at_head "${command}" "$@" ;;
   esac

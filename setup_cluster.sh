@@ -6,7 +6,7 @@
 #   setup          check every host, start the head and the workers, wait until they have joined; running nodes stay
 #   status         one table of the nodes and their used resources; the dashboard's address
 #   doctor [HOST]  the checks of `setup`, and `verl-mixed doctor` on the head; starts nothing
-#   sync           copy this checkout to the hosts and make .venv there
+#   sync           copy this checkout to the hosts and make .venv there; refuses while a run uses another state of it
 #   logs [HOST]    the last lines of Ray's output on the host; -f follows
 #   attach [HOST]  open the host's tmux session (Ctrl-b d leaves it)
 #   restart        stop and start the cluster; refuses while a run is active
@@ -17,6 +17,7 @@
 #   --dry-run      print every command, run none
 #   --yes          ask nothing
 #   --force        restart, cleanup: end an active run first, after a checkpoint if the run can save one
+#   --check        sync: copy nothing; exit 1 unless every host has the commit of this checkout
 #
 # Settings come from the environment, then the hosts file, then the block below, then what `setup` recorded in
 # .cluster/<MASTER_IP>/. This machine needs bash, ssh and Python 3.10; the hosts need sshd, bash and tmux.
@@ -62,6 +63,7 @@ source "${REPO_ROOT}/cluster/lib/remote.sh"
 
 START_TIMEOUT_S="${START_TIMEOUT_S:-90}" # for Ray to start on a host, and for all to join
 STOP_GRACE_S="${STOP_GRACE_S:-20}"       # between SIGTERM and SIGKILL
+SYNC_MAX_MB="${SYNC_MAX_MB:-64}"         # sync: larger files are not copied
 RUN_GRACE_S="${RUN_GRACE_S:-900}"        # --force: for the run's step under way and its checkpoint
 
 # --- on all hosts ---------------------------------------------------------------
@@ -408,20 +410,26 @@ doctor() {
 
 # --- restart, cleanup -----------------------------------------------------------
 
+# is_run_active: GOING becomes what goes on there, in words. A head that does not answer has no run that could be seen.
+is_run_active() {
+  local head="${HOST_NAMES[0]}"
+  GOING=""
+  on_each status_of "${head}"
+  [[ "${DRY_RUN}" != 1 ]] && ((RC["${head}"] == 0)) || return 1
+  GOING="$(out "${head}" | sed -n "s/^run=\(ours_alive\|foreign\) \(.*\)/tmux session \2 is running on ${head}/p" | head -n 1)"
+  if [[ -z "${GOING}" ]] && out "${head}" | grep -x 'session=ours_alive' >/dev/null; then
+    on_each ray_table "${head}"
+    ((RC["${head}"] != 0)) || GOING="$(out "${head}" | sed -n 's/^{"job"/a job of Ray runs: &/p' | head -n 1)"
+  fi
+  [[ -n "${GOING}" ]]
+}
+
 # no_run: refuse while a run is active; with --force, end the run.
 no_run() {
-  local head="${HOST_NAMES[0]}" going=""
-  on_each status_of "${head}"
-  if [[ "${DRY_RUN}" != 1 ]] && ((RC["${head}"] == 0)); then
-    out "${head}" | grep -x 'run=\(ours_alive\|foreign\)' >/dev/null && going="tmux session verl_training is running on ${head}"
-    if [[ -z "${going}" ]] && out "${head}" | grep -x 'session=ours_alive' >/dev/null; then
-      on_each ray_table "${head}"
-      ((RC["${head}"] != 0)) || ! out "${head}" | grep '^{"job"' >/dev/null || going="a job of Ray runs: $(out "${head}" | grep '^{"job"')"
-    fi
-  fi
-  [[ -n "${going}" || ("${DRY_RUN}" == 1 && "${FORCE}" == 1) ]] || return 0
+  local head="${HOST_NAMES[0]}"
+  is_run_active || [[ "${DRY_RUN}" == 1 && "${FORCE}" == 1 ]] || return 0
   [[ "${FORCE}" == 1 ]] ||
-    die 1 "a run goes on (${going}): end it with './run_mixed_training.sh stop', or give --force to end it here"
+    die 1 "a run goes on (${GOING}): end it with './run_mixed_training.sh stop', or give --force to end it here"
   say "${head}: ending the run, which saves a checkpoint first (up to ${RUN_GRACE_S} s: RUN_GRACE_S)"
   node "${head}" stop-run "${RUN_GRACE_S}" || say "${head}: it is ended with its node"
 }
@@ -486,35 +494,106 @@ repository_files() {
   fi | LC_ALL=C sort -z -u
 }
 
+# left_behind FILE: what is not copied, whatever git says: secrets, data, and files over SYNC_MAX_MB.
+left_behind() {
+  local size
+  case "$1" in
+    .env | .env.* | */.env | */.env.* | data/*) return 0 ;;
+  esac
+  size="$(stat -c %s -- "${REPO_ROOT}/$1")"
+  ((size > SYNC_MAX_MB << 20)) || return 1
+  say "warning: not copied, ${size} bytes (SYNC_MAX_MB=${SYNC_MAX_MB}): $1"
+}
+
+# copy_to HOST HOW: the files of WORK/files and what `sync` notes; HOW is rsync or tar, whichever the host has.
+copy_to() {
+  local target="${HOST_TARGET[$1]}:${HOST_REPO[$1]}/"
+  ssh_command "$1"
+  if [[ "$2" == rsync ]] && command -v rsync >/dev/null; then
+    # with its own folder for the two notes; only what changed is sent
+    run rsync -a --files-from="${WORK}/files" --from0 -e "${SSH_COMMAND[*]@Q}" "${REPO_ROOT}/" "${target}" >&2 || return
+    run rsync -a -e "${SSH_COMMAND[*]@Q}" "${WORK}/.synced_files.new" "${WORK}/.synced_commit.new" "${target}" >&2
+  elif [[ "${DRY_RUN}" == 1 ]]; then
+    say "+ tar of this checkout | $(ssh_words "$1") tar -xzf - -C ${HOST_REPO[$1]}"
+  else
+    tar -C "${REPO_ROOT}" --null -T "${WORK}/files" -czf - -C "${WORK}" .synced_files.new .synced_commit.new |
+      remote_stdin "$1" tar -xzf - -C "${HOST_REPO[$1]}" >&2 # what a .bashrc there prints is no result
+  fi
+}
+
 sync_host() {
-  local wanted="wanted"
+  local wanted="wanted tar"
   if [[ "${DRY_RUN}" == 1 ]]; then
     node "$1" sync-state NONCE
   else
     wanted="$(node "$1" sync-state "${NONCE}")" || return
   fi
-  if [[ "${wanted}" == wanted ]]; then
-    if [[ "${DRY_RUN}" == 1 ]]; then
-      say "+ tar of this checkout | $(ssh_words "$1") tar -xzf - -C ${HOST_REPO[$1]}"
-    else
-      tar -C "${REPO_ROOT}" --null -T "${WORK}/files" -czf - -C "${WORK}" .synced_files.new .synced_commit.new |
-        remote_stdin "$1" tar -xzf - -C "${HOST_REPO[$1]}" >&2 || return # what a .bashrc there prints is no result
-    fi
+  if [[ "${wanted}" == wanted* ]]; then
+    copy_to "$1" "${wanted#wanted }" || return
     node "$1" sync-finish || return
   fi
   node "$1" make-venv || return
   case "${wanted}" in
-    wanted) echo "copied to ${HOST_REPO[$1]}" ;;
+    wanted*) echo "copied to ${HOST_REPO[$1]}" ;;
     same) echo "${HOST_REPO[$1]} is this folder" ;;
     done) echo "${HOST_REPO[$1]} is shared with another host" ;;
   esac
 }
 
+repo_state_of() { node "$1" repo-state; }
+
+# state_words FILE: the commit of a state, and whether files differ from it.
+state_words() {
+  local commit content
+  commit="$(sed -n 's/^commit=//p' "$1")"
+  content="$(sed -n 's/^content=//p' "$1")"
+  printf '%s%s\n' "${commit:0:12}" "${content:++changes}"
+}
+
+# same_code: whether every host has the commit of this checkout; says which has not. In a clone of its own, files may differ
+# from the commit, as the settings blocks here do.
+same_code() {
+  local host status=0 what="$1"
+  here_state >"${WORK}/here"
+  on_each repo_state_of "${HOST_NAMES[@]}"
+  [[ "${DRY_RUN}" != 1 ]] || return 0
+  for host in "${HOST_NAMES[@]}"; do
+    out "${host}" >"${WORK}/there"
+    if ((RC["${host}"] != 0)); then
+      failed "${host}" "its code is not known" "see the words below"
+      status=1
+    elif [[ "${what}" == commit ]]; then
+      grep -qxF -- "$(grep '^commit=' "${WORK}/here")" "${WORK}/there" && continue
+      say "${host}: has $(state_words "${WORK}/there"), here is $(state_words "${WORK}/here")"
+      status=1
+    else
+      cmp -s <(grep -E '^(commit|content)=' "${WORK}/there") <(grep -E '^(commit|content)=' "${WORK}/here") || status=1
+    fi
+  done
+  return "${status}"
+}
+
 sync() {
-  local host status=0
+  local host file status=0
+  if ((CHECK)); then
+    same_code commit ||
+      die 1 "the hosts have not all the commit of this checkout (see above): update them with git, or 'sync' copies it"
+    [[ "${DRY_RUN}" == 1 ]] || say "every host has the commit of this checkout"
+    return
+  fi
+  if is_run_active; then
+    same_code state && {
+      say "a run goes on, and every host has this code already: nothing is copied"
+      return
+    }
+    die 1 "a run goes on (${GOING}), and this checkout differs from what the hosts have: nothing is copied under it; wait" \
+      "for its end, or give --no-sync to a start that takes what is there"
+  fi
   NONCE="$$_${RANDOM}${RANDOM}"
   if [[ "${DRY_RUN}" != 1 ]]; then
-    repository_files >"${WORK}/files"
+    repository_files | while IFS= read -r -d '' file; do
+      left_behind "${file}" || printf '%s\0' "${file}"
+    done >"${WORK}/files"
     cp -- "${WORK}/files" "${WORK}/.synced_files.new"
     here_state >"${WORK}/.synced_commit.new"
     echo "sync=${NONCE}" >>"${WORK}/.synced_commit.new"
@@ -541,7 +620,7 @@ sync() {
 
 main() {
   local command=""
-  DRY_RUN="${DRY_RUN:-0}" YES=0 FORCE=0 FOLLOW=0 HOST=""
+  DRY_RUN="${DRY_RUN:-0}" YES=0 FORCE=0 FOLLOW=0 CHECK=0 HOST=""
   while (($# > 0)); do
     case "$1" in
       -h | --help)
@@ -551,6 +630,7 @@ main() {
       --dry-run) DRY_RUN=1 ;;
       --yes | -y) YES=1 ;;
       --force) FORCE=1 ;;
+      --check) CHECK=1 ;;
       -f | --follow) FOLLOW=1 ;;
       --hosts)
         (($# > 1)) || die 2 "--hosts needs a file: see --help"
@@ -576,6 +656,7 @@ main() {
     logs | attach | doctor) ;;
     *) [[ -z "${HOST}" ]] || die 2 "${command} takes no HOST ('${HOST}'): it is for all hosts; see --help" ;;
   esac
+  ((CHECK == 0)) || [[ "${command}" == sync ]] || die 2 "--check is for sync only, not ${command}: see --help"
   check_block "${BASH_SOURCE[0]}" "${SETTINGS[@]}"
   load_cluster
   case "${command}" in

@@ -4,10 +4,10 @@
 # therefore needs only bash and tmux. Results go to stdout, mostly as key=value lines; messages go to stderr.
 #
 # These things belong to us, and nothing else is touched:
-#   - tmux sessions with VERL_MIXED_CLUSTER in their tmux environment;
-#   - processes with VERL_MIXED_NODE in their environment, processes in the kernel session of such a tmux pane, and
-#     processes that have a log below RAY_TEMP_DIR open (Ray overwrites the environment of some of its processes, but each
-#     of them writes its log there);
+#   - tmux sessions with VERL_MIXED_CLUSTER in their tmux environment, and in them the panes that run our start scripts;
+#   - the processes of those panes, and their children: by VERL_MIXED_NODE in their environment, which only our start
+#     scripts set, by the kernel session of the pane, and by a log below RAY_TEMP_DIR that is open for writing (Ray
+#     overwrites the environment of some of its processes, but each of them writes its log there);
 #   - the folder RAY_TEMP_DIR, if it holds our mark.
 # shellcheck disable=SC2154 # the assignments come before this text
 # shellcheck disable=SC2016 # these are expanded later, when a shell sources the file `env`
@@ -25,7 +25,7 @@ STATE="${HOME}/.verl_mixed/${CLUSTER_ID}"
 CONDA_PATH="${CONDA_PATH%/bin/activate}"
 CONDA_PATH="${CONDA_PATH%/etc/profile.d/conda.sh}"
 MARK="${CLUSTER_ID}/${NODE_IP}"
-RUN_SESSION=verl_training
+RUN_SESSIONS=verl_training # and verl_training_<run>
 
 words() { printf '%s\n' "$*" >&2; }
 
@@ -112,18 +112,36 @@ in_sessions() {
   done
 }
 
+# our_panes NAME: the process ids of the panes that our start scripts run in; a pane that a user split off is no such pane.
+our_panes() {
+  tmux list-panes -s -t "=$1" -F '#{pane_pid} #{pane_start_command}' 2>/dev/null |
+    sed -n 's|^\([0-9]*\) .*/\.verl_mixed/.*|\1|p' || true
+}
+
+# writers PATTERN...: processes with a file open for writing whose path matches one of the patterns.
+writers() {
+  local pattern fd flags
+  local -a names=()
+  for pattern in "$@"; do
+    names+=(-o -lname "${pattern}")
+  done
+  while IFS= read -r fd; do
+    flags="$(sed -n 's/^flags:[[:space:]]*//p' "${fd/%\/fd\/*}/fdinfo/${fd##*/}" 2>/dev/null)" || continue
+    ((8#${flags:-0} % 4 == 0)) || printf '%s\n' "${fd}" # O_RDONLY is 0
+  done < <(find /proc/[0-9]*/fd -maxdepth 1 \( "${names[@]:1}" \) 2>/dev/null || true)
+}
+
 our_processes() {
   local pid
   local -a sids=()
   local name
   for name in $(our_sessions); do
-    mapfile -t -O "${#sids[@]}" sids < <(tmux list-panes -s -t "=${name}" -F '#{pane_pid}' 2>/dev/null || true)
+    mapfile -t -O "${#sids[@]}" sids < <(our_panes "${name}")
   done
   {
     grep -lzFx -e "VERL_MIXED_NODE=${MARK}" /proc/[0-9]*/environ 2>/dev/null || true
     # the same path in another container or network namespace is another node
-    find /proc/[0-9]*/fd -maxdepth 1 \( -lname "${RAY_TEMP_DIR}/session_*" -o -lname "$(started_in)/session_*" \) \
-      2>/dev/null || true
+    writers "${RAY_TEMP_DIR}/session_*" "$(started_in)/session_*"
     in_sessions "${sids[@]}"
   } | sed -E 's|^/proc/([0-9]+)/.*|\1|' | sort -un | while read -r pid; do
     if [[ -O "/proc/${pid}" && "/proc/${pid}/ns/net" -ef /proc/self/ns/net ]] && not_own "${pid}"; then
@@ -183,7 +201,7 @@ env_lines() {
   printf 'case "${PATH}" in %q:*) ;; *) export PATH=%q:"${PATH}" ;; esac\n' "$(env_bin)" "$(env_bin)"
   printf 'unset PYTHONHOME\n'
   printf 'export PYTHONPATH=%q"${PYTHONPATH:+:${PYTHONPATH}}"\n' "${REMOTE_REPO}"
-  printf 'export VERL_MIXED_CLUSTER=%q VERL_MIXED_NODE=%q\n' "${CLUSTER_ID}" "${MARK}"
+  printf 'export VERL_MIXED_CLUSTER=%q\n' "${CLUSTER_ID}"
   printf 'export RAY_AUTH_MODE=%q\n' "${RAY_AUTH_MODE}"
   if [[ "${RAY_AUTH_MODE}" == token ]]; then
     printf 'unset RAY_AUTH_TOKEN; export RAY_AUTH_TOKEN_PATH=%q\n' "${STATE}/token"
@@ -370,7 +388,8 @@ start_ray() {
       ;;
   esac
   {
-    printf '#!/usr/bin/env bash\n. %q\nulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"\nexec' "${STATE}/env"
+    printf '#!/usr/bin/env bash\n. %q\nexport VERL_MIXED_NODE=%q\n' "${STATE}/env" "${MARK}"
+    printf 'ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"\nexec'
     printf ' %q' "${command[@]}"
     printf '\n'
   } >"${STATE}/start_ray.sh"
@@ -476,15 +495,20 @@ ray_nodes() {
 
 # status: the state of this host.
 status() {
-  local state pid
+  local state pid name
   state="$(session_state "${NODE_NAME}")"
   printf 'session=%s\n' "${state}"
   pid="$(tmux list-panes -t "=${NODE_NAME}:" -F '#{pane_pid}' 2>/dev/null | head -n 1 || true)"
   if [[ "${state}" == ours_alive ]]; then
     printf 'uptime_s=%s\n' "$(($(date +%s) - $(stat -c %Y "/proc/${pid}")))"
   fi
-  printf 'run=%s\n' "$(session_state "${RUN_SESSION}")"
+  for name in $(run_sessions); do
+    printf 'run=%s %s\n' "$(session_state "${name}")" "${name}"
+  done
 }
+
+# run_sessions: the tmux sessions of runs, of this cluster or not.
+run_sessions() { tmux list-sessions -F '#{session_name}' 2>/dev/null | grep -E "^${RUN_SESSIONS}(_|$)" || true; }
 
 # signal_processes SIGNAL
 signal_processes() {
@@ -502,7 +526,7 @@ end_processes() {
   local -a leaders=()
   none_of_ours && return
   for name in $(our_sessions); do
-    mapfile -t -O "${#leaders[@]}" leaders < <(tmux list-panes -s -t "=${name}" -F '#{pane_pid}' 2>/dev/null || true)
+    mapfile -t -O "${#leaders[@]}" leaders < <(our_panes "${name}")
   done
   for pid in "${leaders[@]}"; do
     kill -s TERM "${pid}" 2>/dev/null || true
@@ -516,37 +540,54 @@ end_processes() {
   return 1
 }
 
-# end_sessions [NAME]: our tmux sessions, or the one of this name when it is ours.
+# end_sessions [NAME]: our tmux sessions, or the one of this name when it is ours. A session ends with its last pane, so one
+# that a user has split stays, without our mark and name.
 end_sessions() {
-  local name
+  local name pane command
   for name in $(our_sessions); do
-    [[ -n "${1:-}" && "${name}" != "$1" ]] || tmux kill-session -t "=${name}" 2>/dev/null || true
+    [[ -z "${1:-}" || "${name}" == "$1" ]] || continue
+    while read -r pane command; do
+      [[ "${command}" != */.verl_mixed/* ]] || tmux kill-pane -t "${pane}" 2>/dev/null || true
+    done < <(tmux list-panes -s -t "=${name}" -F '#{pane_id} #{pane_start_command}' 2>/dev/null || true)
+    tmux set-environment -t "=${name}" -u VERL_MIXED_CLUSTER 2>/dev/null || continue
+    tmux rename-session -t "=${name}" "${name}_before_$(date +%s)" 2>/dev/null || true
   done
 }
 
-run_has_ended() { [[ "$(session_state "${RUN_SESSION}")" != ours_alive ]]; }
+run_has_ended() { [[ "$(session_state "$1")" != ours_alive ]]; }
 
-# save_run GRACE_S: the same as `run_mixed_training.sh stop`: save a checkpoint after the current step, then end the run.
+# save_run SESSION GRACE_S: the same as `run_mixed_training.sh stop`: save a checkpoint after the current step, then end the
+# run.
 save_run() {
   local folder
-  folder="$(tmux show-environment -t "=${RUN_SESSION}" VERL_MIXED_RUN 2>/dev/null)" || return
+  folder="$(tmux show-environment -t "=$1" VERL_MIXED_RUN 2>/dev/null)" || return
   # shellcheck disable=SC1091 # written by write_env
-  (. "${STATE}/env" && cd -- "${REMOTE_REPO}" && verl-mixed stop --grace "$1" "${folder#*=}") >&2
+  (. "${STATE}/env" && cd -- "${REMOTE_REPO}" && verl-mixed stop --grace "$2" "${folder#*=}") >&2
 }
 
-# stop-run GRACE_S: end the run in tmux session verl_training; with signals if the run does not answer the request.
+# stop-run GRACE_S: end the runs in their tmux sessions; with signals if a run does not answer the request.
 stop_run() {
-  local signal pid grace_s=$(($1 < 60 ? $1 : 60))
-  if ! run_has_ended; then save_run "$1" || words "it could not be asked for a checkpoint (see above)"; fi
-  within 5 run_has_ended && return
+  local name failed=0
+  for name in $(run_sessions); do
+    run_has_ended "${name}" || stop_session "${name}" "$1" || failed=1
+  done
+  return "${failed}"
+}
+
+# stop_session SESSION GRACE_S
+stop_session() {
+  local signal pid grace_s=$(($2 < 60 ? $2 : 60))
+  save_run "$@" || words "it could not be asked for a checkpoint (see above)"
+  within 5 run_has_ended "$1" && return
   for signal in INT TERM; do
-    run_has_ended && return
-    for pid in $(tmux list-panes -s -t "=${RUN_SESSION}" -F '#{pane_pid}' 2>/dev/null); do
+    run_has_ended "$1" && return
+    for pid in $(our_panes "$1"); do
       kill -s "${signal}" -- "-${pid}" 2>/dev/null || kill -s "${signal}" "${pid}" 2>/dev/null || true
     done
-    within "${grace_s}" run_has_ended && return
+    within "${grace_s}" run_has_ended "$1" && return
   done
-  words "the run in tmux session ${RUN_SESSION} did not end within ${grace_s} s of SIGTERM"
+  words "the run in tmux session $1 did not end within ${grace_s} s of SIGTERM"
+  return 1
 }
 
 # stop GRACE_S: end our processes, then our tmux sessions; their files stay.
@@ -617,7 +658,7 @@ sync_state() {
     return 1
   else
     mkdir -p -- "${REMOTE_REPO}"
-    echo wanted
+    echo "wanted $(command -v rsync >/dev/null && echo rsync || echo tar)"
   fi
 }
 
@@ -674,6 +715,7 @@ node_main() {
     stop-run) stop_run "$@" ;;
     sync-state) sync_state "$@" ;;
     sync-finish) sync_finish ;;
+    repo-state) repo_state ;;
     make-venv) make_venv_here ;;
     ray-nodes) ray_nodes "$@" ;;
     *) words "node.sh: unknown subcommand '${subcommand}'" && return 2 ;;

@@ -3,10 +3,12 @@
 # settings block. It needs REPO_ROOT.
 #
 #   on this machine     start_here, resume_here, status_here, ...: with the Python environment, from REPO_ROOT
-#   on the head         launch: the same run inside tmux session verl_training
+#   on the head         launch: the same run inside tmux session verl_training_<run>
 #   from the jumphost   at_head COMMAND: the script again, over there, with ON_HEAD=1
 
-readonly TMUX_SESSION=verl_training
+# find_run makes it the session of the run, verl_training_<run>; `tmux attach -t verl_training` finds the only one.
+readonly SESSIONS=verl_training
+TMUX_SESSION="${SESSIONS}"
 
 # Settings of a run, besides the cluster's SETTINGS. They are sent to the head with the run.
 RUN_SETTINGS=(PROFILE EXPERIMENT_NAME MODEL_PATH TRAIN_FILES VAL_FILES TACO_RATIO NQ_RATIO MATH_RATIO LEARNING_RATE
@@ -136,7 +138,7 @@ heads_here() {
     JUMPHOST_PYTHON="$(jumphost_python)" || exit
     ! is_here "${head}" || { found+=("${head}") && HOME_CLUSTER="${id}"; }
   done < <(for file in "${HOME:-}"/.verl_mixed/*/env; do
-    [[ ! -r "${file}" ]] || sed -n -e 's/^export VERL_MIXED_CLUSTER=\([^ ]*\) .*/\1/p' \
+    [[ ! -r "${file}" ]] || sed -n -e 's/^export VERL_MIXED_CLUSTER=\([^ ]*\).*/\1/p' \
       -e 's/^export MASTER_IP=\([^ ]*\) .*/\1/p' "${file}" | paste -s -d ' '
   done | sort -u)
   [[ -z "${nodes}" || -n "${found[*]}" ]] ||
@@ -194,6 +196,8 @@ find_run() {
   local found
   found="$(python -m verl_mixed.commands.facts --facts -- "$@")" || exit 2
   eval "${found}" # quoted by shlex
+  TMUX_SESSION="${SESSIONS}_${RUN_FOLDER##*/}"
+  TMUX_SESSION="${TMUX_SESSION//[^A-Za-z0-9_-]/_}" # tmux takes no dot and no colon
 }
 
 session_there() { tmux has-session -t "=${TMUX_SESSION}" 2>/dev/null; }
@@ -239,10 +243,7 @@ refuse_to_resume() {
 }
 
 status_here() {
-  use_found_python
-  find_run "$@"
-  [[ -e "${RUN_FOLDER}/config.yaml" ]] ||
-    die 1 "no run in ${RUN_FOLDER} on $(hostname): '${0##*/} start' begins it, EXPERIMENT_NAME names another"
+  run_folder_here "$@" >/dev/null
   verl-mixed watch "${RUN_FOLDER}"
   if [[ -n "${RUN_HOLDER}" ]]; then
     printf 'running      %s\n' "${RUN_HOLDER}"
@@ -257,6 +258,29 @@ status_here() {
   if session_there; then
     printf 'tmux         %s (%s%s)\n' "${TMUX_SESSION}" "$(session_mark VERL_MIXED_RUN)" "$(session_ended)"
   fi
+}
+
+# --- commands of verl-mixed about the run ---------------------------------------
+
+# of_run_here COMMAND [OPTION ...] [OVERRIDE ...]: `verl-mixed COMMAND` for the run's folder; options go to the command.
+of_run_here() {
+  local command="$1" word
+  local -a options=() overrides=()
+  shift
+  for word in "$@"; do
+    if [[ "${word}" == *=* && "${word}" != -* ]]; then overrides+=("${word}"); else options+=("${word}"); fi
+  done
+  run_folder_here "${overrides[@]}" >/dev/null
+  exec verl-mixed "${command}" "${RUN_FOLDER}" "${options[@]}"
+}
+
+# run_folder_here OVERRIDES...: the run's folder; exits where there is none.
+run_folder_here() {
+  use_found_python
+  find_run "$@"
+  [[ -e "${RUN_FOLDER}/config.yaml" ]] ||
+    die 1 "no run in ${RUN_FOLDER} on $(hostname): '${0##*/} start' begins it, EXPERIMENT_NAME names another"
+  printf '%s\n' "${PWD}/${RUN_FOLDER}"
 }
 
 # folder_here OVERRIDES...: the run's folder, for a jumphost that follows the log.
@@ -287,9 +311,24 @@ show_log() {
   fi
 }
 
+# session_here OVERRIDES...: the name of the run's tmux session.
+session_here() {
+  use_found_python
+  find_run "$@"
+  session_there || die 1 "no tmux session ${TMUX_SESSION} on $(hostname): no run was started in one, or its host was" \
+    "restarted; '${0##*/} logs -f' follows a run's log$(other_sessions)"
+  printf '%s\n' "${TMUX_SESSION}"
+}
+
+# other_sessions: the sessions of other runs here, in words.
+other_sessions() {
+  local names
+  names="$(tmux list-sessions -F '#{session_name}' 2>/dev/null | grep "^${SESSIONS}_" | paste -sd' ' -)" || true
+  printf '%s' "${names:+; other runs are in ${names}}"
+}
+
 attach_here() {
-  session_there || die 1 "no tmux session ${TMUX_SESSION} on $(hostname): no run was started in one;" \
-    "'${0##*/} logs -f' follows a run's log"
+  session_here "$@" >/dev/null
   tmux attach -t "=${TMUX_SESSION}"
 }
 
@@ -380,9 +419,20 @@ start_session() (
     set-environment -t "${TMUX_SESSION}" VERL_MIXED_RUN "${RUN_FOLDER}"
 )
 
-# refuse_second VERB: exit 2 if this run, or another run in the tmux session, is active; a resume needs a checkpoint.
+# may_start_here VERB OVERRIDES...: refuse what `launch` would refuse, before a start changes anything on the hosts. A head
+# without an environment has no run.
+may_start_here() {
+  local verb="$1"
+  shift
+  has_python || return 0
+  use_found_python
+  find_run "$@"
+  refuse_second "${verb}"
+}
+
+# refuse_second VERB: exit 2 if this run is active, or another run is in its tmux session; a resume needs a checkpoint.
 refuse_second() {
-  local other place=""
+  local other="" place=""
   if session_there; then
     other="$(session_mark VERL_MIXED_RUN)"
     [[ "${other}" != "${RUN_FOLDER}" ]] || place=" in tmux session ${TMUX_SESSION}"
@@ -408,7 +458,9 @@ write_start_script() {
   (umask 077 && mkdir -p -- "${HOME}/.verl_mixed") && file="$(mktemp "${HOME}/.verl_mixed/start.XXXXXX")" || return 1
   # shellcheck disable=SC2016 # for the file's own shell
   {
-    echo 'rm -f -- "$0"; trap : INT; (' && head_script "${REPO_ROOT}" "$@" &&
+    # what `cleanup` knows the run's processes by; no shell of a user has it
+    printf 'export VERL_MIXED_NODE=%q\n' "${VERL_MIXED_CLUSTER:-}/${MASTER_IP:-}" &&
+      echo 'rm -f -- "$0"; trap : INT; (' && head_script "${REPO_ROOT}" "$@" &&
       echo '); code=$?; echo "ended with exit ${code} at $(date)"' &&
       echo "tmux set-environment -t ${TMUX_SESSION} VERL_MIXED_EXIT \"\${code}\"; exit \"\${code}\""
   } >"${file}" || return 1
@@ -536,19 +588,24 @@ setup_cluster() {
     "${REPO_ROOT}/setup_cluster.sh" "$@"
 }
 
-# start_at_head VERB OVERRIDES...: check the cluster, copy the code to its hosts, start the run on the head.
+# start_at_head VERB OVERRIDES...: ask whether the run may start, check the cluster, copy the code to its hosts, start the
+# run on the head.
 start_at_head() {
+  local verb="$1"
+  shift
   if ((HEAD_IS_HERE)) && [[ ! -e "${CLUSTER_RECORD}/hosts" && -z "${HOSTS_GIVEN}${WORKER_NODES}" ]]; then
     say "this machine is the head, and the cluster was set up elsewhere: no code is copied to the hosts"
-    at_head launch "$@"
+    at_head launch "${verb}" "$@"
     return
   fi
   setup_cluster status >&2 ||
     die 1 "the cluster of MASTER_IP=${MASTER_IP} is not complete (see above): run './setup_cluster.sh setup', then" \
       "start again"
-  setup_cluster sync ${ASSUME_YES:+--yes} >&2 ||
-    die 1 "the code could not be copied to every host of the cluster (see above); './setup_cluster.sh sync' tries again"
-  at_head launch "$@"
+  at_head may_start "${verb}" "$@" || exit
+  setup_cluster sync ${NO_SYNC:+--check} ${ASSUME_YES:+--yes} >&2 ||
+    die 1 "the hosts do not all have this code (see above); './setup_cluster.sh sync' copies it, and a start with" \
+      "--no-sync takes what the hosts have, where they have all the same commit"
+  at_head launch "${verb}" "$@"
 }
 
 # dry_run_at_head: print every command of a start from this machine, and the commands on the head.
@@ -562,17 +619,63 @@ dry_run_at_head() {
 }
 
 attach_at_head() {
-  local code=0
+  local session
+  session="$(at_head session "$@")" || exit
+  session="${session##*$'\n'}" # after what a .bashrc there prints
   if ((HEAD_IS_HERE)); then
-    attach_here
+    tmux attach -t "=${session}"
+  else
+    remote_tty "${HEAD}" tmux attach -t "=${session}"
+  fi
+}
+
+# fetch_at_head OVERRIDES...: copy the run's files, without its checkpoints, to runs/ here.
+fetch_at_head() {
+  local folder name
+  folder="$(at_head run_folder "$@")" || exit
+  folder="${folder##*$'\n'}"
+  name="${folder##*/}"
+  ((HEAD_IS_HERE == 0)) || die 2 "the run is on this machine, in ${folder}: nothing is fetched"
+  run mkdir -p -- "runs/${name}"
+  if [[ "${DRY_RUN:-0}" == 1 ]]; then
+    remote "${HEAD}" tar -C "${folder}" --exclude=./checkpoints --exclude=./export -czf - .
     return
   fi
-  remote "${HEAD}" tmux has-session -t "=${TMUX_SESSION}" || code=$?
-  check_answer "${code}"
-  ((code == 0)) ||
-    die 1 "no tmux session ${TMUX_SESSION} on ${HEAD}: no run was started there, or its host was restarted;" \
-      "'${0##*/} logs -f' follows a run's log"
-  remote_tty "${HEAD}" tmux attach -t "${TMUX_SESSION}"
+  remote "${HEAD}" tar -C "${folder}" --exclude=./checkpoints --exclude=./export -czf - . |
+    tar -C "runs/${name}" --no-same-owner -xzf - || die 1 "the run's files could not be fetched (see above)"
+  say "fetched ${PWD}/runs/${name} (without checkpoints); its report: ${PWD}/runs/${name}/report.html"
+}
+
+# watch_at_head WORD...: with a terminal, the screen of `verl-mixed watch`.
+watch_at_head() {
+  local folder word
+  local -a options=() overrides=()
+  if ((HEAD_IS_HERE)) || [[ ! -t 0 || ! -t 1 ]]; then
+    at_head watch "$@"
+    return
+  fi
+  for word in "$@"; do
+    if [[ "${word}" == *=* && "${word}" != -* ]]; then overrides+=("${word}"); else options+=("${word}"); fi
+  done
+  folder="$(at_head run_folder "${overrides[@]}")" || exit
+  # shellcheck disable=SC2016 # for the far shell
+  remote_tty "${HEAD}" bash -c '. ~/.verl_mixed/"$1"/env && exec verl-mixed watch "${@:2}"' watch "${CLUSTER_ID}" \
+    "${folder##*$'\n'}" "${options[@]}"
+}
+
+# dashboard_at_head: hold the tunnel to the cluster's dashboard open, until interrupted.
+dashboard_at_head() {
+  local port="${RAY_DASHBOARD_PORT:-8265}" words=""
+  [[ "${RAY_AUTH_MODE:-token}" != token ]] || words="; it asks for the token in ${CLUSTER_RECORD}/token"
+  say "dashboard    http://127.0.0.1:${port}${words}"
+  ((HEAD_IS_HERE == 0)) || return 0
+  ssh_command "${HEAD}"
+  say "             while this command goes on (Ctrl-C ends it)"
+  run "${SSH_COMMAND[@]}" -o ExitOnForwardFailure=yes -N -L "${port}:127.0.0.1:${port}" "${HOST_TARGET[${HEAD}]}" || {
+    local code=$?
+    ((code == 130)) || die 1 "${HEAD}: no tunnel (see above); another port of this machine: -L in 'ssh -N -L" \
+      "9000:127.0.0.1:${port} ${HOST_TARGET[${HEAD}]}'"
+  }
 }
 
 logs_at_head() {
