@@ -58,6 +58,9 @@ source "${REPO_ROOT}/cluster/lib/remote.sh"
   NUM_CPUS=""            # per node; empty: Ray counts them
   NUM_GPUS=""            # per node; empty: Ray counts them; a number is a logical resource (the laptop profile has 1)
   OBJECT_STORE_MEMORY="" # bytes per node; empty: Ray decides
+  SETUP_COMMANDS=""      # shell commands before Ray on every host: module load cuda/12.4
+  HOST_ENV=""            # variables of every host: NCCL_SOCKET_IFNAME=eth1 NCCL_DEBUG=WARN
+  ENV_FORWARD=""         # names (patterns) of variables of this shell that the hosts get; empty: NCCL_* HF_* ... (docs/cluster.md)
   HOSTS_FILE=""          # the same as --hosts FILE
 }
 
@@ -247,6 +250,24 @@ make_token() {
   NODE_SECRET="$(<"${file}")"
 }
 
+# collect_environment: NODE_ENVIRONMENT becomes the variables that ENV_FORWARD names, a line each; those that an earlier
+# `setup` recorded stay where this shell has none.
+collect_environment() {
+  local file="${CLUSTER_RECORD}/environment"
+  NODE_ENVIRONMENT="$({ cat -- "${file}" 2>/dev/null || true; forwarded_lines; } | awk '
+    /^export [A-Za-z_]/ { name = $2; sub(/=.*/, "", name); if (!(name in line)) order[++n] = name }
+    { line[name] = /^export [A-Za-z_]/ ? $0 : line[name] "\n" $0 }
+    END { for (i = 1; i <= n; i++) print line[order[i]] }')"
+  [[ "${DRY_RUN}" != 1 ]] || {
+    say "the variables of this shell that the hosts get (ENV_FORWARD):"
+    show_forwarded
+    return
+  }
+  [[ -n "${NODE_ENVIRONMENT}" ]] || return 0
+  (umask 077 && mkdir -p -- "${CLUSTER_RECORD}" && printf '%s\n' "${NODE_ENVIRONMENT}" >"${file}") ||
+    die 1 "cannot write ${file}: check the folder's permissions and the disk"
+}
+
 # record: save hosts and settings for the other commands and for run_mixed_training.sh.
 record() {
   if [[ "${DRY_RUN}" == 1 ]]; then
@@ -282,6 +303,7 @@ setup() {
     [[ " ${GOOD[*]} " == *" ${host} "* ]] || say "error: ${host}: left out (see above); mend it and run setup again"
   done
   make_token
+  collect_environment
 
   on_each start_host "${head}"
   ((RC["${head}"] == 0)) || {

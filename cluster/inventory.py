@@ -33,6 +33,8 @@ HOST_KEYS = {
     "venv": "VENV",
     "repo": "REMOTE_REPO",
     "ray_temp_dir": "RAY_TEMP_DIR",
+    "env": "HOST_ENV",
+    "setup_commands": "SETUP_COMMANDS",
 }
 _OF_ONE_HOST = ("ssh_host", "ip")
 _ANSIBLE_KEYS = {
@@ -44,6 +46,13 @@ _ANSIBLE_KEYS = {
 _GROUPS = ("head", "workers")
 _SECTIONS = (*_GROUPS, "all:vars", "head:vars", "workers:vars")
 
+ENV_FORWARD = (
+    "NCCL_* RCCL_* GLOO_* UCX_* FI_* HF_* TRANSFORMERS_* TOKENIZERS_* WANDB_* CUDA_* PYTORCH_* "
+    "TORCH_* VLLM_* SGLANG_* RAY_* OMP_NUM_THREADS http_proxy https_proxy no_proxy all_proxy "
+    "HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY"
+)
+"""Variables of the jumphost that the cluster gets: shell patterns of their names."""
+
 # settings of the whole cluster
 _CLUSTER_DEFAULTS = {
     "WANDB_DIR": "",
@@ -54,6 +63,7 @@ _CLUSTER_DEFAULTS = {
     "SSH_OPTIONS": "",
     "SHARED_DIRS": "",
     "OBJECT_STORE_MEMORY": "",
+    "ENV_FORWARD": ENV_FORWARD,
 }
 
 # The first character is no dash, because ssh would read the word as an option.
@@ -93,6 +103,11 @@ class Host:
     venv: str = ""
     repo: str = ""
     ray_temp_dir: str = ""
+    env: str = ""
+    """Variables for everything on this host, as shell words `NAME=VALUE`."""
+
+    setup_commands: str = ""
+    """Shell commands that come first: modules, another conda."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +167,20 @@ def _rule(key: str, value: str) -> str | None:
                 )
             if key == "ray_temp_dir" and len(Path(value).parts) < 3:
                 return "must be a folder of its own below another: cleanup removes it"
+        case "env":
+            return _wrong_variables(value)
         case "ray_auth_mode" if value not in ("token", "disabled"):
             return "must be token or disabled"
     return None
+
+
+def _wrong_variables(value: str) -> str | None:
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        return f"cannot be read as words: {error}"
+    wrong = [word for word in words if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", word)]
+    return f"has {wrong[0]!r}, which is no NAME=VALUE" if wrong else None
 
 
 def _is_ip(value: str) -> bool:

@@ -16,21 +16,35 @@ differences:
 import os
 import re
 import sys
+from fnmatch import fnmatchcase
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from agent_loop.training.verl_config import refusals
+from cluster.inventory import ENV_FORWARD
 from config.schema import ConfigError
 
-FORWARDED = re.compile(
-    r"WANDB_\w+|TENSORBOARD_DIR|HF_\w+|NCCL_\w+|GLOO_\w+|VLLM_\w+|TORCH\w*|HYDRA_FULL_ERROR"
-    r"|OMP_NUM_THREADS|TOKENIZERS_PARALLELISM|PYTHONUNBUFFERED|VERL_(?!MIXED_)\w+|TOOL_SERVER_TOKEN"
-    r"|SERPER_API_KEY"
+OWN = re.compile(
+    r"TENSORBOARD_DIR|HYDRA_FULL_ERROR|PYTHONUNBUFFERED|VERL_(?!MIXED_)\w+|TOOL_SERVER_TOKEN"
+    r"|SERPER_API_KEY|WANDB_API_KEY|HF_TOKEN"
 )
-"""Variables of this process that are sent to workers on a cluster. Workers inherit the variables of
-their node's Ray, which was started before the run. The mark of the run is not sent: a launcher ends
-all processes with the mark, but Ray ends these workers with their job."""
+"""Variables that this project sets or reads, beside those of `ENV_FORWARD`."""
+
+
+def is_forwarded(name: str) -> bool:
+    """Whether a variable of this process is sent to workers on a cluster.
+
+    Workers inherit the variables of their node's Ray, which was started before the run: Ray's own,
+    and the devices, are only those. The mark of the run is not sent: a launcher ends all processes
+    with the mark, but Ray ends these workers with their job.
+    """
+    if name.startswith("RAY_") or name == "CUDA_VISIBLE_DEVICES":
+        return False
+    patterns = os.environ.get("ENV_FORWARD") or ENV_FORWARD
+    return OWN.fullmatch(name) is not None or any(
+        fnmatchcase(name, pattern) for pattern in patterns.split()
+    )
 
 _ADDRESS = "ray_kwargs.ray_init.address"
 
@@ -65,7 +79,7 @@ def main(config_path: str) -> None:
 
 
 def join(config: DictConfig) -> None:
-    """Connect to a running Ray cluster as `run_ppo` would, and send the variables `FORWARDED`."""
+    """Connect to a running Ray cluster as `run_ppo` would, and send variables of this process."""
     import ray
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
@@ -78,7 +92,7 @@ def join(config: DictConfig) -> None:
     runtime_env = {**of_verl, **of_user}
     runtime_env["env_vars"] = {
         **of_verl["env_vars"],
-        **{name: value for name, value in os.environ.items() if FORWARDED.fullmatch(name)},
+        **{name: value for name, value in os.environ.items() if is_forwarded(name)},
         "TRANSFER_QUEUE_ENABLE": "1",
         **of_user.get("env_vars", {}),
     }

@@ -191,6 +191,10 @@ env_bin() {
 }
 
 env_lines() {
+  # first, so that conda and PATH of these commands are found below; they may fail and read unset variables
+  [[ -z "${SETUP_COMMANDS}" ]] ||
+    printf '_flags="$(set +o)"; set +eu\n%s\neval "${_flags}"; unset _flags\n' "${SETUP_COMMANDS}"
+  [[ -z "${NODE_ENVIRONMENT:-}" ]] || printf '%s\n' "${NODE_ENVIRONMENT}"
   if [[ -n "${CONDA_ENV}" ]]; then
     printf '_flags="$(set +o)"; set +eu # conda reads unset variables\n'
     printf 'if . %q/etc/profile.d/conda.sh 2>/dev/null; then conda activate %q; fi\n' "${CONDA_PATH}" "${CONDA_ENV}"
@@ -211,9 +215,22 @@ env_lines() {
   printf 'export MASTER_IP=%q RAY_PORT=%q RAY_ADDRESS=%q\n' "${HEAD_IP}" "${RAY_PORT}" "${HEAD_ADDRESS}"
   printf 'export WORKER_NODES=%q\n' "${WORKER_NODES}"
   printf 'export RAY_TEMP_DIR=%q RAY_DASHBOARD_PORT=%q\n' "${RAY_TEMP_DIR}" "${RAY_DASHBOARD_PORT}"
+  printf 'export ENV_FORWARD=%q\n' "${ENV_FORWARD}"
   [[ -z "${WANDB_DIR}" ]] || printf 'export WANDB_DIR=%q\n' "${WANDB_DIR}"
   printf 'if [ -d %q ]; then export TMPDIR=%q; fi\n' "${RAY_TEMP_DIR}/tmp" "${RAY_TEMP_DIR}/tmp" # cleanup removes it
   printf 'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" PYTHONUNBUFFERED=1\n'
+  [[ -z "${HOST_ENV}" ]] || exported_words "${HOST_ENV}" # of this host, so it wins
+}
+
+# exported_words WORDS: `export NAME=VALUE` for shell words, as a hosts file has them.
+exported_words() {
+  local word
+  local -a words
+  # cluster/inventory.py has checked that they are NAME=VALUE
+  mapfile -t words < <(xargs -r -n 1 printf '%s\n' <<<"$1")
+  for word in "${words[@]}"; do
+    printf 'export %s=%q\n' "${word%%=*}" "${word#*=}"
+  done
 }
 
 # --- subcommands ----------------------------------------------------------------
@@ -240,6 +257,7 @@ started_with() {
     printf '%s=%s\n' "${name}" "${!name}"
   done
   printf 'token=%s\n' "$(cksum <<<"${CLUSTER_TOKEN:-}")"
+  printf 'environment=%s\n' "$(cksum <<<"${NODE_ENVIRONMENT:-} ${HOST_ENV} ${SETUP_COMMANDS}")"
 }
 
 # not_in_force: the names of the settings that differ from those that Ray was started with.

@@ -7,13 +7,14 @@
 #   load_cluster            settings and hosts: environment > hosts file > block > what `setup` recorded > default
 #   host_named WORD         the host of that address, or of that session name (head, node0)
 #   run CMD...              print the command; run it unless DRY_RUN=1
-#   remote HOST CMD...      run it on HOST with stdin closed; remote_stdin: with stdin; remote_tty: with a terminal
+#   remote HOST CMD...      run it on HOST with stdin closed; remote_stdin: with stdin; remote_tty: with a terminal. Where
+#                           HOST is this machine, without ssh
 #   node HOST SUB [ARG...]  run a subcommand of cluster/lib/node.sh on HOST; the host needs only bash
 
 # shellcheck disable=SC2034 # the scripts that source this file read them
 SETTINGS=(MASTER_IP WORKER_NODES CONDA_ENV WANDB_DIR CONDA_PATH VENV RAY_TEMP_DIR RAY_PORT RAY_DASHBOARD_PORT
   RAY_DASHBOARD_HOST RAY_AUTH_MODE SSH_USER SSH_PORT SSH_KEY SSH_OPTIONS SSH_JUMP REMOTE_REPO SHARED_DIRS NUM_CPUS
-  NUM_GPUS OBJECT_STORE_MEMORY HOSTS_FILE)
+  NUM_GPUS OBJECT_STORE_MEMORY HOSTS_FILE ENV_FORWARD HOST_ENV SETUP_COMMANDS)
 
 # The values of the environment, saved before a settings block assigns its own, so that the environment overrides it.
 declare -A FROM_ENVIRONMENT=()
@@ -128,7 +129,7 @@ load_cluster() {
   for name in "${SETTINGS[@]}"; do
     unset "${name}" # an array of the block cannot become a string
   done
-  declare -gA HOST_INDEX=() HOST_SESSION=() HOST_IP=() HOST_REPO=() HOST_TARGET=() HOST_SETTINGS=()
+  declare -gA IS_LOCAL=() HOST_INDEX=() HOST_SESSION=() HOST_IP=() HOST_REPO=() HOST_TARGET=() HOST_SETTINGS=()
   # every value on these lines was quoted by shlex
   eval "${resolved}" || exit 2
   WORK="$(mktemp -d /tmp/verl_mixed.XXXXXX)" || die 1 "cannot make a folder under /tmp" # 0700; a socket's path is short
@@ -143,6 +144,31 @@ close_remotes() {
   done
   rm -rf -- "${WORK}"
 }
+
+# is_here ADDRESS: the address is one of this machine's; a socket can be bound to no other.
+is_here() {
+  "${JUMPHOST_PYTHON}" - "$1" <<'PYTHON' 2>/dev/null
+import socket, sys
+family, kind, _, _, address = socket.getaddrinfo(sys.argv[1], 0, type=socket.SOCK_DGRAM)[0]
+socket.socket(family, kind).bind(address)
+PYTHON
+}
+
+# is_local HOST: the host is this machine and this user, and no word for ssh says otherwise.
+is_local() {
+  local -n _words="HOST_SSH_${HOST_INDEX[$1]}"
+  local target="${HOST_TARGET[$1]}"
+  [[ -z "${_words[*]}" && ( "${target}" != *@* || "${target%@*}" == "$(id -un)" ) ]] || return 1
+  [[ -n "${IS_LOCAL[$1]:-}" ]] || IS_LOCAL["$1"]="$(is_here "${target#*@}" && echo yes || echo no)"
+  [[ "${IS_LOCAL[$1]}" == yes ]]
+}
+
+# here CMD...: run it as ssh would: from the home folder, without the variables of this shell.
+here() (
+  cd -- "${HOME}"
+  exec env -i HOME="${HOME}" USER="$(id -un)" LOGNAME="$(id -un)" SHELL="${SHELL:-/bin/bash}" PATH="${PATH}" \
+    ${LANG:+LANG="${LANG}"} ${TERM:+TERM="${TERM}"} ${TMUX_TMPDIR:+TMUX_TMPDIR="${TMUX_TMPDIR}"} "$@"
+)
 
 host_named() {
   local name
@@ -176,6 +202,10 @@ remote_command() {
 remote() {
   local host="$1"
   shift
+  if is_local "${host}"; then
+    run here "$@" </dev/null
+    return
+  fi
   ssh_command "${host}"
   run "${SSH_COMMAND[0]}" -n "${SSH_COMMAND[@]:1}" "${HOST_TARGET[${host}]}" "$(remote_command "$@")"
 }
@@ -183,6 +213,10 @@ remote() {
 remote_stdin() {
   local host="$1"
   shift
+  if is_local "${host}"; then
+    run here "$@"
+    return
+  fi
   ssh_command "${host}"
   run "${SSH_COMMAND[@]}" "${HOST_TARGET[${host}]}" "$(remote_command "$@")"
 }
@@ -190,8 +224,56 @@ remote_stdin() {
 remote_tty() {
   local host="$1"
   shift
+  if is_local "${host}"; then
+    run here "$@"
+    return
+  fi
   ssh_command "${host}"
   run "${SSH_COMMAND[0]}" -t "${SSH_COMMAND[@]:1}" "${HOST_TARGET[${host}]}" "$(remote_command "$@")"
+}
+
+# Ray's address and token are those of the cluster.
+readonly NEVER_FORWARDED=" RAY_ADDRESS RAY_AUTH_TOKEN RAY_AUTH_TOKEN_PATH RAY_TMPDIR "
+
+# is_secret NAME: the name says that its value is one.
+is_secret() { [[ "$1" =~ (^|_)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$) ]]; }
+
+# forwarded: the names of the exported variables that ENV_FORWARD names; a secret only by its whole name. The settings have
+# their own way.
+forwarded() {
+  local name pattern
+  local -a patterns
+  read -ra patterns <<<"${ENV_FORWARD:-}"
+  while IFS= read -r name; do
+    [[ "${NEVER_FORWARDED} ${SETTINGS[*]} ${RUN_SETTINGS[*]:-} ${SECRETS[*]:-} " != *" ${name} "* ]] || continue
+    for pattern in "${patterns[@]}"; do
+      # shellcheck disable=SC2053 # a pattern
+      [[ "${name}" == ${pattern} ]] || continue
+      ! is_secret "${name}" || [[ "${name}" == "${pattern}" ]] || continue
+      printf '%s\n' "${name}"
+      break
+    done
+  done < <(compgen -e)
+}
+
+# forwarded_lines: these variables as `export NAME=VALUE`.
+forwarded_lines() {
+  local name
+  for name in $(forwarded); do
+    printf 'export %s=%q\n' "${name}" "${!name}"
+  done
+}
+
+# show_forwarded: these variables, without the values of secrets; a proxy's address may hold a password.
+show_forwarded() {
+  local name
+  for name in $(forwarded); do
+    if is_secret "${name}" || [[ "${name,,}" == *_proxy ]]; then
+      say "  ${name}=(not shown)"
+    else
+      say "$(printf '  %s=%q' "${name}" "${!name}")"
+    fi
+  done
 }
 
 # node_script HOST: the text that the remote bash reads: the settings, then node.sh. Secrets are sent in this text and
@@ -200,6 +282,7 @@ node_script() {
   printf 'echo %s\n' "${NODE_BEGINS}"
   printf '%s\n' "${HOST_SETTINGS[$1]}"
   [[ -z "${NODE_SECRET:-}" ]] || printf 'CLUSTER_TOKEN=%q\n' "${NODE_SECRET}"
+  [[ -z "${NODE_ENVIRONMENT:-}" ]] || printf 'NODE_ENVIRONMENT=%q\n' "${NODE_ENVIRONMENT}"
   printf 'RAY_NODES_PY=%q\n' "$(<"${REPO_ROOT}/cluster/ray_nodes.py")"
   cat -- "${REPO_ROOT}/cluster/lib/node.sh"
 }
@@ -213,6 +296,10 @@ node() {
   ssh_command "${host}"
   if [[ "${DRY_RUN:-0}" == 1 ]]; then
     printf '+%s < %s\n' "$(printf ' %q' ssh "${HOST_TARGET[${host}]}" bash -s -- "$@")" cluster/lib/node.sh >&2
+    return
+  fi
+  if is_local "${host}"; then
+    here bash -s -- "$@" < <(node_script "${host}") | sed -u -e "0,/^${NODE_BEGINS}\$/d"
     return
   fi
   node_script "${host}" | "${SSH_COMMAND[@]}" "${HOST_TARGET[${host}]}" "bash -s -- $(remote_command "$@")" |

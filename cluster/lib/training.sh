@@ -371,6 +371,7 @@ show_settings() {
   for name in "${SECRETS[@]}"; do
     [[ -z "${!name:-}" ]] || printf '  %s=(secret)\n' "${name}" >&2
   done
+  show_forwarded
 }
 
 # --- on the head: the run in tmux ---------------------------------------------
@@ -521,6 +522,7 @@ head_script() {
   for name in "${RUN_SETTINGS[@]}" "${HEAD_SETTINGS[@]}" "${SECRETS[@]}"; do
     [[ -z "${!name:-}" ]] || printf 'export %s=%q\n' "${name}" "${!name}"
   done
+  forwarded_lines
   name="${FROM_ENVIRONMENT[OVERRIDES]:-}" # the block there must not come instead
   [[ -z "${name}" ]] || printf 'export OVERRIDES=%q\n' "${name}"
   printf 'exec ./run_mixed_training.sh%s </dev/null\n' "$(printf ' %q' "$@")"
@@ -566,15 +568,6 @@ enter_jumphost() {
     SSH_HEAD="$(printf '%q ' ssh "${words[@]}" "${HOST_TARGET[${HEAD}]}")"
     SSH_HEAD="${SSH_HEAD% }"
   fi
-}
-
-# is_here ADDRESS: the address is one of this machine's; a socket can be bound to no other.
-is_here() {
-  "${JUMPHOST_PYTHON}" - "$1" <<'PYTHON' 2>/dev/null
-import socket, sys
-family, kind, _, _, address = socket.getaddrinfo(sys.argv[1], 0, type=socket.SOCK_DGRAM)[0]
-socket.socket(family, kind).bind(address)
-PYTHON
 }
 
 # setup_cluster WORD...: run setup_cluster.sh for this cluster, with the same values of the environment.
