@@ -5,7 +5,7 @@ INI subset: groups `[head]` and `[workers]`, `[all:vars]`, `[head:vars]`, `[work
 lines `ADDRESS key=value ...`. Standard library only: this runs on the jumphost, and
 cluster/lib/remote.sh reads what it prints:
 
-    python3 -m cluster.inventory REPO_ROOT < given
+    python3 -m cluster.inventory REPO_ROOT RECORDS < given
 """
 
 import ipaddress
@@ -225,6 +225,16 @@ def parse_hosts(text: str, place: str = "hosts") -> tuple[Host, ...]:
     return tuple(hosts)
 
 
+def _read_hosts(path: Path, place: str = "") -> tuple[Host, ...]:
+    place = place or str(path)
+    try:
+        return parse_hosts(path.read_text(encoding="utf-8"), place)
+    except UnicodeDecodeError as error:
+        raise InventoryError(
+            f"{place}: no text in UTF-8 ({error.reason}); name a hosts file"
+        ) from error
+
+
 def _sections(text: str, problems: list[tuple[int, str]]) -> dict[str, list[tuple[int, list[str]]]]:
     """Section -> (line number, words) of each of its lines."""
     sections: dict[str, list[tuple[int, list[str]]]] = {name: [] for name in _SECTIONS}
@@ -315,7 +325,7 @@ def resolve(
     hosts_file = environment.get("HOSTS_FILE") or block.get("HOSTS_FILE", "")
     from_file: tuple[Host, ...] = ()
     if hosts_file:
-        from_file = parse_hosts(Path(hosts_file).expanduser().read_text(), hosts_file)
+        from_file = _read_hosts(Path(hosts_file).expanduser(), hosts_file)
     master = environment.get("MASTER_IP") or (from_file[0].name if from_file else "")
     master = master or block.get("MASTER_IP", "")
     if from_file and master != from_file[0].name:
@@ -414,7 +424,7 @@ def _only_record(records: Path | None) -> str:
     """The head of the one recorded cluster."""
     found = sorted(records.glob("*/hosts")) if records and records.is_dir() else []
     if len(found) == 1:
-        return parse_hosts(found[0].read_text(), str(found[0]))[0].name
+        return _read_hosts(found[0])[0].name
     known = f" (recorded here: {', '.join(path.parent.name for path in found)})" if found else ""
     raise InventoryError(
         f"MASTER_IP is empty: set it in the block at the top of the script, in the environment, "
@@ -427,7 +437,7 @@ def _record(records: Path | None, master: str) -> tuple[tuple[Host, ...], dict[s
     folder = records / safe_id(master) if records else None
     if folder is None or not (folder / "hosts").is_file():
         return (), {}
-    hosts = parse_hosts((folder / "hosts").read_text(), str(folder / "hosts"))
+    hosts = _read_hosts(folder / "hosts")
     words = shlex.split((folder / "settings.env").read_text(), comments=True)
     return hosts, {name: value for name, _, value in (word.partition("=") for word in words)}
 
@@ -443,7 +453,7 @@ def _resolved(address: str) -> str:
     return str(found[0][4][0])
 
 
-def shell_lines(cluster: Cluster, repo_root: str) -> str:
+def shell_lines(cluster: Cluster, records: str) -> str:
     """Assignments for bash with quoted values; cluster/lib/remote.sh describes each one."""
     head, *workers = cluster.hosts
     names = [host.name for host in cluster.hosts]
@@ -455,7 +465,7 @@ def shell_lines(cluster: Cluster, repo_root: str) -> str:
     }
     of_head = {setting: getattr(head, key) for key, setting in HOST_KEYS.items()}
     lines = [f"{name}={shlex.quote(value)}" for name, value in {**shared, **of_head}.items()]
-    record = f"{repo_root}/.cluster/{cluster.cluster_id}"
+    record = f"{records}/{cluster.cluster_id}"
     recorded = "".join(f"{name}={shlex.quote(value)}\n" for name, value in shared.items())
     lines += [
         f"CLUSTER_RECORD={shlex.quote(record)}",
@@ -519,17 +529,17 @@ def node_settings(cluster: Cluster, index: int) -> str:
 
 def main() -> int:
     """Read settings from stdin and print the assignments; return 2 with all mistakes on stderr."""
-    repo_root = sys.argv[1]
+    repo_root, records = sys.argv[1:]
     words = sys.stdin.read().split("\0")[:-1]  # environment NAME VALUE block NAME VALUE ...
     given: dict[str, dict[str, str]] = {"environment": {}, "block": {}}
     for place, name, value in zip(words[0::3], words[1::3], words[2::3], strict=True):
         given[place][name] = value
     try:
-        cluster = resolve(**given, repo_root=repo_root, records=Path(repo_root) / ".cluster")
+        cluster = resolve(**given, repo_root=repo_root, records=Path(records))
     except (InventoryError, OSError) as error:
         print("\n".join(f"error: {line}" for line in str(error).split("\n")), file=sys.stderr)
         return 2
-    print(shell_lines(cluster, repo_root), end="")
+    print(shell_lines(cluster, records), end="")
     return 0
 
 

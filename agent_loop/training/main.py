@@ -46,6 +46,7 @@ def is_forwarded(name: str) -> bool:
         fnmatchcase(name, pattern) for pattern in patterns.split()
     )
 
+
 _ADDRESS = "ray_kwargs.ray_init.address"
 
 

@@ -371,6 +371,10 @@ write_env() {
   chmod 700 -- "${HOME}/.verl_mixed" "${STATE}"
   env_lines >"${STATE}/env.new"
   mv -- "${STATE}/env.new" "${STATE}/env"
+  if [[ "${NODE_NAME}" == head ]]; then
+    printf '%s' "${RECORD_HOSTS}" >"${STATE}/hosts"
+    printf '%s' "${RECORD_SETTINGS}" >"${STATE}/settings.env"
+  fi
   if [[ "${RAY_AUTH_MODE}" == token ]]; then
     printf '%s' "${CLUSTER_TOKEN:?the token was not sent}" >"${STATE}/token.new"
     mv -- "${STATE}/token.new" "${STATE}/token"

@@ -116,6 +116,17 @@ given_settings() {
   done
 }
 
+# records: the folder with a record per cluster: of this checkout, else the one that `setup` left on a head, if this is one.
+records() {
+  local file
+  for file in "${REPO_ROOT}"/.cluster/*/hosts "${HOME:-}"/.verl_mixed/*/hosts; do
+    [[ -e "${file}" ]] || continue
+    printf '%s\n' "${file%/*/hosts}"
+    return
+  done
+  printf '%s\n' "${REPO_ROOT}/.cluster"
+}
+
 # load_cluster: sets every name of SETTINGS to a string, and
 #   CLUSTER_ID, CLUSTER_RECORD (.cluster/<MASTER_IP>), HOST_NAMES (head first),
 #   RECORDED_WORKERS (at the last `setup`), LEFT_OUT (those of them that are not in the list now),
@@ -125,7 +136,7 @@ given_settings() {
 load_cluster() {
   local resolved name
   JUMPHOST_PYTHON="$(jumphost_python)" || exit
-  resolved="$(given_settings | compute cluster.inventory "${REPO_ROOT}")" || exit 2
+  resolved="$(given_settings | compute cluster.inventory "${REPO_ROOT}" "$(records)")" || exit 2
   for name in "${SETTINGS[@]}"; do
     unset "${name}" # an array of the block cannot become a string
   done
@@ -281,6 +292,9 @@ show_forwarded() {
 node_script() {
   printf 'echo %s\n' "${NODE_BEGINS}"
   printf '%s\n' "${HOST_SETTINGS[$1]}"
+  # the head keeps the record, so that the scripts work there too
+  [[ "${HOST_SESSION[$1]}" != head ]] ||
+    printf 'RECORD_HOSTS=%q\nRECORD_SETTINGS=%q\n' "${RECORD_HOSTS}" "${RECORD_SETTINGS}"
   [[ -z "${NODE_SECRET:-}" ]] || printf 'CLUSTER_TOKEN=%q\n' "${NODE_SECRET}"
   [[ -z "${NODE_ENVIRONMENT:-}" ]] || printf 'NODE_ENVIRONMENT=%q\n' "${NODE_ENVIRONMENT}"
   printf 'RAY_NODES_PY=%q\n' "$(<"${REPO_ROOT}/cluster/ray_nodes.py")"
