@@ -59,6 +59,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(instead, "--validate-only", only)
     log_file = "append what is printed to this file too; the run then prints a line a step"
     add_option(parser, "--log-file", "FILE", log_file, Path)
+    again = "start a run that failed again, up to N times, where a resume may mend it; it waits "
+    again += "for the cluster's nodes, and gives up if a failure comes twice at a step ($RETRIES)"
+    add_option(parser, "--retries", "N", again, _count)
+
+
+def _count(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: want a whole number, 0 at least")
+    return int(text)
+
+
+def _retries(arguments: argparse.Namespace) -> int:
+    if arguments.retries is not None:
+        return arguments.retries
+    try:
+        return _count(os.environ.get("RETRIES") or "0")
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"RETRIES={error}") from error
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,4 +93,4 @@ def run(arguments: argparse.Namespace) -> int:
         return check.print_problems(problems, unseen=missing)
     from verl_mixed.launch.launcher import train
 
-    return train(overrides, os.environ, config_files=arguments.config)
+    return train(overrides, os.environ, config_files=arguments.config, retries=_retries(arguments))

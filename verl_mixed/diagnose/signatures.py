@@ -11,7 +11,7 @@ from typing import Literal
 FILE = Path(__file__).with_name("signatures.ini")
 
 _REQUIRED = {"title", "cause", "remedy"}
-_OPTIONAL = {"severity", "follows", "storm", "cues", "pattern"}
+_OPTIONAL = {"severity", "follows", "mends", "storm", "cues", "pattern"}
 _STORM = re.compile(r"(\d+) events in (\d+) seconds or (\d+) lines")
 
 
@@ -39,6 +39,9 @@ class Signature:
     """None: the numbers of steps show this failure, and no line of a log."""
 
     follows: bool = False
+    mends: bool = True
+    """Whether a resume may mend it."""
+
     storm: Storm | None = None
 
 
@@ -69,8 +72,9 @@ def _signature(name: str, section: Mapping[str, str]) -> Signature:
     if missing or unknown:
         raise ValueError(f"{place}: missing {missing}, unknown {unknown}; correct the keys")
     severity, follows = texts["severity"] or "fatal", texts["follows"] or "no"
-    if severity not in ("fatal", "warning") or follows not in ("yes", "no"):
-        raise ValueError(f"{place}: severity is fatal or warning, follows is yes or no")
+    mends = texts["mends"] or "yes"
+    if severity not in ("fatal", "warning") or not {follows, mends} <= {"yes", "no"}:
+        raise ValueError(f"{place}: severity is fatal or warning, follows and mends are yes or no")
     storm = _STORM.fullmatch(texts["storm"])
     if texts["storm"] and storm is None:
         raise ValueError(f"{place}: storm={texts['storm']!r} is not of the form {_STORM.pattern}")
@@ -90,6 +94,7 @@ def _signature(name: str, section: Mapping[str, str]) -> Signature:
         cues=tuple(cues),
         pattern=pattern,
         follows=follows == "yes",
+        mends=mends == "yes",
         storm=storm and Storm(events=int(storm[1]), seconds=float(storm[2]), lines=int(storm[3])),
     )
 

@@ -11,7 +11,18 @@ LOG_TAIL_BYTES = 200_000
 
 
 class RunFailed(RuntimeError):
-    """The run ended before it was complete; the message is for the user."""
+    """The run ended before it was complete; the message is for the user.
+
+    Args:
+        message: what is printed.
+        cause: the failure in one line.
+        step: the last step with metrics.
+        mends: whether a resume may mend it.
+    """
+
+    def __init__(self, message: str, *, cause: str = "", step: int = 0, mends: bool = True) -> None:
+        super().__init__(message)
+        self.cause, self.step, self.mends = cause or message.splitlines()[0], step, mends
 
 
 class RunStopped(RuntimeError):

@@ -88,4 +88,4 @@ def make_generated_data(folder: Path, seed: int) -> None:
             child.wait(GRACE_S)
             raise
     if code:
-        raise RunFailed(f"data and model could not be made (exit {code}); see above")
+        raise RunFailed(f"data and model could not be made (exit {code}); see above", mends=False)

@@ -25,16 +25,18 @@ from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 from verl_mixed.launch import processes
 from verl_mixed.launch.failure import RunFailed, RunStopped
 from verl_mixed.launch.generated import make_generated_data
+from verl_mixed.launch.on_end import Verdict, tell
 from verl_mixed.launch.plan import Plan, make_plan
 from verl_mixed.launch.processes import GRACE_S
 from verl_mixed.launch.ray_lines import dashboard_line, found_line
+from verl_mixed.launch.retries import Retries
 from verl_mixed.launch.summary import report_and_list_files, summarise
 from verl_mixed.launch.tool_server import ToolServer
 from verl_mixed.launch.trainer import TRAINER, trainer_environ
 from verl_mixed.launch.watching import RunProcesses, watch_run
 from verl_mixed.run.compose import save_config
 from verl_mixed.run.settings import SETTINGS
-from verl_mixed.run.state import RunHeld
+from verl_mixed.run.state import RunFolder, RunHeld
 from verl_mixed.run.text import printable
 from verl_mixed.run.versions import note, versions_now
 from verl_mixed.views.watch.live import view_on
@@ -48,6 +50,7 @@ def train(
     trainer: Sequence[str] = TRAINER,
     console: Console | None = None,
     config_files: Sequence[Path] = (),
+    retries: int = 0,
 ) -> int:
     """Run to the end.
 
@@ -57,6 +60,7 @@ def train(
         trainer: command that gets the path of the run's config.yaml.
         console: the screen; None takes stdout.
         config_files: files that the arguments were read from; a run that starts keeps copies.
+        retries: how often a run that failed is started again.
 
     Returns:
         Exit code: 0 complete, 1 failed, 2 a setting is wrong, 130 interrupted.
@@ -65,6 +69,13 @@ def train(
     say = partial(_print_lines, console)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
+    told: list[RunFolder] = []  # once the run was started, ON_END hears of its end
+
+    def end(code: int, verdict: Verdict, cause: str = "") -> int:
+        if told and (command := environ.get("ON_END", "").strip()):
+            tell(command, told[0], verdict, cause, environ, say)
+        return code
+
     try:
         plan = make_plan(arguments, environ)
         with plan.folder.claim():
@@ -80,7 +91,11 @@ def train(
             _make_ready(plan, refused)
             seen = plan.folder.last_step()
             _note_start(plan, seen, arguments, environ, config_files, say)
-            return _run(plan, seen, environ, trainer, console, say)
+            told.append(plan.folder)
+            code = _run_again(plan, seen, environ, trainer, console, say, Retries(retries, say))
+            return end(
+                code, "complete" if code == GOOD else "failed", "" if code == GOOD else "audit"
+            )
     except ConfigError as error:
         count = len(error.problems)
         say(f"cannot start, {count} problem{'s' * (count > 1)}:")
@@ -92,13 +107,13 @@ def train(
         return USAGE
     except RunFailed as error:
         say(f"\nfailed: {error}")
-        return NOT_GOOD
+        return end(NOT_GOOD, "failed", error.cause)
     except RunStopped as stopped:
         say(f"\n{stopped}")
-        return INTERRUPTED
+        return end(INTERRUPTED, "stopped", str(stopped))
     except KeyboardInterrupt:
         say("\ninterrupted; the same command resumes the run")
-        return INTERRUPTED
+        return end(INTERRUPTED, "interrupted", "a signal")
 
 
 def _print_lines(console: Console, text: str) -> None:
@@ -150,6 +165,26 @@ def _note_start(
         say(f"note         not as at the last start: {change}")
     for warning in plan.warnings():
         say(f"warning      {warning}")
+
+
+def _run_again(
+    plan: Plan,
+    seen: int,
+    environ: Mapping[str, str],
+    trainer: Sequence[str],
+    console: Console,
+    say: Callable[[str], None],
+    retries: Retries,
+) -> int:
+    """`_run`, started again after a failure as often as `retries` lets it."""
+    while True:
+        try:
+            return _run(plan, seen, environ, trainer, console, say)
+        except RunFailed as failure:
+            if not retries.go_on(failure, plan, environ):
+                raise
+            seen = plan.folder.last_step()
+            say(f"resuming, {seen} of {plan.total_steps} steps seen")
 
 
 def _run(

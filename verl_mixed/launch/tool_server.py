@@ -65,7 +65,9 @@ class ToolServer:
             sandbox = health["sandbox"]
             if sandbox is None and runs_code(config):
                 why = health["sandbox_why"]
-                raise RunFailed(f"no isolation for programs at {url}, so none is run: {why}")
+                raise RunFailed(
+                    f"no isolation for programs at {url}, so none is run: {why}", mends=False
+                )
             upstream = health.get("search") not in (None, "index")
             search = (
                 f"search by {health['search']}" if upstream else f"{health['passages']} passages"

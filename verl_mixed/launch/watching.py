@@ -46,9 +46,13 @@ def watch_run(plan: Plan, running: RunProcesses, reader: RunReader, view: View) 
     if code != 0:
         saved = folder.saved_step()
         resumes = f"resumes from checkpoint global_step_{saved}" if saved else "begins again"
+        why = _why_failed(plan, running, code)
         raise RunFailed(
-            f"{_why_failed(plan, running, code)}\nThe log is {folder.log}. {folder.last_step()} of "
-            f"{plan.total_steps} steps have metrics; the same command {resumes}."
+            f"{why.words}\nThe log is {folder.log}. {folder.last_step()} of "
+            f"{plan.total_steps} steps have metrics; the same command {resumes}.",
+            cause=why.cause,
+            step=folder.last_step(),
+            mends=why.mends,
         )
     if folder.last_step() < plan.total_steps:
         if folder.stop_request.exists():
@@ -58,7 +62,8 @@ def watch_run(plan: Plan, running: RunProcesses, reader: RunReader, view: View) 
             )
         raise RunFailed(
             f"the trainer ended after step {folder.last_step()} of {plan.total_steps} without an "
-            f"error; the log is {folder.log}"
+            f"error; the log is {folder.log}",
+            step=folder.last_step(),
         )
 
 
@@ -81,16 +86,25 @@ def _wait_for_end(running: RunProcesses, reader: RunReader, view: View) -> int |
     return code
 
 
-def _why_failed(plan: Plan, running: RunProcesses, code: int | None) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Why:
+    words: str
+    cause: str
+    mends: bool = True
+
+
+def _why_failed(plan: Plan, running: RunProcesses, code: int | None) -> _Why:
     """The trainer's reason, and the lost node or the known failure behind it."""
     log = plan.folder.log
     reason = reason_of_end(log, running.log_start, code)
     if running.cluster is not None and (lost := running.cluster.explain(reason)):
-        return (
+        words = (
             f"{lost}; `./setup_cluster.sh setup` brings it back; a run is resumed with as many "
             f"nodes as it was started with\nThe trainer's reason: {reason}"
         )
+        return _Why(words=words, cause=lost)
     if known := diagnose_tail(log_tail(log, running.log_start)):
         signature = known.signature
-        reason += f"\nknown: {signature.title}: {signature.cause}; {signature.remedy}"
-    return reason
+        words = f"{reason}\nknown: {signature.title}: {signature.cause}; {signature.remedy}"
+        return _Why(words=words, cause=signature.title, mends=signature.mends)
+    return _Why(words=reason, cause=reason)
