@@ -53,13 +53,18 @@ def same_signal_handlers_after() -> Iterator[None]:
 
 
 def start(
-    environ: RunEnviron, *overrides: str, config_files: Sequence[Path] = ()
+    environ: RunEnviron, *overrides: str, config_files: Sequence[Path] = (), retries: int = 0
 ) -> tuple[int, str]:
     """Exit code and screen of one start."""
     screen = io.StringIO()
     console = Console(file=screen, width=200, highlight=False, soft_wrap=True)
     code = train(
-        overrides, environ, trainer=FAKE_TRAINER, console=console, config_files=config_files
+        overrides,
+        environ,
+        trainer=FAKE_TRAINER,
+        console=console,
+        config_files=config_files,
+        retries=retries,
     )
     return code, screen.getvalue()
 
@@ -143,6 +148,25 @@ def test_a_failed_run_names_its_reason_and_log_and_goes_on_after(run_environ: Ru
     code, screen = start(run_environ)
     assert code == GOOD, screen
     assert "resuming, 1 of 3 steps seen" in screen
+
+
+@pytest.mark.parametrize(
+    ("retries", "code", "told"),
+    [(0, NOT_GOOD, "failed ValueError: broken on purpose 1"), (1, GOOD, "complete  3")],
+)
+def test_a_run_that_failed_goes_on_by_itself_and_somebody_is_told_of_its_end(
+    retries: int, code: int, told: str, run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verl_mixed.launch.retries.PAUSE_S", 0.0)
+    tell = {"ON_END": 'echo "$RUN_VERDICT $RUN_CAUSE $RUN_STEP" >>"$RUN_FOLDER/told"'}
+
+    ended, screen = start(run_environ | tell | {"FAKE_TRAINER": "error"}, retries=retries)
+
+    folder = Path("runs/trial")
+    assert ended == code, screen
+    assert starts(folder) == 1 + retries
+    assert ("retry 1 of 1" in screen) == bool(retries)
+    assert (folder / "told").read_text() == f"{told}\n"
 
 
 def test_a_report_that_cannot_be_written_fails_no_run(run_environ: RunEnviron) -> None:
@@ -423,11 +447,10 @@ def test_a_run_of_another_machine_is_not_stopped_from_here(
     claim.__exit__(None, None, None)
 
 
-def test_there_is_nothing_to_stop_where_there_is_no_run(
-    run_environ: RunEnviron, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert not stop(RunFolder(Path("runs/gone")), 0)
-    assert "no run in" in capsys.readouterr().out
+@pytest.mark.usefixtures("run_environ")
+def test_there_is_nothing_to_stop_where_there_is_no_run() -> None:
+    with pytest.raises(ValueError, match="no run in"):
+        stop(RunFolder(Path("runs/gone")), 0)
 
 
 def test_each_start_leaves_commit_and_versions(run_environ: RunEnviron) -> None:
