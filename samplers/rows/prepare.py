@@ -540,6 +540,8 @@ def _writing(outputs: Sequence[Output]) -> Generator[None]:
     """Add the names of the outputs to an error of the disk."""
     try:
         yield
+    except BadData:
+        raise
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         names = ", ".join(str(output.path) for output in outputs)

@@ -15,7 +15,7 @@ from agent_loop.training.run_folder import MetricsFile
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
 from tests.verl_mixed.run_files import add_line, metrics_line, run_of
 from verl_mixed.cli import main
-from verl_mixed.exit_codes import GOOD, USAGE
+from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
 
 WATCH = (sys.executable, "-m", "verl_mixed", "watch", "--interval", "0.1")
 DEADLINE_S = 60.0
@@ -168,7 +168,7 @@ def test_in_a_pipe_each_step_is_a_line_as_it_comes_and_then_the_end(tmp_path: Pa
     assert lines[-1] == "finished"
 
 
-def test_a_reader_that_goes_away_ends_it_without_a_word(tmp_path: Path) -> None:
+def test_a_reader_that_goes_away_ends_it_with_one_line(tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", steps=2000)
     child = subprocess.Popen(
         [*WATCH, str(folder.path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=REPO_ROOT
@@ -177,8 +177,8 @@ def test_a_reader_that_goes_away_ends_it_without_a_word(tmp_path: Path) -> None:
     child.stdout.readline()
     child.stdout.close()
 
-    assert child.wait(DEADLINE_S) == GOOD
-    assert child.stderr.read() == b""
+    assert child.wait(DEADLINE_S) == NOT_GOOD
+    assert child.stderr.read().count(b"\n") == 1
     child.stderr.close()
 
 

@@ -7,12 +7,12 @@ from enum import Enum
 from pathlib import Path
 
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from config.lookup import at
 from config.schema import ConfigError
 from rate_limit.snapshot import Snapshot
 from rate_limit.stats import snapshot_of
+from samplers.disk import BrokenFile
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import RunFolder, RunHeld
 from verl_mixed.run.text import clock
@@ -110,7 +110,7 @@ class RunReader:
         try:
             self.total_steps = int(at(load_config(path), "trainer.total_training_steps"))
             self._limiter_file = Path(state_file_of(self.folder.path))
-        except (ConfigError, OmegaConfBaseException, YAMLError, TypeError, ValueError):
+        except (ConfigError, BrokenFile, OmegaConfBaseException, TypeError, ValueError):
             self.total_steps = None  # the screen shows a ? for it
         return True
 

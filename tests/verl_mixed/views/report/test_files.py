@@ -98,7 +98,7 @@ def test_a_page_that_cannot_be_written_is_an_error_in_words_and_leaves_nothing(
     assert main(["report", str(tmp_path / "run"), "--output", str(tmp_path / place)]) == 1
 
     said = capsys.readouterr()
-    assert said.err.startswith("error: [Errno") and place in said.err and said.out == ""
+    assert said.err.startswith("error: /") and place in said.err and said.out == ""
     assert not list(tmp_path.rglob("*.tmp"))
 
 
