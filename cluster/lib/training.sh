@@ -516,6 +516,8 @@ say_next() {
 head_script() {
   local repo="$1" name
   shift
+  # before the first sync nothing can run there, and older code has no may_start; sync itself refuses under a live run
+  [[ "$1" != may_start ]] || printf 'grep -qs may_start %q/run_mixed_training.sh || exit 0\n' "${repo}"
   printf 'cd -- %q || { echo "no repository there: setup_cluster.sh sync brings it" >&2; exit 1; }\n' "${repo}"
   printf 'export %s=%q\n' ON_HEAD 1 MASTER_IP "${RAY_HEAD:-${MASTER_IP}}" \
     VERL_MIXED_CLUSTER "${CLUSTER_ID:-${VERL_MIXED_CLUSTER:-}}" SSH_HEAD "${SSH_HEAD:-}"
@@ -605,9 +607,9 @@ start_at_head() {
 dry_run_at_head() {
   start_at_head start "$@"
   show_settings
-  say "and there:"
+  say "and there, in the session of the run (RUN: its name):"
   say "+ ./run_mixed_training.sh launch start$(printf ' %q' "$@")"
-  say "+ tmux new-session -d -s ${TMUX_SESSION} bash -c 'cd ${HOST_REPO[${HEAD}]} && ON_HEAD=1 MASTER_IP=${RAY_HEAD}" \
+  say "+ tmux new-session -d -s ${SESSIONS}_${EXPERIMENT_NAME:-RUN} bash -c 'cd ${HOST_REPO[${HEAD}]} && ON_HEAD=1 MASTER_IP=${RAY_HEAD}" \
     "./run_mixed_training.sh start$(printf ' %q' "$@")'"
 }
 

@@ -226,7 +226,10 @@ verl-mixed train" ]
 }
 
 @test "attach without a session is exit 1 and says what to do instead" {
-  TMUX_TMPDIR="${BATS_TEST_TMPDIR}" run "${CHECKOUT}/run_mixed_training.sh" attach
+  fake_venv
+  export VENV="${BATS_TEST_TMPDIR}/venv" FACTS="${BATS_TEST_TMPDIR}/facts" TMUX_TMPDIR="${BATS_TEST_TMPDIR}"
+  facts ""
+  run "${CHECKOUT}/run_mixed_training.sh" attach
   [ "${status}" -eq 1 ]
   [[ "${output}" == *"logs -f"* ]]
 }

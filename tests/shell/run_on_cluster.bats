@@ -12,15 +12,15 @@ teardown() { end_tmux; }
 
 script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
 
-@test "start checks the cluster, syncs, and starts the launcher in tmux session verl_training on the head" {
+@test "start checks the cluster, syncs, and starts the launcher in a tmux session of the run on the head" {
   TACO_RATIO=0.5 script mixed.seed=3
   [ "${status}" -eq 0 ]
   grep -q "^setup_cluster status MASTER_IP=192.0.2.1" "${CALLS}"
   grep -q "^setup_cluster sync" "${CALLS}"
   grep -q "^verl-mixed <train> <mixed.seed=3> MASTER_IP=10.9.9.9 RAY_PORT=7000 TACO_RATIO=0.5" "${CALLS}"
-  tmux has-session -t =verl_training
-  [ "$(tmux show-options -wv -t verl_training remain-on-exit)" = on ]
-  [ "$(tmux show-environment -t verl_training VERL_MIXED_CLUSTER)" = VERL_MIXED_CLUSTER=192.0.2.1 ]
+  tmux has-session -t =verl_training_demo
+  [ "$(tmux show-options -wv -t verl_training_demo remain-on-exit)" = on ]
+  [ "$(tmux show-environment -t verl_training_demo VERL_MIXED_CLUSTER)" = VERL_MIXED_CLUSTER=192.0.2.1 ]
 }
 
 @test "without MASTER_IP, every command goes to the one cluster that was set up, and says so" {
@@ -63,7 +63,7 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
 
 @test "after a start it says what to type next" {
   SSH_JUMP=me@bastion script
-  for words in "status" "logs -f" "ssh -J me@bastion 192.0.2.1 -t 'tmux attach -t verl_training'" \
+  for words in "status" "logs -f" "ssh -J me@bastion 192.0.2.1 -t 'tmux attach -t verl_training_demo'" \
     "ssh -J me@bastion 192.0.2.1 -N -L 8265:127.0.0.1:8265" "stop"; do
     [[ "${output}" == *"${words}"* ]]
   done
@@ -112,7 +112,7 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
   SETUP_FAILS=sync script --yes
   [ "${status}" -eq 1 ]
   grep -q "setup_cluster sync --yes" "${CALLS}"
-  [ "$(calls ssh)" -eq 0 ]
+  [ "$(calls '<train>')" -eq 0 ]
 }
 
 @test "setup_cluster.sh gets the hosts file and what the environment said, and no more" {
@@ -150,7 +150,7 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
   tmux set-environment -gu TRAIN_EXIT
   script
   [ "${status}" -eq 0 ]
-  [ "$(tmux display-message -p -t =verl_training: '#{pane_dead}')" = 0 ]
+  [ "$(tmux display-message -p -t =verl_training_demo: '#{pane_dead}')" = 0 ]
 }
 
 @test "a long preparation is no failure: it says what the launcher does" {
@@ -166,25 +166,42 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
   facts "RUN_HOLDER='process 12 on gpu1'" RUN_STEP=4
   script
   [ "${status}" -eq 2 ]
-  [[ "${output}" == *"runs/demo is running already in tmux session verl_training: process 12 on gpu1, step 4 of 16"* ]]
+  [[ "${output}" == *"runs/demo is running already in tmux session verl_training_demo: process 12 on gpu1, step 4 of 16"* ]]
   [[ "${output}" == *"'stop'"* ]]
   [ "$(calls '<train>')" -eq 1 ]
+  [ "$(calls 'setup_cluster sync')" -eq 1 ] # nothing was copied under the live run
 }
 
-@test "another run in the session is exit 2 and is named" {
+@test "two runs have a tmux session each" {
   script
-  facts RUN_FOLDER=runs/other
+  facts RUN_FOLDER=runs/other.2
   script
-  [ "${status}" -eq 2 ]
-  [[ "${output}" == *"is running runs/demo"* && "${output}" == *"EXPERIMENT_NAME=demo"* ]]
+  [ "${status}" -eq 0 ]
+  tmux has-session -t =verl_training_demo
+  tmux has-session -t =verl_training_other_2
 }
 
-@test "a tmux session verl_training of somebody else is left alone" {
-  tmux new-session -d -s verl_training sleep 300
+@test "a start asks nothing of a head without this code: sync brings it" {
+  mv "${CHECKOUT}" "${CHECKOUT}.here"
+  CHECKOUT="${CHECKOUT}.here" REMOTE_REPO="${BATS_TEST_TMPDIR}/nowhere" script
+  [[ "${output}" == *"no repository there"* ]]
+  grep -q "setup_cluster sync" "${CALLS}"
+}
+
+@test "--no-sync copies nothing, and asks whether the hosts have this commit" {
+  script start --no-sync
+  [ "${status}" -eq 0 ]
+  grep -q "^setup_cluster sync --check MASTER_IP" "${CALLS}"
+  SETUP_FAILS=sync script start --no-sync EXPERIMENT_NAME=x
+  [ "${status}" -ne 0 ]
+}
+
+@test "a tmux session of the run's name of somebody else is left alone" {
+  tmux new-session -d -s verl_training_demo sleep 300
   script
   [ "${status}" -eq 2 ]
   [[ "${output}" == *"not made by this script"* ]]
-  tmux has-session -t =verl_training
+  tmux has-session -t =verl_training_demo
   [ "$(calls '<train>')" -eq 0 ]
 }
 
@@ -221,7 +238,7 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
   [ "${status}" -eq 0 ]
   grep -q "verl-mixed <watch> <runs/demo>" "${CALLS}"
   grep -q "python <-m> <verl_mixed.commands.facts> <--facts> <--> <mixed.experiment=demo>" "${CALLS}"
-  [[ "${output}" == *"running      process 12 on gpu1"* && "${output}" == *"verl_training (runs/demo)"* ]]
+  [[ "${output}" == *"running      process 12 on gpu1"* && "${output}" == *"verl_training_demo (runs/demo)"* ]]
   [ "$(calls setup_cluster)" -eq 2 ]
 }
 
@@ -256,13 +273,13 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
 @test "attach takes a terminal on the head" {
   script
   script attach # tmux itself refuses: there is no terminal here
-  grep -q "^ssh <-t> .*<tmux attach -t verl_training >" "${CALLS}"
+  grep -q "^ssh <-t> .*<tmux attach -t '=verl_training_demo' >" "${CALLS}"
 }
 
 @test "attach without a session is exit 1 and says what to do instead" {
   script attach
   [ "${status}" -eq 1 ]
-  [[ "${output}" == *"no tmux session verl_training on 192.0.2.1"*"logs -f"* ]]
+  [[ "${output}" == *"no tmux session verl_training_demo on "*"logs -f"* ]]
 }
 
 @test "stop asks the launcher on the head, with or without a session, and gives its exit code" {
@@ -286,14 +303,14 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
 @test "dry-run prints every command and the settings, masks secrets, and runs nothing" {
   WANDB_API_KEY=s3cret TACO_RATIO=0.5 script dry-run mixed.seed=3
   [ "${status}" -eq 0 ]
-  for words in "setup_cluster.sh status" "setup_cluster.sh sync" "+ ssh" "tmux new-session -d -s verl_training" \
+  for words in "setup_cluster.sh status" "setup_cluster.sh sync" "+ ssh" "tmux new-session -d -s verl_training_RUN" \
     "mixed.seed=3" "TACO_RATIO=0.5" "WANDB_API_KEY=(secret)"; do
     [[ "${output}" == *"${words}"* ]]
   done
   [[ "${output}" != *s3cret* ]]
   [ ! -s "${CALLS}" ]
   [ ! -e "${CHECKOUT}/runs" ]
-  run ! tmux has-session -t =verl_training
+  run ! tmux has-session
 }
 
 @test "dry-run does not fail by what it does not send: more than a pipe holds" {
@@ -308,7 +325,7 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
   HOME="${HEAD_HOME}" script mixed.seed=3
   [ "${status}" -eq 0 ]
   grep -q "^verl-mixed <train> <mixed.seed=3> MASTER_IP=10.9.9.9" "${CALLS}"
-  [[ "${output}" == *"watch       tmux attach -t verl_training"* ]]
+  [[ "${output}" == *"watch       tmux attach -t verl_training_demo"* ]]
   HOME="${HEAD_HOME}" script logs
   [ "${lines[-1]}" = step ]
   HOME="${HEAD_HOME}" script stop
@@ -329,7 +346,7 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
   [ "${status}" -eq 0 ]
   [[ "${output}" == *"cluster 127.0.0.1, of which this machine is the head; MASTER_IP=local runs on this machine"* ]]
   grep -q "^verl-mixed <train> <mixed.seed=3> MASTER_IP=10.9.9.9" "${CALLS}"
-  [ "$(tmux show-environment -t verl_training VERL_MIXED_CLUSTER)" = VERL_MIXED_CLUSTER=gpu1 ]
+  [ "$(tmux show-environment -t verl_training_demo VERL_MIXED_CLUSTER)" = VERL_MIXED_CLUSTER=gpu1 ]
   [ "$(calls '^ssh')" -eq 0 ]
 }
 
