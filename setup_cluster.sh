@@ -527,15 +527,19 @@ left_behind() {
   say "warning: not copied, ${size} bytes (SYNC_MAX_MB=${SYNC_MAX_MB}): $1"
 }
 
-# copy_to HOST HOW: the files of WORK/files and what `sync` notes; HOW is rsync or tar, whichever the host has.
+# copy_to HOST HOW: the files of WORK/files and what `sync` notes. HOW is rsync, which sends only what changed, where the
+# host has it; else tar, which also passes a login shell that prints something.
 copy_to() {
   local target="${HOST_TARGET[$1]}:${HOST_REPO[$1]}/"
+  local -a copy=(rsync -a)
   ssh_command "$1"
+  copy+=(-e "${SSH_COMMAND[*]@Q}")
   if [[ "$2" == rsync ]] && command -v rsync >/dev/null; then
-    # with its own folder for the two notes; only what changed is sent
-    run rsync -a --files-from="${WORK}/files" --from0 -e "${SSH_COMMAND[*]@Q}" "${REPO_ROOT}/" "${target}" >&2 || return
-    run rsync -a -e "${SSH_COMMAND[*]@Q}" "${WORK}/.synced_files.new" "${WORK}/.synced_commit.new" "${target}" >&2
-  elif [[ "${DRY_RUN}" == 1 ]]; then
+    run "${copy[@]}" --files-from="${WORK}/files" --from0 "${REPO_ROOT}/" "${target}" >&2 &&
+      run "${copy[@]}" "${WORK}/.synced_files.new" "${WORK}/.synced_commit.new" "${target}" >&2 && return
+    say "$1: rsync failed (see above): copying with tar"
+  fi
+  if [[ "${DRY_RUN}" == 1 ]]; then
     say "+ tar of this checkout | $(ssh_words "$1") tar -xzf - -C ${HOST_REPO[$1]}"
   else
     tar -C "${REPO_ROOT}" --null -T "${WORK}/files" -czf - -C "${WORK}" .synced_files.new .synced_commit.new |

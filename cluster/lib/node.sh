@@ -290,7 +290,7 @@ free_kb() {
 
 repo_state() {
   local commit dirty=0 content=""
-  if [[ -r "${REMOTE_REPO}/.synced_commit" ]]; then
+  if [[ ! -e "${REMOTE_REPO}/.git" && -r "${REMOTE_REPO}/.synced_commit" ]]; then
     sed -n 's/^\(commit\|dirty\|content\)=/&/p' "${REMOTE_REPO}/.synced_commit"
   elif commit="$(git -C "${REMOTE_REPO}" rev-parse HEAD 2>/dev/null)"; then
     if [[ -n "$(git -C "${REMOTE_REPO}" status --porcelain 2>/dev/null | head -n 1)" ]]; then
@@ -675,8 +675,8 @@ sync_state() {
   elif grep -qsx "sync=$1" "${REMOTE_REPO}/.synced_commit"; then
     echo "done"
   elif [[ -e "${REMOTE_REPO}/.git" ]]; then
-    words "${REMOTE_REPO} is a git checkout of its own: sync would overwrite it; give another REMOTE_REPO, or update" \
-      "it there with git"
+    words "${REMOTE_REPO} is a git checkout of its own: sync would overwrite it; update it there with git, and" \
+      "start with --no-sync, or give another REMOTE_REPO"
     return 1
   else
     mkdir -p -- "${REMOTE_REPO}"

@@ -48,10 +48,9 @@ make_programs() {
 #!/usr/bin/env bash
 call="$(printf '%q ' ssh "$@")"
 echo "${call}" >>"${CALLS}" # in one piece: others write beside it
-stdin=/dev/stdin
 while (($# > 0)); do
   case "$1" in
-    -n) stdin=/dev/null ;;
+    -n) exec </dev/null ;;
     -t) ;;
     -O) exit 0 ;;
     -*) shift ;;
@@ -69,7 +68,7 @@ export HOME="${SITE}/${host}" TMUX_TMPDIR="${SITE}/${host}/tmux" FAKE_HOST="${ho
 PATH="${SITE}/${host}/bin:${PATH}"
 cd "${HOME}"
 [[ ! -e banner ]] || cat banner # as a .bashrc that prints
-exec bash -c "$*" <"${stdin}"
+exec bash -c "$*"
 FAKE
   cat >"${SITE}/venv/bin/ray" <<'FAKE'
 #!/usr/bin/env bash
@@ -129,6 +128,13 @@ on() {
   local host="$1"
   shift
   HOME="${SITE}/${host}" TMUX_TMPDIR="${SITE}/${host}/tmux" "$@"
+}
+
+# start_run SESSION: a run on the head in a tmux session, as run_mixed_training.sh makes it.
+start_run() {
+  echo "sleep 1000" >"${SITE}/${HEAD}/.verl_mixed/start.$1"
+  on "${HEAD}" tmux new-session -d -s "$1" bash "${SITE}/${HEAD}/.verl_mixed/start.$1" \; \
+    set-environment -t "=$1" VERL_MIXED_CLUSTER "${HEAD}" \; set-environment -t "=$1" VERL_MIXED_RUN "runs/${1#*training_}"
 }
 
 # pid_of NAME: of the node's Ray.

@@ -311,17 +311,40 @@ s = socket.create_server(("127.0.0.1", int(os.environ["RAY_PORT"]))); time.sleep
 
 @test "restart and cleanup refuse while a run is at work on the head, and end it with --force" {
   "${SCRIPT}" setup
-  on "${HEAD}" tmux new-session -d -s verl_training sleep 1000 \; \
-    set-environment -t =verl_training VERL_MIXED_CLUSTER "${HEAD}"
+  start_run verl_training_demo
+  start_run verl_training_other
   for command in restart cleanup; do
     run "${SCRIPT}" "${command}" --yes
     [ "${status}" -eq 1 ]
-    [[ "${output}" == *"a run goes on (tmux session verl_training is running on ${HEAD})"*"--force"* ]]
+    [[ "${output}" == *"a run goes on (tmux session verl_training_demo is running on ${HEAD})"*"--force"* ]]
   done
   is_up head
   run "${SCRIPT}" cleanup --yes --force
   [ "${status}" -eq 0 ]
-  run ! on "${HEAD}" tmux has-session -t =verl_training
+  run on "${HEAD}" tmux list-sessions
+  [[ "${output}" != *verl_training* ]]
+}
+
+@test "programs of the user are not ended: by the file env, by a Ray log that is read, in a pane beside ours" {
+  "${SCRIPT}" setup
+  local log
+  log="/tmp/vm_${HEAD}_w0/session_1/logs/raylet.out"
+  # shellcheck disable=SC1090 # written by setup
+  (set +eu && . "${SITE}/w0/.verl_mixed/${HEAD}."*/env && exec sleep 1000) 3>&- &
+  local -a theirs=($!)
+  until [[ "$(tr '\0' '\n' <"/proc/${theirs[0]}/environ")" == *RAY_TEMP_DIR=* ]]; do :; done # it has the file's variables
+  tail -f "${log}" >/dev/null 3>&- &
+  theirs+=($!)
+  on w0 tmux split-window -d -t =node0: sleep 1000
+  theirs+=("$(on w0 tmux list-panes -t =node0: -F '#{pane_pid}' | tail -n 1)")
+  for command in "restart --yes" "cleanup --yes"; do
+    # shellcheck disable=SC2086 # two words
+    run "${SCRIPT}" ${command}
+    [ "${status}" -eq 0 ]
+    kill -0 "${theirs[@]}"
+  done
+  run ! is_up node0
+  kill "${theirs[@]}"
 }
 
 @test "restart refuses while Ray runs a job" {
@@ -497,6 +520,88 @@ FAKE
   [[ "${output}" == *"error: w1: not synced"*"when this host reaches no package index"* ]]
 }
 
+@test "sync and a start under a live run change nothing on the hosts, unless they have this code already" {
+  "${SCRIPT}" setup
+  "${SCRIPT}" sync
+  start_run verl_training_one
+  run "${SCRIPT}" sync
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"every host has this code already: nothing is copied"* ]]
+  touch "${CHECKOUT}/changed"
+  run "${SCRIPT}" sync
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"a run goes on"*"nothing is copied under it"* ]]
+  run ! compgen -G "${SITE}/*/repo/changed"
+}
+
+@test "sync --check compares the commits, also of clones on the hosts, and copies nothing" {
+  local host
+  printf '.cluster/\n' >"${CHECKOUT}/.gitignore"
+  git -C "${CHECKOUT}" init -q
+  git -C "${CHECKOUT}" add .
+  git -C "${CHECKOUT}" -c user.name=a -c user.email=a@b commit -qm one
+  for host in "${HEAD}" w0 w1; do
+    rm -r "${SITE}/${host}/repo"
+    git clone -q "${CHECKOUT}" "${SITE}/${host}/repo"
+    touch "${SITE}/${host}/repo/edited"
+  done
+  run "${SCRIPT}" sync --check
+  [ "${status}" -eq 0 ]
+  git -C "${SITE}/w0/repo" -c user.name=a -c user.email=a@b commit -q --allow-empty -m two
+  run "${SCRIPT}" sync --check
+  [ "${status}" -eq 1 ]
+  echo "${output}"
+  [[ "${output}" == *"w0: has $(git -C "${SITE}/w0/repo" rev-parse HEAD | cut -c1-12)+changes, here is "* ]]
+  [[ "${output}" != *"w1: has"* ]]
+  run "${SCRIPT}" sync
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"--no-sync"* ]]
+}
+
+@test "sync sends no secrets, no data and no large files, by rsync where both sides have it and else by tar" {
+  local with without="${SITE}/no_rsync"
+  mkdir -p "${CHECKOUT}/data" "${CHECKOUT}/sub" "${without}"
+  touch "${CHECKOUT}/data/rows" "${CHECKOUT}/.env" "${CHECKOUT}/sub/.env.local" "${CHECKOUT}/sub/kept"
+  truncate -s 2M "${CHECKOUT}/model"
+  printf '#!/bin/sh\necho rsync >>"%s/rsync_calls"\nexec %s "$@"\n' "${SITE}" "$(command -v rsync || echo false)" \
+    >"${SITE}/bin/rsync"
+  chmod +x "${SITE}/bin/rsync"
+  for with in tar rsync; do
+    if [[ "${with}" == tar ]]; then mv "${SITE}/bin/rsync" "${without}"; else mv "${without}/rsync" "${SITE}/bin"; fi
+    if [[ "${with}" == tar ]] && command -v rsync >/dev/null; then continue; fi
+    if [[ "${with}" == rsync ]] && ! PATH="${PATH#*:}" command -v rsync >/dev/null; then continue; fi
+    rm -rf "${SITE}/w0/repo/sub"
+    SYNC_MAX_MB=1 run "${SCRIPT}" sync
+    [ "${status}" -eq 0 ]
+    [[ "${output}" == *"warning: not copied, 2097152 bytes (SYNC_MAX_MB=1): model"* ]]
+    [ -e "${SITE}/w0/repo/sub/kept" ]
+    [[ "${with}" == tar || -s "${SITE}/rsync_calls" ]]
+    for file in data/rows .env sub/.env.local model; do
+      [ ! -e "${SITE}/w0/repo/${file}" ]
+    done
+  done
+}
+
+@test "variables of this shell reach Ray on every host, a host's own come before them, and no secret is shown" {
+  sed -i "/^w0 /s|\$| env=\"NCCL_DEBUG=INFO MINE='a b'\" setup_commands=\"export LOADED=yes; false\"|" "${HOSTS_FILE}"
+  export NCCL_DEBUG=WARN https_proxy=http://user:hidden@proxy HF_TOKEN=hf_hidden MY_TOKEN=named OTHER=no
+  ENV_FORWARD="NCCL_* https_proxy MY_TOKEN MY_*" run "${SCRIPT}" setup
+  [ "${status}" -eq 0 ]
+  [[ "${output}" != *hidden* && "${output}" != *named* ]]
+  run ! grep -e hidden -e named "${CALLS}"
+  # the stand-in ssh keeps this shell's variables, so what the hosts wrote is read in an empty shell
+  of() { env -i bash -c '. "$1" && printf "%s" "${!2-unset}"' of "${SITE}/$1/.verl_mixed/${HEAD}"*/env "$2"; }
+  [ "$(of "${HEAD}" NCCL_DEBUG)" = WARN ]
+  [ "$(of w1 MY_TOKEN)" = named ]
+  [ "$(of w1 https_proxy)" = http://user:hidden@proxy ]
+  [ "$(of w0 NCCL_DEBUG)" = INFO ]
+  [ "$(of w0 MINE)" = "a b" ]
+  [ "$(of w0 LOADED)" = yes ]
+  [ "$(of w1 LOADED)" = unset ]
+  [ "$(of w1 OTHER)" = unset ]
+  [ "$(stat -c %a "${CHECKOUT}/.cluster/${HEAD}/environment")" = 600 ]
+}
+
 @test "what a .bashrc of a host prints is taken for no result: sync copies, and a worker that is up stays up" {
   printf 'Welcome\nsame\n' | tee "${SITE}/w0/banner" >"${SITE}/${HEAD}/banner"
   run "${SCRIPT}" sync
@@ -550,11 +655,9 @@ FAKE
 
 @test "restart --force asks the run for a checkpoint before it ends it" {
   "${SCRIPT}" setup
-  on "${HEAD}" tmux new-session -d -s verl_training sleep 1000 \; \
-    set-environment -t =verl_training VERL_MIXED_CLUSTER "${HEAD}" \; \
-    set-environment -t =verl_training VERL_MIXED_RUN runs/one
+  start_run verl_training_one
   # shellcheck disable=SC2016 # the fake expands these
-  printf '#!/usr/bin/env bash\necho "$PWD $*" >"${SITE}/stopped"\ntmux kill-session -t =verl_training\n' \
+  printf '#!/usr/bin/env bash\necho "$PWD $*" >"${SITE}/stopped"\ntmux kill-session -t =verl_training_one\n' \
     >"${SITE}/venv/bin/verl-mixed"
   run "${SCRIPT}" restart --yes --force
   [ "${status}" -eq 0 ]
@@ -570,6 +673,31 @@ FAKE
   [ ! -s "${CALLS}" ]
   flock -u 8
   wait "${setup}"
+}
+
+@test "on the head itself no ssh is used" {
+  write_hosts 127.0.0.1
+  sed -i 's/ip=fd00::1 //' "${HOSTS_FILE}"
+  # a fresh login shell has no variables of this test
+  sed -i "2i export SITE=${SITE} RAY_PORT=${RAY_PORT} FAKE_HOST=127.0.0.1" "${SITE}/venv/bin/"{ray,python}
+  export HOME="${SITE}/127.0.0.1" TMUX_TMPDIR="${SITE}/127.0.0.1/tmux"
+  run "${SCRIPT}" setup
+  [ "${status}" -eq 0 ]
+  is_up head
+  unset HOSTS_FILE
+  rm -r "${CHECKOUT}/.cluster"
+  run "${SCRIPT}" status # by the record that the head keeps
+  [ "${status}" -eq 0 ]
+  run "${SCRIPT}" cleanup --yes
+  [ "${status}" -eq 0 ]
+  [ "$(calls '^ssh')" -eq 0 ]
+}
+
+@test "a hosts file that is no text is exit 2 and is named" {
+  printf '\377\376[head]\n' >"${HOSTS_FILE}"
+  run "${SCRIPT}" status
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == "error: ${HOSTS_FILE}: no text in UTF-8"* ]]
 }
 
 @test "the script works through a symlink and from another folder" {
