@@ -12,6 +12,7 @@ logs a failure at DEBUG only, so that `verl-mixed doctor` and the training proce
 | `hf`, `vllm_cpu` | `_ROLLOUT_REGISTRY` | training workers, checkpoint workers |
 | `tcp_store` | `CheckpointEngineRegistry` | the trainer, training and checkpoint workers |
 | FSDP2 on `cpu` | `EngineRegistry` | training workers |
+| the run's own namespace | TransferQueue's `interface` | all that read or write rows |
 
 Only the platform is registered at once. Importing all modules that hold the registries would add
 one to three seconds to the start of every process, so each of the other names is registered right
@@ -27,6 +28,8 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from agent_loop.training.own_queue import give_own_namespace, has_own_namespace
 
 
 def _refuse_agentflys_command(words: Sequence[str]) -> None:
@@ -129,6 +132,7 @@ REGISTRATIONS: Mapping[str, Registration] = {
         lambda module: import_module("agent_loop.cpu.checkpoint_engine"),
         lambda module: "tcp_store" in module.CheckpointEngineRegistry._registry,
     ),
+    "transfer_queue.interface": Registration(give_own_namespace, has_own_namespace),
 }
 """Module of verl -> what is registered once it has run."""
 

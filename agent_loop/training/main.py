@@ -16,11 +16,13 @@ differences:
 import os
 import re
 import sys
+import uuid
 from fnmatch import fnmatchcase
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from agent_loop.training.own_queue import VARIABLE
 from agent_loop.training.verl_config import refusals
 from cluster.inventory import ENV_FORWARD
 from config.schema import ConfigError
@@ -87,6 +89,7 @@ def join(config: DictConfig) -> None:
     if config.actor_rollout_ref.rollout.full_determinism:
         os.environ["VERL_FULL_DETERMINISM"] = os.environ["VLLM_BATCH_INVARIANT"] = "1"
         os.environ["PYTHONHASHSEED"] = str(config.actor_rollout_ref.rollout.seed)
+    os.environ[VARIABLE] = f"transfer_queue_{uuid.uuid4().hex}"
     settings: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     of_user: dict[str, Any] = settings.pop("runtime_env", None) or {}
     of_verl = get_ppo_ray_runtime_env(config)
@@ -95,6 +98,7 @@ def join(config: DictConfig) -> None:
         **of_verl["env_vars"],
         **{name: value for name, value in os.environ.items() if is_forwarded(name)},
         "TRANSFER_QUEUE_ENABLE": "1",
+        VARIABLE: os.environ[VARIABLE],
         **of_user.get("env_vars", {}),
     }
     ray.init(**settings, runtime_env=runtime_env)

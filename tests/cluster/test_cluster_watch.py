@@ -1,6 +1,7 @@
 """What a run asks of the cluster that it joins; the head is a stand-in here."""
 
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -8,6 +9,7 @@ from agent_loop.training.main import is_forwarded
 from cluster import cluster_watch
 from cluster.cluster_watch import ClusterWatch, own_ip
 from cluster.ray_cluster import ClusterUnreachable, RayCluster, RayNode, address_of, ask
+from tests.cluster.test_placement import config_of
 from verl_mixed.checks.machine import ray_cluster
 from verl_mixed.checks.machine.ray_cluster import cluster_problems
 from verl_mixed.launch.processes import RUN_MARK
@@ -24,12 +26,14 @@ class Head:
 
     def __init__(self, *ips: str, jobs: tuple[str, ...] = ()) -> None:
         self.ips, self.jobs, self.questions = list(ips), jobs, 0
+        self.cpus_used = 0.0
 
     def __call__(self, address: str, *, environ: object = None) -> RayCluster:
         self.questions += 1
         if not self.ips:
             raise ClusterUnreachable(f"no answer from {address}")
-        return RayCluster(nodes=tuple(map(node, self.ips)), jobs=self.jobs)
+        nodes = tuple(replace(node(ip), cpus_used=self.cpus_used) for ip in self.ips)
+        return RayCluster(nodes=nodes, jobs=self.jobs)
 
 
 @pytest.fixture
@@ -45,11 +49,20 @@ def test_a_cluster_with_all_nodes_and_no_job_is_good(head: Head) -> None:
     assert cluster_problems({"trainer": {"nnodes": 2}}, ADDRESS) == []
 
 
-def test_missing_nodes_and_another_job_are_named_at_once(head: Head) -> None:
-    head.jobs = ("python other.py",)
-    few, busy = cluster_problems({"trainer": {"nnodes": 3}}, ADDRESS)
+def test_missing_nodes_are_named(head: Head) -> None:
+    (few,) = cluster_problems({"trainer": {"nnodes": 3}}, ADDRESS)
     assert "trainer.nnodes=3: the cluster at 10.0.0.1:6379 has 2 nodes (10.0.0.1, 10.0.0.2)" in few
-    assert "has a job already (python other.py)" in busy
+
+
+@pytest.mark.parametrize("used", [0.0, 8.0])
+def test_a_run_starts_beside_another_job_where_there_is_room(head: Head, used: float) -> None:
+    head.jobs, head.cpus_used = ("python other.py",), used
+    problems = cluster_problems(config_of(), ADDRESS)
+    if used:
+        (busy,) = problems
+        assert "has no room beside its jobs (python other.py): the run takes 1 logical GPUs" in busy
+    else:
+        assert problems == []
 
 
 def test_a_head_that_does_not_answer_is_the_only_problem(head: Head) -> None:

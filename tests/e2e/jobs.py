@@ -74,10 +74,11 @@ def job_of(mode: str, demo: Path, work: Path, overrides: Sequence[str], steps: i
     return Job(mode=mode, command=command, work=work)
 
 
-def start(command: list[str], work: Path, out: Path) -> subprocess.Popen[bytes]:
+def start(command: list[str], work: Path, out: Path, **settings: str) -> subprocess.Popen[bytes]:
     """A launcher; modules in `work` can be imported, as a user's own beside the checkout."""
     environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{work}"}
     environ.pop("RAY_ADDRESS", None)
+    environ |= settings
     with out.open("wb") as file:
         return subprocess.Popen(
             command,

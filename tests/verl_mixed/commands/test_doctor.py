@@ -698,14 +698,14 @@ def test_a_cluster_that_is_well_is_ok(config: Config, monkeypatch: pytest.Monkey
     ]
 
 
-def test_a_dead_node_and_a_run_under_way_are_warnings(monkeypatch: pytest.MonkeyPatch):
+def test_a_dead_node_is_a_warning_and_a_run_beside_is_not(monkeypatch: pytest.MonkeyPatch):
     dead = node("10.0.0.2", alive=False, why_dead="missed heartbeats")
 
     findings = of_cluster(monkeypatch, None, [nodes_of(node("10.0.0.1"), dead, jobs=("train",))])
 
     warnings = [finding.words for finding in findings if finding.status == "warning"]
-    assert "missed heartbeats" in warnings[0]
-    assert "train" in warnings[1]
+    (words,) = warnings
+    assert "missed heartbeats" in words
 
 
 def test_a_node_that_came_back_is_not_dead(monkeypatch: pytest.MonkeyPatch):

@@ -67,11 +67,16 @@ def cluster_problems(config: Mapping[str, Any], address: str) -> list[str]:
         problems += placement_problems(
             need, [Node(cpus=node.cpus, gpus=node.gpus, name=node.ip) for node in nodes]
         )
-    if cluster.jobs:
-        problems.append(
-            f"the cluster at {address} has a job already ({'; '.join(cluster.jobs)}): verl's "
-            "TransferQueue is one per cluster; stop it (`./run_mixed_training.sh stop`), or wait"
-        )
+        left = [
+            Node(cpus=node.cpus - node.cpus_used, gpus=node.gpus - node.gpus_used, name=node.ip)
+            for node in nodes
+        ]
+        if cluster.jobs and not problems and placement_problems(need, left):
+            problems.append(
+                f"the cluster at {address} has no room beside its jobs "
+                f"({'; '.join(cluster.jobs)}): the run takes {need.gpus} logical GPUs and "
+                f"{need.cpus} logical CPUs; stop one (`./run_mixed_training.sh stop`), or wait"
+            )
     return problems
 
 
@@ -230,8 +235,7 @@ def _nodes(
             remedy = "bring it back with `./setup_cluster.sh setup`, or take it out of WORKER_NODES"
             findings.append(warning("node", words, remedy))
     if jobs:
-        words = f"a job runs on it: {'; '.join(jobs)}"
-        findings.append(warning("ray", words, "one run at a time: stop it, or wait"))
+        findings.append(ok("ray", f"it has jobs: {'; '.join(jobs)}"))
     need = None if config is None else need_of(config)
     if need is None:
         return findings
