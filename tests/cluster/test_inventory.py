@@ -48,6 +48,8 @@ hosts = st.builds(
     venv=maybe(paths),
     repo=maybe(paths),
     ray_temp_dir=maybe(paths),
+    env=maybe(st.sampled_from(["A=1", "A='x y' B=2"])),
+    setup_commands=maybe(paths),
 )
 inventories = st.lists(hosts, min_size=1, max_size=5, unique_by=lambda host: host.name)
 
