@@ -254,7 +254,10 @@ make_token() {
 # `setup` recorded stay where this shell has none.
 collect_environment() {
   local file="${CLUSTER_RECORD}/environment"
-  NODE_ENVIRONMENT="$({ cat -- "${file}" 2>/dev/null || true; forwarded_lines; } | awk '
+  NODE_ENVIRONMENT="$({
+    cat -- "${file}" 2>/dev/null || true
+    forwarded_lines
+  } | awk '
     /^export [A-Za-z_]/ { name = $2; sub(/=.*/, "", name); if (!(name in line)) order[++n] = name }
     { line[name] = /^export [A-Za-z_]/ ? $0 : line[name] "\n" $0 }
     END { for (i = 1; i <= n; i++) print line[order[i]] }')"

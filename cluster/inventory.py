@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from cluster.packages import EQUAL_ON_NODES
+from config.environment import ENV_FORWARD
 
 # key in a hosts file -> the setting that gives it to every host
 HOST_KEYS = {
@@ -45,13 +46,6 @@ _ANSIBLE_KEYS = {
 }
 _GROUPS = ("head", "workers")
 _SECTIONS = (*_GROUPS, "all:vars", "head:vars", "workers:vars")
-
-ENV_FORWARD = (
-    "NCCL_* RCCL_* GLOO_* UCX_* FI_* HF_* TRANSFORMERS_* TOKENIZERS_* WANDB_* CUDA_* PYTORCH_* "
-    "TORCH_* VLLM_* SGLANG_* RAY_* OMP_NUM_THREADS http_proxy https_proxy no_proxy all_proxy "
-    "HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY"
-)
-"""Variables of the jumphost that the cluster gets: shell patterns of their names."""
 
 # settings of the whole cluster
 _CLUSTER_DEFAULTS = {

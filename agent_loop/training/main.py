@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from agent_loop.training.own_queue import VARIABLE
 from agent_loop.training.verl_config import refusals
-from cluster.inventory import ENV_FORWARD
+from config.environment import ENV_FORWARD
 from config.schema import ConfigError
 
 OWN = re.compile(

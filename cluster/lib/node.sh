@@ -126,7 +126,7 @@ writers() {
     names+=(-o -lname "${pattern}")
   done
   while IFS= read -r fd; do
-    flags="$(sed -n 's/^flags:[[:space:]]*//p' "${fd/%\/fd\/*}/fdinfo/${fd##*/}" 2>/dev/null)" || continue
+    flags="$(sed -n 's/^flags:[[:space:]]*//p' "${fd/%\/fd\/*/}/fdinfo/${fd##*/}" 2>/dev/null)" || continue
     ((8#${flags:-0} % 4 == 0)) || printf '%s\n' "${fd}" # O_RDONLY is 0
   done < <(find /proc/[0-9]*/fd -maxdepth 1 \( "${names[@]:1}" \) 2>/dev/null || true)
 }

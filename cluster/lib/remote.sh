@@ -169,7 +169,7 @@ PYTHON
 is_local() {
   local -n _words="HOST_SSH_${HOST_INDEX[$1]}"
   local target="${HOST_TARGET[$1]}"
-  [[ -z "${_words[*]}" && ( "${target}" != *@* || "${target%@*}" == "$(id -un)" ) ]] || return 1
+  [[ -z "${_words[*]}" && ("${target}" != *@* || "${target%@*}" == "$(id -un)") ]] || return 1
   [[ -n "${IS_LOCAL[$1]:-}" ]] || IS_LOCAL["$1"]="$(is_here "${target#*@}" && echo yes || echo no)"
   [[ "${IS_LOCAL[$1]}" == yes ]]
 }

@@ -63,6 +63,8 @@ make_cluster() {
   unset TMUX WORKER_NODES VENV RAY_PORT RAY_TEMP_DIR WANDB_DIR WANDB_API_KEY EXPERIMENT_NAME
   cp "${REPO_ROOT}/cluster/"{inventory,packages}.py "${CHECKOUT}/cluster/"
   touch "${CHECKOUT}/cluster/__init__.py"
+  mkdir -p "${CHECKOUT}/config"
+  cp "${REPO_ROOT}/config/"{__init__,environment}.py "${CHECKOUT}/config"
   facts ""
   cat >"${BATS_TEST_TMPDIR}/bin/ssh" <<'FAKE'
 #!/usr/bin/env bash
