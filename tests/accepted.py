@@ -1,7 +1,7 @@
 """Whether the program that a command line names would accept its words; no command is run.
 
 Our own commands and `ray` are parsed by their own parsers, and the two scripts by their `--help`.
-Of other programs only the name is known.
+What ssh and `bash -c` get is a command line too. Of other programs only the name is known.
 """
 
 import argparse
@@ -30,14 +30,18 @@ OF_A_HEAD = ("launch", "folder", "run_folder", "session", "may_start")
 _OTHERS = """
     apt-get bash bats benchmarks/release_check.sh cat cd chmod cmp cp curl df dmesg docker du echo
     exit export find git grep head hf kill kubectl lint-imports ln ls mkdir mv nvidia-smi pip printf
-    prometheus promtool pyright pytest rm rmdir rsync ruff run_tests.sh sbatch scancel seq set sky
+    prometheus promtool pyright pytest rm rmdir rsync ruff run_tests.sh sbatch scancel sed seq set sky
     sort source squeue ss ssh sudo sysctl tail tar tensorboard test tmux touch umask unset until
-    uv vim wandb wc xargs [ { } . :
+    uv vim wandb wc xargs [ [[ { } . :
 """
 OTHERS = frozenset(_OTHERS.split())
 """Programs and shell words besides those that are parsed."""
 
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=.*", re.DOTALL)
+
+
+_SSH_WITH_VALUE = frozenset("BbcDEeFIiJLlmOopQRSWw")
+_SSH_ALONE = frozenset("46AaCfGgKkMNnqsTtVvXxYy")
 
 
 def refusal(words: Sequence[str]) -> str:
@@ -56,6 +60,10 @@ def refusal(words: Sequence[str]) -> str:
         return _of_verl_mixed(rest)
     if program == "ray":
         return _of_ray(rest)
+    if program == "ssh":
+        return _of_ssh(rest)
+    if program == "bash" and rest[:1] == ["-c"]:
+        return is_shell(rest[1]) or "; ".join(refusals(rest[1]))
     if re.fullmatch(r"python3?(\.\d+)?", Path(program).name):
         return _of_python(rest)
     if program in OTHERS or Path(program).name in OTHERS:
@@ -74,6 +82,7 @@ def commands_of(line: str) -> list[list[str]]:
 
     ValueError: a quote has no end.
     """
+    line = re.sub(r"\$'(?:[^'\\]|\\.)*'", "'...'", line)  # bash's own quotes, unknown to shlex
     lexer = shlex.shlex(line, posix=True, punctuation_chars="();<>|&")
     lexer.whitespace_split = True
     found: list[list[str]] = [[]]
@@ -121,6 +130,19 @@ def _of_verl_mixed(words: Sequence[str]) -> str:
     except SystemExit as end:
         return said.getvalue().strip().rpartition("\n")[2] if end.code else ""
     return ""
+
+
+def _of_ssh(words: Sequence[str]) -> str:
+    """The command that ssh sends: it joins its words with spaces, and a shell there splits them."""
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        if rest[0][1:] not in _SSH_WITH_VALUE | _SSH_ALONE:
+            return f"ssh has no option {rest[0]}"
+        rest = rest[2:] if rest[0][1:] in _SSH_WITH_VALUE else rest[1:]
+    if not rest:
+        return "ssh has no host"
+    sent = " ".join(rest[1:])
+    return is_shell(sent) or "; ".join(refusals(sent))
 
 
 def _of_ray(words: Sequence[str]) -> str:

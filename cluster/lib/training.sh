@@ -603,12 +603,14 @@ start_at_head() {
 
 # dry_run_at_head: print every command of a start from this machine, and the commands on the head.
 dry_run_at_head() {
+  local there
   start_at_head start "$@"
   show_settings
   say "and there:"
-  say "+ ./run_mixed_training.sh launch start$(printf ' %q' "$@")"
-  say "+ tmux new-session -d -s ${TMUX_SESSION} bash -c 'cd ${HOST_REPO[${HEAD}]} && ON_HEAD=1 MASTER_IP=${RAY_HEAD}" \
-    "./run_mixed_training.sh start$(printf ' %q' "$@")'"
+  there="ON_HEAD=1 MASTER_IP=${RAY_HEAD} ./run_mixed_training.sh"
+  say "+ cd -- ${HOST_REPO[${HEAD}]@Q}"
+  say "+ ${there} launch start$(printf ' %q' "$@")"
+  say "+$(printf ' %q' tmux new-session -d -s "${TMUX_SESSION}" bash -c "${there} start$(printf ' %q' "$@")")"
 }
 
 attach_at_head() {
