@@ -30,8 +30,8 @@ OF_A_HEAD = ("launch", "folder", "run_folder", "session", "may_start")
 _OTHERS = """
     apt-get bash bats benchmarks/release_check.sh cat cd chmod cmp cp curl df dmesg docker du echo
     exit export find git grep head hf kill kubectl lint-imports ln ls mkdir mv nvidia-smi pip printf
-    prometheus promtool pyright pytest rm rmdir rsync ruff run_tests.sh sbatch scancel sed seq set sky
-    sort source squeue ss ssh sudo sysctl tail tar tensorboard test tmux touch umask unset until
+    prometheus promtool pyright pytest rm rmdir rsync ruff run_tests.sh sbatch scancel sed seq set
+    sky sort source squeue ss ssh sudo sysctl tail tar tensorboard test tmux touch umask unset until
     uv vim wandb wc xargs [ [[ { } . :
 """
 OTHERS = frozenset(_OTHERS.split())

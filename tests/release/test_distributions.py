@@ -16,8 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agent_loop", "cluster", "config", "rate_limit", "samplers", "verl_mixed")
 FOR_A_CHECKOUT = (
-    "cluster/README.md", "cluster/kuberay/", "cluster/lib/", "cluster/ray_job/", "cluster/skypilot/",
-    "cluster/slurm/", "config/cluster/",
+    "cluster/README.md", "cluster/kuberay/", "cluster/lib/", "cluster/ray_job/",
+    "cluster/skypilot/", "cluster/slurm/", "config/cluster/",
 )  # fmt: skip
 """What the two scripts need, which are not in a wheel."""
 
