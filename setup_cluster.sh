@@ -239,7 +239,8 @@ make_token() {
   NODE_SECRET=""
   [[ "${RAY_AUTH_MODE}" == token ]] || return 0
   if [[ "${DRY_RUN}" == 1 ]]; then
-    say "+ (umask 077; a random token) > ${file}"
+    say "+ (umask 077; mkdir -p -- ${CLUSTER_RECORD@Q}; [[ -s ${file@Q} ]] ||" \
+      "${JUMPHOST_PYTHON} -c 'import secrets; print(secrets.token_hex(32), end=\"\")' >${file@Q})"
     return
   fi
   if [[ ! -s "${file}" ]]; then
@@ -274,7 +275,9 @@ collect_environment() {
 # record: save hosts and settings for the other commands and for run_mixed_training.sh.
 record() {
   if [[ "${DRY_RUN}" == 1 ]]; then
-    say "+ (umask 077; hosts and settings) > ${CLUSTER_RECORD}/{hosts,settings.env}"
+    say "+ (umask 077; mkdir -p -- ${CLUSTER_RECORD@Q})"
+    say "+ (umask 077; printf %s $(printf %q "${RECORD_HOSTS}") >${CLUSTER_RECORD@Q}/hosts)"
+    say "+ (umask 077; printf %s $(printf %q "${RECORD_SETTINGS}") >${CLUSTER_RECORD@Q}/settings.env)"
     return
   fi
   (umask 077 && mkdir -p -- "${CLUSTER_RECORD}" && printf '%s' "${RECORD_HOSTS}" >"${CLUSTER_RECORD}/hosts" &&
@@ -543,7 +546,10 @@ copy_to() {
     say "$1: rsync failed (see above): copying with tar"
   fi
   if [[ "${DRY_RUN}" == 1 ]]; then
-    say "+ tar of this checkout | $(ssh_words "$1") tar -xzf - -C ${HOST_REPO[$1]}"
+    say "+ (cd -- ${REPO_ROOT@Q} && git ls-files -co --exclude-standard -z | LC_ALL=C sort -z >.synced_files.new &&" \
+      "git rev-parse HEAD | sed s/^/commit=/ >.synced_commit.new &&" \
+      "tar --null -T .synced_files.new -czf - .synced_files.new .synced_commit.new) |" \
+      "$(ssh_words "$1") $(printf %q "tar -xzf - -C ${HOST_REPO[$1]@Q}")"
   else
     tar -C "${REPO_ROOT}" --null -T "${WORK}/files" -czf - -C "${WORK}" .synced_files.new .synced_commit.new |
       remote_stdin "$1" tar -xzf - -C "${HOST_REPO[$1]}" >&2 # what a .bashrc there prints is no result
@@ -688,6 +694,7 @@ main() {
   ((CHECK == 0)) || [[ "${command}" == sync ]] || die 2 "--check is for sync only, not ${command}: see --help"
   check_block "${BASH_SOURCE[0]}" "${SETTINGS[@]}"
   load_cluster
+  [[ "${DRY_RUN}" != 1 ]] || show_node_texts
   case "${command}" in
     setup | restart | cleanup | sync) alone ;;
   esac

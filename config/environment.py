@@ -1,4 +1,4 @@
-"""Which variables of the jumphost a cluster gets. Standard library only: it runs on the jumphost."""
+"""Which variables of the jumphost a cluster gets. The jumphost imports it without any package."""
 
 ENV_FORWARD = (
     "NCCL_* RCCL_* GLOO_* UCX_* FI_* HF_* TRANSFORMERS_* TOKENIZERS_* WANDB_* CUDA_* PYTORCH_* "

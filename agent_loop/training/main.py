@@ -13,6 +13,7 @@ differences:
 - The trainer stays on this node, because this node has the run's folder.
 """
 
+import json
 import os
 import re
 import sys
@@ -47,6 +48,15 @@ def is_forwarded(name: str) -> bool:
     return OWN.fullmatch(name) is not None or any(
         fnmatchcase(name, pattern) for pattern in patterns.split()
     )
+
+
+def given_to_the_job() -> set[str]:
+    """The variables in the runtime environment of a `ray job submit`; empty without one.
+
+    Ray sends them to the workers itself, and `ray.init` refuses a variable that comes twice.
+    """
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+    return set((job.get("runtime_env") or {}).get("env_vars") or {})
 
 
 _ADDRESS = "ray_kwargs.ray_init.address"
@@ -101,6 +111,8 @@ def join(config: DictConfig) -> None:
         VARIABLE: os.environ[VARIABLE],
         **of_user.get("env_vars", {}),
     }
+    for name in given_to_the_job() & runtime_env["env_vars"].keys():
+        del runtime_env["env_vars"][name]
     ray.init(**settings, runtime_env=runtime_env)
 
 

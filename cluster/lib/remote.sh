@@ -176,7 +176,7 @@ is_local() {
 
 # here CMD...: run it as ssh would: from the home folder, without the variables of this shell.
 here() (
-  cd -- "${HOME}"
+  cd -- "${HOME}" || exit
   exec env -i HOME="${HOME}" USER="$(id -un)" LOGNAME="$(id -un)" SHELL="${SHELL:-/bin/bash}" PATH="${PATH}" \
     ${LANG:+LANG="${LANG}"} ${TERM:+TERM="${TERM}"} ${TMUX_TMPDIR:+TMUX_TMPDIR="${TMUX_TMPDIR}"} "$@"
 )
@@ -196,8 +196,11 @@ host_named() {
 ssh_command() {
   local -n words="HOST_SSH_${HOST_INDEX[$1]}"
   SSH_COMMAND=(ssh -o BatchMode=yes -o ConnectTimeout="${SSH_TIMEOUT_S:-10}" -o ServerAliveInterval=15
-    -o ServerAliveCountMax=4 -o ControlMaster=auto -o ControlPersist=60 -o ControlPath="${WORK}/ssh-%C"
-    "${words[@]}")
+    -o ServerAliveCountMax=4)
+  # a command that a dry run printed is typed later, when WORK is gone: ssh ends if it cannot make its socket
+  [[ "${DRY_RUN:-0}" == 1 ]] ||
+    SSH_COMMAND+=(-o ControlMaster=auto -o ControlPersist=60 -o ControlPath="${WORK}/ssh-%C")
+  SSH_COMMAND+=("${words[@]}")
 }
 
 # remote_command CMD...: one quoted string that the remote shell splits into the same words, because ssh joins its
@@ -301,6 +304,22 @@ node_script() {
   cat -- "${REPO_ROOT}/cluster/lib/node.sh"
 }
 
+# show_node_texts: for a dry run, print node_script as commands that make it from files: `node_text SETTINGS`.
+show_node_texts() {
+  local host
+  say "+ cd -- ${REPO_ROOT@Q}"
+  # shellcheck disable=SC2016 # for the shell that the commands are typed in
+  say '+ node_text() { printf "%s\n" "$1"; node_value CLUSTER_TOKEN '"${CLUSTER_RECORD@Q}/token;" \
+    'node_value NODE_ENVIRONMENT '"${CLUSTER_RECORD@Q}/environment;" \
+    'node_value RAY_NODES_PY cluster/ray_nodes.py; cat cluster/lib/node.sh; }'
+  # shellcheck disable=SC2016 # the same
+  say '+ node_value() { [[ ! -s "$2" ]] || printf "%s=%q\n" "$1" "$(cat "$2")"; }'
+  for host in "${HOST_NAMES[@]}"; do
+    printf '+ NODE_%s=%q\n' "${HOST_SESSION[${host}]}" "${HOST_SETTINGS[${host}]}$([[ "${HOST_SESSION[${host}]}" != head ]] ||
+      printf '\nRECORD_HOSTS=%q\nRECORD_SETTINGS=%q' "${RECORD_HOSTS}" "${RECORD_SETTINGS}")" >&2
+  done
+}
+
 # Output of .bashrc or of a login shell comes before this line and is dropped.
 readonly NODE_BEGINS="verl_mixed: node.sh begins"
 
@@ -309,7 +328,9 @@ node() {
   shift
   ssh_command "${host}"
   if [[ "${DRY_RUN:-0}" == 1 ]]; then
-    printf '+%s < %s\n' "$(printf ' %q' ssh "${HOST_TARGET[${host}]}" bash -s -- "$@")" cluster/lib/node.sh >&2
+    local -n words="HOST_SSH_${HOST_INDEX[${host}]}"
+    printf '+%s < <(node_text "${NODE_%s}")\n' "$(printf ' %q' ssh "${words[@]}" "${HOST_TARGET[${host}]}" bash -s -- "$@")" \
+      "${HOST_SESSION[${host}]}" >&2
     return
   fi
   if is_local "${host}"; then

@@ -41,7 +41,7 @@ settle() {
     if [[ -z "${value}" ]]; then
       local -n words="${name}"
       value="${words[*]:-}"
-      [[ "${name}" != *_FILES || " ${words[@]@A}" != " declare -a"* || "${words[*]}" == "${words[*]// /}" ]] ||
+      [[ "${name}" != *_FILES || "$(declare -p "${name}" 2>/dev/null)" != "declare -a"* || "${words[*]}" == "${words[*]// /}" ]] ||
         value="$(printf '%s,' "${words[@]}")"
       unset -n words
     fi
@@ -605,12 +605,14 @@ start_at_head() {
 
 # dry_run_at_head: print every command of a start from this machine, and the commands on the head.
 dry_run_at_head() {
+  local there
   start_at_head start "$@"
   show_settings
   say "and there, in the session of the run (RUN: its name):"
-  say "+ ./run_mixed_training.sh launch start$(printf ' %q' "$@")"
-  say "+ tmux new-session -d -s ${SESSIONS}_${EXPERIMENT_NAME:-RUN} bash -c 'cd ${HOST_REPO[${HEAD}]} && ON_HEAD=1 MASTER_IP=${RAY_HEAD}" \
-    "./run_mixed_training.sh start$(printf ' %q' "$@")'"
+  there="ON_HEAD=1 MASTER_IP=${RAY_HEAD} ./run_mixed_training.sh"
+  say "+ cd -- ${HOST_REPO[${HEAD}]@Q}"
+  say "+ ${there} launch start$(printf ' %q' "$@")"
+  say "+$(printf ' %q' tmux new-session -d -s "${SESSIONS}_${EXPERIMENT_NAME:-RUN}" bash -c "${there} start$(printf ' %q' "$@")")"
 }
 
 attach_at_head() {

@@ -15,7 +15,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("agent_loop", "cluster", "config", "rate_limit", "samplers", "verl_mixed")
-FOR_A_CHECKOUT = ("cluster/README.md", "cluster/lib/", "cluster/slurm/", "config/cluster/")
+FOR_A_CHECKOUT = (
+    "cluster/README.md", "cluster/kuberay/", "cluster/lib/", "cluster/ray_job/",
+    "cluster/skypilot/", "cluster/slurm/", "config/cluster/",
+)  # fmt: skip
 """What the two scripts need, which are not in a wheel."""
 
 NOT_SOURCE = shutil.ignore_patterns(

@@ -48,8 +48,16 @@ ABBREVIATED = {"tool_config": TOOL_CONFIG, "multi_turn": "actor_rollout_ref.roll
 OF_A_ROW = "reward_model."
 """A column of the data, and the name of a section of verl's config."""
 
-NOT_OURS = {"--no-deps", "--nodes", "--time", "--mem", "--ignoreexternal", "--verifytypes"}
-"""Options of pip, Slurm and pyright."""
+NOT_OURS = {
+    "--no-deps",
+    "--nodes",
+    "--time",
+    "--mem",
+    "--ignoreexternal",
+    "--verifytypes",
+    "--submission-id",
+}
+"""Options of pip, Slurm, pyright and Ray."""
 
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")

@@ -23,6 +23,7 @@ from samplers.rows.schema import SCHEMA
 from verl_mixed.cli import main
 from verl_mixed.launch.launcher import make_plan
 from verl_mixed.run.compose import load_config, save_config
+from verl_mixed.run.sections import LOOPS_FILE
 from verl_mixed.run.state import RunFolder, changes_of_resume
 
 FIXTURE = Path(__file__).parent / "run_of_1_0_0"
@@ -108,9 +109,8 @@ def test_it_goes_on_from_its_checkpoint_with_the_config_that_is_composed_today(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     then, now = load_config(folder.config), make_plan([], {"PROFILE": "laptop"}).config
-    loops = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
-    assert Path(at(now, loops)) == REPO_ROOT / "config" / "agent_loops.yaml"
-    at(then, "actor_rollout_ref.rollout.agent")["agent_loop_config_path"] = at(now, loops)
+    assert Path(at(now, LOOPS_FILE)) == REPO_ROOT / "config" / "agent_loops.yaml"
+    at(then, "actor_rollout_ref.rollout.agent")["agent_loop_config_path"] = at(now, LOOPS_FILE)
 
     assert changes_of_resume(then, now) == []
     assert folder.has_trained() and folder.saved_step() == 2
@@ -126,10 +126,12 @@ def test_it_goes_on_from_its_checkpoint_with_the_config_that_is_composed_today(
         ("critic.ulysses_sequence_parallel_size", 2, False),
         ("trainer.save_frequency", 5, False),  # a key of nobody's
         ("actor_rollout_ref.actor.optim.lr", 1e-3, True),
+        (LOOPS_FILE, "/another/checkout/config/agent_loops.yaml", False),
+        (LOOPS_FILE, "/another/checkout/my_loops.yaml", True),
     ],
 )
 def test_it_goes_on_if_only_keys_without_effect_have_changed(
-    folder: RunFolder, key: str, value: float, is_refused: bool
+    folder: RunFolder, key: str, value: float | str, is_refused: bool
 ) -> None:
     plan = replace(make_plan([], {"PROFILE": "laptop"}), folder=folder)
     then = copy.deepcopy(plan.config)

@@ -37,7 +37,7 @@ from verl_mixed.run.compose import (
     without_profile,
 )
 from verl_mixed.run.name import display_name, holder_words, name_problems
-from verl_mixed.run.sections import sound_sources
+from verl_mixed.run.sections import LOOPS_FILE, sound_sources
 from verl_mixed.run.settings import ADDRESS_KEY, SERVER_URL_KEY, is_own_tool_server, overrides_from
 from verl_mixed.run.state import RUNS, RunFolder, changes_of_resume
 from verl_mixed.run.versions import REPOSITORY
@@ -167,9 +167,14 @@ class Plan:
         def has_no_effect(key: str) -> bool:
             # a release that did not refuse the key may have started the run with it
             is_gone = at(self.config, key, _GONE) is _GONE and is_unknown(key)
-            return is_gone or any(
-                all(is_idle(key, config) for config in (before, self.config))
-                for is_idle in (is_unread, is_unused_template)
+            is_moved = key == LOOPS_FILE and _is_shipped_elsewhere(before, self.config)
+            return (
+                is_gone
+                or is_moved
+                or any(
+                    all(is_idle(key, config) for config in (before, self.config))
+                    for is_idle in (is_unread, is_unused_template)
+                )
             )
 
         return [
@@ -263,6 +268,18 @@ def _corpus_beside(config: DictConfig, generated: Path | None) -> Path | None:
         if folder == generated or corpus.exists():
             return corpus
     return None
+
+
+def _is_shipped_elsewhere(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether both configs have this project's file of agent loops, and the project has moved.
+
+    `ray job submit` unpacks the project into another folder for each cluster and each change.
+    """
+    old, new = Path(str(at(before, LOOPS_FILE))), Path(str(at(now, LOOPS_FILE)))
+    if not new.is_relative_to(REPOSITORY):
+        return False
+    name = new.relative_to(REPOSITORY).parts
+    return old.parts[-len(name) :] == name
 
 
 def _make_paths_absolute(config: DictConfig) -> None:

@@ -1,6 +1,7 @@
 """Which Ray a run uses on a machine where `ray start` was typed before, with real Rays."""
 
 import io
+import json
 import shutil
 import signal
 import sys
@@ -86,7 +87,10 @@ def test_a_ray_that_was_started_by_hand_is_named_and_joined_when_ray_address_say
     )
     assert f"RAY_ADDRESS={started_by_hand} joins it" in screen
 
-    address, screen = joined_by(run_environ, tmpdir_of_ray, RAY_ADDRESS="auto")
+    # in a `ray job submit` with variables, which ray.init refuses to take a second time
+    job = {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1", "NCCL_DEBUG": "WARN"}}}
+    as_a_job = {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(job)} | job["runtime_env"]["env_vars"]
+    address, screen = joined_by(run_environ, tmpdir_of_ray, RAY_ADDRESS="auto", **as_a_job)
 
     assert address == started_by_hand
     assert f"cluster      {started_by_hand} (1 nodes)" in screen and "started by hand" not in screen
