@@ -9,8 +9,12 @@
 #   attach    open its tmux session on the head (Ctrl-b d leaves it)
 #   stop      save a checkpoint and end the run; kill its processes if they do not end
 #   resume    resume the run; refuse if there is no checkpoint
-#   report, diagnose, audit, limiter, watch
-#             these commands of verl-mixed, for the run; their options may follow
+#   watch     show the run's screen: phases, sources, limiter
+#   report    write the run's page and curves
+#   diagnose  name known failures in the run's logs
+#   audit     prove that the trained prompts are the planned prompts
+#   limiter   show the run's rate limiter
+#             (watch, report, diagnose, audit and limiter take the options of `verl-mixed COMMAND`)
 #   fetch     copy the run's files, without its checkpoints, from the head to runs/ here
 #   dashboard open the tunnel to the cluster's dashboard, until interrupted
 #   dry-run   print every command of a start, and the resolved config; run nothing

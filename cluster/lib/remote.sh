@@ -329,6 +329,7 @@ node() {
   ssh_command "${host}"
   if [[ "${DRY_RUN:-0}" == 1 ]]; then
     local -n words="HOST_SSH_${HOST_INDEX[${host}]}"
+    # shellcheck disable=SC2016 # for the shell that it is pasted into
     printf '+%s < <(node_text "${NODE_%s}")\n' "$(printf ' %q' ssh "${words[@]}" "${HOST_TARGET[${host}]}" bash -s -- "$@")" \
       "${HOST_SESSION[${host}]}" >&2
     return

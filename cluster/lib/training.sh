@@ -135,6 +135,7 @@ heads_here() {
   local id head nodes=""
   while read -r id head; do
     nodes="${id}, whose head is ${head}"
+    # shellcheck disable=SC2034 # is_here reads it
     JUMPHOST_PYTHON="$(jumphost_python)" || exit
     ! is_here "${head}" || { found+=("${head}") && HOME_CLUSTER="${id}"; }
   done < <(for file in "${HOME:-}"/.verl_mixed/*/env; do
@@ -196,6 +197,7 @@ find_run() {
   local found
   found="$(python -m verl_mixed.commands.facts --facts -- "$@")" || exit 2
   eval "${found}" # quoted by shlex
+  # shellcheck disable=SC2153 # that text sets it
   TMUX_SESSION="${SESSIONS}_${RUN_FOLDER##*/}"
   TMUX_SESSION="${TMUX_SESSION//[^A-Za-z0-9_-]/_}" # tmux takes no dot and no colon
 }
