@@ -287,7 +287,7 @@ show_forwarded() {
   done
 }
 
-# node_script HOST: the text that the remote bash reads: the settings, then node.sh. Secrets are sent in this text and
+# node_script HOST: the text that the remote bash reads: the settings, keep_up.sh and node.sh. Secrets are sent in this text and
 # never in an argument.
 node_script() {
   printf 'echo %s\n' "${NODE_BEGINS}"
@@ -298,7 +298,7 @@ node_script() {
   [[ -z "${NODE_SECRET:-}" ]] || printf 'CLUSTER_TOKEN=%q\n' "${NODE_SECRET}"
   [[ -z "${NODE_ENVIRONMENT:-}" ]] || printf 'NODE_ENVIRONMENT=%q\n' "${NODE_ENVIRONMENT}"
   printf 'RAY_NODES_PY=%q\n' "$(<"${REPO_ROOT}/cluster/ray_nodes.py")"
-  cat -- "${REPO_ROOT}/cluster/lib/node.sh"
+  cat -- "${REPO_ROOT}/cluster/lib/keep_up.sh" "${REPO_ROOT}/cluster/lib/node.sh"
 }
 
 # Output of .bashrc or of a login shell comes before this line and is dropped.
