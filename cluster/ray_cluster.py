@@ -43,6 +43,10 @@ class RayNode:
     gpus: float
     """Including logical ones."""
 
+    cpus_used: float = 0.0
+    gpus_used: float = 0.0
+    """What actors and placement groups hold."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayCluster:
@@ -135,8 +139,17 @@ def _read(records: Iterable[Mapping[str, Any]]) -> RayCluster:
         if "job" in record:
             jobs.append(str(record["entrypoint"] or record["job"]))
             continue
-        (_, cpus), (_, gpus) = record["CPU"], record["GPU"]
-        nodes.append(RayNode(name=record["node"], ip=record["ip"], cpus=cpus, gpus=gpus))
+        (cpus_used, cpus), (gpus_used, gpus) = record["CPU"], record["GPU"]
+        nodes.append(
+            RayNode(
+                name=record["node"],
+                ip=record["ip"],
+                cpus=cpus,
+                gpus=gpus,
+                cpus_used=cpus_used,
+                gpus_used=gpus_used,
+            )
+        )
     return RayCluster(nodes=tuple(sorted(nodes, key=lambda node: node.ip)), jobs=tuple(jobs))
 
 

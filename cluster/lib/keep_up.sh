@@ -1,6 +1,7 @@
 # shellcheck shell=bash
-# keep_up: hold a node's Ray up. It runs `ray start --block` in this shell's session and starts it again each time it ends.
+# What starts again by itself after a kill: a node's Ray (keep_up) and the launcher of a run (start_killed_again).
 #
+# keep_up runs `ray start --block` in this shell's session and starts it again each time it ends.
 # node.sh writes these functions into the script that a node's tmux session runs; cluster/slurm/node.sh sources this file.
 # A head that is started again is a new cluster. The workers' Ray of the old one ends by itself within a minute, and
 # their own keep_up then joins the new one. Runs that were going on fail; `start --retries` resumes them.
@@ -77,5 +78,17 @@ keep_up() {
     wait "${KEPT}" || true
     [[ -e "${file}" ]] || exit "${code}"
     pause=$((2 * pause < 60 ? 2 * pause : 60))
+  done
+}
+
+# start_killed_again RETRIES: `launch_once`, and again if a signal killed the launcher itself (SIGKILL, or a crash; not the
+# signals that ask it to end). The new launcher counts the retry and may refuse it, so it has one start more than RETRIES.
+start_killed_again() {
+  local ended more=$(($1 > 0 ? $1 + 1 : 0))
+  while :; do
+    launch_once && ended=0 || ended=$?
+    ((ended > 128 && more-- > 0)) && [[ " 129 130 143 " != *" ${ended} "* ]] || return "${ended}"
+    echo "the launcher was killed (exit ${ended}) at $(date), and is started again"
+    export VERL_MIXED_KILLED="${ended}"
   done
 }

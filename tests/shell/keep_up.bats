@@ -88,3 +88,42 @@ gone() {
   ignored="$(sed -n 's/^SigIgn:[[:space:]]*//p' "/proc/$(cat starts)/status")"
   (((16#${ignored} & 2) == 0))
 }
+
+# launched CODE...: start_killed_again with a launcher that ends with these codes, one after another; `starts` are counted.
+launched() {
+  local retries="$1" codes="${*:2}"
+  run env CODES="${codes}" bash -c '
+    . "$1"
+    launch_once() {
+      echo "killed=${VERL_MIXED_KILLED:-}" >>launched
+      set -- ${CODES}
+      CODES="${*:2}"
+      return "$1"
+    }
+    start_killed_again "$2"' launched "${REPO_ROOT}/cluster/lib/keep_up.sh" "${retries}"
+}
+
+@test "a launcher that was killed is started again, and is told the exit code of the one before" {
+  launched 3 137 139 0
+  [ "${status}" -eq 0 ]
+  [ "$(paste -sd' ' launched)" = "killed= killed=137 killed=139" ]
+}
+
+@test "a launcher that ended by itself, or was asked to, is not started again" {
+  for code in 0 1 2 129 130 143; do
+    rm -f launched
+    launched 3 "${code}" 0
+    [ "${status}" -eq "${code}" ]
+    [ "$(wc -l <launched)" -eq 1 ]
+  done
+}
+
+@test "without retries a killed launcher stays down; with N it is started N+1 times more, and no more" {
+  launched 0 137 0
+  [ "${status}" -eq 137 ]
+  [ "$(wc -l <launched)" -eq 1 ]
+  rm launched
+  launched 2 137 137 137 137 0
+  [ "${status}" -eq 137 ]
+  [ "$(wc -l <launched)" -eq 4 ]
+}
