@@ -1,16 +1,17 @@
-"""A run on three hosts while something of ours is killed every minute: does it end, and with which rows?
+"""Whether a run on three hosts ends by itself, and with the right rows, if processes are killed.
 
-    python -m benchmarks.kill_every_minute [--minutes 60] [--seed 0]      as root, with the programs of tests/nodes
+    python -m benchmarks.kill_every_minute [--minutes 60] [--seed 0]
 
-`setup_cluster.sh setup` and `run_mixed_training.sh start --retries N` are typed on the jumphost of a
-site of network namespaces (tests/nodes/site.py); after that nobody types anything. First comes a run
-that nobody disturbs, then the same run while processes are killed with SIGKILL. At the end the second
-run must be complete, its audit clean, and the rows of each step those of the first run.
+It needs root and the programs of tests/nodes. On a site of network namespaces (tests/nodes/site.py)
+`setup_cluster.sh setup` and `run_mixed_training.sh start --retries N` are typed on the jumphost;
+after that nobody types anything. The first run is not disturbed. The second is the same run, and
+each minute one process of it, of Ray or of its launcher gets SIGKILL. At the end the second run
+must be complete, its audit clean, and the rows of each step those of the first run.
 
-A kill that ends the attempt ("large") is followed by a recovery: the trainer starts again and trains
-a step that was not trained before. While the run recovers, only a victim that the run outlives
-("small") is killed, because otherwise a machine that needs longer than the interval for a start
-would make no progress. `--always-large` chooses without this rule.
+A "large" kill ends the attempt: the run must start again, and trains a new step one or more minutes
+later. Until then only "small" victims are killed, which the run outlives, because a machine that
+needs longer than a minute for a start would otherwise never train. `--always-large` has no such
+rule.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from tests.nodes.site import REPOSITORY, Machine, Site, missing
 TRAIN = "run_mixed_training.sh"
 OVERRIDES = (
     "trainer.save_freq=1 trainer.test_freq=-1 trainer.val_before_train=false "
-    "actor_rollout_ref.actor.entropy_coeff=0.01 mixed.tool_server.restarts=1000"
+    "actor_rollout_ref.actor.entropy_coeff=0.01 +mixed.tool_server.restarts=1000"
 )
 STEPS_PER_MINUTE = 8
 STALL_S = 1800.0
@@ -46,7 +47,7 @@ LARGE: Mapping[str, str] = {
     "task runner": "ray::TaskRunner",
     "training worker": "ray::WorkerDict",
     "engine": "ray::HFServer",
-    "agent loop worker": "ray::AgentLoopWorker",
+    "agent loop worker": "AgentLoopWorker",
     "queue storage": "ray::SimpleStorageUnit",
     "raylet": "/raylet/raylet ",
     "head (GCS)": "/gcs/gcs_server ",
@@ -154,9 +155,9 @@ class Killer:
         return None
 
 
-def start(operator: Operator, name: str, **settings: str) -> Watched:
+def start(operator: Operator, name: str, retries: int = 0) -> Watched:
     run = Watched(operator, name)
-    operator.run(f"{TRAIN} start {OVERRIDES}", EXPERIMENT_NAME=name, **settings)
+    operator.run(f"{TRAIN} start --retries {retries} {OVERRIDES}", EXPERIMENT_NAME=name)
     return run
 
 
@@ -258,7 +259,7 @@ def measure(
     say(f"undisturbed: {quiet.step()} steps in {outcome.undisturbed_s:.0f} s")
 
     began = time.monotonic()
-    run = start(operator, "killed", RETRIES="1000")
+    run = start(operator, "killed", retries=1000)
     disturb(
         run,
         outcome,

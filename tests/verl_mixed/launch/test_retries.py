@@ -102,12 +102,12 @@ def test_the_nodes_of_the_cluster_are_waited_for(monkeypatch: pytest.MonkeyPatch
 def test_the_job_and_the_actors_of_the_killed_run_are_waited_for(monkeypatch: pytest.MonkeyPatch):
     def node(cpus_used: float, gpus_used: float) -> RayNode:
         return RayNode(
-            name="head", ip="a", cpus=8, gpus=1, cpus_used=cpus_used, gpus_used=gpus_used
+            name="head", ip="a", cpus=16, gpus=1, cpus_used=cpus_used, gpus_used=gpus_used
         )
 
     answers = [
-        RayCluster(nodes=(node(5, 1),), jobs=("python -m agent_loop.training.main",)),
-        RayCluster(nodes=(node(5, 1),), jobs=()),
+        RayCluster(nodes=(node(9, 1),), jobs=("python -m agent_loop.training.main",)),
+        RayCluster(nodes=(node(9, 1),), jobs=()),
         RayCluster(nodes=(node(0, 1),), jobs=()),
         RayCluster(nodes=(node(0, 0),), jobs=()),
     ]
