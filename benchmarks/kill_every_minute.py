@@ -55,7 +55,11 @@ LARGE: Mapping[str, str] = {
 }
 """Kind -> what its command line holds; on a host that is drawn."""
 
-SMALL: Mapping[str, str] = {"tool server": "verl_mixed serve-tools", "idle worker": "ray::IDLE"}
+SMALL: Mapping[str, str] = {"tool server": "verl_mixed serve-tools"}
+"""Kinds that the run outlives, also while it starts."""
+
+WHILE_TRAINING: Mapping[str, str] = {"idle worker": "ray::IDLE"}
+"""Kinds that the run outlives while it trains; at its start Ray makes actors of idle workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +218,7 @@ def disturb(
         due = began + (number + 1) * every_s
         if now >= due and due <= began + 60 * minutes:
             number += 1
-            kinds = SMALL if large and not always_large else {**LARGE, **SMALL}
+            kinds = SMALL if large and not always_large else {**LARGE, **SMALL, **WHILE_TRAINING}
             victim = killer.kill(kinds)
             if victim is None:
                 outcome.nothing_small += 1
