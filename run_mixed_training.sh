@@ -38,6 +38,7 @@
 #   --grace SECONDS   stop: time for the current step and its checkpoint (default 900; 0: no checkpoint)
 #   --hosts FILE      the hosts of the cluster, see config/cluster/hosts.example
 #   --dry-run         with start or resume: the same as dry-run
+#   --retries N       start, resume: start the run again after a failure that a resume can mend, up to N times (RETRIES)
 #   --no-sync         start, resume: copy no code; the hosts must have this commit
 #   --yes             do not ask for confirmation
 #
@@ -51,6 +52,8 @@ source "${REPO_ROOT}/cluster/lib/common.sh"
 source "${REPO_ROOT}/cluster/lib/bootstrap.sh"
 # shellcheck source=cluster/lib/remote.sh
 source "${REPO_ROOT}/cluster/lib/remote.sh"
+# shellcheck source=cluster/lib/keep_up.sh
+source "${REPO_ROOT}/cluster/lib/keep_up.sh"
 # shellcheck source=cluster/lib/training.sh
 source "${REPO_ROOT}/cluster/lib/training.sh"
 
@@ -77,6 +80,10 @@ source "${REPO_ROOT}/cluster/lib/training.sh"
   KL_COEF=""              # weight of the KL loss; above 0 switches it on
   TOTAL_TRAINING_STEPS="" # optimizer steps
   OVERRIDES=()            # more keys of config/: (mixed.seed=1 'trainer.logger=[console]'); the command line wins
+
+  # a run that fails at night
+  RETRIES="" # how often it is started again after a failure that a resume can mend; empty: 0
+  ON_END=""  # a shell command that hears of the end in RUN_NAME, RUN_VERDICT, RUN_CAUSE: 'mail -s "$RUN_NAME" me </dev/null'
 
   # tools; each limit holds for all processes together
   TOOL_SERVER_URL=""       # a running tool server; empty: one is started with the run
@@ -135,6 +142,12 @@ main() {
         [[ "${command}" == @(start|resume|dry-run) ]] || die 2 "--no-sync is for start only, not ${command}: see --help"
         NO_SYNC=1
         ;;
+      --retries)
+        [[ "${command}" == @(start|resume|dry-run) ]] || die 2 "--retries is for start only, not ${command}: see --help"
+        [[ "${2:-}" =~ ^[0-9]+$ ]] || die 2 "--retries wants a whole number, not '${2:-}': see --help"
+        FROM_ENVIRONMENT[RETRIES]="$2"
+        shift
+        ;;
       --dry-run) dry_run=1 ;;
       --grace)
         [[ "${command}" == stop && "${2:-}" =~ ^[0-9]+$ ]] || die 2 "--grace SECONDS is for stop only: see --help"
@@ -171,6 +184,7 @@ main() {
     FROM_ENVIRONMENT[HOSTS_FILE]="$(realpath -- "${hosts}")"
   fi
   check_block "${BASH_SOURCE[0]}" "${BLOCK[@]}"
+  check_retries
   cd -- "${REPO_ROOT}"
   add_overrides "${overrides[@]}"
   [[ "${ON_HEAD:-0}" == 1 ]] || choose_cluster

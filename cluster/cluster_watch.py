@@ -22,7 +22,8 @@ DECLARED_S = 60.0
 
 _OF_A_LOST_PEER = re.compile(
     r"connection (closed|reset|refused)|actor\w* ?(died|unavailable)|node\w* ?(died|was terminated)"
-    r"|nccl|gloo|unavailable",
+    r"|nccl|gloo|unavailable"
+    r"|^exit -?\d+:",  # a driver whose head is gone ends with a stack trace of C++ and no error
     re.IGNORECASE,
 )
 

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The commands that run on one host of the cluster. cluster/lib/remote.sh sends this text to `bash -s -- SUBCOMMAND` on
-# the host, preceded by assignments (CLUSTER_ID, NODE_NAME, NODE_IP, ...; cluster/inventory.py, node_settings). The host
-# therefore needs only bash and tmux. Results go to stdout, mostly as key=value lines; messages go to stderr.
+# the host, preceded by assignments (CLUSTER_ID, NODE_NAME, NODE_IP, ...; cluster/inventory.py, node_settings) and by
+# cluster/lib/keep_up.sh. The host therefore needs only bash and tmux. Results go to stdout, mostly as key=value lines; messages go to stderr.
 #
 # These things belong to us, and nothing else is touched:
 #   - tmux sessions with VERL_MIXED_CLUSTER in their tmux environment, and in them the panes that run our start scripts;
@@ -76,15 +76,6 @@ last_lines() {
 
 # --- processes ------------------------------------------------------------------
 
-# read_stat PID: STAT becomes the fields of /proc/PID/stat after the process name; returns 1 if the process is gone.
-# "$(<file)" is not used, because it would end this shell for a missing file even with `||` behind it.
-read_stat() {
-  STAT=""
-  IFS= read -r -d '' STAT 2>/dev/null <"/proc/$1/stat" || true
-  STAT="${STAT##*) }"
-  [[ -n "${STAT}" ]]
-}
-
 # not_own PID: the process is neither this shell nor one of its ancestors.
 not_own() {
   local pid=$$
@@ -93,22 +84,6 @@ not_own() {
     read_stat "${pid}" || return 0
     STAT="${STAT#* }"
     pid="${STAT%% *}"
-  done
-}
-
-# in_sessions SID...: processes of these kernel sessions.
-in_sessions() {
-  local file pid sid
-  local -a parts
-  (($# > 0)) || return 0
-  for file in /proc/[0-9]*/stat; do
-    pid="${file//[^0-9]/}"
-    read_stat "${pid}" || continue
-    read -ra parts <<<"${STAT}"
-    [[ "${parts[0]}" != Z ]] || continue
-    for sid in "$@"; do
-      [[ "${parts[3]:-}" != "${sid}" ]] || printf '%s\n' "${pid}"
-    done
   done
 }
 
@@ -392,7 +367,7 @@ client_port() {
   printf '%s\n' "${port}"
 }
 
-# start_ray WORD...: `ray start WORD... --block` in this node's tmux session.
+# start_ray WORD...: `ray start WORD... --block` in this node's tmux session, which keep_up starts again if it ends.
 start_ray() {
   local -a command=(ray start "$@" --node-name "${NODE_NAME}" --node-ip-address "${NODE_IP}"
     --dashboard-agent-listen-port 0 --disable-usage-stats --block)
@@ -411,10 +386,13 @@ start_ray() {
   esac
   {
     printf '#!/usr/bin/env bash\n. %q\nexport VERL_MIXED_NODE=%q\n' "${STATE}/env" "${MARK}"
-    printf 'ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"\nexec'
+    printf 'ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -Hn)"\n'
+    declare -f read_stat in_sessions own_session end_rest end_kept keep_up
+    printf 'keep_up %q' "${STATE}/keep_up"
     printf ' %q' "${command[@]}"
     printf '\n'
   } >"${STATE}/start_ray.sh"
+  rm -f -- "${STATE}/keep_up" # `start` writes it once Ray is up: a Ray that cannot start must end
   started_with >"${STATE}/started"
   # One tmux call, so that the output of a Ray that ends at once is kept. The tmux server must not carry our mark in its
   # environment, because sessions of other people may later run in the same server.
@@ -474,6 +452,7 @@ start() {
       return 1
     fi
     if [[ "$(session_state "${NODE_NAME}")" == ours_alive ]]; then
+      : >"${STATE}/keep_up"
       echo "${said}"
       return
     fi
@@ -546,6 +525,7 @@ signal_processes() {
 end_processes() {
   local name pid
   local -a leaders=()
+  rm -f -- "${STATE}/keep_up"
   none_of_ours && return
   for name in $(our_sessions); do
     mapfile -t -O "${#leaders[@]}" leaders < <(our_panes "${name}")

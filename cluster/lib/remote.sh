@@ -290,7 +290,7 @@ show_forwarded() {
   done
 }
 
-# node_script HOST: the text that the remote bash reads: the settings, then node.sh. Secrets are sent in this text and
+# node_script HOST: the text that the remote bash reads: the settings, keep_up.sh and node.sh. Secrets are sent in this text and
 # never in an argument.
 node_script() {
   printf 'echo %s\n' "${NODE_BEGINS}"
@@ -301,7 +301,7 @@ node_script() {
   [[ -z "${NODE_SECRET:-}" ]] || printf 'CLUSTER_TOKEN=%q\n' "${NODE_SECRET}"
   [[ -z "${NODE_ENVIRONMENT:-}" ]] || printf 'NODE_ENVIRONMENT=%q\n' "${NODE_ENVIRONMENT}"
   printf 'RAY_NODES_PY=%q\n' "$(<"${REPO_ROOT}/cluster/ray_nodes.py")"
-  cat -- "${REPO_ROOT}/cluster/lib/node.sh"
+  cat -- "${REPO_ROOT}/cluster/lib/keep_up.sh" "${REPO_ROOT}/cluster/lib/node.sh"
 }
 
 # show_node_texts: for a dry run, print node_script as commands that make it from files: `node_text SETTINGS`.

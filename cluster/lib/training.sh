@@ -13,7 +13,7 @@ TMUX_SESSION="${SESSIONS}"
 # Settings of a run, besides the cluster's SETTINGS. They are sent to the head with the run.
 RUN_SETTINGS=(PROFILE EXPERIMENT_NAME MODEL_PATH TRAIN_FILES VAL_FILES TACO_RATIO NQ_RATIO MATH_RATIO LEARNING_RATE
   TRAIN_BATCH_SIZE ROLLOUT_N MAX_RESPONSE_LENGTH KL_COEF TOTAL_TRAINING_STEPS TOOL_SERVER_URL TOOL_MAX_WORKERS
-  TOOL_REQUEST_INTERVAL RATE_LIMIT_PER_MINUTE N_GPUS_PER_NODE NNODES)
+  TOOL_REQUEST_INTERVAL RATE_LIMIT_PER_MINUTE N_GPUS_PER_NODE NNODES RETRIES ON_END)
 
 # Cluster settings that a run needs. Settings of the host itself (Python, Ray's token) are in the host's file `env`.
 HEAD_SETTINGS=(WORKER_NODES CONDA_ENV CONDA_PATH VENV WANDB_DIR RAY_TEMP_DIR RAY_PORT RAY_DASHBOARD_PORT RAY_AUTH_MODE)
@@ -49,6 +49,13 @@ settle() {
     declare -g "${name}=${value}"
     [[ -z "${value}" ]] || export "${name?}" # an empty one is an unset one, also to Ray
   done
+}
+
+# check_retries: exit 2 unless RETRIES, of the environment or the block, is a whole number.
+check_retries() {
+  local given="${FROM_ENVIRONMENT[RETRIES]:-${RETRIES}}"
+  [[ "${given:-0}" =~ ^[0-9]{1,6}$ ]] ||
+    die 2 "RETRIES=${given}: want a whole number, 0 at least: how often a run that failed is started again"
 }
 
 # add_overrides WORD...: WORDS becomes OVERRIDES of the environment, or of the block, and then the WORDs. One whose key is
@@ -463,8 +470,9 @@ write_start_script() {
   {
     # what `cleanup` knows the run's processes by; no shell of a user has it
     printf 'export VERL_MIXED_NODE=%q\n' "${VERL_MIXED_CLUSTER:-}/${MASTER_IP:-}" &&
-      echo 'rm -f -- "$0"; trap : INT; (' && head_script "${REPO_ROOT}" "$@" &&
-      echo '); code=$?; echo "ended with exit ${code} at $(date)"' &&
+      echo 'rm -f -- "$0"; trap : INT; launch_once() (' && head_script "${REPO_ROOT}" "$@" && echo ')' &&
+      declare -f start_killed_again && printf 'start_killed_again %q; code=$?\n' "${RETRIES:-0}" &&
+      echo 'echo "ended with exit ${code} at $(date)"' &&
       echo "tmux set-environment -t ${TMUX_SESSION} VERL_MIXED_EXIT \"\${code}\"; exit \"\${code}\""
   } >"${file}" || return 1
   printf '%s\n' "${file}"

@@ -2,7 +2,8 @@
 # What cluster/slurm/mixed_training.sbatch starts on a node through srun. Its settings come from there.
 #
 # Usage: node.sh address               print the address of this node for the others
-#        node.sh head | worker NAME    Ray in the foreground, until TERM; then its temporary folder goes
+#        node.sh head | worker NAME    Ray in the foreground, until TERM; then its temporary folder goes. Ray that ends is
+#                                      started again while the file KEEP_UP is there
 #        node.sh wait SECONDS NAME...  until these nodes are alive; 1 when the time is over
 set -euo pipefail
 
@@ -21,18 +22,24 @@ own_address() {
   [[ -n "${NODE_IP}" ]] || die 1 "$(hostname): it has no address besides 127.0.0.1; set NODE_IP"
 }
 
-# hold_ray WORD...: `ray start WORD... --block` until TERM or its own end; removes RAY_TEMP_DIR, which is this job's.
+# hold_ray WORD...: `ray start WORD... --block` until TERM or its own end; removes RAY_TEMP_DIR, which is this job's. A job
+# that was requeued after its node died finds its own folder there.
 hold_ray() {
   local code=0
   local -a words=("$@" --node-ip-address "${NODE_IP}" --node-name "${NAME}"
     --temp-dir "${RAY_TEMP_DIR}" --dashboard-agent-listen-port 0 --disable-usage-stats --block)
   [[ -z "${NUM_CPUS:-}" ]] || words+=(--num-cpus "${NUM_CPUS}")
   [[ -z "${NUM_GPUS:-}" ]] || words+=(--num-gpus "${NUM_GPUS}")
+  ((${SLURM_RESTART_COUNT:-0} == 0)) || [[ "${RAY_TEMP_DIR##*/}" != "verl_mixed_ray_${SLURM_JOB_ID}" ]] ||
+    rm -rf -- "${RAY_TEMP_DIR}"
   [[ ! -e "${RAY_TEMP_DIR}" ]] ||
     die 1 "RAY_TEMP_DIR=${RAY_TEMP_DIR} is on $(hostname) already: another job's? choose another, or remove it"
   (umask 077 && mkdir -p -- "${RAY_TEMP_DIR}/tmp")
   export TMPDIR="${RAY_TEMP_DIR}/tmp" # what workers leave goes with it
-  ray start "${words[@]}" &
+  # a session of its own, because keep_up ends what is left of its session
+  # shellcheck disable=SC2016 # for the inner shell
+  setsid bash -c '. "$1"; keep_up "${@:2}"' keep_up "${REPO_ROOT}/cluster/lib/keep_up.sh" "${KEEP_UP}" \
+    ray start "${words[@]}" &
   RAY_PID=$!
   trap 'kill -TERM "${RAY_PID}" 2>/dev/null' TERM INT
   trap 'rm -rf -- "${RAY_TEMP_DIR}"' EXIT

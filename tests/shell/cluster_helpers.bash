@@ -144,6 +144,11 @@ pid_of() { cat "${SITE}/alive_$1"; }
 # ended PID: it is gone, or a zombie that tmux has not looked at.
 ended() { ! grep -qs '^State:[[:space:]]*[^Z[:space:]]' "/proc/$1/status"; }
 
+# kill_node HOST NAME: its Ray, and the shell in its tmux session that would start it again.
+kill_node() {
+  kill -9 "$(on "$1" tmux list-panes -t "=$2:" -F '#{pane_pid}')" "$(pid_of "$2")"
+}
+
 is_up() { kill -0 "$(pid_of "$1")" 2>/dev/null; }
 
 # end_site: whatever a test left.

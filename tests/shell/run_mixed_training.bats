@@ -370,3 +370,15 @@ verl-mixed train" ]
   [ "${status}" -eq 2 ]
   [[ "${output}" == *"MASTER_IP=local is this machine"* ]]
 }
+
+@test "--retries and RETRIES want a whole number, before anything is done" {
+  for words in "start --retries" "start --retries two" "stop --retries 1"; do
+    # shellcheck disable=SC2086 # words
+    run "${CHECKOUT}/run_mixed_training.sh" ${words}
+    [ "${status}" -eq 2 ]
+  done
+  RETRIES=-1 run "${CHECKOUT}/run_mixed_training.sh"
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"RETRIES=-1: want a whole number"* ]]
+  [ ! -s "${CALLS}" ]
+}

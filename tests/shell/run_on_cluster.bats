@@ -358,3 +358,37 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
   [ "$(calls ssh)" -eq 0 ]
   run ! tmux has-session
 }
+
+# kill_launcher: SIGKILL for the launcher in the run's tmux session.
+kill_launcher() { kill -9 "$(pgrep -P "$(tmux display-message -p -t =verl_training_demo: '#{pane_pid}')" sleep)"; }
+
+# until_trains NUMBER: wait until the launcher was started so often.
+until_trains() {
+  local deadline=$((SECONDS + 30))
+  until (($(calls '<train>') >= $1)); do
+    ((SECONDS < deadline)) || return 1
+    sleep 0.1
+  done
+}
+
+@test "with --retries, a launcher that is killed is started again in its session; without, it is not" {
+  ON_END="echo 'it is' over" script start --retries 2 mixed.seed=3
+  [ "${status}" -eq 0 ]
+  grep -qx "export RETRIES=2" "${SENT}"
+  grep -qxF "export ON_END=echo\ \'it\ is\'\ over" "${SENT}"
+  kill_launcher
+  until_trains 2
+  run tmux capture-pane -p -J -t =verl_training_demo:
+  [[ "${output}" == *"the launcher was killed (exit 137)"*"is started again"* ]]
+  end_tmux
+  : >"${CALLS}"
+  script start
+  kill_launcher
+  deadline=$((SECONDS + 30))
+  until [ "$(tmux display-message -p -t =verl_training_demo: '#{pane_dead}')" = 1 ]; do
+    ((SECONDS < deadline))
+    sleep 0.1
+  done
+  [ "$(calls '<train>')" -eq 1 ]
+  [ "$(tmux show-environment -t =verl_training_demo VERL_MIXED_EXIT)" = VERL_MIXED_EXIT=137 ]
+}

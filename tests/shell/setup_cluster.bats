@@ -258,11 +258,27 @@ s = socket.create_server(("127.0.0.1", int(os.environ["RAY_PORT"]))); time.sleep
   [[ "${output}" == *"error: w0: the worker did not start"*"Ray did not start within 2 s"*"does not answer from here"* ]]
 }
 
-@test "setup starts a worker again whose Ray died, and leaves the others alone" {
+@test "a worker whose Ray died starts it again by itself, and stop ends it for good" {
+  "${SCRIPT}" setup
+  local pid try
+  pid="$(pid_of node0)"
+  kill -9 "${pid}"
+  for ((try = 0; try < 300; try++)); do
+    [[ "$(pid_of node0)" == "${pid}" ]] || ! is_up node0 || break
+    sleep 0.1
+  done
+  is_up node0
+  pid="$(pid_of node0)"
+  "${SCRIPT}" cleanup --yes
+  ended "${pid}"
+  [ "$(pid_of node0)" = "${pid}" ]
+}
+
+@test "setup starts a worker again whose session died, and leaves the others alone" {
   "${SCRIPT}" setup
   local others
   others="$(pid_of head) $(pid_of node1)"
-  kill -9 "$(pid_of node0)"
+  kill_node w0 node0
   run "${SCRIPT}" status
   [ "${status}" -eq 1 ]
   run "${SCRIPT}" setup
@@ -275,7 +291,7 @@ s = socket.create_server(("127.0.0.1", int(os.environ["RAY_PORT"]))); time.sleep
   "${SCRIPT}" setup
   local pid
   pid="$(pid_of node0)"
-  kill -9 "$(pid_of head)"
+  kill_node "${HEAD}" head
   run "${SCRIPT}" setup
   [ "${status}" -eq 0 ]
   [ "$(pid_of node0)" != "${pid}" ]

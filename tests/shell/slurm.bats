@@ -54,7 +54,7 @@ FAKE
 echo "ray$(printf ' <%s>' "$@") mode=${RAY_AUTH_MODE}" >>"${CALLS}"
 [[ "${SLURMD_NODENAME}" != "${NEVER_JOINS:-}" ]] || exec sleep 300
 [[ "${SLURMD_NODENAME}" != "${DIES:-}" ]] || { echo "no space left"; exit 7; }
-touch "${ALIVE}/${SLURMD_NODENAME}"
+echo "$$" >"${ALIVE}/${SLURMD_NODENAME}"
 trap 'rm "${ALIVE}/${SLURMD_NODENAME}"; kill "${nap}"; exit 0' TERM
 sleep 300 & nap=$!
 wait
@@ -64,9 +64,13 @@ FAKE
 { printf 'verl-mixed'; printf ' <%s>' "$@"
   echo " on=${SLURMD_NODENAME} MASTER_IP=${MASTER_IP} PORT=${RAY_PORT} WORKERS=${WORKER_NODES} RATIO=${TACO_RATIO:-}"; } >>"${CALLS}"
 case "$1" in
-  stop) touch "${ALIVE}.stop" ;;
+  stop)
+    [[ -z "${SAVES:-}" ]] || { mkdir -p runs/demo/checkpoints && touch runs/demo/checkpoints/latest_checkpointed_iteration.txt; }
+    touch "${ALIVE}.stop"
+    ;;
   train)
     ls "${ALIVE}" | paste -sd' ' >>"${CALLS}"
+    [[ -z "${KILLS:-}" || -n "${VERL_MIXED_KILLED:-}" ]] || kill -9 "$$"
     [[ -z "${WAITS:-}" ]] || { trap 'exit 130' TERM; until [[ -e "${ALIVE}.stop" ]]; do sleep 0.1; done; }
     exit "${TRAIN_EXIT:-0}"
     ;;
@@ -171,6 +175,80 @@ until_called() {
   [ "${code}" -eq 5 ]
   grep -q "verl-mixed <stop>" "${CALLS}"
   clean
+}
+
+# signalled SETTING...: a job that gets USR1 while it trains; its exit code becomes `code`, what it says `said`.
+signalled() {
+  env WAITS=1 TRAIN_EXIT=130 "$@" "${CHECKOUT}/cluster/slurm/mixed_training.sbatch" >"${BATS_TEST_TMPDIR}/said" 2>&1 &
+  job=$!
+  until_called "<train>"
+  kill -USR1 "${job}"
+  code=0
+  wait "${job}" || code=$?
+  said="$(<"${BATS_TEST_TMPDIR}/said")"
+}
+
+@test "a job whose time is over saves a checkpoint, takes everything down, and requeues itself" {
+  signalled SAVES=1
+  [ "${code}" -eq 130 ]
+  [ "$(calls '^scontrol requeue 4242$')" -eq 1 ]
+  [ "$(grep -n '^scontrol requeue' "${CALLS}" | cut -d: -f1)" -gt "$(grep -n '^verl-mixed <stop>' "${CALLS}" | cut -d: -f1)" ]
+  [[ "${said}" == *"requeued: the job resumes the run"* ]]
+  clean
+}
+
+@test "a job that saved nothing is not requeued, and says why; REQUEUE=0 requeues none" {
+  mkdir -p "${CHECKOUT}/runs/old/checkpoints"
+  touch "${CHECKOUT}/runs/old/checkpoints/latest_checkpointed_iteration.txt"
+  signalled
+  [ "$(calls '^scontrol requeue')" -eq 0 ]
+  [[ "${said}" == *"not requeued: no checkpoint was saved"* ]]
+  clean
+  rm "${ALIVE}.stop"
+  : >"${CALLS}"
+  signalled SAVES=1 REQUEUE=0
+  [ "$(calls '^scontrol requeue')" -eq 0 ]
+}
+
+@test "a job that is complete is not requeued" {
+  signalled SAVES=1 TRAIN_EXIT=0
+  [ "${code}" -eq 0 ]
+  [ "$(calls '^scontrol requeue')" -eq 0 ]
+}
+
+@test "a launcher that was killed is started again as often as RETRIES lets it" {
+  KILLS=1 job
+  [ "${status}" -eq 137 ]
+  [ "$(calls '<train>')" -eq 1 ]
+  KILLS=1 RETRIES=1 job
+  [ "${status}" -eq 0 ]
+  [ "$(calls '<train>')" -eq 3 ]
+  clean
+}
+
+@test "Ray that is killed on a node while the run goes on is started again" {
+  WAITS=1 "${CHECKOUT}/cluster/slurm/mixed_training.sbatch" &
+  job=$!
+  until_called "<train>"
+  kill -9 "$(<"${ALIVE}/gpu2")"
+  deadline=$((SECONDS + 30))
+  until [ "$(calls '^ray .*<gpu2>')" -eq 2 ]; do
+    ((SECONDS < deadline))
+    sleep 0.1
+  done
+  touch "${ALIVE}.stop"
+  wait "${job}"
+  clean
+}
+
+@test "a job that Slurm started again after its node died removes its own temporary folder, and no other" {
+  sed -i 's|RAY_TEMP_DIR="${TEMP_DIRS}-${node}"|RAY_TEMP_DIR="${TEMP_DIRS}-${node}/verl_mixed_ray_4242"|' "${BATS_TEST_TMPDIR}/bin/srun"
+  mkdir -p "${TEMP_DIRS}-gpu1/verl_mixed_ray_4242/tmp"
+  job
+  [ "${status}" -eq 1 ]
+  SLURM_RESTART_COUNT=1 job
+  [ "${status}" -eq 0 ]
+  [ ! -e "${TEMP_DIRS}-gpu1/verl_mixed_ray_4242" ]
 }
 
 @test "a temporary folder of another job is left alone" {

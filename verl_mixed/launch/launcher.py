@@ -1,14 +1,15 @@
 """Start or resume a run: check, make its data, start tool server and trainer, watch, summarise.
 
 The launcher does no training. It ends its child processes, however it ends itself. If it is killed,
-the same command resumes the run.
+the same command resumes the run. SIGUSR1 does what `verl-mixed stop` does: the trainer saves a
+checkpoint after its current step, and the run ends.
 """
 
 import secrets
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.cluster_watch import ClusterWatch
-from cluster.ray_cluster import ask
+from cluster.ray_cluster import ClusterUnreachable, ask
 from config.lookup import at
 from config.schema import ConfigError
 from verl_mixed.agentfly.files import keep_copies
@@ -29,7 +30,7 @@ from verl_mixed.launch.on_end import Verdict, tell
 from verl_mixed.launch.plan import Plan, make_plan
 from verl_mixed.launch.processes import GRACE_S
 from verl_mixed.launch.ray_lines import dashboard_line, found_line
-from verl_mixed.launch.retries import Retries
+from verl_mixed.launch.retries import Retries, killed_launcher
 from verl_mixed.launch.summary import report_and_list_files, summarise
 from verl_mixed.launch.tool_server import ToolServer
 from verl_mixed.launch.trainer import TRAINER, trainer_environ
@@ -67,8 +68,8 @@ def train(
     """
     console = console or Console(highlight=False, soft_wrap=True)
     say = partial(_print_lines, console)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.default_int_handler)  # SIGUSR1: nothing can be saved yet
     told: list[RunFolder] = []  # once the run was started, ON_END hears of its end
 
     def end(code: int, verdict: Verdict, cause: str = "") -> int:
@@ -81,27 +82,57 @@ def train(
         with plan.folder.claim():
             if left := processes.end_run(plan.folder.path, GRACE_S):
                 say(f"ended {left} processes that an earlier start left behind")
+            again = Retries(
+                retries,
+                say,
+                memory=plan.folder.retries,
+                record=plan.folder.failures,
+                is_stopped=plan.folder.stop_request.exists,
+            )
             refused = plan.refused_changes()
             goes_back = at(plan.config, "trainer.resume_mode") != "auto"
             if plan.folder.is_done(plan.total_steps) and not refused and not goes_back:
                 say(f"complete: {plan.folder.path} has all {plan.total_steps} steps")
                 report_and_list_files(plan.folder, say)
-                return GOOD
-            with_free_dashboard(plan.config)
-            _make_ready(plan, refused)
-            seen = plan.folder.last_step()
-            _note_start(plan, seen, arguments, environ, config_files, say)
-            told.append(plan.folder)
-            code = _run_again(plan, seen, environ, trainer, console, say, Retries(retries, say))
-            return end(
-                code, "complete" if code == GOOD else "failed", "" if code == GOOD else "audit"
-            )
+                if killed_launcher(environ, plan.total_steps):  # before it could tell
+                    told.append(plan.folder)
+                again.end()
+                return end(GOOD, "complete")
+            with _kept_up(again):
+                if killed := killed_launcher(environ, plan.folder.last_step()):
+                    told.append(plan.folder)
+                    if not again.recall():
+                        raise RunStopped(
+                            "the run was stopped, so its launcher is not started again"
+                        )
+                    if not again.go_on(killed, plan, environ):
+                        raise killed
+                else:
+                    again.begin()
+                seen = plan.folder.last_step()
+                while True:
+                    try:
+                        with_free_dashboard(plan.config)
+                        _make_ready(plan, refused)
+                        _note_start(plan, seen, arguments, environ, config_files, say)
+                        break
+                    except (ConfigError, ClusterUnreachable) as error:
+                        # the cluster may fail once more while the launcher that was killed returns
+                        lost = RunFailed(str(error), step=seen)
+                        if killed is None or not again.go_on(lost, plan, environ):
+                            raise
+                told = [plan.folder]
+                signal.signal(signal.SIGUSR1, lambda *_: plan.folder.stop_request.touch())
+                code = _run_again(plan, seen, environ, trainer, console, say, again)
+                return end(
+                    code, "complete" if code == GOOD else "failed", "" if code == GOOD else "audit"
+                )
     except ConfigError as error:
         count = len(error.problems)
         say(f"cannot start, {count} problem{'s' * (count > 1)}:")
         for problem in error.problems:
             say(f"  - {problem}")
-        return USAGE
+        return end(USAGE, "failed", error.problems[0])
     except RunHeld as error:
         say(f"error: {error}")
         return USAGE
@@ -114,6 +145,15 @@ def train(
     except KeyboardInterrupt:
         say("\ninterrupted; the same command resumes the run")
         return end(INTERRUPTED, "interrupted", "a signal")
+
+
+@contextmanager
+def _kept_up(again: Retries) -> Iterator[None]:
+    """Forget the count of retries when the run ends; only a launcher that is killed leaves it."""
+    try:
+        yield
+    finally:
+        again.end()
 
 
 def _print_lines(console: Console, text: str) -> None:

@@ -34,6 +34,8 @@ def stop(folder: RunFolder, grace_s: float) -> bool:
     if not folder.path.is_dir():
         raise ValueError(f"no run in {folder.path}: name runs/<experiment>")
     holder = folder.holder()
+    if holder is None or holder.is_here:
+        folder.retries.unlink(missing_ok=True)  # a launcher that is killed below does not come back
     if holder is None:
         print(f"not running: {folder.path}")
     elif not holder.is_here:

@@ -88,6 +88,8 @@ class RunFolder:
         self.server_log = self.path / "tool_server.log"
         self.versions = self.path / "versions.jsonl"
         self.stop_request = self.path / STOP_FILE
+        self.retries = self.path / "retries.json"
+        self.failures = self.path / "failures.jsonl"
         self.metrics = self.path / "metrics.jsonl"
         self.ledger = self.path / "ledger.jsonl"
         self.report = self.path / "report.html"

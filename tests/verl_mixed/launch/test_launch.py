@@ -1,6 +1,7 @@
 """Starting, resuming, refusing and ending runs, with a stand-in for the trainer."""
 
 import io
+import json
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 from verl_mixed.launch.launcher import train
 from verl_mixed.launch.plan import make_plan
 from verl_mixed.launch.processes import of_run
+from verl_mixed.launch.retries import KILLED
 from verl_mixed.launch.stop import stop
 from verl_mixed.launch.summary import changes_table
 from verl_mixed.run.state import RunFolder, changes_of_resume
@@ -34,7 +36,8 @@ FAKE_TRAINER = (sys.executable, "-m", "tests.fakes.trainer")
 
 LAUNCHER = (
     "import os, sys; from verl_mixed.launch.launcher import train; "
-    "sys.exit(train([], os.environ, trainer=(sys.executable, '-m', 'tests.fakes.trainer')))"
+    "trainer = (sys.executable, '-m', 'tests.fakes.trainer'); "
+    "sys.exit(train([], os.environ, trainer=trainer, retries=3))"
 )
 
 DEADLINE_S = 60.0
@@ -45,7 +48,7 @@ KILLS_TOOLS = {"TOOL_SERVER_URL": "", "FAKE_TRAINER": "tools"}
 
 @pytest.fixture(autouse=True)
 def same_signal_handlers_after() -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in before.items():
@@ -167,6 +170,79 @@ def test_a_run_that_failed_goes_on_by_itself_and_somebody_is_told_of_its_end(
     assert starts(folder) == 1 + retries
     assert ("retry 1 of 1" in screen) == bool(retries)
     assert (folder / "told").read_text() == f"{told}\n"
+
+
+def killed_once(environ: RunEnviron, **state: object) -> RunFolder:
+    """A run with one step whose launcher was killed, with its count of retries."""
+    start(environ | {"FAKE_TRAINER": "error"})
+    folder = RunFolder(Path("runs/trial"))
+    folder.retries.write_text(json.dumps({"used": 1, "idle": 0, "cause": "", "step": 0} | state))
+    return folder
+
+
+TELL = {"ON_END": 'echo "$RUN_VERDICT $RUN_CAUSE" >>"$RUN_FOLDER/told"', KILLED: "137"}
+
+
+def test_a_launcher_that_replaces_a_killed_one_resumes_and_goes_on_counting(
+    run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("verl_mixed.launch.retries.PAUSE_S", 0.0)
+    folder = killed_once(run_environ)
+
+    code, screen = start(run_environ | TELL, retries=2)
+
+    assert code == GOOD, screen
+    assert "retry 2 of 2 in 0s, after step 1: the launcher was killed by SIGKILL" in screen
+    assert (folder.path / "told").read_text() == "complete \n"
+    assert not folder.retries.exists()
+
+
+def test_a_launcher_that_was_killed_twice_at_a_step_is_given_up_and_somebody_is_told(
+    run_environ: RunEnviron,
+) -> None:
+    cause = "the launcher was killed by SIGKILL"
+    folder = killed_once(run_environ, cause=cause, step=1)
+
+    code, screen = start(run_environ | TELL, retries=9)
+
+    assert code == NOT_GOOD
+    assert "not started again: this failure came twice at step 1" in screen
+    assert (folder.path / "told").read_text() == f"failed {cause}\n"
+    assert starts(folder.path) == 1
+    assert not folder.retries.exists()
+
+
+def test_a_run_that_was_stopped_is_not_started_again_by_its_session(
+    run_environ: RunEnviron,
+) -> None:
+    folder = killed_once(run_environ)
+    stop(folder, 0)
+
+    code, screen = start(run_environ | TELL, retries=9)
+
+    assert code == INTERRUPTED, screen
+    assert starts(folder.path) == 1
+
+
+def test_a_launcher_keeps_its_count_while_it_runs_and_a_start_by_hand_begins_at_0(
+    hanging_launcher: subprocess.Popen[bytes],
+) -> None:
+    folder = RunFolder(Path("runs/trial"))
+    state = json.loads(folder.retries.read_text())
+    assert state == {"used": 0, "idle": 0, "cause": "", "step": 0}
+    hanging_launcher.send_signal(signal.SIGINT)
+    hanging_launcher.wait(DEADLINE_S)
+    assert not folder.retries.exists()
+
+
+def test_sigusr1_saves_a_checkpoint_and_ends_the_run(
+    obedient_launcher: subprocess.Popen[bytes],
+) -> None:
+    obedient_launcher.send_signal(signal.SIGUSR1)
+    screen, _ = obedient_launcher.communicate(timeout=DEADLINE_S)
+    assert obedient_launcher.returncode == INTERRUPTED
+    assert b"stopped after step 1 of 3, as asked" in screen
+    assert RunFolder(Path("runs/trial")).saved_step() == 1
 
 
 def test_a_report_that_cannot_be_written_fails_no_run(run_environ: RunEnviron) -> None:

@@ -1,5 +1,6 @@
 """Which failures a run goes on after, how long it waits, and what ON_END is told."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,7 +9,7 @@ import pytest
 
 from cluster.ray_cluster import ClusterUnreachable, RayCluster, RayNode
 from verl_mixed.launch import retries
-from verl_mixed.launch.failure import RunFailed
+from verl_mixed.launch.failure import RunFailed, RunStopped
 from verl_mixed.launch.on_end import tell
 from verl_mixed.launch.plan import Plan
 from verl_mixed.launch.retries import LONGEST_S, PAUSE_S, Retries
@@ -96,6 +97,60 @@ def test_the_nodes_of_the_cluster_are_waited_for(monkeypatch: pytest.MonkeyPatch
     answers += [ClusterUnreachable("no answer")] * 10_000
     assert not again.go_on(failure(LOST, 2), plan_of("10.0.0.1:6379", nodes=2), {})
     assert said[-1].startswith("not started again: after 1h00m")
+
+
+def test_the_job_and_the_actors_of_the_killed_run_are_waited_for(monkeypatch: pytest.MonkeyPatch):
+    def node(cpus_used: float, gpus_used: float) -> RayNode:
+        return RayNode(
+            name="head", ip="a", cpus=16, gpus=1, cpus_used=cpus_used, gpus_used=gpus_used
+        )
+
+    answers = [
+        RayCluster(nodes=(node(9, 1),), jobs=("python -m agent_loop.training.main",)),
+        RayCluster(nodes=(node(9, 1),), jobs=()),
+        RayCluster(nodes=(node(0, 1),), jobs=()),
+        RayCluster(nodes=(node(0, 0),), jobs=()),
+    ]
+    monkeypatch.setattr(retries, "ask", lambda *_, **__: answers.pop(0))
+    plan = plan_of("a:6379")
+    plan.config["trainer"] |= {"n_gpus_per_node": 1, "v1": {"trainer_mode": "mixed_sync"}}
+    said: list[str] = []
+    sleeps = Sleeps()
+    again = Retries(1, said.append, sleep=sleeps.sleep, now=sleeps.now)
+    assert again.go_on(failure(LOST, 1), plan, {})
+    assert not answers
+    assert "a job has not ended yet: python -m agent_loop.training.main" in said[1]
+    assert said[2].startswith("waiting for the cluster: others use it: ")
+
+
+def test_a_run_that_is_asked_to_stop_while_it_waits_is_not_started_again():
+    asked = [False, True]
+    sleeps = Sleeps()
+    again = Retries(9, print, is_stopped=lambda: asked.pop(0), sleep=sleeps.sleep)
+    with pytest.raises(RunStopped, match="stopped after step 1, as asked"):
+        again.go_on(failure(LOST, 1), plan_of(), {})
+    assert not asked
+
+
+def test_a_second_launcher_takes_over_the_count_of_the_first(tmp_path: Path):
+    file = tmp_path / "retries.json"
+    sleeps = Sleeps()
+    record = tmp_path / "failures.jsonl"
+    first = Retries(2, print, memory=file, record=record, sleep=sleeps.sleep)
+    first.begin()
+    assert first.go_on(failure(LOST, 1), plan_of(), {})
+    second = Retries(2, print, memory=file, record=record, sleep=sleeps.sleep)
+    assert second.recall()
+    assert not second.go_on(failure(LOST, 1), plan_of(), {})
+    noted = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [(line["step"], line["cause"], line["retry"]) for line in noted] == [
+        (1, LOST, 1),
+        (1, LOST, None),
+    ]
+    second.end()
+    assert not Retries(2, print, memory=file).recall()
+    file.write_text("")
+    assert Retries(2, print, memory=file).recall()
 
 
 @pytest.mark.parametrize(
