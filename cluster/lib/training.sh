@@ -609,6 +609,18 @@ dry_run_at_head() {
   say "+ ./run_mixed_training.sh launch start$(printf ' %q' "$@")"
   say "+ tmux new-session -d -s ${TMUX_SESSION} bash -c 'cd ${HOST_REPO[${HEAD}]} && ON_HEAD=1 MASTER_IP=${RAY_HEAD}" \
     "./run_mixed_training.sh start$(printf ' %q' "$@")'"
+  [[ -z "${CONTAINER_IMAGE:-}" ]] || printed "${HEAD}" run "${TMUX_SESSION}" "$(names_of_run)" verl-mixed train "$@"
+}
+
+# names_of_run: the variables that the run has from here, on one line.
+names_of_run() {
+  local name
+  for name in MASTER_IP "${RUN_SETTINGS[@]}" "${HEAD_SETTINGS[@]}" "${SECRETS[@]}"; do
+    [[ -z "${!name:-}" ]] || printf '%s\n' "${name}"
+  done | cat - <(
+    printf "%s\n" VERL_MIXED_NODE VERL_MIXED_CLUSTER ON_HEAD
+    forwarded
+  ) | paste -sd' ' -
 }
 
 attach_at_head() {

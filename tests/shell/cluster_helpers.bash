@@ -69,7 +69,8 @@ export HOME="${SITE}/${host}" TMUX_TMPDIR="${SITE}/${host}/tmux" FAKE_HOST="${ho
 PATH="${SITE}/${host}/bin:${PATH}"
 cd "${HOME}"
 [[ ! -e banner ]] || cat banner # as a .bashrc that prints
-exec bash -c "$*" <"${stdin}"
+[[ "${stdin}" == /dev/stdin ]] || exec <"${stdin}" # rsync's is a socket, which cannot be opened by name
+exec bash -c "$*"
 FAKE
   cat >"${SITE}/venv/bin/ray" <<'FAKE'
 #!/usr/bin/env bash
