@@ -53,6 +53,7 @@ case "$1 ${2:-}" in
   "run "* | "exec "*)
     names=() name="random$$" labels=()
     while [[ "$1" != "${IMAGE}" ]]; do
+      (($# > 1)) || { echo "no such image" >&2 && exit 125; }
       case "$1" in
         --env) names+=("$2") ;;
         --name) name="$2" ;;
@@ -90,7 +91,7 @@ runs() { grep -F " run " "${SITE}/engine_calls" | grep -F "/$1/repo/cluster/lib/
   [ "${status}" -eq 0 ]
   [[ "${output}" == *"setup: 3 of 3 nodes joined"* ]]
   for host in "${HEAD}" w0 w1; do
-    printed="$(sed -n "/^on ${host}:\$/,/^+ docker run/p" <<<"${dry}" | sed -n 's/^+ docker/docker/p')"
+    printed="$(sed -n "/^on ${host}:\$/,/^+ docker run/p" <<<"${dry}" | sed -n 's/^+ docker run/docker run/p')"
     [ -n "${printed}" ]
     expected="$(HOME="${SITE}/${host}" bash -c 'printf "%q " '"${printed}")"
     # a word for each further group of this user comes at the user, and Ray's client port may be taken meanwhile
@@ -228,7 +229,7 @@ runs() { grep -F " run " "${SITE}/engine_calls" | grep -F "/$1/repo/cluster/lib/
 
 @test "another image, engine or range of ports is not in force before a restart" {
   "${SCRIPT}" setup
-  CONTAINER_IMAGE=other run "${SCRIPT}" setup
+  IMAGE=other CONTAINER_IMAGE=other run "${SCRIPT}" setup
   [ "${status}" -eq 1 ]
   [[ "${output}" == *"Ray is up with another CONTAINER_IMAGE"* ]]
 }

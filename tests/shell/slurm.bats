@@ -193,6 +193,7 @@ until_called() {
 
 @test "with CONTAINER_IMAGE every step is in the image, with the folders mounted, and nothing is installed here" {
   sed -i 's|^while|[[ "$1" != --help ]] \|\| { echo "  --container-image=..." \&\& exit; }\nwhile|' "${BATS_TEST_TMPDIR}/bin/srun"
+  sed -i "2i [[ \"\$*\" != *sys.prefix* ]] || { echo '${VENV}'; exit; }" "${VENV}/bin/python" # the image's
   unset VENV
   PATH="${BATS_TEST_TMPDIR}/venv/bin:${PATH}" CONTAINER_IMAGE=img#1 SHARED_DIRS="/models /data" RAY_WORKER_PORTS=20000-20999 job
   [ "${status}" -eq 0 ] || cat "${CHECKOUT}/runs/.slurm/4242/"*.log

@@ -103,9 +103,17 @@ def _checks_of_run(plan: "Plan | None", address: str | None, locks: Path | None)
     lacking = plan.still_to_make() if plan else []
     checks = [Check("gpu", lambda: devices.devices(config))]
     if address is not None:
+        shared = RUNS if RUNS.exists() else None
         deadline_s = ray_cluster.PROBE_S + (ray_cluster.LOCKS_S if locks else 0.0) + 5.0
+        deadline_s += ray_cluster.SHARED_S if shared else 0.0
         look = partial(
-            ray_cluster.joined, address, config, os.environ, data=not lacking, locks=locks
+            ray_cluster.joined,
+            address,
+            config,
+            os.environ,
+            data=not lacking,
+            locks=locks,
+            shared=shared,
         )
         checks.append(Check("ray", look, deadline_s))
     elif config is not None:
