@@ -17,6 +17,7 @@
 #   --dry-run      print every command, run none
 #   --yes          ask nothing
 #   --force        restart, cleanup: end an active run first, after a checkpoint if the run can save one
+#   --fabric       doctor: measure the network between all nodes too (after `setup`)
 #   --check        sync: copy nothing; exit 1 unless every host has the commit of this checkout
 #
 # Settings come from the environment, then the hosts file, then the block below, then what `setup` recorded in
@@ -61,6 +62,10 @@ source "${REPO_ROOT}/cluster/lib/remote.sh"
   SETUP_COMMANDS=""      # shell commands before Ray on every host: module load cuda/12.4
   HOST_ENV=""            # variables of every host: NCCL_SOCKET_IFNAME=eth1 NCCL_DEBUG=WARN
   ENV_FORWARD=""         # names (patterns) of variables of this shell that the hosts get; empty: NCCL_* HF_* ... (docs/cluster.md)
+  RAY_WORKER_PORTS=""    # pins every port of Ray's nodes: 20000-20999, and the 7 after it; empty: Ray chooses (docs/cluster.md)
+  CONTAINER_IMAGE=""     # Ray and the run in a container of this image (docs/cluster.md); empty: without
+  CONTAINER_ENGINE=""    # docker, podman or apptainer; empty: the first of them on the host
+  CONTAINER_OPTIONS=()   # more words for the engine: (--ulimit memlock=-1 --device /dev/infiniband)
   HOSTS_FILE=""          # the same as --hosts FILE
 }
 
@@ -431,7 +436,7 @@ doctor() {
   check_hosts "${hosts[@]}" || status=1
   if [[ " ${GOOD[*]} " == *" ${head} "* ]]; then
     say "verl-mixed doctor on ${head}:"
-    node "${head}" doctor || status=1
+    node "${head}" doctor ${FABRIC:+"${FABRIC}"} || status=1
   fi
   return "${status}"
 }
@@ -655,7 +660,7 @@ sync() {
 
 main() {
   local command=""
-  DRY_RUN="${DRY_RUN:-0}" YES=0 FORCE=0 FOLLOW=0 CHECK=0 HOST=""
+  DRY_RUN="${DRY_RUN:-0}" YES=0 FORCE=0 FOLLOW=0 CHECK=0 FABRIC="" HOST=""
   while (($# > 0)); do
     case "$1" in
       -h | --help)
@@ -666,6 +671,7 @@ main() {
       --yes | -y) YES=1 ;;
       --force) FORCE=1 ;;
       --check) CHECK=1 ;;
+      --fabric) FABRIC=--fabric ;;
       -f | --follow) FOLLOW=1 ;;
       --hosts)
         (($# > 1)) || die 2 "--hosts needs a file: see --help"
@@ -691,6 +697,7 @@ main() {
     logs | attach | doctor) ;;
     *) [[ -z "${HOST}" ]] || die 2 "${command} takes no HOST ('${HOST}'): it is for all hosts; see --help" ;;
   esac
+  [[ -z "${FABRIC}" || "${command}" == doctor ]] || die 2 "--fabric is for doctor only, not ${command}: see --help"
   ((CHECK == 0)) || [[ "${command}" == sync ]] || die 2 "--check is for sync only, not ${command}: see --help"
   check_block "${BASH_SOURCE[0]}" "${SETTINGS[@]}"
   load_cluster

@@ -36,6 +36,9 @@ HOST_KEYS = {
     "ray_temp_dir": "RAY_TEMP_DIR",
     "env": "HOST_ENV",
     "setup_commands": "SETUP_COMMANDS",
+    "container_image": "CONTAINER_IMAGE",
+    "container_engine": "CONTAINER_ENGINE",
+    "container_options": "CONTAINER_OPTIONS",
 }
 _OF_ONE_HOST = ("ssh_host", "ip")
 _ANSIBLE_KEYS = {
@@ -58,7 +61,18 @@ _CLUSTER_DEFAULTS = {
     "SHARED_DIRS": "",
     "OBJECT_STORE_MEMORY": "",
     "ENV_FORWARD": ENV_FORWARD,
+    "RAY_WORKER_PORTS": "",
 }
+
+CONTAINER_ENGINES = ("docker", "podman", "apptainer")
+
+NODE_PORTS = 7
+"""Ports after RAY_WORKER_PORTS that a node's own services have; see `ray_ports` of node.sh."""
+
+LEAST_WORKER_PORTS = 64
+
+SPARE_PORTS = 32
+"""Ports for processes without a CPU of their own: agent loop workers, drivers, Ray's own tasks."""
 
 # The first character is no dash, because ssh would read the word as an option.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
@@ -102,6 +116,15 @@ class Host:
 
     setup_commands: str = ""
     """Shell commands that come first: modules, another conda."""
+
+    container_image: str = ""
+    """Image in which Ray and the run are started; empty: no container."""
+
+    container_engine: str = ""
+    """docker, podman or apptainer; empty: the first of them on the host."""
+
+    container_options: str = ""
+    """More words for the engine, before the image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +186,14 @@ def _rule(key: str, value: str) -> str | None:
                 return "must be a folder of its own below another: cleanup removes it"
         case "env":
             return _wrong_variables(value)
+        case "container_image" if value.startswith("-") or " " in value:
+            return "must be the name of an image, or the path of a .sif file"
+        case "container_engine" if value not in CONTAINER_ENGINES:
+            return f"must be one of {', '.join(CONTAINER_ENGINES)}"
+        case "container_options":
+            return _wrong_words(value)
+        case "ray_worker_ports":
+            return _wrong_range(value)
         case "ray_auth_mode" if value not in ("token", "disabled"):
             return "must be token or disabled"
     return None
@@ -175,6 +206,70 @@ def _wrong_variables(value: str) -> str | None:
         return f"cannot be read as words: {error}"
     wrong = [word for word in words if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", word)]
     return f"has {wrong[0]!r}, which is no NAME=VALUE" if wrong else None
+
+
+def _wrong_words(value: str) -> str | None:
+    try:
+        shlex.split(value)
+    except ValueError as error:
+        return f"cannot be read as words: {error}"
+    return None
+
+
+def _wrong_range(value: str) -> str | None:
+    match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", value)
+    if match is None:
+        return "must be two ports, as in 20000-20999"
+    first, last = map(int, match.groups())
+    if first < 1024 or last + NODE_PORTS > 65535:
+        most = 65535 - NODE_PORTS
+        return f"must be from 1024 to {most}: the {NODE_PORTS} ports after it are used too"
+    if last - first + 1 < LEAST_WORKER_PORTS:
+        return f"must hold {LEAST_WORKER_PORTS} ports at least: every process on a node has one"
+    return None
+
+
+def port_problems(settings: Mapping[str, str], hosts: Sequence[Host]) -> list[str]:
+    """What is wrong with RAY_WORKER_PORTS in view of the other ports and of the hosts' CPUs."""
+    value = settings["RAY_WORKER_PORTS"]
+    if not value or _wrong_range(value):
+        return []  # `_rule` has said it
+    first, last = map(int, value.split("-"))
+    problems = [
+        f"{name}={settings[name]} is within RAY_WORKER_PORTS={value} or the {NODE_PORTS} ports "
+        "after it: choose another"
+        for name in ("RAY_PORT", "RAY_DASHBOARD_PORT")
+        if settings[name].isdigit() and first <= int(settings[name]) <= last + NODE_PORTS
+    ]
+    for host in hosts:
+        if host.num_cpus.isdigit() and last - first + 1 < int(host.num_cpus) + SPARE_PORTS:
+            problems.append(
+                f"RAY_WORKER_PORTS={value} holds {last - first + 1} ports and {host.name} has "
+                f"NUM_CPUS={host.num_cpus}: {int(host.num_cpus) + SPARE_PORTS} are needed, one for "
+                f"each CPU and {SPARE_PORTS} for processes without one"
+            )
+    return problems
+
+
+def container_problems(hosts: Sequence[Host]) -> list[str]:
+    """Settings that a host with CONTAINER_IMAGE cannot have."""
+    problems = []
+    for host in hosts:
+        if not host.container_image:
+            continue
+        if host.conda_env:
+            problems.append(
+                f"CONDA_ENV={host.conda_env} and CONTAINER_IMAGE={host.container_image} of "
+                f"{host.name}: the environment is in the image; unset CONDA_ENV, and name its "
+                "folder in VENV if it is not first on the image's PATH"
+            )
+        for setting, path in (("REMOTE_REPO", host.repo), ("RAY_TEMP_DIR", host.ray_temp_dir)):
+            if ":" in path or "," in path:
+                problems.append(
+                    f"{setting}={path} of {host.name} cannot be mounted into a container: it must "
+                    "have no colon and no comma"
+                )
+    return problems
 
 
 def _is_ip(value: str) -> bool:
@@ -367,12 +462,14 @@ def resolve(
             )
         host = Host(name=name, **values)
         repo = host.repo or repo_root
-        return replace(
-            host,
-            ip=host.ip or _resolved(host.ssh_host or name),
-            repo=repo,
-            venv=host.venv or f"{repo}/.venv",
-        )
+        own = f"{repo}/.venv"
+        if host.container_image:
+            # the Python of the image; the record may have the default of a time without one
+            venv = "" if host.venv == own == of_record.venv else host.venv
+        else:
+            venv = host.venv or own
+        ip = host.ip or _resolved(host.ssh_host or name)
+        return replace(host, ip=ip, repo=repo, venv=venv)
 
     settings = {}
     for name, default in _CLUSTER_DEFAULTS.items():
@@ -387,6 +484,7 @@ def resolve(
             if broken := _rule(name.lower(), one):
                 problems.append(f"{name}={one} {broken}")
     hosts = tuple(decided(name) for name in names)
+    problems += port_problems(settings, hosts) + container_problems(hosts)
     if len(hosts) > 1 and hosts[0].ip.startswith("127."):
         problems.append(
             f"the head {master} is {hosts[0].ip} for the workers, which is each of them itself: "

@@ -162,7 +162,9 @@ conda_bin() {
 }
 
 env_bin() {
-  if [[ -n "${CONDA_ENV}" ]]; then conda_bin; else printf '%s/bin\n' "${VENV}"; fi
+  if [[ -n "${CONTAINER_IMAGE}" ]]; then
+    printf '%s/bin\n' "${STATE}" # programs that start a container
+  elif [[ -n "${CONDA_ENV}" ]]; then conda_bin; else printf '%s/bin\n' "${VENV}"; fi
 }
 
 env_lines() {
@@ -174,7 +176,7 @@ env_lines() {
     printf '_flags="$(set +o)"; set +eu # conda reads unset variables\n'
     printf 'if . %q/etc/profile.d/conda.sh 2>/dev/null; then conda activate %q; fi\n' "${CONDA_PATH}" "${CONDA_ENV}"
     printf 'eval "${_flags}"; unset _flags\n'
-  else
+  elif [[ -z "${CONTAINER_IMAGE}" ]]; then
     printf 'export VIRTUAL_ENV=%q\n' "${VENV}"
   fi
   printf 'case "${PATH}" in %q:*) ;; *) export PATH=%q:"${PATH}" ;; esac\n' "$(env_bin)" "$(env_bin)"
@@ -226,7 +228,8 @@ dir_state() {
 # started_with: the settings that Ray cannot change while it runs, one per line.
 started_with() {
   local name
-  local -a names=(RAY_TEMP_DIR HEAD_ADDRESS RAY_AUTH_MODE NUM_CPUS NUM_GPUS OBJECT_STORE_MEMORY)
+  local -a names=(RAY_TEMP_DIR HEAD_ADDRESS RAY_AUTH_MODE NUM_CPUS NUM_GPUS OBJECT_STORE_MEMORY RAY_WORKER_PORTS
+    CONTAINER_IMAGE CONTAINER_ENGINE CONTAINER_OPTIONS)
   [[ "${NODE_NAME}" != head ]] || names+=(RAY_DASHBOARD_PORT RAY_DASHBOARD_HOST)
   for name in "${names[@]}"; do
     printf '%s=%s\n' "${name}" "${!name}"
@@ -309,11 +312,12 @@ probe() {
       ! listening "${port}" || ports+=("${port}")
     done
   fi
-  printf 'ports_held=%s\n' "${ports[*]-}"
+  printf 'ports_held=%s\nworker_ports=%s\nnum_cpus=%s\n' "${ports[*]-}" "${RAY_WORKER_PORTS}" "${NUM_CPUS}"
   printf 'foreign_ray=%s\n' "$(foreign_ray | paste -sd' ' -)"
-  printf 'python=%s\n' "${python}"
-  if [[ -x "${python}" ]]; then
-    "${python}" - "${PACKAGES[@]}" <<'PYTHON' || true
+  printf 'python=%s\n' "${CONTAINER_IMAGE:-${python}}"
+  [[ -z "${CONTAINER_IMAGE}" ]] || container_facts
+  if [[ -n "${CONTAINER_IMAGE}" || -x "${python}" ]]; then
+    probe_python "${python}" - "${PACKAGES[@]}" <<'PYTHON' || true
 import importlib.metadata
 import sys
 
@@ -326,6 +330,15 @@ for name in sys.argv[1:]:
 PYTHON
   fi
   printf 'probe=complete\n'
+}
+
+# probe_python PYTHON WORD...: this Python, or the one in the image.
+probe_python() {
+  if [[ -z "${CONTAINER_IMAGE}" ]]; then
+    "$@"
+  elif [[ -e "${REMOTE_REPO}/cluster/lib/inside.sh" ]]; then
+    (container_exec "" "HOME" timeout 120 python "${@:2}") 2> >(sed 's/^/container_said=/' | tail -n 1)
+  fi
 }
 
 # foreign_ray: raylets of any user on this host that are not ours.
@@ -346,6 +359,7 @@ write_env() {
   chmod 700 -- "${HOME}/.verl_mixed" "${STATE}"
   env_lines >"${STATE}/env.new"
   mv -- "${STATE}/env.new" "${STATE}/env"
+  write_container
   if [[ "${NODE_NAME}" == head ]]; then
     printf '%s' "${RECORD_HOSTS}" >"${STATE}/hosts"
     printf '%s' "${RECORD_SETTINGS}" >"${STATE}/settings.env"
@@ -361,19 +375,55 @@ write_env() {
 # client_port: a free port for Ray's client server, outside the workers' range. With a used port `ray start` fails.
 client_port() {
   local port
+  if [[ -n "${RAY_WORKER_PORTS}" ]]; then
+    printf '%s\n' "$((${RAY_WORKER_PORTS#*-} + 7))"
+    return
+  fi
   for port in 10001 {20001..20099}; do
     listening "${port}" || break
   done
   printf '%s\n' "${port}"
 }
 
-# start_ray WORD...: `ray start WORD... --block` in this node's tmux session, which keep_up starts again if it ends.
+# ray_command: RAY_COMMAND becomes the command that starts Ray, as head or as worker.
+ray_command() {
+  ray_ports
+  RAY_COMMAND=(ray start)
+  if [[ "${NODE_NAME}" == head ]]; then
+    RAY_COMMAND+=(--head --port "${RAY_PORT}" --dashboard-host "${RAY_DASHBOARD_HOST}" --temp-dir "${RAY_TEMP_DIR}"
+      --dashboard-port "${RAY_DASHBOARD_PORT}" --include-dashboard true --ray-client-server-port "$(client_port)")
+  else
+    RAY_COMMAND+=(--address "${HEAD_ADDRESS}" --temp-dir "${RAY_TEMP_DIR}")
+  fi
+  RAY_COMMAND+=(--node-name "${NODE_NAME}" --node-ip-address "${NODE_IP}" "${PORT_WORDS[@]}" --disable-usage-stats --block)
+  [[ -z "${NUM_CPUS}" ]] || RAY_COMMAND+=(--num-cpus "${NUM_CPUS}")
+  [[ -z "${NUM_GPUS}" ]] || RAY_COMMAND+=(--num-gpus "${NUM_GPUS}")
+  [[ -z "${OBJECT_STORE_MEMORY}" ]] || RAY_COMMAND+=(--object-store-memory "${OBJECT_STORE_MEMORY}")
+}
+
+# printed start | end | run SESSION VARIABLES CMD...: print the command that starts Ray here, that ends the containers, or
+# that runs CMD in one, for --dry-run.
+printed() {
+  case "$1" in
+    run) [[ -z "${CONTAINER_IMAGE}" ]] || container_printed "${@:2}" ;;
+    end) [[ -z "${CONTAINER_IMAGE}" ]] || container_end_printed ;;
+    start)
+      ray_command
+      if [[ -n "${CONTAINER_IMAGE}" ]]; then
+        container_printed "${NODE_NAME}" "VERL_MIXED_NODE $(container_names <(env_lines))" "${RAY_COMMAND[@]}"
+      else
+        printf '+%s\n' "$(printf ' %q' "${RAY_COMMAND[@]}")"
+      fi
+      ;;
+  esac
+}
+
+# start_ray: Ray in this node's tmux session, which keep_up starts again if it ends.
 start_ray() {
-  local -a command=(ray start "$@" --node-name "${NODE_NAME}" --node-ip-address "${NODE_IP}"
-    --dashboard-agent-listen-port 0 --disable-usage-stats --block)
-  [[ -z "${NUM_CPUS}" ]] || command+=(--num-cpus "${NUM_CPUS}")
-  [[ -z "${NUM_GPUS}" ]] || command+=(--num-gpus "${NUM_GPUS}")
-  [[ -z "${OBJECT_STORE_MEMORY}" ]] || command+=(--object-store-memory "${OBJECT_STORE_MEMORY}")
+  local -a command
+  ray_command
+  command=("${RAY_COMMAND[@]}")
+  [[ -z "${CONTAINER_IMAGE}" ]] || command=("${STATE}/container" --of-env "${command[@]}")
   case "$(dir_state "${RAY_TEMP_DIR}")" in
     foreign)
       words "RAY_TEMP_DIR=${RAY_TEMP_DIR} is not ours: it has no mark of this cluster; choose another folder"
@@ -444,7 +494,7 @@ start() {
     end_sessions "${NODE_NAME}"
     [[ "$(started_in)" == "${RAY_TEMP_DIR}" ]] || remove_ours "$(started_in)"
     write_env
-    start_role || return 1
+    start_ray || return 1
     if ! within "$1" ray_answers_or_died; then
       words "Ray did not start within $1 s; its last words:"
       last_lines "${NODE_NAME}" >&2
@@ -461,16 +511,6 @@ start() {
     ((attempt == 1 && SECONDS - began >= 25)) || return 1
     said="started at the second try"
   done
-}
-
-# start_role: as head or as worker.
-start_role() {
-  if [[ "${NODE_NAME}" == head ]]; then
-    start_ray --head --port "${RAY_PORT}" --dashboard-host "${RAY_DASHBOARD_HOST}" --temp-dir "${RAY_TEMP_DIR}" \
-      --dashboard-port "${RAY_DASHBOARD_PORT}" --include-dashboard true --ray-client-server-port "$(client_port)"
-  else
-    start_ray --address "${HEAD_ADDRESS}" --temp-dir "${RAY_TEMP_DIR}"
-  fi
 }
 
 # reach: whether the head's port answers from here.
@@ -596,6 +636,7 @@ stop_session() {
 stop() {
   end_processes "$1"
   end_sessions
+  container_end
 }
 
 # cleanup GRACE_S: stop, then remove our files.
@@ -683,6 +724,7 @@ sync_finish() {
 
 # make-venv: make .venv in the same way as run_mixed_training.sh.
 make_venv_here() {
+  [[ -z "${CONTAINER_IMAGE}" ]] || return 0 # the image has the packages, or the checks say what is missing
   if [[ -n "${CONDA_ENV}" || "${VENV}" != "${REMOTE_REPO}/.venv" ]]; then
     [[ -x "$(env_bin)/python" ]] && return
     words "no $(env_bin)/python: create the environment, or unset CONDA_ENV and VENV to have .venv made here"
@@ -698,6 +740,11 @@ make_venv_here() {
 # doctor: run `verl-mixed doctor` in the environment of the cluster.
 doctor() {
   local verl_mixed
+  if [[ -n "${CONTAINER_IMAGE}" ]]; then
+    # shellcheck disable=SC1091 # written by write_env
+    [[ ! -r "${STATE}/env" ]] || . "${STATE}/env"
+    cd -- "${REMOTE_REPO}" && container_exec "" "" verl-mixed doctor "$@"
+  fi
   verl_mixed="$(env_bin)/verl-mixed"
   if [[ ! -x "${verl_mixed}" ]]; then
     words "no ${verl_mixed}: the environment is not complete; run setup_cluster.sh sync"
@@ -706,14 +753,14 @@ doctor() {
   export PYTHONPATH="${REMOTE_REPO}" # before `setup` there is no env
   # shellcheck disable=SC1091 # written by write_env
   [[ ! -r "${STATE}/env" ]] || . "${STATE}/env"
-  cd -- "${REMOTE_REPO}" && exec "${verl_mixed}" doctor
+  cd -- "${REMOTE_REPO}" && exec "${verl_mixed}" doctor "$@"
 }
 
 node_main() {
   local subcommand="$1"
   shift
   case "${subcommand}" in
-    probe | start | status | stop | cleanup | logs | shared | doctor | reach) "${subcommand}" "$@" ;;
+    probe | start | status | stop | cleanup | logs | shared | doctor | reach | printed) "${subcommand}" "$@" ;;
     stop-run) stop_run "$@" ;;
     sync-state) sync_state "$@" ;;
     sync-finish) sync_finish ;;

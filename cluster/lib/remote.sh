@@ -14,7 +14,8 @@
 # shellcheck disable=SC2034 # the scripts that source this file read them
 SETTINGS=(MASTER_IP WORKER_NODES CONDA_ENV WANDB_DIR CONDA_PATH VENV RAY_TEMP_DIR RAY_PORT RAY_DASHBOARD_PORT
   RAY_DASHBOARD_HOST RAY_AUTH_MODE SSH_USER SSH_PORT SSH_KEY SSH_OPTIONS SSH_JUMP REMOTE_REPO SHARED_DIRS NUM_CPUS
-  NUM_GPUS OBJECT_STORE_MEMORY HOSTS_FILE ENV_FORWARD HOST_ENV SETUP_COMMANDS)
+  NUM_GPUS OBJECT_STORE_MEMORY HOSTS_FILE ENV_FORWARD HOST_ENV SETUP_COMMANDS
+  CONTAINER_IMAGE CONTAINER_ENGINE CONTAINER_OPTIONS RAY_WORKER_PORTS)
 
 # The values of the environment, saved before a settings block assigns its own, so that the environment overrides it.
 declare -A FROM_ENVIRONMENT=()
@@ -301,7 +302,7 @@ node_script() {
   [[ -z "${NODE_SECRET:-}" ]] || printf 'CLUSTER_TOKEN=%q\n' "${NODE_SECRET}"
   [[ -z "${NODE_ENVIRONMENT:-}" ]] || printf 'NODE_ENVIRONMENT=%q\n' "${NODE_ENVIRONMENT}"
   printf 'RAY_NODES_PY=%q\n' "$(<"${REPO_ROOT}/cluster/ray_nodes.py")"
-  cat -- "${REPO_ROOT}/cluster/lib/keep_up.sh" "${REPO_ROOT}/cluster/lib/node.sh"
+  cat -- "${REPO_ROOT}/cluster/lib/"{keep_up,container,ports,node}.sh
 }
 
 # show_node_texts: for a dry run, print node_script as commands that make it from files: `node_text SETTINGS`.
@@ -311,7 +312,7 @@ show_node_texts() {
   # shellcheck disable=SC2016 # for the shell that the commands are typed in
   say '+ node_text() { printf "%s\n" "$1"; node_value CLUSTER_TOKEN '"${CLUSTER_RECORD@Q}/token;" \
     'node_value NODE_ENVIRONMENT '"${CLUSTER_RECORD@Q}/environment;" \
-    'node_value RAY_NODES_PY cluster/ray_nodes.py; cat cluster/lib/node.sh; }'
+    'node_value RAY_NODES_PY cluster/ray_nodes.py; cat cluster/lib/{keep_up,container,ports,node}.sh; }'
   # shellcheck disable=SC2016 # the same
   say '+ node_value() { [[ ! -s "$2" ]] || printf "%s=%q\n" "$1" "$(cat "$2")"; }'
   for host in "${HOST_NAMES[@]}"; do
@@ -323,6 +324,21 @@ show_node_texts() {
 # Output of .bashrc or of a login shell comes before this line and is dropped.
 readonly NODE_BEGINS="verl_mixed: node.sh begins"
 
+# printed HOST WORD...: what `printed` of node.sh says, for --dry-run. This machine composes it with the code of the host,
+# and does not know the host's home folder and user.
+printed() {
+  local host="$1" said
+  shift
+  said="$(env HOME=HOME_THERE bash -s -- printed "$@" < <(
+    printf 'id() { echo USER_THERE; }\n'
+    node_script "${host}"
+  ) | sed -e "0,/^${NODE_BEGINS}\$/d")"
+  [[ -n "${said}" ]] || return 0
+  # shellcheck disable=SC2016 # the host's shell expands them
+  said="$(sed -e 's/HOME_THERE/${HOME}/g' -e 's/USER_THERE/$(id -un)/g' <<<"${said}")"
+  say "on ${host}:"$'\n'"${said}"
+}
+
 node() {
   local host="$1"
   shift
@@ -332,6 +348,10 @@ node() {
     # shellcheck disable=SC2016 # for the shell that it is pasted into
     printf '+%s < <(node_text "${NODE_%s}")\n' "$(printf ' %q' ssh "${words[@]}" "${HOST_TARGET[${host}]}" bash -s -- "$@")" \
       "${HOST_SESSION[${host}]}" >&2
+    case "$1" in
+      start) printed "${host}" start ;;
+      stop | cleanup) printed "${host}" end ;;
+    esac
     return
   fi
   if is_local "${host}"; then

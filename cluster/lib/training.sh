@@ -623,6 +623,18 @@ dry_run_at_head() {
   say "+ cd -- ${HOST_REPO[${HEAD}]@Q}"
   say "+ ${there} launch start$(printf ' %q' "$@")"
   say "+$(printf ' %q' tmux new-session -d -s "${SESSIONS}_${EXPERIMENT_NAME:-RUN}" bash -c "${there} start$(printf ' %q' "$@")")"
+  [[ -z "${CONTAINER_IMAGE:-}" ]] || printed "${HEAD}" run "${SESSIONS}_${EXPERIMENT_NAME:-RUN}" "$(names_of_run)" verl-mixed train "$@"
+}
+
+# names_of_run: the variables that the run has from here, on one line.
+names_of_run() {
+  local name
+  for name in MASTER_IP "${RUN_SETTINGS[@]}" "${HEAD_SETTINGS[@]}" "${SECRETS[@]}"; do
+    [[ -z "${!name:-}" ]] || printf '%s\n' "${name}"
+  done | cat - <(
+    printf "%s\n" VERL_MIXED_NODE VERL_MIXED_CLUSTER ON_HEAD
+    forwarded
+  ) | paste -sd' ' -
 }
 
 attach_at_head() {

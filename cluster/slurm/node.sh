@@ -5,12 +5,15 @@
 #        node.sh head | worker NAME    Ray in the foreground, until TERM; then its temporary folder goes. Ray that ends is
 #                                      started again while the file KEEP_UP is there
 #        node.sh wait SECONDS NAME...  until these nodes are alive; 1 when the time is over
+#        node.sh run WORD...           run_mixed_training.sh
 set -euo pipefail
 
 # shellcheck source=cluster/lib/common.sh
 source "${REPO_ROOT}/cluster/lib/common.sh"
 # shellcheck source=cluster/lib/bootstrap.sh
 source "${REPO_ROOT}/cluster/lib/bootstrap.sh"
+# shellcheck source=cluster/lib/ports.sh
+source "${REPO_ROOT}/cluster/lib/ports.sh"
 
 # own_address: what this node's name means to the others; else the address of its first interface.
 own_address() {
@@ -26,8 +29,9 @@ own_address() {
 # that was requeued after its node died finds its own folder there.
 hold_ray() {
   local code=0
+  RAY_WORKER_PORTS="${RAY_WORKER_PORTS:-}" ray_ports
   local -a words=("$@" --node-ip-address "${NODE_IP}" --node-name "${NAME}"
-    --temp-dir "${RAY_TEMP_DIR}" --dashboard-agent-listen-port 0 --disable-usage-stats --block)
+    --temp-dir "${RAY_TEMP_DIR}" "${PORT_WORDS[@]}" --disable-usage-stats --block)
   [[ -z "${NUM_CPUS:-}" ]] || words+=(--num-cpus "${NUM_CPUS}")
   [[ -z "${NUM_GPUS:-}" ]] || words+=(--num-gpus "${NUM_GPUS}")
   ((${SLURM_RESTART_COUNT:-0} == 0)) || [[ "${RAY_TEMP_DIR##*/}" != "verl_mixed_ray_${SLURM_JOB_ID}" ]] ||
@@ -56,6 +60,13 @@ wait_for() {
   exec timeout $(($1 + 20)) python -m cluster.ray_nodes wait "$@"
 }
 
+# use_image: in a container, VENV is the Python of the image unless it names another environment there.
+use_image() {
+  [[ -n "${CONTAINER_IMAGE:-}" ]] || return 0
+  export PYTHONNOUSERSITE=1 # packages below the home folder are the host's
+  export VENV="${VENV:-$(python -c 'import sys; print(sys.prefix)')}"
+}
+
 main() {
   NAME="${2:-}"
   cd -- "${REPO_ROOT}"
@@ -66,6 +77,7 @@ main() {
       return
       ;;
   esac
+  use_image
   bootstrap run
   case "${1:-}" in
     head)
@@ -78,6 +90,7 @@ main() {
       hold_ray --address "${HEAD_IP}:${RAY_PORT}"
       ;;
     wait) wait_for "${@:2}" ;;
+    run) exec "${REPO_ROOT}/run_mixed_training.sh" "${@:2}" ;;
     *) die 2 "unknown word '${1:-}': see the head of ${BASH_SOURCE[0]}" ;;
   esac
 }

@@ -50,6 +50,11 @@ hosts = st.builds(
     ray_temp_dir=maybe(paths),
     env=maybe(st.sampled_from(["A=1", "A='x y' B=2"])),
     setup_commands=maybe(paths),
+    container_image=maybe(
+        st.sampled_from(["mixed:1", "registry.example/mixed@sha256:00", "/a.sif"])
+    ),
+    container_engine=maybe(st.sampled_from(["docker", "podman", "apptainer"])),
+    container_options=maybe(paths.map(lambda path: f"-v {shlex.quote(path)}:/data")),
 )
 inventories = st.lists(hosts, min_size=1, max_size=5, unique_by=lambda host: host.name)
 
@@ -256,3 +261,76 @@ def test_shell_words_survive_whatever_the_settings_hold(folder: str, key: str) -
 
     assert f"WANDB_DIR={folder}" in lines
     assert f"SSH_KEY={key}" in lines
+
+
+def refused(**environment: str) -> str:
+    settings = {"MASTER_IP": "10.0.0.1", **environment}
+    with pytest.raises(InventoryError) as error:
+        resolve(settings, {}, repo_root="/repo")
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("ports", "words"),
+    [
+        ("20000", "must be two ports"),
+        ("20000-2000000", "must be two ports"),
+        ("80-999", "must be from 1024 to"),
+        ("65000-65530", "must be from 1024 to"),
+        ("20000-20062", "must hold 64 ports at least"),
+        ("20999-20000", "must hold 64 ports at least"),
+    ],
+)
+def test_a_range_of_ports_that_ray_cannot_use_is_refused(ports: str, words: str) -> None:
+    assert words in refused(RAY_WORKER_PORTS=ports)
+
+
+@given(first=st.integers(1024, 65000), count=st.integers(64, 4000), cpus=st.integers(0, 300))
+def test_a_range_of_ports_is_for_every_cpu_and_none_is_used_twice(
+    first: int, count: int, cpus: int
+) -> None:
+    last = first + count - 1
+    settings = {
+        "MASTER_IP": "10.0.0.1",
+        "RAY_WORKER_PORTS": f"{first}-{last}",
+        "NUM_CPUS": str(cpus),
+        "RAY_PORT": "6379",
+        "RAY_DASHBOARD_PORT": "8265",
+    }
+    fits = (
+        last + 7 <= 65535
+        and count >= cpus + 32
+        and not any(first <= port <= last + 7 for port in (6379, 8265))
+    )
+    if fits:
+        resolve(settings, {}, repo_root="/repo")
+    else:
+        with pytest.raises(InventoryError, match="RAY_WORKER_PORTS"):
+            resolve(settings, {}, repo_root="/repo")
+
+
+def test_the_python_of_an_image_is_its_own_unless_venv_names_one(tmp_path: Path) -> None:
+    given = {"MASTER_IP": "10.0.0.1", "CONTAINER_IMAGE": "mixed:1"}
+    assert resolve(given, {}, repo_root="/repo").hosts[0].venv == ""
+    assert resolve({**given, "VENV": "/opt/v"}, {}, repo_root="/repo").hosts[0].venv == "/opt/v"
+    # a record of a time without a container has the default of then
+    (tmp_path / "10.0.0.1").mkdir()
+    (tmp_path / "10.0.0.1/hosts").write_text("[head]\n10.0.0.1 venv=/repo/.venv\n")
+    (tmp_path / "10.0.0.1/settings.env").write_text("")
+    assert resolve(given, {}, repo_root="/repo", records=tmp_path).hosts[0].venv == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"CONDA_ENV": "mixed"}, "CONDA_ENV=mixed and CONTAINER_IMAGE=mixed:1 of 10.0.0.1"),
+        ({"REMOTE_REPO": "/a:b"}, "REMOTE_REPO=/a:b of 10.0.0.1 cannot be mounted"),
+        ({"CONTAINER_ENGINE": "lxc"}, "must be one of docker, podman, apptainer"),
+        ({"CONTAINER_OPTIONS": "-v 'a"}, "cannot be read as words"),
+        ({"CONTAINER_IMAGE": "-v"}, "must be the name of an image"),
+    ],
+)
+def test_settings_that_no_container_can_have_are_refused(
+    settings: dict[str, str], words: str
+) -> None:
+    assert words in refused(**{"CONTAINER_IMAGE": "mixed:1", **settings})

@@ -269,6 +269,31 @@ signalled() {
   [[ "${output}" == *"no repository in /"* ]]
 }
 
+@test "with CONTAINER_IMAGE every step is in the image, with the folders mounted, and nothing is installed here" {
+  sed -i 's|^while|[[ "$1" != --help ]] \|\| { echo "  --container-image=..." \&\& exit; }\nwhile|' "${BATS_TEST_TMPDIR}/bin/srun"
+  sed -i "2i [[ \"\$*\" != *sys.prefix* ]] || { echo '${VENV}'; exit; }" "${VENV}/bin/python" # the image's
+  unset VENV
+  PATH="${BATS_TEST_TMPDIR}/venv/bin:${PATH}" CONTAINER_IMAGE=img#1 SHARED_DIRS="/models /data" RAY_WORKER_PORTS=20000-20999 job
+  [ "${status}" -eq 0 ] || cat "${CHECKOUT}/runs/.slurm/4242/"*.log
+  [ "${status}" -eq 0 ]
+  run ! grep -v -e " <--container-image=img#1> <--container-mounts=${CHECKOUT}:${CHECKOUT},/tmp:/tmp,${HOME}:${HOME},/models:/models,/data:/data> " \
+    <(grep "^srun" "${CALLS}" | grep -v help)
+  [ "$(grep -c "^ray.*<--min-worker-port> <20000> <--max-worker-port> <20999>" "${CALLS}")" -eq 3 ]
+  grep -q "verl-mixed <train> on=gpu1" "${CALLS}"
+  [ ! -e "${CHECKOUT}/.venv" ]
+  clean
+}
+
+@test "CONTAINER_IMAGE without pyxis, or with CONDA_ENV, is exit 2 before anything is started" {
+  CONTAINER_IMAGE=img job
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"srun has no --container-image here; pyxis must be installed"* ]]
+  CONTAINER_IMAGE=img CONDA_ENV=mixed job
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == *"CONDA_ENV=mixed and CONTAINER_IMAGE"* ]]
+  run ! grep "^ray" "${CALLS}"
+}
+
 @test "Ray itself on two addresses of this machine: both join, the run sees both, nothing is left" {
   [[ -n "${VERL_MIXED_REAL_RAY:-}" ]] || skip "set VERL_MIXED_REAL_RAY=1; it takes a minute and 2 GB"
   ray="$(command -v ray)" || skip "no ray on PATH"

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.inventory import SPARE_PORTS
 from cluster.node_table import render_table
 from cluster.packages import EQUAL_ON_NODES, OPTIONAL
 from verl_mixed.checks.finding import Finding
@@ -90,11 +91,13 @@ def check_host(probe: Probe, head: Probe, here: Probe) -> list[HostFinding]:
         _check_tmux(probe),
         _check_session(probe),
         _check_address(probe),
+        *_check_container(probe, head),
         _check_python(probe, head),
         _check_packages(probe, head),
         _check_commit(probe, head, here, is_head=is_head),
         _ok("gpus", probe.get("gpus") or "0"),
         _check_ports(probe),
+        *_check_worker_ports(probe),
         _check_temp_dir(probe),
         _check_memory(probe),
         _check_clock(probe),
@@ -150,8 +153,47 @@ def _check_address(probe: Probe) -> HostFinding:
     return _ok("address")
 
 
+def _check_container(probe: Probe, head: Probe) -> list[HostFinding]:
+    """The engine and the image; no column where no container is asked for."""
+    image, engine = probe.get("container_image"), probe.get("container_engine", "")
+    if not image:
+        return []
+    if error := probe.get("container_error"):
+        remedy = "install or repair it, or choose another in CONTAINER_ENGINE"
+        return [_bad("container", f"CONTAINER_IMAGE={image}: {error}", remedy)]
+    if probe.get("container_missing"):
+        get = (
+            f"apptainer pull {image} docker://IMAGE" if engine == "apptainer" else f"{engine} pull"
+        )
+        return [
+            _bad(
+                "container",
+                f"{engine} has no CONTAINER_IMAGE={image} here",
+                f"get it on this host (`{get}`), or load it from a file; setup does not pull",
+            )
+        ]
+    ours, of_head = probe.get("container_id", ""), head.get("container_id", "")
+    if ours != of_head and ours and of_head:
+        return [
+            _warning(
+                "container",
+                f"{image} is another image than on the head ({ours[:19]}, {of_head[:19]})",
+                "pull the same tag on both, or name it by its digest",
+                engine,
+            )
+        ]
+    return [_ok("container", engine)]
+
+
 def _check_python(probe: Probe, head: Probe) -> HostFinding:
     version = probe.get("python_version")
+    if not version and probe.get("container_image"):
+        return _bad(
+            "python",
+            f"no Python answers in {probe['container_image']}: "
+            f"{probe.get('container_said') or 'see container and commit'}",
+            "the image must have `python` on its PATH, or VENV names its environment in the image",
+        )
     if not version:
         return _bad(
             "python",
@@ -178,7 +220,9 @@ def _check_packages(probe: Probe, head: Probe) -> HostFinding:
         return _bad(
             "packages",
             f"{', '.join(missing)} missing in {probe.get('python')}",
-            f"{_SYNC}, or install requirements/ there",
+            "build the image with them (docs/cluster.md)"
+            if probe.get("container_image")
+            else f"{_SYNC}, or install requirements/ there",
         )
     other = [
         f"{name} {probe.get(key) or 'missing'} (head: {head.get(key) or 'missing'})"
@@ -231,6 +275,25 @@ def _check_ports(probe: Probe) -> HostFinding:
             "choose another RAY_PORT or RAY_DASHBOARD_PORT",
         )
     return _ok("ports")
+
+
+def _check_worker_ports(probe: Probe) -> list[HostFinding]:
+    """Whether RAY_WORKER_PORTS has enough ports for the processes of this host."""
+    words = probe.get("worker_ports", "")
+    first, dash, last = words.partition("-")
+    if not dash or probe.get("num_cpus"):  # a given NUM_CPUS was looked at with the settings
+        return []
+    cpus = int(probe.get("cpus") or 0)
+    if int(last) - int(first) + 1 < cpus + SPARE_PORTS:
+        return [
+            _bad(
+                "worker ports",
+                f"RAY_WORKER_PORTS={words} holds {int(last) - int(first) + 1} ports, and the host "
+                f"has {cpus} CPUs: {cpus + SPARE_PORTS} are needed",
+                "give a longer range, or a smaller NUM_CPUS",
+            )
+        ]
+    return [_ok("worker ports")]
 
 
 def _check_temp_dir(probe: Probe) -> HostFinding:

@@ -21,7 +21,8 @@ server, search, limiter and locks, data, model, disks, memory, ports and W&B. Ta
     """\
 PROFILE=laptop verl-mixed doctor
 verl-mixed doctor --json
-verl-mixed doctor --ray 10.0.0.2:6379 --locks /shared/runs""",
+verl-mixed doctor --ray 10.0.0.2:6379 --locks /shared/runs
+verl-mixed doctor --fabric""",
     "0 nothing is bad, 1 something is (a config with a mistake, too), 2 usage error",
 )
 
@@ -31,6 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--json", "one JSON object instead of lines")
     locks = "test locks on a shared folder between all nodes of the Ray cluster"
     add_option(parser, "--locks", "FOLDER", locks, Path)
+    add_flag(
+        parser,
+        "--fabric",
+        "measure the network between all nodes of the Ray cluster: ports, latency, bandwidth, a "
+        "short all-reduce (NCCL on free GPUs, else gloo)",
+    )
     add_option(
         parser,
         "--ray",
@@ -58,7 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
         overrides = config_overrides(arguments)
     except ConfigError as error:  # a finding among the others
         overrides = error
-    findings = examine(overrides, ray_address=arguments.ray, locks=arguments.locks)
+    findings = examine(
+        overrides, ray_address=arguments.ray, locks=arguments.locks, fabric=arguments.fabric
+    )
     if arguments.json:
         print(as_json(findings))
     else:

@@ -15,6 +15,8 @@ from verl_mixed.checks import packages
 from verl_mixed.checks.config.search import given_search_problems, own_search_problems
 from verl_mixed.checks.finding import Check, Finding, bad, from_problem, ok
 from verl_mixed.checks.machine import devices, machine, ray_cluster, services, storage
+from verl_mixed.checks.machine.fabric import DEADLINE_S as FABRIC_S
+from verl_mixed.checks.machine.fabric import fabric as measure_fabric
 from verl_mixed.run.state import RUNS
 
 if TYPE_CHECKING:
@@ -24,7 +26,11 @@ COMPOSE_S = 30.0
 
 
 def examine(
-    overrides: Sequence[str] | ConfigError, *, ray_address: str | None, locks: Path | None
+    overrides: Sequence[str] | ConfigError,
+    *,
+    ray_address: str | None,
+    locks: Path | None,
+    fabric: bool = False,
 ) -> list[Finding]:
     """Run all checks at once; takes some seconds, most of them for `import verl`.
 
@@ -33,6 +39,7 @@ def examine(
         ray_address: the cluster to check, `ip:port` or `auto`; None takes the cluster that the
             settings or RAY_ADDRESS name.
         locks: a folder in which file locks are tried between all nodes of the cluster.
+        fabric: measure the network between all nodes, some seconds for each node.
     """
     plans: list[Plan] = []
     checks = [
@@ -46,8 +53,22 @@ def examine(
         Check("config", lambda: _compose(overrides, plans), COMPOSE_S),
     ]
     checks[-1].findings()  # waits for the plan
-    checks += _checks_of_run(plans[0] if plans else None, ray_address, locks)
-    return [finding for check in checks for finding in check.findings()]
+    plan = plans[0] if plans else None
+    address = _address(plan, ray_address, any_cluster=locks is not None or fabric)
+    checks += _checks_of_run(plan, address, locks)
+    findings = [finding for check in checks for finding in check.findings()]
+    if fabric:  # last and alone, because the other checks would be measured too
+        if address is None:
+            return [*findings, bad("fabric", "no cluster is named", "give --ray, or MASTER_IP")]
+        measured = partial(measure_fabric, address, os.environ)
+        findings += Check("fabric", measured, FABRIC_S + 10).findings()
+    return findings
+
+
+def _address(plan: "Plan | None", given: str | None, *, any_cluster: bool) -> str | None:
+    """The cluster to look at; with `any_cluster` the one that runs here, if none is named."""
+    address = given or (plan and plan.cluster) or address_of(os.environ)
+    return address or os.environ.get("RAY_ADDRESS") or ("auto" if any_cluster else None)
 
 
 def _compose(overrides: Sequence[str] | ConfigError, plans: list["Plan"]) -> list[Finding]:
@@ -77,16 +98,22 @@ def _search(plan: "Plan", *, data: bool) -> list[Finding]:
     return [from_problem("search", problem) for problem in found]
 
 
-def _checks_of_run(plan: "Plan | None", ray_address: str | None, locks: Path | None) -> list[Check]:
+def _checks_of_run(plan: "Plan | None", address: str | None, locks: Path | None) -> list[Check]:
     config = plan and plan.config
     lacking = plan.still_to_make() if plan else []
-    address = ray_address or (plan and plan.cluster) or address_of(os.environ)
-    address = address or os.environ.get("RAY_ADDRESS") or ("auto" if locks else None)
     checks = [Check("gpu", lambda: devices.devices(config))]
     if address is not None:
+        shared = RUNS if RUNS.exists() else None
         deadline_s = ray_cluster.PROBE_S + (ray_cluster.LOCKS_S if locks else 0.0) + 5.0
+        deadline_s += ray_cluster.SHARED_S if shared else 0.0
         look = partial(
-            ray_cluster.joined, address, config, os.environ, data=not lacking, locks=locks
+            ray_cluster.joined,
+            address,
+            config,
+            os.environ,
+            data=not lacking,
+            locks=locks,
+            shared=shared,
         )
         checks.append(Check("ray", look, deadline_s))
     elif config is not None:

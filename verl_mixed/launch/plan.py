@@ -22,7 +22,7 @@ from verl_mixed.checks.config.prompts import is_unused_template
 from verl_mixed.checks.config.structure import structure_problems
 from verl_mixed.checks.config.unknown import block_problems, is_unknown, unknown_problems
 from verl_mixed.checks.config.unread import is_unread
-from verl_mixed.checks.machine.ray_cluster import cluster_problems
+from verl_mixed.checks.machine.ray_cluster import cluster_problems, shared_problems
 from verl_mixed.checks.preflight import preflight, preflight_warnings, verls_problems
 from verl_mixed.launch.generated import demo_folder, is_made, still_to_make, use_generated_data
 from verl_mixed.launch.steps import settle_steps
@@ -128,7 +128,13 @@ class Plan:
         )
         problems += unknown_problems(self.config, self.added)
         if self.cluster is not None:
-            problems += cluster_problems(self.config, self.cluster)
+            of_cluster = cluster_problems(self.config, self.cluster)
+            nodes = at(self.config, "trainer.nnodes")
+            if machine and not of_cluster and isinstance(nodes, int) and nodes > 1:
+                # a start has made the first; a check makes nothing
+                for folder in [path for path in (self.folder.path, RUNS) if path.exists()][:1]:
+                    of_cluster = shared_problems(folder, self.cluster, os.environ)
+            problems += of_cluster
             problems += [
                 f"ray_kwargs.ray_init.{key}: only a Ray that the run starts reads it, and the run "
                 f"joins {self.cluster}; remove it, and set it for setup_cluster.sh"

@@ -21,6 +21,9 @@ from verl_mixed.run.compose import unset_keys
 from verl_mixed.run.versions import REPOSITORY
 
 PROBE_S = 30.0
+SHARED_S = 15.0
+"""Added to the deadline if the run's folder is looked at on all nodes."""
+
 LOCKS_S = 120.0
 """Added to the deadline if locks are tried, between all pairs of nodes in turn."""
 
@@ -80,6 +83,33 @@ def cluster_problems(config: Mapping[str, Any], address: str) -> list[str]:
     return problems
 
 
+def shared_problems(folder: Path, address: str, environ: Mapping[str, str]) -> list[str]:
+    """Why a run on several nodes cannot use this folder, seen by a task on each node.
+
+    Every training process writes its part of a checkpoint on its own node, and verl's trainer may
+    be on any of them. A resumed run reads all parts.
+    """
+    question = {"address": address, "files": [], "folders": [], "locks": None}
+    answers, _ = _ask({**question, "shared": str(folder.absolute())}, environ)
+    return [sentence for answer in answers for sentence in _not_shared(answer)]
+
+
+def _not_shared(answer: Mapping[str, Any]) -> Iterator[str]:
+    if answer["stage"] != "shared":
+        return
+    folder = answer["folder"]
+    if answer["unwritable"]:
+        yield f"{folder}: cannot write: {answer['unwritable']}; change its owner, or free space"
+    elif answer["other"]:
+        nodes = ", ".join(f"{ip} ({found})" for ip, found in answer["other"].items())
+        yield (
+            f"{folder} is not the same folder on every node: a file that was written here is not "
+            f"on {nodes}. Each node writes its part of a checkpoint there, and a resumed run reads "
+            "all; mount one folder there on all nodes (SHARED_DIRS of setup_cluster.sh checks it), "
+            "or train on one node (NNODES=1)"
+        )
+
+
 def token_of(environ: Mapping[str, str]) -> str | None:
     """Where this shell's token comes from; None where it has none."""
     if environ.get("RAY_AUTH_TOKEN"):
@@ -99,6 +129,7 @@ def joined(
     *,
     data: bool = True,
     locks: Path | None = None,
+    shared: Path | None = None,
 ) -> list[Finding]:
     """The cluster at an address.
 
@@ -108,6 +139,7 @@ def joined(
         environ: with RAY_AUTH_MODE and the token's place.
         data: look for data files and model on the nodes; False where they are still to be made.
         locks: a folder whose locks are tried between all nodes.
+        shared: a folder that must be the same on all nodes.
     """
     mode, token = environ.get("RAY_AUTH_MODE", ""), token_of(environ)
     if mode == "token" and token is None:
@@ -118,6 +150,7 @@ def joined(
         "files": _files(config) if data else [],
         "folders": _folders(config),
         "locks": None if locks is None else str(locks.absolute()),
+        "shared": None if shared is None else str(shared.absolute()),
     }
     answers, late_s = _ask(question, environ)
     seen = {answer["stage"]: answer for answer in answers}
@@ -135,6 +168,10 @@ def joined(
         remedy = "run the doctor on a node of the cluster (`./setup_cluster.sh doctor`)"
         findings.append((bad if locks else warning)("on nodes", words, remedy))
     findings += _on_nodes(answers)
+    if "shared" in seen and seen["shared"]["nodes"] != 1:
+        faults = [from_problem("shared", problem) for problem in _not_shared(seen["shared"])]
+        same = f"{shared} is one folder on {seen['shared']['nodes']} nodes"
+        findings += faults or [ok("shared", same)]
     if "locks" in seen:
         faults = [from_problem("locks", problem) for problem in seen["locks"]["problems"]]
         agree = f"{locks}: locks, contents, clocks agree on {seen['locks']['nodes']} nodes"
@@ -150,6 +187,7 @@ def _ask(
 ) -> tuple[list[dict[str, Any]], float]:
     """The probe's answers, and its deadline where it was not done by then, else 0."""
     deadline_s = PROBE_S + LOCKS_S * (question["locks"] is not None)
+    deadline_s += SHARED_S * (question.get("shared") is not None)
     wanted = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "PYTHONPATH": str(REPOSITORY),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from cluster.packages import EQUAL_ON_NODES
 
@@ -94,6 +95,8 @@ def _ask_nodes(address: str, asked: Mapping[str, Any], say: Callable[..., None])
     try:
         accessor = connect(address)
         say("free", nodes=available_resources(accessor) if accessor else {})
+        if asked.get("shared"):
+            _share(Path(asked["shared"]), say)
         _facts_of_nodes(asked, say)
         if asked.get("locks"):
             from agent_loop.tools.lock_probe import alive_nodes, lock_problems
@@ -104,27 +107,73 @@ def _ask_nodes(address: str, asked: Mapping[str, Any], say: Callable[..., None])
         ray.shutdown()
 
 
+def _share(folder: Path, say: Callable[..., None]) -> None:
+    """Whether a file that is written here into a folder is what each node reads there."""
+    import ray
+    from ray.exceptions import RayError
+
+    token = uuid4().hex
+    path = folder / f".shared-probe-{token}"
+    try:
+        path.write_text(token)
+    except OSError as error:
+        say("shared", folder=str(folder), unwritable=str(error), other={}, nodes=0)
+        return
+    nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+    try:
+        asking = {node: _task_on(node, _read).remote(str(path)) for node in nodes}
+        end_s, other = time.monotonic() + NODES_S, {}
+        for node, reference in asking.items():
+            try:
+                found: Any = ray.get(reference, timeout=max(0.1, end_s - time.monotonic()))
+            except RayError as error:
+                found = type(error).__name__
+            if found != token:
+                other[nodes[node]] = found
+        say("shared", folder=str(folder), unwritable="", other=other, nodes=len(nodes))
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _read(path: str) -> str:
+    """What a node finds in a file, or why it finds nothing; a file server may be a moment late."""
+    import time
+
+    for last in (False, False, False, True):
+        try:
+            with open(path) as file:
+                return file.read()
+        except OSError as error:
+            if last:
+                return str(error.strerror)
+        time.sleep(0.7)
+    return ""
+
+
+def _task_on(node: str, function: Callable[..., Any]) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task: Any = ray.remote(function)
+    pinned = NodeAffinitySchedulingStrategy(node, soft=False)
+    return task.options(num_cpus=0, max_retries=0, scheduling_strategy=pinned)
+
+
 def _facts_of_nodes(asked: Mapping[str, Any], say: Callable[..., None]) -> None:
     import ray
     from ray.exceptions import GetTimeoutError, RayError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    def task_on(node: str, function: Callable[..., Any]) -> Any:
-        task: Any = ray.remote(function)
-        pinned = NodeAffinitySchedulingStrategy(node, soft=False)
-        return task.options(num_cpus=0, max_retries=0, scheduling_strategy=pinned)
 
     nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
     end_s = time.monotonic() + NODES_S
     asking = {
-        node: task_on(node, _facts).remote(asked["files"], asked["folders"], EQUAL_ON_NODES)
+        node: _task_on(node, _facts).remote(asked["files"], asked["folders"], EQUAL_ON_NODES)
         for node in nodes
     }
     for node, reference in asking.items():
         try:
             facts: Any = ray.get(reference, timeout=max(0.0, end_s - time.monotonic()))
             before_s = time.time()  # its worker is up now, so the answer is quick
-            its_s: Any = ray.get(task_on(node, _now).remote(), timeout=ANSWER_S)
+            its_s: Any = ray.get(_task_on(node, _now).remote(), timeout=ANSWER_S)
         except GetTimeoutError:
             say("silent", ip=nodes[node], words=f"no answer within {NODES_S:g} s")
         except RayError as error:
