@@ -192,8 +192,10 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
   script start --no-sync
   [ "${status}" -eq 0 ]
   grep -q "^setup_cluster sync --check MASTER_IP" "${CALLS}"
-  SETUP_FAILS=sync script start --no-sync EXPERIMENT_NAME=x
-  [ "${status}" -ne 0 ]
+  facts RUN_FOLDER=runs/other
+  SETUP_FAILS=sync script start --no-sync
+  [ "${status}" -eq 1 ]
+  [ "$(calls '<train>')" -eq 1 ]
 }
 
 @test "a tmux session of the run's name of somebody else is left alone" {
@@ -240,6 +242,39 @@ script() { run "${CHECKOUT}/run_mixed_training.sh" "$@"; }
   grep -q "python <-m> <verl_mixed.commands.facts> <--facts> <--> <mixed.experiment=demo>" "${CALLS}"
   [[ "${output}" == *"running      process 12 on gpu1"* && "${output}" == *"verl_training_demo (runs/demo)"* ]]
   [ "$(calls setup_cluster)" -eq 2 ]
+}
+
+@test "commands of verl-mixed about the run pass through to the head, with their options" {
+  mkdir -p "${CHECKOUT}/runs/demo"
+  touch "${CHECKOUT}/runs/demo/config.yaml"
+  for command in report diagnose audit limiter watch; do
+    script "${command}" --json mixed.experiment=demo
+    [ "${status}" -eq 0 ]
+    grep -q "^verl-mixed <${command}> <runs/demo> <--json>" "${CALLS}"
+  done
+  [ "$(calls '<--facts> <--> <mixed.experiment=demo>')" -eq 5 ]
+  VERL_MIXED_FAILS=audit script audit
+  [ "${status}" -eq 1 ]
+}
+
+@test "fetch copies the run's files without its checkpoints" {
+  mkdir -p "${CHECKOUT}/runs/demo/checkpoints/global_step_5"
+  echo text >"${CHECKOUT}/runs/demo/config.yaml"
+  touch "${CHECKOUT}/runs/demo/checkpoints/global_step_5/weights"
+  cp -r "${CHECKOUT}" "${BATS_TEST_TMPDIR}/jumphost"
+  rm -r "${BATS_TEST_TMPDIR}/jumphost/runs"
+  REMOTE_REPO="${CHECKOUT}" run "${BATS_TEST_TMPDIR}/jumphost/run_mixed_training.sh" fetch
+  [ "${status}" -eq 0 ]
+  [ "$(cat "${BATS_TEST_TMPDIR}/jumphost/runs/demo/config.yaml")" = text ]
+  [ ! -e "${BATS_TEST_TMPDIR}/jumphost/runs/demo/checkpoints" ]
+}
+
+@test "dashboard holds the tunnel open" {
+  sed -i '3i [[ "$*" != *" -N "* ]] || { echo "tunnel $*" >>"${CALLS}"; exit 0; }' "${BATS_TEST_TMPDIR}/bin/ssh"
+  RAY_DASHBOARD_PORT=9000 script dashboard
+  [ "${status}" -eq 0 ]
+  [[ "${output}" == *"http://127.0.0.1:9000"* ]]
+  grep -q "^tunnel .*-N -L 9000:127.0.0.1:9000 192.0.2.1" "${CALLS}"
 }
 
 @test "status of a run that is not there is exit 1 and names the remedy" {
