@@ -183,7 +183,7 @@ def _reduced(
             for rank, name in enumerate(names)
         ]
         times: Any = ray.get(asked, timeout=REDUCE_S)
-        seconds = max(times)
+        seconds, size = max(seconds for seconds, _ in times), times[0][1]
     except RayError as error:
         fault = _first_line(error) or f"no end within {REDUCE_S:g} s"
     values = {"nodes": ips, "backend": backend, "size_bytes": size}
@@ -304,8 +304,12 @@ class _Reducer:
 
     def reduce(
         self, place: str, rank: int, world: int, backend: str, size_bytes: int, timeout_s: float
-    ) -> float:
-        """Seconds of the fastest of three all-reduces, after one that makes the connections."""
+    ) -> tuple[float, int]:
+        """(seconds of the fastest of three all-reduces, bytes of the tensor).
+
+        The first two, of a sixteenth, make the connections and show how long the whole would take.
+        On a link so slow that it is more than 5 s, a sixteenth is all that is measured.
+        """
         import time
         from datetime import timedelta
 
@@ -321,16 +325,23 @@ class _Reducer:
         )
         try:
             device = "cuda" if backend == "nccl" else "cpu"
-            tensor = torch.ones(size_bytes // 4, device=device)
-            seconds = []
-            for _ in range(4):
+
+            def timed(size: int) -> float:
+                tensor = torch.ones(size // 4, device=device)
                 dist.barrier()
                 began = time.monotonic()
                 dist.all_reduce(tensor)
                 if backend == "nccl":
                     torch.cuda.synchronize()
-                seconds.append(time.monotonic() - began)
-            return min(seconds[1:])
+                return time.monotonic() - began
+
+            part = size_bytes // 16
+            timed(part)
+            slowest = torch.tensor([timed(part)], device=device)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)  # every rank decides the same
+            if slowest.item() * 16 > 5.0:
+                return slowest.item(), part
+            return min(timed(size_bytes) for _ in range(3)), size_bytes
         finally:
             dist.destroy_process_group()
 
