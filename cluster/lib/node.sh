@@ -663,7 +663,7 @@ logs() {
   cd -- "${folder}"
   echo "== ${folder}"
   if [[ "$1" == follow ]]; then
-    exec tail -n 5 -F -- "${files[@]}"
+    exec env VERL_MIXED_NODE="${MARK}" tail -n 5 -F -- "${files[@]}" # ours: it ends with the cluster
   fi
   ((${#files[@]} == 0)) || tail -n 10 -- "${files[@]}"
 }

@@ -446,7 +446,7 @@ s = socket.create_server(("127.0.0.1", int(os.environ["RAY_PORT"]))); time.sleep
   until grep -q "raylet of w0" "${SITE}/followed"; do :; done
   echo "one line more" >>"/tmp/vm_${HEAD}_w0/session_1/logs/raylet.out"
   until grep -q "one line more" "${SITE}/followed"; do :; done
-  "${SCRIPT}" cleanup --yes # it also ends the far tail, which has a log of ours open
+  "${SCRIPT}" cleanup --yes # it also ends the far tail, which this script has started
   wait
 }
 
