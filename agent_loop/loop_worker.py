@@ -78,6 +78,10 @@ class MixedAgentLoopWorker(_VerlWorker):
         """uid -> keys of the trajectories of its group in TransferQueue."""
         spare_full_collections()
 
+    async def stay(self) -> None:
+        """Wait for ever. The caller's reference to the result ends with this process."""
+        await asyncio.Event().wait()
+
     async def generate_sequences(self, batch: Any) -> None:
         if self._watchdog is None:
             self._watchdog = asyncio.create_task(self.settings.watchdog.run())
@@ -363,6 +367,20 @@ class MixedAgentLoopManager(AgentLoopManagerTQ):
         super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(MixedAgentLoopWorker)
         self._next_worker = 0
+        self._lives: list[Any] = []
+        """A reference for each worker, which is ready if the worker died."""
+
+    def check_workers(self) -> None:
+        """Raise Ray's error if a worker died.
+
+        verl sends prompts to the workers and asks nothing back, so a step whose prompts died with
+        their worker would wait until `mixed.max_wait_s`.
+        """
+        if not self._lives:
+            self._lives = [worker.stay.remote() for worker in self.agent_loop_workers]
+        dead, _ = ray.wait(self._lives, timeout=0)
+        if dead:
+            ray.get(dead)
 
     def generate_sequences(self, prompts: Any) -> None:
         """Deal prompts to the workers, each as many as the others, give or take one prompt.

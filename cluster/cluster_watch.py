@@ -59,6 +59,9 @@ class ClusterWatch:
         self.lost = ""
         """Which node was lost, and why; empty while all nodes are alive."""
 
+        self.lost_actor = ""
+        """Which actor's process died; empty without one. Not every caller of an actor notices."""
+
         self._thread = threading.Thread(target=self._run, name="cluster-watch", daemon=True)
 
     def explain(self, reason: str) -> str:
@@ -88,13 +91,17 @@ class ClusterWatch:
 
     def _look(self) -> None:
         try:
-            nodes = ask(self._address, environ=self._environ).nodes
+            cluster = ask(self._address, environ=self._environ)
         except ClusterUnreachable as error:
             self._silent += 1
             if self._silent == UNANSWERED:
                 self.lost = f"lost the head: {error}"
             return
         self._silent = 0
+        nodes = cluster.nodes
+        # what started the actor of a tool server starts another one
+        dead = [words for words in cluster.dead_actors if not words.startswith("NodeToolServer ")]
+        self.lost_actor = f"the process of an actor died: {', '.join(dead)}" if dead else ""
         self._known |= {node.name: node for node in nodes}
         self.lost = lost_nodes(self._known, nodes)
 

@@ -58,6 +58,9 @@ class RayCluster:
     jobs: tuple[str, ...]
     """Entry points of the running jobs."""
 
+    dead_actors: tuple[str, ...] = ()
+    """Actors of these jobs whose process died, in words."""
+
 
 def address_of(environ: Mapping[str, str]) -> str | None:
     """The address of the cluster in these settings, `ip:port`; None if they name none.
@@ -116,7 +119,7 @@ def ask(
     _knock(address)
     try:
         done = subprocess.run(
-            [sys.executable, str(_QUESTION), "table"],
+            [sys.executable, str(_QUESTION), "table", "actors"],
             env={**environ, "RAY_ADDRESS": address},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -134,8 +137,11 @@ def ask(
 
 
 def _read(records: Iterable[Mapping[str, Any]]) -> RayCluster:
-    nodes, jobs = [], []
+    nodes, jobs, dead = [], [], []
     for record in records:
+        if "dead_actor" in record:
+            dead.append(f"{record['dead_actor']} (pid {record['pid']} on {record['host']})")
+            continue
         if "job" in record:
             jobs.append(str(record["entrypoint"] or record["job"]))
             continue
@@ -150,7 +156,8 @@ def _read(records: Iterable[Mapping[str, Any]]) -> RayCluster:
                 gpus_used=gpus_used,
             )
         )
-    return RayCluster(nodes=tuple(sorted(nodes, key=lambda node: node.ip)), jobs=tuple(jobs))
+    nodes.sort(key=lambda node: node.ip)
+    return RayCluster(nodes=tuple(nodes), jobs=tuple(jobs), dead_actors=tuple(dead))
 
 
 def _knock(address: str) -> None:

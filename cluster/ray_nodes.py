@@ -6,7 +6,8 @@ text, without this repository:
     python -c "$(cat ray_nodes.py)" table
     python -c "$(cat ray_nodes.py)" wait TIMEOUT_S NAME...
 
-Each printed line is one JSON object. `table`: the nodes that are alive, then the jobs that run.
+Each printed line is one JSON object. `table`: the nodes that are alive, then the jobs that run, and
+with the word `actors` behind it the actors of these jobs whose process died.
 `wait`: one line per node when it joins; exit 1 if a node has not joined in time.
 """
 
@@ -21,7 +22,12 @@ from ray._private.services import canonicalize_bootstrap_address_or_die
 
 # compiled modules: a type checker cannot look into them
 from ray._raylet import GcsClient, GcsClientOptions, GlobalStateAccessor  # pyright: ignore
-from ray.core.generated.gcs_pb2 import AvailableResources, JobTableData  # pyright: ignore
+from ray.core.generated.common_pb2 import ActorDiedErrorContext  # pyright: ignore
+from ray.core.generated.gcs_pb2 import (
+    ActorTableData,  # pyright: ignore
+    AvailableResources,  # pyright: ignore
+    JobTableData,  # pyright: ignore
+)
 
 
 def connect(address: str) -> GlobalStateAccessor | None:
@@ -115,6 +121,28 @@ def table(accessor: GlobalStateAccessor) -> list[dict]:
     return records
 
 
+def dead_actors(accessor: GlobalStateAccessor) -> list[dict]:
+    """One record per actor of a running job whose process died and was not ended by Ray."""
+    jobs = map(JobTableData.FromString, accessor.get_job_table())
+    running = {job.job_id for job in jobs if is_running(job)}
+    records = []
+    for message in accessor.get_actor_table(None, None):
+        actor = ActorTableData.FromString(message)
+        if actor.state == ActorTableData.DEAD and actor.job_id in running and _died(actor):
+            name = actor.class_name.rpartition(".")[2]
+            where = {"host": actor.address.ip_address, "pid": actor.pid}
+            records.append({"dead_actor": name} | where)
+    return records
+
+
+def _died(actor: Any) -> bool:
+    """The actor's process was killed or crashed: no `ray.kill`, no exit that Ray asked for."""
+    cause = actor.death_cause
+    died = cause.actor_died_error_context
+    is_crash = died.reason == ActorDiedErrorContext.WORKER_DIED and "_ERROR" in died.error_message
+    return is_crash or cause.WhichOneof("context") == "oom_context"
+
+
 def wait(timeout_s: float, names: list[str]) -> int:
     """Print each node when it joins; return 1 if not all have joined in time."""
     began, missing, accessor = time.monotonic(), set(names), None
@@ -138,7 +166,7 @@ def main() -> int:
     if accessor is None:
         print(f"no answer from {os.environ['RAY_ADDRESS']}", file=sys.stderr)
         return 1
-    for record in table(accessor):
+    for record in table(accessor) + (dead_actors(accessor) if "actors" in sys.argv[2:] else []):
         print(json.dumps(record))
     return 0
 

@@ -56,6 +56,9 @@ schedule ends has no more open groups than seats."""
 POLL_INTERVAL_S = 0.05
 """Seconds between two looks for finished groups; verl's 2 s would dominate a small step."""
 
+CHECK_S = 5.0
+"""Seconds between two questions whether the processes that generate are still there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
@@ -86,6 +89,9 @@ class Mixture:
     """Groups by which each source is ahead of its quota; None: by its latency."""
 
     clock: Callable[[], float] = time.monotonic
+
+    check: Callable[[], None] = lambda: None
+    """Raises if a process is gone without which no group can finish; called every `CHECK_S`."""
 
 
 class _Finished(NamedTuple):
@@ -122,7 +128,7 @@ class _ExactQuotas(QueueView):
         self._pooled: dict[str, _Finished] = {}
         self._owed: Counter[str] = Counter()
         self._replaced: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._since = self._seen_at = self._left_at = mixture.clock()
+        self._since = self._seen_at = self._left_at = self._checked_at = mixture.clock()
         self._step = 0
         self._flights = FlightTimes()
         self._most: dict[str, int] = {}
@@ -330,6 +336,9 @@ class _ExactQuotas(QueueView):
             self.mixture.draw(dict(wanted))
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
+        if (now := self.mixture.clock()) >= self._checked_at + CHECK_S:
+            self._checked_at = now
+            self.mixture.check()
         if partition_id == "train":
             self._check_patience()
             # Prompts restored from another mixture may be too few for the quotas.

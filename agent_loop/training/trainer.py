@@ -169,6 +169,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
                 ahead=None if self.mixed.lead == "auto" else self.mixed.lead,
                 max_wait_s=self.mixed.max_wait_s,
                 max_replacements=self.mixed.max_replacements,
+                check=self._check_workers,
             ),
             trainer_mode=self.trainer_mode,
             trainer_config=v1.get(self.trainer_mode, {}),
@@ -181,6 +182,10 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
             max_inflight_gen_batches=filter_groups.get("max_inflight_gen_batches", 1),
             sync_refill_failed_groups=is_sync and bool(v1.sampler.sync_refill_failed_groups),
         )
+
+    def _check_workers(self) -> None:
+        if check := getattr(self.agent_loop_manager, "check_workers", None):  # a manager of ours
+            check()
 
     def fit(self, agent_loop_manager: Any) -> None:
         try:

@@ -285,6 +285,39 @@ def test_workers_get_as_many_prompts_as_the_others_over_all_calls(workers, sizes
     assert max(map(len, held)) - min(map(len, held)) <= 1
 
 
+def test_a_worker_that_died_is_asked_for_once_and_its_error_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Staying:
+        def __init__(self, name: str) -> None:
+            self.stay = self
+            self.name, self.asked = name, 0
+
+        def remote(self) -> str:
+            self.asked += 1
+            return self.name
+
+    dead: list[str] = []
+    manager: Any = object.__new__(MixedAgentLoopManager)
+    manager.agent_loop_workers = [Staying("one"), Staying("two")]
+    manager._lives = []
+
+    def get(references: list[str]) -> None:
+        raise RuntimeError(f"{references} died")
+
+    monkeypatch.setattr(
+        "agent_loop.loop_worker.ray.wait",
+        lambda lives, timeout: ([one for one in lives if one in dead], []),
+    )
+    monkeypatch.setattr("agent_loop.loop_worker.ray.get", get)
+    manager.check_workers()
+    manager.check_workers()
+    assert [worker.asked for worker in manager.agent_loop_workers] == [1, 1]
+    dead.append("two")
+    with pytest.raises(RuntimeError, match=r"\['two'\] died"):
+        manager.check_workers()
+
+
 class Starting(Loop):
     """Counts the passes of the event loop at its start."""
 

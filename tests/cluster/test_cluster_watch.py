@@ -27,13 +27,14 @@ class Head:
     def __init__(self, *ips: str, jobs: tuple[str, ...] = ()) -> None:
         self.ips, self.jobs, self.questions = list(ips), jobs, 0
         self.cpus_used = 0.0
+        self.dead: tuple[str, ...] = ()
 
     def __call__(self, address: str, *, environ: object = None) -> RayCluster:
         self.questions += 1
         if not self.ips:
             raise ClusterUnreachable(f"no answer from {address}")
         nodes = tuple(replace(node(ip), cpus_used=self.cpus_used) for ip in self.ips)
-        return RayCluster(nodes=nodes, jobs=self.jobs)
+        return RayCluster(nodes=nodes, jobs=self.jobs, dead_actors=self.dead)
 
 
 @pytest.fixture
@@ -76,6 +77,18 @@ def test_a_node_that_is_lost_is_named_though_the_trainer_failed_before(head: Hea
         head.ips.remove("10.0.0.2")
         reason = "RuntimeError: Connection closed by peer [10.0.0.2]:17544"
         assert watch.explain(reason) == "lost node 10.0.0.2: Ray's head does not see it any more"
+
+
+def test_an_actor_whose_process_died_is_named_but_not_one_that_is_replaced(head: Head) -> None:
+    with ClusterWatch(ADDRESS, {}) as watch:
+        head.dead = ("NodeToolServer (pid 7 on 10.0.0.1)",)
+        watch._look()
+        assert watch.lost_actor == ""
+        head.dead += ("SimpleStorageUnit (pid 9 on 10.0.0.2)",)
+        watch._look()
+    words = "the process of an actor died: SimpleStorageUnit (pid 9 on 10.0.0.2)"
+    assert watch.lost_actor == words
+    assert watch.lost == ""
 
 
 def test_a_trainer_that_fails_of_itself_waits_for_no_node(head: Head) -> None:

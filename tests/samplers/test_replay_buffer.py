@@ -57,6 +57,7 @@ class Run:
         self.limits = {
             "max_wait_s": options.pop("max_wait_s", 1e9),
             "max_replacements": options.pop("max_replacements", 10**6),
+            "check": options.pop("check", lambda: None),
         }
         self.saved: Any = None
         self.step = self.trigger = 0
@@ -333,6 +334,20 @@ def test_a_source_that_never_delivers_is_named_with_its_counts(simulate, mode: s
             run.train()
     for words in ("source='nq'", "0/", "under way", "waited 51 s", "mixed.max_wait_s"):
         assert words in str(caught.value)
+
+
+def test_a_step_whose_workers_are_gone_ends_long_before_its_patience(simulate):
+    fates = FATES | {"nq": Fate(filtered=0.0, failed=0.0, latency=(10**6, 10**6))}
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) == 3:
+            raise RuntimeError("the actor died")
+
+    run: Run = simulate("sync", fates, max_wait_s=50.0, check=check)
+    with pytest.raises(RuntimeError, match="the actor died"):
+        run.train()
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])

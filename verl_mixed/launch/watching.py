@@ -16,7 +16,8 @@ from verl_mixed.views.watch.run_reader import RunReader
 POLL_S = 0.5
 
 LOST_NODE_S = 60.0
-"""Time for the trainer to end by itself after a node is lost; a collective may hang for longer."""
+"""Time for the trainer to end by itself after a node or an actor is lost; a collective, or a call
+to TransferQueue, may hang for longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def watch_run(plan: Plan, running: RunProcesses, reader: RunReader, view: View) 
 
 
 def _wait_for_end(running: RunProcesses, reader: RunReader, view: View) -> int | None:
-    """The trainer's exit code; None if it still runs `LOST_NODE_S` after a node was lost."""
+    """The trainer's exit code; None if it still runs `LOST_NODE_S` after it lost something."""
     lost_at = math.inf
     with view:
         while (code := running.trainer.poll()) is None:
@@ -76,7 +77,7 @@ def _wait_for_end(running: RunProcesses, reader: RunReader, view: View) -> int |
             view.update(reader.state())
             if running.server is not None:
                 running.server.keep_up()
-            if running.cluster is not None and running.cluster.lost:
+            if running.cluster is not None and (running.cluster.lost or running.cluster.lost_actor):
                 lost_at = min(lost_at, time.monotonic())
             if time.monotonic() > lost_at + LOST_NODE_S:
                 break
@@ -103,8 +104,12 @@ def _why_failed(plan: Plan, running: RunProcesses, code: int | None) -> _Why:
             f"nodes as it was started with\nThe trainer's reason: {reason}"
         )
         return _Why(words=words, cause=lost)
+    actor = running.cluster.lost_actor if running.cluster is not None else ""
+    because = _Why(words=f"{actor}\nThe trainer's reason: {reason}", cause=actor)
+    if actor and code is None:
+        return because
     if known := diagnose_tail(log_tail(log, running.log_start)):
         signature = known.signature
         words = f"{reason}\nknown: {signature.title}: {signature.cause}; {signature.remedy}"
         return _Why(words=words, cause=signature.title, mends=signature.mends)
-    return _Why(words=reason, cause=reason)
+    return because if actor else _Why(words=reason, cause=reason)
