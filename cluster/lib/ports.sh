@@ -3,7 +3,7 @@
 
 # ray_ports: PORT_WORDS becomes the words of `ray start` for the ports of this node. With RAY_WORKER_PORTS all are pinned: the
 # workers' are that range, and those of the node's own services come after it, in this order; the head's client server is
-# the seventh. NODE_PORTS of cluster/inventory.py is their number, and docs/cluster.md has the table.
+# the seventh. The head's metrics are always on Ray's 44217 and 44227 (AUTOSCALER_METRIC_PORT, DASHBOARD_METRIC_PORT). NODE_PORTS of cluster/inventory.py is their number, and docs/cluster.md has the table.
 ray_ports() {
   local last="${RAY_WORKER_PORTS#*-}"
   PORT_WORDS=(--dashboard-agent-listen-port 0)

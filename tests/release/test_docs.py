@@ -56,8 +56,9 @@ NOT_OURS = {
     "--ignoreexternal",
     "--verifytypes",
     "--submission-id",
+    *("--network", "--pid", "--ipc", "--gpus", "--device", "--nv", "--security-opt", "--ulimit"),
 }
-"""Options of pip, Slurm, pyright and Ray."""
+"""Options of pip, Slurm, pyright, Ray and the container engines."""
 
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
