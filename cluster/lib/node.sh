@@ -636,7 +636,8 @@ stop_session() {
 stop() {
   end_processes "$1"
   end_sessions
-  container_end
+  # not without containers: the question alone makes podman write files of its own
+  [[ -z "${CONTAINER_IMAGE}" && ! -e "${STATE}/container" ]] || container_end
 }
 
 # cleanup GRACE_S: stop, then remove our files.
