@@ -17,15 +17,17 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from verl_mixed.diagnose.cues import cues_of
 from verl_mixed.diagnose.signatures import IN_LINES
 
-_CUES = sorted({cue for signature in IN_LINES for cue in signature.cues})
+_PATTERNS = [pattern.pattern for signature in IN_LINES for pattern in signature.patterns]
+_CUES = sorted({cue for pattern in _PATTERNS for cue in cues_of(pattern)})
 
 _LOOP = """
 import re, sys
 found = re.compile(sys.argv[2].encode())
 with open(sys.argv[1], "rb") as file:
-    print(sum(1 for line in file if found.search(line)))
+    print(sum(1 for line in file if found.search(line.lower())))
 """
 
 _OURS = """
@@ -129,7 +131,7 @@ def main() -> None:
         print(f"log: {size / 1e6:.0f} MB, {lines} lines; {len(_CUES)} cues", flush=True)
         for what, command in (
             ("verl-mixed diagnose", [sys.executable, "-c", _OURS, str(log)]),
-            ("grep -cE, LC_ALL=C", ["env", "LC_ALL=C", "grep", "-acE", words, str(log)]),
+            ("grep -ciE, LC_ALL=C", ["env", "LC_ALL=C", "grep", "-aciE", words, str(log)]),
             ("Python re, line by line", [sys.executable, "-c", _LOOP, str(log), words]),
         ):
             seconds, cpu_s, megabytes = measure(command, folder)

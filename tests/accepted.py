@@ -32,7 +32,11 @@ _OTHERS = """
     exit export find git grep head hf kill kubectl lint-imports ln ls mkdir mv nvidia-smi pip printf
     prometheus promtool pyright pytest rm rmdir rsync ruff run_tests.sh sbatch scancel sed seq set
     sky sort source squeue ss ssh sudo sysctl tail tar tensorboard test tmux touch umask unset until
-    uv vim wandb wc xargs [ [[ { } . :
+    uv vim wandb wc xargs [ [[ { } . : true
+    sinfo sacctmgr sacct scontrol srun munge unmunge enroot module dos2unix
+    ssh-keygen ssh-keyscan ssh-copy-id getent ping nc ip fi_info ibstat lctl lsof umount
+    ulimit free ps lscpu uname ldconfig strings loginctl systemctl modprobe ras-mc-ctl unsquashfs
+    nvidia-modprobe nvidia-ctk dcgmi rocminfo py-spy conda
 """
 OTHERS = frozenset(_OTHERS.split())
 """Programs and shell words besides those that are parsed."""

@@ -1,7 +1,7 @@
 """Each command and setting that `diagnose`, the pages and our messages name can be typed so.
 
 tests/release/test_docs.py looks at the names in the pages one by one. Here whole commands are
-parsed, and the remedies of signatures.ini are read word for word.
+parsed, and the remedies of verl_mixed/diagnose/known/ are read word for word.
 """
 
 import ast
@@ -28,23 +28,32 @@ SYNOPSIS = re.compile(r"[\[<]|\.\.\.|\w\|\w")
 STAND_FOR = {"KIND": "math", "COMMAND": "watch RUN"} | dict.fromkeys(("N", "SECONDS", "PORT"), "1")
 """Words of a form, and one of the words that a reader types there."""
 
-LOOKED_UP = {"HF_": "huggingface_hub", "WANDB_": "wandb"}
+LOOKED_UP = {"HF_DATASETS_": "datasets", "HF_": "huggingface_hub", "WANDB_": "wandb"}
 """Beginning of a variable of another program -> the installed package whose files have it."""
 
-NOT_INSTALLED = ("CUDA_", "NCCL_", "GLOO_", "VLLM_", "PYTORCH_", "TORCH_", "SLURM_")
+NOT_INSTALLED = (
+    *("CUDA_", "NCCL_", "GLOO_", "VLLM_", "PYTORCH_", "TORCH_", "SLURM_", "SGL_", "APEX_", "NVTE_"),
+    *("HSA_", "AMD_", "TRITON_", "ENROOT_", "NVIDIA_", "CURL_CA_BUNDLE", "MAX_JOBS", "LOCAL_RANK"),
+    *("RAY_JOB_START_TIMEOUT_SECONDS", "RAY_OVERRIDE_JOB_RUNTIME_ENV"),
+)
 """Beginnings of variables of programs that not every machine has, or whose names are in C++."""
 
+NO_VARIABLES = {"ROW_REMAPPER", "NVML_SUCCESS"}
+"""Words of nvidia-smi and NVML that look like variables."""
 
-TO_MEND = {
-    "entropy-collapse", "kl-blow-up", "limiter-timeout", "loss-not-finite", "model-not-found",
-    "port-in-use", "timeout", "tool-timeout", "vllm-gpu-busy", "cuda-out-of-memory",
-}  # fmt: skip
-"""Remedies that a reader cannot type as they are written; no other may be added."""
+OPEN_KEYS = (
+    "actor_rollout_ref.rollout.engine_kwargs.",
+    "actor_rollout_ref.rollout.limit_images",
+    "actor_rollout_ref.actor.fsdp_config.wrap_policy.",
+    "actor_rollout_ref.actor.megatron.override_transformer_config.",
+    "ray_kwargs.ray_init.",
+)
+"""Beginnings of keys that verl hands on without a list of them, typed with a + before them."""
 
 
 @cache
 def remedies() -> dict[str, str]:
-    return {one.id: one.remedy for one in SIGNATURES if one.id not in TO_MEND}
+    return {one.id: one.remedy for one in SIGNATURES}
 
 
 def code_in(text: str) -> list[str]:
@@ -205,7 +214,7 @@ def in_our_code() -> set[str]:
 
 
 def is_variable(name: str) -> bool:
-    if name in in_our_code() or name.startswith(NOT_INSTALLED):
+    if name in in_our_code() | NO_VARIABLES or name.startswith(NOT_INSTALLED):
         return True
     if name.startswith("RAY_") and name.removeprefix("RAY_").encode() in flags_of_ray():
         return True
@@ -237,8 +246,7 @@ def key_problems(word: str) -> Iterator[str]:
     if root in docs.ABBREVIATED:
         yield f"{found[1]} is short for another key"
     for key in docs.expanded(found[1]):
-        is_of_ray = key.startswith("ray_kwargs.ray_init.")  # verl hands all of them to ray.init
-        if not docs.is_key(key) and not is_of_ray:
+        if not docs.is_key(key) and not key.startswith(OPEN_KEYS):
             yield f"no key {key}"
 
 

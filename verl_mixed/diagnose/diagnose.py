@@ -8,20 +8,26 @@ import json
 import os
 import sys
 import textwrap
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from gzip import BadGzipFile, GzipFile
 from pathlib import Path
 from typing import Any
 
-from verl_mixed.diagnose.log_scan import CHUNK_BYTES, Finding, Place, Scan
+from verl_mixed.diagnose.log_file import PACKED, log_chunks
+from verl_mixed.diagnose.log_scan import Finding, Place, Scan
 from verl_mixed.diagnose.signatures import SIGNATURES
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 from verl_mixed.run.text import printable
 
+EXIT_CODES = (
+    "0 no failure was found, 1 one was found, "
+    "2 no log could be read, or one could not and the others have no failure"
+)
+
 _RUN_FILES = ("train.log", "tool_server.log", "metrics.jsonl")
-_LOG_SUFFIXES = (".log", ".out", ".err", ".log.gz", ".out.gz", ".err.gz")
+_LOG_SUFFIXES = tuple(
+    f"{end}{packed}" for end in (".log", ".out", ".err") for packed in ("", *PACKED)
+)
 _MOST_KINDS = 5
 
 
@@ -40,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "logs",
         nargs="*",
         metavar="LOG",
-        help="log files, plain or gzip; folders of runs or of Ray's sessions; - for stdin",
+        help="log files, also gzip, xz or zstd; folders of runs or of Ray's sessions; - for stdin",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument(
@@ -52,52 +58,47 @@ def run(arguments: argparse.Namespace) -> int:
     """`verl-mixed diagnose`.
 
     Returns:
-        0 no known failure was found, 1 one was found, 2 a log is missing, empty or unreadable.
+        0 no failure was found, 1 one was found, 2 no log could be read, or one could not be read
+        and the others have no failure.
     """
     if arguments.list:
         print(known())
         return GOOD
     scan = Scan()
     problems = read_all(arguments.logs, scan)
-    if problems:
-        for problem in problems:
-            print(f"error: {problem}", file=sys.stderr)
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if not scan.bytes_read:
+        if not problems:
+            print("error: every log is empty; name another log", file=sys.stderr)
         return USAGE
     print(json.dumps(as_json(scan)) if arguments.json else "\n".join(describe(scan)))
-    return NOT_GOOD if scan.ordered() else GOOD
-
-
-def diagnose_tail(text: str) -> Finding | None:
-    """The failure that most probably ended a run, from the end of its log: the first fatal one."""
-    scan = Scan()
-    scan.read([text.encode("utf-8", "replace")], "log")
-    fatal = [finding for finding in scan.ordered() if finding.signature.severity == "fatal"]
-    return fatal[0] if fatal and not scan.is_stale(fatal[0]) else None
+    if scan.ordered():
+        return NOT_GOOD
+    return USAGE if problems else GOOD
 
 
 def read_all(logs: Sequence[str], scan: Scan) -> list[str]:
-    """Read logs, in order, into `scan`; returns a message for each that cannot be read."""
-    problems: list[str] = []
-    files: list[_Log] = []
-    for log in logs:
-        try:
-            files += _files_of(log)
-        except OSError as error:
-            problems.append(f"cannot read {log}: {error.strerror or error}; correct the name")
+    """Read logs, in order, into `scan`; returns a message for each that cannot be read.
+
+    A log that is empty is only noted on stderr.
+    """
     if not logs:
-        problems.append("no log is named; name runs/<experiment>, a log file, or - for stdin")
-    if problems:
-        return problems  # before any log is read, because reading may take minutes
-    for log in files:
+        return ["no log is named; name runs/<experiment>, a log file, or - for stdin"]
+    problems: list[str] = []
+    for argument in logs:
         try:
-            size = scan.read(_chunks(log), log.name, finite_only=log.finite_only)
-        except (OSError, EOFError, zlib.error) as error:
-            problems.append(
-                f"cannot read {log.name}: {error}; the bytes before the error were read"
-            )
+            files = _files_of(argument)
+        except OSError as error:
+            problems.append(f"cannot read {argument}: {error.strerror or error}; correct the name")
             continue
-        if not size:
-            problems.append(f"{log.name} is empty; name another log")
+        for log in files:
+            try:
+                chunks = log_chunks(log.path, log.name)
+                if not scan.read(chunks, log.name, finite_only=log.finite_only):
+                    print(f"note: {log.name} is empty", file=sys.stderr)
+            except OSError as error:
+                problems.append(f"cannot read {log.name}: {error.strerror or error}")
     return problems
 
 
@@ -128,28 +129,6 @@ def _has_content(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def _chunks(log: _Log) -> Iterator[bytes]:
-    """The bytes of a file, unpacked if it is gzip."""
-    if log.path is None:
-        yield from _read(sys.stdin.buffer.read)
-        return
-    with log.path.open("rb") as file:
-        if not file.seekable() or file.peek(2)[:2] != b"\x1f\x8b":
-            yield from _read(file.read)
-            return
-        try:
-            with GzipFile(fileobj=file) as packed:
-                yield from _read(packed.read1)  # gives the bytes before a damage, then raises
-        except (BadGzipFile, EOFError, zlib.error) as error:
-            # the log is still written, or a full disk cut it off
-            print(f"note: {log.name} ends in its middle: {error}", file=sys.stderr)
-
-
-def _read(read: Callable[[int], bytes | None]) -> Iterator[bytes]:
-    while chunk := read(CHUNK_BYTES):  # None: stdin does not block, and has nothing now
-        yield chunk
-
-
 # --- output -------------------------------------------------------------------------------------
 
 
@@ -158,24 +137,29 @@ def describe(scan: Scan) -> list[str]:
     findings = scan.ordered()
     if not findings:
         return _describe_errors(scan)
-    fatal = sum(finding.signature.severity == "fatal" for finding in findings)
+    fatal = sum(finding.severity == "fatal" for finding in findings)
     lines = [f"{fatal} fatal, {len(findings) - fatal} warnings; the likely root cause first"]
     for number, finding in enumerate(findings, start=1):
         lines += ["", *_describe_one(number, finding, scan.is_stale(finding))]
-    if not fatal and scan.last_errors:
+    if scan.last_errors and not any(_is_cause(finding) for finding in findings):
         lines += ["", *_last_errors(scan)]
     return lines
+
+
+def _is_cause(finding: Finding) -> bool:
+    return finding.severity == "fatal" and not finding.signature.follows
 
 
 def _describe_one(number: int, finding: Finding, is_stale: bool) -> list[str]:
     signature, first = finding.signature, finding.first
     notes = ["follows from another failure"] * signature.follows
     notes += ["before the last start of the run"] * is_stale
+    notes += ["the run went on"] * (finding.severity != signature.severity)
     note = f" ({', '.join(notes)})" if notes else ""
     times = "once" if finding.count == 1 else f"{finding.count} times, first"
     when = f", {first.time}" if first.time else ""
     lines = [
-        f"{number}. {signature.severity.upper()} {signature.title}{note} [{signature.id}]",
+        f"{number}. {finding.severity.upper()} {signature.title}{note} [{signature.id}]",
         f"   {times} at {_where(first)}{when}",
     ]
     if finding.of:
@@ -183,6 +167,8 @@ def _describe_one(number: int, finding: Finding, is_stale: bool) -> list[str]:
         more = len(finding.of) - len(shown)
         lines.append(f"   of:     {', '.join(shown)}{f' and {more} more' if more else ''}")
     lines.append(f"   line:   {printable(first.text)}")
+    if finding.then is not None:
+        lines.append(f"   then:   {printable(finding.then.text)}")
     lines += _wrapped("cause", signature.cause) + _wrapped("remedy", signature.remedy)
     return lines
 
@@ -225,14 +211,16 @@ def as_json(scan: Scan) -> dict[str, Any]:
             {
                 "id": finding.signature.id,
                 "title": finding.signature.title,
-                "severity": finding.signature.severity,
+                "severity": finding.severity,
                 "follows": finding.signature.follows,
                 "before_last_start": scan.is_stale(finding),
                 "count": finding.count,
                 "of": dict(finding.of),
                 "first": asdict(finding.first),
+                "then": finding.then and asdict(finding.then),
                 "cause": finding.signature.cause,
                 "remedy": finding.signature.remedy,
+                "source": finding.signature.source,
             }
             for finding in scan.ordered()
         ],
@@ -256,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="diagnose",
         description="Known failures in a run's logs, their causes and remedies.",
-        epilog="exit codes: 0 no known failure was found, 1 one was found, 2 a log cannot be read",
+        epilog=f"exit codes: {EXIT_CODES}",
     )
     add_options(parser)
     try:

@@ -10,6 +10,11 @@ import time
 from verl_mixed.run.text import ANSI
 
 _SPEAKER = re.compile(r"\((?:[^()]*\bpid=\d+[^()]*|(?:raylet|autoscaler|gcs_server)[^()]*)\) ?")
+_OUTER = re.compile(
+    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ \S+\[\d+\]: "  # journald
+    r"|\[\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\] (?=\()"  # a time before Ray's prefix
+)
+_LABEL = re.compile(r" {0,3}\d{1,4}: ")  # srun --label
 _VLLM = re.compile(r"(?:ERROR|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[?[\w./-]+:\d+\] ?")
 _REPEATED = re.compile(r"\s*\[repeated (\d{1,9})x across cluster\].*$", re.DOTALL)
 _TIME = re.compile(
@@ -24,14 +29,19 @@ def clean_line(raw: bytes) -> tuple[str, str, int]:
     """Take a line of a log apart.
 
     Returns:
-        (text, speaker, count): the text without colours, prefixes and Ray's repeat mark; Ray's
-        prefix, which names the process that wrote the line; how often Ray saw the line. For example
+        (text, speaker, count): the text without colours, prefixes and Ray's repeat mark; the
+        prefix of Ray or srun, which names the process that wrote the line; how often Ray saw the
+        line. For example
         `(W pid=3) no space [repeated 12x across cluster]` gives ("no space", "(W pid=3)", 12).
     """
     text = raw.decode("utf-8", "replace")
     if "\x1b" in text:
         text = ANSI.sub("", text)
     speaker = ""
+    if outer := _OUTER.match(text):
+        text = text[outer.end() :]
+    elif label := _LABEL.match(text):
+        speaker, text = label[0].strip(), text[label.end() :]
     while prefix := _SPEAKER.match(text):
         speaker, text = speaker + prefix[0].rstrip(), text[prefix.end() :]
     if prefix := _VLLM.match(text):

@@ -2,49 +2,43 @@
 
 Most lines cost little: a block of lines is searched for the cues of all signatures, and only a line
 that holds a cue is taken apart. A Python traceback is one event, named after its first cause: its
-frames, and the exceptions that follow from that cause, do not count.
+frames, and the exceptions that follow from that cause, do not count. Text that a model wrote does
+not count. An error that no signature knows is a finding too, if it plainly ended the run.
 """
 
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
+from verl_mixed.diagnose.cues import Cues, end_of_line
 from verl_mixed.diagnose.log_line import as_seconds, clean_line, time_in
+from verl_mixed.diagnose.model_text import OPENERS, ModelText, frame_of_run, is_quoted
 from verl_mixed.diagnose.signatures import BY_ID, IN_LINES, Signature, Storm
 from verl_mixed.diagnose.step_checks import StepChecks, step_of_console, step_of_record
-
-CHUNK_BYTES = 1 << 20
 
 LINE_BYTES = 1 << 20
 """Bytes that are read of one line; the rest of a longer line is ignored."""
 
-_TRACE = b"Traceback (most recent call last)"
+_TRACE = b"traceback (most recent call last)"
 _START = b"ray init kwargs:"
 _STEP, _RECORD = b"step:", b'{"step"'
-_OTHER_CUES = (_TRACE, _START, _STEP, _RECORD, b"Error", b"ERROR", b"Exception", b"FATAL")
 
-_SIGNATURES_OF_CUE: dict[bytes, list[int]] = {}
-for _index, _signature in enumerate(IN_LINES):
-    for _cue in _signature.cues:
-        _SIGNATURES_OF_CUE.setdefault(_cue.encode(), []).append(_index)
-_CUES = tuple({*_SIGNATURES_OF_CUE, *_OTHER_CUES})
-
-
-def _any_of(words: Iterable[bytes]) -> re.Pattern[bytes]:
-    """One alternation, grouped by first byte: bytes that begin no word are passed over fast."""
-    rests: dict[bytes, list[bytes]] = {}
-    for word in words:
-        rests.setdefault(word[:1], []).append(re.escape(word[1:]))
-    return re.compile(
-        b"|".join(re.escape(first) + b"(?:" + b"|".join(own) + b")" for first, own in rests.items())
-    )
-
-
-# Logs have few capital letters, so one alternation is faster for cues that begin with a capital
-# letter; for the other cues one search for each cue is faster.
-_CAPITAL_CUES = _any_of(cue for cue in _CUES if cue[:1].isupper())
-_SMALL_CUES = tuple(cue for cue in _CUES if not cue[:1].isupper())
+_OWNERS = tuple((signature, pattern) for signature in IN_LINES for pattern in signature.patterns)
+_COMPLETE = (b"final validation metrics:", b"successfully installed")
+_WORDS = (
+    *("error", "exception", "fatal", "killed", " dumped)", " fault", "step:"),
+    *(
+        " (most recent call last)",
+        " init kwargs:",
+        " validation metrics:",
+        "successfully installed",
+    ),
+    *(" e ", " c "),  # Ray's levels, as in [2026-11-22 08:51:58,244 E 81 99]
+    *OPENERS,
+)
+_CUES = Cues([pattern.pattern for _, pattern in _OWNERS], _WORDS)
 
 _EXCEPTION = re.compile(
     r"[A-Za-z_][\w.]*"
@@ -55,7 +49,37 @@ _LOG_LINE = re.compile(
     r"\d{4}-\d\d-\d\d[ T]|\[|\(|(?:[A-Z]+:\d{4}-)|(?:INFO|WARNING|ERROR|DEBUG)\b|[EWIF]\d{4} "
     r"|step:\d|stuck source=|[\w ]{1,40}:\s+\d+%\||\*\*\*|slurmstepd:"
 )
-_ERROR_LINE = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|^[A-Za-z_][\w.]*(?:Error|Exception)\b")
+_ERROR_LINE = re.compile(
+    r"\b(?:ERROR|FATAL|CRITICAL)\b|^[A-Za-z_][\w.]*(?:Error|Exception)\b|[Ee]rror: "
+    r"|\b[EC] \d+ \d+\]|^\S*(?:\[rank\d+\]:)?\[?E\d{4} |[Kk]illed$|dumped\)"
+    r"|[Ss]egmentation fault|Bus error"
+)
+_MILD = re.compile(
+    r"(?:\[rank\d+\]:)?\[?[WI]\d{3,4} "
+    r"|(?:WARNING|INFO|DEBUG)\b(?!: UNPROT)|.{0,80}? - (?:WARNING|INFO|DEBUG) - "
+    r"|\d{4}-\d\d-\d\d[ T][\d:,.]+Z?\s+(?:WARNING|INFO|DEBUG)\b"
+    r"|\[[^\]]{1,60}\]\s?\[(?:WARNING|INFO|DEBUG)|\S*Warning: |.{1,200}\.py:\d+: \w*Warning"
+)
+_RETRIED = re.compile(
+    r"\bwill (?:be )?retr(?:y|ied)|\bretrying\b|\battempt \d+ (?:of|/) \d+|\bretry \d+/\d+"
+    r"|\bignor(?:ed|ing)\b|\bfalling back\b|\bskipp(?:ed|ing)\b|Exception ignored in",
+    re.IGNORECASE,
+)
+_CRASH_LINE = re.compile(
+    r"[Ss]egmentation fault|\((?:core )?dumped\)|^Killed$|: line \d+: +\d+ Killed|terminate called"
+    r"|^(?:error|Error|ERROR|FATAL|fatal)\b:? |^panic: "
+    r"|^(?:ssh|scp|tmux|srun|sbatch|salloc|slurmstepd|docker|kubectl|ray|conda|rsync|torchrun|mpirun)"
+    r"\b[^ ]*:? (?:.*\b)?(?:[Ee]rror|[Ff]atal|FATAL|ERROR|[Ff]ailed)\b"
+    r"|^\S+\.(?:py|sh): error: |\[[^\]]{1,60}\bC \d+ \d+\]"
+    r"|\[[^\]]{1,60}\bE \d+ \d+\].*\b(?:[Dd]ied|[Cc]rash|[Ff]atal|[Ee]xiting|[Tt]erminating"
+    r"|[Ss]hutting down)"
+)
+
+_BOX = "╰".encode()  # the last line of a traceback of the package rich
+_WARNED = re.compile(rb"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d ")  # vLLM's prefix
+_LOWER = {upper: upper + 32 for upper in range(65, 91)}
+
+_SURVIVED = 2  # steps after a failure that show that it did not end the run
 
 _TRACE_LINES = 400  # of a traceback at most, without its frames
 _TRACE_SILENCE = 500
@@ -83,6 +107,39 @@ class Place:
 _Moment = tuple[float | None, int, int]  # (seconds, line, count) of an event
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unknown:
+    """An error that no signature knows, or whose known part is no cause."""
+
+    place: Place
+    """Of the first exception of its traceback, or of its line."""
+
+    last: Place
+    """Of the last exception of its traceback."""
+
+    kind: Literal["driver", "worker", "line"]
+    """A traceback of a process without and with Ray's prefix; a single line."""
+
+    start: int
+    step: int
+    """Number of steps of the file before the error."""
+
+    line: int
+    """Of its last line."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far the run of one file came."""
+
+    starts: int = 0
+    steps: int = 0
+    lines: int = 1
+    is_complete: bool = False
+    unknown: dict[str, Unknown] = field(default_factory=dict)
+    """Kind -> the last of the driver and of single lines, the first of the workers since a step."""
+
+
 @dataclass(slots=True)
 class Finding:
     """All events of one signature."""
@@ -104,6 +161,18 @@ class Finding:
 
     is_storm: bool = False
 
+    is_mild: bool = True
+    """Whether every event is a line that its writer calls a warning, or retries after."""
+
+    last_step: int = 0
+    """Number of steps of the file before the last event."""
+
+    then: Place | None = None
+    """Of an unknown error: the exception that it led to."""
+
+    severity: Literal["fatal", "warning"] = "warning"
+    """Set by `Scan.ordered`: a fatal failure that the run survived is a warning."""
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -113,6 +182,7 @@ class Event:
     of: str
     count: int
     place: Place
+    is_mild: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +194,8 @@ class _Segment:
     text: str
     speaker: str
     count: int
-    cues: list[bytes]
+    lowered: bytes | None
+    """In small letters; None if the line has no cue."""
 
 
 @dataclass(slots=True)
@@ -140,7 +211,20 @@ class _Trace:
     is_chained: bool = False
     lines: int = 0
     event: Event | None = None
-    exception: Place | None = None
+    first: Place | None = None
+    """Of the first exception that no signature knows."""
+
+    last: Place | None = None
+    """Of the last exception."""
+
+    is_mild: bool = False
+    """Whether the line before it says that the error is handled."""
+
+    is_told: bool = False
+    """Whether the line before it is a known warning, which tells of this traceback."""
+
+    frames: bool | None = None
+    """Whether a frame is of the run's own code; None without frames."""
 
 
 class Scan:
@@ -155,8 +239,8 @@ class Scan:
         """Of the first log that has one."""
 
         self.bytes_read = 0
-        self.starts: dict[int, int] = {}
-        """File index -> how often the run started in that file."""
+        self.progress: dict[int, _Progress] = {}
+        """File index -> how far its run came."""
 
         self.line_bytes = line_bytes
         self._files = 0
@@ -175,15 +259,17 @@ class Scan:
         self.bytes_read += reader.size
         return reader.size
 
-    def note(self, event: Event, start: int, file_index: int) -> None:
-        """Count one event of a file, which is numbered from 1.
-
-        `start` is the number, within the file, of the run's last start before the event.
-        """
+    def note(self, event: Event, file_index: int) -> None:
+        """Count one event of a file, which is numbered from 1."""
         new = Finding(event.signature, event.place, file_index)
         finding = self.findings.setdefault(event.signature.id, new)
         finding.count += event.count
-        finding.last_start = start
+        progress = self.progress[file_index]
+        finding.last_start, finding.last_step = progress.starts, progress.steps
+        if finding.is_mild and not event.is_mild:
+            finding.is_mild = False
+            if finding.file_index == file_index:
+                finding.first = event.place
         if finding.file_index == file_index and event.place.offset < finding.first.offset:
             finding.first = event.place  # a traceback is noted when it ends
         if event.of and (event.of in finding.of or len(finding.of) < _MOST_KINDS):
@@ -201,23 +287,61 @@ class Scan:
 
         Findings of the last start come first; then fatal ones; then those that do not follow from
         another failure; then by place. A signature that counts only as a storm is left out where
-        there was no storm.
+        there was no storm. Without a fatal failure that is known, and with only failures that
+        follow from another, the unknown error that ended the run is a finding too.
         """
         shown = [f for f in self.findings.values() if f.signature.storm is None or f.is_storm]
+        for finding in shown:
+            is_fatal = finding.signature.severity == "fatal" and not self._is_survived(finding)
+            finding.severity = "fatal" if is_fatal else "warning"
+        fatal = [f for f in shown if f.severity == "fatal" and not self.is_stale(f)]
+        if all(finding.signature.follows for finding in fatal):
+            unknown = self._ending_error(is_failed=bool(fatal))
+            shown += [unknown] if unknown is not None else []
         return sorted(shown, key=self._rank)
 
     def is_stale(self, finding: Finding) -> bool:
         """Whether the run started again after the finding's last event."""
-        return finding.last_start < self.starts.get(finding.file_index, 0)
+        return finding.last_start < self.progress[finding.file_index].starts
+
+    def _is_survived(self, finding: Finding) -> bool:
+        """Whether the run evidently went on after the finding's last event."""
+        steps = self.progress[finding.file_index].steps
+        return finding.is_mild or (finding.count > 0 and steps >= finding.last_step + _SURVIVED)
+
+    def _ending_error(self, *, is_failed: bool) -> Finding | None:
+        """The unknown error that plainly ended the run.
+
+        `is_failed`: another finding shows that the run failed.
+        """
+        for kind in ("driver", "worker", "line"):
+            for index, progress in sorted(self.progress.items()):
+                error = progress.unknown.get(kind)
+                if error is None or not _is_last(error, progress, is_failed):
+                    continue
+                finding = Finding(BY_ID["unknown-error"], error.place, index, count=1)
+                finding.last_start, finding.last_step = error.start, error.step
+                finding.severity = "fatal"
+                finding.then = error.last if error.last != error.place else None
+                return finding
+        return None
 
     def _rank(self, finding: Finding) -> tuple[bool, bool, bool, int, int]:
         return (
             self.is_stale(finding),
-            finding.signature.severity != "fatal",
+            finding.severity != "fatal",
             finding.signature.follows,
             finding.file_index,
             finding.first.offset,
         )
+
+
+def _is_last(error: Unknown, progress: _Progress, is_failed: bool) -> bool:
+    """Whether nothing of the run came after the error."""
+    if error.start < progress.starts or error.step < progress.steps or progress.is_complete:
+        return False
+    most = {"driver": 1000, "worker": 1000 if is_failed else 30, "line": 100}[error.kind]
+    return progress.lines - error.line <= most
 
 
 def _blocks(
@@ -252,34 +376,50 @@ class _Reader:
         self.size = 0
         self._scan, self._name, self._index = scan, name, index
         self._finite_only = finite_only
+        self._progress = scan.progress[index] = _Progress()
         self._steps = StepChecks()
+        self._model_text = ModelText()
         self._traces: dict[str, _Trace] = {}
         self._line = 1
         self._segments = 0
-        self._starts = 0
+        self._before = b""
         self._tail: tuple[int, bytes, int] = (0, b"", 1)
 
     def read_block(self, offset: int, block: bytes) -> None:
         """Read whole lines: those with a cue, and every line while a traceback is unfinished."""
-        hits, limit = self._hits(block), self._scan.line_bytes
+        lowered = block.lower()
+        hits, limit = _CUES.lines(lowered), self._scan.line_bytes
+        at = 0 if block.startswith(_RECORD) else block.find(b"\n" + _RECORD) + 1
+        while block.startswith(_RECORD, at):
+            hits[at] = end_of_line(block, at)
+            at = block.find(b"\n" + _RECORD, hits[at]) + 1 or len(block)
         position, counted = 0, 0
 
         def read(start: int, end: int, is_hit: bool) -> int:
             nonlocal counted
             self._line += block.count(b"\n", counted, start)
             counted = start
-            self._read(offset + start, block[start : min(end, start + limit)], is_hit)
+            end_of_read = min(end, start + limit)
+            raw = block[start:end_of_read]
+            self._read(offset + start, raw, lowered[start:end_of_read] if is_hit else None)
+            if raw:
+                self._before = raw[-200:]
             return end + 1
 
         for start in [*sorted(hits), len(block)]:
-            while self._traces and position < start:
-                position = read(position, _end_of(block, position), False)
+            while (self._traces or self._model_text) and position < start:
+                position = read(position, end_of_line(block, position), False)
             if start < len(block):
+                if start > position or not self._before:
+                    self._before = _line_before(block, start)
                 position = read(start, hits[start], True)
         self._line += block.count(b"\n", counted)
+        self._progress.lines = self._line
         if block.strip():
             tail = block[-4096:]
             self._tail = (offset + len(block) - len(tail), tail, self._line)
+            if position < len(block):
+                self._before = _line_before(block, len(block))
 
     def end(self) -> None:
         """Note unfinished tracebacks and the last line."""
@@ -291,52 +431,37 @@ class _Reader:
             last = tail.rfind(lines[-1])
             self._line = line - tail.count(b"\n", last)
             self._scan.last_line = self._place(offset + last, clean_line(lines[-1])[0], None)
-        if self._starts:
-            self._scan.starts[self._index] = self._starts
 
-    def _hits(self, block: bytes) -> dict[int, int]:
-        """Start -> end of the segments that hold a cue."""
-        hits: dict[int, int] = {}
-        passed = -1
-        for match in _CAPITAL_CUES.finditer(block):
-            if match.start() > passed:
-                passed = self._hit(block, match.start(), hits)
-        for cue in _SMALL_CUES:
-            at = block.find(cue)
-            while at >= 0:
-                at = block.find(cue, self._hit(block, at, hits))
-        return hits
-
-    @staticmethod
-    def _hit(block: bytes, at: int, hits: dict[int, int]) -> int:
-        """Add the segment that holds `at`; returns its end."""
-        start = block.rfind(b"\n", 0, at) + 1
-        start = max(start, block.rfind(b"\r", start, at) + 1)
-        end = hits.get(start)
-        if end is None:
-            end = hits[start] = _end_of(block, at)
-        return end
-
-    def _read(self, offset: int, raw: bytes, is_hit: bool) -> None:
+    def _read(self, offset: int, raw: bytes, lowered: bytes | None) -> None:
+        """Read a segment; `lowered` is None if it has no cue."""
         if not raw:
             return
         self._segments += 1
-        if (step := _step_in(raw, is_hit)) is not None:
+        if (step := _step_in(raw, lowered)) is not None:
             self._check_step(*step, offset)
             return
-        cues = [cue for cue in _CUES if cue in raw] if is_hit else []
-        if not cues and not self._traces:
+        if lowered is None and not self._traces and not self._model_text:
             return
-        segment = _Segment(offset, raw, *clean_line(raw), cues)
+        segment = _Segment(offset, raw, *clean_line(raw), lowered)
         text, speaker = segment.text, segment.speaker
-        if _START in cues and text.startswith("ray init kwargs:"):
-            self._starts += 1
         self._close_silent()
+        if self._model_text.holds(speaker, text):
+            return
+        lowered = lowered or b""
+        if _START in lowered and text.startswith("ray init kwargs:"):
+            self._progress.starts += 1
+            self._progress.unknown.clear()
+        if any(mark in lowered for mark in _COMPLETE):
+            self._progress.is_complete = True
         trace = self._traces.get(speaker)
-        if _TRACE in cues and text.endswith("Traceback (most recent call last):"):
+        if _TRACE in lowered and text.endswith("Traceback (most recent call last):"):
             if trace is None or (trace.is_complete and not trace.is_chained):
                 self._close(speaker)
                 trace = self._traces[speaker] = _Trace(self._segments)
+                before = text if not text.startswith("Traceback") else clean_line(self._before)[0]
+                trace.is_mild = bool(_MILD.match(before) or _RETRIED.search(before))
+                found = _find(before, before.translate(_LOWER).encode())
+                trace.is_told = found is not None and found[0].severity == "warning"
             trace.newest, trace.is_complete, trace.is_chained = self._segments, False, False
             if not text.startswith("Traceback"):
                 self._read_plain(segment)
@@ -349,6 +474,8 @@ class _Reader:
         is_exception = _EXCEPTION.match(text) is not None
         if not text.strip() or text[0] in " \t":
             trace.newest = self._segments
+            if not trace.frames and (frame := frame_of_run(text)) is not None:
+                trace.frames = frame
             return True
         if _CHAIN.match(text):
             trace.newest, trace.is_chained = self._segments, True
@@ -364,10 +491,15 @@ class _Reader:
         if trace.lines > _TRACE_LINES:
             self._close(segment.speaker)
             return False
-        trace.newest, trace.is_complete = self._segments, True
         event = self._event(segment)
-        if is_exception:
-            trace.exception = self._place_of(segment)
+        if trace.is_complete and not trace.is_chained and not is_exception and event is None:
+            # a line after the exception: its message goes on, or something else was printed
+            return not _CRASH_LINE.search(text)
+        trace.newest, trace.is_complete = self._segments, True
+        if is_exception or trace.last is None:
+            trace.last = self._place_of(segment)
+            if event is None:
+                trace.first = trace.first or trace.last
         if event is None:
             return True
         known = trace.event
@@ -384,38 +516,82 @@ class _Reader:
 
     def _close(self, speaker: str) -> None:
         trace = self._traces.pop(speaker, None)
-        if trace is None:
-            return
-        if trace.event is not None:
-            self._scan.note(trace.event, self._starts, self._index)
-        elif trace.exception is not None:
-            self._scan.last_errors.append(trace.exception)
+        if trace is None or trace.frames is False:
+            return  # frames only of a program that a model wrote
+        event, last = trace.event, trace.last
+        if event is not None:
+            self._scan.note(replace(event, is_mild=trace.is_mild), self._index)
+        elif last is not None:
+            self._scan.last_errors.append(last)
+        is_warning = event is None or event.signature.severity == "warning"
+        place = trace.first or (last if is_warning else None)
+        is_cause = not is_warning and event is not None and not event.signature.follows
+        if (
+            place is not None
+            and last is not None
+            and not (is_cause or trace.is_mild or trace.is_told)
+        ):
+            self._note_unknown("worker" if speaker else "driver", place, last)
+
+    def _note_unknown(
+        self, kind: Literal["driver", "worker", "line"], place: Place, last: Place
+    ) -> None:
+        progress = self._progress
+        known = progress.unknown.get(kind)
+        if kind == "worker" and known is not None and known.step == progress.steps:
+            place, last = known.place, known.last  # the first since a step
+        progress.unknown[kind] = Unknown(
+            place=place,
+            last=last,
+            kind=kind,
+            start=progress.starts,
+            step=progress.steps,
+            line=self._line,
+        )
 
     def _read_plain(self, segment: _Segment) -> None:
         """Read a segment that is in no traceback."""
         event = self._event(segment)
         if event is not None:
-            self._scan.note(event, self._starts, self._index)
-        elif segment.cues and _ERROR_LINE.search(segment.text):
-            self._scan.last_errors.append(self._place_of(segment))
+            self._scan.note(event, self._index)
+        elif segment.lowered is not None:
+            match = _CRASH_LINE.search(segment.text)
+            if match is None and self._before.startswith(_BOX):
+                match = _EXCEPTION.match(segment.text)
+            if not match and not _ERROR_LINE.search(segment.text):
+                return
+            if is_quoted(segment.text, match.start() if match else len(segment.text)):
+                return
+            place = self._place_of(segment)
+            self._scan.last_errors.append(place)
+            if match and not _MILD.match(segment.text) and not _RETRIED.search(segment.text):
+                self._note_unknown("line", place, place)
 
     def _event(self, segment: _Segment) -> Event | None:
         """The event of the first signature that matches."""
-        numbers = {n for cue in segment.cues for n in _SIGNATURES_OF_CUE.get(cue, ())}
-        for signature in (IN_LINES[number] for number in sorted(numbers)):
-            assert signature.pattern is not None, "IN_LINES has signatures with a pattern"
-            if match := signature.pattern.search(segment.text):
-                of = (match.groupdict().get("of") or "").strip()[:80]
-                place = self._place_of(segment, around=match.start())
-                return Event(signature, of, segment.count, place)
-        return None
+        if segment.lowered is None:
+            return None
+        found = _find(segment.text, segment.lowered)
+        if found is None:
+            return None
+        signature, match = found
+        if is_quoted(segment.text, match.start()):
+            return None
+        start, end = match.span("of") if "of" in match.re.groupindex else (0, 0)
+        of = segment.text[max(start, 0) : max(end, 0)].strip()[:80]
+        place = self._place_of(segment, around=match.start())
+        return Event(signature, of, segment.count, place, _is_mild(segment, match.start()))
 
     def _check_step(
         self, step: int, metrics: dict[str, float], moment: str | None, offset: int
     ) -> None:
+        for speaker, trace in list(self._traces.items()):
+            if trace.is_complete and not trace.is_chained:
+                self._close(speaker)
+        self._progress.steps += 1
         for identity, of, text in self._steps.check(metrics, finite_only=self._finite_only):
             place = self._place(offset, f"step {step}: {text}", moment)
-            self._scan.note(Event(BY_ID[identity], of, 1, place), self._starts, self._index)
+            self._scan.note(Event(BY_ID[identity], of, 1, place), self._index)
 
     def _place_of(self, segment: _Segment, around: int = 0) -> Place:
         return self._place(segment.offset, segment.text, time_in(segment.raw), around)
@@ -429,21 +605,41 @@ class _Reader:
         return Place(self._name, self._line, offset, moment, text)
 
 
-def _step_in(raw: bytes, is_hit: bool) -> tuple[int, dict[str, float], str | None] | None:
-    """(step, metrics, time) of a line of metrics.jsonl or of verl's console logger."""
-    if raw.startswith(_RECORD) and (record := step_of_record(raw)) is not None:
-        return record
-    if is_hit and _STEP in raw and (step := step_of_console(clean_line(raw)[0])) is not None:
-        return *step, time_in(raw)
+def _find(text: str, lowered: bytes) -> tuple[Signature, re.Match[str]] | None:
+    """The first signature that finds a line, which is given as text and in small letters."""
+    small = text.translate(_LOWER)
+    for number in _CUES.patterns_for(lowered):
+        signature, pattern = _OWNERS[number]
+        if match := pattern.search(small):
+            return signature, match
     return None
 
 
-def _end_of(block: bytes, start: int) -> int:
-    """The end of the segment that holds `start`."""
-    end = block.find(b"\n", start)
-    end = len(block) if end < 0 else end
-    cut = block.find(b"\r", start, end)
-    return end if cut < 0 else cut
+def _is_mild(segment: _Segment, at: int) -> bool:
+    """Whether the writer of a line calls it a warning, or says that it tries again."""
+    if "NCCL WARN" in segment.text:
+        return False  # NCCL has no other word for its errors
+    return bool(
+        _MILD.match(segment.text)
+        or _WARNED.search(segment.raw[:200])
+        or _RETRIED.search(segment.text, at)
+    )
+
+
+def _line_before(block: bytes, start: int) -> bytes:
+    """The end of the line before the one that begins at `start`."""
+    end = max(0, start - 1)
+    return block[max(block.rfind(b"\n", 0, end) + 1, end - 200) : end]
+
+
+def _step_in(raw: bytes, lowered: bytes | None) -> tuple[int, dict[str, float], str | None] | None:
+    """(step, metrics, time) of a line of metrics.jsonl or of verl's console logger."""
+    if raw.startswith(_RECORD) and (record := step_of_record(raw)) is not None:
+        return record
+    if lowered is not None and _STEP in raw:
+        step = step_of_console(clean_line(raw)[0])
+        return None if step is None else (*step, time_in(raw))
+    return None
 
 
 def _are_close(first: _Moment, last: _Moment, storm: Storm) -> bool:

@@ -1,4 +1,7 @@
-"""The known failures: signatures.ini, read and checked. Standard library only."""
+"""The known failures: the files in `known/`, read and checked. Standard library only.
+
+`known/mixed.ini` says what each field of a signature means.
+"""
 
 import re
 from collections.abc import Mapping
@@ -8,11 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-FILE = Path(__file__).with_name("signatures.ini")
+FOLDER = Path(__file__).with_name("known")
+
+FILES = (
+    "mixed",
+    "scheduler",
+    "config",
+    "engine",
+    "model",
+    "gpu",
+    "network",
+    "ray",
+    "host",
+    "common",
+    "steps",
+)
+"""The files in the order in which their signatures are tried on a line."""
 
 _REQUIRED = {"title", "cause", "remedy"}
-_OPTIONAL = {"severity", "follows", "mends", "storm", "cues", "pattern"}
+_OPTIONAL = {"severity", "follows", "mends", "storm", "pattern", "source"}
 _STORM = re.compile(r"(\d+) events in (\d+) seconds or (\d+) lines")
+_NOT_LOWERED = re.compile(r"\\.|\(\?P[<=>]|[A-Z]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,25 +46,27 @@ class Storm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """One known failure; signatures.ini says what each field means."""
+    """One known failure."""
 
     id: str
     title: str
     cause: str
     remedy: str
     severity: Literal["fatal", "warning"] = "fatal"
-    cues: tuple[str, ...] = ()
-    pattern: re.Pattern[str] | None = None
-    """None: the numbers of steps show this failure, and no line of a log."""
+    patterns: tuple[re.Pattern[str], ...] = ()
+    """They search a line in small letters. Empty: no pattern shows this failure, but the numbers of
+    steps or the exceptions of a log."""
 
     follows: bool = False
     mends: bool = True
     """Whether a resume may mend it."""
 
     storm: Storm | None = None
+    source: str = ""
+    """The threads, manuals or lines of code, with versions, that the message is from."""
 
 
-def parse_signatures(text: str) -> tuple[Signature, ...]:
+def parse_signatures(text: str, file: str = "known/mixed.ini") -> tuple[Signature, ...]:
     """The signatures of an INI file, in its order.
 
     Raises:
@@ -55,15 +76,15 @@ def parse_signatures(text: str) -> tuple[Signature, ...]:
         delimiters=("=",), comment_prefixes=("#",), empty_lines_in_values=False
     )
     try:
-        parser.read_string(text, source=FILE.name)
+        parser.read_string(text, source=file)
     except IniError as error:
-        raise ValueError(f"cannot read {FILE.name}: {error}") from error
-    return tuple(_signature(name, parser[name]) for name in parser.sections())
+        raise ValueError(f"cannot read {file}: {error}") from error
+    return tuple(_signature(name, parser[name], file) for name in parser.sections())
 
 
-def _signature(name: str, section: Mapping[str, str]) -> Signature:
-    """One section of the file."""
-    place = f"cannot read {FILE.name} [{name}]"
+def _signature(name: str, section: Mapping[str, str], file: str) -> Signature:
+    """One section of a file."""
+    place = f"cannot read {file} [{name}]"
     if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name):
         raise ValueError(f"{place}: an id is small letters, digits and hyphens")
     texts = {key: " ".join(section.get(key, "").split()) for key in _REQUIRED | _OPTIONAL}
@@ -78,11 +99,11 @@ def _signature(name: str, section: Mapping[str, str]) -> Signature:
     storm = _STORM.fullmatch(texts["storm"])
     if texts["storm"] and storm is None:
         raise ValueError(f"{place}: storm={texts['storm']!r} is not of the form {_STORM.pattern}")
-    cues, alternatives = (section.get(key, "").strip().splitlines() for key in ("cues", "pattern"))
-    if bool(cues) != bool(alternatives):
-        raise ValueError(f"{place}: a pattern needs cues, and cues need a pattern")
     try:
-        pattern = re.compile("|".join(alternatives)) if alternatives else None
+        patterns = tuple(
+            re.compile(lower_pattern(line))
+            for line in section.get("pattern", "").strip().splitlines()
+        )
     except re.error as error:
         raise ValueError(f"{place}: the pattern is not a regular expression: {error}") from error
     return Signature(
@@ -91,16 +112,32 @@ def _signature(name: str, section: Mapping[str, str]) -> Signature:
         cause=texts["cause"],
         remedy=texts["remedy"],
         severity=severity,
-        cues=tuple(cues),
-        pattern=pattern,
+        patterns=patterns,
         follows=follows == "yes",
         mends=mends == "yes",
         storm=storm and Storm(events=int(storm[1]), seconds=float(storm[2]), lines=int(storm[3])),
+        source=texts["source"],
     )
 
 
-SIGNATURES = parse_signatures(FILE.read_text(encoding="utf-8"))
+def lower_pattern(pattern: str) -> str:
+    r"""The pattern for a line in small letters. `\S` and the names of groups stay as they are."""
+    return _NOT_LOWERED.sub(lambda m: m[0].lower() if len(m[0]) == 1 else m[0], pattern)
+
+
+def _read_all() -> tuple[Signature, ...]:
+    signatures: dict[str, Signature] = {}
+    for name in FILES:
+        path = FOLDER / f"{name}.ini"
+        for signature in parse_signatures(path.read_text(encoding="utf-8"), f"known/{path.name}"):
+            if signature.id in signatures:
+                raise ValueError(f"cannot read known/{path.name}: [{signature.id}] exists already")
+            signatures[signature.id] = signature
+    return tuple(signatures.values())
+
+
+SIGNATURES = _read_all()
 
 BY_ID: Mapping[str, Signature] = {signature.id: signature for signature in SIGNATURES}
 
-IN_LINES: tuple[Signature, ...] = tuple(s for s in SIGNATURES if s.pattern is not None)
+IN_LINES: tuple[Signature, ...] = tuple(s for s in SIGNATURES if s.patterns)

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from cluster.cluster_watch import ClusterWatch
-from verl_mixed.diagnose.diagnose import diagnose_tail
+from verl_mixed.diagnose.verdict import verdict_on
 from verl_mixed.launch.failure import RunFailed, RunStopped, log_tail, reason_of_end
 from verl_mixed.launch.plan import Plan
 from verl_mixed.launch.tool_server import ToolServer
@@ -108,8 +108,9 @@ def _why_failed(plan: Plan, running: RunProcesses, code: int | None) -> _Why:
     because = _Why(words=f"{actor}\nThe trainer's reason: {reason}", cause=actor)
     if actor and code is None:
         return because
-    if known := diagnose_tail(log_tail(log, running.log_start)):
-        signature = known.signature
-        words = f"{reason}\nknown: {signature.title}: {signature.cause}; {signature.remedy}"
-        return _Why(words=words, cause=signature.title, mends=signature.mends)
+    text = log_tail(log, running.log_start)
+    verdict = verdict_on(text, has_cluster=plan.cluster is not None)
+    if verdict and (verdict.is_known or not actor):
+        words = "\n".join([reason, *verdict.lines])
+        return _Why(words=words, cause=verdict.cause, mends=verdict.mends)
     return because if actor else _Why(words=reason, cause=reason)

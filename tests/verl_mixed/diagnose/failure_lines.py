@@ -177,10 +177,8 @@ FAILURES: dict[str, tuple[str, ...]] = {
     ),
     # torch c10/cuda/CUDAException.cpp; aten/src/ATen/cuda/CUDABlas.cpp; the NVIDIA kernel module
     "cuda-error": (
-        "RuntimeError: CUDA error: device-side assert triggered",
-        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
-        "RuntimeError: CUDA error: uncorrectable ECC error encountered",
-        "[123456.789012] NVRM: Xid (PCI:0000:1e:00): 79, pid=1234, GPU has fallen off the bus.",
+        "torch.AcceleratorError: CUDA error: misaligned address",
+        "[123456.789012] NVRM: Xid (PCI:0000:1e:00): 69, pid=1234, Class Error",
         "RuntimeError: cublas: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle",
     ),
     # transformers/modeling_utils.py:1710
@@ -188,8 +186,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "ImportError: FlashAttention2 has been toggled on, but it cannot be used due to the "
         "following error: the package for FlashAttention2 doesn't seem to be installed.",
         "ModuleNotFoundError: No module named 'flash_attn'",
-        "ImportError: /v/site-packages/flash_attn_2_cuda.cpython-311-x86_64-linux-gnu.so: "
-        "undefined symbol: _ZN3c105Error",
+        "ImportError: /env/flash_attn_2_cuda.so: undefined symbol: x",
     ),
     # linux mm/oom_kill.c, memcontrol; slurmstepd's, github.com/nextflow-io/nextflow/issues/5932
     "host-out-of-memory": (
@@ -207,10 +204,9 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed",
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
     ),
-    # torch DataLoader.cpp in libtorch_python; absl's failure handler; NCCL's shmutils.cc
+    # the shell; absl's failure handler; NCCL's shmutils.cc
     "shared-memory": (
-        "RuntimeError: DataLoader worker (pid 1234) is killed by signal: Bus error. It is possible "
-        "that dataloader's workers are out of shared memory.",
+        "Bus error (core dumped)",
         "*** SIGBUS received at time=1706692238 on cpu 68 ***",
         "node1:81:99 [0] NCCL WARN Error while creating shared memory segment /dev/shm/nccl-xPSN",
     ),
@@ -245,10 +241,7 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "Object creation will fail if spilling is required.",
     ),
     # errno 13; ssh
-    "permission-denied": (
-        "PermissionError: [Errno 13] Permission denied: '/data/runs'",
-        "me@10.0.0.5: Permission denied (publickey).",
-    ),
+    "permission-denied": ("PermissionError: [Errno 13] Permission denied: '/data/runs'",),
     # ray's _raylet.so; ray/_private/authentication/authentication_constants.py
     "ray-token": (
         "ray.exceptions.AuthenticationError: InvalidAuthToken: Authentication token is missing or "
@@ -352,7 +345,6 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "corrupted or this is not a parquet file.",
         "datasets.exceptions.DatasetGenerationError: An error occurred while generating the "
         "dataset",
-        "FileNotFoundError: Unable to find '/data/train.parquet'",
     ),
     # libtorch_python: DataLoader.cpp
     "dataloader": (
@@ -373,13 +365,11 @@ FAILURES: dict[str, tuple[str, ...]] = {
     # wandb/sdk/lib/wbauth/authenticate.py:142, wbauth/prompt.py:99
     "wandb-login": (
         "wandb.errors.errors.UsageError: No API key configured. Use `wandb login` to log in.",
-        "wandb.errors.errors.CommError: Run initialization has timed out after 90.0 sec.",
         "wandb: ERROR No API key configured. Use `wandb login` to log in.",
     ),
     # CPython's import
     "package-missing": (
         "ModuleNotFoundError: No module named 'vllm'",
-        "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
         "ImportError: cannot import name 'x' from 'transformers'",
     ),
     # verl_mixed/launch/launcher.py train; hydra/_internal/config_loader_impl.py:393;
@@ -444,7 +434,6 @@ FAILURES: dict[str, tuple[str, ...]] = {
         "[2026-11-22 08:51:58,244 W 81 99] gcs_rpc_client.h:179: failed to connect to all "
         "addresses; last error: UNKNOWN: ipv4:10.0.0.4:6379: Failed to connect to remote host: "
         "connect: Connection refused (111)",
-        "ssh: connect to host node7 port 22: Connection refused",
     ),
     # CPython; subprocess; requests; httpx; a user's own program
     "timeout": (

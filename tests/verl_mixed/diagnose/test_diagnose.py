@@ -1,17 +1,20 @@
 """Known failures in logs: each signature on real lines, places, counts, order."""
 
-import gzip
 import json
+import re
 import subprocess
 import sys
 import tracemalloc
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from agent_loop.training.alarms import MOST_LAG_S, FaultWindow
 from agent_loop.watchdog import Watchdog
@@ -19,7 +22,8 @@ from samplers.faults import GroupFaults
 from tests.verl_mixed.diagnose.failure_lines import FAILURES, HARMLESS
 from verl_mixed import cli
 from verl_mixed.diagnose import step_checks
-from verl_mixed.diagnose.diagnose import as_json, describe, diagnose_tail, known, main
+from verl_mixed.diagnose.cues import cues_of
+from verl_mixed.diagnose.diagnose import as_json, describe, known, main
 from verl_mixed.diagnose.log_scan import Scan
 from verl_mixed.diagnose.signatures import (
     BY_ID,
@@ -28,8 +32,19 @@ from verl_mixed.diagnose.signatures import (
     Signature,
     parse_signatures,
 )
+from verl_mixed.diagnose.verdict import first_fatal, remedy_of_one_machine, verdict_on
+from verl_mixed.run.compose import compose_config
 
 LINES = [(name, line) for name, lines in FAILURES.items() for line in lines]
+KNOWN_LINES = [
+    (name, line)
+    for row in Path(__file__).with_name("known_lines.tsv").read_text("utf-8").splitlines()
+    for name, _, line in [row.partition("\t")]
+]
+"""Lines of the threads that a signature's `source` names."""
+
+PATTERNS = [pattern.pattern for signature in IN_LINES for pattern in signature.patterns]
+PREFIX = re.compile(r"(?:\([^)]*pid=[^)]*\) ?)*(?:ERROR [\d: -]+\[[^]]*\] ?)?")
 REPOSITORY = Path(__file__).parents[3]
 
 
@@ -53,8 +68,13 @@ def order(log: str) -> list[str]:
 
 
 def test_every_signature_of_lines_has_a_real_line() -> None:
-    assert FAILURES.keys() == {signature.id for signature in IN_LINES}
-    assert len(SIGNATURES) == len(BY_ID) >= 32
+    harvested = {name for name, _ in KNOWN_LINES}
+    assert FAILURES.keys() | harvested == {signature.id for signature in IN_LINES}
+    assert len(SIGNATURES) == len(BY_ID) >= 400
+
+
+def test_a_signature_without_a_source_is_ours_or_of_the_first_release() -> None:
+    assert {signature.id for signature in IN_LINES if not signature.source} == FAILURES.keys()
 
 
 @pytest.mark.parametrize(("name", "line"), LINES)
@@ -62,11 +82,27 @@ def test_a_real_line_is_found_by_its_own_signature_alone(name: str, line: str) -
     assert counts_of(scanned(line + "\n")) == {name: 1}
 
 
-@pytest.mark.parametrize("signature", IN_LINES, ids=lambda signature: signature.id)
-def test_every_cue_leads_to_a_real_line(signature: Signature) -> None:
-    lines = "\n".join(FAILURES[signature.id])
+@pytest.mark.parametrize(("name", "line"), KNOWN_LINES)
+def test_a_harvested_line_is_found_by_its_own_signature_alone(name: str, line: str) -> None:
+    assert counts_of(scanned(line + "\n")).keys() == {name}
 
-    assert [cue for cue in signature.cues if cue not in lines] == []
+
+@given(st.sampled_from([*LINES, *KNOWN_LINES]), st.randoms(use_true_random=False))
+def test_case_does_not_matter(known: tuple[str, str], random: Random) -> None:
+    name, line = known
+    prefix = PREFIX.match(line)
+    head = prefix[0] if prefix else ""
+    text = line[len(head) :]
+    mixed = "".join(random.choice((c.lower(), c.upper())) for c in text)
+
+    assert name in counts_of(scanned(f"{head}{mixed}\n")) or not mixed.isascii()
+
+
+@given(st.sampled_from(PATTERNS), st.data())
+def test_whatever_a_pattern_finds_holds_one_of_its_cues(pattern: str, data: st.DataObject) -> None:
+    found = data.draw(st.from_regex(re.compile(pattern, re.ASCII)))
+
+    assert any(cue in found for cue in cues_of(pattern))
 
 
 @pytest.mark.parametrize("line", HARMLESS)
@@ -95,12 +131,12 @@ SECTION = "[x]\ntitle = t\ncause = c\nremedy = r\n"
         (SECTION.replace("[x]", "[X y]"), "small letters, digits and hyphens"),
         (SECTION + "severity = bad\n", "fatal or warning"),
         (SECTION + "storm = 20 events\n", "storm='20 events'"),
-        (SECTION + "pattern = a\n", "a pattern needs cues"),
-        (SECTION + "cues = a\npattern = (a\n", "not a regular expression"),
+        (SECTION + "cues = a\n", "unknown ['cues']"),
+        (SECTION + "pattern = (a\n", "not a regular expression"),
     ],
 )
 def test_a_signature_that_breaks_a_rule_is_refused(text: str, rule: str) -> None:
-    with pytest.raises(ValueError, match=r"^cannot read signatures\.ini") as caught:
+    with pytest.raises(ValueError, match=r"^cannot read known/mixed\.ini") as caught:
         parse_signatures(text)
 
     assert rule in str(caught.value)
@@ -454,7 +490,7 @@ def test_words_that_many_components_write_come_after_what_is_known() -> None:
         "timeout",
     ]
     assert scanned(refused).findings["connection-refused"].of == {"10.0.0.4:6379": 1}
-    assert diagnose_tail(refused) is None  # it does not say why the run ended
+    assert first_fatal(refused) is None  # it does not say why the run ended
     unknown = "own.TornError: the table is torn"
     assert describe(scanned(f"{refused}\n{unknown}\n"))[-1].endswith(unknown)
 
@@ -464,8 +500,8 @@ def test_what_ended_an_earlier_start_of_the_run_comes_last() -> None:
     log = start + OOM + "\n" + start + FAILURES["stuck-rollouts"][0] + "\n"
 
     assert order(log) == ["stuck-rollouts", "cuda-out-of-memory"]
-    assert diagnose_tail(log) is None
-    again = diagnose_tail(log + OOM)
+    assert first_fatal(log) is None
+    again = first_fatal(log + OOM)
     assert again is not None
     assert again.signature.id == "cuda-out-of-memory"
 
@@ -473,10 +509,39 @@ def test_what_ended_an_earlier_start_of_the_run_comes_last() -> None:
 def test_the_tail_of_a_run_names_its_fatal_failure_only() -> None:
     warning = FAILURES["stuck-rollouts"][0] + "\n"
 
-    assert diagnose_tail(warning + "nothing else") is None
-    finding = diagnose_tail(warning + trace(FAILURES["ray-token"][0]))
+    assert first_fatal(warning + "nothing else") is None
+    finding = first_fatal(warning + trace(FAILURES["ray-token"][0]))
     assert finding is not None
     assert finding.signature.id == "ray-token"
+
+
+@pytest.mark.parametrize("signature", SIGNATURES, ids=lambda signature: signature.id)
+def test_a_run_on_one_machine_gets_no_advice_about_a_cluster(signature: Signature) -> None:
+    remedy = remedy_of_one_machine(signature.remedy)
+
+    assert not re.search("setup_cluster|WORKER_NODES|MASTER_IP", remedy)
+    assert len(remedy) > 20
+    assert remedy.count("`") % 2 == 0 and remedy.count("(") == remedy.count(")")
+
+
+def test_a_run_gets_the_verdict_that_diagnose_prints() -> None:
+    log = trace(FAILURES["ray-unreachable"][0])
+    shown = "\n".join(describe(scanned(log)))
+
+    verdict = verdict_on(log, has_cluster=True)
+
+    assert verdict is not None
+    assert all(line.split(":", 1)[-1].strip()[:40] in shown for line in verdict.lines)
+    alone = verdict_on(log, has_cluster=False)
+    assert alone is not None
+    assert "setup_cluster" in verdict.lines[-1] and "setup_cluster" not in alone.lines[-1]
+
+
+def test_the_cause_of_an_unknown_error_is_its_own_line() -> None:
+    verdict = verdict_on(trace("KeyError: 'golden'"), has_cluster=False)
+
+    assert verdict is not None
+    assert (verdict.cause, verdict.mends) == ("KeyError: 'golden'", True)
 
 
 # --- laws ---------------------------------------------------------------------------------------
@@ -616,25 +681,6 @@ def test_it_runs_without_any_package_and_reads_stdin() -> None:
     assert "stdin:1 (byte 0)" in shown
 
 
-def test_a_gzip_log_is_read_as_what_it_holds(tmp_path: Path) -> None:
-    log = tmp_path / "worker.out.gz"
-    log.write_bytes(gzip.compress(("fine\n" * 1000 + OOM).encode()))
-
-    code, shown = run_main([str(log)])
-
-    assert (code, f"{log}:1001 (byte 5000)" in shown) == (1, True)
-
-
-def test_a_gzip_log_that_is_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    log = tmp_path / "worker.out.gz"
-    log.write_bytes(gzip.compress((OOM + "\n" + "fine\n" * 100).encode())[:-8])
-
-    code, shown = run_main([str(log)])
-
-    assert code == 1
-    assert "ends in its middle" in shown
-
-
 def test_a_runs_folder_is_its_logs_and_a_session_folder_all_of_its_logs(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "train.log").write_text(OOM)
@@ -656,21 +702,6 @@ def test_a_runs_folder_is_its_logs_and_a_session_folder_all_of_its_logs(tmp_path
     }
 
 
-def test_nothing_known_is_said_with_the_last_errors(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "train.log"
-    log.write_text("fine\n" + trace("ValueError: first", "my.OwnError: the last one") + "bye\n")
-
-    code = main([str(log)])
-
-    shown = capsys.readouterr().out
-    assert code == 0
-    assert "no known failure was found" in shown
-    assert f"{log}:12 (byte" in shown
-    assert "my.OwnError: the last one" in shown
-
-
 def test_without_any_error_the_last_line_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -679,24 +710,6 @@ def test_without_any_error_the_last_line_is_shown(
 
     assert main([str(log)]) == 0
     assert f"{log}:2 (byte 5): Training Progress: 3%" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("what", ["missing", "empty", "folder", "none"])
-def test_a_log_that_says_nothing_is_named_and_is_exit_2(
-    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / what
-    if what == "empty":
-        path.touch()
-    elif what == "folder":
-        path.mkdir()
-
-    code = main([] if what == "none" else [str(path)])
-
-    assert code == 2
-    output = capsys.readouterr()
-    assert output.out == ""
-    assert ("no log is named" if what == "none" else str(path)) in output.err
 
 
 def test_control_characters_of_a_log_do_not_reach_the_terminal(
@@ -731,3 +744,38 @@ def test_a_long_log_is_never_held_as_a_whole() -> None:
 
     assert size == 20 * len(chunk)
     assert peak < 8 * len(chunk)
+
+
+NOT_COMPOSED = (
+    "mixed.tool_server.",
+    "actor_rollout_ref.actor.megatron",
+    "actor_rollout_ref.ref.megatron",
+    "ray_kwargs.ray_init.runtime_env",
+)
+"""Sections that a run has only if it sets them."""
+
+
+def test_every_setting_that_a_remedy_names_exists() -> None:
+    config = OmegaConf.to_container(compose_config([]), resolve=False)
+    assert isinstance(config, dict)
+    keys = {f".{key}" for key in dotted_keys(config)}
+    named = {
+        (signature.id, key)
+        for signature in SIGNATURES
+        for key in re.findall(
+            r"(?<![\w./+~-])([a-z]\w*(?:\.[a-z_0-9]+)+)\b(?![({])", signature.remedy
+        )
+        if key.split(".")[0] in config and not key.startswith(NOT_COMPOSED)
+    }
+
+    assert len(named) > 100
+    assert sorted(each for each in named if not any(k.endswith(f".{each[1]}") for k in keys)) == []
+
+
+def dotted_keys(node: dict[Any, Any], above: str = "") -> list[str]:
+    keys = []
+    for name, value in node.items():
+        keys.append(f"{above}{name}")
+        if isinstance(value, dict):
+            keys += dotted_keys(value, f"{above}{name}.")
+    return keys
