@@ -1,11 +1,11 @@
-"""The speed of `verl-mixed diagnose` on a long log, beside grep and a Python loop over lines.
+"""The speed of `verl-mixed diagnose` on a long log, beside grep.
 
     python -m benchmarks.diagnose [--megabytes 1024] [--folder /tmp]
 
 The benchmark writes a log in the form of a healthy run (steps, Ray's prefixes and colours, progress
 bars, vLLM's lines) with eight failures. It reads the log once, so that the log is in memory. Then
-it prints rate and peak memory of each reader; each reader is a process of its own. grep and the
-loop count the lines that hold a cue, and name no cause.
+it prints rate and peak memory of each reader; each reader is a process of its own. grep counts the
+lines that hold a cue, and names no cause.
 """
 
 import argparse
@@ -22,13 +22,6 @@ from verl_mixed.diagnose.signatures import IN_LINES
 
 _PATTERNS = [pattern.pattern for signature in IN_LINES for pattern in signature.patterns]
 _CUES = sorted({cue for pattern in _PATTERNS for cue in cues_of(pattern)})
-
-_LOOP = """
-import re, sys
-found = re.compile(sys.argv[2].encode())
-with open(sys.argv[1], "rb") as file:
-    print(sum(1 for line in file if found.search(line.lower())))
-"""
 
 _OURS = """
 import sys
@@ -132,7 +125,6 @@ def main() -> None:
         for what, command in (
             ("verl-mixed diagnose", [sys.executable, "-c", _OURS, str(log)]),
             ("grep -ciE, LC_ALL=C", ["env", "LC_ALL=C", "grep", "-aciE", words, str(log)]),
-            ("Python re, line by line", [sys.executable, "-c", _LOOP, str(log), words]),
         ):
             seconds, cpu_s, megabytes = measure(command, folder)
             print(

@@ -77,6 +77,7 @@ _CRASH_LINE = re.compile(
 
 _BOX = "╰".encode()  # the last line of a traceback of the package rich
 _WARNED = re.compile(rb"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d ")  # vLLM's prefix
+_OF_DRIVER = re.compile(r"\sWARNING worker\.py:\d")  # Ray's, about processes that died
 _LOWER = {upper: upper + 32 for upper in range(65, 91)}
 
 _SURVIVED = 2  # steps after a failure that show that it did not end the run
@@ -162,7 +163,11 @@ class Finding:
     is_storm: bool = False
 
     is_mild: bool = True
-    """Whether every event is a line that its writer calls a warning, or retries after."""
+    """Whether every event is a line that its writer calls a warning, or tries again after, or came
+    after the run was complete."""
+
+    shows_mild: bool = False
+    """Whether `first` is such a line."""
 
     last_step: int = 0
     """Number of steps of the file before the last event."""
@@ -261,15 +266,15 @@ class Scan:
 
     def note(self, event: Event, file_index: int) -> None:
         """Count one event of a file, which is numbered from 1."""
-        new = Finding(event.signature, event.place, file_index)
+        new = Finding(event.signature, event.place, file_index, shows_mild=event.is_mild)
         finding = self.findings.setdefault(event.signature.id, new)
         finding.count += event.count
         progress = self.progress[file_index]
         finding.last_start, finding.last_step = progress.starts, progress.steps
-        if finding.is_mild and not event.is_mild:
-            finding.is_mild = False
-            if finding.file_index == file_index:
-                finding.first = event.place
+        if not event.is_mild:
+            if finding.shows_mild and finding.file_index == file_index:
+                finding.first, finding.shows_mild = event.place, False
+            finding.is_mild = finding.is_mild and progress.is_complete
         if finding.file_index == file_index and event.place.offset < finding.first.offset:
             finding.first = event.place  # a traceback is noted when it ends
         if event.of and (event.of in finding.of or len(finding.of) < _MOST_KINDS):
@@ -451,6 +456,7 @@ class _Reader:
         if _START in lowered and text.startswith("ray init kwargs:"):
             self._progress.starts += 1
             self._progress.unknown.clear()
+            self._progress.is_complete = False
         if any(mark in lowered for mark in _COMPLETE):
             self._progress.is_complete = True
         trace = self._traces.get(speaker)
@@ -617,8 +623,8 @@ def _find(text: str, lowered: bytes) -> tuple[Signature, re.Match[str]] | None:
 
 def _is_mild(segment: _Segment, at: int) -> bool:
     """Whether the writer of a line calls it a warning, or says that it tries again."""
-    if "NCCL WARN" in segment.text:
-        return False  # NCCL has no other word for its errors
+    if "NCCL WARN" in segment.text or _OF_DRIVER.search(segment.text[:60]):
+        return False  # NCCL has no other word for its errors; Ray's driver tells deaths so
     return bool(
         _MILD.match(segment.text)
         or _WARNED.search(segment.raw[:200])

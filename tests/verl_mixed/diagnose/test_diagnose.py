@@ -68,8 +68,8 @@ def order(log: str) -> list[str]:
 
 
 def test_every_signature_of_lines_has_a_real_line() -> None:
-    harvested = {name for name, _ in KNOWN_LINES}
-    assert FAILURES.keys() | harvested == {signature.id for signature in IN_LINES}
+    of_threads = {name for name, _ in KNOWN_LINES}
+    assert FAILURES.keys() | of_threads == {signature.id for signature in IN_LINES}
     assert len(SIGNATURES) == len(BY_ID) >= 400
 
 
@@ -83,7 +83,7 @@ def test_a_real_line_is_found_by_its_own_signature_alone(name: str, line: str) -
 
 
 @pytest.mark.parametrize(("name", "line"), KNOWN_LINES)
-def test_a_harvested_line_is_found_by_its_own_signature_alone(name: str, line: str) -> None:
+def test_a_line_of_a_thread_is_found_by_its_own_signature_alone(name: str, line: str) -> None:
     assert counts_of(scanned(line + "\n")).keys() == {name}
 
 

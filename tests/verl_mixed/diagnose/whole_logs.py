@@ -375,6 +375,13 @@ LOGS: dict[str, tuple[str, str]] = {
         " ***\n(TaskRunner pid=2915798) ray/_raylet.so(+0x13ddb7a) [0x73a4e4830b7a] ray::operator\n"
         + LOST,
     ),
+    "the raylet of the driver's host ended": (
+        "ray-raylet-gone",
+        RAY + STEPS + "2026-03-11 10:30:19,237\tWARNING worker.py:1851 -- Raylet is terminated: "
+        "ip=192.168.207.5, id=abc3. Termination is unexpected. Possible reasons include: (1) SIGKILL "
+        "by the user or system OOM killer, (2) Invalid memory access from Raylet\n"
+        "    [state-dump]        CoreWorkerService.grpc_client.Exit - 389 total (0 active)\n",
+    ),
     "a rich traceback of a script": (
         "unknown-error",
         "╭───────────── Traceback (most recent call last) ─────────────╮\n"
