@@ -4,9 +4,10 @@
 
 It needs root and the programs of tests/nodes. On a site of network namespaces (tests/nodes/site.py)
 `setup_cluster.sh setup` and `run_mixed_training.sh start --retries N` are typed on the jumphost;
-after that nobody types anything. The first run is not disturbed. The second is the same run, and
-each minute one process of it, of Ray or of its launcher gets SIGKILL. At the end the second run
-must be complete, its audit clean, and the rows of each step those of the first run.
+after that nobody types anything. Each minute one process of the run, of Ray or of its launcher gets
+SIGKILL. At the end the run must be complete, its audit clean, and the rows of each step those of
+the same run that nobody disturbed. That one trains its first steps before, to see how many steps
+the minutes need, and the others afterwards.
 
 A "large" kill ends the attempt: the run must start again, and trains a new step one or more minutes
 later. Until then only "small" victims are killed, which the run outlives, because a machine that
@@ -22,9 +23,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from samplers.ledger import LedgerEntry, read_ledger
 from tests.nodes.scripts import DEMO, Operator, operator_of, run_settings
@@ -35,9 +37,16 @@ OVERRIDES = (
     "trainer.save_freq=1 trainer.test_freq=-1 trainer.val_before_train=false "
     "actor_rollout_ref.actor.entropy_coeff=0.01 +mixed.tool_server.restarts=1000"
 )
-STEPS_PER_MINUTE = 8
+PACE_STEPS = 8
+"""Steps from which the pace of a step is taken."""
+
+UP = 0.4
+"""Share of the minutes in which the run trains, about: the rest are recoveries."""
+
 STALL_S = 1800.0
 """Without a new step for so long, the run is given up."""
+
+OUTLIVED_STEPS = 60
 
 LOOK_S = 0.5
 
@@ -85,7 +94,6 @@ class Outcome:
     """Minutes without a kill, because nothing small was there while the run recovered."""
 
     seconds: float = 0.0
-    undisturbed_s: float = 0.0
     is_complete: bool = False
     audit: str = ""
     audit_code: int = -1
@@ -110,6 +118,12 @@ class Watched:
         path = self.folder / "metrics.jsonl"
         lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         return max((json.loads(line)["step"] for line in lines if line.endswith(b"}")), default=0)
+
+    def pace_s(self) -> float:
+        """Seconds from one step to the next."""
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        first, *_, last = [json.loads(line) for line in lines]
+        return (last["time"] - first["time"]) / (last["step"] - first["step"])
 
     def is_done(self) -> bool:
         return (self.folder / "done").exists()
@@ -177,6 +191,22 @@ def wait(run: Watched, is_over: Callable[[], bool], say: Callable[[str], None]) 
         time.sleep(LOOK_S)
 
 
+def has_recovered(step: int, kill: Kill, failures: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a step is new since a kill, of the attempt after the one that the kill ended.
+
+    The step under way may still end after the kill, so the failure is waited for; without one, the
+    run outlived the kill if it has trained `OUTLIVED_STEPS` more.
+
+    Args:
+        step: the last step with metrics.
+        kill: the large kill.
+        failures: of the run since the kill.
+    """
+    if failures:
+        return step > failures[-1]["step"]
+    return step >= kill.step + OUTLIVED_STEPS
+
+
 def disturb(
     run: Watched,
     outcome: Outcome,
@@ -191,16 +221,16 @@ def disturb(
     wait(run, lambda: run.step() >= 1, say)
     killer, began, number = Killer(run.operator.site.hosts, seed), time.monotonic(), 0
     trained_at = began
-    large: tuple[int, int, float] | None = None
-    """Index of the last large kill that the run recovers from, its step and its time."""
+    large: tuple[int, float, int] | None = None
+    """Index of the last large kill that the run recovers from, its time, and failures before it."""
 
     last_step = run.step()
     while not run.has_ended() and not run.is_done():
         now = time.monotonic()
         if (step := run.step()) > last_step:
             last_step, trained_at = step, now
-        if large and step > large[1]:
-            index, _, at = large
+        if large and has_recovered(step, outcome.kills[large[0]], run.failures()[large[2] :]):
+            index, at, _ = large
             kill = outcome.kills[index]
             outcome.kills[index] = Kill(
                 at_s=kill.at_s,
@@ -227,7 +257,7 @@ def disturb(
                 kind, host = victim
                 is_large = kind in LARGE
                 if is_large and large is None:
-                    large = (len(outcome.kills), step, now)
+                    large = (len(outcome.kills), now, len(run.failures()))
                 outcome.kills.append(
                     Kill(at_s=now - began, kind=kind, host=host, step=step, is_large=is_large)
                 )
@@ -249,18 +279,17 @@ def measure(
     """Both runs on a site on which nothing runs yet."""
     shutil.copytree(demo, site.hosts[0].path(DEMO))
     operator = operator_of(site, hosts=3)
-    operator.settings |= run_settings(steps or max(round(STEPS_PER_MINUTE * minutes), 4))
+    operator.settings |= run_settings(PACE_STEPS)
     operator.settings |= {"TRAIN_BATCH_SIZE": "12"}  # an equal part for each of three processes
     operator.run("setup_cluster.sh setup")
     outcome = Outcome()
 
-    began = time.monotonic()
     quiet = start(operator, "undisturbed")
-    wait(quiet, quiet.is_done, say)
-    outcome.undisturbed_s = time.monotonic() - began
-    outcome.undisturbed_rows = quiet.rows()
     wait(quiet, quiet.has_ended, say)
-    say(f"undisturbed: {quiet.step()} steps in {outcome.undisturbed_s:.0f} s")
+    pace_s = quiet.pace_s()
+    steps = steps or max(round(60 * minutes * UP / pace_s), PACE_STEPS)
+    say(f"{pace_s:.1f} s a step, so {steps} steps for {minutes:g} minutes")
+    operator.settings["TOTAL_TRAINING_STEPS"] = str(steps)
 
     began = time.monotonic()
     run = start(operator, "killed", retries=1000)
@@ -281,6 +310,11 @@ def measure(
     env = f". ~/.verl_mixed/{operator.settings['MASTER_IP']}/env"
     done = run.head.run(f"{env}; {audit}", check=False)
     outcome.audit, outcome.audit_code = done.stdout + done.stderr, done.returncode
+    if outcome.is_complete:
+        if quiet.step() < steps:
+            start(operator, quiet.name)
+            wait(quiet, quiet.has_ended, say)
+        outcome.undisturbed_rows = quiet.rows()
     return outcome
 
 
@@ -307,8 +341,8 @@ def lines_of(outcome: Outcome) -> Iterator[str]:
         "nothing small to kill"
     )
     yield (
-        f"- {outcome.seconds:.0f} s, of which {down_s:.0f} s without a new step; the undisturbed "
-        f"run took {outcome.undisturbed_s:.0f} s"
+        f"- {outcome.seconds:.0f} s from the start to the end, of which {down_s:.0f} s from a kill "
+        "to a new step"
     )
 
 
@@ -317,7 +351,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=60.0, help="seconds between two kills")
-    parser.add_argument("--steps", type=int, help=f"of the run; {STEPS_PER_MINUTE} a minute")
+    parser.add_argument("--steps", type=int, help="of the run, instead of a number by its pace")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--always-large", action="store_true", help="also while the run recovers")
     options = parser.parse_args(arguments)

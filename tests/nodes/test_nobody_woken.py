@@ -20,7 +20,7 @@ pytestmark = [
 def outcome(can_have_sites: None, demo: Path) -> Outcome:
     site = Site()
     try:
-        found = measure(site, demo, minutes=5, seed=1, steps=24)
+        found = measure(site, demo, minutes=5, seed=1)
     finally:
         site.close()
     print("\n".join(lines_of(found)))
@@ -43,5 +43,5 @@ def test_its_audit_is_clean(outcome: Outcome):
 
 
 def test_each_step_trained_the_rows_of_a_run_that_nobody_disturbed(outcome: Outcome):
-    assert len(outcome.rows) == 24
+    assert sorted(outcome.rows) == list(range(1, len(outcome.rows) + 1))
     assert outcome.rows == outcome.undisturbed_rows
