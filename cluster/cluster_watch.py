@@ -49,10 +49,11 @@ class ClusterWatch:
     Args:
         address: `ip:port` of the head.
         environ: with RAY_AUTH_MODE and the token's place.
+        run: what the command of the run's driver has, and that of no other run of the cluster.
     """
 
-    def __init__(self, address: str, environ: Mapping[str, str]) -> None:
-        self._address, self._environ = address, environ
+    def __init__(self, address: str, environ: Mapping[str, str], run: str) -> None:
+        self._address, self._environ, self._of_run = address, environ, run
         self._ended = threading.Event()
         self._known: dict[str, RayNode] = {}
         self._silent = 0
@@ -60,7 +61,7 @@ class ClusterWatch:
         """Which node was lost, and why; empty while all nodes are alive."""
 
         self.lost_actor = ""
-        """Which actor's process died; empty without one. Not every caller of an actor notices."""
+        """Which actor of the run died; empty without one. Not every caller of an actor notices."""
 
         self._thread = threading.Thread(target=self._run, name="cluster-watch", daemon=True)
 
@@ -99,8 +100,12 @@ class ClusterWatch:
             return
         self._silent = 0
         nodes = cluster.nodes
-        # what started the actor of a tool server starts another one
-        dead = [words for words in cluster.dead_actors if not words.startswith("NodeToolServer ")]
+        dead = [
+            f"{actor.name} ({actor.place})"
+            for actor in cluster.dead_actors
+            # what started the actor of a tool server starts another one
+            if self._of_run in actor.job and actor.name != "NodeToolServer"
+        ]
         self.lost_actor = f"the process of an actor died: {', '.join(dead)}" if dead else ""
         self._known |= {node.name: node for node in nodes}
         self.lost = lost_nodes(self._known, nodes)

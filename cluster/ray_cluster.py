@@ -49,6 +49,18 @@ class RayNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadActor:
+    """An actor whose process died."""
+
+    name: str
+    """Of its class."""
+
+    place: str
+    job: str
+    """Entry point of its job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RayCluster:
     """The answer of a head."""
 
@@ -58,8 +70,8 @@ class RayCluster:
     jobs: tuple[str, ...]
     """Entry points of the running jobs."""
 
-    dead_actors: tuple[str, ...] = ()
-    """Actors of these jobs whose process died, in words."""
+    dead_actors: tuple[DeadActor, ...] = ()
+    """Of these jobs."""
 
 
 def address_of(environ: Mapping[str, str]) -> str | None:
@@ -140,7 +152,8 @@ def _read(records: Iterable[Mapping[str, Any]]) -> RayCluster:
     nodes, jobs, dead = [], [], []
     for record in records:
         if "dead_actor" in record:
-            dead.append(f"{record['dead_actor']} (pid {record['pid']} on {record['host']})")
+            place = f"pid {record['pid']} on {record['host']}"
+            dead.append(DeadActor(name=record["dead_actor"], place=place, job=record["job"]))
             continue
         if "job" in record:
             jobs.append(str(record["entrypoint"] or record["job"]))

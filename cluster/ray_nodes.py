@@ -124,14 +124,14 @@ def table(accessor: GlobalStateAccessor) -> list[dict]:
 def dead_actors(accessor: GlobalStateAccessor) -> list[dict]:
     """One record per actor of a running job whose process died and was not ended by Ray."""
     jobs = map(JobTableData.FromString, accessor.get_job_table())
-    running = {job.job_id for job in jobs if is_running(job)}
+    running = {job.job_id: job.entrypoint for job in jobs if is_running(job)}
     records = []
     for message in accessor.get_actor_table(None, None):
         actor = ActorTableData.FromString(message)
         if actor.state == ActorTableData.DEAD and actor.job_id in running and _died(actor):
             name = actor.class_name.rpartition(".")[2]
             where = {"host": actor.address.ip_address, "pid": actor.pid}
-            records.append({"dead_actor": name} | where)
+            records.append({"dead_actor": name, "job": running[actor.job_id]} | where)
     return records
 
 

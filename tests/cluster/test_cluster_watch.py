@@ -8,13 +8,21 @@ import pytest
 from agent_loop.training.main import is_forwarded
 from cluster import cluster_watch
 from cluster.cluster_watch import ClusterWatch, own_ip
-from cluster.ray_cluster import ClusterUnreachable, RayCluster, RayNode, address_of, ask
+from cluster.ray_cluster import (
+    ClusterUnreachable,
+    DeadActor,
+    RayCluster,
+    RayNode,
+    address_of,
+    ask,
+)
 from tests.cluster.test_placement import config_of
 from verl_mixed.checks.machine import ray_cluster
 from verl_mixed.checks.machine.ray_cluster import cluster_problems
 from verl_mixed.launch.processes import RUN_MARK
 
 ADDRESS = "10.0.0.1:6379"
+RUN = "/srv/runs/mine/config.yaml"
 
 
 def node(ip: str) -> RayNode:
@@ -27,7 +35,7 @@ class Head:
     def __init__(self, *ips: str, jobs: tuple[str, ...] = ()) -> None:
         self.ips, self.jobs, self.questions = list(ips), jobs, 0
         self.cpus_used = 0.0
-        self.dead: tuple[str, ...] = ()
+        self.dead: tuple[DeadActor, ...] = ()
 
     def __call__(self, address: str, *, environ: object = None) -> RayCluster:
         self.questions += 1
@@ -72,19 +80,24 @@ def test_a_head_that_does_not_answer_is_the_only_problem(head: Head) -> None:
 
 
 def test_a_node_that_is_lost_is_named_though_the_trainer_failed_before(head: Head) -> None:
-    with ClusterWatch(ADDRESS, {}) as watch:
+    with ClusterWatch(ADDRESS, {}, RUN) as watch:
         assert watch.lost == ""
         head.ips.remove("10.0.0.2")
         reason = "RuntimeError: Connection closed by peer [10.0.0.2]:17544"
         assert watch.explain(reason) == "lost node 10.0.0.2: Ray's head does not see it any more"
 
 
-def test_an_actor_whose_process_died_is_named_but_not_one_that_is_replaced(head: Head) -> None:
-    with ClusterWatch(ADDRESS, {}) as watch:
-        head.dead = ("NodeToolServer (pid 7 on 10.0.0.1)",)
+def test_a_dead_actor_is_named_but_not_one_of_another_run_or_that_is_replaced(head: Head) -> None:
+    with ClusterWatch(ADDRESS, {}, RUN) as watch:
+        head.dead = (
+            DeadActor(name="NodeToolServer", place="pid 7 on 10.0.0.1", job=f"python {RUN}"),
+            DeadActor(name="WorkerDict", place="pid 8 on 10.0.0.1", job="python /runs/other.yaml"),
+        )
         watch._look()
         assert watch.lost_actor == ""
-        head.dead += ("SimpleStorageUnit (pid 9 on 10.0.0.2)",)
+        head.dead += (
+            DeadActor(name="SimpleStorageUnit", place="pid 9 on 10.0.0.2", job=f"python {RUN}"),
+        )
         watch._look()
     words = "the process of an actor died: SimpleStorageUnit (pid 9 on 10.0.0.2)"
     assert watch.lost_actor == words
@@ -92,7 +105,7 @@ def test_an_actor_whose_process_died_is_named_but_not_one_that_is_replaced(head:
 
 
 def test_a_trainer_that_fails_of_itself_waits_for_no_node(head: Head) -> None:
-    with ClusterWatch(ADDRESS, {}) as watch:
+    with ClusterWatch(ADDRESS, {}, RUN) as watch:
         asked = head.questions
         assert watch.explain("ValueError: broken on purpose") == ""
         assert head.questions == asked
@@ -103,7 +116,7 @@ def test_a_trainer_that_fails_of_itself_waits_for_no_node(head: Head) -> None:
     "reason", ["ActorDiedError: the actor died", "exit 1: /lib/libc.so.6(+0x1098ec) [0x7f99]"]
 )
 def test_a_head_is_lost_after_several_questions_without_an_answer(reason: str, head: Head) -> None:
-    with ClusterWatch(ADDRESS, {}) as watch:
+    with ClusterWatch(ADDRESS, {}, RUN) as watch:
         head.ips.clear()
         words = watch.explain(reason)
     assert words.startswith("lost the head: no answer")

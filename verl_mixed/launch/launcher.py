@@ -264,7 +264,10 @@ def _run(
             children.append(child)
             is_started = True
             folder.link_log()
-            with ClusterWatch(plan.cluster, environ) if plan.cluster else nullcontext() as cluster:
+            name = str(folder.config)
+            with (
+                ClusterWatch(plan.cluster, environ, run=name) if plan.cluster else nullcontext()
+            ) as cluster:
                 running = RunProcesses(
                     trainer=child, log_start=log_start, server=server, cluster=cluster
                 )

@@ -158,10 +158,10 @@ class Retries:
     def _wait_for_room(
         self, address: str, plan: Plan, environ: Mapping[str, str], failure: RunFailed
     ) -> bool:
-        """Wait until the nodes are there, and the killed run's job and actors are not.
+        """Wait until the nodes are there, and the killed run's own job and actors are not.
 
-        verl fails at once if a GPU is still taken, and a second driver shares TransferQueue's
-        actors, which have fixed names.
+        verl fails at once if a GPU is still taken. Other runs of the cluster are no reason to wait
+        where there is room beside them.
         """
         deadline = self._now() + NODES_S
         said = ""
@@ -187,8 +187,8 @@ def _why_no_room(cluster: RayCluster, plan: Plan) -> str:
     wanted, there = int(at(plan.config, "trainer.nnodes")), len(cluster.nodes)
     if there < wanted:
         return f"{there} of {wanted} nodes are there"
-    if cluster.jobs:
-        return f"a job has not ended yet: {'; '.join(cluster.jobs)}"
+    if own := [job for job in cluster.jobs if str(plan.folder.config) in job]:
+        return f"its job has not ended yet: {'; '.join(own)}"
     if (need := need_of(plan.config)) is None:
         return ""
     free = [

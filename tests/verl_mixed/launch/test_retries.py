@@ -18,7 +18,8 @@ from verl_mixed.run.state import RunFolder
 
 def plan_of(cluster: str | None = None, nodes: int = 1) -> Plan:
     config = {"trainer": {"nnodes": nodes}}
-    return cast(Plan, SimpleNamespace(cluster=cluster, config=config))
+    folder = RunFolder(Path("/runs/mine"))
+    return cast(Plan, SimpleNamespace(cluster=cluster, config=config, folder=folder))
 
 
 def failure(cause: str, step: int, mends: bool = True) -> RunFailed:
@@ -105,11 +106,14 @@ def test_the_job_and_the_actors_of_the_killed_run_are_waited_for(monkeypatch: py
             name="head", ip="a", cpus=16, gpus=1, cpus_used=cpus_used, gpus_used=gpus_used
         )
 
+    own, other = (
+        f"python -m agent_loop.training.main /runs/{name}/config.yaml" for name in ("mine", "other")
+    )
     answers = [
-        RayCluster(nodes=(node(9, 1),), jobs=("python -m agent_loop.training.main",)),
-        RayCluster(nodes=(node(9, 1),), jobs=()),
+        RayCluster(nodes=(node(9, 1),), jobs=(other, own)),
+        RayCluster(nodes=(node(9, 1),), jobs=(other,)),
         RayCluster(nodes=(node(0, 1),), jobs=()),
-        RayCluster(nodes=(node(0, 0),), jobs=()),
+        RayCluster(nodes=(node(0, 0),), jobs=(other,)),
     ]
     monkeypatch.setattr(retries, "ask", lambda *_, **__: answers.pop(0))
     plan = plan_of("a:6379")
@@ -119,7 +123,7 @@ def test_the_job_and_the_actors_of_the_killed_run_are_waited_for(monkeypatch: py
     again = Retries(1, said.append, sleep=sleeps.sleep, now=sleeps.now)
     assert again.go_on(failure(LOST, 1), plan, {})
     assert not answers
-    assert "a job has not ended yet: python -m agent_loop.training.main" in said[1]
+    assert said[1] == f"waiting for the cluster: its job has not ended yet: {own}"
     assert said[2].startswith("waiting for the cluster: others use it: ")
 
 
