@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.placement import Node
+
 ASK_S = 20.0
 """Deadline of one question in seconds; an answer takes one or two, mostly for `import ray`."""
 
@@ -46,6 +48,17 @@ class RayNode:
     cpus_used: float = 0.0
     gpus_used: float = 0.0
     """What actors and placement groups hold."""
+
+    @property
+    def whole(self) -> Node:
+        """All of it, used or not."""
+        return Node(cpus=self.cpus, gpus=self.gpus, name=self.ip)
+
+    @property
+    def free(self) -> Node:
+        """What nobody holds."""
+        cpus, gpus = self.cpus - self.cpus_used, self.gpus - self.gpus_used
+        return Node(cpus=cpus, gpus=gpus, name=self.ip)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,7 @@ def _retries(arguments: argparse.Namespace) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, or say what a start would do."""
+    retries = _retries(arguments)
     if arguments.validate_only:
         return check.run(arguments, machine=True)
     overrides = config_overrides(arguments, sys.stdout)
@@ -93,4 +94,4 @@ def run(arguments: argparse.Namespace) -> int:
         return check.print_problems(problems, unseen=missing)
     from verl_mixed.launch.launcher import train
 
-    return train(overrides, os.environ, config_files=arguments.config, retries=_retries(arguments))
+    return train(overrides, os.environ, config_files=arguments.config, retries=retries)

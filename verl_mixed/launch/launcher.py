@@ -101,29 +101,21 @@ def train(
             with _kept_up(again):
                 if killed := killed_launcher(environ, plan.folder.last_step()):
                     told.append(plan.folder)
-                    if not again.recall():
-                        raise RunStopped(
-                            "the run was stopped, so its launcher is not started again"
-                        )
-                    if not again.go_on(killed, plan, environ):
-                        raise killed
+                    _take_over(again, killed, plan, environ)
                 else:
                     again.begin()
                 seen = plan.folder.last_step()
-                while True:
-                    try:
-                        with_free_dashboard(plan.config)
-                        _make_ready(plan, refused)
-                        _note_start(plan, seen, arguments, environ, config_files, say)
-                        break
-                    except (ConfigError, ClusterUnreachable) as error:
-                        # the cluster may fail once more while the launcher that was killed returns
-                        lost = RunFailed(str(error), step=seen)
-                        if killed is None or not again.go_on(lost, plan, environ):
-                            raise
-                told = [plan.folder]
+                start = partial(_start, plan, refused, seen, arguments, environ, config_files, say)
+                if killed:
+                    _repeated(start, seen, again, plan, environ)
+                else:
+                    start()
+                    told.append(plan.folder)
                 signal.signal(signal.SIGUSR1, lambda *_: plan.folder.stop_request.touch())
-                code = _run_again(plan, seen, environ, trainer, console, say, again)
+                run = partial(
+                    _run, plan, environ=environ, trainer=trainer, console=console, say=say
+                )
+                code = _run_again(run, seen, again, plan, environ, say)
                 return end(
                     code, "complete" if code == GOOD else "failed", "" if code == GOOD else "audit"
                 )
@@ -154,6 +146,46 @@ def _kept_up(again: Retries) -> Iterator[None]:
         yield
     finally:
         again.end()
+
+
+def _take_over(again: Retries, killed: RunFailed, plan: Plan, environ: Mapping[str, str]) -> None:
+    """Go on in the place of a launcher that was killed, as far as its retries let this one.
+
+    Raises:
+        RunStopped: the run was stopped.
+        RunFailed: there is no retry left.
+    """
+    if not again.recall():
+        raise RunStopped("the run was stopped, so its launcher is not started again")
+    if not again.go_on(killed, plan, environ):
+        raise killed
+
+
+def _repeated(
+    start: Callable[[], None], seen: int, again: Retries, plan: Plan, environ: Mapping[str, str]
+) -> None:
+    """Start; the cluster may fail once more while the launcher that was killed returns."""
+    while True:
+        try:
+            return start()
+        except (ConfigError, ClusterUnreachable) as error:
+            if not again.go_on(RunFailed(str(error), step=seen), plan, environ):
+                raise
+
+
+def _start(
+    plan: Plan,
+    refused: Sequence[str],
+    seen: int,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    config_files: Sequence[Path],
+    say: Callable[[str], None],
+) -> None:
+    """Check the run, make its data, and note the start. ConfigError: it cannot start."""
+    with_free_dashboard(plan.config)
+    _make_ready(plan, refused)
+    _note_start(plan, seen, arguments, environ, config_files, say)
 
 
 def _print_lines(console: Console, text: str) -> None:
@@ -208,20 +240,19 @@ def _note_start(
 
 
 def _run_again(
-    plan: Plan,
+    run: Callable[[int], int],
     seen: int,
+    again: Retries,
+    plan: Plan,
     environ: Mapping[str, str],
-    trainer: Sequence[str],
-    console: Console,
     say: Callable[[str], None],
-    retries: Retries,
 ) -> int:
-    """`_run`, started again after a failure as often as `retries` lets it."""
+    """Run from the step that was seen, again after a failure as often as the retries let it."""
     while True:
         try:
-            return _run(plan, seen, environ, trainer, console, say)
+            return run(seen)
         except RunFailed as failure:
-            if not retries.go_on(failure, plan, environ):
+            if not again.go_on(failure, plan, environ):
                 raise
             seen = plan.folder.last_step()
             say(f"resuming, {seen} of {plan.total_steps} steps seen")
@@ -230,6 +261,7 @@ def _run_again(
 def _run(
     plan: Plan,
     seen: int,
+    *,
     environ: Mapping[str, str],
     trainer: Sequence[str],
     console: Console,

@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from cluster.placement import Node, need_of, placement_problems
+from cluster.placement import need_of, placement_problems
 from cluster.ray_cluster import ClusterUnreachable, RayCluster, ask
 from config.lookup import at
+from samplers.disk import write_whole
 from verl_mixed.launch.failure import RunFailed, RunStopped
 from verl_mixed.launch.plan import Plan
 from verl_mixed.run.text import clock
@@ -94,9 +95,7 @@ class Retries:
             return
         cause, step = self._before or ("", 0)
         state = {"used": self._used, "idle": self._idle, "cause": cause, "step": step}
-        draft = self._memory.with_suffix(".tmp")
-        draft.write_text(json.dumps(state))
-        draft.replace(self._memory)
+        write_whole(self._memory, [json.dumps(state).encode()])
 
     def _note(self, failure: RunFailed, refusal: str | None) -> None:
         if self._record is None:
@@ -191,11 +190,7 @@ def _why_no_room(cluster: RayCluster, plan: Plan) -> str:
         return f"its job has not ended yet: {'; '.join(own)}"
     if (need := need_of(plan.config)) is None:
         return ""
-    free = [
-        Node(cpus=node.cpus - node.cpus_used, gpus=node.gpus - node.gpus_used, name=node.ip)
-        for node in cluster.nodes
-    ]
-    if problems := placement_problems(need, free):
+    if problems := placement_problems(need, [node.free for node in cluster.nodes]):
         return f"others use it: {problems[0]}"
     return ""
 

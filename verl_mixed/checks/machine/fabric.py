@@ -5,17 +5,13 @@ about a pair that does not connect. `fabric_probe` measures: it connects to the 
 from every other node, sends data one way for a moment, and runs a short all-reduce.
 """
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, TypeVar
 
 from verl_mixed.checks.finding import Finding, bad, ok, warning
-from verl_mixed.run.versions import REPOSITORY
+from verl_mixed.checks.machine.probe import ask_probe
 
 DEADLINE_S = 240.0
 """Of all measurements together."""
@@ -114,7 +110,8 @@ def needs_pairs(whole: Reduce, links: Sequence[Link]) -> bool:
 
 def fabric(address: str, environ: Mapping[str, str]) -> list[Finding]:
     """Measure the network of the cluster at an address, and judge it."""
-    return judge(*_ask(address, environ))
+    words = ["verl_mixed.checks.machine.fabric_probe", address]
+    return judge(*ask_probe(words, environ, DEADLINE_S))
 
 
 def judge(answers: Sequence[Mapping[str, Any]], late_s: float = 0.0) -> list[Finding]:
@@ -203,32 +200,3 @@ def _of_reduces(reduces: Sequence[Reduce]) -> Iterator[Finding]:
             yield warning("all-reduce", f"slow pair: {words}", _INTERFACE)
         else:
             yield ok("all-reduce", words)
-
-
-def _ask(address: str, environ: Mapping[str, str]) -> tuple[list[dict[str, Any]], float]:
-    """The probe's answers, and its deadline where it was not done by then, else 0."""
-    late_s = 0.0
-    with subprocess.Popen(
-        [sys.executable, "-m", "verl_mixed.checks.machine.fabric_probe", address],
-        env={**environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": _path(environ)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as probe:
-        try:
-            text, said = probe.communicate(timeout=DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            late_s = DEADLINE_S
-            probe.kill()
-            text, said = probe.communicate()
-    answers = [json.loads(line) for line in text.splitlines() if line.startswith('{"stage"')]
-    if probe.returncode and not late_s:
-        last = (said.strip().splitlines() or [f"exit {probe.returncode}"])[-1]
-        answers.append({"stage": "refused", "words": last})
-    return answers, late_s
-
-
-def _path(environ: Mapping[str, str]) -> str:
-    return os.pathsep.join(filter(None, [str(REPOSITORY), environ.get("PYTHONPATH", "")]))

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -16,9 +14,9 @@ from config.lookup import at, files_at
 from verl_mixed.checks.config.devices import cuda_devices
 from verl_mixed.checks.finding import Finding, bad, from_problem, ok, warning
 from verl_mixed.checks.machine.machine import GB, LEAST_DISK_GB
+from verl_mixed.checks.machine.probe import ask_probe
 from verl_mixed.checks.machine.storage import MODEL_KEY
 from verl_mixed.run.compose import unset_keys
-from verl_mixed.run.versions import REPOSITORY
 
 PROBE_S = 30.0
 SHARED_S = 15.0
@@ -67,13 +65,8 @@ def cluster_problems(config: Mapping[str, Any], address: str) -> list[str]:
             "`./setup_cluster.sh setup`, or take them out of WORKER_NODES"
         )
     elif need is not None:
-        problems += placement_problems(
-            need, [Node(cpus=node.cpus, gpus=node.gpus, name=node.ip) for node in nodes]
-        )
-        left = [
-            Node(cpus=node.cpus - node.cpus_used, gpus=node.gpus - node.gpus_used, name=node.ip)
-            for node in nodes
-        ]
+        problems += placement_problems(need, [node.whole for node in nodes])
+        left = [node.free for node in nodes]
         if cluster.jobs and not problems and placement_problems(need, left):
             problems.append(
                 f"the cluster at {address} has no room beside its jobs "
@@ -188,33 +181,8 @@ def _ask(
     """The probe's answers, and its deadline where it was not done by then, else 0."""
     deadline_s = PROBE_S + LOCKS_S * (question["locks"] is not None)
     deadline_s += SHARED_S * (question.get("shared") is not None)
-    wanted = {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONPATH": str(REPOSITORY),
-        "RAY_gcs_rpc_server_connect_timeout_s": "2",  # what answers, and is no Ray, is soon left
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "6",
-    }
-    late_s = 0.0
-    with subprocess.Popen(
-        [sys.executable, "-m", "verl_mixed.checks.machine.ray_probe"],
-        env={**environ, **wanted},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as probe:
-        try:
-            text, said = probe.communicate(json.dumps(question), timeout=deadline_s)
-        except subprocess.TimeoutExpired:
-            late_s = deadline_s
-            probe.kill()
-            text, said = probe.communicate()
-    answers = [json.loads(line) for line in text.splitlines() if line.startswith('{"stage"')]
-    if probe.returncode and not late_s:
-        last = (said.strip().splitlines() or [f"exit {probe.returncode}"])[-1]
-        answers.append({"stage": "refused", "why": "answer", "words": last})
-    return answers, late_s
+    words = ["verl_mixed.checks.machine.ray_probe"]
+    return ask_probe(words, environ, deadline_s, json.dumps(question))
 
 
 def _files(config: Mapping[str, Any] | None) -> list[str]:
