@@ -112,15 +112,9 @@ main() {
   local -a overrides=() options=()
   FOLLOW="" ASSUME_YES="" GRACE_S="" NO_SYNC=""
   case "${1:-}" in
-    start | status | logs | attach | stop | resume | dry-run | validate | fetch | dashboard)
-      command="$1"
-      shift
-      ;;
-    report | diagnose | audit | limiter | watch)
-      command="$1"
-      shift
-      ;;
-    folder | run_folder | session | launch | may_start) # called by this script on the head
+    start | status | logs | attach | stop | resume | dry-run | validate | fetch | dashboard | \
+      report | diagnose | audit | limiter | watch | \
+      folder | run_folder | session | launch | may_start) # those of the last line are called by this script on the head
       command="$1"
       shift
       ;;
@@ -159,7 +153,7 @@ main() {
         FOLLOW=1
         ;;
       *)
-        if [[ "${command}" == @(report|diagnose|audit|limiter|watch) && ("$1" == -* || "$1" != *=*) ]]; then
+        if is_of_verl_mixed "${command}" && [[ "$1" == -* || "$1" != *=* ]]; then
           options+=("$1") # of verl-mixed
         elif [[ "$1" == -* ]]; then
           die 2 "unknown option $1: see --help"
@@ -193,16 +187,23 @@ main() {
     at_cluster "${command}" "${WORDS[@]}"
     return
   fi
+  [[ "${ON_HEAD:-0}" == 1 ]] || refuse_settings_of_hosts
   settle "${SETTINGS[@]}" "${RUN_SETTINGS[@]}"
   [[ -z "${MASTER_IP}" ]] || enter_cluster
+  if is_of_verl_mixed "${command}"; then
+    of_run_here "${command}" "${WORDS[@]}"
+    return
+  fi
   case "${command}" in
     launch) launch "${WORDS[@]}" ;;
     dry-run) dry_run_here "${WORDS[@]}" ;;
-    report | diagnose | audit | limiter | watch) of_run_here "${command}" "${WORDS[@]}" ;;
     fetch | dashboard) die 2 "${command} is for a cluster: the run is on this machine; see --help" ;;
     *) "${command}_here" "${WORDS[@]}" ;;
   esac
 }
+
+# is_of_verl_mixed COMMAND: it is a command of verl-mixed about the run, whose options may follow.
+is_of_verl_mixed() { [[ "$1" == @(report|diagnose|audit|limiter|watch) ]]; }
 
 # is_cluster: the settings name a head or a hosts file.
 is_cluster() {

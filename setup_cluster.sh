@@ -379,12 +379,17 @@ status_of() {
 ray_table() { node "$1" ray-nodes table; }
 
 show_status() {
-  local host head="${HOST_NAMES[0]}" status=0
+  local host changed head="${HOST_NAMES[0]}" status=0
   on_each status_of "${HOST_NAMES[@]}"
   for host in "${HOST_NAMES[@]}"; do
     ((RC["${host}"] == 0)) || [[ -n "${SILENT["${host}"]:-}" ]] ||
       failed "${host}" "no status" "see './setup_cluster.sh doctor ${HOST_SESSION[${host}]}'"
     out "${host}" >"${WORK}/${HOST_INDEX[${host}]}.status"
+    changed="$(sed -n 's/^changed=//p' "${WORK}/${HOST_INDEX[${host}]}.status")"
+    [[ -z "${changed}" ]] || {
+      say "error: ${host}: Ray is up with another ${changed}: run './setup_cluster.sh restart', or take back what was changed"
+      status=1
+    }
   done
   : >"${WORK}/ray.jsonl"
   if ((RC["${head}"] == 0)); then
@@ -659,7 +664,7 @@ sync() {
 # --- main -----------------------------------------------------------------------
 
 main() {
-  local command=""
+  local command="" name
   DRY_RUN="${DRY_RUN:-0}" YES=0 FORCE=0 FOLLOW=0 CHECK=0 FABRIC="" HOST=""
   while (($# > 0)); do
     case "$1" in
@@ -698,6 +703,9 @@ main() {
     *) [[ -z "${HOST}" ]] || die 2 "${command} takes no HOST ('${HOST}'): it is for all hosts; see --help" ;;
   esac
   [[ -z "${FABRIC}" || "${command}" == doctor ]] || die 2 "--fabric is for doctor only, not ${command}: see --help"
+  for name in START_TIMEOUT_S STOP_GRACE_S SYNC_MAX_MB RUN_GRACE_S; do
+    [[ "${!name}" =~ ^[0-9]{1,6}$ ]] || die 2 "${name}=${!name}: want a whole number"
+  done
   ((CHECK == 0)) || [[ "${command}" == sync ]] || die 2 "--check is for sync only, not ${command}: see --help"
   check_block "${BASH_SOURCE[0]}" "${SETTINGS[@]}"
   load_cluster

@@ -235,13 +235,14 @@ started_with() {
     printf '%s=%s\n' "${name}" "${!name}"
   done
   printf 'token=%s\n' "$(cksum <<<"${CLUSTER_TOKEN:-}")"
-  printf 'environment=%s\n' "$(cksum <<<"${NODE_ENVIRONMENT:-} ${HOST_ENV} ${SETUP_COMMANDS}")"
+  printf 'HOST_ENV or SETUP_COMMANDS=%s\n' "$(cksum <<<"${HOST_ENV} ${SETUP_COMMANDS}")"
+  printf 'environment=%s\n' "$(cksum <<<"${NODE_ENVIRONMENT:-}")"
 }
 
-# not_in_force: the names of the settings that differ from those that Ray was started with.
+# not_in_force: the names of the settings that differ from those that Ray was started with, with commas.
 not_in_force() {
   [[ -r "${STATE}/started" ]] || return 0
-  started_with | { grep -vxFf "${STATE}/started" || true; } | cut -d= -f1 | paste -sd' ' -
+  started_with | { grep -vxFf "${STATE}/started" || true; } | cut -d= -f1 | paste -sd, - | sed 's/,/, /g'
 }
 
 # started_in: the RAY_TEMP_DIR of the last started Ray; the settings may name another folder now.
@@ -473,7 +474,7 @@ start() {
     ours_alive)
       changed="$(not_in_force)"
       if [[ -n "${changed}" ]]; then
-        words "${NODE_NAME}: Ray is up with another ${changed// /, }: run './setup_cluster.sh restart', or take back" \
+        words "${NODE_NAME}: Ray is up with another ${changed}: run './setup_cluster.sh restart', or take back" \
           "what was changed"
         return 1
       fi
@@ -542,6 +543,8 @@ status() {
   pid="$(tmux list-panes -t "=${NODE_NAME}:" -F '#{pane_pid}' 2>/dev/null | head -n 1 || true)"
   if [[ "${state}" == ours_alive ]]; then
     printf 'uptime_s=%s\n' "$(($(date +%s) - $(stat -c %Y "/proc/${pid}")))"
+    # only `setup` sends the token and the variables
+    printf 'changed=%s\n' "$(not_in_force | sed -E 's/(token|environment)(, )?//g; s/, $//')"
   fi
   for name in $(run_sessions); do
     printf 'run=%s %s\n' "$(session_state "${name}")" "${name}"

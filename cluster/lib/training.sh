@@ -58,6 +58,16 @@ check_retries() {
     die 2 "RETRIES=${given}: want a whole number, 0 at least: how often a run that failed is started again"
 }
 
+# refuse_settings_of_hosts: a run on this machine would ignore them.
+refuse_settings_of_hosts() {
+  local name
+  for name in CONTAINER_IMAGE CONTAINER_ENGINE CONTAINER_OPTIONS HOST_ENV SETUP_COMMANDS RAY_WORKER_PORTS; do
+    [[ -z "${FROM_ENVIRONMENT["${name}"]:-}" ]] ||
+      die 2 "${name} is for the hosts of a cluster, and this run is on this machine: unset it, and start this script in" \
+        "the environment or the container that you want"
+  done
+}
+
 # add_overrides WORD...: WORDS becomes OVERRIDES of the environment, or of the block, and then the WORDs. One whose key is
 # among the WORDs is left out: the command line wins, and a head that gets all as WORDs adds nothing.
 add_overrides() {
@@ -273,14 +283,20 @@ status_here() {
 
 # of_run_here COMMAND [OPTION ...] [OVERRIDE ...]: `verl-mixed COMMAND` for the run's folder; options go to the command.
 of_run_here() {
-  local command="$1" word
-  local -a options=() overrides=()
+  local command="$1"
   shift
+  split_words "$@"
+  run_folder_here "${OF_RUN[@]}" >/dev/null
+  exec verl-mixed "${command}" "${RUN_FOLDER}" "${OF_COMMAND[@]}"
+}
+
+# split_words WORD...: OF_RUN becomes the overrides, which say what run it is, and OF_COMMAND the other words.
+split_words() {
+  local word
+  OF_RUN=() OF_COMMAND=()
   for word in "$@"; do
-    if [[ "${word}" == *=* && "${word}" != -* ]]; then overrides+=("${word}"); else options+=("${word}"); fi
+    if [[ "${word}" == *=* && "${word}" != -* ]]; then OF_RUN+=("${word}"); else OF_COMMAND+=("${word}"); fi
   done
-  run_folder_here "${overrides[@]}" >/dev/null
-  exec verl-mixed "${command}" "${RUN_FOLDER}" "${options[@]}"
 }
 
 # run_folder_here OVERRIDES...: the run's folder; exits where there is none.
@@ -667,19 +683,16 @@ fetch_at_head() {
 
 # watch_at_head WORD...: with a terminal, the screen of `verl-mixed watch`.
 watch_at_head() {
-  local folder word
-  local -a options=() overrides=()
+  local folder
   if ((HEAD_IS_HERE)) || [[ ! -t 0 || ! -t 1 ]]; then
     at_head watch "$@"
     return
   fi
-  for word in "$@"; do
-    if [[ "${word}" == *=* && "${word}" != -* ]]; then overrides+=("${word}"); else options+=("${word}"); fi
-  done
-  folder="$(at_head run_folder "${overrides[@]}")" || exit
+  split_words "$@"
+  folder="$(at_head run_folder "${OF_RUN[@]}")" || exit
   # shellcheck disable=SC2016 # for the far shell
   remote_tty "${HEAD}" bash -c '. ~/.verl_mixed/"$1"/env && exec verl-mixed watch "${@:2}"' watch "${CLUSTER_ID}" \
-    "${folder##*$'\n'}" "${options[@]}"
+    "${folder##*$'\n'}" "${OF_COMMAND[@]}"
 }
 
 # dashboard_at_head: hold the tunnel to the cluster's dashboard open, until interrupted.

@@ -382,3 +382,12 @@ verl-mixed train" ]
   [[ "${output}" == *"RETRIES=-1: want a whole number"* ]]
   [ ! -s "${CALLS}" ]
 }
+
+@test "a setting of a cluster's hosts is refused for a run on this machine" {
+  for setting in CONTAINER_IMAGE=mixed:1 HOST_ENV=A=1 RAY_WORKER_PORTS=20000-20999; do
+    run env "${setting}" "${CHECKOUT}/run_mixed_training.sh"
+    [ "${status}" -eq 2 ]
+    [[ "${output}" == *"${setting%%=*} is for the hosts of a cluster, and this run is on this machine"* ]]
+  done
+  [ ! -s "${CALLS}" ]
+}

@@ -45,6 +45,13 @@ teardown() { end_site; }
   [ ! -s "${CALLS}" ]
 }
 
+@test "a time or a size that is no number is exit 2 and is named" {
+  SYNC_MAX_MB=64M run "${SCRIPT}" sync
+  [ "${status}" -eq 2 ]
+  [[ "${output}" == "error: SYNC_MAX_MB=64M: want a whole number" ]]
+  [ ! -s "${CALLS}" ]
+}
+
 @test "every wrong setting is named at once, with exit 2" {
   printf '[head]\na ssh_port=0\nb\n[wrokers]\n' >"${HOSTS_FILE}"
   run "${SCRIPT}" setup
@@ -653,6 +660,11 @@ FAKE
   NUM_CPUS=3 run "${SCRIPT}" setup
   [ "${status}" -eq 1 ]
   [[ "${output}" == *"Ray is up with another NUM_CPUS: run './setup_cluster.sh restart'"* ]]
+  NUM_CPUS=3 HOST_ENV=A=1 run "${SCRIPT}" status # which a start of a run asks
+  [ "${status}" -eq 1 ]
+  [[ "${output}" == *"error: w1: Ray is up with another NUM_CPUS, HOST_ENV or SETUP_COMMANDS: run './setup_cluster.sh restart'"* ]]
+  run "${SCRIPT}" status
+  [ "${status}" -eq 0 ]
   run "${SCRIPT}" setup
   [ "${status}" -eq 0 ]
   rm -r "${CHECKOUT}/.cluster"
