@@ -26,6 +26,9 @@ _START = b"ray init kwargs:"
 _STEP, _RECORD = b"step:", b'{"step"'
 
 _OWNERS = tuple((signature, pattern) for signature in IN_LINES for pattern in signature.patterns)
+_COMMON_WORDS = ("connection-refused", "timeout")
+"""Signatures of words that many components print; alone they say little."""
+
 _COMPLETE = (b"final validation metrics:", b"successfully installed")
 _WORDS = (
     *("error", "exception", "fatal", "killed", " dumped)", " fault", "step:"),
@@ -62,7 +65,8 @@ _MILD = re.compile(
 )
 _RETRIED = re.compile(
     r"\bwill (?:be )?retr(?:y|ied)|\bretrying\b|\battempt \d+ (?:of|/) \d+|\bretry \d+/\d+"
-    r"|\bignor(?:ed|ing)\b|\bfalling back\b|\bskipp(?:ed|ing)\b|Exception ignored in",
+    r"|\btrying again\b|\bignor(?:ed|ing)\b|\bfalling back\b|\bskipp(?:ed|ing)\b"
+    r"|Exception ignored in",
     re.IGNORECASE,
 )
 _CRASH_LINE = re.compile(
@@ -77,6 +81,9 @@ _CRASH_LINE = re.compile(
 
 _BOX = "╰".encode()  # the last line of a traceback of the package rich
 _WARNED = re.compile(rb"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d ")  # vLLM's prefix
+_STEP_ENDED = re.compile(r"\*\*\* STEP .+ CANCELLED AT \S+ \*\*\*")
+"""Slurm's line for a step that a job ended, also at the good end of its work."""
+
 _OF_DRIVER = re.compile(r"\sWARNING worker\.py:\d")  # Ray's, about processes that died
 _LOWER = {upper: upper + 32 for upper in range(65, 91)}
 
@@ -86,6 +93,7 @@ _TRACE_LINES = 400  # of a traceback at most, without its frames
 _TRACE_SILENCE = 500
 """A traceback ends when its process has written none of so many segments."""
 
+_MOST_BEFORE = 2000  # bytes of the line before a traceback
 _MOST_KINDS = 50  # values of a pattern's group `of` that a finding counts separately
 _MOST_TEXT = 400  # characters of a place's text
 
@@ -266,6 +274,8 @@ class Scan:
 
     def note(self, event: Event, file_index: int) -> None:
         """Count one event of a file, which is numbered from 1."""
+        if event.is_mild and event.signature.id in _COMMON_WORDS:
+            return  # the component that prints it handles it
         new = Finding(event.signature, event.place, file_index, shows_mild=event.is_mild)
         finding = self.findings.setdefault(event.signature.id, new)
         finding.count += event.count
@@ -317,8 +327,12 @@ class Scan:
     def _ending_error(self, *, is_failed: bool) -> Finding | None:
         """The unknown error that plainly ended the run.
 
-        `is_failed`: another finding shows that the run failed.
+        `is_failed`: another finding shows that the run failed. So does the end of a script.
         """
+        is_failed = is_failed or any(
+            (line := progress.unknown.get("line")) and _is_last(line, progress, is_failed)
+            for progress in self.progress.values()
+        )
         for kind in ("driver", "worker", "line"):
             for index, progress in sorted(self.progress.items()):
                 error = progress.unknown.get(kind)
@@ -408,7 +422,7 @@ class _Reader:
             raw = block[start:end_of_read]
             self._read(offset + start, raw, lowered[start:end_of_read] if is_hit else None)
             if raw:
-                self._before = raw[-200:]
+                self._before = raw[:_MOST_BEFORE]
             return end + 1
 
         for start in [*sorted(hits), len(block)]:
@@ -464,7 +478,7 @@ class _Reader:
             if trace is None or (trace.is_complete and not trace.is_chained):
                 self._close(speaker)
                 trace = self._traces[speaker] = _Trace(self._segments)
-                before = text if not text.startswith("Traceback") else clean_line(self._before)[0]
+                before = text if not text.startswith("Traceback") else self._text_before(speaker)
                 trace.is_mild = bool(_MILD.match(before) or _RETRIED.search(before))
                 found = _find(before, before.translate(_LOWER).encode())
                 trace.is_told = found is not None and found[0].severity == "warning"
@@ -473,6 +487,11 @@ class _Reader:
                 self._read_plain(segment)
         elif trace is None or not self._read_in_trace(trace, segment):
             self._read_plain(segment)
+
+    def _text_before(self, speaker: str) -> str:
+        """The line before the current one; empty if another process wrote it."""
+        text, other, _ = clean_line(self._before)
+        return text if other == speaker else ""
 
     def _read_in_trace(self, trace: _Trace, segment: _Segment) -> bool:
         """Read a segment as part of its speaker's traceback; False if it is not part of it."""
@@ -629,13 +648,14 @@ def _is_mild(segment: _Segment, at: int) -> bool:
         _MILD.match(segment.text)
         or _WARNED.search(segment.raw[:200])
         or _RETRIED.search(segment.text, at)
+        or _STEP_ENDED.search(segment.text)
     )
 
 
 def _line_before(block: bytes, start: int) -> bytes:
     """The end of the line before the one that begins at `start`."""
     end = max(0, start - 1)
-    return block[max(block.rfind(b"\n", 0, end) + 1, end - 200) : end]
+    return block[max(block.rfind(b"\n", 0, end) + 1, end - _MOST_BEFORE) : end]
 
 
 def _step_in(raw: bytes, lowered: bytes | None) -> tuple[int, dict[str, float], str | None] | None:

@@ -49,6 +49,17 @@ CRASHES = {
         traceback("own.Broken: 7", before=TASK) + traceback(DIED),
         "own.Broken: 7",
     ),
+    "a worker's exception, below a warning of another process": (
+        f"(Other pid=8) WARNING judge: {'x' * 300} retry 2/3\n"
+        + traceback("own.BrokenError: 7", before=TASK),
+        "own.BrokenError: 7",
+    ),
+    "a worker's exception, before a script ends long after": (
+        traceback("own.BrokenError: 7", before=TASK)
+        + f"{TASK}bye\n" * 60
+        + "ERROR: train.sh failed\n",
+        "own.BrokenError: 7",
+    ),
     "an exception behind a time-out": (
         traceback("own.Broken: 7", "TimeoutError: timed out"),
         "own.Broken: 7",
@@ -117,6 +128,7 @@ MILD = (
     "2026-11-22 08:51:58,244 - WARNING - own.cache - No space left on device",
     "/srv/x/a.py:7: UserWarning: No CUDA GPUs are available",
     "No space left on device, retrying in 3 s",
+    "slurmstepd: error: *** STEP 7.2 ON n1 CANCELLED AT 2026-05-01T03:55:40 ***",
 )
 
 
@@ -148,6 +160,8 @@ NOISE = {
     "names of metrics": f"{TASK}critic/error_rate/mean: 0.1, val/timeout_rate: 0.0, killed=0\n",
     "a progress bar": "tool error rate:  31%|###       | 5/16 [00:49<01:30, 8.12s/it]\r",
     "a warning of Python": "/srv/x/a.py:7: UserWarning: Failed to load the fast kernel: error 7\n",
+    "a connection that is tried again": "n1:5:7 [0] NCCL INFO socketPollConnect: connect returned "
+    "Connection refused, retrying (1/34) after sleep for 100 msec\n",
     "a retry": "WARNING:2026-11-22 08:51:58,244:request failed: timeout=3, retrying (1/5)\n",
     "an exception that is retried": f"{TASK}WARNING - attempt 1 of 3 failed, retrying\n"
     + traceback("own.Broken: 7", before=TASK),
