@@ -709,7 +709,7 @@ def run(job: Job) -> dict[str, Any]:
             manager: Any = queue
         else:
             ray.init(
-                num_cpus=4, include_dashboard=False, log_to_driver=False,
+                address="local", num_cpus=4, include_dashboard=False, log_to_driver=False,
                 object_store_memory=100 << 20, runtime_env={"env_vars": {"OMP_NUM_THREADS": "1"}},
             )  # fmt: skip
             tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))

@@ -76,7 +76,13 @@ def main() -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
     limiter = RayRateLimiter("benchmark", per_minute=60 * PER_SECOND, burst=BURST)
     token_kind: Any = ray.remote(TokenActor)
     tokens = token_kind.options(num_cpus=0).remote()

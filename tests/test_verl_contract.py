@@ -254,7 +254,7 @@ def put(rows, *overrides):
     finally:
         tq.close()
 
-ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 limit = "transfer_queue.backend.SimpleStorage.total_storage_size="
 print(put(5, limit + "4"), put(100_001))
 ray.shutdown()

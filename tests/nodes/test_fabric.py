@@ -8,7 +8,13 @@ import pytest
 from tests.nodes.scripts import Operator, operator_of, run_settings
 from tests.nodes.site import REPOSITORY, Site, which
 
-pytestmark = [pytest.mark.nodes, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.nodes,
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+]
 
 PORTS = "20000-20999"
 """Of Ray's workers; the node manager's is the next."""

@@ -72,7 +72,9 @@ class Run:
     def pane(self) -> str:
         """What the run's tmux session on the head shows."""
         head = self.operator.site.hosts[0]
-        return head.run("tmux capture-pane -p -J -S - -t verl_training", check=False).stdout
+        return head.run(
+            f"tmux capture-pane -p -J -S - -t =verl_training_{self.name}:", check=False
+        ).stdout
 
     def wait(self, condition: Callable[[], object], what: str) -> None:
         try:
@@ -82,7 +84,8 @@ class Run:
 
     def has_ended(self) -> bool:
         head = self.operator.site.hosts[0]
-        return head.run("tmux display -p -t verl_training: '#{pane_dead}'").stdout.strip() == "1"
+        pane = f"tmux display -p -t =verl_training_{self.name}: '#{{pane_dead}}'"
+        return head.run(pane).stdout.strip() == "1"
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +253,7 @@ def test_cleanup_after_a_run_leaves_the_run_and_nothing_else(finished: Run):
             ),
             f"{host.name}'s processes to end",
         )
-        assert sessions(host) <= {"verl_training"}
+        assert sessions(host) <= {f"verl_training_{finished.name}"}
         files = left_on(host)[2]
         assert not [path for path in files if path.startswith(("/root/.verl", "/tmp/verl"))]
     assert (finished.folder / "done").exists()

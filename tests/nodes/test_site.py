@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -20,8 +21,19 @@ SSH = "ssh -o BatchMode=yes -o ConnectTimeout=2"
 SPACES = ("net", "mnt", "pid", "uts", "ipc")
 
 
-def namespaces_of(machine: Machine) -> set[str]:
-    return {os.readlink(f"/proc/{machine.init}/ns/{kind}") for kind in SPACES}
+@contextmanager
+def namespaces_of(machines: Iterable[Machine]) -> Generator[set[str]]:
+    """The names of the machines' namespaces. They are held open meanwhile, so that the kernel gives
+    none of their numbers to a namespace that some other test makes.
+    """
+    with ExitStack() as held:
+        names = set[str]()
+        for machine in machines:
+            for kind in SPACES:
+                path = f"/proc/{machine.init}/ns/{kind}"
+                held.callback(os.close, os.open(path, os.O_RDONLY))
+                names.add(os.readlink(path))
+        yield names
 
 
 def in_use(namespaces: set[str]) -> set[str]:
@@ -116,16 +128,14 @@ def test_two_sites_do_not_see_each_other(site: Site):
 
 def test_a_closed_site_leaves_nothing(can_have_sites: None):
     site = Site()
-    try:
+    with closing(site), namespaces_of(site.machines) as namespaces:
         site.hosts[0].run("sleep 1000 >/dev/null 2>&1 & tmux new -d")
-        namespaces = set[str]().union(*map(namespaces_of, site.machines))
         assert len(in_use(namespaces)) == len(SPACES) * len(site.machines)
         here = subprocess.run(["ip", "-br", "link"], check=True, capture_output=True, text=True)
         assert "host1" not in here.stdout
         assert "site " not in Path("/proc/mounts").read_text()
-    finally:
         site.close()
-    assert not in_use(namespaces)
+        assert not in_use(namespaces)
 
 
 def test_a_site_goes_with_the_process_that_made_it_however_that_ends(can_have_sites: None):
@@ -135,6 +145,6 @@ def test_a_site_goes_with_the_process_that_made_it_however_that_ends(can_have_si
     ) as process:
         assert process.stdout is not None
         site = Site.at(process.stdout.readline().decode())
-        namespaces = set[str]().union(*map(namespaces_of, site.machines))
-        process.send_signal(signal.SIGKILL)
-    wait_until(lambda: not in_use(namespaces), "all of the site's processes to end")
+        with namespaces_of(site.machines) as namespaces:
+            process.send_signal(signal.SIGKILL)
+            wait_until(lambda: not in_use(namespaces), "all of the site's processes to end")

@@ -57,7 +57,11 @@ def cluster() -> Generator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         ray.init(
-            num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
         )
         yield ray.get_runtime_context().gcs_address
         shut_down()

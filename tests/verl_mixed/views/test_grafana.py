@@ -164,6 +164,7 @@ def ray_folder() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         ray.init(
+            address="local",
             num_cpus=1,
             include_dashboard=True,
             dashboard_port=0,
