@@ -200,11 +200,9 @@ def _rule(key: str, value: str) -> str | None:
 
 
 def _wrong_variables(value: str) -> str | None:
-    try:
-        words = shlex.split(value)
-    except ValueError as error:
-        return f"cannot be read as words: {error}"
-    wrong = [word for word in words if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", word)]
+    if problem := _wrong_words(value):
+        return problem
+    wrong = [word for word in shlex.split(value) if not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", word)]
     return f"has {wrong[0]!r}, which is no NAME=VALUE" if wrong else None
 
 

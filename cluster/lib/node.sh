@@ -1,7 +1,8 @@
 # shellcheck shell=bash
 # The commands that run on one host of the cluster. cluster/lib/remote.sh sends this text to `bash -s -- SUBCOMMAND` on
 # the host, preceded by assignments (CLUSTER_ID, NODE_NAME, NODE_IP, ...; cluster/inventory.py, node_settings) and by
-# cluster/lib/keep_up.sh. The host therefore needs only bash and tmux. Results go to stdout, mostly as key=value lines; messages go to stderr.
+# keep_up.sh, container.sh and ports.sh. So the host needs only bash and tmux. Results go to stdout, mostly as key=value
+# lines; messages go to stderr.
 #
 # These things belong to us, and nothing else is touched:
 #   - tmux sessions with VERL_MIXED_CLUSTER in their tmux environment, and in them the panes that run our start scripts;

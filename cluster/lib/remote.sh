@@ -291,8 +291,8 @@ show_forwarded() {
   done
 }
 
-# node_script HOST: the text that the remote bash reads: the settings, keep_up.sh and node.sh. Secrets are sent in this text and
-# never in an argument.
+# node_script HOST: the text that the remote bash reads: the settings, then node.sh and the files that it needs. Secrets are
+# sent in this text and never in an argument.
 node_script() {
   printf 'echo %s\n' "${NODE_BEGINS}"
   printf '%s\n' "${HOST_SETTINGS[$1]}"
