@@ -13,14 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_mixed.diagnose.findings import Finding, Place
 from verl_mixed.diagnose.log_file import PACKED, log_chunks
-from verl_mixed.diagnose.log_scan import Finding, Place, Scan
+from verl_mixed.diagnose.log_scan import Scan
 from verl_mixed.diagnose.signatures import SIGNATURES
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 from verl_mixed.run.text import printable
 
 EXIT_CODES = (
-    "0 no failure was found, 1 one was found, "
+    "0 no failure was found (or only warnings), 1 one was found, "
     "2 no log could be read, or one could not and the others have no failure"
 )
 
@@ -58,8 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     """`verl-mixed diagnose`.
 
     Returns:
-        0 no failure was found, 1 one was found, 2 no log could be read, or one could not be read
-        and the others have no failure.
+        0 no failure was found (or only warnings), 1 one was found, 2 no log could be read, or one
+        could not be read and the others have no failure.
     """
     if arguments.list:
         print(known())
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             print("error: every log is empty; name another log", file=sys.stderr)
         return USAGE
     print(json.dumps(as_json(scan)) if arguments.json else "\n".join(describe(scan)))
-    if scan.ordered():
+    if any(finding.severity == "fatal" for finding in scan.ordered()):
         return NOT_GOOD
     return USAGE if problems else GOOD
 

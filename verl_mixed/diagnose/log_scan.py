@@ -7,13 +7,30 @@ not count. An error that no signature knows is a finding too, if it plainly ende
 """
 
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from verl_mixed.diagnose.cues import Cues, end_of_line
+from verl_mixed.diagnose.findings import Event, Finding, Moment, Place, Progress, Unknown
 from verl_mixed.diagnose.log_line import as_seconds, clean_line, time_in
+from verl_mixed.diagnose.log_words import (
+    BOX,
+    CHAIN,
+    CRASH_LINE,
+    ERROR_LINE,
+    EXCEPTION,
+    LOG_LINE,
+    MILD,
+    OF_DRIVER,
+    PREFIX,
+    RETRIED,
+    STEP_ENDED,
+    TRIED_AGAIN,
+    WARNED,
+    WARNING,
+)
 from verl_mixed.diagnose.model_text import OPENERS, ModelText, frame_of_run, is_quoted
 from verl_mixed.diagnose.signatures import BY_ID, IN_LINES, Signature, Storm
 from verl_mixed.diagnose.step_checks import StepChecks, step_of_console, step_of_record
@@ -29,7 +46,16 @@ _OWNERS = tuple((signature, pattern) for signature in IN_LINES for pattern in si
 _COMMON_WORDS = ("connection-refused", "timeout")
 """Signatures of words that many components print; alone they say little."""
 
-_COMPLETE = (b"final validation metrics:", b"successfully installed")
+_BY_HAND = "interrupted"
+"""The signature of an end that somebody wanted: no failure of the run."""
+
+_COMPLETE = b"final validation metrics:"
+_ENDED_WELL = (
+    *(b"'train_runtime':", b"exits successfully", b"`trainer.fit` stopped: `max_"),
+    b"successfully installed",
+)
+"""What transformers' Trainer, DeepSpeed's launcher, Lightning and pip print when all went well."""
+
 _WORDS = (
     *("error", "exception", "fatal", "killed", " dumped)", " fault", "step:"),
     *(
@@ -37,165 +63,29 @@ _WORDS = (
         " init kwargs:",
         " validation metrics:",
         "successfully installed",
+        " exits successfully",
+        "'train_runtime':",
+        " stopped: `max_",
     ),
     *(" e ", " c "),  # Ray's levels, as in [2026-11-22 08:51:58,244 E 81 99]
     *OPENERS,
 )
 _CUES = Cues([pattern.pattern for _, pattern in _OWNERS], _WORDS)
 
-_EXCEPTION = re.compile(
-    r"[A-Za-z_][\w.]*"
-    r"(?:Error|Exception|Interrupt|Killed|Died|Timeout|Unavailable|Starved|Faults|Exit)\b"
-)
-_CHAIN = re.compile(r"(?:During handling of the above|The above exception was the direct cause)")
-_LOG_LINE = re.compile(
-    r"\d{4}-\d\d-\d\d[ T]|\[|\(|(?:[A-Z]+:\d{4}-)|(?:INFO|WARNING|ERROR|DEBUG)\b|[EWIF]\d{4} "
-    r"|step:\d|stuck source=|[\w ]{1,40}:\s+\d+%\||\*\*\*|slurmstepd:"
-)
-_ERROR_LINE = re.compile(
-    r"\b(?:ERROR|FATAL|CRITICAL)\b|^[A-Za-z_][\w.]*(?:Error|Exception)\b|[Ee]rror: "
-    r"|\b[EC] \d+ \d+\]|^\S*(?:\[rank\d+\]:)?\[?E\d{4} |[Kk]illed$|dumped\)"
-    r"|[Ss]egmentation fault|Bus error"
-)
-_MILD = re.compile(
-    r"(?:\[rank\d+\]:)?\[?[WI]\d{3,4} "
-    r"|(?:WARNING|INFO|DEBUG)\b(?!: UNPROT)|.{0,80}? - (?:WARNING|INFO|DEBUG) - "
-    r"|\d{4}-\d\d-\d\d[ T][\d:,.]+Z?\s+(?:WARNING|INFO|DEBUG)\b"
-    r"|\[[^\]]{1,60}\]\s?\[(?:WARNING|INFO|DEBUG)|\S*Warning: |.{1,200}\.py:\d+: \w*Warning"
-)
-_RETRIED = re.compile(
-    r"\bwill (?:be )?retr(?:y|ied)|\bretrying\b|\battempt \d+ (?:of|/) \d+|\bretry \d+/\d+"
-    r"|\btrying again\b|\bignor(?:ed|ing)\b|\bfalling back\b|\bskipp(?:ed|ing)\b"
-    r"|Exception ignored in",
-    re.IGNORECASE,
-)
-_CRASH_LINE = re.compile(
-    r"[Ss]egmentation fault|\((?:core )?dumped\)|^Killed$|: line \d+: +\d+ Killed|terminate called"
-    r"|^(?:error|Error|ERROR|FATAL|fatal)\b:? |^panic: "
-    r"|^(?:ssh|scp|tmux|srun|sbatch|salloc|slurmstepd|docker|kubectl|ray|conda|rsync|torchrun|mpirun)"
-    r"\b[^ ]*:? (?:.*\b)?(?:[Ee]rror|[Ff]atal|FATAL|ERROR|[Ff]ailed)\b"
-    r"|^\S+\.(?:py|sh): error: |\[[^\]]{1,60}\bC \d+ \d+\]"
-    r"|\[[^\]]{1,60}\bE \d+ \d+\].*\b(?:[Dd]ied|[Cc]rash|[Ff]atal|[Ee]xiting|[Tt]erminating"
-    r"|[Ss]hutting down)"
-)
-
-_BOX = "╰".encode()  # the last line of a traceback of the package rich
-_WARNED = re.compile(rb"\b(?:WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d ")  # vLLM's prefix
-_STEP_ENDED = re.compile(r"\*\*\* STEP .+ CANCELLED AT \S+ \*\*\*")
-"""Slurm's line for a step that a job ended, also at the good end of its work."""
-
-_OF_DRIVER = re.compile(r"\sWARNING worker\.py:\d")  # Ray's, about processes that died
 _LOWER = {upper: upper + 32 for upper in range(65, 91)}
-
+_MOST_PREFIXES = 8  # of launchers, in one log
 _SURVIVED = 2  # steps after a failure that show that it did not end the run
 
 _TRACE_LINES = 400  # of a traceback at most, without its frames
+_MESSAGE_LINES = 5
+"""Lines after a traceback, at the end of a log, that may be the rest of its exception's message."""
+
 _TRACE_SILENCE = 500
 """A traceback ends when its process has written none of so many segments."""
 
 _MOST_BEFORE = 2000  # bytes of the line before a traceback
 _MOST_KINDS = 50  # values of a pattern's group `of` that a finding counts separately
 _MOST_TEXT = 400  # characters of a place's text
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A line's place in a file, and its text."""
-
-    file: str
-    line: int
-    """From 1; newlines end lines."""
-
-    offset: int
-    """Bytes from the beginning; for a compressed file, of the unpacked text."""
-
-    time: str | None
-    text: str
-
-
-_Moment = tuple[float | None, int, int]  # (seconds, line, count) of an event
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unknown:
-    """An error that no signature knows, or whose known part is no cause."""
-
-    place: Place
-    """Of the first exception of its traceback, or of its line."""
-
-    last: Place
-    """Of the last exception of its traceback."""
-
-    kind: Literal["driver", "worker", "line"]
-    """A traceback of a process without and with Ray's prefix; a single line."""
-
-    start: int
-    step: int
-    """Number of steps of the file before the error."""
-
-    line: int
-    """Of its last line."""
-
-
-@dataclass(slots=True)
-class _Progress:
-    """How far the run of one file came."""
-
-    starts: int = 0
-    steps: int = 0
-    lines: int = 1
-    is_complete: bool = False
-    unknown: dict[str, Unknown] = field(default_factory=dict)
-    """Kind -> the last of the driver and of single lines, the first of the workers since a step."""
-
-
-@dataclass(slots=True)
-class Finding:
-    """All events of one signature."""
-
-    signature: Signature
-    first: Place
-    file_index: int
-    """Of the first event."""
-
-    count: int = 0
-    of: Counter[str] = field(default_factory=Counter)
-    """Events by what the pattern's group `of` matched."""
-
-    last_start: int = 0
-    """Number, within the file, of the run's start that the last event followed."""
-
-    recent: deque[_Moment] = field(default_factory=deque)
-    """The events that may be one storm."""
-
-    is_storm: bool = False
-
-    is_mild: bool = True
-    """Whether every event is a line that its writer calls a warning, or tries again after, or came
-    after the run was complete."""
-
-    shows_mild: bool = False
-    """Whether `first` is such a line."""
-
-    last_step: int = 0
-    """Number of steps of the file before the last event."""
-
-    then: Place | None = None
-    """Of an unknown error: the exception that it led to."""
-
-    severity: Literal["fatal", "warning"] = "warning"
-    """Set by `Scan.ordered`: a fatal failure that the run survived is a warning."""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One line, or one traceback, that a signature matches."""
-
-    signature: Signature
-    of: str
-    count: int
-    place: Place
-    is_mild: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +121,10 @@ class _Trace:
     """Of the last exception."""
 
     is_mild: bool = False
-    """Whether the line before it says that the error is handled."""
+    """Whether the line before or after it says that the error is handled."""
+
+    is_warned: bool = False
+    """Whether the line before it is a warning; so is the error, if its process goes on."""
 
     is_told: bool = False
     """Whether the line before it is a known warning, which tells of this traceback."""
@@ -252,7 +145,7 @@ class Scan:
         """Of the first log that has one."""
 
         self.bytes_read = 0
-        self.progress: dict[int, _Progress] = {}
+        self.progress: dict[int, Progress] = {}
         """File index -> how far its run came."""
 
         self.line_bytes = line_bytes
@@ -311,8 +204,9 @@ class Scan:
             finding.severity = "fatal" if is_fatal else "warning"
         fatal = [f for f in shown if f.severity == "fatal" and not self.is_stale(f)]
         if all(finding.signature.follows for finding in fatal):
-            unknown = self._ending_error(is_failed=bool(fatal))
-            shown += [unknown] if unknown is not None else []
+            ending = self._ending_error(is_failed=bool(fatal))
+            if ending is not None:
+                shown = [f for f in shown if f.signature is not ending.signature] + [ending]
         return sorted(shown, key=self._rank)
 
     def is_stale(self, finding: Finding) -> bool:
@@ -325,7 +219,7 @@ class Scan:
         return finding.is_mild or (finding.count > 0 and steps >= finding.last_step + _SURVIVED)
 
     def _ending_error(self, *, is_failed: bool) -> Finding | None:
-        """The unknown error that plainly ended the run.
+        """The error that plainly ended the run, unknown or else no more than a warning.
 
         `is_failed`: another finding shows that the run failed. So does the end of a script.
         """
@@ -338,7 +232,7 @@ class Scan:
                 error = progress.unknown.get(kind)
                 if error is None or not _is_last(error, progress, is_failed):
                     continue
-                finding = Finding(BY_ID["unknown-error"], error.place, index, count=1)
+                finding = Finding(error.signature, error.place, index, count=1)
                 finding.last_start, finding.last_step = error.start, error.step
                 finding.severity = "fatal"
                 finding.then = error.last if error.last != error.place else None
@@ -355,7 +249,7 @@ class Scan:
         )
 
 
-def _is_last(error: Unknown, progress: _Progress, is_failed: bool) -> bool:
+def _is_last(error: Unknown, progress: Progress, is_failed: bool) -> bool:
     """Whether nothing of the run came after the error."""
     if error.start < progress.starts or error.step < progress.steps or progress.is_complete:
         return False
@@ -395,13 +289,14 @@ class _Reader:
         self.size = 0
         self._scan, self._name, self._index = scan, name, index
         self._finite_only = finite_only
-        self._progress = scan.progress[index] = _Progress()
+        self._progress = scan.progress[index] = Progress()
         self._steps = StepChecks()
         self._model_text = ModelText()
         self._traces: dict[str, _Trace] = {}
         self._line = 1
         self._segments = 0
         self._before = b""
+        self._prefixes: dict[str, re.Pattern[str]] = {}
         self._tail: tuple[int, bytes, int] = (0, b"", 1)
 
     def read_block(self, offset: int, block: bytes) -> None:
@@ -442,7 +337,9 @@ class _Reader:
 
     def end(self) -> None:
         """Note unfinished tracebacks and the last line."""
-        for speaker in list(self._traces):
+        for speaker, trace in list(self._traces.items()):
+            goes_on = self._segments - trace.newest > _MESSAGE_LINES
+            trace.is_warned = trace.is_warned and (goes_on or self._progress.is_complete)
             self._close(speaker)
         offset, tail, line = self._tail
         lines = [text for text in re.split(rb"[\r\n]+", tail) if text.strip()]
@@ -461,7 +358,7 @@ class _Reader:
             return
         if lowered is None and not self._traces and not self._model_text:
             return
-        segment = _Segment(offset, raw, *clean_line(raw), lowered)
+        segment = self._taken_apart(offset, raw, lowered)
         text, speaker = segment.text, segment.speaker
         self._close_silent()
         if self._model_text.holds(speaker, text):
@@ -471,15 +368,19 @@ class _Reader:
             self._progress.starts += 1
             self._progress.unknown.clear()
             self._progress.is_complete = False
-        if any(mark in lowered for mark in _COMPLETE):
+        if _COMPLETE in lowered:
             self._progress.is_complete = True
+        if any(mark in lowered for mark in _ENDED_WELL):
+            self._close_complete()
+            self._progress.steps += _SURVIVED
         trace = self._traces.get(speaker)
         if _TRACE in lowered and text.endswith("Traceback (most recent call last):"):
             if trace is None or (trace.is_complete and not trace.is_chained):
                 self._close(speaker)
                 trace = self._traces[speaker] = _Trace(self._segments)
                 before = text if not text.startswith("Traceback") else self._text_before(speaker)
-                trace.is_mild = bool(_MILD.match(before) or _RETRIED.search(before))
+                trace.is_mild = RETRIED.search(before) is not None
+                trace.is_warned = WARNING.match(before) is not None
                 found = _find(before, before.translate(_LOWER).encode())
                 trace.is_told = found is not None and found[0].severity == "warning"
             trace.newest, trace.is_complete, trace.is_chained = self._segments, False, False
@@ -487,6 +388,20 @@ class _Reader:
                 self._read_plain(segment)
         elif trace is None or not self._read_in_trace(trace, segment):
             self._read_plain(segment)
+
+    def _taken_apart(self, offset: int, raw: bytes, lowered: bytes | None) -> _Segment:
+        """A segment without what a launcher writes before it, which a traceback's line shows."""
+        text, speaker, count = clean_line(raw)
+        start = text.find("Traceback (most recent call last):") if lowered else -1
+        if start > 0 and PREFIX.fullmatch(text, 0, start):
+            form = re.sub(r"\d+", r"\\d+", re.escape(text[:start]))
+            if len(self._prefixes) < _MOST_PREFIXES:
+                self._prefixes.setdefault(form, re.compile(form))
+        for prefix in self._prefixes.values():
+            if match := prefix.match(text):
+                name = re.sub(r"\d{4}-\d\d-\d\dT\S+", "", match[0]).strip()
+                return _Segment(offset, raw, text[match.end() :], speaker + name, count, lowered)
+        return _Segment(offset, raw, text, speaker, count, lowered)
 
     def _text_before(self, speaker: str) -> str:
         """The line before the current one; empty if another process wrote it."""
@@ -496,19 +411,23 @@ class _Reader:
     def _read_in_trace(self, trace: _Trace, segment: _Segment) -> bool:
         """Read a segment as part of its speaker's traceback; False if it is not part of it."""
         text = segment.text
-        is_exception = _EXCEPTION.match(text) is not None
+        is_exception = EXCEPTION.match(text) is not None
         if not text.strip() or text[0] in " \t":
             trace.newest = self._segments
             if not trace.frames and (frame := frame_of_run(text)) is not None:
                 trace.frames = frame
             return True
-        if _CHAIN.match(text):
+        if CHAIN.match(text):
             trace.newest, trace.is_chained = self._segments, True
             return True
         if text.startswith("ray::") or "RayTaskError(" in text[:80]:
             trace.newest, trace.is_complete, trace.is_chained = self._segments, False, False
             return True
-        if _LOG_LINE.match(text) and not is_exception:
+        if trace.is_complete and not is_exception and TRIED_AGAIN.search(text):
+            trace.is_mild = True
+            self._close(segment.speaker)
+            return False
+        if LOG_LINE.match(text) and not is_exception:
             if trace.is_complete:
                 self._close(segment.speaker)
             return False
@@ -519,7 +438,7 @@ class _Reader:
         event = self._event(segment)
         if trace.is_complete and not trace.is_chained and not is_exception and event is None:
             # a line after the exception: its message goes on, or something else was printed
-            return not _CRASH_LINE.search(text)
+            return not CRASH_LINE.search(text)
         trace.newest, trace.is_complete = self._segments, True
         if is_exception or trace.last is None:
             trace.last = self._place_of(segment)
@@ -539,32 +458,43 @@ class _Reader:
             if self._segments - trace.newest > _TRACE_SILENCE:
                 self._close(speaker)
 
+    def _close_complete(self) -> None:
+        for speaker, trace in list(self._traces.items()):
+            if trace.is_complete and not trace.is_chained:
+                self._close(speaker)
+
     def _close(self, speaker: str) -> None:
         trace = self._traces.pop(speaker, None)
         if trace is None or trace.frames is False:
             return  # frames only of a program that a model wrote
         event, last = trace.event, trace.last
+        is_mild = trace.is_mild or trace.is_warned
         if event is not None:
-            self._scan.note(replace(event, is_mild=trace.is_mild), self._index)
+            self._scan.note(replace(event, is_mild=is_mild), self._index)
         elif last is not None:
             self._scan.last_errors.append(last)
         is_warning = event is None or event.signature.severity == "warning"
         place = trace.first or (last if is_warning else None)
-        is_cause = not is_warning and event is not None and not event.signature.follows
-        if (
-            place is not None
-            and last is not None
-            and not (is_cause or trace.is_mild or trace.is_told)
-        ):
-            self._note_unknown("worker" if speaker else "driver", place, last)
+        known = event.signature if event is not None else None
+        is_cause = not is_warning and known is not None and not known.follows
+        is_by_hand = known is not None and known.id == _BY_HAND
+        if place is None or last is None or is_cause or is_mild or trace.is_told or is_by_hand:
+            return
+        if known is not None and (trace.first is not None or known.id in _COMMON_WORDS):
+            known = None  # it does not say what happened
+        self._note_unknown("worker" if speaker else "driver", place, last, known)
 
     def _note_unknown(
-        self, kind: Literal["driver", "worker", "line"], place: Place, last: Place
+        self,
+        kind: Literal["driver", "worker", "line"],
+        place: Place,
+        last: Place,
+        signature: Signature | None = None,
     ) -> None:
         progress = self._progress
-        known = progress.unknown.get(kind)
-        if kind == "worker" and known is not None and known.step == progress.steps:
-            place, last = known.place, known.last  # the first since a step
+        first = progress.unknown.get(kind)
+        if kind == "worker" and first is not None and first.step == progress.steps:
+            place, last, signature = first.place, first.last, first.signature
         progress.unknown[kind] = Unknown(
             place=place,
             last=last,
@@ -572,6 +502,7 @@ class _Reader:
             start=progress.starts,
             step=progress.steps,
             line=self._line,
+            signature=signature or BY_ID["unknown-error"],
         )
 
     def _read_plain(self, segment: _Segment) -> None:
@@ -580,16 +511,16 @@ class _Reader:
         if event is not None:
             self._scan.note(event, self._index)
         elif segment.lowered is not None:
-            match = _CRASH_LINE.search(segment.text)
-            if match is None and self._before.startswith(_BOX):
-                match = _EXCEPTION.match(segment.text)
-            if not match and not _ERROR_LINE.search(segment.text):
+            match = CRASH_LINE.search(segment.text)
+            if match is None and self._before.startswith(BOX):
+                match = EXCEPTION.match(segment.text)
+            if not match and not ERROR_LINE.search(segment.text):
                 return
             if is_quoted(segment.text, match.start() if match else len(segment.text)):
                 return
             place = self._place_of(segment)
             self._scan.last_errors.append(place)
-            if match and not _MILD.match(segment.text) and not _RETRIED.search(segment.text):
+            if match and not MILD.match(segment.text) and not RETRIED.search(segment.text):
                 self._note_unknown("line", place, place)
 
     def _event(self, segment: _Segment) -> Event | None:
@@ -610,9 +541,7 @@ class _Reader:
     def _check_step(
         self, step: int, metrics: dict[str, float], moment: str | None, offset: int
     ) -> None:
-        for speaker, trace in list(self._traces.items()):
-            if trace.is_complete and not trace.is_chained:
-                self._close(speaker)
+        self._close_complete()
         self._progress.steps += 1
         for identity, of, text in self._steps.check(metrics, finite_only=self._finite_only):
             place = self._place(offset, f"step {step}: {text}", moment)
@@ -642,13 +571,13 @@ def _find(text: str, lowered: bytes) -> tuple[Signature, re.Match[str]] | None:
 
 def _is_mild(segment: _Segment, at: int) -> bool:
     """Whether the writer of a line calls it a warning, or says that it tries again."""
-    if "NCCL WARN" in segment.text or _OF_DRIVER.search(segment.text[:60]):
+    if "NCCL WARN" in segment.text or OF_DRIVER.search(segment.text[:60]):
         return False  # NCCL has no other word for its errors; Ray's driver tells deaths so
     return bool(
-        _MILD.match(segment.text)
-        or _WARNED.search(segment.raw[:200])
-        or _RETRIED.search(segment.text, at)
-        or _STEP_ENDED.search(segment.text)
+        MILD.match(segment.text)
+        or WARNED.search(segment.raw[:200])
+        or RETRIED.search(segment.text, at)
+        or STEP_ENDED.search(segment.text)
     )
 
 
@@ -668,7 +597,7 @@ def _step_in(raw: bytes, lowered: bytes | None) -> tuple[int, dict[str, float], 
     return None
 
 
-def _are_close(first: _Moment, last: _Moment, storm: Storm) -> bool:
+def _are_close(first: Moment, last: Moment, storm: Storm) -> bool:
     """Whether two events are close: by their times, or by their lines if one has no time."""
     if first[0] is not None and last[0] is not None:
         return abs(last[0] - first[0]) <= storm.seconds

@@ -6,7 +6,8 @@ A run on one machine gets no advice about a cluster.
 import re
 from dataclasses import dataclass
 
-from verl_mixed.diagnose.log_scan import Finding, Scan
+from verl_mixed.diagnose.findings import Finding
+from verl_mixed.diagnose.log_scan import Scan
 
 _OF_CLUSTERS = re.compile(r"setup_cluster\.sh|WORKER_NODES|MASTER_IP")
 _BRACKETS = re.compile(r" ?\([^()]*\)")

@@ -3,7 +3,8 @@
 import pytest
 
 from verl_mixed.diagnose.diagnose import describe
-from verl_mixed.diagnose.log_scan import Finding, Scan
+from verl_mixed.diagnose.findings import Finding
+from verl_mixed.diagnose.log_scan import Scan
 
 DIED = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
 STEP = "(TaskRunner pid=7) step:{} - actor/loss:0.1 - actor/grad_norm:0.6 - timing_s/step:6.1\n"
@@ -60,6 +61,21 @@ CRASHES = {
         + "ERROR: train.sh failed\n",
         "own.BrokenError: 7",
     ),
+    "an exception below a line of INFO": (
+        "12/09 06:49:23 - own - INFO - saving\n" + traceback("own.BrokenError: 7"),
+        "own.BrokenError: 7",
+    ),
+    "an exception with a launcher's prefix": (
+        traceback("own.BrokenError: 7", before="[worker-0] ") + traceback(DIED),
+        "own.BrokenError: 7",
+    ),
+    "an exception with a container engine's prefix": (
+        "".join(
+            f"2026-06-28T06:04:{second:02}.7Z stderr F {line}\n"
+            for second, line in enumerate(traceback("own.BrokenError: 7").splitlines())
+        ),
+        "own.BrokenError: 7",
+    ),
     "an exception behind a time-out": (
         traceback("own.Broken: 7", "TimeoutError: timed out"),
         "own.Broken: 7",
@@ -77,6 +93,10 @@ CRASHES = {
     ),
     "ssh's words": ("ssh: error in the table of keys\n", "table of keys"),
     "tmux's words": ("fine\ntmux: error: the table is torn\n", "the table is torn"),
+    "an exception after pip": (
+        "Successfully installed own-1.0\n" + traceback("own.BrokenError: 7"),
+        "own.BrokenError: 7",
+    ),
     "a wrong argument": ("main.py: error: unrecognized arguments: --x\n", "unrecognized"),
     "srun's words": ("srun: error: the table is torn\n", "the table is torn"),
 }
@@ -117,9 +137,31 @@ SURVIVED = {
 
 @pytest.mark.parametrize("what", SURVIVED)
 def test_what_a_run_goes_on_after_is_not_fatal(what: str) -> None:
-    log = SURVIVED[what] + STEP.format(4) + STEP.format(5)
+    for after in (STEP.format(4) + STEP.format(5), "{'train_runtime': 7.1, 'epoch': 3.0}\n"):
+        found = findings(SURVIVED[what] + after)
+        assert [each for each in found if each.severity == "fatal"] == []
 
-    assert [each for each in findings(log) if each.severity == "fatal"] == []
+
+def test_a_known_warning_that_ends_a_run_is_its_cause() -> None:
+    name = "socket.gaierror: [Errno -3] Temporary failure in name resolution"
+    found = findings(traceback(name, before="[worker-0] ") + f"[worker-1] {DIED}\n")
+
+    assert (found[0].signature.id, found[0].severity) == ("name-resolution", "fatal")
+
+
+@pytest.mark.parametrize(("after", "severity"), [("", "fatal"), ("fine\n" * 9, "warning")])
+def test_an_exception_below_a_warning_is_one_if_its_process_goes_on(
+    after: str, severity: str
+) -> None:
+    log = "WARNING:own:7\n" + traceback("OSError: No space left on device") + after
+
+    assert [each.severity for each in findings(log)] == [severity]
+
+
+def test_an_end_by_hand_is_no_failure() -> None:
+    found = findings(STEP.format(1) + traceback("KeyboardInterrupt"))
+
+    assert [(each.signature.id, each.severity) for each in found] == [("interrupted", "warning")]
 
 
 MILD = (
@@ -165,6 +207,11 @@ NOISE = {
     "a retry": "WARNING:2026-11-22 08:51:58,244:request failed: timeout=3, retrying (1/5)\n",
     "an exception that is retried": f"{TASK}WARNING - attempt 1 of 3 failed, retrying\n"
     + traceback("own.Broken: 7", before=TASK),
+    "an exception that is retried, as the next line says": traceback("own.BrokenError: 7")
+    + "saving failed (attempt 1/5), retrying in 30 s\n",
+    "a failed retry": "wandb: ERROR Retry attempt failed:\n" + traceback("own.BrokenError: 7"),
+    "a bus that corrects an error": "kernel: [7.6] pcieport 0000:9a:00.0: PCIe Bus Error: "
+    "severity=Corrected, type=Data Link Layer\n",
     "an exception of a destructor": "Exception ignored in: <function A.__del__ at 0x7f>\n"
     + traceback("AttributeError: 'A' object has no attribute 'b'"),
     "Ray's metrics": "[2026-11-22 08:51:58,244 E 81 99] core_worker_process.cc:837: Failed to "

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from agent_loop.training.run_folder import metrics_line
-from verl_mixed.diagnose.log_scan import clean_line
+from verl_mixed.diagnose.log_line import clean_line
 from verl_mixed.run.text import clock, printable
 from verl_mixed.views.progress import Line
 
