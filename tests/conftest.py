@@ -1,5 +1,6 @@
 """What every test runs under."""
 
+import copy
 import faulthandler
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -29,6 +31,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("browser") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Hydra reads each config file once: the same files of verl are composed a thousand times."""
+    if "hydra" not in sys.modules:
+        return
+    from hydra._internal.sources_registry import SourcesRegistry
+    from hydra.core.plugins import Plugins
+
+    Plugins.instance()  # registers the class that reads files
+    source: Any = SourcesRegistry.instance().resolve("file")
+    read, known = source.load_config, dict[tuple[object, ...], Any]()
+
+    def load_config(self: Any, config_path: str) -> Any:
+        path = os.path.join(self.path, self._normalize_file_name(config_path))
+        if not os.path.isfile(path):
+            return read(self, config_path)
+        status = os.stat(path)
+        key = (path, self.path, self.provider, status.st_mtime_ns, status.st_size)
+        if key not in known:
+            known[key] = read(self, config_path)
+        return copy.deepcopy(known[key])
+
+    source.load_config = load_config
 
 
 def pytest_configure(config: pytest.Config) -> None:

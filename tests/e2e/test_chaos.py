@@ -172,6 +172,7 @@ def test_a_run_whose_tools_are_gone_stops_and_says_so(demo: Path, tool_server: s
     assert [line for line in job.ledger() if line.get("outcome") == "trained"] == []
 
 
+@pytest.mark.algorithm
 def test_loops_that_are_not_ours_and_an_ablation_without_masking(demo: Path, tmp_path: Path):
     overrides = [
         *COMMON,

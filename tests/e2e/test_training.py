@@ -57,7 +57,7 @@ MODES = {
 }
 KILLS = {
     "sync": ("launcher", "worker", "driver"),
-    "sync_filtered": ("launcher",),
+    "sync_filtered": (),
     "colocate_async": ("stop",),
 }
 """Who is killed, or asked to stop; each costs a start of Ray and of the trainer: not everybody in
