@@ -316,15 +316,16 @@ class _Reducer:
         import torch
         import torch.distributed as dist
 
+        device = torch.device("cuda:0" if backend == "nccl" else "cpu")
         dist.init_process_group(
             backend,
             init_method=place,
             rank=rank,
             world_size=world,
             timeout=timedelta(seconds=timeout_s),
+            device_id=device if backend == "nccl" else None,  # else NCCL guesses it by the rank
         )
         try:
-            device = "cuda" if backend == "nccl" else "cpu"
 
             def timed(size: int) -> float:
                 tensor = torch.ones(size // 4, device=device)
