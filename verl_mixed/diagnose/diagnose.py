@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             print("error: every log is empty; name another log", file=sys.stderr)
         return USAGE
     print(json.dumps(as_json(scan)) if arguments.json else "\n".join(describe(scan)))
-    if any(finding.severity == "fatal" for finding in scan.ordered()):
+    if any(one.severity == "fatal" and not scan.is_stale(one) for one in scan.ordered()):
         return NOT_GOOD
     return USAGE if problems else GOOD
 

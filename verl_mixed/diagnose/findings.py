@@ -22,6 +22,10 @@ class Place:
     text: str
 
 
+Kind = Literal["driver", "worker", "line", "warned"]
+"""A traceback of a process without and with Ray's prefix, a single line, a traceback below a
+warning."""
+
 Moment = tuple[float | None, int, int]  # (seconds, line, count) of an event
 
 
@@ -35,8 +39,7 @@ class Unknown:
     last: Place
     """Of the last exception of its traceback."""
 
-    kind: Literal["driver", "worker", "line"]
-    """A traceback of a process without and with Ray's prefix; a single line."""
+    kind: Kind
 
     start: int
     step: int
@@ -58,7 +61,8 @@ class Progress:
     lines: int = 1
     is_complete: bool = False
     unknown: dict[str, Unknown] = field(default_factory=dict)
-    """Kind -> the last of the driver and of single lines, the first of the workers since a step."""
+    """By kind: of the workers the first since a step, of the others the last, or the one that led
+    to it."""
 
 
 @dataclass(slots=True)

@@ -10,10 +10,9 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from verl_mixed.diagnose.cues import Cues, end_of_line
-from verl_mixed.diagnose.findings import Event, Finding, Moment, Place, Progress, Unknown
+from verl_mixed.diagnose.findings import Event, Finding, Kind, Moment, Place, Progress, Unknown
 from verl_mixed.diagnose.log_line import as_seconds, clean_line, time_in
 from verl_mixed.diagnose.log_words import (
     BOX,
@@ -27,6 +26,7 @@ from verl_mixed.diagnose.log_words import (
     PREFIX,
     RETRIED,
     STEP_ENDED,
+    TRACE,
     TRIED_AGAIN,
     WARNED,
     WARNING,
@@ -52,9 +52,11 @@ _BY_HAND = "interrupted"
 _COMPLETE = b"final validation metrics:"
 _ENDED_WELL = (
     *(b"'train_runtime':", b"exits successfully", b"`trainer.fit` stopped: `max_"),
+    *(b"worker group successfully finished", b"job completed successfully"),
     b"successfully installed",
 )
-"""What transformers' Trainer, DeepSpeed's launcher, Lightning and pip print when all went well."""
+"""What transformers' Trainer, DeepSpeed's launcher, Lightning, torchrun, submitit and pip print
+when all went well."""
 
 _WORDS = (
     *("error", "exception", "fatal", "killed", " dumped)", " fault", "step:"),
@@ -64,6 +66,8 @@ _WORDS = (
         " validation metrics:",
         "successfully installed",
         " exits successfully",
+        " group successfully finished",
+        " completed successfully",
         "'train_runtime':",
         " stopped: `max_",
     ),
@@ -79,6 +83,9 @@ _SURVIVED = 2  # steps after a failure that show that it did not end the run
 _TRACE_LINES = 400  # of a traceback at most, without its frames
 _MESSAGE_LINES = 5
 """Lines after a traceback, at the end of a log, that may be the rest of its exception's message."""
+
+_LED_LINES = 40
+"""Lines between two tracebacks of a driver, of which the first probably led to the second."""
 
 _TRACE_SILENCE = 500
 """A traceback ends when its process has written none of so many segments."""
@@ -131,6 +138,9 @@ class _Trace:
 
     frames: bool | None = None
     """Whether a frame is of the run's own code; None without frames."""
+
+    source: str = ""
+    """Its last line of code."""
 
 
 class Scan:
@@ -227,7 +237,8 @@ class Scan:
             (line := progress.unknown.get("line")) and _is_last(line, progress, is_failed)
             for progress in self.progress.values()
         )
-        for kind in ("driver", "worker", "line"):
+        kinds: tuple[Kind, ...] = ("driver", "worker", "line")
+        for kind in (*kinds, "warned") if is_failed else kinds:
             for index, progress in sorted(self.progress.items()):
                 error = progress.unknown.get(kind)
                 if error is None or not _is_last(error, progress, is_failed):
@@ -253,8 +264,9 @@ def _is_last(error: Unknown, progress: Progress, is_failed: bool) -> bool:
     """Whether nothing of the run came after the error."""
     if error.start < progress.starts or error.step < progress.steps or progress.is_complete:
         return False
-    most = {"driver": 1000, "worker": 1000 if is_failed else 30, "line": 100}[error.kind]
-    return progress.lines - error.line <= most
+    many = 1000
+    most = {"driver": many, "worker": many if is_failed else 30, "line": 100, "warned": many}
+    return progress.lines - error.line <= most[error.kind]
 
 
 def _blocks(
@@ -374,7 +386,10 @@ class _Reader:
             self._close_complete()
             self._progress.steps += _SURVIVED
         trace = self._traces.get(speaker)
-        if _TRACE in lowered and text.endswith("Traceback (most recent call last):"):
+        if _TRACE in lowered and (start := TRACE.search(text)):
+            if (start["inner"] or start["rank"]) and trace is not None:
+                trace.first = trace.last = None  # a wrapper, which carries the traceback
+                trace.is_complete = False
             if trace is None or (trace.is_complete and not trace.is_chained):
                 self._close(speaker)
                 trace = self._traces[speaker] = _Trace(self._segments)
@@ -414,8 +429,10 @@ class _Reader:
         is_exception = EXCEPTION.match(text) is not None
         if not text.strip() or text[0] in " \t":
             trace.newest = self._segments
-            if not trace.frames and (frame := frame_of_run(text)) is not None:
-                trace.frames = frame
+            frame = frame_of_run(text)
+            trace.frames = trace.frames or (trace.frames if frame is None else frame)
+            if frame is None and text.strip(" \t^~"):
+                trace.source = text.strip()
             return True
         if CHAIN.match(text):
             trace.newest, trace.is_chained = self._segments, True
@@ -442,6 +459,9 @@ class _Reader:
         trace.newest, trace.is_complete = self._segments, True
         if is_exception or trace.last is None:
             trace.last = self._place_of(segment)
+            if trace.source and re.fullmatch(r"[\w.]+", trace.last.text):
+                words = f"{trace.last.text}, raised by `{trace.source}`"
+                trace.last = replace(trace.last, text=words)
             if event is None:
                 trace.first = trace.first or trace.last
         if event is None:
@@ -478,23 +498,29 @@ class _Reader:
         known = event.signature if event is not None else None
         is_cause = not is_warning and known is not None and not known.follows
         is_by_hand = known is not None and known.id == _BY_HAND
-        if place is None or last is None or is_cause or is_mild or trace.is_told or is_by_hand:
+        if last is None or trace.is_mild or trace.is_told or is_by_hand:
             return
         if known is not None and (trace.first is not None or known.id in _COMMON_WORDS):
             known = None  # it does not say what happened
-        self._note_unknown("worker" if speaker else "driver", place, last, known)
+        if trace.is_warned:
+            self._note_unknown("warned", place or last, last, known)
+        elif place is not None and not is_cause:
+            self._note_unknown("worker" if speaker else "driver", place, last, known)
 
     def _note_unknown(
         self,
-        kind: Literal["driver", "worker", "line"],
+        kind: Kind,
         place: Place,
         last: Place,
         signature: Signature | None = None,
     ) -> None:
         progress = self._progress
         first = progress.unknown.get(kind)
-        if kind == "worker" and first is not None and first.step == progress.steps:
-            place, last, signature = first.place, first.last, first.signature
+        if first is not None and first.step == progress.steps:
+            if kind == "worker":
+                place, last, signature = first.place, first.last, first.signature
+            elif kind == "driver" and place.line - first.line <= _LED_LINES:
+                place, signature = first.place, first.signature
         progress.unknown[kind] = Unknown(
             place=place,
             last=last,

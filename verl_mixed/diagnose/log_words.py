@@ -3,6 +3,9 @@ only."""
 
 import re
 
+TRACE = re.compile(
+    r"(?P<inner>Original )?Traceback \(most recent call last\):(?P<rank> \(RANK \d+\))?$"
+)
 EXCEPTION = re.compile(
     r"[A-Za-z_][\w.]*"
     r"(?:Error|Exception|Interrupt|Killed|Died|Timeout|Unavailable|Starved|Faults|Exit)\b"

@@ -76,6 +76,28 @@ CRASHES = {
         ),
         "own.BrokenError: 7",
     ),
+    "an exception of a program that a launcher sums up": (
+        "WARNING:root:slow\n"
+        + traceback("own.BrokenError: 7")
+        + "[x] [ERROR] bye\n"
+        + traceback(DIED),
+        "own.BrokenError: 7",
+    ),
+    "an exception that led to another traceback": (
+        traceback("KeyError: 'a'") + "== Status ==\n" * 9 + traceback("own.TrialError: 1 of 1"),
+        "KeyError: 'a'",
+    ),
+    "an exception that a wrapper carries": (
+        traceback("own.WrapperError: Caught it:")
+        + traceback("own.BrokenError: 7").replace("Traceback", "Original Traceback"),
+        "own.BrokenError: 7",
+    ),
+    "an exception of a rank": (
+        traceback("own.WrapperError: ranks [0]")
+        + traceback("own.BrokenError: 7").replace("last):", "last): (RANK 0)"),
+        "own.BrokenError: 7",
+    ),
+    "an exception without words": (traceback("AssertionError"), "AssertionError, raised by `f()`"),
     "an exception behind a time-out": (
         traceback("own.Broken: 7", "TimeoutError: timed out"),
         "own.Broken: 7",
@@ -137,7 +159,12 @@ SURVIVED = {
 
 @pytest.mark.parametrize("what", SURVIVED)
 def test_what_a_run_goes_on_after_is_not_fatal(what: str) -> None:
-    for after in (STEP.format(4) + STEP.format(5), "{'train_runtime': 7.1, 'epoch': 3.0}\n"):
+    for after in (
+        STEP.format(4) + STEP.format(5),
+        "{'train_runtime': 7.1, 'epoch': 3.0}\n",
+        "0: submitit INFO - Job completed successfully\n",
+        "INFO:agent.server.api:[default] worker group successfully finished. Waiting 300 seconds\n",
+    ):
         found = findings(SURVIVED[what] + after)
         assert [each for each in found if each.severity == "fatal"] == []
 
