@@ -5,7 +5,7 @@
 #
 #   --fast     leave out the tests marked ray, slow, sandbox or nodes
 #   --cluster  only the tests marked cluster: runs over several machines in network namespaces, minutes each, as root
-#   --long     only the tests marked algorithm, model or vllm: a run for each advantage estimator, of LoRA, of lent training devices, of a slow tool and of loops that are not ours, of a Ray started by hand and of a quick start, a pretrained model, vLLM
+#   --long     only the tests marked algorithm, model or vllm: a run for each advantage estimator, of LoRA, of lent training devices, of a slow tool or none, of loops that are not ours, of an export, of a Ray started by hand and of a quick start, a pretrained model, vLLM
 #
 # The first start installs the Python environment into .venv (2 to 6 GB, some minutes). As root, missing Debian
 # packages (bubblewrap, bats, ...) are installed; otherwise the checks that need them are skipped, with a message.
@@ -134,7 +134,10 @@ main() {
   local folders only=""
   local -a selection=(-m "not (${LONG})") shell=(--print-output-on-failure) apart=() beside
   # tests/rate_limit forks thousands of processes; a process without torch forks ten times as fast
-  beside=(tests/rate_limit tests/e2e "tests/samplers tests/nodes tests/verl_mixed/checks tests/verl_mixed/commands")
+  beside=(
+    tests/rate_limit tests/e2e tests/agent_loop
+    "tests/samplers tests/nodes tests/verl_mixed/checks tests/verl_mixed/commands"
+  )
   while (($#)); do
     case "$1" in
       -h | --help)

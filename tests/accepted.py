@@ -29,7 +29,8 @@ OF_A_HEAD = ("launch", "folder", "run_folder", "session", "may_start")
 
 _OTHERS = """
     apt-get bash bats benchmarks/release_check.sh cat cd chmod cmp cp curl df dmesg docker du echo
-    exit export find git grep head hf kill kubectl lint-imports ln ls mkdir mv nvidia-smi pip printf
+    exit export find git grep head hf id kill kubectl lint-imports ln ls mkdir mv nvidia-smi pip
+    printf
     prometheus promtool pyright pytest rm rmdir rsync ruff run_tests.sh sbatch scancel sed seq set
     sky sort source squeue ss ssh sudo sysctl tail tar tensorboard test tmux touch umask unset until
     uv vim wandb wc xargs [ [[ { } . : true
@@ -87,6 +88,9 @@ def commands_of(line: str) -> list[list[str]]:
     ValueError: a quote has no end.
     """
     line = re.sub(r"\$'(?:[^'\\]|\\.)*'", "'...'", line)  # bash's own quotes, unknown to shlex
+    if inner := re.search(r"\$\(([^()]+)\)", line):  # a part of a word, perhaps
+        whole = line[: inner.start()] + "..." + line[inner.end() :]
+        return [*commands_of(inner[1]), *commands_of(whole)]
     lexer = shlex.shlex(line, posix=True, punctuation_chars="();<>|&")
     lexer.whitespace_split = True
     found: list[list[str]] = [[]]

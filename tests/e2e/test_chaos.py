@@ -154,6 +154,7 @@ def test_nothing_drifts_and_every_part_of_a_call_is_on_disk(chaos):
             assert call["status"] in ("ok", "rejected", "unavailable", "failed", "cancelled")
 
 
+@pytest.mark.algorithm
 def test_a_run_whose_tools_are_gone_stops_and_says_so(demo: Path, tool_server: str, tmp_path: Path):
     with ChaosProxy(tool_server, share=1.0).serving() as proxy:
         overrides = [

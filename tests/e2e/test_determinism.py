@@ -1,6 +1,6 @@
 """Two runs with `full_determinism` on the real trainer: the same bits, whatever came when.
 
-The first goes back to a checkpoint by its path, and trains its last step again.
+In --long the first goes back to a checkpoint by its path, and trains its last step again.
 """
 
 from pathlib import Path
@@ -36,31 +36,29 @@ def runs(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
         job = job_of("twice", demo, work, overrides, STEPS)
         finish(start(job.command, work, work / "out.txt"), work / "out.txt")
         done.append(job)
-    first = done[0]
+    return done
+
+
+@pytest.fixture
+def gone_back(runs: list[Job]) -> Job:
+    first = runs[0]
     checkpoint = first.folder / "checkpoints" / "global_step_1"
     again = (f"trainer.resume_from_path={checkpoint}", "trainer.resume_mode=resume_path")
     out = first.work / "again.txt"
     finish(start([*first.command, *again], first.work, out), out)
-    return done
+    return first
+
+
+def trajectories(job: Job, step: int) -> list[dict[str, Any]]:
+    lines = read_lines(job.folder / "trajectories" / f"{step}.jsonl")
+    return [{key: line[key] for key in SAME} for line in lines]
 
 
 def test_every_trajectory_is_the_same_to_the_last_bit(runs: list[Job]):
-    def trajectories(job: Job, step: int) -> list[dict[str, Any]]:
-        lines = read_lines(job.folder / "trajectories" / f"{step}.jsonl")
-        return [{key: line[key] for key in SAME} for line in lines]
-
     first, second = runs
     for step in range(1, STEPS + 1):
         assert trajectories(first, step)
         assert trajectories(first, step) == trajectories(second, step)
-
-
-def test_a_run_that_went_back_to_a_checkpoint_is_whole(runs: list[Job]):
-    first = runs[0]
-    audit = audit_run(RunFolder(first.folder), load_config(first.folder / "config.yaml"))
-    assert audit.ok, describe(audit)
-    assert [line["step"] for line in read_lines(first.folder / "metrics.jsonl")] == [0, 1, 2]
-    assert first.saved() == STEPS
 
 
 def test_the_weights_are_the_same_to_the_last_bit(runs: list[Job]):
@@ -74,3 +72,14 @@ def test_the_weights_are_the_same_to_the_last_bit(runs: list[Job]):
     first, second = (weights(job) for job in runs)
     assert first.keys() == second.keys()
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+@pytest.mark.algorithm
+def test_a_run_that_goes_back_to_a_checkpoint_is_whole_and_the_same(
+    runs: list[Job], gone_back: Job
+):
+    audit = audit_run(RunFolder(gone_back.folder), load_config(gone_back.folder / "config.yaml"))
+    assert audit.ok, describe(audit)
+    assert [line["step"] for line in read_lines(gone_back.folder / "metrics.jsonl")] == [0, 1, 2]
+    assert gone_back.saved() == STEPS
+    assert trajectories(gone_back, STEPS) == trajectories(runs[1], STEPS)

@@ -11,7 +11,7 @@ from tests.e2e.jobs import finish, job_of, start
 from verl_mixed.commands.export import export
 from verl_mixed.run.state import RunFolder
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.algorithm]
 
 
 def test_what_two_ranks_trained_is_exported_bit_for_bit(demo: Path, tmp_path: Path) -> None:

@@ -20,7 +20,10 @@ from agent_loop.tools.search import CorpusProgress, PassageIndex
 from agent_loop.tools.search import index as index_module
 from agent_loop.tools.search.corpus import CorpusReader
 from agent_loop.tools.search.index import MANIFEST, index_beside
+from samplers.disk import BrokenFile
 from verl_mixed.cli import main
+
+REFUSED = (ValueError, BrokenFile)
 
 CORPUS = [
     {"id": "a", "contents": '"Sapphire_Bridge"\nBuilt by Ann Lee in Łódź.'},
@@ -190,14 +193,14 @@ def test_threads_share_an_index(zipf):
     ],
 )
 def test_a_corpus_that_is_wrong_is_refused_with_its_line(tmp_path, lines, why):
-    with pytest.raises(ValueError, match=why):
+    with pytest.raises(REFUSED, match=why):
         PassageIndex.build(write(tmp_path / "c.jsonl", lines))
 
 
 def test_a_corpus_in_another_encoding_is_refused_with_its_line(tmp_path):
     path = tmp_path / "c.jsonl"
     path.write_bytes('{"id": 1, "contents": "x"}\n{"id": 2, "contents": "Łódź"}\n'.encode("cp1250"))
-    with pytest.raises(ValueError, match="line 2: not JSON in UTF-8"):
+    with pytest.raises(REFUSED, match="line 2: not JSON in UTF-8"):
         PassageIndex.build(path)
 
 
@@ -281,7 +284,7 @@ def test_a_wrong_corpus_leaves_no_folder_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     corpus = write(tmp_path / "c.jsonl", ["{"])
     for target in (None, tmp_path / "index"):
-        with pytest.raises(ValueError, match="line 1"):
+        with pytest.raises(REFUSED, match="line 1"):
             PassageIndex.build(corpus, target)
     assert list(tmp_path.iterdir()) == [corpus]
 
@@ -448,7 +451,7 @@ def test_a_corpus_that_changed_is_indexed_again(tmp_path):
 
 def test_prepare_corpus_says_what_was_read_kept_and_dropped(tmp_path, capsys):
     corpus = write(tmp_path / "c.jsonl", [*map(json.dumps, CORPUS), "", "{"])
-    assert main(["prepare", "corpus", "--input", str(corpus)]) == 2
+    assert main(["prepare", "corpus", "--input", str(corpus)]) == 1
     assert "line 4: not JSON" in capsys.readouterr().err
     assert not index_beside(corpus).exists()
     assert main(["prepare", "corpus", "--input", str(corpus), "--skip-bad"]) == 0
