@@ -39,6 +39,7 @@ def with_files(tmp_path: Path, **texts: str) -> list[str]:
     return [f"hydra.searchpath=['file://{tmp_path}/own']", *(f"{group}=mine" for group in texts)]
 
 
+@pytest.mark.slow
 def test_blocks_register_agents_over_those_of_the_file(
     run_environ: RunEnviron, tmp_path: Path
 ) -> None:

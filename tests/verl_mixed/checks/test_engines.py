@@ -161,6 +161,7 @@ def test_ranks_are_those_that_verl_counts(world: int, overrides: list[str], rank
         assert verls_size(engine, world, config) == ranks
 
 
+@pytest.mark.slow
 def test_a_batch_is_divided_by_ranks_and_not_by_gpus() -> None:
     batch = ("data.train_batch_size=2", f"{ROLLOUT}.n=2")
 

@@ -389,6 +389,7 @@ def test_what_a_separate_trainer_lacks_is_named(
 SWITCH = "trainer.v1.separate_async.hybrid_rollout"
 
 
+@pytest.mark.slow
 def test_lent_training_gpus_are_no_problem_where_verl_can_lend_them(
     run_environ: RunEnviron,
 ) -> None:

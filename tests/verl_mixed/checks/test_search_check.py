@@ -67,6 +67,7 @@ def test_who_searches_without_an_engine_is_named_with_what_to_set(
         assert ("tool_names" in problem) == ("all tools" in problem)
 
 
+@pytest.mark.slow
 def test_any_engine_is_enough(own: RunEnviron, tmp_path: Path):
     server = "mixed.tool_server"
     assert found(own, SEARCHING, f"{server}={{search_upstream: http://x/retrieve}}") == []
