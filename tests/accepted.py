@@ -30,10 +30,9 @@ OF_A_HEAD = ("launch", "folder", "run_folder", "session", "may_start")
 _OTHERS = """
     apt-get bash bats benchmarks/release_check.sh cat cd chmod cmp cp curl df dmesg docker du echo
     exit export find git grep head hf id kill kubectl lint-imports ln ls mkdir mv nvidia-smi pip
-    printf
-    prometheus promtool pyright pytest rm rmdir rsync ruff run_tests.sh sbatch scancel sed seq set
-    sky sort source squeue ss ssh sudo sysctl tail tar tensorboard test tmux touch umask unset until
-    uv vim wandb wc xargs [ [[ { } . : true
+    printf prometheus promtool pyright pytest rm rmdir rsync ruff run_tests.sh sbatch scancel sed
+    seq set sky sort source squeue ss ssh sudo sysctl tail tar tensorboard test tmux touch umask
+    unset until uv vim wandb wc xargs [ [[ { } . : true
     sinfo sacctmgr sacct scontrol srun munge unmunge enroot module dos2unix
     ssh-keygen ssh-keyscan ssh-copy-id getent ping nc ip fi_info ibstat lctl lsof umount
     ulimit free ps lscpu uname ldconfig strings loginctl systemctl modprobe ras-mc-ctl unsquashfs

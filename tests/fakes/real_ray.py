@@ -1,7 +1,11 @@
-"""The end of a Ray that a test started in its own process."""
+"""A Ray that a test starts in its own process, and its end."""
 
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import ray
 from ray._private import worker
 
@@ -17,3 +21,14 @@ def shut_down() -> None:
     ray.shutdown()
     for each in started:
         each.process.wait(60.0)
+
+
+@contextmanager
+def own_ray(num_cpus: int, **settings: Any) -> Generator[str]:
+    """A Ray of the test's own, whatever else runs on this machine; its address."""
+    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        ray.init(address="local", num_cpus=num_cpus, **{**quiet, **settings})
+        yield ray.get_runtime_context().gcs_address
+        shut_down()

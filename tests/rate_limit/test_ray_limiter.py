@@ -2,7 +2,6 @@
 
 import asyncio
 import concurrent.futures
-import logging
 import os
 import pickle
 import select
@@ -50,21 +49,10 @@ class Worker:
 @pytest.fixture(scope="module")
 def cluster() -> Generator[str]:
     """A Ray of this file's own; its address."""
-    import ray
+    from tests.fakes.real_ray import own_ray
 
-    from tests.fakes.real_ray import shut_down
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-        yield ray.get_runtime_context().gcs_address
-        shut_down()
+    with own_ray(2) as address:
+        yield address
 
 
 @pytest.fixture

@@ -430,8 +430,9 @@ class _Reader:
         if not text.strip() or text[0] in " \t":
             trace.newest = self._segments
             frame = frame_of_run(text)
-            trace.frames = trace.frames or (trace.frames if frame is None else frame)
-            if frame is None and text.strip(" \t^~"):
+            if frame is not None:
+                trace.frames = trace.frames or frame
+            elif text.strip(" \t^~"):
                 trace.source = text.strip()
             return True
         if CHAIN.match(text):

@@ -46,6 +46,7 @@ PREFIX = re.compile(
     r"(?:\d{4}-\d\d-\d\dT\S+(?: \w+){0,3}|\S{1,40} ?[\]:|>]) ?"
 )
 """What a launcher or a container engine writes before each line of a process, as `[worker-0] `."""
+
 CRASH_LINE = re.compile(
     r"[Ss]egmentation fault|\((?:core )?dumped\)|^Killed$|: line \d+: +\d+ Killed|terminate called"
     r"|^(?:error|Error|ERROR|FATAL|fatal)\b:? |^panic: "

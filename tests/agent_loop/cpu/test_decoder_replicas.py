@@ -1,7 +1,6 @@
 """Two rollout servers, as real Ray actors, behind verl's balancer and its client of async modes."""
 
 import asyncio
-import logging
 from collections.abc import Generator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,21 +22,10 @@ DTYPES = {"float32": 1e-4, "bfloat16": 0.4}
 
 @pytest.fixture(scope="module")
 def cluster() -> Generator[None]:
-    import ray
+    from tests.fakes.real_ray import own_ray
 
-    from tests.fakes.real_ray import shut_down
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+    with own_ray(2):
         yield
-        shut_down()
 
 
 @pytest.fixture(scope="module")

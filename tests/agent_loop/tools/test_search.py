@@ -18,12 +18,9 @@ from hypothesis import strategies as st
 
 from agent_loop.tools.search import CorpusProgress, PassageIndex
 from agent_loop.tools.search import index as index_module
-from agent_loop.tools.search.corpus import CorpusReader
+from agent_loop.tools.search.corpus import BadLine, CorpusReader
 from agent_loop.tools.search.index import MANIFEST, index_beside
-from samplers.disk import BrokenFile
 from verl_mixed.cli import main
-
-REFUSED = (ValueError, BrokenFile)
 
 CORPUS = [
     {"id": "a", "contents": '"Sapphire_Bridge"\nBuilt by Ann Lee in Łódź.'},
@@ -188,19 +185,29 @@ def test_threads_share_an_index(zipf):
         (['["a", "x"]'], "line 1: .*object"),
         (["[" * 100_000], "line 1"),
         (['{"id": "a", "contents": "\\ud800"}'], "line 1"),
+    ],
+)
+def test_a_corpus_that_is_wrong_is_refused_with_its_line(tmp_path, lines, why):
+    with pytest.raises(BadLine, match=why):
+        PassageIndex.build(write(tmp_path / "c.jsonl", lines))
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
         ([], "no passage"),
         (["", '{"id": "a", "contents": " "}'], "no passages .*blank line.*contents is empty"),
     ],
 )
-def test_a_corpus_that_is_wrong_is_refused_with_its_line(tmp_path, lines, why):
-    with pytest.raises(REFUSED, match=why):
+def test_a_corpus_without_passages_is_refused(tmp_path, lines, why):
+    with pytest.raises(ValueError, match=why):
         PassageIndex.build(write(tmp_path / "c.jsonl", lines))
 
 
 def test_a_corpus_in_another_encoding_is_refused_with_its_line(tmp_path):
     path = tmp_path / "c.jsonl"
     path.write_bytes('{"id": 1, "contents": "x"}\n{"id": 2, "contents": "Łódź"}\n'.encode("cp1250"))
-    with pytest.raises(REFUSED, match="line 2: not JSON in UTF-8"):
+    with pytest.raises(BadLine, match="line 2: not JSON in UTF-8"):
         PassageIndex.build(path)
 
 
@@ -284,7 +291,7 @@ def test_a_wrong_corpus_leaves_no_folder_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     corpus = write(tmp_path / "c.jsonl", ["{"])
     for target in (None, tmp_path / "index"):
-        with pytest.raises(REFUSED, match="line 1"):
+        with pytest.raises(BadLine, match="line 1"):
             PassageIndex.build(corpus, target)
     assert list(tmp_path.iterdir()) == [corpus]
 

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import logging
 import shutil
 import tempfile
 import urllib.request
@@ -156,25 +155,17 @@ def test_every_series_of_the_trainer_is_one_that_a_step_exports():
 @pytest.fixture(scope="module")
 def ray_folder() -> Iterator[Path]:
     """RAY_TEMP_DIR of a running Ray."""
-    import ray
-
-    from tests.fakes.real_ray import shut_down
+    from tests.fakes.real_ray import own_ray
 
     folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # a short path: sockets lie in it
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "disabled")
-        ray.init(
-            address="local",
-            num_cpus=1,
-            include_dashboard=True,
-            dashboard_port=0,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=80_000_000,
-            _temp_dir=str(folder),
-        )
+    with own_ray(
+        1,
+        include_dashboard=True,
+        dashboard_port=0,
+        object_store_memory=80_000_000,
+        _temp_dir=str(folder),
+    ):
         yield folder
-        shut_down()
     shutil.rmtree(folder, ignore_errors=True)
 
 
