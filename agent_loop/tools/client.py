@@ -20,7 +20,6 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
 
 import msgspec
 from typing_extensions import Self
@@ -38,8 +37,9 @@ from agent_loop.tools.protocol import (
 )
 from agent_loop.tools.responses import decode, dumps, may_be_cached
 from agent_loop.tools.result_store import Store, open_store_of
+from agent_loop.tools.routes import Limiter, RequestFailed, Route, Slots
 from agent_loop.tools.servers import Server, Servers
-from agent_loop.tools.transport import HttpTransport, RequestFailed
+from agent_loop.tools.transport import HttpTransport
 from agent_loop.watchdog import waits_for
 from config.schema import MixedConfig, ToolConfig
 from rate_limit.slots import FileSlots
@@ -61,22 +61,6 @@ CACHE_BYTES = 32 << 20
 """Size of all results in memory, per event loop."""
 
 
-class Limiter(Protocol):
-    """The methods of a rate limiter that a client calls."""
-
-    async def acquire_async(
-        self, n: int = 1, timeout_s: float | None = None, source: str = ""
-    ) -> float: ...
-
-    async def penalise_async(self, retry_after_s: float = 0.0) -> None: ...
-
-
-class Slots(Protocol):
-    """The method of a concurrency limit that a client calls."""
-
-    def hold_async(self, timeout_s: float | None = None) -> AbstractAsyncContextManager[object]: ...
-
-
 @dataclass(slots=True)
 class _Progress:
     """How far a call is."""
@@ -95,6 +79,8 @@ class _Opened:
     """Held while `/health` of the servers is asked."""
 
     health_was_asked: bool = False
+    local_origins: set[str] = field(default_factory=set)
+    """Origins of results of local routes; they never change."""
 
 
 class ToolClient:
@@ -139,12 +125,20 @@ class ToolClient:
         """Source of the calls, for the limiter."""
 
         self._limiter, self._slots = limiter, slots
-        self._timeout_s, self._max_retries = timeout_s, max_retries
-        self._sleep, self._clock = sleep, clock
+        self._sleep, self.clock = sleep, clock
         self._rng = rng or random.Random()
         self._throttle = LoopThrottle(CALLS_PER_TURN)
         servers = self._servers = Servers(urls, timeout_s, clock)
-        self._opened = _Opened()
+        self.route = Route(
+            servers=servers,
+            post=self._post_http,
+            timeout_s=timeout_s,
+            max_retries=max_retries,
+            advice=f"is the server up, and the rate limit high enough? ask {self.url}/health",
+        )
+        """How calls of this client are answered."""
+
+        opened = self._opened = _Opened()
         self._open_store = open_store if cache_size else None
         self._cache = None
         self._deterministic_code = deterministic_code
@@ -152,12 +146,16 @@ class ToolClient:
         def again(error: BaseException, left_s: float) -> bool:
             return isinstance(error, ToolTimeout) and left_s > servers.request_s
 
+        def is_current(result: ToolResult) -> bool:
+            own = opened.local_origins
+            return result.origin in own or result.origin in servers.origins(result.tool)
+
         if cache_size:
             self._cache = SingleFlightCache[ToolResult](
                 cache_size,
                 may_be_cached,
                 again,
-                is_current=lambda result: result.origin in servers.origins(result.tool),
+                is_current=is_current,
                 size_of=lambda result: len(msgspec.json.encode(result.body)),
                 capacity_bytes=cache_bytes,
                 ttl_s=cache_ttl_s,
@@ -188,6 +186,14 @@ class ToolClient:
         twin.source = source
         return twin
 
+    def on(self, route: Route) -> Self:
+        """A client whose calls take another route; it shares everything else with this client."""
+        twin = copy(self)
+        twin.route = route
+        if route.key:
+            self._opened.local_origins.update(*(s.origins.values() for s in route.servers.all))
+        return twin
+
     async def call(self, call: ToolCall) -> ToolResult:
         """Run one call.
 
@@ -199,19 +205,25 @@ class ToolClient:
             ToolUnavailable: no valid answer within the deadline or after all retries, the breakers
                 of all servers or of the session's server are open, or a server refuses the token.
         """
-        came_at = self._clock()
+        came_at = self.clock()
         await self._throttle.enter()
-        timeout_s = self._timeout_s - (self._clock() - came_at)
+        timeout_s = self.route.timeout_s - (self.clock() - came_at)
         if self._cache is not None and self._is_pure(call):
             return await self._call_cached(self._cache, call, timeout_s)
         try:
             return await self._call_in_time(call, timeout_s)
         finally:
             if call.tool == END_SESSION:
-                self._servers.forget(call.session)
+                self.route.servers.forget(call.session)
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(server.url for server in self.route.servers.all)
 
     def _is_pure(self, call: ToolCall) -> bool:
         """Whether the answer depends only on the call."""
+        if self.route.caches is not None:
+            return self.route.caches
         if not call.idempotent or call.deterministic is False:
             return False
         if call.tool == "run_code":
@@ -221,13 +233,14 @@ class ToolClient:
     async def _call_cached(
         self, cache: SingleFlightCache[ToolResult], call: ToolCall, timeout_s: float
     ) -> ToolResult:
-        key = content_key(call)
+        key = f"{content_key(call)}{self.route.key}"
         try:
             result, joined = await cache.get(key, partial(self._make, key, call), timeout_s)
         except TimeoutError as error:
             raise ToolTimeout(
-                f"no answer from {self.url} for tool={call.tool!r} within timeout="
-                f"{self._timeout_s} s to an equal call that this one joined; ask {self.url}/health",
+                f"no answer from {self._names} for tool={call.tool!r} within timeout="
+                f"{self.route.timeout_s:g} s to an equal call that this one joined; "
+                f"{self.route.advice}",
                 tool=call.tool,
             ) from error
         if joined:
@@ -238,9 +251,10 @@ class ToolClient:
         """The stored result, or the result of a new request."""
         if (store := self._opened.store) is None:
             return await self._call_in_time(call, timeout_s)
-        started = self._clock()
-        await self._ask_health(min(HEALTH_S, timeout_s / 4))
-        for origin in self._servers.origins(call.tool):
+        started = self.clock()
+        if self.route.is_http:
+            await self._ask_health(min(HEALTH_S, timeout_s / 4))
+        for origin in self.route.servers.origins(call.tool):
             body = await store.get(f"{key}:{origin}")
             with suppress(ValueError, RecursionError):  # another program wrote this
                 if body is not None:
@@ -248,7 +262,7 @@ class ToolClient:
                     return ToolResult(
                         body=body, attempts=0, cached=True, tool=call.tool, origin=origin
                     )
-        result = await self._call_in_time(call, timeout_s - (self._clock() - started))
+        result = await self._call_in_time(call, timeout_s - (self.clock() - started))
         if self._opened.store is not None and may_be_cached(result):
             store.put(f"{key}:{result.origin}", result.body)
         return result
@@ -265,8 +279,8 @@ class ToolClient:
                 opened.health_was_asked = True
 
     async def _call_in_time(self, call: ToolCall, timeout_s: float) -> ToolResult:
-        progress = _Progress()
-        deadline = self._clock() + timeout_s
+        route, progress = self.route, _Progress()
+        deadline = self.clock() + timeout_s
         try:
             async with timeout(timeout_s):
                 return await self._attempts(call, progress, timeout_s)
@@ -274,22 +288,23 @@ class ToolClient:
             server = progress.asked
             if server is None:
                 raise ToolTimeout(
-                    f"no place for tool={call.tool!r} at {self.url} within "
-                    f"timeout={self._timeout_s} s ({str(error) or 'it still waited'}); raise "
-                    "rate_limit_per_minute, max_workers or timeout under tool_config",
+                    f"no place for tool={call.tool!r} at {self._names} within "
+                    f"timeout={route.timeout_s:g} s ({str(error) or 'it still waited'}); raise "
+                    "rate_limit_per_minute, max_workers or timeout under tool_config, or the "
+                    "tool's own rate, slots and timeout",
                     tool=call.tool,
                 ) from error
-            if self._clock() - deadline < LATE_S:
-                self._servers.note_failure(server)
+            if self.clock() - deadline < LATE_S:
+                route.servers.note_failure(server)
             raise ToolTimeout(
                 f"no answer from {server.url} for tool={call.tool!r} within "
-                f"timeout={self._timeout_s} s; is the server up, and the rate limit high enough? "
-                f"ask {server.url}/health",
+                f"timeout={route.timeout_s:g} s; {route.advice}",
                 tool=call.tool,
             ) from error
 
     async def _attempts(self, call: ToolCall, progress: _Progress, timeout_s: float) -> ToolResult:
-        servers, clock, limiter = self._servers, self._clock, self._limiter
+        route, clock, limiter = self.route, self.clock, self._limiter
+        servers = route.servers
         limiter_wait_s = 0.0
         started = clock()
         deadline = started + timeout_s
@@ -298,14 +313,16 @@ class ToolClient:
         def for_waiting_s() -> float:
             return max(0.0, deadline - servers.request_s - clock())
 
-        for attempt in range(1, self._max_retries + 2):
+        for attempt in range(1, route.max_retries + 2):
             servers.check(call)
             waited_from = clock()
             waits_for("limiter")
+            if route.limiter is not None:  # first, because a grant of the run's limit expires
+                await route.limiter.acquire_async(timeout_s=for_waiting_s(), source=self.source)
             if limiter is not None:
                 await limiter.acquire_async(timeout_s=for_waiting_s(), source=self.source)
-            slot = self._slots.hold_async(for_waiting_s()) if self._slots else nullcontext()
-            async with slot:
+            own = _held(route.slots, for_waiting_s())
+            async with own, _held(self._slots, for_waiting_s()):
                 server = servers.choose(call, tried)
                 asked_at = clock()
                 limiter_wait_s += asked_at - waited_from
@@ -315,7 +332,7 @@ class ToolClient:
                 was_executed = True
                 try:
                     if len(servers.all) == 1:
-                        outcome = await self._request(call, server)
+                        outcome = await route.post(call, server)
                     else:
                         outcome = await self._request_of_several(call, server, tried, deadline)
                 except RequestFailed as failure:
@@ -349,26 +366,29 @@ class ToolClient:
         for_waiting_s: Callable[[], float],
     ) -> None:
         """Wait before the next attempt, or raise `ToolUnavailable` if there is none."""
+        route = self.route
         retry_after_s = last.retry_after_s or 0.0
         if last.is_overload or last.retry_after_s is not None:
-            if self._servers.has_other(tried):  # the other server can be asked without the pause
-                self._servers.pause(server, retry_after_s)
+            if route.servers.has_other(tried):  # the other server can be asked without the pause
+                route.servers.pause(server, retry_after_s)
                 retry_after_s = 0.0
-            if self._limiter is not None:
-                await self._limiter.penalise_async(retry_after_s)
+            # Another program's overload must not slow down the calls of the tool servers.
+            limiter = route.limiter or (self._limiter if route.is_http else None)
+            if limiter is not None:
+                await limiter.penalise_async(retry_after_s)
         cap_s = min(BACKOFF_CAP_S, BACKOFF_START_S * 2 ** (attempt - 1))
         pause_s = max(retry_after_s, self._rng.uniform(0.0, cap_s))
-        kind, advice = ToolUnavailable, "check the tool server"
+        kind, advice = ToolUnavailable, route.advice
         if last.was_executed and not call.idempotent:
             advice = "it may have been executed and is idempotent=False: not tried again"
-        elif attempt <= self._max_retries:
+        elif attempt <= route.max_retries:
             if pause_s < for_waiting_s():
                 await self._sleep(pause_s)
                 return
             kind = ToolTimeout
         raise kind(
             f"no answer from {server.url} for tool={call.tool!r}: {attempt} attempts within "
-            f"timeout={self._timeout_s} s, last: {last}; {advice}",
+            f"timeout={route.timeout_s:g} s, last: {last}; {advice}",
             tool=call.tool,
         ) from last
 
@@ -377,23 +397,29 @@ class ToolClient:
     ) -> ToolResult:
         """A request that gets half of the remaining time, so that another server can still be
         asked."""
-        if not call.idempotent or not self._servers.has_other([*tried, server]):
-            return await self._request(call, server)
-        patience_s = (deadline - self._clock()) / 2
+        route = self.route
+        if not call.idempotent or not route.servers.has_other([*tried, server]):
+            return await route.post(call, server)
+        patience_s = (deadline - self.clock()) / 2
         limit = timeout(patience_s)
         try:
             async with limit:
-                return await self._request(call, server)
+                return await route.post(call, server)
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise RequestFailed(f"no answer within {patience_s:.1f} s") from error
 
-    async def _request(self, call: ToolCall, server: Server) -> ToolResult:
+    async def _post_http(self, call: ToolCall, server: Server) -> ToolResult:
         transport = self._opened.transport
         if transport is None:
             raise RuntimeError("ToolClient.call outside `async with ToolClient(...)`")
         return await transport.post(call, server)
+
+
+def _held(slots: Slots | None, timeout_s: float) -> AbstractAsyncContextManager[object]:
+    """A slot, or nothing without a limit."""
+    return nullcontext() if slots is None else slots.hold_async(timeout_s)
 
 
 PURE_TOOLS = frozenset({"retrieve", "calculate"})

@@ -35,6 +35,7 @@ from agent_loop.tools.responses import (
     sandbox_fault,
     text_of,
 )
+from agent_loop.tools.routes import RequestFailed
 from agent_loop.tools.servers import Server
 from agent_loop.tools.tokens import TOKEN_VARIABLE, token_for
 
@@ -47,31 +48,6 @@ MAX_ERROR_BYTES = 4096
 
 MAX_HEALTH_BYTES = 1 << 20
 MAX_FINGERPRINT = 128
-
-
-class RequestFailed(Exception):
-    """A failed request that may succeed at another attempt.
-
-    Args:
-        reason: what went wrong.
-        retry_after_s: pause that the server asks for.
-        is_overload: the server has too many requests.
-        was_executed: whether the server may have executed the call.
-        blames_server: whether the failure counts for the server's breaker.
-    """
-
-    def __init__(
-        self,
-        reason: str,
-        retry_after_s: float | None = None,
-        *,
-        is_overload: bool = False,
-        was_executed: bool = True,
-        blames_server: bool = True,
-    ) -> None:
-        super().__init__(replace_surrogates(reason))
-        self.retry_after_s, self.is_overload = retry_after_s, is_overload
-        self.was_executed, self.blames_server = was_executed, blames_server
 
 
 class HttpTransport:

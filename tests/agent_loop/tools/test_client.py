@@ -575,7 +575,7 @@ class Scripted(ToolClient):
         super().__init__("http://here", timeout_s=1.0, clock=loop.time, **settings)
         self.script, self.asked_at = list(script), list[float]()
 
-    async def _request(self, call: ToolCall, server: Server) -> ToolResult:
+    async def _post_http(self, call: ToolCall, server: Server) -> ToolResult:
         self.asked_at.append(asyncio.get_running_loop().time())
         takes_s, answer = self.script.pop(0)
         await asyncio.sleep(takes_s)
@@ -629,9 +629,9 @@ def test_a_fault_that_is_not_of_the_first_ones_deadline_is_everybodys(fault):
 
 def test_who_joined_work_that_does_not_end_leaves_in_its_own_time():
     class Stubborn(Scripted):
-        async def _request(self, call: ToolCall, server: Server) -> ToolResult:
+        async def _post_http(self, call: ToolCall, server: Server) -> ToolResult:
             try:
-                return await super()._request(call, server)
+                return await super()._post_http(call, server)
             finally:
                 await asyncio.sleep(5)
 
