@@ -10,11 +10,9 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from itertools import combinations
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     Tag,
@@ -24,12 +22,8 @@ from pydantic import (
 )
 from typing_extensions import Self
 
-
-class Section(BaseModel):
-    """A config section: unknown keys are errors, values never change after loading."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
-
+from config.section import Section
+from config.tool_entries import ToolEntry, as_entry
 
 NOT_SOURCES = (
     "balance",
@@ -155,6 +149,10 @@ class SourceConfig(Section):
     agent: str | None = None
     """Agent loop for every row of this source; None takes the row's own `agent_name`."""
 
+    tools: list[ToolEntry] | None = None
+    """Tools that the model may call, for agents that call tools by name (`native_agent`,
+    `react_agent`): see config/tool_entries.py. None: those that the agent's own settings name."""
+
     reward: str | None = None
     """Reward of this source: a name of `agent_loop.rewards`; a function as
     `path/to/file.py:function`; or `loop`, the score that an agent loop of your own computes. None
@@ -222,6 +220,11 @@ class SourceConfig(Section):
     @classmethod
     def _one_file_is_a_list(cls, files: Any) -> Any:
         return [files] if isinstance(files, str) else files
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _texts_are_entries(cls, tools: Any) -> Any:
+        return [as_entry(tool) for tool in tools] if isinstance(tools, list) else tools
 
     @field_validator("system_prompt")
     @classmethod
@@ -499,6 +502,21 @@ class MixedConfig(Section):
                 "every ratio is 0; give at least one source a ratio above 0 "
                 "(TACO_RATIO, NQ_RATIO, MATH_RATIO or mixed.sources.<name>.ratio)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _limits_of_a_tool_agree(self) -> Self:
+        """Two sources that name one tool share its limits."""
+        limits: dict[str, tuple[str, tuple[Any, ...]]] = {}
+        for name, source in self.sources.items():
+            for entry in source.tools or ():
+                own = (entry.rate, entry.slots)
+                first, theirs = limits.setdefault(entry.target, (name, own))
+                if own != theirs:
+                    raise ValueError(
+                        f"sources.{name}.tools: rate and slots of {entry.target!r} differ from "
+                        f"those of source={first}; a tool has one rate and one number of slots"
+                    )
         return self
 
     @model_validator(mode="after")

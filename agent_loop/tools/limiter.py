@@ -61,7 +61,12 @@ def make_limiter(tools: ToolConfig, mixed: MixedConfig) -> Limiter:
         OSError: the state file cannot be used.
         RuntimeError: several nodes share the file, and this node's clock is wrong.
     """
-    rate, path, settings = rate_of(tools, mixed), state_path(tools, mixed), mixed.rate_limit
+    return limiter_of(rate_of(tools, mixed), state_path(tools, mixed), mixed)
+
+
+def limiter_of(rate: Rate, path: Path, mixed: MixedConfig) -> Limiter:
+    """This process's handle of a limiter, which keeps its state at `path`; see `make_limiter`."""
+    settings = mixed.rate_limit
     limits = (rate.per_minute, rate.burst, rate.min_interval_s)
     shares = dict(rate.weights) or None
     if settings.backend == "ray":

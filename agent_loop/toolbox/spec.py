@@ -1,0 +1,140 @@
+"""A tool as the model sees it, the check of its arguments, and the interface of what answers.
+
+Arguments are checked by the library jsonschema. A mistake of the model becomes a text that names
+the argument and the rule.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from jsonschema import SchemaError
+from jsonschema.exceptions import best_match
+from jsonschema.validators import validator_for
+
+from agent_loop.tools.client import ToolClient
+from agent_loop.turns.tags import ActionKind
+from agent_loop.turns.turn_loop import Observation
+
+MAX_MISTAKE = 300
+"""Characters of a mistake that the model reads; a value in it may be long."""
+
+_NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}")
+_TAKEN = frozenset({ActionKind.ANSWER, ActionKind.MALFORMED})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolSpec:
+    """A tool as the model sees it.
+
+    Raises:
+        ValueError: the name is not one that a model can call, or `parameters` is no JSON schema.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON schema of the arguments, which are an object."""
+
+    hints: Mapping[str, bool] = field(default_factory=dict)
+    """What an MCP server says of the tool: readOnlyHint, idempotentHint, destructiveHint."""
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name) or self.name in _TAKEN:
+            raise ValueError(
+                f"tool={self.name!r}: a name begins with a letter, has letters, digits, _, . and "
+                f"-, and is none of {', '.join(sorted(_TAKEN))}; rename the tool"
+            )
+        try:
+            validator_for(self.parameters).check_schema(self.parameters)
+        except SchemaError as error:
+            raise ValueError(
+                f"tool={self.name!r}: its parameters are no JSON schema ({error.message:.200}); "
+                "correct them"
+            ) from error
+
+    @cached_property
+    def schema(self) -> dict[str, Any]:
+        """The tool as chat templates take it."""
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+        }
+        return {"type": "function", "function": function}
+
+    @cached_property
+    def _validator(self) -> Any:
+        return validator_for(self.parameters)(self.parameters)
+
+    def mistake(self, arguments: Mapping[str, Any]) -> str | None:
+        """Why these arguments break the schema: the path of the argument and the rule; None if they
+        are right. An argument that the schema does not name is refused too."""
+        known = self.parameters.get("properties", {})
+        takes_more = self.parameters.get("additionalProperties", False)
+        if takes_more is False and (unknown := sorted(arguments.keys() - known.keys())):
+            there = ", ".join(known) or "none"
+            return f"{self.name}: unknown argument {', '.join(unknown)}; there are: {there}"[
+                :MAX_MISTAKE
+            ]
+        error = best_match(self._validator.iter_errors(dict(arguments)))
+        if error is None:
+            return None
+        place = "".join(f"[{p!r}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
+        return f"{self.name}{place}: {error.message}"[:MAX_MISTAKE]
+
+
+class Tool(Protocol):
+    """Something that answers the calls of one tool."""
+
+    @property
+    def spec(self) -> ToolSpec: ...
+
+    async def call(self, client: ToolClient, arguments: Mapping[str, Any]) -> Observation:
+        """Answer a call whose arguments fit the schema. The call goes through `client`.
+
+        Raises:
+            ToolRejected: a mistake of the model, which it reads.
+            ToolUnavailable: a fault of the tool, which ends the trajectory.
+        """
+        ...
+
+
+class ToolSource(Protocol):
+    """The tools of one entry of `mixed.sources.<name>.tools`, shared by the trajectories of an
+    event loop."""
+
+    async def tools(self) -> list[Tool]:
+        """The tools of the entry, without `only`; a tool with state gives those of a trajectory
+        in `begin`.
+
+        Raises:
+            ToolUnavailable: they cannot be listed now.
+            ValueError: the entry is wrong.
+        """
+        ...
+
+    def begin(self, row: Mapping[str, Any]) -> "ToolSession | None":
+        """The state of one trajectory; None if the tools have none."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ToolSession(Protocol):
+    """The state that the tools of an entry have for one trajectory."""
+
+    async def start(self) -> list[Tool]:
+        """Make the state; the tools of this trajectory, with the specs of `ToolSource.tools`."""
+        ...
+
+    async def close(self) -> None:
+        """Free the state. It is always called, also if `start` raised."""
+        ...
+
+
+def text_result(text: str, *, is_error: bool = False) -> dict[str, Any]:
+    """The body of a `ToolResult` of a local route."""
+    return {"text": text, "is_error": is_error}
