@@ -63,3 +63,16 @@ def real_tokenizer(kind: str) -> Any:
 def control_ids(tokenizer: Any) -> set[int]:
     """What a tool must never write."""
     return set(tokenizer.convert_tokens_to_ids(list(CONTROL)))
+
+
+@lru_cache
+def byte_tokenizer(control: tuple[str, ...]) -> Any:
+    """A token for each byte, and the special tokens `control`, of which the last ends a message."""
+    vocabulary = {piece: n for n, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(control))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=control[-1], pad_token=control[-1]
+    )

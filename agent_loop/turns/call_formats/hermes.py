@@ -1,0 +1,60 @@
+"""Hermes and Qwen: `<tool_call>{"name": "search", "arguments": {...}}</tool_call>`.
+
+A missing `arguments` is an empty object, as in the package `renderers`, but only if the call has no
+other key than `name`: with `parameters` in its place the arguments would be lost. Markers inside
+the strings of the JSON are text.
+"""
+
+from agent_loop.turns.call_formats.json_values import (
+    Unreadable,
+    read_json,
+    shown,
+    skip_space,
+)
+from agent_loop.turns.call_formats.message import Attempt, CallMistake, ParsedCall, Schemas
+from agent_loop.turns.call_formats.scanning import MarkedFormat, one_of, skip_broken
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_MARKERS = one_of(_OPEN, _CLOSE)
+
+
+def _read(text: str, start: int, _: Schemas) -> tuple[list[Attempt], int]:
+    if text.startswith(_CLOSE, start):
+        mistake = CallMistake(problem=f"no {_OPEN} is before {_CLOSE}", text=_CLOSE)
+        return [mistake], start + len(_CLOSE)
+    try:
+        call, end = _read_call(text, start)
+    except Unreadable as error:
+        call, end = skip_broken(text, start, error, _MARKERS, _CLOSE)
+    return [call], end
+
+
+def _read_call(text: str, start: int) -> tuple[ParsedCall, int]:
+    begin = start + len(_OPEN)
+    try:
+        value, at = read_json(text, begin)
+    except ValueError as error:
+        raise Unreadable(f"the call is no JSON: {error}", begin) from None
+    if not isinstance(value, dict):
+        raise Unreadable('the call is no JSON object with "name" and "arguments"', begin)
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        raise Unreadable('the call has no "name" that is a text', begin)
+    if "arguments" not in value and len(value) > 1:
+        raise Unreadable(f'the call of {shown(name)} has no "arguments"', begin, name)
+    arguments = value.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise Unreadable(f"the arguments of {shown(name)} are no JSON object", begin, name)
+    if not text.startswith(_CLOSE, at := skip_space(text, at)):
+        raise Unreadable(f"no {_CLOSE} follows the call of {shown(name)}", at, name)
+    end = at + len(_CLOSE)
+    return ParsedCall(name=name, arguments=arguments, text=text[start:end]), end
+
+
+HERMES = MarkedFormat(
+    name="hermes",
+    openings=(_OPEN,),
+    strays=(_CLOSE,),
+    read=_read,
+    end_texts=("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "</s>"),
+)
