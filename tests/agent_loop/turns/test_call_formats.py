@@ -124,13 +124,17 @@ PIECES = st.one_of(
 
 @settings(max_examples=250, deadline=None)
 @given(text=st.lists(PIECES, max_size=14).map("".join), in_reasoning=st.booleans())
-def test_no_text_raises_and_an_open_mistake_is_the_last_of_its_kind(text, in_reasoning):
+def test_no_text_raises_and_no_attempt_is_dropped(text, in_reasoning):
     for name in NAMES:
+        writer = WRITERS[name]
         read = FORMATS[name].parse(text, {"a": {"properties": 3}}, in_reasoning=in_reasoning)
         for call in mistakes(read):
             assert call.problem and len(call.problem.splitlines()) == 1
-        if read.is_open:
-            assert not read.calls or name == "gpt-oss" or read.reasoning
+        has_thought = in_reasoning or any(each.strip() in text for each in writer.thought)
+        if writer.before[0] in text and not has_thought and name != "gpt-oss":
+            assert read.calls
+        if "to=functions.a" in text and not in_reasoning and "analysis" not in text:
+            assert FORMATS["gpt-oss"].parse(f"<|start|>{text}", {}).calls
 
 
 HOSTILE = {
@@ -260,6 +264,7 @@ MISTAKES: list[tuple[str, str, list[str], str]] = [
     ("hermes", "<tool_call></tool_call>", ["Expecting value"], ""),
     ("hermes", "I say <tool_", ["<tool_ is not complete"], "I say"),
     ("qwen3_coder", "<function=a></function>", ["no <tool_call> is before the call of 'a'"], ""),
+    ("qwen3_coder", "<function=a></function>\n</tool_call>", ["no <tool_call> is before"], ""),
     ("qwen3_coder", f'{Q}{{"b": 1}}</function></tool_call>', ["is not </function>"], ""),
     ("qwen3_coder", f"{Q}</function>so</tool_call>", ["'so</tool_call>' is no call"], ""),
     ("qwen3_coder", f"{Q}</function><tool_call>", ["no </tool_call>", "no call follows"], ""),
