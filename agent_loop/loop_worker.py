@@ -35,6 +35,7 @@ from verl.utils import tensordict_utils as tu
 
 from agent_loop.loop_lag import spare_full_collections
 from agent_loop.seeds import seed_from
+from agent_loop.toolbox.verls import client_of_trajectory, through_client
 from agent_loop.tools.client import shared_client
 from agent_loop.tools.protocol import ToolError
 from agent_loop.turn_agent_loop import TurnAgentLoop, judged_output
@@ -207,6 +208,7 @@ class MixedAgentLoopWorker(_VerlWorker):
             if isinstance(loop, TurnAgentLoop):  # has deadlines, reward and record itself
                 return await loop.run(sampling_params, **row)
             tools = (await shared_client(settings.tools, settings.mixed)).for_source(source)
+            client_of_trajectory.set(tools)
             rollout = await self._run_foreign(loop, sampling_params, row, turns)
             if self._route_shape is not None:
                 add_routes(rollout, turns, self._route_shape, source)
@@ -269,10 +271,14 @@ class MixedAgentLoopWorker(_VerlWorker):
             "data_config": DictConfigWrap(self.config.data),
             "tools": ToolListWrap(self.tools),
         }
+        kind = hydra.utils.get_object(config["_target_"])
+        if not (isinstance(kind, type) and issubclass(kind, TurnAgentLoop)):
+            timeout_s = self.settings.tools.timeout
+            arguments["tools"] = ToolListWrap(through_client(self.tools or [], timeout_s))
         settings = _plain_settings(config)
         if settings is None:
             return hydra.utils.instantiate(config=config, **arguments)
-        return hydra.utils.get_object(config["_target_"])(**settings | arguments)
+        return kind(**settings | arguments)
 
     def _lost(self, error: BaseException) -> Rollout:
         """An empty trajectory, for a loop that raised."""

@@ -9,16 +9,15 @@ process (`agent_loop.turns.loop_settings`).
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, ClassVar
 from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from agent_loop.prompts import with_system_text
-from agent_loop.tool_actions import run_code
+from agent_loop.toolbox.own import Interpreter
 from agent_loop.tools.client import ToolClient, shared_client
-from agent_loop.tools.protocol import ToolBackend, ToolError, end_session_call
+from agent_loop.tools.protocol import ToolBackend
 from agent_loop.turns.engine_client import current_version, weight_versions
 from agent_loop.turns.judging import COMMON_PARTS, judge
 from agent_loop.turns.loop_settings import STRING_STOPS, LoopSettings, settings_of
@@ -61,8 +60,7 @@ class TurnAgentLoop(AgentLoopBase):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.system_prompt = system_prompt
-        self._session = uuid4().hex if persistent_interpreter else None
-        self._has_run_code = self._session_began = False
+        self.interpreter = Interpreter(persistent=persistent_interpreter)
         self.settings = settings_of(self.config)
 
     @abstractmethod
@@ -79,15 +77,26 @@ class TurnAgentLoop(AgentLoopBase):
 
     async def run_code(self, code: str, stdin: str) -> Observation:
         """Run Python: a program, or the next cell of this trajectory's interpreter."""
-        self._has_run_code = True
-        began = self._session_began
-        observation = await run_code(self.client, code, stdin, self._session, session_began=began)
-        self._session_began = True
-        return observation
+        return await self.interpreter.run(self.client, code, stdin)
+
+    async def begin(self, row: Mapping[str, Any]) -> None:
+        """Make what this trajectory needs, before its prompt is made.
+
+        Raises:
+            ToolUnavailable: the infrastructure failed. The trajectory then ends as `infra_error`.
+        """
+
+    async def end(self) -> None:
+        """Free what `begin` and the trajectory made; it is always called."""
+        await self.interpreter.close(self.client)
 
     def system_text(self) -> str:
         """What the loop adds to the system message; empty for nothing."""
         return fill_tags(self.system_prompt or "", self.settings.tools)
+
+    def tool_schemas(self) -> list[dict[str, Any]]:
+        """Schemas of tools that the chat template puts into the prompt."""
+        return []
 
     def markers(self) -> tuple[str, str]:
         """Texts before and after a result in the `inline` style."""
@@ -98,6 +107,16 @@ class TurnAgentLoop(AgentLoopBase):
         settings, source = self.settings, row["data_source"]
         client = await shared_client(settings.tools, settings.mixed)
         self.client = client.for_source(source)
+        try:
+            await self.begin(row)
+            rollout = await self._rollout(sampling_params, row)
+        finally:
+            await self.end()
+        version = current_version(self.server_manager, row)
+        return await judged_output(rollout, row, self.client, settings, version)
+
+    async def _rollout(self, sampling_params: dict[str, Any], row: Mapping[str, Any]) -> Rollout:
+        settings, source = self.settings, row["data_source"]
         extras = json.loads(row["extra_info"].get("extras") or "{}")
         messages = self._messages(row["raw_prompt"])
         engine = _Engine(self, settings.sampling_of(source, sampling_params))
@@ -106,22 +125,33 @@ class TurnAgentLoop(AgentLoopBase):
             return await self.act(action, extras)
 
         codec = codec_of(self.tokenizer)
-        rollout = await run_turns(
-            prompt_ids=self._prompt_ids(messages),
+        prompt_ids = self._prompt_ids(messages)
+        language, style = self.dialogue(codec, source, messages, prompt_ids)
+        return await run_turns(
+            prompt_ids=prompt_ids,
             generate=engine.generate,
             environment=environment,
-            language=self.language(),
-            style=self._style(codec, source, messages),
+            language=language,
+            style=style,
             codec=codec,
             budget=settings.budget_of(source, row.get("step_deadline")),
             filler_id=self.tokenizer.eos_token_id,
         )
-        if self._session is not None and self._has_run_code:
-            # If the call fails, the server ends the session after some idle time.
-            with suppress(ToolError):
-                await self.client.call(end_session_call(self._session))
-        version = current_version(self.server_manager, row)
-        return await judged_output(rollout, row, self.client, settings, version)
+
+    def dialogue(
+        self,
+        codec: HFCodec,
+        source: str,
+        messages: list[dict[str, Any]],
+        prompt_ids: Sequence[int],
+    ) -> tuple[Language, ObservationStyle]:
+        """How actions are read from the model's text, and how results enter the response.
+
+        Args:
+            messages: of the prompt.
+            prompt_ids: (P,) the tokens of `messages`.
+        """
+        return self.language(), self._style(codec, source, messages)
 
     def _messages(self, rows_own: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         messages = [dict(message) for message in rows_own]
@@ -135,7 +165,9 @@ class TurnAgentLoop(AgentLoopBase):
     def _prompt_ids(self, messages: list[dict[str, Any]]) -> list[int]:
         """The tokens of the prompt. verl would cut a long prompt at its beginning."""
         # verl does this in a thread, which takes more time than it saves.
-        prompt_ids = self.continuous_token_builder.build_initial_tokens(messages)
+        prompt_ids = self.continuous_token_builder.build_initial_tokens(
+            messages, tools=self.tool_schemas() or None
+        )
         longest = self.rollout_config.prompt_length
         if len(prompt_ids) > longest:
             raise ValueError(

@@ -11,6 +11,7 @@ Pure; the tools themselves are in `agent_loop.toolbox`.
 """
 
 import re
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -133,3 +134,19 @@ def per_minute(rate: str) -> float | None:
 def as_entry(value: Any) -> Any:
     """A text is short for `{tool: text}`."""
     return {"tool": value} if isinstance(value, str) else value
+
+
+def with_absolute_path(value: Any) -> Any:
+    """An entry of `tools` whose file has an absolute path, because workers run in another folder.
+    What is no entry is left as it is."""
+    if isinstance(value, str):
+        path, colon, name = value.rpartition(":")
+        if not colon or not path.endswith(".py"):
+            return value
+        return f"{Path(path).expanduser().absolute()}:{name}"
+    if not isinstance(value, dict):
+        return value
+    made = {key: with_absolute_path(value[key]) for key in ("tool",) if key in value}
+    if isinstance(verl := value.get("verl"), str):
+        made["verl"] = str(Path(verl).expanduser().absolute())
+    return {**value, **made}

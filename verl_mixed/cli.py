@@ -21,7 +21,7 @@ from verl_mixed.run.text import os_error_words, print_error
 OVERVIEW = """\
 Train one policy on several agentic sources at once, in exact ratios.
 
-  before a run   prepare, check, plan, doctor
+  before a run   prepare, check, plan, tools, doctor
   during a run   train, watch, stop, serve-tools, limiter
   after a run    report, export, view, audit, diagnose"""
 
@@ -42,6 +42,7 @@ COMMANDS = {
     "report": "write the results of one or several runs: a page, an image, a table",
     "view": "read trajectories: who wrote each token, its mask, tool calls, advantages",
     "stop": "end a run on this machine, after a checkpoint if possible",
+    "tools": "list the tools that the models of a run can call, and call one",
     "limiter": "show what the rate limiter of a run does",
     "doctor": "check this machine and its cluster for everything that a run needs",
     "diagnose": "find known failures in a run's logs, with causes and remedies",

@@ -14,23 +14,22 @@ again.
 import asyncio
 import logging
 import math
-import multiprocessing.context
 import os
 import re
 import resource
 import signal
-import sys
 import threading
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
 from agent_loop.rewards.math_forms import INEQUALITY, Expressions, Matching, Verdict
 from agent_loop.tools.protocol import ToolTimeout
+from agent_loop.tools.spawned import SpawnWithoutMain
 
 WORKERS = 2
 CPU_S = 2.0
@@ -92,7 +91,7 @@ _pools: list[ProcessPool] = []
 def _pool() -> ProcessPool:
     with _lock:
         if not _pools:
-            context: Any = _WithoutMain()
+            context: Any = SpawnWithoutMain()
             _pools.append(ProcessPool(WORKERS, MOST_CHECKS, initializer=_begin, context=context))
         return _pools[0]
 
@@ -113,34 +112,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-class _Process(multiprocessing.context.SpawnProcess):
-    @property
-    def daemon(self) -> bool:
-        """True whatever pebble says: a child of multiprocessing, as which we may run, waits at its
-        end for the processes that are not, and they for it."""
-        return True
-
-    @daemon.setter
-    def daemon(self, value: bool) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        pass
-
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:
-        main = sys.modules["__main__"]
-        # spawn has no other way to leave `__main__` out
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            return multiprocessing.context.SpawnProcess._Popen(process_obj)  # pyright: ignore[reportAttributeAccessIssue]
-        finally:
-            sys.modules["__main__"] = main
-
-
-class _WithoutMain(multiprocessing.context.SpawnContext):
-    """Spawns processes, because ours has threads; they do not import what ours was started with."""
-
-    Process = _Process
 
 
 # --- in theirs ------------------------------------------------------------------------------------

@@ -6,23 +6,28 @@ processes of the run and all sources that name one tool share it.
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from agent_loop.tools.limiter import Limiter, limiter_of, state_path
+from agent_loop.tools.limiter import Limiter, limiter_of, own_folder, state_path
 from agent_loop.tools.routes import Route
-from config.schema import MixedConfig, ToolConfig
+from config.schema import MixedConfig, SourceConfig, ToolConfig
 from config.tool_entries import ToolEntry, per_minute
+from rate_limit import ray_limiter
 from rate_limit.gcra import Rate
 from rate_limit.slots import FileSlots
 
 
+def own_name(target: str) -> str:
+    """The name of the limits of what an entry names, in files and metrics."""
+    words = re.sub(r"\W+", "_", target).strip("_")[-40:]
+    return f"{words}-{hashlib.sha1(target.encode()).hexdigest()[:8]}"
+
+
 def own_state_path(target: str, tools: ToolConfig, mixed: MixedConfig) -> Path:
     """Path of the limiter of what an entry names."""
-    words = re.sub(r"\W+", "_", target).strip("_")[-40:]
-    digest = hashlib.sha1(target.encode()).hexdigest()[:8]
-    return state_path(tools, mixed).with_suffix(".tools") / f"{words}-{digest}.state"
+    return own_folder(state_path(tools, mixed)) / f"{own_name(target)}.state"
 
 
 def own_limiter(entry: ToolEntry, tools: ToolConfig, mixed: MixedConfig) -> Limiter | None:
@@ -51,12 +56,31 @@ def limited(route: Route, entry: ToolEntry, tools: ToolConfig, mixed: MixedConfi
     return route.limited(**changes)
 
 
-def limited_entries(mixed: MixedConfig) -> Iterator[ToolEntry]:
+def open_own_limiters(tools: ToolConfig, mixed: MixedConfig) -> dict[str, Limiter]:
+    """Name -> limiter, of all tools of the run that have a rate of their own.
+
+    Only the process that starts a run calls this function: with the Ray backend it ends the actors
+    that an earlier start of the run left behind.
+
+    Raises:
+        ValueError, OSError, RuntimeError: see `make_limiter`.
+    """
+    limiters: dict[str, Limiter] = {}
+    settings = mixed.rate_limit
+    for entry in limited_entries(mixed.sources.values()):
+        if settings.backend == "ray" and settings.on_config_change == "adopt":
+            ray_limiter.end(str(own_state_path(entry.target, tools, mixed)))
+        if (limiter := own_limiter(entry, tools, mixed)) is not None:
+            limiters[own_name(entry.target)] = limiter
+    return limiters
+
+
+def limited_entries(sources: Iterable[SourceConfig]) -> list[ToolEntry]:
     """The entries of all sources that have a rate of their own, one for each target."""
     entries = {
         entry.target: entry
-        for source in mixed.sources.values()
+        for source in sources
         for entry in source.tools or ()
         if entry.rate is not None
     }
-    yield from entries.values()
+    return list(entries.values())

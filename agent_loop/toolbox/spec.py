@@ -4,19 +4,22 @@ Arguments are checked by the library jsonschema. A mistake of the model becomes 
 the argument and the rule.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jsonschema import SchemaError
 from jsonschema.exceptions import best_match
 from jsonschema.validators import validator_for
 
-from agent_loop.tools.client import ToolClient
 from agent_loop.turns.tags import ActionKind
-from agent_loop.turns.turn_loop import Observation
+
+if TYPE_CHECKING:
+    from agent_loop.tools.client import ToolClient
+    from agent_loop.turns.turn_loop import Observation
 
 MAX_MISTAKE = 300
 """Characters of a mistake that the model reads; a value in it may be long."""
@@ -65,6 +68,15 @@ class ToolSpec:
         }
         return {"type": "function", "function": function}
 
+    @property
+    def line(self) -> str:
+        """The tool in one line, for a prompt: its arguments with their descriptions, or only their
+        names if an argument has no description."""
+        properties = self.parameters.get("properties", {})
+        texts = {name: about.get("description") for name, about in properties.items()}
+        shown = texts if all(texts.values()) else [*texts]
+        return f"{self.name}: {self.description}; {json.dumps(shown)}"
+
     @cached_property
     def _validator(self) -> Any:
         return validator_for(self.parameters)(self.parameters)
@@ -92,7 +104,7 @@ class Tool(Protocol):
     @property
     def spec(self) -> ToolSpec: ...
 
-    async def call(self, client: ToolClient, arguments: Mapping[str, Any]) -> Observation:
+    async def call(self, client: "ToolClient", arguments: Mapping[str, Any]) -> "Observation":
         """Answer a call whose arguments fit the schema. The call goes through `client`.
 
         Raises:
@@ -116,8 +128,13 @@ class ToolSource(Protocol):
         """
         ...
 
-    def begin(self, row: Mapping[str, Any]) -> "ToolSession | None":
-        """The state of one trajectory; None if the tools have none."""
+    def begin(self, client: "ToolClient", row: Mapping[str, Any]) -> "ToolSession | None":
+        """The state of one trajectory; None if the tools have none.
+
+        Args:
+            client: of the trajectory's source.
+            row: what the tools may see of the row, see `toolbox.visible_row`.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -133,8 +150,3 @@ class ToolSession(Protocol):
     async def close(self) -> None:
         """Free the state. It is always called, also if `start` raised."""
         ...
-
-
-def text_result(text: str, *, is_error: bool = False) -> dict[str, Any]:
-    """The body of a `ToolResult` of a local route."""
-    return {"text": text, "is_error": is_error}

@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 from typing_extensions import Self
@@ -61,6 +62,9 @@ CACHE_BYTES = 32 << 20
 """Size of all results in memory, per event loop."""
 
 
+R = TypeVar("R")
+
+
 @dataclass(slots=True)
 class _Progress:
     """How far a call is."""
@@ -81,6 +85,9 @@ class _Opened:
     health_was_asked: bool = False
     local_origins: set[str] = field(default_factory=set)
     """Origins of results of local routes; they never change."""
+
+    resources: dict[str, Any] = field(default_factory=dict)
+    """What `resource` made."""
 
 
 class ToolClient:
@@ -172,6 +179,10 @@ class ToolClient:
         opened = self._opened
         transport, opened.transport = opened.transport, None
         store, opened.store = opened.store, None
+        resources, opened.resources = opened.resources, {}
+        for resource in resources.values():
+            if (close := getattr(resource, "close", None)) is not None:
+                await close()
         try:
             if transport is not None:
                 await transport.close()
@@ -193,6 +204,16 @@ class ToolClient:
         if route.key:
             self._opened.local_origins.update(*(s.origins.values() for s in route.servers.all))
         return twin
+
+    def forget_resources(self) -> None:
+        self._opened.resources.clear()
+
+    def resource(self, key: str, make: Callable[[], R]) -> R:
+        """What this client's event loop has under a key; made at first use. If it has a method
+        `close`, that is awaited when the client is closed."""
+        if key not in self._opened.resources:
+            self._opened.resources[key] = make()
+        return self._opened.resources[key]
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Run one call.
@@ -478,5 +499,6 @@ def _forget_closed_loops() -> None:
     pid = os.getpid()
     for key in [key for key in _shared if key[0] == pid and key[1].is_closed()]:
         client = _shared.pop(key).client
+        client.forget_resources()  # they cannot be closed without their loop
         with suppress(StopIteration):  # nothing is awaited, because the loop is closed
             client.__aexit__(None, None, None).send(None)

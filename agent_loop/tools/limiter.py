@@ -52,6 +52,11 @@ def state_path(tools: ToolConfig, mixed: MixedConfig) -> Path:
     return Path(tools.rate_limit_file or Path(mixed.run_dir) / "rate_limit.state")
 
 
+def own_folder(path: Path) -> Path:
+    """The folder of the limits that tools have of their own, beside the run's limiter at `path`."""
+    return path.with_suffix(".tools")
+
+
 def make_limiter(tools: ToolConfig, mixed: MixedConfig) -> Limiter:
     """This process's handle of the run's limiter.
 
@@ -111,15 +116,23 @@ def resolve_backend(tools: ToolConfig, mixed: MixedConfig) -> RateLimitConfig:
     return settings
 
 
-def metrics_now(limiter: Limiter) -> dict[str, float]:
-    """`limiter_metrics`; an unreadable limiter gives a warning and no metrics, and no run ends."""
+def metrics_now(limiter: Limiter, tool: str | None = None) -> dict[str, float]:
+    """`limiter_metrics`, or `tool_limiter_metrics` of a tool's own limiter. An unreadable limiter
+    gives a warning and no metrics, and no run ends."""
     from ray.exceptions import RayError
 
     try:
-        return limiter_metrics(limiter.snapshot())
+        snapshot = limiter.snapshot()
+        return limiter_metrics(snapshot) if tool is None else tool_limiter_metrics(snapshot, tool)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         _log.warning("no metrics of the limiter in this step: %s: %s", type(error).__name__, error)
         return {}
+
+
+def tool_limiter_metrics(snapshot: Snapshot, tool: str) -> dict[str, float]:
+    """`mixed/limiter/<tool>/*` of a limit that a tool has of its own."""
+    names = ("granted", "waiting", "waited_s", "utilisation")
+    return {f"mixed/limiter/{tool}/{name}": float(getattr(snapshot, name)) for name in names}
 
 
 def limiter_metrics(snapshot: Snapshot) -> dict[str, float]:

@@ -257,6 +257,8 @@ class Accounts(TrainerState):
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         if self._limiter is not None:
             metrics.update(metrics_now(self._limiter))
+        for tool, limiter in self._tool_limiters.items():
+            metrics.update(metrics_now(limiter, tool))
         self._publish(metrics)
         if self._stopping:
             self.total_training_steps = self.global_steps  # ends the loop of `fit`

@@ -70,6 +70,9 @@ class TrainerState:
     """Source -> its rows in the training files."""
 
     _limiter: Limiter | None
+    _tool_limiters: dict[str, Limiter]
+    """Name -> limiter of a tool that has a rate of its own."""
+
     _exposition: Exposition
     _faults: FaultWindow
     _state_masking: bool

@@ -57,6 +57,9 @@ class LoopSettings:
     """Temperature and top_p of training, for sources that have none of their own."""
 
     watchdog: Watchdog
+    call_format: str | None = None
+    """verl's name of the format of native tool calls (`multi_turn.format`)."""
+
     lag: LoopLag = field(default_factory=LoopLag)
     """Lag of this process's event loop."""
 
@@ -167,6 +170,7 @@ def _read(config: DictConfig) -> LoopSettings:
             answer_reserve=mixed.turns.answer_reserve,
         ),
         max_actions=multi_turn.max_parallel_calls,
+        call_format=multi_turn.get("format"),
         backend=rollout.name,
         sampling={"temperature": rollout.temperature, "top_p": rollout.top_p},
         watchdog=Watchdog(deadlines.stuck_after_s),

@@ -200,14 +200,14 @@ class InlineStyle:
         left = room - around * len(results)
         if left < 0:
             return None
-        inner = _fit(results, self._codec, left, self._max_length)
+        inner = fit(results, self._codec, left, self._max_length)
         if inner is None:
             return None
         token_ids = [t for own in inner for t in (*self._opening, *own, *self._closing)]
         return Shown(token_ids=token_ids, text=self._codec.decode(token_ids))
 
 
-def _fit(
+def fit(
     results: Sequence[str], codec: TokenCodec, room: int, max_length: int | None
 ) -> list[list[int]] | None:
     """The tokens of several results, cut so that all together are `room` at most; None if nothing
@@ -253,7 +253,7 @@ class ChatStyle:
         glue: int | None = None
         left = room
         while left >= len(self._codec.encode_plain(CUT_MARK)):
-            inner = _fit(results, self._codec, left, self._max_length)
+            inner = fit(results, self._codec, left, self._max_length)
             if inner is None:
                 return None
             texts = [self._codec.decode(own) for own in inner]

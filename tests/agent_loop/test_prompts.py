@@ -12,7 +12,7 @@ pytest.importorskip("verl")
 from agent_loop.math_agent_loop import MathAgentLoop
 from agent_loop.prompts import prompt_of, with_system_text
 from agent_loop.react_agent_loop import ReactAgentLoop
-from agent_loop.tool_actions import named_tools
+from agent_loop.toolbox.own import SPECS
 from agent_loop.turn_agent_loop import TurnAgentLoop
 from config.schema import (
     TAG_FIELDS,
@@ -134,7 +134,7 @@ def test_what_a_loop_says_is_added_to_what_the_row_says(
 ):
     loop: Any = object.__new__(loop_class)
     loop.system_prompt, loop.settings = given, SimpleNamespace(tools=TOOLS)
-    loop.tools = {name: tool for name, tool in named_tools(2).items() if name in tools}
+    loop.specs = {name: spec for name, spec in SPECS.items() if name in tools}
     system, asked = loop._messages([{"role": "system", "content": "R"}, *ASKED])
     assert system["content"].startswith("R\n\n") and asked == ASKED[0]
     assert all(text in system["content"] for text in said)

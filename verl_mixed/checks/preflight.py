@@ -38,6 +38,7 @@ from verl_mixed.checks.config.rewards import reward_problems
 from verl_mixed.checks.config.search import given_search_problems, own_search_problems
 from verl_mixed.checks.config.sessions import given_session_problems, own_session_problems
 from verl_mixed.checks.config.sources import source_problems
+from verl_mixed.checks.config.tools import tool_problems
 from verl_mixed.checks.config.unread import unread_problems
 from verl_mixed.checks.finding import Finding, problems
 from verl_mixed.checks.machine.machine import ports
@@ -80,6 +81,7 @@ def preflight(
     found += unread_problems(config, changed)
     found += mode_problems(config)
     found += loop_problems(config)
+    found += tool_problems(config)
     found += correction_problems(config)
     found += lora_problems(config)
     found += batch_problems(config)

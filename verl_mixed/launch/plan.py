@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from agent_loop.rewards import split_path
 from cluster.placement import UNITS_KEY, storage_units
 from cluster.ray_cluster import THIS_MACHINE
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, ConfigError
+from config.tool_entries import with_absolute_path
 from samplers.rows.sources.demo import DEMO_SOURCES
 from verl_mixed.checks.config.load import WORKERS_KEY, loop_workers
-from verl_mixed.checks.config.prompts import is_unused_template
+from verl_mixed.checks.config.prompts import chosen_format, is_unused_template
 from verl_mixed.checks.config.structure import structure_problems
+from verl_mixed.checks.config.tools import FORMAT_KEY
 from verl_mixed.checks.config.unknown import block_problems, is_unknown, unknown_problems
 from verl_mixed.checks.config.unread import is_unread
 from verl_mixed.checks.machine.ray_cluster import cluster_problems, shared_problems
@@ -250,6 +252,9 @@ def plan_of(
     agent = at(resolved, WORKERS_KEY.rpartition(".")[0])
     if agent and at(resolved, WORKERS_KEY) is None and (workers := loop_workers(resolved)):
         agent["num_workers"] = workers
+    turns = at(resolved, FORMAT_KEY.rpartition(".")[0])
+    if turns and at(resolved, FORMAT_KEY) is None:
+        turns["format"] = chosen_format(resolved)
     return Plan(
         generated=generated,
         corpus=corpus,
@@ -304,6 +309,10 @@ def _make_paths_absolute(config: DictConfig) -> None:
         reward = source.get("reward") if isinstance(source, DictConfig) else None
         if isinstance(reward, str) and (parts := split_path(reward)):
             source.reward = f"{Path(parts[0]).expanduser().absolute()}:{parts[1]}"
+        tools = source.get("tools") if isinstance(source, DictConfig) else None
+        if isinstance(tools, ListConfig):
+            given = cast(list[Any], OmegaConf.to_container(tools))
+            source.tools = [with_absolute_path(tool) for tool in given]
 
 
 def _cluster_to_join(config: DictConfig) -> str | None:

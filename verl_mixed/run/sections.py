@@ -21,7 +21,18 @@ LOOPS_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 
 SEARCH_LOOP = "agent_loop.search_agent_loop.SearchAgentLoop"
 REACT_LOOP = "agent_loop.react_agent_loop.ReactAgentLoop"
-"""`_target_` of two of our agent loops; importing them would import verl."""
+NATIVE_LOOP = "agent_loop.native_agent_loop.NativeAgentLoop"
+"""`_target_` of some of our agent loops; importing them would import verl."""
+
+NAMED_TOOLS_LOOPS = (REACT_LOOP, NATIVE_LOOP)
+"""Loops whose model calls tools by name."""
+
+TAG_LOOPS = (
+    SEARCH_LOOP,
+    "agent_loop.code_execution_agent_loop.CodeExecutionAgentLoop",
+    "agent_loop.math_agent_loop.MathAgentLoop",
+)
+"""Loops whose model writes tags."""
 
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
@@ -128,8 +139,3 @@ def _settings_of_ours() -> frozenset[str]:
     """Settings that an agent loop of this project may have: those that the shipped file shows."""
     shipped = yaml.safe_load((CONFIG_DIR / "agent_loops.yaml").read_text())
     return frozenset(key for entry in shipped for key in entry)
-
-
-def is_react(loop: Mapping[str, Any]) -> bool:
-    """Whether an entry of the file of agent loops is our ReAct agent."""
-    return loop.get("_target_") == REACT_LOOP

@@ -4,16 +4,17 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from time import sleep
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from agent_loop.tools.limiter import own_folder
 from cluster.ray_cluster import ask, recorded_address
 from config.lookup import at
 from config.schema import TOOL_CONFIG
@@ -63,7 +64,9 @@ def show(
         try:
             if anew:
                 reset(path)
-            _print_all(lambda: snapshot_of(path), as_json, watch)
+                for own in _own_files(path):
+                    reset(own)
+            _print_all(lambda: _all_of_files(path), as_json, watch)
         except FileNotFoundError as error:
             raise ValueError(
                 f"no limiter at {path}: the first tool call of a run creates it; start a run, give "
@@ -81,21 +84,39 @@ def show(
     ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         if anew:
-            ray_limiter.end(name)
+            for each in (name, *(str(own.absolute()) for own in _own_files(path))):
+                ray_limiter.end(each)
             return
-        _print_all(lambda: ray_limiter.snapshot_of(name), as_json, watch)
+        _print_all(lambda: {RUNS_OWN: ray_limiter.snapshot_of(name)}, as_json, watch)
     finally:
         ray.shutdown()
 
 
-def _print_all(take: Callable[[], Snapshot], as_json: bool, watch: bool) -> None:
+RUNS_OWN = ""
+"""Name of the run's limiter among those of its tools."""
+
+Snapshots = Mapping[str, Snapshot]
+"""Name -> limiter: `RUNS_OWN`, and of each tool that has a rate of its own."""
+
+
+def _own_files(path: Path) -> list[Path]:
+    """State files of the limits that tools have of their own."""
+    return sorted(own_folder(path).glob("*.state"))
+
+
+def _all_of_files(path: Path) -> Snapshots:
+    own = {file.stem: snapshot_of(file) for file in _own_files(path)}
+    return {RUNS_OWN: snapshot_of(path), **own}
+
+
+def _print_all(take: Callable[[], Snapshots], as_json: bool, watch: bool) -> None:
     if not watch:
         _print(take(), as_json)
     elif as_json:
         _every_second(lambda: _print(take(), as_json), lambda text: print(text, file=sys.stderr))
     else:
         with Live(refresh_per_second=4) as live:
-            _every_second(lambda: live.update(_table(take())), live.update)
+            _every_second(lambda: live.update(_tables(take())), live.update)
 
 
 def _every_second(act: Callable[[], object], write: Callable[[str], object]) -> None:
@@ -110,18 +131,27 @@ def _every_second(act: Callable[[], object], write: Callable[[str], object]) -> 
         return
 
 
-def _print(snapshot: Snapshot, as_json: bool) -> None:
+def _print(snapshots: Snapshots, as_json: bool) -> None:
     if not as_json:
-        Console().print(_table(snapshot))
+        Console().print(_tables(snapshots))
         return
+    own = {name: _values(each) for name, each in snapshots.items() if name != RUNS_OWN}
+    print(json.dumps({**_values(snapshots[RUNS_OWN]), "tools": own}), flush=True)
+
+
+def _values(snapshot: Snapshot) -> dict[str, object]:
     sums = {"waiting": snapshot.waiting, "waited_s": snapshot.waited_s}
-    values = {**asdict(snapshot), **sums, "wait_bounds_s": WAIT_BOUNDS_S}
-    print(json.dumps(values), flush=True)
+    return {**asdict(snapshot), **sums, "wait_bounds_s": WAIT_BOUNDS_S}
 
 
-def _table(snapshot: Snapshot) -> Table:
+def _tables(snapshots: Snapshots) -> Group:
+    return Group(*(_table(each, name) for name, each in snapshots.items()))
+
+
+def _table(snapshot: Snapshot, tool: str) -> Table:
     """A row for each source, and one for all."""
-    rate = f"{snapshot.per_minute:g} calls a minute, {snapshot.burst} back to back"
+    rate = f"{tool}: " if tool else ""
+    rate += f"{snapshot.per_minute:g} calls a minute, {snapshot.burst} back to back"
     if snapshot.rate_factor < 1:
         rate += f", slowed down to {snapshot.rate_factor:.0%}"
     if snapshot.paused_s:

@@ -32,7 +32,8 @@ def own(run_environ: RunEnviron, monkeypatch: pytest.MonkeyPatch) -> RunEnviron:
 def with_tools(folder: Path, names: list[str] | None) -> str:
     """The override for agent loops of which the ReAct agent has these tools."""
     loops = yaml.safe_load((REPO_ROOT / "config/agent_loops.yaml").read_text())
-    loops[-1]["tool_names"] = names
+    (react,) = (loop for loop in loops if loop["name"] == "react_agent")
+    react["tool_names"] = names
     (folder / "loops.yaml").write_text(yaml.safe_dump(loops))
     return f"{LOOPS}={folder / 'loops.yaml'}"
 

@@ -11,18 +11,33 @@ from pathlib import Path
 from typing import Any
 
 from agent_loop.prompts import prompt_of, with_system_text
-from agent_loop.tool_actions import describe, named_tools
+from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.turns.react import instructions
 from agent_loop.turns.tags import fill_tags
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, PromptConfig, ToolConfig, template_of
 from verl_mixed.checks.config.data import batches, media_columns, prompt_problem, sound_files
 from verl_mixed.checks.config.modes import turn_agents
+from verl_mixed.checks.config.tools import (
+    DEFAULT_FORMAT,
+    FORMAT_KEY,
+    MODEL_KEY,
+    TEMPLATE_KEY,
+    call_problem,
+    is_native,
+    specs_of,
+    template_formats,
+    uses_native_calls,
+    uses_verls_calls,
+)
 from verl_mixed.run.compose import unset_keys
-from verl_mixed.run.sections import agent_loops, is_react, section_of, sound_sources
+from verl_mixed.run.sections import (
+    REACT_LOOP,
+    agent_loops,
+    section_of,
+    sound_sources,
+)
 
-_MODEL = "actor_rollout_ref.model.path"
-_CUSTOM_TEMPLATE = "actor_rollout_ref.model.custom_chat_template"
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _COLUMNS = ("prompt", "data_source", "agent_name")
 
@@ -33,14 +48,19 @@ def model_problems(config: Mapping[str, Any]) -> list[str]:
     if path is None:
         return []
     if not (path / "config.json").is_file():
-        return [f"{_MODEL}={str(path)!r}: no config.json there; set MODEL_PATH to a model folder"]
+        return [
+            f"{MODEL_KEY}={str(path)!r}: no config.json there; set MODEL_PATH to a model folder"
+        ]
     prompts, tokenizer = _Prompts(config), _tokenizer(config, path)
     if tokenizer is None:
         return [
-            f"{_MODEL}={str(path)!r}: no tokenizer with a chat template there, and prompts are "
-            f"messages; set MODEL_PATH to an instruction model's folder, or {_CUSTOM_TEMPLATE}"
+            f"{MODEL_KEY}={str(path)!r}: no tokenizer with a chat template there, and prompts are "
+            f"messages; set MODEL_PATH to an instruction model's folder, or {TEMPLATE_KEY}"
         ]
-    refused = list(_template_problems(config, tokenizer, prompts))
+    refused = [
+        *_template_problems(config, tokenizer, prompts),
+        *_call_problems(config, tokenizer, prompts),
+    ]
     return refused or list(_length_problems(config, tokenizer, prompts))
 
 
@@ -51,7 +71,7 @@ def media_problems(config: Mapping[str, Any]) -> Iterator[str]:
     if backend == "hf":
         common = "actor_rollout_ref.rollout.name='hf' generates from text only"
     elif path is not None and not any(map(Path.is_file, (path / file for file in _PROCESSORS))):
-        common = f"{_MODEL}={str(path)!r} has no processor ({' or '.join(_PROCESSORS)})"
+        common = f"{MODEL_KEY}={str(path)!r} has no processor ({' or '.join(_PROCESSORS)})"
     sources = sound_sources(config)
     files = [*files_at(config, "data.train_files"), *files_at(config, "data.val_files")]
     for file in dict.fromkeys(sound_files(files)):
@@ -81,9 +101,10 @@ def first_prompts(config: Mapping[str, Any]) -> dict[str, str]:
     path = _model(config)
     tokenizer = _tokenizer(config, path) if path is not None else None
     found: dict[str, str] = {}
+    prompts = _Prompts(config)
     for source, (_, messages) in first_messages(config).items():
         try:
-            found[source] = _shown(messages, tokenizer)
+            found[source] = _shown(messages, tokenizer, prompts.schemas_of(source))
         except _Refused:  # `model_problems` reports it
             found[source] = _shown(messages, None)
     return found
@@ -114,19 +135,23 @@ def is_unused_template(key: str, config: Mapping[str, Any]) -> bool:
     return all((source.prompt or source.agent) != named[1] for source in sources)
 
 
-def _shown(messages: list[dict[str, Any]], tokenizer: Any) -> str:
+def _shown(
+    messages: list[dict[str, Any]], tokenizer: Any, schemas: list[dict[str, Any]] | None = None
+) -> str:
     if tokenizer is None:
         return "\n".join(f"{message['role']}: {message['content']}" for message in messages)
     try:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return tokenizer.apply_chat_template(
+            messages, tools=schemas or None, add_generation_prompt=True, tokenize=False
+        )
     except Exception as error:  # a template is a program and may raise anything
         raise _Refused(" ".join(str(error).split())) from error
 
 
 def _model(config: Mapping[str, Any]) -> Path | None:
     """The model's folder; None for a hub's name or no value."""
-    path = Path(str(at(config, _MODEL))).expanduser()
-    return path if path.is_absolute() and _MODEL not in unset_keys(config) else None
+    path = Path(str(at(config, MODEL_KEY))).expanduser()
+    return path if path.is_absolute() and MODEL_KEY not in unset_keys(config) else None
 
 
 def _tokenizer(config: Mapping[str, Any], model: Path) -> Any:
@@ -137,7 +162,7 @@ def _tokenizer(config: Mapping[str, Any], model: Path) -> Any:
         tokenizer = _loaded(model)
     except (OSError, ValueError):
         return None
-    if template := at(config, _CUSTOM_TEMPLATE):
+    if template := at(config, TEMPLATE_KEY):
         tokenizer = copy(tokenizer)
         tokenizer.chat_template = template
     # transformers makes up a tokenizer if there are no files
@@ -168,8 +193,33 @@ class _Prompts:
             if template is not None:
                 library[name] = template
         self.library = library
-        self.of_agents = _system_texts(config, self.tools)
-        """Agent -> what its loop adds to the system message."""
+        self._config = config
+        self._loops, problems = agent_loops(config)
+        if self.tools is None or problems:
+            self._loops = None  # their own checks report it
+        self.specs = {name: specs_of(config, name, own) for name, own in self.sources.items()}
+        """source -> the tools of its model, or why they cannot be listed."""
+
+    def _tools_of(self, source: str) -> dict[str, ToolSpec]:
+        found = self.specs.get(source, {})
+        return {} if isinstance(found, str) else found
+
+    def system_text(self, source: str, agent: str) -> str:
+        """What the loop of a source adds to the system message, as the loop itself makes it."""
+        if self._loops is None or self.tools is None:
+            return ""
+        entry = self._loops.get(agent, {})
+        text = fill_tags(entry.get("system_prompt") or "", self.tools)
+        if entry.get("_target_") == REACT_LOOP:
+            text = instructions(text, [spec.line for spec in self._tools_of(source).values()])
+        return text
+
+    def schemas_of(self, source: str) -> list[dict[str, Any]]:
+        """Schemas of tools that the chat template puts into the prompts of a source."""
+        own = self.sources.get(source)
+        if own is None or not is_native(self._config, own):
+            return []
+        return [spec.schema for spec in self._tools_of(source).values()]
 
     def agent_of(self, row: Mapping[str, Any]) -> str:
         source = self.sources.get(row["data_source"])
@@ -182,13 +232,14 @@ class _Prompts:
         if source is not None and self.tools is not None:
             template = template_of(source, agent, self.library)
             messages = prompt_of(messages, template, self.tools, source.system_prompt)
-        return with_system_text(messages, after=self.of_agents.get(agent, ""))
+        return with_system_text(messages, after=self.system_text(row["data_source"], agent))
 
     def have_system(self, source: str) -> bool:
         """Whether the run adds a system message before this source's rows."""
         own = self.sources[source]
         template = template_of(own, own.agent, self.library)
-        return bool(own.system_prompt or template.system or self.of_agents.get(own.agent or ""))
+        of_agent = self.system_text(source, own.agent or "")
+        return bool(own.system_prompt or template.system or of_agent)
 
 
 def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> Iterator[str]:
@@ -209,7 +260,8 @@ def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompt
             for number, row in enumerate(rows, start=first):
                 if prompt_problem(row["prompt"]) is None:
                     try:
-                        texts[number] = _shown(prompts.of(row), tokenizer)
+                        schemas = prompts.schemas_of(row["data_source"])
+                        texts[number] = _shown(prompts.of(row), tokenizer, schemas)
                     except _Refused as error:
                         refused.append((number, str(error)))
             encoded = tokenizer(list(texts.values()), add_special_tokens=False) if texts else {}
@@ -218,9 +270,9 @@ def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompt
             too_long += [number for number, length in lengths.items() if length > limit]
         if refused:
             yield (
-                f"{path}: the chat template of {_MODEL} refuses {len(refused)} of {total} prompts, "
-                f"first row {refused[0][0]} ({refused[0][1]}); change their messages or "
-                f"mixed.prompts, or set {_CUSTOM_TEMPLATE}"
+                f"{path}: the chat template of {MODEL_KEY} refuses {len(refused)} of {total} "
+                f"prompts, first row {refused[0][0]} ({refused[0][1]}); change their messages or "
+                f"mixed.prompts, or set {TEMPLATE_KEY}"
             )
         if too_long:
             yield (
@@ -229,25 +281,6 @@ def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompt
                 f"{longest}, with the system prompt of their source or agent; raise it, or leave "
                 "those rows out (`verl-mixed prepare --max-prompt-tokens`)"
             )
-
-
-def _system_texts(config: Mapping[str, Any], tools: ToolConfig | None) -> dict[str, str]:
-    """Agent -> what its loop adds to the system message, as the loop itself makes it."""
-    loops, problems = agent_loops(config)
-    if tools is None or loops is None or problems:
-        return {}  # their own checks report it
-    texts = {
-        agent: fill_tags(entry.get("system_prompt") or "", tools) for agent, entry in loops.items()
-    }
-    for agent, entry in loops.items():
-        if is_react(entry):
-            known = named_tools(entry.get("topk", 3))
-            names = known if entry.get("tool_names") is None else entry["tool_names"]
-            lines = [
-                describe(n, known[n].description, known[n].arguments) for n in names if n in known
-            ]
-            texts[agent] = instructions(texts[agent], lines)
-    return texts
 
 
 def _template_problems(
@@ -259,7 +292,7 @@ def _template_problems(
     of_system = [{"role": "system", "content": "s"}, said[0]]
     of_tool = [*said, {"role": "tool", "content": "t"}]
     without_system = (
-        f"leave out its system_prompt and those of its prompt and agent, or set {_CUSTOM_TEMPLATE}"
+        f"leave out its system_prompt and those of its prompt and agent, or set {TEMPLATE_KEY}"
     )
     for name, source in prompts.sources.items():
         tried = []
@@ -272,6 +305,34 @@ def _template_problems(
                 _shown(messages, tokenizer)
             except _Refused as error:
                 yield (
-                    f"source={name}: the chat template of {_MODEL} refuses messages of the role "
+                    f"source={name}: the chat template of {MODEL_KEY} refuses messages of the role "
                     f"{role} ({error}); {remedy}"
                 )
+
+
+def _call_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> Iterator[str]:
+    """Sources with native tool calls whose format or chat template does not allow them."""
+    for name, source in prompts.sources.items():
+        if not is_native(config, source):
+            continue
+        who = f"source={name!r} with agent={source.agent!r} makes native tool calls"
+        schemas = prompts.schemas_of(name)
+        if problem := call_problem(tokenizer, at(config, FORMAT_KEY), schemas):
+            yield f"{who}: {problem}"
+
+
+def chosen_format(config: Mapping[str, Any]) -> str | None:
+    """verl's name of the format of tool calls of a run that names none: that of the model's chat
+    template; None if it is not clear and a source needs it.
+
+    A demo's model that is not made yet writes Hermes' calls, which is also verl's own default.
+    """
+    needs_it = uses_native_calls(config)
+    path = _model(config)
+    tokenizer = _tokenizer(config, path) if path is not None else None
+    if tokenizer is None or not (needs_it or uses_verls_calls(config)):
+        return None if needs_it and path is None else DEFAULT_FORMAT
+    found = template_formats(tokenizer)
+    if len(found) == 1:
+        return found[0]
+    return None if needs_it else DEFAULT_FORMAT

@@ -4,13 +4,13 @@ Every trajectory that searches would then be lost as a fault of the infrastructu
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from config.lookup import at, files_at
 from verl_mixed.checks.config.prompts import first_messages
-from verl_mixed.run.sections import SEARCH_LOOP, agent_loops, is_react, sound_sources
+from verl_mixed.run.sections import NAMED_TOOLS_LOOPS, SEARCH_LOOP, agent_loops, sound_sources
 
 
 def own_search_problems(
@@ -70,13 +70,16 @@ def _has_no_engine(health: bytes) -> bool:
 def _searching(config: Mapping[str, Any], *, data: bool) -> Iterator[tuple[str, str]]:
     """(who searches, one more remedy) for each source whose agent offers a search."""
     loops, _ = agent_loops(config)
+    sources = sound_sources(config)
     for name, agent in _agents(config, data=data).items():
         entry = (loops or {}).get(agent, {})
         who = f"source={name!r} with agent={agent!r} searches"
         if entry.get("_target_") == SEARCH_LOOP:
             yield who, ""
-        elif is_react(entry):
-            tools: Sequence[str] | None = entry.get("tool_names")
+        elif entry.get("_target_") in NAMED_TOOLS_LOOPS:
+            own, tools = sources[name].tools, entry.get("tool_names")
+            if own is not None:
+                tools = [tool.tool for tool in own]
             if tools is None:
                 yield (
                     f"source={name!r} with agent={agent!r} has all tools, search too",

@@ -49,8 +49,9 @@ REPLACING = "a run that replaces prompts"
 OURS = "an agent loop of this project or of your own"
 VERLS = "verl's tool_agent or an agent loop of your own"
 SEVERAL_TURNS = "an agent other than single_turn_agent"
-VERLS_TOOLS = "react_agent, tool_agent or an agent loop of your own"
-TAGS = "an agent other than react_agent and verl's, or a prompt with tags"
+VERLS_TOOLS = "react_agent, native_agent, tool_agent or an agent loop of your own"
+NATIVE = "native_agent, verl's tool_agent or an agent loop of your own"
+TAGS = "an agent other than react_agent, native_agent and verl's, or a prompt with tags"
 CACHE = "a cache of tool results"
 SHARED_FILE = "a run with a rate_limit_file"
 OWN_SERVER = "the run's own tool server"
@@ -207,7 +208,7 @@ READERS: tuple[Reader, ...] = (
     Reader(f"{_TURNS}.max_parallel_calls", SEVERAL_TURNS),
     Reader(f"{_TURNS}.tool_config_path", VERLS_TOOLS),
     Reader(f"{_TURNS}.function_tool_path", VERLS_TOOLS),
-    Reader(f"{_TURNS}.format", VERLS),
+    Reader(f"{_TURNS}.format", NATIVE),
     Reader(f"{_TURNS}.max_user_turns", VERLS),
     Reader(f"{_TURNS}.max_tool_response_length", VERLS),
     Reader(f"{_TURNS}.tool_response_truncate_side", VERLS),
@@ -324,7 +325,8 @@ def _kind(agent: str, loops: Mapping[str, Mapping[str, Any]]) -> str:
     if package == "verl":
         return "single_turn_agent" if target.endswith(".SingleTurnAgentLoop") else "tool_agent"
     if package == "agent_loop":
-        return "react_agent" if target.endswith(".ReactAgentLoop") else "ours"
+        names = {"ReactAgentLoop": "react_agent", "NativeAgentLoop": "native_agent"}
+        return names.get(target.rpartition(".")[2], "ours")
     return "others"
 
 
@@ -388,17 +390,23 @@ _DERIVED: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = {
     ),
     REPLACING: (_replaces, "set trainer.v1.sampler.sync_refill_failed_groups=true"),
     OURS: (
-        lambda config: _has_agents(config, "ours", "react_agent", "others"),
+        lambda config: _has_agents(config, "ours", "react_agent", "native_agent", "others"),
         f"{_AGENT}math_agent",
     ),
     VERLS: (lambda config: _has_agents(config, "tool_agent", "others"), f"{_AGENT}tool_agent"),
+    NATIVE: (
+        lambda config: _has_agents(config, "native_agent", "tool_agent", "others"),
+        f"{_AGENT}native_agent",
+    ),
     TAGS: (_reads_tags, f"{_AGENT}math_agent"),
     SEVERAL_TURNS: (
-        lambda config: _has_agents(config, "ours", "react_agent", "tool_agent", "others"),
+        lambda config: _has_agents(
+            config, "ours", "react_agent", "native_agent", "tool_agent", "others"
+        ),
         f"{_AGENT}math_agent",
     ),
     VERLS_TOOLS: (
-        lambda config: _has_agents(config, "react_agent", "tool_agent", "others"),
+        lambda config: _has_agents(config, "react_agent", "native_agent", "tool_agent", "others"),
         f"{_AGENT}react_agent",
     ),
     CACHE: (

@@ -1,0 +1,106 @@
+"""Base class of agent loops whose model calls tools by name, with JSON arguments.
+
+The tools are those of `mixed.sources.<name>.tools`. A source without that list has the tools of the
+agent's own settings: those of the tool server, and those that verl loads from
+`rollout.multi_turn.tool_config_path` and `function_tool_path`.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from agent_loop.toolbox.entries import toolbox_of, visible_row
+from agent_loop.toolbox.own import OwnSource
+from agent_loop.toolbox.spec import ToolSpec
+from agent_loop.toolbox.toolbox import OpenedSource, Toolbox, TrajectoryTools
+from agent_loop.toolbox.verls import VerlSource
+from agent_loop.tools.client import ToolClient
+from agent_loop.turn_agent_loop import TurnAgentLoop
+from agent_loop.turns.tags import Action
+from agent_loop.turns.turn_loop import Observation
+from config.tool_entries import OWN_TOOLS
+
+
+class NamedToolsLoop(TurnAgentLoop):
+    """Actions are names of tools.
+
+    Args:
+        tool_names: tools of a source that names none itself: of the tool server and of verl; an
+            empty list for none; None: all.
+        topk: passages of a search.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        tool_names: Sequence[str] | None = None,
+        topk: int = 3,
+        persistent_interpreter: bool = False,
+        tools: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, tools=tools, **kwargs)
+        self._tool_names, self._topk, self._verls = tool_names, topk, tools.tools if tools else []
+        self._persistent = persistent_interpreter
+        self._tools: TrajectoryTools | None = None
+        self.specs: dict[str, ToolSpec] = {}
+        """Name -> tool as the model sees it."""
+
+    async def begin(self, row: Mapping[str, Any]) -> None:
+        toolbox = self._toolbox(row["data_source"])
+        await toolbox.open()
+        self.specs = toolbox.specs
+        tools = toolbox.begin(self.client, visible_row(row))
+        self._tools = await tools.__aenter__()
+
+    async def end(self) -> None:
+        if self._tools is not None:
+            await self._tools.__aexit__(None, None, None)
+
+    async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
+        assert self._tools is not None, "act before begin"
+        return await self._tools.call(action.kind, action.arguments)
+
+    def _toolbox(self, source: str) -> Toolbox:
+        """The tools of a source, shared by the trajectories of this event loop."""
+        own = self.settings.mixed.sources.get(source)
+        entries = own.tools if own is not None else None
+        key = f"toolbox of {source} {type(self).__name__} {self._tool_names} {self._topk}"
+        return self.client.resource(
+            key,
+            partial(self._of_agent, self.client)
+            if entries is None
+            else partial(
+                toolbox_of,
+                entries,
+                self.client,
+                self.settings.tools,
+                self.settings.mixed,
+                topk=self._topk,
+                persistent=self._persistent,
+            ),
+        )
+
+    def _of_agent(self, client: ToolClient) -> Toolbox:
+        """The tools that the agent's own settings name."""
+        verls = {tool.name: tool for tool in self._verls}
+        known = [*OWN_TOOLS, *verls]
+        names = known if self._tool_names is None else list(self._tool_names)
+        if unknown := sorted(set(names) - set(known)):
+            raise ValueError(
+                f"unknown tool_names={unknown}: known are {sorted(known)}; set them in "
+                "rollout.agent.agent_loop_config_path, or name tools in mixed.sources.<name>.tools"
+            )
+        own = [name for name in names if name not in verls]
+        loaded = [verls[name] for name in names if name in verls]
+        timeout_s = self.settings.tools.timeout
+        return Toolbox(
+            [
+                OpenedSource(source=OwnSource(own, topk=self._topk, persistent=self._persistent)),
+                OpenedSource(
+                    source=VerlSource(
+                        loaded, "verl's tools", lambda route: route, timeout_s, client.clock
+                    )
+                ),
+            ]
+        )

@@ -1,0 +1,121 @@
+"""Opens the entries of `mixed.sources.<name>.tools`."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from agent_loop.toolbox.functions import (
+    ClassSource,
+    FunctionSource,
+    definition_of,
+    run_in_loop,
+)
+from agent_loop.toolbox.limits import limited
+from agent_loop.toolbox.own import OwnSource
+from agent_loop.toolbox.spec import ToolSource
+from agent_loop.toolbox.toolbox import OpenedSource, Toolbox
+from agent_loop.tools.client import ToolClient
+from agent_loop.tools.routes import Route
+from config.schema import MixedConfig, ToolConfig
+from config.tool_entries import OWN_TOOLS, ToolEntry
+
+
+def visible_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What tools with state may see of a row; the ground truth is not in it.
+
+    Returns:
+        `data_source`, `row_id`, `prompt` (messages) and `extras`.
+    """
+    extra_info = row["extra_info"]
+    return {
+        "data_source": row["data_source"],
+        "row_id": extra_info.get("row_id"),
+        "prompt": [dict(message) for message in row["raw_prompt"]],
+        "extras": json.loads(extra_info.get("extras") or "{}"),
+    }
+
+
+def toolbox_of(
+    entries: Sequence[ToolEntry],
+    client: ToolClient,
+    tools: ToolConfig,
+    mixed: MixedConfig,
+    *,
+    topk: int,
+    persistent: bool = False,
+) -> Toolbox:
+    """The toolbox of these entries, for the event loop of the client. Sources that name an equal
+    entry share what answers, for example the process of an MCP server.
+
+    Args:
+        topk: passages of a search.
+        persistent: whether `run_code` keeps its state from call to call.
+
+    Raises:
+        ValueError: an entry is wrong.
+    """
+    opened = [
+        OpenedSource(
+            source=client.resource(
+                f"{entry.model_dump_json()} topk={topk} persistent={persistent}",
+                partial(source_of, entry, client, tools, mixed, topk=topk, persistent=persistent),
+            ),
+            only=entry.only,
+        )
+        for entry in entries
+    ]
+    return Toolbox(opened)
+
+
+def source_of(
+    entry: ToolEntry,
+    client: ToolClient,
+    tools: ToolConfig,
+    mixed: MixedConfig,
+    *,
+    topk: int,
+    persistent: bool,
+) -> ToolSource:
+    """What answers the calls of one entry.
+
+    Raises:
+        ValueError: the entry is wrong: no such file, function or variable.
+    """
+    limit: Callable[[Route], Route] = partial(limited, entry=entry, tools=tools, mixed=mixed)
+    if entry.mcp is not None:
+        from agent_loop.toolbox.mcp_servers import McpSource  # takes a second to import
+
+        return McpSource(entry, client, tools, mixed)
+    if entry.verl is not None:
+        from agent_loop.toolbox.verls import VerlSource, tools_of_file
+
+        found = tools_of_file(entry.verl)
+        return VerlSource(found, entry.verl, limit, tools.timeout, client.clock)
+    if entry.tool in OWN_TOOLS:
+        has_limits = any(
+            value is not None
+            for value in (entry.rate, entry.slots, entry.timeout, entry.retry, entry.cache)
+        )
+        route = limit(client.route) if has_limits else None
+        return OwnSource([entry.tool], topk=topk, route=route, persistent=persistent)
+    file, name = entry.python_name or ("", "")
+    definition = definition_of(file, name)
+    if definition.is_class:
+        if entry.where is not None or entry.cache:
+            raise ValueError(
+                f"tool={entry.tool!r} is a class, which has state for each trajectory: leave "
+                "`where` and `cache` out"
+            )
+        return ClassSource(definition, limit, tools.timeout, client.clock)
+    if entry.where == "sandbox":
+        from agent_loop.toolbox.sandboxed import SandboxSource
+
+        return SandboxSource(definition, limit, caches=bool(entry.cache))
+    if entry.where == "process":
+        from agent_loop.toolbox.processes import ProcessRun
+
+        run = ProcessRun(definition.path, name, entry.slots)
+        return FunctionSource(definition, run, limit, tools.timeout, client.clock, run.close)
+    run_here = partial(run_in_loop, definition.target)
+    return FunctionSource(definition, run_here, limit, tools.timeout, client.clock)

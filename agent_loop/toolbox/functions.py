@@ -1,0 +1,330 @@
+"""Python functions and classes as tools: `tools: [path/to/file.py:name]`.
+
+The schema comes from type hints and docstring (`transformers.utils.get_json_schema`). A function
+runs in the agent loop's process (here), in a process of its own (`processes`) or in the sandbox
+(`sandboxed`). What it raises is a fault of the tool; `ToolRejected` is a mistake of the model.
+"""
+
+import asyncio
+import hashlib
+import inspect
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from agent_loop.toolbox.results import observation_of, text_body, text_of
+from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
+from agent_loop.tools.client import ToolClient
+from agent_loop.tools.protocol import ToolCall, ToolError, ToolRejected, ToolResult, ToolUnavailable
+from agent_loop.tools.routes import RequestFailed, Route, local_route
+from agent_loop.tools.servers import Server
+from agent_loop.turns.turn_loop import Observation
+from samplers.module_file import module_of
+
+logger = logging.getLogger(__name__)
+
+Run = Callable[[dict[str, Any]], Awaitable[Any]]
+"""Runs a function with these arguments; raises what the function raises."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """A function or class of a file, as a tool."""
+
+    path: Path
+    name: str
+    target: Any
+    spec: ToolSpec
+
+    @property
+    def is_class(self) -> bool:
+        return inspect.isclass(self.target)
+
+    @property
+    def place(self) -> str:
+        return f"{self.path}:{self.name}"
+
+    @property
+    def digest(self) -> str:
+        """Changes with the file, because then the results may change."""
+        return hashlib.sha256(self.path.read_bytes() + self.name.encode()).hexdigest()[:32]
+
+
+def definition_of(file: str, name: str) -> Definition:
+    """Load a function or class and make its schema.
+
+    Raises:
+        ValueError: there is no such file or name, or the name, its type hints or its docstring do
+            not make a tool.
+    """
+    path, failed = Path(file), f"cannot load tool={file}:{name}"
+    if not path.is_file():
+        raise ValueError(f"{failed}: no file {path.absolute()}; correct the path")
+    try:
+        target = getattr(module_of(path, "tool"), name, None)
+    except ImportError as error:
+        raise ValueError(f"{failed}: the file raised {error}; correct it") from error
+    if not inspect.isroutine(target) and not inspect.isclass(target):
+        raise ValueError(f"{failed}: the file has no function or class {name!r}; correct the name")
+    try:
+        spec = _spec_of(target, name)
+    except ValueError as error:
+        raise ValueError(f"{failed}: {error}") from error
+    return Definition(path=path, name=name, target=target, spec=spec)
+
+
+def _spec_of(target: Any, name: str) -> ToolSpec:
+    from transformers.utils.chat_template_utils import (
+        DocstringParsingException,
+        TypeHintParsingException,
+        get_json_schema,
+    )
+
+    function = target
+    if inspect.isclass(target):
+        name = getattr(target, "name", None) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+        function = getattr(target, "call", None)
+        if not inspect.isroutine(function):
+            raise ValueError(
+                "a class needs a method call(...), and may have start(row) and close()"
+            )
+    parameters = list(inspect.signature(function).parameters.values())
+    if variadic := [p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
+        raise ValueError(f"{', '.join(variadic)}: a schema names each argument; write them out")
+    if positional := [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]:
+        raise ValueError(f"{', '.join(positional)}: a model calls by name; remove the /")
+    try:
+        found = get_json_schema(_without_self(function, is_method=inspect.isclass(target)))
+    except (DocstringParsingException, TypeHintParsingException, ValueError) as error:
+        raise ValueError(
+            f"{' '.join(str(error).split())}; each argument needs a type hint, and a line below "
+            "`Args:` in the docstring"
+        ) from error
+    about = found["function"]
+    return ToolSpec(
+        name=name, description=about["description"], parameters=_valid(about["parameters"])
+    )
+
+
+def _without_self(function: Any, *, is_method: bool) -> Any:
+    """A function with the same hints and docstring and without `self`, which is no argument."""
+    if not is_method or isinstance(function, staticmethod):
+        return function
+
+    def bound() -> None: ...
+
+    signature = inspect.signature(function)
+    bound.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
+    bound.__name__, bound.__doc__ = function.__name__, function.__doc__
+    bound.__annotations__ = inspect.get_annotations(function, eval_str=True)
+    return bound
+
+
+def _valid(schema: Any) -> Any:
+    """transformers' schema as JSON Schema: its `nullable` is a type `null`."""
+    if isinstance(schema, list):
+        return [_valid(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {key: _valid(value) for key, value in schema.items() if key != "nullable"}
+    if schema.get("nullable") and "type" in plain:
+        kinds = plain["type"]
+        plain["type"] = [*(kinds if isinstance(kinds, list) else [kinds]), "null"]
+    elif schema.get("nullable") and "anyOf" in plain:
+        plain["anyOf"] = [*plain["anyOf"], {"type": "null"}]
+    return plain
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    """Separate threads, because functions that never return would block shared ones."""
+    return ThreadPoolExecutor(max_workers=64, thread_name_prefix="tool")
+
+
+async def run_in_loop(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Run a function: on the event loop if it is async, else in a thread. At the deadline an async
+    function is cancelled; a thread cannot be ended and runs on."""
+    if inspect.iscoroutinefunction(function):
+        return await function(**arguments)
+
+    def called() -> tuple[Any, BaseException | None]:
+        try:
+            return function(**arguments), None
+        except (Exception, SystemExit) as error:  # `StopIteration` never leaves a future
+            return None, error
+
+    value, error = await asyncio.get_running_loop().run_in_executor(_threads(), called)
+    if error is not None:
+        raise error
+    return await value if inspect.isawaitable(value) else value
+
+
+async def outcome_of(run: Run, arguments: dict[str, Any], tool: str, place: str) -> dict[str, Any]:
+    """The body of a call's result.
+
+    Raises:
+        ToolRejected: the function says that the model made a mistake.
+        ToolUnavailable: the result is too large, or has images.
+        RequestFailed: the function raised.
+    """
+    try:
+        value = await run(arguments)
+    except ToolRejected as error:
+        raise ToolRejected(str(error), tool=tool) from error
+    except asyncio.CancelledError:
+        raise
+    except (Exception, SystemExit) as error:
+        if not isinstance(error, ToolError):
+            _log_once(place, error)
+        raise RequestFailed(f"{place} raised {type(error).__name__}: {error}") from error
+    return text_body(text_of(value), tool)
+
+
+_logged: set[tuple[str, str]] = set()
+
+
+def _log_once(place: str, error: BaseException) -> None:
+    """Log the traceback of the first error of a kind; the messages of the calls count the rest."""
+    if (kind := (place, type(error).__name__)) not in _logged:
+        _logged.add(kind)
+        logger.error("tool raised tool=%s", place, exc_info=error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTool:
+    """A tool that is not behind the tool servers."""
+
+    spec: ToolSpec
+    route: Route
+    idempotent: bool = False
+    """Whether a call may be executed twice."""
+
+    async def call(self, client: ToolClient, arguments: Mapping[str, Any]) -> Observation:
+        call = ToolCall(tool=self.spec.name, payload=dict(arguments), idempotent=self.idempotent)
+        return observation_of(await client.on(self.route).call(call))
+
+
+class FunctionSource:
+    """A Python function as a tool.
+
+    Args:
+        run: runs the function.
+        limit: adds the limits of the entry to its route.
+        timeout_s: deadline of a call, if the entry has none.
+        close: frees what runs the function.
+    """
+
+    def __init__(
+        self,
+        definition: Definition,
+        run: Run,
+        limit: Callable[[Route], Route],
+        timeout_s: float,
+        clock: Callable[[], float],
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._close = close
+
+        async def post(call: ToolCall, server: Server) -> ToolResult:
+            body = await outcome_of(run, call.payload, call.tool, definition.place)
+            origin = server.origins[call.tool]
+            return ToolResult(body=body, tool=call.tool, origin=origin, cacheable=True)
+
+        digest = definition.digest
+        route = limit(
+            local_route(definition.place, post, key=digest, timeout_s=timeout_s, clock=clock)
+        )
+        spec = definition.spec
+        route.servers.all[0].origins[spec.name] = f"python:{digest}"
+        may_repeat = bool(route.caches) or route.max_retries > 0
+        self._tool = LocalTool(spec=spec, route=route, idempotent=may_repeat)
+
+    async def tools(self) -> list[Tool]:
+        return [self._tool]
+
+    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
+        return None
+
+    async def close(self) -> None:
+        self._close()
+
+
+class ClassSource:
+    """A class as a tool, of which each trajectory has an instance; see `FunctionSource`."""
+
+    def __init__(
+        self,
+        definition: Definition,
+        limit: Callable[[Route], Route],
+        timeout_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self.definition = definition
+        self._base = limit(
+            local_route(
+                definition.place, _no_post, key=definition.digest, timeout_s=timeout_s, clock=clock
+            )
+        )
+        self.may_repeat = self._base.max_retries > 0
+
+    def tool_of(self, instance: Any) -> LocalTool:
+        definition = self.definition
+
+        async def run(arguments: dict[str, Any]) -> Any:
+            return await run_in_loop(instance.call, arguments)
+
+        async def post(call: ToolCall, server: Server) -> ToolResult:
+            body = await outcome_of(run, call.payload, call.tool, definition.place)
+            return ToolResult(body=body, tool=call.tool, cacheable=False)
+
+        route = self._base.limited(post=post)
+        return LocalTool(spec=definition.spec, route=route, idempotent=self.may_repeat)
+
+    async def tools(self) -> list[Tool]:
+        return [LocalTool(spec=self.definition.spec, route=self._base)]
+
+    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
+        return _Instance(self, row)
+
+    async def close(self) -> None:
+        pass
+
+
+async def _no_post(call: ToolCall, server: Server) -> ToolResult:
+    raise RuntimeError(f"tool={call.tool!r} has state: it is called in a trajectory")
+
+
+class _Instance:
+    """The instance of a class for one trajectory."""
+
+    def __init__(self, source: ClassSource, row: Mapping[str, Any]) -> None:
+        self._source, self._row = source, row
+        self._instance: Any = None
+
+    async def start(self) -> list[Tool]:
+        definition = self._source.definition
+        try:
+            self._instance = definition.target()
+            if start := getattr(self._instance, "start", None):
+                await run_in_loop(start, {"row": dict(self._row)})
+        except (Exception, SystemExit) as error:
+            _log_once(definition.place, error)
+            raise ToolUnavailable(
+                f"{definition.place} raised {type(error).__name__} at the start of a trajectory: "
+                f"{error}",
+                tool=definition.spec.name,
+            ) from error
+        return [self._source.tool_of(self._instance)]
+
+    async def close(self) -> None:
+        if (close := getattr(self._instance, "close", None)) is None:
+            return
+        try:
+            await run_in_loop(close, {})
+        except (Exception, SystemExit) as error:
+            _log_once(self._source.definition.place, error)

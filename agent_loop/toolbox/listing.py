@@ -1,0 +1,79 @@
+"""Lists or calls the tools of a source outside a run, as its workers would; nothing is kept."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_loop.toolbox.entries import toolbox_of
+from agent_loop.toolbox.spec import ToolSpec
+from agent_loop.toolbox.toolbox import Toolbox
+from agent_loop.tools.client import ToolClient
+from agent_loop.turns.turn_loop import Observation
+from config.schema import MixedConfig, SourceConfig, ToolConfig
+from config.tool_entries import OWN_TOOLS, ToolEntry
+
+
+def _opened(
+    entries: Sequence[ToolEntry],
+    client: ToolClient,
+    tools: ToolConfig,
+    mixed: MixedConfig,
+    topk: int = 1,
+) -> Toolbox:
+    # A limit of an entry would make its state file.
+    plain = [entry.model_copy(update={"rate": None, "slots": None}) for entry in entries]
+    return toolbox_of(plain, client, tools, mixed, topk=topk)
+
+
+def _client(tools: ToolConfig) -> ToolClient:
+    return ToolClient(
+        tools.server_urls, limiter=None, timeout_s=tools.timeout, max_retries=tools.max_retries
+    )
+
+
+async def listed(
+    entries: Sequence[ToolEntry], tools: ToolConfig, mixed: MixedConfig
+) -> dict[str, ToolSpec]:
+    """Name -> tool, of these entries. MCP servers are started and ended again.
+
+    Raises:
+        ToolUnavailable: an MCP server does not start, or does not list its tools in time.
+        ValueError: an entry is wrong.
+    """
+    async with _client(tools) as client:
+        toolbox = _opened(entries, client, tools, mixed)
+        await toolbox.open()
+        return toolbox.specs
+
+
+async def called(
+    name: str,
+    source: SourceConfig,
+    agent: Mapping[str, Any],
+    tool: str,
+    arguments: Mapping[str, Any],
+    tools: ToolConfig,
+    mixed: MixedConfig,
+) -> Observation | None:
+    """Call a tool of a source once, in a trajectory of an empty row; None if it has no such tool.
+
+    Args:
+        name: of the source.
+        agent: settings of its agent.
+
+    Raises:
+        ToolUnavailable: a fault of the tool.
+        ToolRejected: a mistake in the arguments.
+        ValueError: an entry is wrong.
+    """
+    entries = source.tools
+    if entries is None:
+        names = OWN_TOOLS if agent.get("tool_names") is None else agent["tool_names"]
+        entries = [ToolEntry(tool=each) for each in names if each in OWN_TOOLS]
+    async with _client(tools) as client:
+        toolbox = _opened(entries, client.for_source(name), tools, mixed, agent.get("topk", 3))
+        await toolbox.open()
+        if tool not in toolbox.specs:
+            return None
+        row = {"data_source": name, "row_id": "none", "prompt": [], "extras": {}}
+        async with toolbox.begin(client, row) as mine:
+            return await mine.call(tool, arguments)

@@ -1,0 +1,45 @@
+"""Results of tools that are not behind the tool servers: their bodies, bounds and texts."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agent_loop.tools.protocol import ToolResult, ToolUnavailable
+from agent_loop.tools.responses import MAX_OTHER_ANSWER_BYTES, replace_surrogates
+from agent_loop.turns.turn_loop import Observation
+
+NO_OUTPUT = "no output"
+
+
+def text_body(text: str, tool: str, *, is_error: bool = False) -> dict[str, Any]:
+    """The body of a result: the text that the model reads, and whether it is its mistake.
+
+    Raises:
+        ToolUnavailable: the text is too large.
+    """
+    if len(text) > MAX_OTHER_ANSWER_BYTES:
+        raise ToolUnavailable(
+            f"tool={tool!r} returned {len(text):,} characters: at most {MAX_OTHER_ANSWER_BYTES:,} "
+            "are read; return less",
+            tool=tool,
+        )
+    return {"text": replace_surrogates(text) or NO_OUTPUT, "is_error": is_error}
+
+
+def text_of(value: Any) -> str:
+    """The text of what a Python function returned: a text as it is, None as no output, and
+    anything else as JSON, or else as `str` gives it."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def observation_of(result: ToolResult) -> Observation:
+    """The observation of a result with a `text_body`."""
+    body: Mapping[str, Any] = result.body
+    if body["is_error"]:
+        return Observation(text=f"error: {body['text']}", result=result, rejected=True)
+    return Observation(text=body["text"], result=result)

@@ -1,0 +1,98 @@
+"""Python functions in the tool server's sandbox (`where: sandbox`), for code that is not trusted.
+
+Each call is a program: the text of the function's file, and a call that prints the result as JSON.
+So the file can import only what the sandbox has, and keeps no state from call to call.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from agent_loop.toolbox.functions import Definition
+from agent_loop.toolbox.results import observation_of, text_body, text_of
+from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
+from agent_loop.tools.client import ToolClient
+from agent_loop.tools.protocol import ToolRejected, ToolUnavailable, run_code_call
+from agent_loop.tools.routes import Route
+from agent_loop.turns.turn_loop import Observation
+
+_MARK = "\x1etool-result:"
+
+_BEFORE = """\
+import sys as _sys, types as _types
+class ToolRejected(Exception): pass
+for _name in ("agent_loop", "agent_loop.tools", "agent_loop.tools.protocol"):
+    _sys.modules.setdefault(_name, _types.ModuleType(_name))
+_sys.modules["agent_loop.tools.protocol"].ToolRejected = ToolRejected
+"""
+"""The only part of this project that a function may import."""
+
+_AFTER = """
+def _main():
+    import asyncio, json
+    try:
+        value = {name}(**json.loads({arguments!r}))
+        value = asyncio.run(value) if asyncio.iscoroutine(value) else value
+        found = ["ok", value]
+    except ToolRejected as error:
+        found = ["rejected", str(error)]
+    try:
+        text = json.dumps(found)
+    except (TypeError, ValueError):
+        text = json.dumps([found[0], str(found[1])])
+    print({mark!r} + text)
+_main()
+"""
+
+
+class SandboxSource:
+    """A Python function that runs in the sandbox.
+
+    Args:
+        limit: adds the limits of the entry to the route of the tool servers.
+        caches: whether equal calls may share a result.
+    """
+
+    def __init__(
+        self, definition: Definition, limit: Callable[[Route], Route], *, caches: bool
+    ) -> None:
+        self.definition, self._limit, self._caches = definition, limit, caches
+        self._source = definition.path.read_text(encoding="utf-8")
+        self._route: Route | None = None
+
+    @property
+    def spec(self) -> ToolSpec:
+        return self.definition.spec
+
+    async def call(self, client: ToolClient, arguments: Mapping[str, Any]) -> Observation:
+        if self._route is None:
+            self._route = self._limit(client.route)
+        name = self.definition.name
+        after = _AFTER.format(name=name, arguments=json.dumps(dict(arguments)), mark=_MARK)
+        program = f"{_BEFORE}{self._source}\n{after}"
+        result = await client.on(self._route).call(run_code_call(program, "", self._caches))
+        run = result.body.get("run_result") or {}
+        lines = [line for line in (run.get("stdout") or "").split("\n") if line[:1] == _MARK[0]]
+        try:
+            kind, value = json.loads(lines[-1].removeprefix(_MARK))
+        except (IndexError, ValueError, TypeError) as error:
+            words = (run.get("stderr") or "").strip().splitlines()[-1:] or [run.get("status", "")]
+            raise ToolUnavailable(
+                f"{self.definition.place} gave no result in the sandbox ({words[0]:.200}); run the "
+                "function by itself, and see which packages the sandbox has",
+                tool=self.spec.name,
+            ) from error
+        if kind == "rejected":
+            raise ToolRejected(str(value), tool=self.spec.name)
+        body = text_body(text_of(value), self.spec.name)
+        return observation_of(replace(result, body=body, tool=self.spec.name))
+
+    async def tools(self) -> list[Tool]:
+        return [self]
+
+    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
+        return None
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,154 @@
+"""The tools of one source, opened once for an event loop, and their state for each trajectory."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from agent_loop.compat import timeout
+from agent_loop.toolbox.spec import Tool, ToolSession, ToolSource, ToolSpec
+from agent_loop.tools.client import ToolClient
+from agent_loop.tools.protocol import ToolUnavailable
+from agent_loop.turns.turn_loop import Observation
+
+CLOSE_S = 10.0
+"""Longest time in which the state of a trajectory is freed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSource:
+    """An entry of `tools`, and the names of the tools that it offers; None: all."""
+
+    source: ToolSource
+    only: Sequence[str] | None = None
+
+
+class Toolbox:
+    """The tools of one source.
+
+    Args:
+        opened: the entries, in order.
+    """
+
+    def __init__(self, opened: Sequence[OpenedSource]) -> None:
+        self._opened = opened
+        self._listing = asyncio.Lock()
+        self._tools: dict[str, Tool] | None = None
+
+    async def open(self) -> None:
+        """List the tools, once.
+
+        Raises:
+            ToolUnavailable: an entry cannot list its tools now; the next call tries again.
+            ValueError: two tools have one name, or an entry is wrong.
+        """
+        async with self._listing:
+            if self._tools is None:
+                found: list[Tool] = []
+                for each in self._opened:
+                    found += offered(await each.source.tools(), each.only)
+                self._tools = by_name(found)
+
+    @property
+    def specs(self) -> dict[str, ToolSpec]:
+        """Name -> tool as the model sees it, of an opened toolbox."""
+        assert self._tools is not None, "Toolbox.specs before open()"
+        return {name: tool.spec for name, tool in self._tools.items()}
+
+    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> "TrajectoryTools":
+        """The tools of one trajectory of an opened toolbox."""
+        assert self._tools is not None, "Toolbox.begin before open()"
+        sessions = [
+            (each, session)
+            for each in self._opened
+            if (session := each.source.begin(client, row)) is not None
+        ]
+        return TrajectoryTools(self._tools, client, sessions)
+
+
+class TrajectoryTools:
+    """The tools of one trajectory; an async context manager, which starts and frees their state."""
+
+    def __init__(
+        self,
+        tools: Mapping[str, Tool],
+        client: ToolClient,
+        sessions: Sequence[tuple[OpenedSource, ToolSession]],
+    ) -> None:
+        self._tools, self._client, self._sessions = dict(tools), client, sessions
+
+    async def __aenter__(self) -> "TrajectoryTools":
+        try:
+            for each, session in self._sessions:
+                for tool in offered(await session.start(), each.only):
+                    self._tools[tool.spec.name] = tool
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._close()
+
+    async def _close(self) -> None:
+        """Free the state of all entries, within `CLOSE_S`, also if the trajectory is cancelled."""
+        for _, session in self._sessions:
+            closing = asyncio.ensure_future(_closed(session))
+            try:
+                await asyncio.shield(closing)
+            except asyncio.CancelledError:
+                await asyncio.wait([closing])
+                raise
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
+        """Call a tool. An unknown tool and arguments that break its schema are the model's
+        mistakes; see `Tool.call` for errors."""
+        tool = self._tools.get(name)
+        if tool is None:
+            return mistake(f"no tool {name!r}; there are {', '.join(self._tools) or 'none'}")
+        if (problem := tool.spec.mistake(arguments)) is not None:
+            return mistake(problem)
+        return await tool.call(self._client, arguments)
+
+
+async def _closed(session: ToolSession) -> None:
+    with suppress(TimeoutError, ToolUnavailable):
+        async with timeout(CLOSE_S):
+            await session.close()
+
+
+def mistake(problem: str) -> Observation:
+    """The result of a call that the model wrote wrongly: no tool was called."""
+    return Observation(text=f"error: {problem}", rejected=True)
+
+
+def offered(tools: Sequence[Tool], only: Sequence[str] | None) -> list[Tool]:
+    """The tools that an entry offers.
+
+    Raises:
+        ValueError: `only` names a tool that is not there.
+    """
+    if only is None:
+        return list(tools)
+    there = {tool.spec.name: tool for tool in tools}
+    if unknown := sorted(set(only) - there.keys()):
+        raise ValueError(f"only={unknown}: no such tools; there are {', '.join(sorted(there))}")
+    return [there[name] for name in only]
+
+
+def by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
+    """Name -> tool.
+
+    Raises:
+        ValueError: two tools have one name.
+    """
+    found: dict[str, Tool] = {}
+    for tool in tools:
+        if tool.spec.name in found:
+            raise ValueError(
+                f"two tools are called {tool.spec.name!r}: a model calls a tool by its name; leave "
+                "one out with `only`, or rename a function"
+            )
+        found[tool.spec.name] = tool
+    return found

@@ -1,0 +1,136 @@
+"""Native tool calls: a model asks for tools in the format of its own chat template.
+
+`NativeDialogue` reads the calls of a turn (`agent_loop.turns.call_formats`) and writes their
+results as the template does (`agent_loop.turns.tool_messages`). A message without calls is the
+answer. One instance serves one trajectory. No verl, no torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_loop.turns.call_formats import CallFormat, CallMistake, Message
+from agent_loop.turns.observation_style import Shown, TokenCodec, fit
+from agent_loop.turns.tags import Action, ActionKind, Tags
+from agent_loop.turns.tool_messages import Called, ToolMessages, written
+from samplers.rows.sources.math import boxed_answer
+
+
+class NativeDialogue:
+    """A `Language` and an `ObservationStyle` in one.
+
+    Args:
+        call_format: reads the calls.
+        schemas: tool -> JSON schema of its arguments.
+        messages: the template's glue around results.
+        codec: of the tokenizer.
+        answer_tags: tags around the answer within the last message, if the model writes them.
+        max_calls: calls of one message that are run; further ones are mistakes.
+        max_length: tokens of one result; None: as many as fit.
+        in_reasoning: whether the prompt's end opens a thought.
+    """
+
+    def __init__(
+        self,
+        call_format: CallFormat,
+        schemas: Mapping[str, Mapping[str, Any]],
+        messages: ToolMessages,
+        codec: TokenCodec,
+        answer_tags: Tags,
+        *,
+        max_calls: int,
+        max_length: int | None = None,
+        in_reasoning: bool = False,
+    ) -> None:
+        self._format, self._schemas, self._messages = call_format, schemas, messages
+        self._codec, self._answer_tags = codec, answer_tags
+        self._max_calls, self._max_length = max_calls, max_length
+        self._in_reasoning = in_reasoning
+        self._called: list[Called] = []
+        """The calls of the last turn that was read."""
+
+        self._count = 0
+        """Calls of earlier turns."""
+
+    # --- Language ---------------------------------------------------------------------------------
+
+    @property
+    def stop_texts(self) -> list[str]:
+        """Control tokens of the format, after which the engine stops."""
+        return list(self._format.stop_texts)
+
+    def find_end(self, text: str) -> int:
+        """Index after the first control token of `stop_texts`."""
+        ends = [at + len(stop) for stop in self.stop_texts if (at := text.find(stop)) >= 0]
+        return min(ends, default=-1)
+
+    def actions(self, text: str) -> list[Action]:
+        """The calls of a message, or its answer; none if it has neither."""
+        message = self._format.parse(text, self._schemas, in_reasoning=self._in_reasoning)
+        if not message.calls:
+            answer = None if message.is_open else self._answer(message)
+            if answer is None:
+                return []
+            return [Action(kind=ActionKind.ANSWER, content=answer, is_open=True)]
+        self._called = []
+        found: list[Action] = []
+        for number, call in enumerate(message.calls):
+            name = call.name or "unknown"
+            call_id = (None if isinstance(call, CallMistake) else call.call_id) or (
+                f"call_{self._count + number}"
+            )
+            self._called.append(Called(name, call_id))
+            if isinstance(call, CallMistake):
+                problem, is_open = call.problem, call.is_open
+            elif number >= self._max_calls:
+                problem, is_open = f"at most {self._max_calls} tool calls in one message", False
+            elif name in (ActionKind.ANSWER, ActionKind.MALFORMED):
+                problem, is_open = f"no tool {name!r}", False
+            else:
+                found.append(Action(kind=name, content=call.text, arguments=call.arguments))
+                continue
+            found.append(Action(kind=ActionKind.MALFORMED, content=problem, is_open=is_open))
+        self._count += len(found)
+        return found
+
+    def _answer(self, message: Message) -> str | None:
+        r"""The text between the answer tags; else in the last `\boxed{}`; else the message."""
+        tagged = self._answer_tags.actions(message.content)
+        if tagged and tagged[-1].kind == ActionKind.ANSWER:
+            return tagged[-1].content
+        if (boxed := boxed_answer(message.content)) is not None:
+            return boxed
+        return message.content or None
+
+    # --- ObservationStyle -------------------------------------------------------------------------
+
+    async def show(
+        self, turn_text: str, results: Sequence[str], ids: Sequence[int], room: int
+    ) -> Shown | None:
+        """The results in tool messages, and the beginning of the next assistant's message."""
+        glue = self._messages.glue(self._called)
+        end = [] if ids[-1] == glue.end_id else [glue.end_id]
+        left = room - glue.length - len(end)
+        while left >= 0:
+            cut = fit(results, self._codec, left, self._max_length)
+            if cut is None:
+                return None
+            inner = cut
+            if glue.writing != "plain":
+                inner = [
+                    self._codec.encode_plain(written(self._codec.decode(own), glue.writing))
+                    for own in cut
+                ]
+            used = sum(map(len, inner))
+            if used <= room - glue.length - len(end):
+                token_ids = [*end, *glue.pieces[0]]
+                for own, piece in zip(inner, glue.pieces[1:], strict=True):
+                    token_ids += [*own, *piece]
+                self._in_reasoning = opens_thought(self._codec.decode(glue.pieces[-1]))
+                return Shown(token_ids=token_ids, text=self._codec.decode(token_ids))
+            left -= used - (room - glue.length - len(end))
+        return None
+
+
+def opens_thought(text: str) -> bool:
+    """Whether a template's text before a generation opens a thought, in which the model goes on."""
+    return text.rstrip().endswith("<think>")

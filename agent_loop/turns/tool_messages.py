@@ -1,0 +1,204 @@
+"""The tokens that a chat template puts around the results of tool calls, found by difference.
+
+The template renders a conversation that ends with tool calls, and the same conversation with their
+results. The texts differ by the results and by the glue around them: the end of the assistant's
+message, headers, and the beginning of the next message. The glue depends only on the names and ids
+of the calls, so it is found once for each. In a rollout only the results are tokenised, as plain
+text: a control token that a tool prints stays text.
+
+A template can be continued if it renders a conversation as before when messages are added to it.
+Pure: the template is given as a function.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+Message = Mapping[str, Any]
+Render = Callable[[list[Message], bool], str]
+"""(messages, add_generation_prompt) -> text; the template is a program and may raise anything."""
+
+_ARGUMENT = "qzargumentqz"
+_RESULT = 'qz{}q"z\nqé'
+"""Probes: texts that no template has. The result has characters that JSON escapes."""
+
+MAX_KEPT = 512
+"""Glue that is kept, of so many combinations of names and ids."""
+
+Writing = Literal["plain", "json", "ascii json"]
+
+
+class CannotContinue(ValueError):
+    """The template does not let a conversation go on after tool calls; the text has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """One tool call, as the template needs it for its result."""
+
+    name: str
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glue:
+    """What the template puts around the results of one message's calls."""
+
+    end_id: int
+    """The token that ends the assistant's message."""
+
+    pieces: tuple[tuple[int, ...], ...]  # n + 1, before, between and after n results
+    writing: Writing
+    """How the template writes a result."""
+
+    @property
+    def length(self) -> int:
+        return sum(map(len, self.pieces))
+
+
+class ToolMessages:
+    """The glue of one template.
+
+    Args:
+        render: the template, with the schemas of the tools.
+        encode: text -> token ids, control tokens included.
+        end_ids: tokens at which the engine stops.
+    """
+
+    def __init__(
+        self,
+        render: Render,
+        encode: Callable[[str], list[int]],
+        end_ids: frozenset[int],
+    ) -> None:
+        self._render, self._encode, self._end_ids = render, encode, end_ids
+        self._kept: dict[tuple[Called, ...], Glue] = {}
+
+    def glue(self, calls: Sequence[Called]) -> Glue:
+        """The glue around the results of these calls.
+
+        Raises:
+            CannotContinue: the template refuses the messages, or drops or rewrites the results.
+        """
+        key = tuple(calls)
+        if key not in self._kept:
+            if len(self._kept) >= MAX_KEPT:
+                self._kept.clear()
+            self._kept[key] = self._found(key)
+        return self._kept[key]
+
+    def check(self) -> None:
+        """Check that a conversation with tool calls can go on.
+
+        Raises:
+            CannotContinue: see `glue`; or the template renders earlier messages otherwise when
+                later ones follow, so that the tokens that the model sampled are not what it would
+                read.
+        """
+        called = Called("probe", "call_0")
+        self.glue([called])
+        first = [_USER, self._asks([called], "first"), _result(called, "one")]
+        later = [*first, self._asks([called], "second"), _result(called, "two")]
+        before, after = self._rendered(first, False), self._rendered(later, False)
+        if not after.startswith(before):
+            at = _shared_length(before, after)
+            raise CannotContinue(
+                "it renders earlier messages otherwise when later ones follow: "
+                f"{before[at : at + 60]!r} becomes {after[at : at + 60]!r}"
+            )
+
+    def _found(self, calls: tuple[Called, ...]) -> Glue:
+        asked = [_USER, self._asks(calls, "")]
+        probes = [_RESULT.format(at) for at in range(len(calls))]
+        results = [_result(call, probe) for call, probe in zip(calls, probes, strict=True)]
+        before = self._rendered(asked, False)
+        whole = self._rendered([*asked, *results], True)
+        at = whole.rfind(_ARGUMENT, 0, _shared_length(before, whole))
+        if at < 0:
+            raise CannotContinue("it renders a call otherwise when its result follows")
+        rest = whole[at + len(_ARGUMENT) :]
+        writing, parts = _split(rest, probes)
+        ids = self._encode(parts[0])
+        ends = [place for place, token in enumerate(ids) if token in self._end_ids]
+        if not ends:
+            raise CannotContinue(
+                f"nothing at which the engine stops is before the results, only {parts[0]!r}"
+            )
+        head = ids[ends[0] + 1 :]
+        pieces = [tuple(head), *(tuple(self._encode(part)) for part in parts[1:])]
+        return Glue(end_id=ids[ends[0]], pieces=tuple(pieces), writing=writing)
+
+    def _asks(self, calls: Sequence[Called], content: str) -> Message:
+        """An assistant's message with these calls, each with the probe as argument."""
+        return {
+            "role": "assistant",
+            "content": content,
+            "tool_calls": [
+                {
+                    "id": call.call_id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": self._arguments},
+                }
+                for call in calls
+            ],
+        }
+
+    @cached_property
+    def _arguments(self) -> Any:
+        """A call's arguments in the form that the template takes: an object, or a JSON text."""
+        given = {"probe": _ARGUMENT}
+        for arguments in (given, json.dumps(given)):
+            called = {"name": "probe", "arguments": arguments}
+            call = {"id": "call_0", "type": "function", "function": called}
+            try:
+                text = self._render(
+                    [_USER, {"role": "assistant", "content": "", "tool_calls": [call]}], False
+                )
+            except Exception:  # the other form may be the right one
+                continue
+            if _ARGUMENT in text:
+                return arguments
+        raise CannotContinue("it does not render the tool calls of an assistant's message")
+
+    def _rendered(self, messages: list[Message], add_generation_prompt: bool) -> str:
+        try:
+            return self._render(messages, add_generation_prompt)
+        except Exception as error:  # a template is a program and may raise anything
+            raise CannotContinue(" ".join(str(error).split())) from error
+
+
+def _shared_length(first: str, second: str) -> int:
+    """Characters at the beginning that two texts share."""
+    pairs = zip(first, second, strict=False)
+    differ = (at for at, (a, b) in enumerate(pairs) if a != b)
+    return next(differ, min(len(first), len(second)))
+
+
+_USER: Message = {"role": "user", "content": "u"}
+
+
+def _result(call: Called, text: str) -> Message:
+    return {"role": "tool", "content": text, "tool_call_id": call.call_id, "name": call.name}
+
+
+def _split(text: str, probes: Sequence[str]) -> tuple[Writing, list[str]]:
+    """How the probes are written in a text, and the parts before, between and after them."""
+    for writing in ("plain", "json", "ascii json"):
+        parts, rest = [], text
+        for probe in probes:
+            before, found, rest = rest.partition(written(probe, writing))
+            if not found:
+                break
+            parts.append(before)
+        else:
+            return writing, [*parts, rest]
+    raise CannotContinue("it drops or rewrites the results of tools")
+
+
+def written(text: str, writing: Writing) -> str:
+    """A result as the template writes it."""
+    if writing == "plain":
+        return text
+    return json.dumps(text, ensure_ascii=writing == "ascii json")[1:-1]

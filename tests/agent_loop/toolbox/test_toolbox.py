@@ -1,0 +1,245 @@
+"""Tools of a source: what the model sees, whose mistake a wrong call is, limits, state."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_loop.toolbox.entries import toolbox_of
+from agent_loop.toolbox.functions import definition_of
+from agent_loop.toolbox.limits import own_state_path
+from agent_loop.toolbox.spec import ToolSpec
+from agent_loop.tools.client import ToolClient
+from agent_loop.tools.protocol import ToolRejected, ToolTimeout, ToolUnavailable
+from agent_loop.tools.server import ServerSettings, app_runner, create_app
+from agent_loop.turns.turn_loop import Observation
+from config.schema import MixedConfig, ToolConfig
+from config.tool_entries import ToolEntry, as_entry
+from rate_limit.stats import snapshot_of
+from tests.fakes.tool_server import running
+from tests.listening import listening
+
+ORDERS = Path(__file__).parents[2] / "fakes" / "orders.py"
+ROW = {"data_source": "shop", "row_id": "shop:1", "prompt": [], "extras": {}}
+SUM = {"result": "2"}
+
+
+def entry(value: Any, **more: Any) -> ToolEntry:
+    """An entry; a name alone is a function of the fake file."""
+    if isinstance(value, str) and value.isidentifier() and value not in ("calculate", "run_code"):
+        value = f"{ORDERS}:{value}"
+    return ToolEntry.model_validate({**as_entry(value), **more})
+
+
+class Box:
+    """The toolbox of a source, opened."""
+
+    def __init__(self, client: ToolClient, toolbox: Any) -> None:
+        self.client, self.toolbox = client, toolbox
+
+    async def call(self, name: str, row: Mapping[str, Any] = ROW, **arguments: Any) -> Observation:
+        """One call in a trajectory of its own."""
+        async with self.toolbox.begin(self.client, row) as tools:
+            return await tools.call(name, arguments)
+
+
+@asynccontextmanager
+async def box(
+    *entries: ToolEntry, url: str = "http://127.0.0.1:1", folder: Path | None = None
+) -> AsyncIterator[Box]:
+    tools = ToolConfig(server_url=url, timeout=20.0)
+    sources = {"shop": {"ratio": 1, "tools": [each.model_dump() for each in entries]}}
+    mixed = MixedConfig.model_validate(
+        {"experiment": "x", "run_dir": str(folder or "/x"), "sources": sources}
+    )
+    async with ToolClient(url, limiter=None, timeout_s=20.0) as client:
+        toolbox = toolbox_of(entries, client, tools, mixed, topk=2)
+        await toolbox.open()
+        yield Box(client, toolbox)
+
+
+def test_the_schema_is_that_of_hints_and_docstring():
+    spec = definition_of(str(ORDERS), "look_up").spec
+    assert spec.schema == {
+        "type": "function",
+        "function": {
+            "name": "look_up",
+            "description": "Find an order.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "order": {"type": "string", "description": "its number, as A1"},
+                    "unit": {
+                        "type": "string",
+                        "enum": ["pieces", "boxes"],
+                        "description": "what is counted",
+                    },
+                },
+                "required": ["order"],
+            },
+        },
+    }
+    assert definition_of(str(ORDERS), "Cart").spec.name == "cart"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("missing", "has no function or class 'missing'"),
+        ("no_hints", "needs a type hint"),
+        ("no_docstring", "`Args:` in the docstring"),
+        ("any_number", "orders: a schema names each argument"),
+        ("ORDERS", "has no function or class 'ORDERS'"),
+    ],
+)
+def test_a_function_that_makes_no_tool_is_refused_by_name(name: str, words: str):
+    with pytest.raises(ValueError, match=rf"cannot load tool=.*orders\.py:{name}: ") as refused:
+        definition_of(str(ORDERS), name)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("where", [None, "process"])
+@pytest.mark.parametrize(
+    ("name", "arguments", "text"),
+    [
+        ("look_up", {"order": "A1"}, '{"order": "A1", "pieces": 3}'),
+        ("later", {"text": "é\ud800"}, "É?"),
+        ("sums", {"numbers": [1, 2.5], "scale": None}, "3.5"),
+    ],
+)
+async def test_a_function_answers(where: Any, name: str, arguments: dict[str, Any], text: str):
+    async with box(entry(name, where=where)) as tools:
+        observation = await tools.call(name, **arguments)
+    assert (observation.text, observation.rejected) == (text, False)
+    assert observation.result is not None and observation.result.tool == name
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("look_up", {"order": "C3"}, "no order 'C3'"),
+        ("look_up", {"order": 3}, "look_up.order: 3 is not of type 'string'"),
+        ("look_up", {}, "look_up: 'order' is a required property"),
+        ("look_up", {"order": "A1", "unit": "tons"}, "look_up.unit: 'tons' is not one of"),
+        ("look_up", {"order": "A1", "x": 1}, "unknown argument x; there are: order, unit"),
+        ("sums", {"numbers": [1, "2"]}, "sums.numbers[1]: '2' is not of type 'number'"),
+        ("sums", {"numbers": [1], "scale": "x"}, "sums.scale: 'x' is not of type"),
+        ("nothing", {}, "no tool 'nothing'; there are look_up, sums"),
+    ],
+)
+async def test_a_wrong_call_is_the_model_s_mistake_and_it_reads_why(name, arguments, words):
+    async with box(entry("look_up"), entry("sums")) as tools:
+        try:
+            text = (await tools.call(name, **arguments)).text
+        except ToolRejected as rejected:  # the turn loop shows it to the model
+            text = f"error: {rejected}"
+    assert text.startswith("error: ") and words in text
+
+
+@pytest.mark.parametrize(
+    ("where", "how", "words"),
+    [
+        (None, "torn", "KeyError: 'torn'"),
+        (None, "timeout", "TimeoutError: the database did not answer"),
+        (None, "exit", "SystemExit: 3"),
+        (None, "large", "returned 2,097,152 characters"),
+        ("process", "torn", "KeyError: 'torn'"),
+        ("process", "die", "its process ended with exit code 7"),
+    ],
+)
+async def test_what_a_function_raises_is_a_fault_of_the_tool(where: Any, how: str, words: str):
+    async with box(entry("breaks", where=where)) as tools:
+        with pytest.raises(ToolUnavailable) as fault:
+            await tools.call("breaks", how=how)
+    assert words in str(fault.value) and fault.value.tool == "breaks"
+
+
+async def test_a_process_is_ended_at_the_deadline_and_the_next_call_is_answered():
+    async with box(entry("hangs", where="process", timeout=3.0, slots=1)) as tools:
+        first = await tools.call("hangs", seconds=0)
+        with pytest.raises(
+            ToolTimeout, match=r"orders\.py:hangs for tool='hangs' within timeout=3"
+        ):
+            await tools.call("hangs", seconds=60)
+        assert (await tools.call("hangs", seconds=0)).text != first.text
+
+
+async def test_retries_and_cache_are_only_as_the_entry_says():
+    counted = entry("later", cache=True)
+    async with box(counted, entry("look_up")) as tools:
+        results = [(await tools.call("later", text="a")).result for _ in range(2)]
+        plain = [(await tools.call("look_up", order="A1")).result for _ in range(2)]
+    assert [r.cached for r in results if r] == [False, True]
+    assert [r.cached for r in plain if r] == [False, False]
+    async with box(entry("breaks", retry=2)) as tools:
+        with pytest.raises(ToolUnavailable, match="3 attempts"):
+            await tools.call("breaks", how="torn")
+
+
+async def test_each_trajectory_has_its_own_state_and_it_is_always_freed():
+    ended = definition_of(str(ORDERS), "Cart").target.ended
+    ended.clear()
+    async with box(entry("Cart")) as tools:
+        async with tools.toolbox.begin(tools.client, ROW) as one:
+            async with tools.toolbox.begin(tools.client, {**ROW, "row_id": "shop:2"}) as two:
+                await one.call("cart", {"item": "tea"})
+                assert (await two.call("cart", {"item": "rice"})).text == '["rice"]'
+            assert (await one.call("cart", {"item": "salt"})).text == '["tea", "salt"]'
+        with pytest.raises(ToolUnavailable, match="OSError at the start of a trajectory"):
+            await tools.call("cart", {**ROW, "extras": {"shop": "closed"}}, item="tea")
+
+        async def cancelled() -> None:
+            async with tools.toolbox.begin(tools.client, {**ROW, "row_id": "shop:3"}):
+                await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(cancelled())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        while not task.cancelled():
+            task.cancel()
+            await asyncio.wait([task])
+    assert ended == ["shop:2", "shop:1", "shop:1", "shop:3"]
+
+
+async def test_a_tool_has_a_rate_of_its_own_under_the_one_limit(tmp_path: Path):
+    limited = entry("calculate", rate="6000/min", slots=1)
+    async with running([SUM]) as server, box(limited, url=server.url, folder=tmp_path) as tools:
+        for number in range(3):
+            assert (await tools.call("calculate", expression=f"{number}")).text == "2"
+    config = ToolConfig(server_url=server.url)
+    mixed = MixedConfig.model_validate(
+        {"experiment": "x", "run_dir": str(tmp_path), "sources": {"shop": {"ratio": 1}}}
+    )
+    state = own_state_path("calculate", config, mixed)
+    assert snapshot_of(state).granted == 3
+    assert state.with_suffix(".slots").exists()
+
+
+async def test_two_tools_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="two tools are called 'look_up'"):
+        async with box(entry("look_up"), entry("look_up", timeout=1.0)):
+            pass
+
+
+@pytest.mark.parametrize("name", ["answer", "malformed", "two words", "", "1st"])
+def test_a_name_that_no_model_can_call_is_refused(name: str):
+    with pytest.raises(ValueError, match="rename the tool"):
+        ToolSpec(name=name, description="", parameters={"type": "object"})
+
+
+@pytest.mark.sandbox
+async def test_a_function_runs_in_the_sandbox():
+    async with (
+        listening(app_runner(create_app(ServerSettings(port=0)))) as url,
+        box(entry("look_up", where="sandbox"), entry("breaks", where="sandbox"), url=url) as tools,
+    ):
+        found = await tools.call("look_up", order="A1", unit="boxes")
+        assert json.loads(found.text) == {"order": "A1", "boxes": 3}
+        with pytest.raises(ToolRejected, match="no order 'C3'"):
+            await tools.call("look_up", order="C3")
+        with pytest.raises(ToolUnavailable, match=r"no result in the sandbox \(KeyError: 'torn'"):
+            await tools.call("breaks", how="torn")

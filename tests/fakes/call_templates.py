@@ -1,0 +1,192 @@
+"""Chat templates of the nine formats of tool calls, as functions: messages -> text.
+
+Their headers, ends and the place of a tool's result are those of the models' own templates.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from tests.fakes.call_writers import WRITERS
+
+Message = Mapping[str, Any]
+_AI, _USER = "<\uff5cAssistant\uff5c>", "<\uff5cUser\uff5c>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTemplate:
+    """The template of one format."""
+
+    format_name: str
+    user: str
+    """`{}` is the text."""
+
+    header: str
+    """Before an assistant's message; the prompt of a generation."""
+
+    end: str
+    """Of an assistant's message."""
+
+    results: Callable[[Sequence[Message]], str]
+    """The results of one message's calls."""
+
+    control: tuple[str, ...]
+    """Special tokens; at the last one the engine stops."""
+
+    call_end: str | None = None
+    """Of an assistant's message with calls; None: `end`."""
+
+    continues: bool = False
+    """Whether results are in the assistant's own message, which goes on after them."""
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        text, role = "", ""
+        for role, group in groupby(messages, key=lambda message: message["role"]):
+            several = list(group)
+            if role == "tool":
+                text += self.results(several)
+                continue
+            for message in several:
+                goes_on = self.continues and text.endswith("<tool_response|>")
+                header = "" if goes_on else self.header
+                text += (
+                    self._assistant(message, header)
+                    if role == "assistant"
+                    else (self.user.format(message["content"]))
+                )
+        if add_generation_prompt and not (self.continues and role == "tool"):
+            text += self.header
+        return text
+
+    def _assistant(self, message: Message, header: str) -> str:
+        asked = [
+            (call["function"]["name"], call["function"]["arguments"])
+            for call in message.get("tool_calls", ())
+        ]
+        writer = WRITERS[self.format_name]
+        body = (
+            writer.content[0] + message["content"] + writer.content[1]
+            if asked
+            else (message["content"])
+        )
+        text = f"{body if message['content'] else ''}{writer.calls(asked) if asked else ''}"
+        text = text.removeprefix(header) if self.format_name == "gpt-oss" else text
+        end = self.end if self.call_end is None or not asked else self.call_end
+        return f"{header}{text}{end}"
+
+
+def _each(form: str) -> Callable[[Sequence[Message]], str]:
+    """Each result in this form, in which `{}` is the text."""
+    return lambda results: "".join(
+        form.replace("{id}", str(r["tool_call_id"])).replace("{}", r["content"]) for r in results
+    )
+
+
+def _of_qwen(results: Sequence[Message]) -> str:
+    inner = _each("\n<tool_response>\n{}\n</tool_response>")(results)
+    return f"<|im_start|>user{inner}<|im_end|>\n"
+
+
+def _of_glm(results: Sequence[Message]) -> str:
+    return "<|observation|>" + _each("\n<tool_response>\n{}\n</tool_response>")(results)
+
+
+def _of_gpt_oss(results: Sequence[Message]) -> str:
+    return "".join(
+        f"<|start|>functions.{r['name']} to=assistant<|channel|>commentary<|message|>"
+        f"{json.dumps(r['content'], ensure_ascii=False)}<|end|>"
+        for r in results
+    )
+
+
+def _of_gemma(results: Sequence[Message]) -> str:
+    return "".join(
+        f'<|tool_response>response:{r["name"]}{{value:<|"|>{r["content"]}<|"|>}}<tool_response|>'
+        for r in results
+    )
+
+
+_CHATML: dict[str, Any] = {
+    "user": "<|im_start|>user\n{}<|im_end|>\n",
+    "header": "<|im_start|>assistant\n",
+    "end": "<|im_end|>\n",
+    "results": _of_qwen,
+    "control": ("<|im_start|>", "<|im_end|>"),
+}
+
+TEMPLATES = {
+    template.format_name: template
+    for template in (
+        ChatTemplate(format_name="hermes", **_CHATML),
+        ChatTemplate(format_name="qwen3_coder", **_CHATML),
+        ChatTemplate(
+            format_name="gpt-oss",
+            user="<|start|>user<|message|>{}<|end|>",
+            header="<|start|>assistant",
+            end="<|return|>",
+            call_end="",  # the writer of calls ends them
+            results=_of_gpt_oss,
+            control=(
+                "<|start|>",
+                "<|channel|>",
+                "<|message|>",
+                "<|end|>",
+                "<|call|>",
+                "<|return|>",
+            ),
+        ),
+        ChatTemplate(
+            format_name="glm",
+            user="<|user|>\n{}",
+            header="<|assistant|>\n",
+            end="",
+            results=_of_glm,
+            control=("<|assistant|>", "<|observation|>", "<|user|>"),
+        ),
+        ChatTemplate(
+            format_name="kimi",
+            user="<|im_user|>user<|im_middle|>{}<|im_end|>",
+            header="<|im_assistant|>assistant<|im_middle|>",
+            end="<|im_end|>",
+            results=_each("<|im_system|>tool<|im_middle|>## Return of {id}\n{}<|im_end|>"),
+            control=("<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_end|>"),
+        ),
+        ChatTemplate(
+            format_name="deepseek_v4",
+            user=f"{_USER}{{}}",
+            header=f"{_AI}</think>",
+            end="<\uff5cend\u2581of\u2581sentence\uff5c>",
+            results=lambda results: _USER + _each("<tool_result>{}</tool_result>")(results),
+            control=(_USER, _AI, "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+        ),
+        ChatTemplate(
+            format_name="minimax",
+            user="]~b]user\n{}[e~[\n",
+            header="]~b]ai\n",
+            end="[e~[\n",
+            results=_each("]~b]tool\n<response>{}</response>[e~[\n"),
+            control=("]~b]", "[e~["),
+        ),
+        ChatTemplate(
+            format_name="seed",
+            user="<seed:bos>user\n{}<seed:eos>",
+            header="<seed:bos>assistant\n",
+            end="<seed:eos>",
+            results=_each("<seed:bos>tool\n{}<seed:eos>"),
+            control=("<seed:bos>", "<seed:eos>"),
+        ),
+        ChatTemplate(
+            format_name="gemma4",
+            user="<|turn>user\n{}<turn|>\n",
+            header="<|turn>model\n",
+            end="<turn|>\n",
+            call_end="",
+            results=_of_gemma,
+            control=('<|"|>', "<|tool_call>", "<tool_call|>", "<|turn>", "<turn|>"),
+            continues=True,
+        ),
+    )
+}
+"""verl's name of a format -> its template."""
