@@ -75,6 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
     demo = kinds.add_parser("demo", help="data, corpus and model of the laptop demo (minutes)")
     DEMO.add_to(demo)
     add_option(demo, "--seed", "N", "seed of data and model", int, 0)
+    add_option(
+        demo,
+        "--forms",
+        "SOURCE=FORM,...",
+        "form in which the model asks for tools: tags, react or native (default tags for all)",
+        demo_forms,
+        {},
+    )
     add_option(demo, "--out", "FOLDER", "folder to write (default data/demo/seed<N>)", Path)
     demo.set_defaults(run=_run_demo)
 
@@ -162,13 +170,27 @@ def share_or_count(word: str) -> float | int:
     return int(word) if word.isdigit() else float(word)
 
 
+def demo_forms(text: str) -> dict[str, str]:
+    """`math=native,nq=react` as source -> form; argparse's `type`."""
+    pairs = [each.partition("=") for each in text.split(",")]
+    for source, _, form in pairs:
+        if source not in ("math", "nq", "taco") or form not in ("tags", "react", "native"):
+            raise argparse.ArgumentTypeError(
+                f"{text!r}: want SOURCE=FORM, with math, nq or taco and tags, react or native"
+            )
+    return {source: form for source, _, form in pairs}
+
+
 def _run_demo(arguments: argparse.Namespace) -> int:
     from agent_loop.cpu.models.demo import WarmStartError, prepare_demo
+    from agent_loop.cpu.models.demo_recipe import SOURCES, Recipe
     from verl_mixed.launch.generated import demo_folder
 
-    folder = arguments.out or demo_folder(arguments.seed)
+    forms = dict.fromkeys(SOURCES, "tags") | arguments.forms
+    folder = arguments.out or demo_folder(arguments.seed, forms)
     try:
-        prepare_demo(folder, arguments.seed, progress=_print_now)
+        recipe = Recipe(forms=forms)
+        prepare_demo(folder, arguments.seed, recipe=recipe, progress=_print_now)
     except WarmStartError as error:
         print_error(error)
         return NOT_GOOD

@@ -7,21 +7,45 @@ same sources without the model. Writing them is left to `verl-mixed prepare`.
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from agent_loop.cpu.models.pretrained import SMOLLM_FOLDER, is_prepared
+from config.lookup import at
+from samplers.rows.sources.demo import DEMO_SOURCES
 from verl_mixed.launch.failure import RunFailed
 from verl_mixed.launch.processes import GRACE_S
 from verl_mixed.prepare.generated_rows import rows_folder
 from verl_mixed.prepare.source_files import sources_with_files
 from verl_mixed.run.compose import REQUIRED, unset_keys
+from verl_mixed.run.sections import NATIVE_LOOP, REACT_LOOP, agent_loops
 
 
-def demo_folder(seed: int) -> Path:
-    """The folder of the demo of a seed, relative to the folder that runs start in."""
-    return Path("data") / "demo" / f"seed{seed}"
+def demo_folder(seed: int, forms: Mapping[str, str] | None = None) -> Path:
+    """The folder of the demo of a seed, relative to the folder that runs start in.
+
+    Args:
+        forms: source -> form in which the model asks for its tool; None: tags for all.
+    """
+    others = [f"-{name}_{form}" for name, form in sorted((forms or {}).items()) if form != TAGS]
+    return Path("data") / "demo" / f"seed{seed}{''.join(others)}"
+
+
+def forms_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Source of the demo -> form of its agent's calls."""
+    loops, _ = agent_loops(config)
+    forms: dict[str, str] = {}
+    for name in DEMO_SOURCES:
+        agent = at(config, f"mixed.sources.{name}.agent")
+        target = (loops or {}).get(str(agent), {}).get("_target_")
+        forms[name] = {REACT_LOOP: "react", NATIVE_LOOP: "native"}.get(str(target), TAGS)
+    return forms
+
+
+TAGS = "tags"
 
 
 def is_made(folder: Path) -> bool:
@@ -42,7 +66,8 @@ def use_generated_data(config: DictConfig) -> Path | None:
     if config.trainer.device != "cpu":
         return None
     if unset == REQUIRED.keys():
-        folder = demo_folder(config.mixed.seed).absolute()
+        plain = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+        folder = demo_folder(config.mixed.seed, forms_of(plain)).absolute()
         model.path = str(folder / "model")
     elif is_smollm and unset == {"data.train_files", "data.val_files"}:
         folder = rows_folder(config.mixed.seed).absolute()
@@ -69,7 +94,7 @@ def still_to_make(folder: Path, model: Path) -> list[str]:
     return missing
 
 
-def make_generated_data(folder: Path, seed: int) -> None:
+def make_generated_data(folder: Path, seed: int, forms: Mapping[str, str]) -> None:
     """Run `verl-mixed prepare` in a process of its own, because it imports torch.
 
     Raises:
@@ -80,6 +105,7 @@ def make_generated_data(folder: Path, seed: int) -> None:
         command += ["smollm", "--seed", str(seed)]
     else:
         command += ["demo", "--seed", str(seed), "--out", str(folder)]
+        command += ["--forms", ",".join(f"{name}={form}" for name, form in forms.items())]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True) as child:
         try:
             code = child.wait()

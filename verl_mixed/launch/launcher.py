@@ -25,7 +25,7 @@ from verl_mixed.checks.machine.machine import with_free_dashboard
 from verl_mixed.exit_codes import GOOD, INTERRUPTED, NOT_GOOD, USAGE
 from verl_mixed.launch import processes
 from verl_mixed.launch.failure import RunFailed, RunStopped
-from verl_mixed.launch.generated import make_generated_data
+from verl_mixed.launch.generated import forms_of, make_generated_data
 from verl_mixed.launch.on_end import Verdict, tell
 from verl_mixed.launch.plan import Plan, make_plan
 from verl_mixed.launch.processes import GRACE_S
@@ -199,7 +199,8 @@ def _make_ready(plan: Plan, refused: Sequence[str]) -> None:
     if problems := [*refused, *plan.problems(data=plan.generated is None)]:
         raise ConfigError(problems)
     if plan.generated is not None:
-        make_generated_data(plan.generated, int(at(plan.config, "mixed.seed", 0)))
+        seed = int(at(plan.config, "mixed.seed", 0))
+        make_generated_data(plan.generated, seed, forms_of(plan.config))
         if problems := plan.problems():
             raise ConfigError(problems)
 

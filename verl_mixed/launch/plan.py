@@ -243,7 +243,7 @@ def plan_of(
     has_rows = generated is None or is_made(generated)
     epochs = settle_steps(config, overrides, changed, has_rows=has_rows)
     if config.trainer.experiment_name is None:
-        is_demo = generated == demo_folder(config.mixed.seed).absolute()
+        is_demo = generated is not None and generated.parent == demo_folder(0).parent.absolute()
         config.trainer.experiment_name = display_name(config, overrides, is_demo=is_demo)
     resolved = resolve(config, complete=False)
     store, units = at(resolved, UNITS_KEY.rpartition(".")[0]), storage_units(resolved)

@@ -68,6 +68,15 @@ def _trains_lora(*, _root_: DictConfig) -> bool:
     return bool(at(_root_, "actor_rollout_ref.model.lora_rank"))
 
 
+def _longer_calls(with_tags: int, otherwise: int, *, _root_: DictConfig) -> int:
+    """The first number if the agents of all sources write tags, else the second: calls by name are
+    longer."""
+    sources = at(_root_, "mixed.sources") or {}
+    names = {"native_agent", "react_agent"}
+    agents = {source.get("agent") for source in sources.values() if source is not None}
+    return otherwise if agents & names else with_tags
+
+
 def _micro_batch(most: int, *, _root_: DictConfig) -> int:
     """The largest micro-batch up to `most` that divides what one rank trains in an update.
 
@@ -85,6 +94,7 @@ def _micro_batch(most: int, *, _root_: DictConfig) -> int:
 
 OmegaConf.register_new_resolver("micro_batch", _micro_batch, replace=True)
 OmegaConf.register_new_resolver("default_rollout_is", _default_rollout_is, replace=True)
+OmegaConf.register_new_resolver("longer_calls", _longer_calls, replace=True)
 OmegaConf.register_new_resolver("trains_lora", _trains_lora, replace=True)
 
 

@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
+from agent_loop.cpu.models.demo_forms import CALL_TOKENS, CHAT_TEMPLATE
 from agent_loop.cpu.models.demo_probe import LocalTools, sampled_rewards
 from agent_loop.cpu.models.demo_recipe import Recipe
 from agent_loop.cpu.models.demo_teacher import Teacher
 from agent_loop.cpu.models.demo_warm_start import Codec, encode_trace, train_tokenizer, warm_start
 from agent_loop.cpu.models.made_folder import made_whole, read_note
+from agent_loop.toolbox.own import SPECS
 from agent_loop.tools.sandbox import choose_sandbox
 from agent_loop.tools.search import PassageIndex
 from agent_loop.turns.tags import all_tags
@@ -84,9 +86,17 @@ def _make(
         tasks = data.train[source]
         for number in range(round(recipe.traces * share)):
             traces.append(teacher.trace(source, tasks[number % len(tasks)], rng))
-    texts = [trace.question + "".join(text for _, text in trace.parts) for trace in traces]
+    texts = [
+        trace.messages[-1]["content"] + "".join(text for _, text in trace.parts) for trace in traces
+    ]
     texts += [passage["contents"] for passage in data.corpus]
-    tokenizer = train_tokenizer([*texts, "user assistant"], all_tags(config), recipe.vocabulary)
+    texts += ["user assistant"]
+    if set(recipe.forms.values()) != {"tags"}:
+        texts += ["system", *(spec.line for spec in SPECS.values())]
+        tokens, template = [*all_tags(config), *CALL_TOKENS], CHAT_TEMPLATE
+        tokenizer = train_tokenizer(texts, tokens, recipe.vocabulary, template)
+    else:
+        tokenizer = train_tokenizer(texts, all_tags(config), recipe.vocabulary)
     codec = Codec(tokenizer)
     encoded = [encode_trace(trace, codec, recipe.context_weight) for trace in traces]
     model = _new_model(tokenizer, recipe)
@@ -108,7 +118,7 @@ def _make(
         tools = LocalTools(index, sandbox)
         try:
             return asyncio.run(
-                sampled_rewards(model, codec, tokenizer, prompts, tools, config, seed)
+                sampled_rewards(model, codec, tokenizer, prompts, tools, teacher.forms, seed)
             )
         finally:
             model.train()

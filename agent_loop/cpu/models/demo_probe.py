@@ -1,17 +1,17 @@
 """The sampled reward of the demo model: its trajectories with the demo's tools, in this process."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from agent_loop.cpu.async_decoder import AsyncDecoder
 from agent_loop.cpu.decoder import BatchDecoder, Request
-from agent_loop.cpu.models.demo_recipe import TOPK
+from agent_loop.cpu.models.demo_forms import Form, TagForm
 from agent_loop.cpu.models.demo_warm_start import Codec
 from agent_loop.cpu.sampling import Sampling
 from agent_loop.rewards import Attempt, default_reward, reward_for
-from agent_loop.tool_actions import calculate, run_code, search
 from agent_loop.tools.algebra.worker import answer_of
 from agent_loop.tools.cache import content_key
 from agent_loop.tools.calculator import calculate as value_of
@@ -20,20 +20,13 @@ from agent_loop.tools.sandbox import Sandbox
 from agent_loop.tools.search import PassageIndex
 from agent_loop.tools.server.retrieve import hits_of_index, retrieve_answer
 from agent_loop.tools.server.run_code import run_answer
-from agent_loop.turns.observation_style import InlineStyle
-from agent_loop.turns.tags import Action, ActionKind, Tags
+from agent_loop.turns.tags import Action
 from agent_loop.turns.turn_loop import Budget, Generated, Observation, Stop, run_turns
-from config.schema import ToolConfig
 from samplers.rows.schema import Row
 
 BUDGET = Budget(max_turns=3, response_length=160, max_turn_length=32)
-"""As in config/profile/laptop.yaml."""
-
-ACTIONS = {
-    "taco": (ActionKind.CODE, ActionKind.ANSWER),
-    "nq": (ActionKind.SEARCH, ActionKind.ANSWER),
-    "math": (ActionKind.CODE, ActionKind.ANSWER),
-}
+LONGER_BUDGET = Budget(max_turns=3, response_length=320, max_turn_length=64)
+"""As in config/profile/laptop.yaml, for tags and for the other forms."""
 
 
 class LocalTools:
@@ -69,10 +62,11 @@ async def sampled_rewards(
     tokenizer: Any,
     prompts: dict[str, list[Row]],
     tools: LocalTools,
-    config: ToolConfig,
+    forms: Mapping[str, Form],
     seed: int,
 ) -> dict[str, float]:
     """Source -> mean reward of one trajectory per prompt, sampled at temperature 1."""
+    is_short = all(isinstance(form, TagForm) for form in forms.values())
     engine = AsyncDecoder(BatchDecoder(model, eos_token_ids=[tokenizer.eos_token_id], seed=seed))
 
     async def generate(prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
@@ -81,17 +75,20 @@ async def sampled_rewards(
         return Generated(token_ids=done.token_ids, log_probs=done.log_probs)
 
     async def reward(source: str, row: Row) -> float:
-        async def environment(action: Action) -> Observation:
-            return await _act(action, source, row, tools)
+        form = forms[source]
 
+        async def environment(action: Action) -> Observation:
+            return await form.act(action, row.extras, tools)
+
+        language, style = form.dialogue(codec, tokenizer)
         rollout = await run_turns(
-            prompt_ids=codec.prompt(row.question),
+            prompt_ids=codec.prompt(*form.messages(row.question)),
             generate=generate,
             environment=environment,
-            language=Tags.from_config(config, ACTIONS[source]),
-            style=InlineStyle(codec, config.start_state_marker, config.end_state_marker),
+            language=language,
+            style=style,
             codec=codec,
-            budget=BUDGET,
+            budget=BUDGET if is_short else LONGER_BUDGET,
             filler_id=tokenizer.eos_token_id,
         )
         attempt = Attempt(answer=rollout.answer, ground_truth=dict(row.ground_truth))
@@ -103,12 +100,3 @@ async def sampled_rewards(
         rewards = await asyncio.gather(*(reward(source, row) for row in rows))
         means[source] = float(np.mean(rewards))
     return means
-
-
-async def _act(action: Action, source: str, row: Row, tools: LocalTools) -> Observation:
-    """Run one action as the agent loop of its source does."""
-    if source == "nq":
-        return await search(tools, action.content, TOPK)
-    if source == "math":
-        return await calculate(tools, action.content)
-    return await run_code(tools, action.content, row.extras["example_input"])

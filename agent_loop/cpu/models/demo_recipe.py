@@ -3,8 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
-TOPK = 2
-"""Passages of a search, as in config/agent_loops.yaml."""
+SOURCES = ("math", "nq", "taco")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +20,9 @@ class Recipe:
         default_factory=lambda: {"math": 0.45, "nq": 0.5, "taco": 0.45}
     )
     """Source -> share of examples in which the teacher makes no mistake."""
+
+    forms: dict[str, str] = field(default_factory=lambda: dict.fromkeys(SOURCES, "tags"))
+    """Source -> form in which the model asks for its tool: tags, react or native."""
 
     batch: int = 32
     drill_rows: int = 16

@@ -9,8 +9,10 @@ is not in the data.
 import json
 import random
 from dataclasses import dataclass
+from typing import Any
 
-from agent_loop.cpu.models.demo_recipe import TOPK, Recipe
+from agent_loop.cpu.models.demo_forms import TOPK, forms_of
+from agent_loop.cpu.models.demo_recipe import Recipe
 from agent_loop.tools import calculator
 from agent_loop.tools.search import PassageIndex
 from agent_loop.turns.observations import render_passages
@@ -23,7 +25,12 @@ from samplers.rows.sources.demo import DemoData, Task
 class Trace:
     """A worked example."""
 
-    question: str
+    messages: list[dict[str, Any]]
+    """Of the prompt."""
+
+    tools: list[dict[str, Any]] | None
+    """Schemas of tools that the chat template shows."""
+
     parts: list[tuple[bool, str]]
     """(whether the model writes it, text), in order; tools write the other parts."""
 
@@ -33,7 +40,7 @@ class Teacher:
 
     Args:
         data: the demo.
-        config: tags.
+        config: tags, for the sources with tags.
         index: search over the demo's corpus.
         recipe: says how often the teacher makes no mistake.
     """
@@ -41,7 +48,8 @@ class Teacher:
     def __init__(
         self, data: DemoData, config: ToolConfig, index: PassageIndex, recipe: Recipe
     ) -> None:
-        self.data, self.config, self.index, self.recipe = data, config, index, recipe
+        self.data, self.index, self.recipe = data, index, recipe
+        self.forms = forms_of(recipe.forms, config)
         self.authors = sorted({task.record["answer"][0] for task in data.train["nq"]})
 
     def trace(self, source: str, task: Task, rng: random.Random) -> Trace:
@@ -49,20 +57,21 @@ class Teacher:
         careful = rng.random() < self.recipe.careful[source]
         make = {"math": self._math, "nq": self._nq, "taco": self._taco}[source]
         question = KINDS[source].to_row(task.record, split="train", index=0).question
-        return Trace(question=question, parts=make(task, careful, rng))
+        messages, tools = self.forms[source].messages(question)
+        return Trace(messages=messages, tools=tools, parts=make(task, careful, rng))
 
-    def _tool(self, text: str) -> tuple[bool, str]:
-        return False, f"{self.config.start_state_marker}{text}{self.config.end_state_marker}"
+    def _answer(self, source: str, text: str) -> tuple[bool, str]:
+        return True, self.forms[source].answer(text)
 
-    def _say(self, kind: str, text: str) -> tuple[bool, str]:
-        start = getattr(self.config, f"{kind}_start_tag")
-        return True, f"{start}{text}{getattr(self.config, f'{kind}_end_tag')}"
+    def _call(self, source: str, argument: str, result: str) -> list[tuple[bool, str]]:
+        form = self.forms[source]
+        return [(True, form.call(argument)), (False, form.result(result))]
 
     def _math(self, task: Task, careful: bool, rng: random.Random) -> list[tuple[bool, str]]:
         work, answer = task.work, calculator.calculate(task.work)
         slip = None if careful else rng.choice(["guess", "guess", "operand", "sign", "copy"])
         if slip == "guess":
-            return [self._say("answer", _other_number(answer, rng))]
+            return [self._answer("math", _other_number(answer, rng))]
         if slip == "operand":
             work = _slip_digit(work, rng)
         elif slip == "sign":
@@ -70,13 +79,13 @@ class Teacher:
             work = work.replace(old, rng.choice([s for s in "*+-" if s != old]), 1)
         result = calculator.calculate(work)
         shown = _slip_digit(result, rng) if slip == "copy" else result
-        return [self._say("code", work), self._tool(result), self._say("answer", shown)]
+        return [*self._call("math", work, result), self._answer("math", shown)]
 
     def _nq(self, task: Task, careful: bool, rng: random.Random) -> list[tuple[bool, str]]:
         answer = task.record["answer"][0]
         slip = None if careful else rng.choice(["guess", "guess", "query", "passage"])
         if slip == "guess":
-            return [self._say("answer", rng.choice(self.authors))]
+            return [self._answer("nq", rng.choice(self.authors))]
         query = rng.choice(task.work.split()) if slip == "query" else task.work
         found = self.index.search(query, TOPK)
         text = render_passages([{"document": {"contents": p.contents}} for p in found])
@@ -84,7 +93,7 @@ class Teacher:
             answer = _author(rng.choice(found).contents)
             if slip == "passage":
                 answer = _author(found[-1].contents)
-        return [self._say("search", query), self._tool(text), self._say("answer", answer)]
+        return [*self._call("nq", query, text), self._answer("nq", answer)]
 
     def _taco(self, task: Task, careful: bool, rng: random.Random) -> list[tuple[bool, str]]:
         slip = None if careful else rng.choice(["int", "int", "constant", "sign"])
@@ -96,9 +105,9 @@ class Teacher:
         elif slip == "sign":
             old = next(sign for sign in "%*+-" if sign in program)
             program = program.replace(old, rng.choice([s for s in "*+-" if s != old]), 1)
-        parts = [self._say("answer", program)]
+        parts = [self._answer("taco", program)]
         if rng.random() < 0.25:
-            parts = [self._say("code", program), self._tool(self._output(task, program)), *parts]
+            parts = [*self._call("taco", program, self._output(task, program)), *parts]
         return parts
 
     def _output(self, task: Task, program: str) -> str:

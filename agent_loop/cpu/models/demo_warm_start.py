@@ -26,7 +26,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: Sequence[str], tags: Sequence[str], size: int) -> Any:
+def train_tokenizer(
+    texts: Sequence[str], tags: Sequence[str], size: int, chat_template: str = CHAT_TEMPLATE
+) -> Any:
     """Byte-level BPE over words, in which every digit, space and tag is one token.
 
     Tags are added tokens that are not special, so that `decode(skip_special_tokens=True)` keeps
@@ -58,7 +60,7 @@ def train_tokenizer(texts: Sequence[str], tags: Sequence[str], size: int) -> Any
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = chat_template
     return fast
 
 
@@ -69,9 +71,11 @@ class Codec(HFCodec):
         super().__init__(tokenizer)
         self._tokenizer = tokenizer
 
-    def prompt(self, question: str) -> list[int]:
+    def prompt(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
+    ) -> list[int]:
         rendered = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
+            messages, tools=tools, add_generation_prompt=True, tokenize=False
         )
         return self.encode(rendered)
 
@@ -80,7 +84,7 @@ def encode_trace(
     trace: Trace, codec: Codec, context_weight: float
 ) -> tuple[list[int], list[float]]:
     """(T,) token ids as a rollout would have them, and (T,) their loss weights."""
-    ids = codec.prompt(trace.question)
+    ids = codec.prompt(trace.messages, trace.tools)
     weights = [context_weight] * len(ids)
     for from_model, text in trace.parts:
         tokens = codec.encode(text)
