@@ -8,7 +8,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from agent_loop.tools.limiter import Limiter, limiter_of, state_path
 from agent_loop.tools.routes import Route
@@ -18,6 +18,23 @@ from rate_limit.gcra import Rate
 from rate_limit.slots import FileSlots
 
 
+class OwnLimits(Protocol):
+    """The fields of `ToolEntry` that limit its calls; the reward `judge` has them too."""
+
+    @property
+    def target(self) -> str: ...
+    @property
+    def rate(self) -> str | None: ...
+    @property
+    def slots(self) -> int | None: ...
+    @property
+    def timeout(self) -> float | None: ...
+    @property
+    def retry(self) -> int | None: ...
+    @property
+    def cache(self) -> bool | None: ...
+
+
 def own_state_path(target: str, tools: ToolConfig, mixed: MixedConfig) -> Path:
     """Path of the limiter of what an entry names."""
     words = re.sub(r"\W+", "_", target).strip("_")[-40:]
@@ -25,7 +42,7 @@ def own_state_path(target: str, tools: ToolConfig, mixed: MixedConfig) -> Path:
     return state_path(tools, mixed).with_suffix(".tools") / f"{words}-{digest}.state"
 
 
-def own_limiter(entry: ToolEntry, tools: ToolConfig, mixed: MixedConfig) -> Limiter | None:
+def own_limiter(entry: OwnLimits, tools: ToolConfig, mixed: MixedConfig) -> Limiter | None:
     """The limiter of an entry with a rate; None without one.
 
     Raises:
@@ -38,7 +55,7 @@ def own_limiter(entry: ToolEntry, tools: ToolConfig, mixed: MixedConfig) -> Limi
     return limiter_of(Rate(per_minute=calls, burst=1), path, mixed)
 
 
-def limited(route: Route, entry: ToolEntry, tools: ToolConfig, mixed: MixedConfig) -> Route:
+def limited(route: Route, entry: OwnLimits, tools: ToolConfig, mixed: MixedConfig) -> Route:
     """The route with the limits of an entry."""
     path = own_state_path(entry.target, tools, mixed).with_suffix(".slots")
     changes: dict[str, Any] = {

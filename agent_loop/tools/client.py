@@ -15,16 +15,18 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import aiohttp
 import msgspec
 from typing_extensions import Self
 
 from agent_loop.compat import gather_all, timeout
+from agent_loop.toolbox import limits as own_limits
 from agent_loop.tools.cache import SingleFlightCache, content_key
 from agent_loop.tools.limiter import make_limiter, state_path
 from agent_loop.tools.loop_throttle import LoopThrottle
@@ -82,6 +84,9 @@ class _Opened:
     local_origins: set[str] = field(default_factory=set)
     """Origins of results of local routes; they never change."""
 
+    routes: dict[Hashable, Route] = field(default_factory=dict)
+    """Routes of tools and rewards, by their owner; see `ToolClient.on_own`."""
+
 
 class ToolClient:
     """Calls tools over HTTP; an async context manager.
@@ -97,6 +102,8 @@ class ToolClient:
         cache_ttl_s: seconds that a result is kept.
         open_store: opens the store of results that processes share, when the client is opened.
         deterministic_code: whether a program counts as deterministic if its caller does not know.
+        limits: gives a route the limits of its own. None: deadline, retries and cache only, because
+            a rate and slots need the state of a run.
         sleep: pause between attempts.
         clock: monotonic seconds.
         rng: draws the jitter.
@@ -115,6 +122,7 @@ class ToolClient:
         cache_ttl_s: float = 86_400.0,
         open_store: Callable[[], Store | None] | None = None,
         deterministic_code: bool = True,
+        limits: Callable[[Route, own_limits.OwnLimits], Route] | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -127,6 +135,7 @@ class ToolClient:
         self._limiter, self._slots = limiter, slots
         self._sleep, self.clock = sleep, clock
         self._rng = rng or random.Random()
+        self.limits = limits or _limited_alone
         self._throttle = LoopThrottle(CALLS_PER_TURN)
         servers = self._servers = Servers(urls, timeout_s, clock)
         self.route = Route(
@@ -193,6 +202,20 @@ class ToolClient:
         if route.key:
             self._opened.local_origins.update(*(s.origins.values() for s in route.servers.all))
         return twin
+
+    def on_own(self, owner: Hashable, make: Callable[[], Route]) -> Self:
+        """A client on the route of `owner`, which is made once for all clients that share."""
+        routes = self._opened.routes
+        if owner not in routes:
+            routes[owner] = make()
+        return self.on(routes[owner])
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The open HTTP session, also for routes to other HTTP servers."""
+        if self._opened.transport is None:
+            raise RuntimeError("a call outside `async with ToolClient(...)`")
+        return self._opened.transport.session
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Run one call.
@@ -417,6 +440,13 @@ class ToolClient:
         return await transport.post(call, server)
 
 
+def _limited_alone(route: Route, limits: own_limits.OwnLimits) -> Route:
+    """The route with the limits that need no state of a run."""
+    if limits.rate is not None or limits.slots is not None:
+        raise ValueError("rate and slots of a tool need the limits of a run")
+    return route.limited(timeout_s=limits.timeout, max_retries=limits.retry, caches=limits.cache)
+
+
 def _held(slots: Slots | None, timeout_s: float) -> AbstractAsyncContextManager[object]:
     """A slot, or nothing without a limit."""
     return nullcontext() if slots is None else slots.hold_async(timeout_s)
@@ -454,6 +484,7 @@ async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
             cache_ttl_s=cache.ttl_s,
             open_store=partial(open_store_of, cache, mixed.run_dir),
             deterministic_code=config.deterministic_code,
+            limits=partial(own_limits.limited, tools=config, mixed=mixed),
         )
         _shared[key] = _Shared(client, _close_with_loop(client))
         await client.__aenter__()
