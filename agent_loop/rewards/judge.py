@@ -247,9 +247,14 @@ def judge_key(environ: Mapping[str, str]) -> str:
     return key
 
 
+def is_rubric_file(rubric: str) -> bool:
+    """Whether `JudgeOptions.rubric` is the path of a file."""
+    return "\n" not in rubric and rubric.endswith((".txt", ".md"))
+
+
 def _text_of(rubric: str) -> str:
     """The text of a rubric that is a path."""
-    if "\n" in rubric or not rubric.endswith((".txt", ".md")):
+    if not is_rubric_file(rubric):
         return rubric
     try:
         return Path(rubric).read_text(encoding="utf-8")

@@ -42,12 +42,14 @@ def completion(
 
 @asynccontextmanager
 async def running_judge(script: list[Any], models: Any = None) -> AsyncIterator[ScriptedToolServer]:
-    """The server; its `url` is the base URL. `models` answers `GET /v1/models`."""
+    """The server; its `url` is the base URL. `models` answers `GET /v1/models`: JSON, a handler, or
+    None for 404."""
     server = ScriptedToolServer(script)
     server.health = models
     app = web.Application(client_max_size=1 << 26)
     app.router.add_post("/v1/chat/completions", server.answer)
-    app.router.add_get("/v1/models", server.answer_health)
+    listing: Any = models if callable(models) else server.answer_health
+    app.router.add_get("/v1/models", listing)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:

@@ -12,6 +12,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from agent_loop.rewards import split_path
+from agent_loop.rewards.judge import is_rubric_file
 from cluster.placement import UNITS_KEY, storage_units
 from cluster.ray_cluster import THIS_MACHINE
 from config.lookup import at, files_at
@@ -304,6 +305,9 @@ def _make_paths_absolute(config: DictConfig) -> None:
         reward = source.get("reward") if isinstance(source, DictConfig) else None
         if isinstance(reward, str) and (parts := split_path(reward)):
             source.reward = f"{Path(parts[0]).expanduser().absolute()}:{parts[1]}"
+        rubric = OmegaConf.select(source, "reward_options.rubric") if reward == "judge" else None
+        if isinstance(rubric, str) and is_rubric_file(rubric):
+            source.reward_options.rubric = str(Path(rubric).expanduser().absolute())
 
 
 def _cluster_to_join(config: DictConfig) -> str | None:

@@ -37,7 +37,7 @@ from tests.fakes.tool_server import ScriptedToolServer
 
 KEY = "sk-not-in-any-message"
 RUBRIC = "Is {answer} right for {question}, given {reference}?"
-TEXTS = dict.fromkeys(FIELDS, "x")
+TEXTS = dict.fromkeys(map(str, FIELDS), "x")
 TRUTH = {"answer": "forty-two"}
 
 
@@ -252,6 +252,7 @@ async def test_a_hostile_answer_gets_what_the_judge_gives(name):
     hostile = attempt_of(HOSTILE[name], text=HOSTILE[name])
     rubric = "Grade {answer}\nof {response}\nfor {question} by {reference}."
     async with running_judge([answer_as_named]) as server, client(max_retries=0) as tools:
+        harmless = reward_at(server.url, rubric=rubric).rubric.prompt(TEXTS)
         for model in GULLIBLE:
             reward = reward_at(server.url, rubric=rubric, model=model)
             if model == "only_repeats":
@@ -259,7 +260,6 @@ async def test_a_hostile_answer_gets_what_the_judge_gives(name):
                     await reward.judge(hostile, tools)
             else:
                 assert (await reward.judge(hostile, tools))["score"] == HONEST / 10, model
-        harmless = reward.rubric.prompt(TEXTS)
     assert len(server.seen) == len(GULLIBLE)
     for body in bodies(server):
         assert [message["role"] for message in body["messages"]] == ["system", "user"]
