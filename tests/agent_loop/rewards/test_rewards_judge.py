@@ -21,7 +21,8 @@ from agent_loop.rewards.judge_prompt import FIELDS, SYSTEM, Rubric, quote
 from agent_loop.toolbox.limits import limited, own_state_path
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolUnavailable
-from config.schema import ConfigError, MixedConfig, ToolConfig
+from agent_loop.tools.result_store import open_store_of
+from config.schema import ConfigError, MixedConfig, ToolCacheConfig, ToolConfig
 from tests.agent_loop.rewards.hostile_answers import HOSTILE
 from tests.fakes.judge_server import (
     GULLIBLE,
@@ -346,7 +347,9 @@ async def test_the_judge_is_asked_only_if_there_is_something_to_see(rubric, answ
 
 
 async def test_an_unreadable_verdict_is_asked_for_again_as_another_sample_and_not_kept():
-    cut = completion("Score", finish_reason="length")
+    def cut(body: dict[str, Any]) -> Any:
+        return completion(verdict(body, 10), finish_reason="length")
+
     script = [*gives("no verdict"), cut, *gives(9)]
     async with running_judge(script) as server, client() as tools:
         reward = reward_at(server.url)
@@ -382,6 +385,20 @@ async def test_another_address_is_another_judge_and_cache_false_asks_each_time()
             assert (await reward_at(server.url).judge(attempt_of(), tools))["score"] == score
         await reward_at(one.url, cache=False).judge(attempt_of(), tools)
     assert (len(one.seen), len(other.seen)) == (2, 1)
+
+
+async def test_processes_share_verdicts_and_the_key_is_in_no_file(tmp_path: Path):
+    store = ToolCacheConfig(store="sqlite")
+    async with running_judge(gives(7)) as server:
+        for cached in (0.0, 1.0):
+            opener = partial(open_store_of, store, str(tmp_path))
+            async with client(open_store=opener) as tools:
+                parts = await reward_at(server.url).judge(attempt_of(), tools)
+            assert (parts["score"], parts["judge_cached"]) == (0.7, cached)
+    assert len(server.seen) == 1
+    (database,) = tmp_path.glob("*.sqlite")  # noqa: ASYNC240 - nothing else runs
+    written = database.read_bytes()
+    assert written and KEY.encode() not in written
 
 
 def compressed() -> web.Response:
@@ -436,7 +453,7 @@ async def test_a_judge_that_gives_no_answer_is_a_fault_with_its_reason(
     assert KEY not in f"{caught.value} {caplog.text}" and "secret" not in str(caught.value)
 
 
-async def test_a_judge_that_nobody_runs_is_a_fault(unused_tcp_port_factory: Any = None):
+async def test_a_judge_that_nobody_runs_is_a_fault():
     async with client() as tools:
         with pytest.raises(ToolUnavailable, match="is the judge up"):
             await reward_at("http://127.0.0.1:9/v1").judge(attempt_of(), tools)
