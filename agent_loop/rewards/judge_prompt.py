@@ -4,10 +4,9 @@ What the policy wrote may ask for a high score, end its own quote, or write a ve
 that is filled into the rubric is quoted data:
 
 1. A quote is one line of JSON that begins with the name of the text, so no line begins with words
-   of the text. Characters that are
-   invisible or change the direction of writing are escaped, and so is the beginning of each control
-   token of a chat template (`<|im_start|>`, `</s>`, `[INST]`), because a server may read such a
-   token in a message as a real one.
+   of the text. Characters that are invisible or change the direction of writing are escaped. So is
+   the beginning of each control token of a chat template (`<|im_start|>`, `</s>`, `[INST]`),
+   because a server may read such a token in a message as a real one.
 2. Lines with a code stand before and after a quote. The code is a hash of all texts, so no text can
    contain it: it would have to contain its own hash. The code is not random, because equal prompts
    must be equal for the cache.
@@ -36,9 +35,12 @@ FIELDS = ("question", "answer", "reference", "response")
 
 _FIELD = re.compile(r"\{(\w+)\}")
 
-_CONTROL = re.compile(r"[<\uff1c\ufe64](?![\s=])|[\[\uff3b](?=/?\w*[A-Z]{2,}\w*[\]\uff3d])")
+_CONTROL = re.compile(
+    r"[<\uff1c\ufe64](?![\s=])|[\[\uff3b](?=/?\w{0,24}[A-Z]{2}\w{0,24}[\]\uff3d])"
+)
 """The first character of what may be a control token, also in the wide forms that some tokenizers
-make narrow. `<` before a space or `=` cannot be one."""
+make narrow. `<` before a space or `=` cannot be one. The lengths are bounded, because otherwise a
+long word after `[` would take minutes."""
 
 PATTERN = (
     r"(?im)^[^\w\n]*score[ \t]*\[{code}\][^\w\n]*?(-?\d+(?:\.\d+)?)"
