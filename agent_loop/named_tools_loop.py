@@ -74,8 +74,6 @@ class NamedToolsLoop(TurnAgentLoop):
                 toolbox_of,
                 entries,
                 self.client,
-                self.settings.tools,
-                self.settings.mixed,
                 topk=self._topk,
                 persistent=self._persistent,
             ),

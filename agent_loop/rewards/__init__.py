@@ -14,6 +14,7 @@ from agent_loop.rewards.attempt import Attempt, Reward
 from agent_loop.rewards.code import CodeOptions, CodeReward
 from agent_loop.rewards.custom import LoopReward, custom_reward, split_path
 from agent_loop.rewards.exact import ExactReward
+from agent_loop.rewards.judge import judge_reward
 from agent_loop.rewards.math import MathReward
 from agent_loop.rewards.qa import QAReward
 from config.schema import load_section
@@ -49,6 +50,7 @@ _MAKERS: dict[str, _Maker] = {
     "qa_f1": _plain(QAReward, by_f1=True),
     "math": _plain(MathReward),
     "exact_match": _plain(ExactReward),
+    "judge": judge_reward,
     # AgentFly's names
     "code_reward": _code,
     "qa_em_reward": _plain(QAReward),

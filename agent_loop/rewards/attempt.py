@@ -24,6 +24,9 @@ class Attempt:
     """Calls that a tool executed; a wrongly written action and a call that the tool refused are
     none."""
 
+    question: str = ""
+    """Text of the last user message of the prompt, as the model read it."""
+
     source: str = ""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     """The row's `extra_info`; its `extras` are already parsed from JSON."""
@@ -44,7 +47,8 @@ class Reward(Protocol):
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
         """The reward of one trajectory, with the keys that `agent_loop.rewards` describes.
 
-        Every attempt has the same keys. The tools are for rewards that run the answer.
+        Every attempt has the same keys. The tools are for rewards that run the answer, or that ask
+        a judge.
 
         Raises:
             ToolUnavailable: a tool could not be reached, so there is no reward.

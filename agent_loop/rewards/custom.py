@@ -2,7 +2,9 @@
 that an agent loop computed.
 
 docs/mixture.md says what a function gets and returns, and when a loop's score is the reward. A
-function that is not async runs in a thread, which cannot be ended at the deadline of rewards.
+function that is not async runs in a thread, which cannot be ended at the deadline of rewards. A
+function with a parameter `tools` gets the tool client of its source, and must be async, because
+calls of tools are awaited.
 """
 
 import asyncio
@@ -22,6 +24,9 @@ from samplers.module_file import module_of
 
 _GIVEN = ("data_source", "solution_str", "ground_truth", "extra_info")
 
+_TOOLS = "tools"
+"""The parameter that gets the tool client, unless `reward_options` has a value of this name."""
+
 
 def split_path(name: str) -> tuple[str, str] | None:
     """(path, function) of a reward that is named by a file; None for any other name."""
@@ -34,6 +39,7 @@ class CustomReward:
     name: str
     function: Callable[..., Any]
     options: Mapping[str, Any] = field(default_factory=dict)
+    takes_tools: bool = False
 
     async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
         ground_truth = attempt.ground_truth
@@ -44,6 +50,7 @@ class CustomReward:
             "solution_str": attempt.text,
             "ground_truth": ground_truth,
             "extra_info": {**attempt.extra_info, "answer": attempt.answer},
+            **({_TOOLS: tools} if self.takes_tools else {}),
             **self.options,
         }
         if inspect.iscoroutinefunction(self.function):
@@ -113,8 +120,8 @@ def custom_reward(name: str, options: Mapping[str, Any]) -> CustomReward:
     """Load `path/to/file.py:function`.
 
     Raises:
-        ValueError: there is no such file or function, the file cannot be loaded, or the function
-            does not take verl's arguments and the options.
+        ValueError: there is no such file or function, the file cannot be loaded, the function does
+            not take verl's arguments and the options, or it takes `tools` and is not async.
     """
     parted = split_path(name)
     assert parted is not None, name
@@ -134,14 +141,32 @@ def custom_reward(name: str, options: Mapping[str, Any]) -> CustomReward:
         raise ValueError(
             f"{failed}: {path} has no function {function_name!r}, but {', '.join(there) or 'none'}"
         )
+    signature = inspect.signature(function)
+    takes_tools = _TOOLS in signature.parameters and _TOOLS not in options
+    if takes_tools and not _is_async(function):
+        raise ValueError(
+            f"{failed}: it has a parameter {_TOOLS!r}, the tool client, whose calls are awaited, "
+            f"and is not async; write `async def {function_name}`, or rename the parameter"
+        )
+    given = [*_GIVEN, *([_TOOLS] if takes_tools else []), *options]
     try:
-        inspect.signature(function).bind(**dict.fromkeys([*_GIVEN, *options]))
+        signature.bind(**dict.fromkeys(given))
     except TypeError as error:
         raise ValueError(
-            f"{failed}: {error}; it is called with {', '.join([*_GIVEN, *options])} by name, where "
-            "those after extra_info are reward_options"
+            f"{failed}: {error}; it is called with {', '.join(given)} by name, where those after "
+            f"extra_info are {_TOOLS}, if it has this parameter, and reward_options"
         ) from error
-    return CustomReward(name=name, function=function, options=dict(options))
+    return CustomReward(
+        name=name, function=function, options=dict(options), takes_tools=takes_tools
+    )
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call gives an awaitable: an async function, also below decorators, or an object
+    whose `__call__` is one."""
+    inner = inspect.unwrap(function)
+    call = inspect.getattr_static(type(inner), "__call__", None)
+    return any(map(inspect.iscoroutinefunction, (inner, call)))
 
 
 def _parts(name: str, value: Any, attempt: Attempt) -> dict[str, float]:

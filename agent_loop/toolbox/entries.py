@@ -11,13 +11,11 @@ from agent_loop.toolbox.functions import (
     definition_of,
     run_in_loop,
 )
-from agent_loop.toolbox.limits import limited
 from agent_loop.toolbox.own import OwnSource
 from agent_loop.toolbox.spec import ToolSource
 from agent_loop.toolbox.toolbox import OpenedSource, Toolbox
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.routes import Route
-from config.schema import MixedConfig, ToolConfig
 from config.tool_entries import OWN_TOOLS, ToolEntry
 
 
@@ -39,8 +37,6 @@ def visible_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def toolbox_of(
     entries: Sequence[ToolEntry],
     client: ToolClient,
-    tools: ToolConfig,
-    mixed: MixedConfig,
     *,
     topk: int,
     persistent: bool = False,
@@ -59,7 +55,7 @@ def toolbox_of(
         OpenedSource(
             source=client.resource(
                 f"{entry.model_dump_json()} topk={topk} persistent={persistent}",
-                partial(source_of, entry, client, tools, mixed, topk=topk, persistent=persistent),
+                partial(source_of, entry, client, topk=topk, persistent=persistent),
             ),
             only=entry.only,
         )
@@ -71,8 +67,6 @@ def toolbox_of(
 def source_of(
     entry: ToolEntry,
     client: ToolClient,
-    tools: ToolConfig,
-    mixed: MixedConfig,
     *,
     topk: int,
     persistent: bool,
@@ -82,16 +76,17 @@ def source_of(
     Raises:
         ValueError: the entry is wrong: no such file, function or variable.
     """
-    limit: Callable[[Route], Route] = partial(limited, entry=entry, tools=tools, mixed=mixed)
+    limit: Callable[[Route], Route] = partial(client.limits, limits=entry)
+    timeout_s = client.route.timeout_s
     if entry.mcp is not None:
         from agent_loop.toolbox.mcp_servers import McpSource  # takes a second to import
 
-        return McpSource(entry, client, tools, mixed)
+        return McpSource(entry, client)
     if entry.verl is not None:
         from agent_loop.toolbox.verls import VerlSource, tools_of_file
 
         found = tools_of_file(entry.verl)
-        return VerlSource(found, entry.verl, limit, tools.timeout, client.clock)
+        return VerlSource(found, entry.verl, limit, timeout_s, client.clock)
     if entry.tool in OWN_TOOLS:
         has_limits = any(
             value is not None
@@ -107,7 +102,7 @@ def source_of(
                 f"tool={entry.tool!r} is a class, which has state for each trajectory: leave "
                 "`where` and `cache` out"
             )
-        return ClassSource(definition, limit, tools.timeout, client.clock)
+        return ClassSource(definition, limit, timeout_s, client.clock)
     if entry.where == "sandbox":
         from agent_loop.toolbox.sandboxed import SandboxSource
 
@@ -116,6 +111,6 @@ def source_of(
         from agent_loop.toolbox.processes import ProcessRun
 
         run = ProcessRun(definition.path, name, entry.slots)
-        return FunctionSource(definition, run, limit, tools.timeout, client.clock, run.close)
+        return FunctionSource(definition, run, limit, timeout_s, client.clock, run.close)
     run_here = partial(run_in_loop, definition.target)
-    return FunctionSource(definition, run_here, limit, tools.timeout, client.clock)
+    return FunctionSource(definition, run_here, limit, timeout_s, client.clock)

@@ -8,20 +8,14 @@ from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.toolbox.toolbox import Toolbox
 from agent_loop.tools.client import ToolClient
 from agent_loop.turns.turn_loop import Observation
-from config.schema import MixedConfig, SourceConfig, ToolConfig
+from config.schema import SourceConfig, ToolConfig
 from config.tool_entries import OWN_TOOLS, ToolEntry
 
 
-def _opened(
-    entries: Sequence[ToolEntry],
-    client: ToolClient,
-    tools: ToolConfig,
-    mixed: MixedConfig,
-    topk: int = 1,
-) -> Toolbox:
-    # A limit of an entry would make its state file.
+def _opened(entries: Sequence[ToolEntry], client: ToolClient, topk: int = 1) -> Toolbox:
+    # Rate and slots have files, which nobody else needs here.
     plain = [entry.model_copy(update={"rate": None, "slots": None}) for entry in entries]
-    return toolbox_of(plain, client, tools, mixed, topk=topk)
+    return toolbox_of(plain, client, topk=topk)
 
 
 def _client(tools: ToolConfig) -> ToolClient:
@@ -30,9 +24,7 @@ def _client(tools: ToolConfig) -> ToolClient:
     )
 
 
-async def listed(
-    entries: Sequence[ToolEntry], tools: ToolConfig, mixed: MixedConfig
-) -> dict[str, ToolSpec]:
+async def listed(entries: Sequence[ToolEntry], tools: ToolConfig) -> dict[str, ToolSpec]:
     """Name -> tool, of these entries. MCP servers are started and ended again.
 
     Raises:
@@ -40,7 +32,7 @@ async def listed(
         ValueError: an entry is wrong.
     """
     async with _client(tools) as client:
-        toolbox = _opened(entries, client, tools, mixed)
+        toolbox = _opened(entries, client)
         await toolbox.open()
         return toolbox.specs
 
@@ -52,7 +44,6 @@ async def called(
     tool: str,
     arguments: Mapping[str, Any],
     tools: ToolConfig,
-    mixed: MixedConfig,
 ) -> Observation | None:
     """Call a tool of a source once, in a trajectory of an empty row; None if it has no such tool.
 
@@ -70,7 +61,7 @@ async def called(
         names = OWN_TOOLS if agent.get("tool_names") is None else agent["tool_names"]
         entries = [ToolEntry(tool=each) for each in names if each in OWN_TOOLS]
     async with _client(tools) as client:
-        toolbox = _opened(entries, client.for_source(name), tools, mixed, agent.get("topk", 3))
+        toolbox = _opened(entries, client.for_source(name), agent.get("topk", 3))
         await toolbox.open()
         if tool not in toolbox.specs:
             return None

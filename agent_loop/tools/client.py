@@ -15,13 +15,14 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
+import aiohttp
 import msgspec
 from typing_extensions import Self
 
@@ -29,6 +30,7 @@ from agent_loop.compat import gather_all, timeout
 from agent_loop.tools.cache import SingleFlightCache, content_key
 from agent_loop.tools.limiter import make_limiter, state_path
 from agent_loop.tools.loop_throttle import LoopThrottle
+from agent_loop.tools.own_limits import OwnLimits, limited
 from agent_loop.tools.protocol import (
     END_SESSION,
     ToolCall,
@@ -65,6 +67,12 @@ CACHE_BYTES = 32 << 20
 R = TypeVar("R")
 
 
+class LimitRoute(Protocol):
+    def __call__(self, route: Route, limits: OwnLimits) -> Route:
+        """The route with limits of its own."""
+        ...
+
+
 @dataclass(slots=True)
 class _Progress:
     """How far a call is."""
@@ -86,7 +94,7 @@ class _Opened:
     local_origins: set[str] = field(default_factory=set)
     """Origins of results of local routes; they never change."""
 
-    resources: dict[str, Any] = field(default_factory=dict)
+    resources: dict[Hashable, Any] = field(default_factory=dict)
     """What `resource` made."""
 
 
@@ -104,6 +112,8 @@ class ToolClient:
         cache_ttl_s: seconds that a result is kept.
         open_store: opens the store of results that processes share, when the client is opened.
         deterministic_code: whether a program counts as deterministic if its caller does not know.
+        limits: gives a route the limits of its own. None: deadline, retries and cache only, because
+            a rate and slots need the state of a run.
         sleep: pause between attempts.
         clock: monotonic seconds.
         rng: draws the jitter.
@@ -122,6 +132,7 @@ class ToolClient:
         cache_ttl_s: float = 86_400.0,
         open_store: Callable[[], Store | None] | None = None,
         deterministic_code: bool = True,
+        limits: LimitRoute | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
@@ -134,6 +145,7 @@ class ToolClient:
         self._limiter, self._slots = limiter, slots
         self._sleep, self.clock = sleep, clock
         self._rng = rng or random.Random()
+        self.limits = limits or _limited_alone
         self._throttle = LoopThrottle(CALLS_PER_TURN)
         servers = self._servers = Servers(urls, timeout_s, clock)
         self.route = Route(
@@ -208,12 +220,19 @@ class ToolClient:
     def forget_resources(self) -> None:
         self._opened.resources.clear()
 
-    def resource(self, key: str, make: Callable[[], R]) -> R:
+    def resource(self, key: Hashable, make: Callable[[], R]) -> R:
         """What this client's event loop has under a key; made at first use. If it has a method
         `close`, that is awaited when the client is closed."""
         if key not in self._opened.resources:
             self._opened.resources[key] = make()
         return self._opened.resources[key]
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The open HTTP session, also for routes to other HTTP servers."""
+        if self._opened.transport is None:
+            raise RuntimeError("a call outside `async with ToolClient(...)`")
+        return self._opened.transport.session
 
     async def call(self, call: ToolCall) -> ToolResult:
         """Run one call.
@@ -438,6 +457,13 @@ class ToolClient:
         return await transport.post(call, server)
 
 
+def _limited_alone(route: Route, limits: OwnLimits) -> Route:
+    """The route with the limits that need no state of a run."""
+    if limits.rate is not None or limits.slots is not None:
+        raise ValueError("rate and slots of a tool need the limits of a run")
+    return route.limited(timeout_s=limits.timeout, max_retries=limits.retry, caches=limits.cache)
+
+
 def _held(slots: Slots | None, timeout_s: float) -> AbstractAsyncContextManager[object]:
     """A slot, or nothing without a limit."""
     return nullcontext() if slots is None else slots.hold_async(timeout_s)
@@ -463,10 +489,10 @@ async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
     key = (os.getpid(), asyncio.get_running_loop(), config, mixed.run_dir)
     if key not in _shared:
         _forget_closed_loops()
-        limited, cache = config.enable_global_rate_limit, config.cache
+        cache = config.cache
         client = ToolClient(
             config.server_urls,
-            limiter=make_limiter(config, mixed) if limited else None,
+            limiter=make_limiter(config, mixed) if config.enable_global_rate_limit else None,
             slots=FileSlots(state_path(config, mixed).with_suffix(".slots"), config.max_workers),
             timeout_s=config.timeout,
             max_retries=config.max_retries,
@@ -475,6 +501,7 @@ async def shared_client(config: ToolConfig, mixed: MixedConfig) -> ToolClient:
             cache_ttl_s=cache.ttl_s,
             open_store=partial(open_store_of, cache, mixed.run_dir),
             deterministic_code=config.deterministic_code,
+            limits=partial(limited, tools=config, mixed=mixed),
         )
         _shared[key] = _Shared(client, _close_with_loop(client))
         await client.__aenter__()

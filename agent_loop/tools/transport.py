@@ -95,7 +95,7 @@ class HttpTransport:
                 if response.status >= 300:
                     raw = await read_bounded(response, MAX_ERROR_BYTES)
                     raise _refusal(call, server, response, raw)
-                if fault := _unreadable(response):
+                if fault := unreadable(response):
                     raise ToolUnavailable(
                         f"cannot read the answer of {server.url} to tool={call.tool!r}: {fault}",
                         tool=call.tool,
@@ -149,7 +149,7 @@ class HttpTransport:
             server.origins.setdefault(tool, _origin(found.get(tool), server))
 
 
-def _unreadable(response: aiohttp.ClientResponse) -> str:
+def unreadable(response: aiohttp.ClientResponse) -> str:
     """Why the body must not be read; "" if it may."""
     encoding = compression_of(response)
     if not encoding:
@@ -181,8 +181,9 @@ def _refusal(
         )
     if status < 400:
         return ToolUnavailable(
-            f"{server.url} redirects tool={call.tool!r} to {_location(response)} (HTTP {status}), "
-            "and redirects are not followed; set tool_config.server_url to the final address",
+            f"{server.url} redirects tool={call.tool!r} to {redirect_target(response)} (HTTP "
+            f"{status}), and redirects are not followed; set tool_config.server_url to the final "
+            "address",
             tool=call.tool,
         )
     message = f"HTTP {status} for tool={call.tool!r}: {text}"
@@ -195,7 +196,7 @@ def _refusal(
     return ToolRejected(message, tool=call.tool)
 
 
-def _location(response: aiohttp.ClientResponse) -> str:
+def redirect_target(response: aiohttp.ClientResponse) -> str:
     """Scheme and host of a redirect; the rest may be secret."""
     try:
         return str(response.url.join(URL(response.headers["Location"])).origin())

@@ -30,7 +30,7 @@ from config.schema import ConfigError
 
 OWN = re.compile(
     r"TENSORBOARD_DIR|HYDRA_FULL_ERROR|PYTHONUNBUFFERED|VERL_(?!MIXED_)\w+|TOOL_SERVER_TOKEN"
-    r"|SERPER_API_KEY|WANDB_API_KEY|HF_TOKEN"
+    r"|SERPER_API_KEY|WANDB_API_KEY|HF_TOKEN|JUDGE_API_KEY|JUDGE_BASE_URL"
 )
 """Variables that this project sets or reads, beside those of `ENV_FORWARD`."""
 

@@ -34,14 +34,15 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from agent_loop.metrics.exposition import Exposition
 from agent_loop.metrics.wandb_artifacts import Artifacts
 from agent_loop.metrics.wandb_run import end_service
-from agent_loop.toolbox.limits import open_own_limiters
 from agent_loop.tools.limiter import Limiter, make_limiter, resolve_backend
+from agent_loop.tools.own_limits import open_own_limiters
 from agent_loop.training.accounts import Accounts
 from agent_loop.training.alarms import FaultWindow
 from agent_loop.training.checkpoints import Checkpoints
 from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.optimizer_steps import OptimizerSteps
 from agent_loop.training.run_folder import STOP_FILE, MetricsFile
+from agent_loop.turns.loop_settings import own_limits_of
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 from samplers.ledger import Ledger
 from samplers.mixed_sampler import PlanStream, rows_by_source
@@ -89,7 +90,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
             config.mixed.rate_limit = settings.model_dump()
         self.mixed = self.mixed.model_copy(update={"rate_limit": settings})
         self._state_masking = tools.state_masking
-        self._tool_limiters = open_own_limiters(tools, self.mixed)
+        self._tool_limiters = open_own_limiters(own_limits_of(self.mixed), tools, self.mixed)
         return make_limiter(tools, self.mixed) if tools.enable_global_rate_limit else None
 
     # --- prompts ------------------------------------------------------------------------------

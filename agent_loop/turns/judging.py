@@ -6,7 +6,7 @@ gets only the model's own text, and a fault of the infrastructure is handled as 
 
 import json
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -61,12 +61,22 @@ def attempt_of(rollout: Rollout, row: Mapping[str, Any], max_response_length: in
         answer=rollout.answer if rollout.answer and not rollout.answer.isspace() else None,
         ground_truth=json.loads(row["reward_model"]["ground_truth"]),
         text="\n".join(own),
+        question=_question(row.get("raw_prompt") or ()),
         tool_calls=_executed_calls(rollout),
         source=row["data_source"],
         extra_info=extra_info,
         response_length=len(rollout.trajectory),
         max_response_length=max_response_length,
     )
+
+
+def _question(messages: Iterable[Mapping[str, Any]]) -> str:
+    """The text of the last user message; of a message with images, its texts."""
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    content = asked[-1] if asked else ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content if part.get("type") == "text")
 
 
 def _executed_calls(rollout: Rollout) -> int:

@@ -15,8 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 from agent_loop.loop_lag import LoopLag
 from agent_loop.rewards import LOOPS_OWN, Reward, default_reward, reward_for
 from agent_loop.rewards.custom import LoopReward
+from agent_loop.rewards.judge import JudgeReward
 from agent_loop.rewards.terms import with_terms
 from agent_loop.tools.loop_throttle import LoopThrottle
+from agent_loop.tools.own_limits import OwnLimits
 from agent_loop.turns.turn_loop import Budget
 from agent_loop.watchdog import Watchdog
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
@@ -135,6 +137,17 @@ class LoopSettings:
                 "agent loop raised again source=%s row_id=%s times=%d error=%s",
                 *(source, row_id, count, error),
             )
+
+
+def own_limits_of(mixed: MixedConfig) -> list[OwnLimits]:
+    """What has limits of its own: the entries of `tools`, and judges."""
+    found: list[OwnLimits] = []
+    for name, source in mixed.sources.items():
+        found += source.tools or ()
+        reward = reward_for(source.reward or default_reward(name), source.reward_options)
+        if isinstance(reward, JudgeReward):
+            found.append(reward.options)
+    return found
 
 
 # The config is kept too: otherwise a new object could get the id of a deleted one.

@@ -24,7 +24,8 @@ BLOCK=(MASTER_IP HOSTS_FILE "${RUN_SETTINGS[@]}" "${HEAD_SETTINGS[@]}" SSH_USER 
   REMOTE_REPO OVERRIDES)
 
 # Secrets come from the environment only. They are sent on stdin and in a file of mode 0600, which is removed once read.
-SECRETS=(WANDB_API_KEY TOOL_SERVER_TOKEN SERPER_API_KEY HF_TOKEN)
+# JUDGE_BASE_URL is the address that JUDGE_API_KEY belongs to, so that it is sent in the same way.
+SECRETS=(WANDB_API_KEY TOOL_SERVER_TOKEN SERPER_API_KEY HF_TOKEN JUDGE_API_KEY JUDGE_BASE_URL)
 
 # The values of the environment, saved as remote.sh saves those of SETTINGS.
 for _setting in "${RUN_SETTINGS[@]}" OVERRIDES; do

@@ -149,6 +149,9 @@ def test_the_own_address_on_the_way_to_the_head_is_found() -> None:
 
 def test_workers_on_a_cluster_do_not_carry_the_mark_by_which_a_run_is_ended() -> None:
     assert not is_forwarded(RUN_MARK)
-    for name in ("WANDB_API_KEY", "TOOL_SERVER_TOKEN", "NCCL_DEBUG", "VERL_LOGGING_LEVEL"):
+    for name in (
+        *("WANDB_API_KEY", "TOOL_SERVER_TOKEN", "JUDGE_API_KEY", "JUDGE_BASE_URL"),
+        *("NCCL_DEBUG", "VERL_LOGGING_LEVEL"),
+    ):
         assert is_forwarded(name)
     assert not is_forwarded("PATH")

@@ -1,8 +1,8 @@
 """All problems of a run config, before Ray starts.
 
 `preflight` combines the checks of `checks/config/` (the values of the config) and some of
-`checks/machine/` (the ports, tool servers and packages of this machine). verl's own rules are
-repeated where breaking them would end a run late, in silence, or never (`utils/config.py`,
+`checks/machine/` (the ports, tool servers, judges and packages of this machine). verl's own rules
+are repeated where breaking them would end a run late, in silence, or never (`utils/config.py`,
 `workers/engine/utils.py` and `single_controller/ray/base.py` at 0.9.1).
 """
 
@@ -42,7 +42,7 @@ from verl_mixed.checks.config.tools import tool_problems
 from verl_mixed.checks.config.unread import unread_problems
 from verl_mixed.checks.finding import Finding, problems
 from verl_mixed.checks.machine.machine import ports
-from verl_mixed.checks.machine.services import ask_servers
+from verl_mixed.checks.machine.services import ask_servers, judges
 from verl_mixed.checks.packages import entry_point
 from verl_mixed.run.compose import unset_problems
 from verl_mixed.run.name import name_problems
@@ -90,6 +90,7 @@ def preflight(
     found += device_problems(config)
     if machine:
         found += machine_problems(config)
+    found += problems(judges(config))
     found += problems(ports(config))
     if data:
         found += row_problems(config)

@@ -123,6 +123,7 @@ def _checks_of_run(plan: "Plan | None", address: str | None, locks: Path | None)
     checks += [
         Check("tools", lambda: services.tools(config, own_server=plan.own_tool_server)),
         Check("search", lambda: _search(plan, data=not lacking)),
+        Check("judge", lambda: services.judges(config)),
         Check("limiter", lambda: storage.limiter(config, cluster=address is not None)),
     ]
     if lacking:

@@ -84,7 +84,7 @@ def _call(config: dict[str, Any], sources: dict[str, Any], call: list[str]) -> i
     from agent_loop.toolbox.listing import called
     from agent_loop.tools.protocol import ToolError
     from config.lookup import at
-    from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
+    from config.schema import TOOL_CONFIG, ToolConfig, load_section
     from verl_mixed.run.sections import agent_loops
 
     name, text = call
@@ -95,14 +95,11 @@ def _call(config: dict[str, Any], sources: dict[str, Any], call: list[str]) -> i
     if not isinstance(arguments, dict):
         raise ValueError(f"--call {name} {text}: the arguments are no JSON object")
     tools = load_section(ToolConfig, at(config, TOOL_CONFIG), TOOL_CONFIG)
-    mixed = load_section(MixedConfig, at(config, "mixed"), "mixed")
     loops, _ = agent_loops(config)
     for source_name, source in sources.items():
         entry = (loops or {}).get(source.agent or "", {})
         try:
-            observation = asyncio.run(
-                called(source_name, source, entry, name, arguments, tools, mixed)
-            )
+            observation = asyncio.run(called(source_name, source, entry, name, arguments, tools))
         except ToolError as error:
             print_error(f"tool={name!r} of source={source_name}: {error}")
             return NOT_GOOD

@@ -12,6 +12,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from agent_loop.rewards import split_path
+from agent_loop.rewards.judge import is_rubric_file
 from cluster.placement import UNITS_KEY, storage_units
 from cluster.ray_cluster import THIS_MACHINE
 from config.lookup import at, files_at
@@ -313,6 +314,9 @@ def _make_paths_absolute(config: DictConfig) -> None:
         if isinstance(tools, ListConfig):
             given = cast(list[Any], OmegaConf.to_container(tools))
             source.tools = [with_absolute_path(tool) for tool in given]
+        rubric = OmegaConf.select(source, "reward_options.rubric") if reward == "judge" else None
+        if isinstance(rubric, str) and is_rubric_file(rubric):
+            source.reward_options.rubric = str(Path(rubric).expanduser().absolute())
 
 
 def _cluster_to_join(config: DictConfig) -> str | None:

@@ -19,6 +19,15 @@ from agent_loop.rewards import (
     split_path,
 )
 from agent_loop.rewards.terms import length_term, with_terms
+from agent_loop.tools.protocol import (
+    ToolBackend,
+    ToolCall,
+    ToolError,
+    ToolRejected,
+    ToolResult,
+    ToolTimeout,
+    ToolUnavailable,
+)
 from config.schema import ConfigError, RewardTerms, SourceConfig, load_section
 from tests.agent_loop.rewards.test_rewards_code import Doubler
 
@@ -28,6 +37,7 @@ TRUTHS = {
     "math": {"answer": "\\frac{1}{2}"},
     "exact": {"answer": "x"},
 }
+WITHOUT_OPTIONS = [name for name in REWARDS if name != "judge"]  # see test_rewards_judge.py
 RIGHT = {"code": "double", "qa": "beatles", "math": "0.5", "exact": " x\n"}
 
 
@@ -41,7 +51,7 @@ async def judged(name: str, answer: str | None, truth: Any = None, **options: An
     return await reward_for(name, options).judge(attempt, Doubler())
 
 
-@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize("name", WITHOUT_OPTIONS)
 async def test_every_reward_gives_the_same_parts_to_a_right_a_wrong_and_no_answer(name):
     right, wrong, none = [
         await judged(name, answer) for answer in (RIGHT[kind_of(name)], "one", None)
@@ -53,7 +63,7 @@ async def test_every_reward_gives_the_same_parts_to_a_right_a_wrong_and_no_answe
     assert right.keys() == wrong.keys() == none.keys()
 
 
-@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize("name", WITHOUT_OPTIONS)
 def test_every_reward_says_which_ground_truth_it_cannot_judge_by(name):
     reward = reward_for(name)
     assert reward.truth_problem(TRUTHS[kind_of(name)]) is None
@@ -206,6 +216,20 @@ def says(data_source, solution_str, ground_truth, extra_info=None, value=None):
 
 def short(solution_str, ground_truth):
     return 1.0
+
+async def asks(data_source, solution_str, ground_truth, extra_info, tools, code="21"):
+    from agent_loop.tools.protocol import run_code_call
+    result = await tools.call(run_code_call(code, ""))
+    return float(result.body["run_result"]["stdout"] == "42\\n")
+
+class Asking:
+    async def __call__(self, tools=None, **given):
+        return await asks(**given, tools=tools)
+
+asks_too = Asking()
+
+def cannot_ask(data_source, solution_str, ground_truth, extra_info, tools=None):
+    return float(tools == "mine")
 """
 
 
@@ -216,12 +240,14 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-async def judged_by(path: Path, function: str, **options: Any) -> Any:
+async def judged_by(
+    path: Path, function: str, backend: ToolBackend | None = None, **options: Any
+) -> Any:
     attempt = Attempt(
         answer="7", ground_truth={"answer": "7"}, text="so <answer>7</answer>", source="mine",
         extra_info={"extras": {"level": 3}},
     )  # fmt: skip
-    return await reward_for(f"{path}:{function}", options).judge(attempt, Doubler())
+    return await reward_for(f"{path}:{function}", options).judge(attempt, backend or Doubler())
 
 
 async def test_a_function_of_one_s_own_judges(own):
@@ -250,6 +276,34 @@ async def test_nothing_that_a_function_raises_ends_the_worker_or_is_lost(own, fu
         await judged_by(own, function)
 
 
+class Answering:
+    """A tool backend that prints 42, or raises."""
+
+    def __init__(self, error: ToolError | None = None) -> None:
+        self.error = error
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        if self.error is not None:
+            raise self.error
+        return ToolResult(body={"status": "Success", "run_result": {"stdout": "42\n"}})
+
+
+@pytest.mark.parametrize("function", ["asks", "asks_too"])
+async def test_a_function_with_a_parameter_tools_gets_the_tool_client(own, function):
+    assert (await judged_by(own, function, Answering()))["score"] == 1.0
+
+
+@pytest.mark.parametrize("kind", [ToolUnavailable, ToolRejected, ToolTimeout])
+async def test_a_fault_of_a_tool_is_the_function_s_fault_with_its_type(own, kind):
+    with pytest.raises(kind, match="gone") as caught:
+        await judged_by(own, "asks", Answering(kind("gone", tool="run_code")))
+    assert caught.value.tool == "run_code"
+
+
+async def test_an_option_named_tools_is_the_user_s_own(own):
+    assert (await judged_by(own, "cannot_ask", tools="mine"))["score"] == 1.0
+
+
 async def test_a_score_may_be_an_array_s_or_a_tensor_s(own):
     parts = await judged_by(own, "arrays")
     assert parts == {"score": 0.5, "acc": 0.0, "format": 1.0, "solved": 1.0}
@@ -273,6 +327,7 @@ async def test_what_is_no_score_is_refused(own, value):
     ("name", "said"),
     [
         ("{own}:other", r"has no function 'other', but plain, waits, where"),
+        ("{own}:cannot_ask", r"it has a parameter 'tools'.* write `async def cannot_ask`"),
         ("{own}:short", r"unexpected keyword argument 'data_source'"),
         ("{own}.py:plain", r"no file .*own\.py\.py"),
         ("{broken}:plain", r"broken\.py raised SyntaxError"),

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import pytest
 
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.functions import definition_of
-from agent_loop.toolbox.limits import own_state_path
 from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.tools.client import ToolClient
+from agent_loop.tools.own_limits import limited, own_state_path
 from agent_loop.tools.protocol import ToolRejected, ToolTimeout, ToolUnavailable
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.turns.turn_loop import Observation
@@ -56,8 +57,9 @@ async def box(
     mixed = MixedConfig.model_validate(
         {"experiment": "x", "run_dir": str(folder or "/x"), "sources": sources}
     )
-    async with ToolClient(url, limiter=None, timeout_s=20.0) as client:
-        toolbox = toolbox_of(entries, client, tools, mixed, topk=2)
+    limits = partial(limited, tools=tools, mixed=mixed)
+    async with ToolClient(url, limiter=None, timeout_s=20.0, limits=limits) as client:
+        toolbox = toolbox_of(entries, client, topk=2)
         await toolbox.open()
         yield Box(client, toolbox)
 

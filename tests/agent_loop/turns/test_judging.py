@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
 from agent_loop.turns.foreign_loop import rollout_of
 from agent_loop.turns.judging import COMMON_PARTS, attempt_of, judge
@@ -19,6 +20,7 @@ from agent_loop.turns.turn_loop import Budget, Environment, Observation, Rollout
 from config.schema import MixedConfig, ToolConfig
 from tests.agent_loop.turns.test_foreign_loop import SETTINGS, finished
 from tests.fakes.engine import ScriptedGenerate
+from tests.fakes.judge_server import completion, quoted, running_judge, verdict
 from tests.fakes.real_tokenizers import real_tokenizer
 from tests.fakes.virtual_loop import run_virtual
 
@@ -30,6 +32,7 @@ TAGS = Tags.from_config(
 RIGHT = "<answer>Paris</answer> \\boxed{Paris}"
 ROW = {"data_source": "nq", "reward_model": {"ground_truth": json.dumps({"target": ["Paris"]})}}
 LIMIT_S = 20.0
+NOBODY = "http://127.0.0.1:9"
 MIXED = {
     "experiment": "x",
     "run_dir": "/x",
@@ -161,6 +164,43 @@ def test_the_deadline_s_and_the_reward_s_own_errors_name_the_reward():
 
     rollout, _ = run_virtual(judged())
     assert "reward=gone.py:f" in (rollout.fault or "") and "no file" in (rollout.fault or "")
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+async def test_a_judge_that_is_down_loses_the_trajectory_and_gives_no_score(is_up):
+    def answer(body: dict[str, Any]) -> Any:
+        return completion(verdict(body, 7)) if is_up else 503
+
+    async with running_judge([answer]) as server:
+        options = {"rubric": "{answer} for {question}", "model": "m", "base_url": server.url}
+        source = {"ratio": 1, "reward": "judge", "reward_options": options}
+        mixed = MixedConfig.model_validate(MIXED | {"sources": {"nq": source}})
+        rollout = await episode("inline", ["<answer>Paris</answer>"], "")
+        asked = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "Where?"}]
+        async with ToolClient(NOBODY, limiter=None, max_retries=0) as tools:
+            parts = await judge(
+                rollout, ROW | {"raw_prompt": asked}, replace(JUDGING, mixed=mixed), tools
+            )
+    assert quoted(server.seen[0][1]) == ["Paris", "Where?"]
+    assert (parts["score"], parts["infra_error"]) == ((0.7, 0.0) if is_up else (0.0, 1.0))
+    assert rollout.is_lost != is_up and parts["loop_error"] == 0.0
+    if not is_up:
+        assert (rollout.fault_tool, sum(rollout.trajectory.response_mask)) == ("judge", 0)
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([], ""),
+        ([{"role": "user", "content": "first"}, {"role": "assistant", "content": "so"},
+          {"role": "user", "content": "last"}], "last"),
+        ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what?"}]}],
+         "what?"),
+    ],
+)  # fmt: skip
+async def test_the_question_is_the_last_user_message(messages, text):
+    rollout = await episode("inline", ["<answer>Paris</answer>"], "")
+    assert attempt_of(rollout, ROW | {"raw_prompt": messages}, 1000).question == text
 
 
 @pytest.mark.parametrize("style", ["inline", "chat", "foreign"])

@@ -18,8 +18,8 @@ _LEGACY = ("reward_model", "custom_reward_function", "sandbox_fusion")
 """Sections of earlier releases of verl, which its V1 trainer never reads; their values are null."""
 
 _REMEDIES = {
-    "reward.reward_model": "serve the model in a process of its own and ask it in a function "
-    f"({_REWARD}=path/to/file.py:function, which may be async, within mixed.deadlines.reward_s)",
+    "reward.reward_model": "serve the model in a process of its own and ask it by "
+    f"{_REWARD}=judge (docs/judges.md), or in a function ({_REWARD}=path/to/file.py:function)",
     "reward.custom_reward_function": f"name it as {_REWARD}=path/to/file.py:function, with its "
     "arguments in reward_options",
     "reward.sandbox_fusion": f"{_REWARD}=code runs hidden tests at tool_config.server_url",

@@ -9,7 +9,7 @@ from agent_loop.toolbox.own import SPECS
 from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.tools.protocol import ToolError
 from config.lookup import at
-from config.schema import TOOL_CONFIG, MixedConfig, SourceConfig, ToolConfig
+from config.schema import TOOL_CONFIG, SourceConfig, ToolConfig
 from config.tool_entries import OWN_TOOLS
 from verl_mixed.checks.config.modes import VERLS_AGENTS
 from verl_mixed.run.sections import (
@@ -75,18 +75,17 @@ def specs_of(
     if source.tools is None:
         names = OWN_TOOLS if entry.get("tool_names") is None else entry["tool_names"]
         return {n: SPECS[n] for n in names if n in SPECS}
-    mixed, _ = section_of(MixedConfig, at(config, "mixed", {}), "mixed")
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
-    if mixed is None or tools is None:
-        return {}  # their own checks report it
-    return _listed(_Listing(source, tools, mixed))
+    if tools is None:
+        return {}  # its own check reports it
+    return _listed(_Listing(source, tools))
 
 
 class _Listing:
     """What a listing depends on; MCP servers are asked once in a process."""
 
-    def __init__(self, source: SourceConfig, tools: ToolConfig, mixed: MixedConfig) -> None:
-        self.entries, self.tools, self.mixed = source.tools or [], tools, mixed
+    def __init__(self, source: SourceConfig, tools: ToolConfig) -> None:
+        self.entries, self.tools = source.tools or [], tools
         self._key = "".join(entry.model_dump_json() for entry in self.entries)
 
     def __hash__(self) -> int:
@@ -101,7 +100,7 @@ def _listed(listing: _Listing) -> dict[str, ToolSpec] | str:
     from agent_loop.toolbox.listing import listed
 
     try:
-        return asyncio.run(listed(listing.entries, listing.tools, listing.mixed))
+        return asyncio.run(listed(listing.entries, listing.tools))
     except (ValueError, ToolError) as error:
         return str(error)
 

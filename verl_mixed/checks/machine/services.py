@@ -1,4 +1,4 @@
-"""Servers that a run talks to: tools with their sandbox, and Weights & Biases."""
+"""Servers that a run talks to: tools with their sandbox, judges, and Weights & Biases."""
 
 import json
 import netrc
@@ -6,6 +6,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ HEALTH_S = 5.0
 MOST_HEALTH_BYTES = 1 << 20
 
 _START = "start it with `verl-mixed serve-tools`, or unset TOOL_SERVER_URL to have one started"
+
+_JUDGE = "start the judge's server, or correct base_url in reward_options or JUDGE_BASE_URL"
 
 _NO_ISOLATION = "install bubblewrap and allow user namespaces, or use a kernel with Landlock (5.13)"
 
@@ -92,6 +95,55 @@ def ask_servers(config: Mapping[str, Any]) -> dict[str, bytes | Finding]:
     """URL -> answer of each tool server that the config names; empty if its section is wrong."""
     section, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     return {url: ask_health(url) for url in (section.server_urls if section else ())}
+
+
+def judges(config: Mapping[str, Any]) -> list[Finding]:
+    """Whether the judges of sources with the reward `judge` answer, and know their models.
+
+    A source whose options are wrong is left out, because the check of config reports it.
+    """
+    options = (
+        source.reward_options
+        for source in sound_sources(config).values()
+        if source.takes_part and source.reward == "judge"
+    )
+    models: dict[str, set[str]] = {}
+    for given in options:
+        from agent_loop.rewards.judge import judge_reward  # rarely needed
+
+        with suppress(ValueError):
+            judge = judge_reward("judge", given).options
+            models.setdefault(judge.url, set()).add(judge.model)
+    return [_judge(url, names) for url, names in models.items()]
+
+
+def _judge(url: str, models: set[str]) -> Finding:
+    from agent_loop.rewards.judge import KEY_VARIABLE, judge_key
+
+    key = judge_key(os.environ)
+    request = urllib.request.Request(
+        f"{url}/models", headers={"Authorization": f"Bearer {key}"} if key else {}
+    )
+    try:
+        with _DIRECT.open(request, timeout=HEALTH_S) as answer:
+            said = answer.read(MOST_HEALTH_BYTES)
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            words = f"the judge at {url} answers {error.code}"
+            return bad("judge", words, f"set {KEY_VARIABLE} to the key of this server")
+        if error.code in (404, 405):  # a server without this list
+            return ok("judge", f"{url} answers")
+        return bad("judge", f"{url}/models answers {error.code}", _JUDGE)
+    except (OSError, ValueError, HTTPException) as error:
+        return bad("judge", f"no answer from {url}/models: {error}", _JUDGE)
+    try:
+        known = {model["id"] for model in json.loads(said)["data"]}
+    except (ValueError, RecursionError, LookupError, TypeError):
+        known = models  # not a list of models
+    if unknown := sorted(models - known):
+        words = f"{url} does not list model={', '.join(unknown)}"
+        return warning("judge", words, f"it lists {', '.join(sorted(known)[:8])}; correct model")
+    return ok("judge", f"{url} answers and has {', '.join(sorted(models))}")
 
 
 def _server(url: str, needed: bool) -> list[Finding]:

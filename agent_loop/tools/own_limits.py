@@ -8,12 +8,12 @@ import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from agent_loop.tools.limiter import Limiter, limiter_of, own_folder, state_path
 from agent_loop.tools.routes import Route
-from config.schema import MixedConfig, SourceConfig, ToolConfig
-from config.tool_entries import ToolEntry, per_minute
+from config.schema import MixedConfig, ToolConfig
+from config.tool_entries import per_minute
 from rate_limit import ray_limiter
 from rate_limit.gcra import Rate
 from rate_limit.slots import FileSlots
@@ -25,12 +25,29 @@ def own_name(target: str) -> str:
     return f"{words}-{hashlib.sha1(target.encode()).hexdigest()[:8]}"
 
 
+class OwnLimits(Protocol):
+    """The fields of `ToolEntry` that limit its calls; the reward `judge` has them too."""
+
+    @property
+    def target(self) -> str: ...
+    @property
+    def rate(self) -> str | None: ...
+    @property
+    def slots(self) -> int | None: ...
+    @property
+    def timeout(self) -> float | None: ...
+    @property
+    def retry(self) -> int | None: ...
+    @property
+    def cache(self) -> bool | None: ...
+
+
 def own_state_path(target: str, tools: ToolConfig, mixed: MixedConfig) -> Path:
     """Path of the limiter of what an entry names."""
     return own_folder(state_path(tools, mixed)) / f"{own_name(target)}.state"
 
 
-def own_limiter(entry: ToolEntry, tools: ToolConfig, mixed: MixedConfig) -> Limiter | None:
+def own_limiter(entry: OwnLimits, tools: ToolConfig, mixed: MixedConfig) -> Limiter | None:
     """The limiter of an entry with a rate; None without one.
 
     Raises:
@@ -43,21 +60,23 @@ def own_limiter(entry: ToolEntry, tools: ToolConfig, mixed: MixedConfig) -> Limi
     return limiter_of(Rate(per_minute=calls, burst=1), path, mixed)
 
 
-def limited(route: Route, entry: ToolEntry, tools: ToolConfig, mixed: MixedConfig) -> Route:
-    """The route with the limits of an entry."""
-    path = own_state_path(entry.target, tools, mixed).with_suffix(".slots")
+def limited(route: Route, limits: OwnLimits, tools: ToolConfig, mixed: MixedConfig) -> Route:
+    """The route with the limits of an limits."""
+    path = own_state_path(limits.target, tools, mixed).with_suffix(".slots")
     changes: dict[str, Any] = {
-        "limiter": own_limiter(entry, tools, mixed),
-        "slots": None if entry.slots is None else FileSlots(path, entry.slots),
-        "timeout_s": entry.timeout,
-        "max_retries": entry.retry,
-        "caches": entry.cache,
+        "limiter": own_limiter(limits, tools, mixed),
+        "slots": None if limits.slots is None else FileSlots(path, limits.slots),
+        "timeout_s": limits.timeout,
+        "max_retries": limits.retry,
+        "caches": limits.cache,
     }
     return route.limited(**changes)
 
 
-def open_own_limiters(tools: ToolConfig, mixed: MixedConfig) -> dict[str, Limiter]:
-    """Name -> limiter, of all tools of the run that have a rate of their own.
+def open_own_limiters(
+    owners: Iterable[OwnLimits], tools: ToolConfig, mixed: MixedConfig
+) -> dict[str, Limiter]:
+    """Name -> limiter, of the tools and judges that have a rate of their own.
 
     Only the process that starts a run calls this function: with the Ray backend it ends the actors
     that an earlier start of the run left behind.
@@ -67,20 +86,12 @@ def open_own_limiters(tools: ToolConfig, mixed: MixedConfig) -> dict[str, Limite
     """
     limiters: dict[str, Limiter] = {}
     settings = mixed.rate_limit
-    for entry in limited_entries(mixed.sources.values()):
+    for owner in owners:
+        name = own_name(owner.target)
+        if owner.rate is None or name in limiters:
+            continue
         if settings.backend == "ray" and settings.on_config_change == "adopt":
-            ray_limiter.end(str(own_state_path(entry.target, tools, mixed)))
-        if (limiter := own_limiter(entry, tools, mixed)) is not None:
-            limiters[own_name(entry.target)] = limiter
+            ray_limiter.end(str(own_state_path(owner.target, tools, mixed)))
+        if (limiter := own_limiter(owner, tools, mixed)) is not None:
+            limiters[name] = limiter
     return limiters
-
-
-def limited_entries(sources: Iterable[SourceConfig]) -> list[ToolEntry]:
-    """The entries of all sources that have a rate of their own, one for each target."""
-    entries = {
-        entry.target: entry
-        for source in sources
-        for entry in source.tools or ()
-        if entry.rate is not None
-    }
-    return list(entries.values())

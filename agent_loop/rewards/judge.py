@@ -1,0 +1,430 @@
+"""The reward `judge`: a language model grades the work by a rubric.
+
+The judge is any server with OpenAI's `POST /chat/completions`. `judge_prompt` writes the prompt, in
+which the policy's text is quoted data, and reads the verdict; `judge_http` sends the request. A
+judge that is down, refuses the request or gives no readable verdict is a fault: the trajectory is
+an `infra_error`, and never has the score 0.
+"""
+
+import json
+import os
+import re
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from jsonschema import SchemaError
+from jsonschema.validators import validator_for
+from pydantic import Field, field_validator, model_validator
+from typing_extensions import Self
+
+from agent_loop.compat import gather_all
+from agent_loop.rewards.attempt import Attempt
+from agent_loop.rewards.judge_prompt import FIELDS, JudgePrompt, Rubric
+from agent_loop.tools.protocol import ToolBackend, ToolCall, ToolUnavailable
+from config.schema import load_section
+from config.section import Section
+from config.tool_entries import per_minute
+
+URL_VARIABLE = "JUDGE_BASE_URL"
+"""Environment variable with the judge's address, for sources without a `base_url`."""
+
+KEY_VARIABLE = "JUDGE_API_KEY"
+"""Environment variable with the judge's bearer token. It is only sent in the request header."""
+
+TOOL = "judge"
+"""Name of the judge in calls, faults and metrics."""
+
+SAMPLED = 0.7
+"""Default temperature of several votes, and the least one where an unreadable verdict is asked for
+again: at 0 the judge would write the same again."""
+
+_RESERVED = frozenset({"model", "messages", "stream", "n", "response_format"})
+"""Fields of the request that `body` cannot set."""
+
+
+class ScoreConfig(Section):
+    """How the score is found in the judge's answer: by a pattern, by a schema, or, without both, on
+    the line `Score[<code>]: N` that the judge is asked for."""
+
+    pattern: str | None = None
+    """Regular expression with one group, the number. The last match counts. The rubric must say the
+    form of the verdict. `{code}` in it stands for the code of the quotes."""
+
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+    """JSON schema of the whole answer, sent as `response_format`."""
+
+    field: str = "score"
+    """Field of that answer with the number."""
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> Self:
+        if self.pattern is not None and self.json_schema is not None:
+            raise ValueError("pattern and schema: give one of them")
+        if self.pattern is not None:
+            try:
+                groups = re.compile(self.pattern.replace("{code}", "0")).groups
+            except re.error as error:
+                raise ValueError(
+                    f"pattern={self.pattern!r} is no regular expression: {error}"
+                ) from error
+            if groups != 1:
+                raise ValueError(
+                    f"pattern={self.pattern!r} has {groups} groups: give the number one"
+                )
+        if self.json_schema is not None:
+            try:
+                validator_for(self.json_schema).check_schema(self.json_schema)
+            except SchemaError as error:
+                raise ValueError(f"schema is no JSON schema: {error.message:.200}") from error
+            known = self.json_schema.get("properties", {})
+            if self.field not in known:
+                raise ValueError(f"field={self.field!r} is none of the schema's {sorted(known)}")
+        return self
+
+
+class PriceConfig(Section):
+    """What the judge costs."""
+
+    input: float = Field(ge=0, allow_inf_nan=False)
+    """USD for a million prompt tokens."""
+
+    output: float = Field(ge=0, allow_inf_nan=False)
+    """USD for a million tokens that the judge writes."""
+
+
+class JudgeOptions(Section):
+    """`mixed.sources.<source>.reward_options` of `judge`."""
+
+    rubric: str
+    """What the judge is asked: a text, or the path of a `.txt` or `.md` file. `{question}`,
+    `{answer}`, `{reference}` and `{response}` are replaced by quoted texts; one of `{answer}` and
+    `{response}` must be there."""
+
+    model: str = Field(min_length=1)
+    """The judge's name at its server."""
+
+    base_url: str | None = None
+    """Address of the server, as `https://api.openai.com/v1`. None takes JUDGE_BASE_URL."""
+
+    votes: int = Field(default=1, ge=1, le=64)
+    """Verdicts for each attempt; they are asked for at the same time."""
+
+    aggregate: Literal["mean", "median", "majority"] = "mean"
+    """How the votes become the score. majority: the most frequent score; of several such scores the
+    lowest."""
+
+    temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """None: 0 for one vote, 0.7 for several. Several votes at 0 would be the same."""
+
+    max_tokens: int = Field(default=1024, ge=1)
+    """Most tokens that the judge writes, its reasoning included. A cut answer is unreadable."""
+
+    score: ScoreConfig = ScoreConfig()
+    """How the score is found in the answer."""
+
+    scale: tuple[float, float] = (0.0, 10.0)
+    """The lowest and the highest score; they become 0 and 1. Another score is unreadable."""
+
+    pass_at: float = Field(default=1.0, ge=0, le=1)
+    """Solved (`acc`) at this score or more, after the scale."""
+
+    max_chars: int = Field(default=40_000, ge=100)
+    """Characters of each quoted text; the middle of a longer one is left out."""
+
+    body: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of the request, as `{chat_template_kwargs: {enable_thinking: false}}`. null
+    leaves out a field, for servers that refuse it: `{temperature: null, max_tokens: null,
+    max_completion_tokens: 4096}`."""
+
+    price: PriceConfig | None = None
+    """For the metric `judge_cost`; None: there is none."""
+
+    rate: str | None = None
+    """Most requests of the run to this model, as `2/s`, `30/min` or `100/h`, in addition to the
+    run's own limit. None: no limit of its own."""
+
+    slots: int | None = Field(default=None, ge=1)
+    """Most requests at once, over all processes of a node; None: no limit of its own."""
+
+    timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Seconds for one request, with waits and attempts; None takes `tool_config.timeout`. All
+    votes together have `mixed.deadlines.reward_s`."""
+
+    retry: int | None = Field(default=None, ge=0)
+    """Attempts after the first one; as many times an unreadable verdict is asked for again. None
+    takes `tool_config.max_retries`."""
+
+    cache: bool = True
+    """Whether equal prompts get the verdicts of an earlier one, by `tool_config.cache`."""
+
+    @field_validator("rubric")
+    @classmethod
+    def _is_a_template(cls, rubric: str) -> str:
+        text = _text_of(rubric)
+        named = {*re.findall(r"\{(\w+)\}", text)}
+        known = ", ".join(f"{{{name}}}" for name in FIELDS)
+        if unknown := sorted(named - {*FIELDS}):
+            raise ValueError(
+                f"no text for {', '.join(f'{{{n}}}' for n in unknown)}: there are {known}"
+            )
+        if not named & {"answer", "response"}:
+            raise ValueError(
+                "the judge would see no work: write {answer} or {response} in the rubric"
+            )
+        return text
+
+    @field_validator("rate")
+    @classmethod
+    def _is_a_rate(cls, rate: str | None) -> str | None:
+        if rate is not None and per_minute(rate) is None:
+            raise ValueError("write a number above 0 and a unit, as 2/s, 30/min or 100/h")
+        return rate
+
+    @model_validator(mode="after")
+    def _belongs_together(self) -> Self:
+        low, high = self.scale
+        if not -1e9 <= low < high <= 1e9:
+            raise ValueError(f"scale={[low, high]}: the first number must be below the second")
+        if self.votes > 1 and self.temperature == 0:
+            raise ValueError(
+                f"votes={self.votes} at temperature=0 are the same vote; leave one out"
+            )
+        if reserved := sorted(_RESERVED & self.body.keys()):
+            raise ValueError(f"body: {', '.join(reserved)} cannot be set here")
+        judge_url(self.base_url, os.environ)
+        judge_key(os.environ)
+        return self
+
+    @property
+    def url(self) -> str:
+        """The judge's address, of `base_url` or the environment."""
+        return judge_url(self.base_url, os.environ)
+
+    @property
+    def target(self) -> str:
+        """What shares the rate and the slots: all sources with this judge."""
+        return f"judge {self.model} {self.url}"
+
+
+def judge_url(base_url: str | None, environ: Mapping[str, str]) -> str:
+    """The judge's address without a slash at its end.
+
+    Raises:
+        ValueError: there is none, or it may hold a secret, which messages and logs would show.
+    """
+    given = (base_url or environ.get(URL_VARIABLE, "")).strip().rstrip("/")
+    if not given:
+        raise ValueError(f"no judge: give base_url, or export {URL_VARIABLE}")
+    try:
+        parts = urlsplit(given)
+        is_plain = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_plain &= not any((parts.username, parts.password, parts.query, parts.fragment))
+    except ValueError:  # a port that is no number
+        is_plain = False
+    if not is_plain:
+        raise ValueError(
+            f"base_url or {URL_VARIABLE} is no http(s) address as https://api.openai.com/v1, "
+            f"without user and query; a key belongs into {KEY_VARIABLE}"
+        )
+    return given
+
+
+def judge_key(environ: Mapping[str, str]) -> str:
+    """The judge's key; "" without one.
+
+    Raises:
+        ValueError: the variable holds no key.
+    """
+    key = environ.get(KEY_VARIABLE, "").strip()
+    if not key.isascii() or (key and not key.isprintable()) or " " in key:
+        raise ValueError(f"{KEY_VARIABLE} holds no key: it has a space or an unusual character")
+    return key
+
+
+def is_rubric_file(rubric: str) -> bool:
+    """Whether `JudgeOptions.rubric` is the path of a file."""
+    return "\n" not in rubric and rubric.endswith((".txt", ".md"))
+
+
+def _text_of(rubric: str) -> str:
+    """The text of a rubric that is a path."""
+    if not is_rubric_file(rubric):
+        return rubric
+    try:
+        return Path(rubric).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read the file {Path(rubric).absolute()}: {error}") from error
+
+
+@dataclass(slots=True)
+class Verdict:
+    """One vote, with what it took to get it."""
+
+    score: float = 0.0
+    """From 0 to 1."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    is_cached: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JudgeReward:
+    """Ask a judge. Its parts are listed in docs/judges.md."""
+
+    name: str
+    options: JudgeOptions
+
+    @cached_property
+    def rubric(self) -> Rubric:
+        score = self.options.score
+        return Rubric(
+            text=self.options.rubric,
+            scale=self.options.scale,
+            pattern=score.pattern,
+            schema=score.json_schema,
+            field=score.field,
+            max_chars=self.options.max_chars,
+        )
+
+    async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
+        sees_response = "response" in self.rubric.fields and not attempt.text.isspace()
+        if attempt.answer is None and not (sees_response and attempt.text):
+            return self._parts(attempt, [])
+        from agent_loop.rewards.judge_http import client_of  # imports aiohttp
+
+        client = client_of(tools, self)
+        prompt = self.rubric.prompt(_texts(attempt))
+        asks = client.route.max_retries + 1
+        votes = [self._vote(prompt, vote, asks, client) for vote in range(self.options.votes)]
+        return self._parts(attempt, await gather_all(votes))
+
+    async def _vote(
+        self, prompt: JudgePrompt, vote: int, asks: int, client: ToolBackend
+    ) -> Verdict:
+        """One verdict. An unreadable one is asked for again, as a fresh sample.
+
+        Raises:
+            ToolUnavailable: the judge gives no answer, or none with a readable verdict.
+        """
+        verdict, said = Verdict(), ""
+        for ask in range(asks):
+            result = await client.call(self.call(prompt, vote, ask))
+            if not result.cached:
+                verdict.prompt_tokens += result.body["prompt_tokens"]
+                verdict.completion_tokens += result.body["completion_tokens"]
+            if (score := self.read(result.body, prompt.code)) is not None:
+                verdict.score, verdict.is_cached = score, result.cached
+                return verdict
+            said = f"{result.body['finish_reason']}, {result.body['text'][-200:]!r}"
+        options = self.options
+        raise ToolUnavailable(
+            f"no readable verdict of judge={options.model!r} at {options.url} in {asks} answers, "
+            f"last: {said}; raise max_tokens if it was cut, or change rubric or score in "
+            "reward_options",
+            tool=TOOL,
+        )
+
+    def call(self, prompt: JudgePrompt, vote: int, ask: int) -> ToolCall:
+        """The call of a vote; each vote and each further ask is a call of its own for the cache."""
+        options = self.options
+        temperature = options.temperature
+        if temperature is None:
+            temperature = 0.0 if options.votes == 1 else SAMPLED
+        body: dict[str, Any] = {
+            "model": options.model,
+            "messages": prompt.messages,
+            "temperature": max(temperature, SAMPLED) if ask else temperature,
+            "max_tokens": options.max_tokens,
+            "seed": vote + options.votes * ask,
+            **options.body,
+        }
+        if (schema := options.score.json_schema) is not None:
+            body["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"name": "verdict", "schema": schema},
+            }
+        sent = {name: value for name, value in body.items() if value is not None}
+        payload = {"body": sent, "vote": vote, "ask": ask, "code": prompt.code}
+        return ToolCall(tool=TOOL, payload=payload)
+
+    def read(self, body: Mapping[str, Any], code: str) -> float | None:
+        """The score from 0 to 1 in an answer; None if its verdict is unreadable."""
+        if body["finish_reason"] not in ("stop", ""):  # it was cut, or a filter ended it
+            return None
+        return self.rubric.score(body["text"], code)
+
+    def _parts(self, attempt: Attempt, votes: Sequence[Verdict]) -> dict[str, float]:
+        options, scores = self.options, [vote.score for vote in votes]
+        score = aggregate(scores, options.aggregate) if scores else 0.0
+        prompt_tokens = sum(vote.prompt_tokens for vote in votes)
+        completion_tokens = sum(vote.completion_tokens for vote in votes)
+        parts: dict[str, float] = {
+            "score": score,
+            "acc": float(bool(votes) and score >= options.pass_at),
+            "format": float(attempt.answer is not None),
+            "judge_votes": len(votes),
+            "judge_disagreement": statistics.pstdev(scores) if scores else 0.0,
+            "judge_prompt_tokens": prompt_tokens,
+            "judge_completion_tokens": completion_tokens,
+            "judge_cached": sum(vote.is_cached for vote in votes) / max(1, len(votes)),
+        }
+        if (price := options.price) is not None:
+            usd = price.input * prompt_tokens + price.output * completion_tokens
+            parts["judge_cost"] = usd / 1e6
+        return {name: float(value) for name, value in parts.items()}
+
+    def truth_problem(self, ground_truth: Any) -> str | None:
+        if "reference" in self.rubric.fields and not reference_of(ground_truth).strip():
+            return "ground_truth has no text for the rubric's {reference}"
+        return None
+
+
+def aggregate(scores: Sequence[float], how: str) -> float:
+    """One score of several, at least one; see `JudgeOptions.aggregate`."""
+    if how == "median":
+        return statistics.median(scores)
+    if how == "majority":
+        counts = Counter(scores)
+        return min(scores, key=lambda score: (-counts[score], score))
+    return statistics.fmean(scores)
+
+
+def reference_of(ground_truth: Any) -> str:
+    """The right answer as a text: of `answer` or `target` if there is one, several in lines, and
+    anything else as JSON."""
+    if isinstance(ground_truth, Mapping):
+        for name in ("answer", "target"):
+            if name in ground_truth:
+                return reference_of(ground_truth[name])
+    if isinstance(ground_truth, str):
+        return ground_truth
+    if isinstance(ground_truth, list) and all(isinstance(each, str) for each in ground_truth):
+        return "\n".join(ground_truth)
+    return json.dumps(ground_truth, ensure_ascii=False) if ground_truth else ""
+
+
+def _texts(attempt: Attempt) -> dict[str, str]:
+    return {
+        "question": attempt.question,
+        "answer": attempt.answer or "",
+        "reference": reference_of(attempt.ground_truth),
+        "response": attempt.text,
+    }
+
+
+def judge_reward(name: str, options: Mapping[str, Any]) -> JudgeReward:
+    """The reward with its options.
+
+    Raises:
+        ConfigError: an option is wrong or missing, or the judge has no address.
+    """
+    return JudgeReward(
+        name=name, options=load_section(JudgeOptions, dict(options), "reward_options")
+    )
