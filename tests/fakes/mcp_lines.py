@@ -16,6 +16,7 @@ TOOLS: dict[str, dict[str, Any]] = {
     "count": {},
     "env": {},
     "hang": {},
+    "stuck": {},
     "seen": {},
     "die": {},
     "die_once": {"idempotentHint": True},
@@ -67,6 +68,8 @@ def call(request_id: Any, name: str, x: Any) -> None:
             result = text(state["count"])
         case "env":
             result = text(os.environ.get(x, "not set"))
+        case "stuck":
+            time.sleep(60)
         case "seen":
             result = text(" ".join(seen))
         case "die":

@@ -15,8 +15,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 COMMAND = f"{sys.executable} -m tests.fakes.mcp_server"
 
-SIZE = 3 << 20
-
 
 def server() -> MCPServer:
     made = MCPServer("fake", version="7")
@@ -47,11 +45,11 @@ def server() -> MCPServer:
 
     @made.tool()
     def large() -> str:
-        return "x" * (50 << 20)
+        return "x" * (5 << 20)
 
     @made.tool()
     def long() -> str:
-        return "y" * SIZE
+        return "y" * 1_500_000
 
     @made.tool()
     def count(key: str) -> str:
@@ -112,9 +110,9 @@ async def over_http(token: str = "", port: int = 0, **settings: Any) -> AsyncIte
         fake = HttpFake(listener.getsockname()[1])
         app = _Guarded(server().streamable_http_app(**settings), token, fake.script)
         fake.tokens = app.tokens
-        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=0)
+        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
         running = uvicorn.Server(config)
-        running.capture_signals = contextlib.nullcontext  # pytest keeps its own
+        running.capture_signals = contextlib.nullcontext  # type: ignore[assignment]  # pytest's
         task = asyncio.create_task(running.serve([listener]))
         while not running.started:  # noqa: ASYNC110 (uvicorn has no event)
             await asyncio.sleep(0.005)

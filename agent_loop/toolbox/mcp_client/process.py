@@ -76,6 +76,7 @@ class ServerProcess:
         self._command, self._env = list(command), dict(env)
         self._process: subprocess.Popen[bytes] | None = None
         self._stdin: asyncio.WriteTransport | None = None
+        self._unsent: list[bytes] = []
         self._pipes: list[asyncio.ReadTransport] = []
         self._is_stopped = self._has_ended = False
         """Whether this client has ended the process, and whether it ended by itself."""
@@ -184,7 +185,17 @@ class ServerProcess:
         stdin = self._stdin
         if stdin is None or self.closed.is_set() or stdin.is_closing():
             raise BrokenPipeError
-        stdin.write(dumps(message) + b"\n")
+        self._unsent.append(dumps(message))
+        if len(self._unsent) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send what was written in this pass of the event loop, with one system call."""
+        lines, self._unsent = self._unsent, []
+        stdin = self._stdin
+        if stdin is None or stdin.is_closing():
+            return
+        stdin.write(b"\n".join([*lines, b""]))
         if stdin.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self.fail(f"it left {MAX_UNREAD_BYTES >> 20} MiB of its stdin unread")
 

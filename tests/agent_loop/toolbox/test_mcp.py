@@ -14,9 +14,9 @@ from agent_loop.toolbox import mcp_servers
 from agent_loop.toolbox.mcp_client import process
 from agent_loop.toolbox.mcp_client.messages import id_of_large
 from agent_loop.toolbox.mcp_servers import McpSource, listed
+from agent_loop.tools import servers
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolRejected, ToolTimeout, ToolUnavailable
-from agent_loop.tools.servers import BREAKER_FAILURES
 from config.schema import ToolConfig
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
@@ -66,7 +66,7 @@ async def test_a_server_of_the_sdk_lists_its_tools_and_answers_many_calls_at_onc
 
 async def test_all_pages_are_listed_and_only_chooses(tmp_path):
     async with opened(tmp_path) as rig:
-        assert len(rig.tools) == 20
+        assert len(rig.tools) == 21
     async with opened(tmp_path, only=["pid", "echo"]) as rig:
         assert list(rig.tools) == ["pid", "echo"]
     with pytest.raises(ValueError, match=r"only=\['ehco'\].*has no such tools; it has ask, big"):
@@ -236,6 +236,16 @@ async def test_what_a_server_prints_does_no_harm_and_its_last_words_are_known(tm
     assert capfd.readouterr() == ("", "")
 
 
+async def test_a_server_that_does_not_read_is_ended(tmp_path, monkeypatch):
+    async with opened(tmp_path) as rig:
+        hanging = asyncio.create_task(rig.ask("stuck"))
+        monkeypatch.setattr(process, "MAX_UNREAD_BYTES", 1 << 20)
+        with pytest.raises(ToolUnavailable, match="it left 1 MiB of its stdin unread"):
+            await rig.ask("count", x="x" * (3 << 20))
+        with pytest.raises(ToolUnavailable):
+            await hanging
+
+
 # --- faults ---------------------------------------------------------------------------------------
 
 
@@ -255,9 +265,10 @@ async def test_retry_of_the_entry_repeats_every_call(tmp_path):
             await rig.ask("die", x=3)
 
 
-async def test_a_server_that_keeps_dying_is_bounded_by_the_breaker(tmp_path):
-    async with opened(tmp_path, retry=BREAKER_FAILURES) as rig:
-        with pytest.raises(ToolUnavailable, match=f"its last {BREAKER_FAILURES} requests failed"):
+async def test_a_server_that_keeps_dying_is_bounded_by_the_breaker(tmp_path, monkeypatch):
+    monkeypatch.setattr(servers, "BREAKER_FAILURES", 4)
+    async with opened(tmp_path, retry=9) as rig:
+        with pytest.raises(ToolUnavailable, match="its last 4 requests failed"):
             await rig.ask("die", x=3)
 
 
@@ -423,7 +434,8 @@ async def test_a_server_that_ignores_everything_is_killed_with_its_children(monk
     async with server:
         await until(lambda: "ends with" in server.state())
         child = int(server.state().split()[-1])
-    assert not runs(child) and not _children()
+    await until(lambda: not runs(child))
+    assert not _children()
 
 
 def test_the_id_of_a_large_response_is_seen_at_both_ends_and_never_in_a_text():
