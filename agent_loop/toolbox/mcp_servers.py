@@ -127,8 +127,8 @@ class McpSource:
                 tool, _sendable(call.payload), allow_input_required=True
             )
         except MCPError as error:
-            if error.code in SESSION_ENDED and self._connection is connection:
-                await self.close()
+            if error.code in SESSION_ENDED:
+                connection.begin_to_close()  # the next attempt opens a new one
             ending = await connection.why_closed()
             raise failure_of(error, tool, target.name, target.token_variable, ending) from error
         except (RuntimeError, ValueError) as error:  # it breaks the protocol or its own schema
@@ -156,8 +156,8 @@ class McpSource:
         return connection
 
     async def _post(self, call: ToolCall, server: Server) -> ToolResult:
-        if server.opened_at is not None:
-            await self.close()  # after failures in a row, a trial gets a new server
+        if server.opened_at is not None and self._connection is not None:
+            self._connection.begin_to_close()  # after failures in a row, a trial gets a new server
         try:
             connection = await self._connected()
         except ToolUnavailable as error:

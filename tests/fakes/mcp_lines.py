@@ -30,7 +30,6 @@ TOOLS: dict[str, dict[str, Any]] = {
     "break": {},
     "resources": {},
     "blob": {},
-    "input": {},
     "odd": {},
 }
 SCHEMA = {"type": "object", "properties": {"x": {}}}
@@ -113,8 +112,6 @@ def call(request_id: Any, name: str, x: Any) -> None:
         case "blob":
             inside = {"uri": "file:///a", "blob": "MTIz"}
             result = {"content": [{"type": "resource", "resource": inside}]}
-        case "input":
-            result = {"resultType": "input_required", "inputRequests": {}, "requestState": "s"}
         case "odd":
             result = {"content": 5}
     if name in ("refuse", "break"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 from mcp.server.mcpserver import Image, MCPServer
-from mcp_types import ToolAnnotations
+from mcp_types import InputRequiredResult, ToolAnnotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 COMMAND = f"{sys.executable} -m tests.fakes.mcp_server"
@@ -42,6 +42,11 @@ def server() -> MCPServer:
     @made.tool()
     def picture() -> Image:
         return Image(data=b"1234", format="png")
+
+    @made.tool()
+    async def greet() -> str | InputRequiredResult:
+        """Asks the user for a name."""
+        return InputRequiredResult(request_state="which name?")
 
     @made.tool()
     def large() -> str:

@@ -93,12 +93,16 @@ class Connection:
             raise StartFailed(f"{self._target.name} was closed while it started")
         self._ready.result()
 
-    async def close(self) -> None:
-        """Close the connection and end the server, in a bounded time."""
+    def begin_to_close(self) -> None:
+        """Let the connection close, and the server end, without waiting for it."""
         if self._transport is not None and self._ready.done():
-            self._transport.closed.set()
+            self._transport.close()
         else:
             self._task.cancel()
+
+    async def close(self) -> None:
+        """Close the connection and end the server, in a bounded time."""
+        self.begin_to_close()
         if self._task.done() or self._task.get_loop().is_closed():
             return
         done, _ = await asyncio.wait([self._task], timeout=CLOSE_S)
@@ -132,7 +136,7 @@ class Connection:
             is_late = opening.expired() and isinstance(error, TimeoutError | asyncio.TimeoutError)
             self._ready.set_exception(self._start_failed(_first(error), is_late, transport.state()))
         finally:
-            transport.closed.set()
+            transport.close()
             if not self._ready.done():
                 self._ready.cancel()
             await transport.stop()

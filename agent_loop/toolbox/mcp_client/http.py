@@ -76,8 +76,11 @@ class HttpServer:
         return _Answers(read, write), write
 
     async def __aexit__(self, *exception: object) -> None:
-        self.closed.set()
+        self.close()
         await self._stack.aclose()
+
+    def close(self) -> None:
+        self.closed.set()
 
     async def stop(self) -> None:
         """Nothing is left of a connection that was closed."""
