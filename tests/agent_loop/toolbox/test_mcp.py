@@ -228,6 +228,8 @@ async def test_what_a_server_prints_does_no_harm_and_its_last_words_are_known(tm
     async with opened(tmp_path) as rig:
         assert await rig.text("print") == "printed"
         assert await rig.text("complain") == "complained"
+        transport = rig.source._connection._transport  # type: ignore[union-attr]
+        assert len(transport._stderr) <= process.STDERR_BYTES  # type: ignore[union-attr]
         with pytest.raises(ToolUnavailable) as caught:
             await rig.ask("die", x=5)
     message = str(caught.value)
@@ -406,20 +408,23 @@ def test_a_worker_that_is_killed_leaves_no_server(tmp_path, extra):
         "import asyncio, sys\n"
         "from agent_loop.toolbox.mcp_client.process import ServerProcess\n"
         "async def main():\n"
-        "    async with ServerProcess(sys.argv[1:], {'PATH': '/usr/bin:/bin'}) as _:\n"
+        "    server = ServerProcess(sys.argv[1:], {'PATH': '/usr/bin:/bin'})\n"
+        "    async with server:\n"
+        "        while '--deaf' in sys.argv and 'thinking' not in server.state():\n"
+        "            await asyncio.sleep(0.01)\n"
+        "        print('up', flush=True)\n"
         "        await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )
     command = [sys.executable, "-c", program, *f"{LINES}{extra}".split()]
-    worker = subprocess.Popen(command, cwd=Path(__file__).parents[3])
+    worker = subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 30
-        while not (children := _children(worker.pid, "mcp_lines")):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        assert worker.stdout is not None and worker.stdout.readline() == b"up\n"
+        children = _children(worker.pid)
+        assert len(children) == 1
     finally:
         worker.send_signal(signal.SIGKILL)
-        worker.wait()
+        worker.communicate()
     deadline = time.monotonic() + 5
     while any(map(runs, children)):
         assert time.monotonic() < deadline, "the server outlives its worker"
@@ -456,16 +461,14 @@ def test_nothing_of_mcp_is_imported_before_a_server_is_started():
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
 
 
-def _children(parent: int | None = None, word: str = "") -> list[int]:
+def _children(parent: int | None = None) -> list[int]:
     """The children of a process that still run."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
             fields = (place / "stat").read_text().rpartition(")")[2].split()
-            words = (place / "cmdline").read_bytes().decode()
         except OSError:
             continue
-        is_mine = int(fields[1]) == (parent or os.getpid()) and fields[0] != "Z"
-        if is_mine and word in words:
+        if int(fields[1]) == (parent or os.getpid()) and fields[0] != "Z":
             found.append(int(place.name))
     return found
