@@ -17,24 +17,18 @@ import subprocess
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-from typing_extensions import Self
 
 from agent_loop.toolbox.mcp_client.messages import (
-    BAD_ANSWER,
     MAX_MESSAGE_BYTES,
-    error_answer,
     id_of_large,
     reply_to,
     too_large,
 )
+from agent_loop.toolbox.mcp_client.streams import Answers, Requests
 from agent_loop.tools.responses import dumps, may_have_surrogates, rewritten_without_surrogates
-
-if TYPE_CHECKING:
-    from mcp.shared.message import SessionMessage
 
 MAX_SKIPPED_BYTES = 256 << 20
 """A line that is still longer has no end: the server is ended."""
@@ -93,7 +87,7 @@ class ServerProcess:
         self.closed = asyncio.Event()
         """Set when no answers will come any more."""
 
-    async def __aenter__(self) -> "tuple[_Answers, _Requests]":
+    async def __aenter__(self) -> tuple[Answers, Requests]:
         process = self._process = self._started()
         loop = asyncio.get_running_loop()
         try:
@@ -106,7 +100,7 @@ class ServerProcess:
         except BaseException:
             await self.stop()
             raise
-        return _Answers(self), _Requests(self)
+        return Answers(self), Requests(self)
 
     def _started(self) -> "subprocess.Popen[bytes]":
         program = shutil.which(self._command[0], path=self._env.get("PATH"))
@@ -352,67 +346,3 @@ class _Stderr(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._process.note_stderr(data)
-
-
-class _Stream:
-    """What the SDK asks of both streams. The process is ended by the transport."""
-
-    def __init__(self, process: ServerProcess) -> None:
-        self._process = process
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        self._process.close()
-
-
-class _Answers(_Stream):
-    """The server's responses, as the SDK reads them."""
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> "SessionMessage | Exception":
-        from mcp.shared.message import SessionMessage
-        from mcp_types import jsonrpc_message_adapter
-
-        while (answer := await self._process.next_answer()) is not None:
-            try:
-                message = jsonrpc_message_adapter.validate_python(answer, by_name=False)
-            except ValueError:
-                fault = error_answer(answer.get("id"), BAD_ANSWER, "it is no JSON-RPC response")
-                try:
-                    message = jsonrpc_message_adapter.validate_python(fault, by_name=False)
-                except ValueError:  # nobody asked under this id
-                    continue
-            return SessionMessage(message)
-        raise StopAsyncIteration
-
-    async def receive(self) -> "SessionMessage | Exception":
-        from anyio import EndOfStream
-
-        try:
-            return await self.__anext__()
-        except StopAsyncIteration:
-            raise EndOfStream from None
-
-
-class _Requests(_Stream):
-    """Our messages, as the SDK writes them."""
-
-    async def send(self, item: "SessionMessage") -> None:
-        from anyio import BrokenResourceError
-
-        try:
-            self._process.write(item.message.model_dump(by_alias=True, exclude_unset=True))
-        except BrokenPipeError as error:
-            raise BrokenResourceError from error
