@@ -1,0 +1,77 @@
+"""What an entry names as its MCP server: a command with its environment, or a URL with a token."""
+
+import hashlib
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from config.tool_entries import ToolEntry
+
+SHOWN_COMMAND = 100
+"""Characters of a command in a message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTarget:
+    """An MCP server that can be started or reached."""
+
+    name: str
+    """In messages; without what may be secret in a URL."""
+
+    command: tuple[str, ...] = ()
+    """Of a server over stdio."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that a server over stdio gets beside PATH, HOME, USER and the like."""
+
+    url: str = ""
+    """Of a server over HTTP."""
+
+    token: str = field(default="", repr=False)
+    token_variable: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Changes with everything that the answers may depend on here."""
+        parts = [*self.command, self.url, self.token]
+        parts += [f"{name}={value}" for name, value in sorted(self.env.items())]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def target_of(entry: ToolEntry, environ: Mapping[str, str] = os.environ) -> ServerTarget:
+    """The server of an entry with `mcp`.
+
+    Raises:
+        ValueError: a variable that `env` or `token` names is missing, or the command cannot be
+            split into words.
+    """
+    text = entry.mcp or ""
+    named = [*entry.env, *([entry.token] if entry.token else [])]
+    if missing := [name for name in named if not environ.get(name)]:
+        field_name = "token" if entry.token else "env"
+        raise ValueError(
+            f"mcp={text!r}: the environment has no {', '.join(missing)}, which `{field_name}` "
+            "names; export it before the run starts"
+        )
+    if text.startswith(("http://", "https://")):
+        parts = urlsplit(text)
+        place = parts.netloc.rpartition("@")[2]
+        return ServerTarget(
+            name=f"mcp server {parts.scheme}://{place}{parts.path}",
+            url=text,
+            token=environ[entry.token] if entry.token else "",
+            token_variable=entry.token or "",
+        )
+    try:
+        command = tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"mcp={text!r} is no command: {error}; correct its quotes") from error
+    if not command:
+        raise ValueError("mcp='' is no command: write a program and its arguments, or a URL")
+    return ServerTarget(
+        name=f"mcp server `{text[:SHOWN_COMMAND]}`",
+        command=command,
+        env={name: environ[name] for name in entry.env},
+    )

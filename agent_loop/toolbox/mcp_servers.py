@@ -1,0 +1,290 @@
+"""MCP servers as tools: `tools: [{mcp: "python -m mcp_server_time"}]`, or a URL.
+
+A server over stdio is a process. Each event loop has one, which is started at first use and again
+after it has died; with `per: trajectory`, each trajectory has its own. A call that was under way
+when a server died may have been executed, so it is tried again only if the tool may be called
+twice: its annotations say so, or the entry sets `retry` or `cache`.
+
+`mcp_client` holds the connections, their bounds and the meaning of results.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from agent_loop.toolbox.limits import limited, own_state_path
+from agent_loop.toolbox.mcp_client.connection import Connection, StartFailed
+from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_ENDED, body_of, failure_of
+from agent_loop.toolbox.mcp_client.target import ServerTarget, target_of
+from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
+from agent_loop.tools.client import ToolClient
+from agent_loop.tools.protocol import ToolCall, ToolResult, ToolUnavailable
+from agent_loop.tools.responses import rewritten_without_surrogates
+from agent_loop.tools.routes import RequestFailed, Route, local_route
+from agent_loop.tools.servers import Server
+from agent_loop.turns.turn_loop import Observation
+from config.schema import MixedConfig, ToolConfig
+from config.tool_entries import ToolEntry
+from rate_limit.slots import FileSlots
+
+if TYPE_CHECKING:
+    import mcp_types as types
+
+HINTS = ("readOnlyHint", "idempotentHint", "destructiveHint")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpTool:
+    """A tool of an MCP server."""
+
+    spec: ToolSpec
+    route: Route
+    idempotent: bool
+    """Whether a call may be executed twice."""
+
+    async def call(self, client: ToolClient, arguments: Mapping[str, Any]) -> Observation:
+        call = ToolCall(tool=self.spec.name, payload=dict(arguments), idempotent=self.idempotent)
+        result = await client.on(self.route).call(call)
+        text = result.body["text"]
+        if result.body["is_error"]:
+            return Observation(text=f"error: {text}", result=result, rejected=True)
+        return Observation(text=text, result=result)
+
+
+class McpSource:
+    """The tools of an MCP server.
+
+    Args:
+        entry: an entry with `mcp`.
+        client: tool client of the event loop.
+
+    Raises:
+        ValueError: the entry is wrong, or an environment variable that it names is missing.
+    """
+
+    def __init__(
+        self, entry: ToolEntry, client: ToolClient, tools: ToolConfig, mixed: MixedConfig
+    ) -> None:
+        self._entry, self._target = entry, target_of(entry)
+        route = local_route(
+            self._target.name,
+            self._post,
+            key=self._target.digest,
+            timeout_s=tools.timeout,
+            clock=client.clock,
+            max_retries=tools.max_retries,
+            advice="raise `timeout` of the tool, or look for what it waits",
+        )
+        self._route = limited(route, entry, tools, mixed)
+        self._tools: list[McpTool] | None = None
+        self._connection: Connection | None = None
+        self.servers: FileSlots | None = None
+        """Most servers at once, of a source with a server for each trajectory."""
+
+        if entry.per == "trajectory" and entry.slots is not None:
+            path = own_state_path(entry.target, tools, mixed).with_suffix(".servers")
+            self.servers = FileSlots(path, entry.slots)
+
+    async def tools(self) -> list[Tool]:
+        if self._tools is None:
+            if self._entry.per == "trajectory":
+                connection = self.connect()
+                try:
+                    await _started(connection)
+                finally:
+                    await connection.close()
+            else:
+                connection = await self._connected()
+            self._tools = [self._tool_of(each, connection) for each in self._chosen(connection)]
+        return list(self._tools)
+
+    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
+        return _TrajectoryServer(self) if self._entry.per == "trajectory" else None
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    def connect(self) -> Connection:
+        """A new connection, which begins to open."""
+        return Connection(self._target)
+
+    async def ask(self, connection: Connection, call: ToolCall) -> ToolResult:
+        """One attempt of a call; for errors see `routes.Post`."""
+        from mcp import MCPError
+        from mcp_types import CallToolResult
+
+        session, target, tool = connection.session, self._target, call.tool
+        assert session is not None, "a call before the connection was open"
+        try:
+            result = await session.call_tool(
+                tool, _sendable(call.payload), allow_input_required=True
+            )
+        except MCPError as error:
+            if error.code in SESSION_ENDED:
+                connection.begin_to_close()  # the next attempt opens a new one
+            ending = await connection.why_closed()
+            raise failure_of(error, tool, target.name, target.token_variable, ending) from error
+        except (RuntimeError, ValueError) as error:  # it breaks the protocol or its own schema
+            raise RequestFailed(
+                f"{target.name} gave an invalid result: {str(error)[:MAX_ERROR]}",
+                blames_server=False,
+            ) from error
+        if not isinstance(result, CallToolResult):
+            raise ToolUnavailable(
+                f"tool={tool!r} of {target.name} asks for input during a call, which nobody can "
+                "give here; leave the tool out with `only`",
+                tool=tool,
+            )
+        body = body_of(result, tool, target.name)
+        origin = self._route.servers.all[0].origins.get(tool, "")
+        return ToolResult(body=body, tool=tool, origin=origin, cacheable=not body["is_error"])
+
+    async def _connected(self) -> Connection:
+        """The connection of this event loop; a new one if there is none, or its server died."""
+        connection = self._connection
+        if connection is None or connection.is_over:
+            connection = self._connection = self.connect()
+        if connection.session is None:
+            await _started(connection)
+        return connection
+
+    async def _post(self, call: ToolCall, server: Server) -> ToolResult:
+        if server.opened_at is not None and self._connection is not None:
+            self._connection.begin_to_close()  # after failures in a row, a trial gets a new server
+        try:
+            connection = await self._connected()
+        except ToolUnavailable as error:
+            if isinstance(error.__cause__, StartFailed) and not error.__cause__.is_final:
+                raise RequestFailed(str(error), was_executed=False) from error
+            raise
+        return await self.ask(connection, call)
+
+    def _chosen(self, connection: Connection) -> "list[types.Tool]":
+        return chosen(connection.tools, self._entry.only, self._target)
+
+    def _tool_of(self, tool: "types.Tool", connection: Connection) -> McpTool:
+        spec = spec_of(tool)
+        may_repeat = spec.hints.get("readOnlyHint") or spec.hints.get("idempotentHint")
+        about = [self._target.digest, connection.version, spec.schema]
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+        self._route.servers.all[0].origins[spec.name] = f"mcp:{digest}"
+        return McpTool(
+            spec=spec,
+            route=replace(self._route, key=digest),
+            idempotent=bool(may_repeat or self._entry.retry or self._entry.cache),
+        )
+
+
+class _TrajectoryServer:
+    """The server of one trajectory."""
+
+    def __init__(self, source: McpSource) -> None:
+        self._source = source
+        self._resources = AsyncExitStack()
+        self._connection: Connection | None = None
+
+    async def start(self) -> list[Tool]:
+        source = self._source
+        tools = await source.tools()
+        if source.servers is not None:  # the deadline of the trajectory bounds the wait
+            await self._resources.enter_async_context(source.servers.hold_async())
+        connection = self._connection = source.connect()
+        self._resources.push_async_callback(connection.close)
+        await _started(connection)
+        return [
+            replace(tool, route=tool.route.limited(post=self._post))
+            for tool in tools
+            if isinstance(tool, McpTool)
+        ]
+
+    async def close(self) -> None:
+        await self._resources.aclose()
+
+    async def _post(self, call: ToolCall, server: Server) -> ToolResult:
+        connection = self._connection
+        assert connection is not None, "a call before start()"
+        if connection.is_over:
+            raise ToolUnavailable(
+                f"{server.url} ended, and the state of the trajectory with it "
+                f"({await connection.why_closed()}); look for what ended it",
+                tool=call.tool,
+            )
+        try:
+            return await self._source.ask(connection, call)
+        except RequestFailed as failure:
+            failure.blames_server = False  # those of the other trajectories still run
+            raise
+
+
+async def listed(entry: ToolEntry, timeout_s: float) -> list[ToolSpec]:
+    """The tools that an entry offers. Its server is started and ended again.
+
+    Raises:
+        ToolUnavailable: the server does not start, or does not list its tools in time.
+        ValueError: the entry is wrong.
+    """
+    target = target_of(entry)
+    connection = Connection(target, timeout_s)
+    try:
+        await _started(connection)
+        return [spec_of(tool) for tool in chosen(connection.tools, entry.only, target)]
+    finally:
+        await connection.close()
+
+
+async def _started(connection: Connection) -> None:
+    try:
+        await connection.started()
+    except StartFailed as error:
+        raise ToolUnavailable(str(error)) from error
+
+
+def chosen(
+    tools: "Sequence[types.Tool]", only: Sequence[str] | None, target: ServerTarget
+) -> "list[types.Tool]":
+    """The tools that an entry offers.
+
+    Raises:
+        ValueError: `only` names a tool that is not there.
+    """
+    if only is None:
+        return list(tools)
+    there = {tool.name: tool for tool in tools}
+    if unknown := [name for name in only if name not in there]:
+        raise ValueError(
+            f"only={unknown}: {target.name} has no such tools; it has "
+            f"{', '.join(sorted(there)) or 'none'}"
+        )
+    return [there[name] for name in only]
+
+
+def spec_of(tool: "types.Tool") -> ToolSpec:
+    """The tool as the model sees it.
+
+    Raises:
+        ValueError: its name or its schema is not one that a model can use.
+    """
+    said = tool.annotations
+    hints = {} if said is None else said.model_dump(by_alias=True, exclude_none=True)
+    return ToolSpec(
+        name=tool.name,
+        description=tool.description or "",
+        parameters=tool.input_schema,
+        hints={name: hints[name] for name in HINTS if name in hints},
+    )
+
+
+def _sendable(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with `?` for each lone surrogate, because UTF-8 cannot hold one."""
+    try:
+        msgspec.json.encode(arguments)
+    except UnicodeEncodeError:
+        return msgspec.json.decode(rewritten_without_surrogates(json.dumps(arguments)))
+    return arguments

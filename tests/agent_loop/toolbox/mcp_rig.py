@@ -1,0 +1,92 @@
+"""The tools of an MCP server, as the tests of this folder call them."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_loop.compat import timeout
+from agent_loop.toolbox.mcp_servers import McpSource
+from agent_loop.toolbox.spec import Tool
+from agent_loop.tools.client import ToolClient
+from agent_loop.tools.routes import Limiter
+from agent_loop.turns.turn_loop import Observation
+from config.schema import MixedConfig, SourceConfig, ToolConfig
+from config.tool_entries import ToolEntry
+from tests.fakes import mcp_lines
+
+LINES = f"{sys.executable} -S -I {mcp_lines.__file__}"
+"""Command of the server of a few lines, which starts at once."""
+
+
+@dataclass
+class Rig:
+    source: McpSource
+    client: ToolClient
+    tools: dict[str, Tool]
+
+    async def ask(self, tool: str, **arguments: Any) -> Observation:
+        return await self.tools[tool].call(self.client, arguments)
+
+    async def text(self, tool: str, **arguments: Any) -> str:
+        return (await self.ask(tool, **arguments)).text
+
+
+class CountingLimiter:
+    def __init__(self) -> None:
+        self.acquired = 0
+
+    async def acquire_async(
+        self, n: int = 1, timeout_s: float | None = None, source: str = ""
+    ) -> float:
+        self.acquired += n
+        return 0.0
+
+    async def penalise_async(self, retry_after_s: float = 0.0) -> None:
+        pass
+
+
+def mixed(folder: Path) -> MixedConfig:
+    return MixedConfig(sources={"a": SourceConfig(ratio=1)}, experiment="t", run_dir=str(folder))
+
+
+async def no_pause(seconds: float) -> None:
+    pass
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path, mcp: str = LINES, *, limiter: Limiter | None = None, **settings: Any
+) -> AsyncIterator[Rig]:
+    """The source of an entry, with its tools listed; `settings` are fields of the entry."""
+    tools = ToolConfig(server_url="http://unused", timeout=settings.pop("call_s", 20.0))
+    async with ToolClient("http://unused", limiter=limiter, sleep=no_pause) as client:
+        source = McpSource(ToolEntry(mcp=mcp, **settings), client, tools, mixed(folder))
+        try:
+            yield Rig(source, client, {tool.spec.name: tool for tool in await source.tools()})
+        finally:
+            await source.close()
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def resident_mb() -> float:
+    """Memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+    async with timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 (another process makes it true)
+            await asyncio.sleep(0.005)

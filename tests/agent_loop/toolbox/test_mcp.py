@@ -1,0 +1,474 @@
+"""MCP servers over stdio, as tools: real processes, some of which break the rules."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agent_loop.toolbox import mcp_servers
+from agent_loop.toolbox.mcp_client import process
+from agent_loop.toolbox.mcp_client.messages import id_of_large
+from agent_loop.toolbox.mcp_servers import McpSource, listed
+from agent_loop.tools import servers
+from agent_loop.tools.client import ToolClient
+from agent_loop.tools.protocol import ToolRejected, ToolTimeout, ToolUnavailable
+from config.schema import ToolConfig
+from config.tool_entries import ToolEntry
+from rate_limit.slots import FileSlots
+from tests.agent_loop.toolbox.mcp_rig import (
+    LINES,
+    CountingLimiter,
+    mixed,
+    opened,
+    resident_mb,
+    runs,
+    until,
+)
+from tests.fakes import mcp_server
+from tests.rate_limit.slots_seen import in_use
+
+# --- a server of the SDK --------------------------------------------------------------------------
+
+
+async def test_a_server_of_the_sdk_lists_its_tools_and_answers_many_calls_at_once(tmp_path):
+    async with opened(tmp_path, mcp_server.COMMAND) as rig:
+        spec = rig.tools["echo"].spec
+        assert (spec.description, spec.hints) == ("Says the text again.", {"readOnlyHint": True})
+        assert spec.parameters["required"] == ["text"]
+        assert spec.mistake({"text": 5}) is not None and spec.mistake({"text": "a"}) is None
+        texts = await asyncio.gather(*(rig.text("echo", text=str(n)) for n in range(50)))
+        assert texts == [str(n) for n in range(50)]
+        assert await rig.text("echo", text="half \ud800 of a pair") == "half ? of a pair"
+        assert await rig.text("add", a=1, b=2) == '{\n  "sum": 3\n}'
+        assert await rig.text("nothing") == '{"result": []}'
+
+        wrong = await rig.ask("divide", a=1, b=0)
+        assert wrong.rejected and wrong.text == "error: Error executing tool divide"
+        with pytest.raises(ToolUnavailable, match=r"'picture' of mcp server.*an image.*`only`"):
+            await rig.ask("picture")
+        with pytest.raises(ToolUnavailable, match=r"'greet' of .*asks for input during a call"):
+            await rig.ask("greet")
+
+        waiting = asyncio.create_task(rig.ask("wait", key="w"))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await rig.text("echo", text="goes on") == "goes on"
+        assert await rig.text("count", key="w") == "2"  # the server ended the call
+
+
+# --- which tools ----------------------------------------------------------------------------------
+
+
+async def test_all_pages_are_listed_and_only_chooses(tmp_path):
+    async with opened(tmp_path) as rig:
+        assert len(rig.tools) == 20
+    async with opened(tmp_path, only=["pid", "echo"]) as rig:
+        assert list(rig.tools) == ["pid", "echo"]
+    with pytest.raises(ValueError, match=r"only=\['ehco'\].*has no such tools; it has ask, big"):
+        async with opened(tmp_path, only=["ehco"]):
+            pass
+
+
+async def test_tools_are_listed_for_a_command_and_nothing_is_left():
+    specs = await listed(ToolEntry(mcp=LINES, only=["echo"]), 10.0)
+    assert [spec.name for spec in specs] == ["echo"]
+    assert not _children()
+
+
+async def test_a_list_without_end_is_refused():
+    with pytest.raises(ToolUnavailable, match="more than 512 tools"):
+        await listed(ToolEntry(mcp=f"{LINES} --endless-list"), 10.0)
+
+
+# --- what an entry says ---------------------------------------------------------------------------
+
+
+async def test_a_server_gets_the_variables_that_the_entry_names_and_no_others(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("MY_KEY", "secret")
+    monkeypatch.setenv("OTHER_KEY", "other")
+    async with opened(tmp_path, env=["MY_KEY"]) as rig:
+        assert await rig.text("env", x="MY_KEY") == "secret"
+        assert await rig.text("env", x="OTHER_KEY") == "not set"
+        assert await rig.text("env", x="PATH") == os.environ["PATH"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mcp": "x", "env": ["NO_SUCH_KEY"]}, "no NO_SUCH_KEY, which `env` names"),
+        ({"mcp": "http://x", "token": "NO_SUCH_KEY"}, "no NO_SUCH_KEY, which `token` names"),
+        ({"mcp": "x 'y"}, "is no command"),
+        ({"mcp": "  "}, "is no command"),
+    ],
+)
+async def test_a_wrong_entry_is_refused_at_once(tmp_path, settings, message):
+    async with ToolClient("http://unused", limiter=None) as client:
+        config = ToolConfig(server_url="http://unused")
+        with pytest.raises(ValueError, match=message):
+            McpSource(ToolEntry(**settings), client, config, mixed(tmp_path))
+
+
+async def test_calls_pass_the_limits_of_the_run_and_those_of_the_entry(tmp_path):
+    limiter = CountingLimiter()
+    async with opened(tmp_path, limiter=limiter, rate="100/s", slots=2) as rig:
+        route = rig.tools["echo"].route  # type: ignore[attr-defined]
+        assert isinstance(route.slots, FileSlots) and route.slots.slots == 2
+        hanging = [asyncio.create_task(rig.ask("hang")) for _ in range(4)]
+        await until(lambda: limiter.acquired == 4)
+        await asyncio.sleep(0.05)
+        assert in_use(route.slots) == 2
+        assert route.limiter.snapshot().granted == 4
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+        assert in_use(route.slots) == 0
+
+
+@pytest.mark.parametrize("cache", [None, True])
+async def test_results_are_cached_only_where_the_entry_says_so(tmp_path, cache):
+    async with opened(tmp_path, cache=cache) as rig:
+        texts = [await rig.text("count", x=x) for x in (1, 1, 2)]
+        assert texts == (["1", "1", "2"] if cache else ["1", "2", "3"])
+        for _ in range(2):
+            with pytest.raises(ToolRejected):
+                await rig.ask("refuse", x=1)
+
+
+async def test_cache_keys_differ_between_tools_and_between_environments(tmp_path, monkeypatch):
+    async def keys() -> set[str]:
+        async with opened(tmp_path, env=["MY_KEY"], only=["echo", "pid"], cache=True) as rig:
+            return {tool.route.key for tool in rig.tools.values()}  # type: ignore[attr-defined]
+
+    monkeypatch.setenv("MY_KEY", "a")
+    first = await keys()
+    assert len(first) == 2 and first == await keys()
+    monkeypatch.setenv("MY_KEY", "b")
+    assert not first & await keys()
+
+
+# --- what results mean ----------------------------------------------------------------------------
+
+
+async def test_resources_and_errors_have_their_meaning(tmp_path):
+    async with opened(tmp_path) as rig:
+        assert await rig.text("resources") == "readme: file:///readme\ninside"
+        with pytest.raises(ToolUnavailable, match="returned a binary resource"):
+            await rig.ask("blob")
+        with pytest.raises(ToolRejected, match="refuse: not with x=7"):
+            await rig.ask("refuse", x=7)
+        with pytest.raises(ToolUnavailable, match=r"1 attempts.*not with x=8 \(error -32603\)"):
+            await rig.ask("break", x=8)
+        with pytest.raises(ToolUnavailable, match="gave an invalid result"):
+            await rig.ask("odd")
+        assert await rig.text("echo", x="goes on") == "goes on"
+
+
+async def test_requests_of_a_server_are_refused_and_it_may_ping(tmp_path):
+    async with opened(tmp_path) as rig:
+        text = await rig.text("ask")
+    assert "no sampling/createMessage" in text and "no elicitation/create" in text
+    assert "no roots/list" in text and text.endswith("'answered']")
+
+
+# --- floods ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("x", ["id first", "id last"])
+async def test_a_result_of_50_mb_fails_its_call_alone(tmp_path, x):
+    async with opened(tmp_path) as rig:
+        pid = await rig.text("pid")
+        before = resident_mb()
+        hanging = asyncio.create_task(rig.ask("hang"))
+        with pytest.raises(ToolUnavailable, match=r"'big' of mcp server .* more than 4 MiB"):
+            await rig.ask("big", x=x)
+        assert resident_mb() - before < 20
+        assert await rig.text("pid") == pid and not hanging.done()
+        hanging.cancel()
+
+
+async def test_a_result_of_more_than_a_mebibyte_is_refused(tmp_path):
+    async with opened(tmp_path) as rig:
+        assert len(await rig.text("echo", x="x" * (1 << 20))) == 1 << 20
+        with pytest.raises(ToolUnavailable, match="more than 1 MiB of text"):
+            await rig.ask("echo", x="ü" * (1 << 19) + "x")
+
+
+async def test_a_line_without_end_ends_the_server(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "MAX_SKIPPED_BYTES", 32 << 20)
+    async with opened(tmp_path) as rig:
+        pid, before = int(await rig.text("pid")), resident_mb()
+        with pytest.raises(
+            ToolUnavailable, match=r"ended during the call .*a line of more than 32"
+        ):
+            await rig.ask("endless")
+        assert resident_mb() - before < 20
+        assert int(await rig.text("pid")) != pid
+        await until(lambda: not runs(pid))
+
+
+async def test_endless_notifications_are_dropped(tmp_path):
+    async with opened(tmp_path) as rig:
+        await rig.ask("notify")
+        before, until = resident_mb(), time.monotonic() + 0.5
+        while time.monotonic() < until:
+            assert await rig.text("echo", x="a") == "a"
+        assert resident_mb() - before < 20
+
+
+async def test_what_a_server_prints_does_no_harm_and_its_last_words_are_known(tmp_path, capfd):
+    async with opened(tmp_path) as rig:
+        assert await rig.text("print") == "printed"
+        assert await rig.text("complain") == "complained"
+        transport = rig.source._connection._transport  # type: ignore[union-attr]
+        assert len(transport._stderr) <= process.STDERR_BYTES  # type: ignore[union-attr]
+        with pytest.raises(ToolUnavailable) as caught:
+            await rig.ask("die", x=5)
+    message = str(caught.value)
+    assert "it exited with code 5" in message and "last words" in message
+    assert "'hello, I am a server" in message and len(message) < 1500
+    assert capfd.readouterr() == ("", "")
+
+
+async def test_a_server_that_does_not_read_is_ended(tmp_path, monkeypatch):
+    async with opened(tmp_path) as rig:
+        hanging = asyncio.create_task(rig.ask("stuck"))
+        monkeypatch.setattr(process, "MAX_UNREAD_BYTES", 1 << 20)
+        with pytest.raises(ToolUnavailable, match="it left 1 MiB of its stdin unread"):
+            await rig.ask("count", x="x" * (3 << 20))
+        with pytest.raises(ToolUnavailable):
+            await hanging
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_dies_is_started_again_and_only_repeatable_calls_are_repeated(tmp_path):
+    async with opened(tmp_path) as rig:
+        pid = int(await rig.text("pid"))
+        with pytest.raises(ToolUnavailable, match=r"code 3;.*no more memory.*idempotent=False"):
+            await rig.ask("die", x=3)
+        assert int(await rig.text("pid")) != pid
+        again = await rig.ask("die_once", x=str(tmp_path / "mark"))
+        assert again.text == "alive" and again.result is not None and again.result.attempts == 2
+
+
+async def test_retry_of_the_entry_repeats_every_call(tmp_path):
+    async with opened(tmp_path, retry=2) as rig:
+        with pytest.raises(ToolUnavailable, match=r"3 attempts.*ended during the call"):
+            await rig.ask("die", x=3)
+
+
+async def test_a_server_that_keeps_dying_is_bounded_by_the_breaker(tmp_path, monkeypatch):
+    monkeypatch.setattr(servers, "BREAKER_FAILURES", 4)
+    async with opened(tmp_path, retry=9) as rig:
+        with pytest.raises(ToolUnavailable, match="its last 4 requests failed"):
+            await rig.ask("die", x=3)
+
+
+async def test_a_server_that_hangs_is_cut_off_at_the_deadline_and_goes_on(tmp_path):
+    async with opened(tmp_path, timeout=0.3) as rig:
+        pid = await rig.text("pid")
+        with pytest.raises(ToolTimeout, match=r"from mcp server `.*mcp_lines.*for tool='hang'"):
+            await rig.ask("hang")
+        assert await rig.text("pid") == pid
+        assert (await rig.text("seen")).split().count("notifications/cancelled") == 1
+
+
+async def test_after_failures_in_a_row_a_trial_gets_a_new_server(tmp_path):
+    async with opened(tmp_path) as rig:
+        pid = await rig.text("pid")
+        [server] = rig.source._route.servers.all
+        server.opened_at = -1e9  # as after many deadlines
+        assert await rig.text("pid") != pid
+        assert server.opened_at is None
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("no-such-program --x", "no program 'no-such-program' on PATH"),
+        (f"{LINES} --exits", "exited with code 9; its stderr ends with: no licence\nbuy one"),
+        (f"{LINES} --silent", "not list its tools within 0.3 s; its stderr ends with: thinking"),
+        (f"{LINES} --deaf", "not list its tools within 0.3 s; its stderr ends with: thinking"),
+    ],
+    ids=["missing", "exits", "silent", "deaf"],
+)
+async def test_a_server_that_does_not_start_is_named_with_its_last_words(
+    command, message, monkeypatch
+):
+    monkeypatch.setattr(process, "EXIT_S", 0.1)
+    with pytest.raises(ToolUnavailable) as caught:
+        await listed(ToolEntry(mcp=command), 0.3 if "list" in message else 10.0)
+    assert message in str(caught.value) and command[:30] in str(caught.value)
+    assert "run the command by hand" in str(caught.value)
+    assert not _children()
+
+
+async def test_a_call_starts_a_server_again_that_did_not_start(tmp_path):
+    async with opened(tmp_path) as rig:
+        source = rig.source
+        await source.close()
+        mark = tmp_path / "mark"
+        source._target = mcp_servers.target_of(ToolEntry(mcp=f"{LINES} --fails-once {mark}"))
+        result = (await rig.ask("count", x=1)).result
+        assert result is not None and (result.attempts, result.body["text"]) == (2, "1")
+
+
+# --- a server for each trajectory -----------------------------------------------------------------
+
+
+async def test_each_trajectory_has_its_server_which_ends_with_it(tmp_path):
+    async with opened(tmp_path, per="trajectory", slots=2) as rig:
+        assert not _children()  # that of the listing has ended
+        sessions = [rig.source.begin(rig.client, {}) for _ in range(2)]
+        counts = []
+        for session in sessions:
+            assert session is not None
+            tools = {tool.spec.name: tool for tool in await session.start()}
+            counts += [(await tools["count"].call(rig.client, {})).text for _ in range(2)]
+        assert counts == ["1", "2", "1", "2"]
+        servers = rig.source.servers
+        assert servers is not None and in_use(servers) == len(_children()) == 2
+        for session in sessions:
+            assert session is not None
+            await session.close()
+        assert in_use(servers) == len(_children()) == 0
+
+
+async def test_a_trajectory_that_is_cancelled_leaves_no_server(tmp_path):
+    async with opened(tmp_path, per="trajectory") as rig:
+        began = asyncio.Event()
+
+        async def trajectory() -> None:
+            session = rig.source.begin(rig.client, {})
+            assert session is not None
+            try:
+                tools = {tool.spec.name: tool for tool in await session.start()}
+                began.set()
+                await tools["hang"].call(rig.client, {})
+            finally:
+                await session.close()
+
+        task = asyncio.create_task(trajectory())
+        await began.wait()
+        [pid] = _children()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: not runs(pid))
+
+        starting = asyncio.create_task(trajectory())
+        await asyncio.sleep(0.01)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert not _children()
+
+
+async def test_a_trajectory_whose_server_died_has_lost_its_state(tmp_path):
+    async with opened(tmp_path, per="trajectory") as rig:
+        session = rig.source.begin(rig.client, {})
+        assert session is not None
+        tools = {tool.spec.name: tool for tool in await session.start()}
+        with pytest.raises(ToolUnavailable, match="ended during the call"):
+            await tools["die"].call(rig.client, {"x": 4})
+        with pytest.raises(ToolUnavailable, match=r"and the state of the trajectory.*code 4"):
+            await tools["echo"].call(rig.client, {"x": "a"})
+        assert rig.source._route.servers.all[0].failures_in_a_row == 0
+        await session.close()
+
+
+# --- no process is left ---------------------------------------------------------------------------
+
+
+def test_the_end_of_the_loop_ends_the_server(tmp_path):
+    async def use() -> int:
+        async with ToolClient("http://unused", limiter=None) as client:
+            config = ToolConfig(server_url="http://unused")
+            source = McpSource(ToolEntry(mcp=LINES), client, config, mixed(tmp_path))
+            tools = {tool.spec.name: tool for tool in await source.tools()}
+            return int((await tools["pid"].call(client, {})).text)
+
+    pid = asyncio.run(use())
+    assert not runs(pid)
+
+
+@pytest.mark.parametrize("extra", ["", " --deaf"])
+def test_a_worker_that_is_killed_leaves_no_server(tmp_path, extra):
+    program = (
+        "import asyncio, sys\n"
+        "from agent_loop.toolbox.mcp_client.process import ServerProcess\n"
+        "async def main():\n"
+        "    server = ServerProcess(sys.argv[1:], {'PATH': '/usr/bin:/bin'})\n"
+        "    async with server:\n"
+        "        while '--deaf' in sys.argv and 'thinking' not in server.state():\n"
+        "            await asyncio.sleep(0.01)\n"
+        "        print('up', flush=True)\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    command = [sys.executable, "-c", program, *f"{LINES}{extra}".split()]
+    worker = subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE)
+    try:
+        assert worker.stdout is not None and worker.stdout.readline() == b"up\n"
+        children = _children(worker.pid)
+        assert len(children) == 1
+    finally:
+        worker.send_signal(signal.SIGKILL)
+        worker.communicate()
+    deadline = time.monotonic() + 5
+    while any(map(runs, children)):
+        assert time.monotonic() < deadline, "the server outlives its worker"
+        time.sleep(0.02)
+
+
+async def test_a_server_that_ignores_everything_is_killed_with_its_children(monkeypatch):
+    monkeypatch.setattr(process, "EXIT_S", 0.1)
+    monkeypatch.setattr(process, "TERM_S", 0.1)
+    script = "trap '' TERM; sleep 60 & echo $! >&2; while :; do sleep 60; done"
+    server = process.ServerProcess(["bash", "-c", script], {"PATH": os.environ["PATH"]})
+    async with server:
+        await until(lambda: "ends with" in server.state())
+        child = int(server.state().split()[-1])
+    await until(lambda: not runs(child))
+    assert not _children()
+
+
+def test_the_id_of_a_large_response_is_seen_at_both_ends_and_never_in_a_text():
+    assert id_of_large(b'{"jsonrpc": "2.0", "id": 7, "result": {', b"") == 7
+    assert id_of_large(b'{"id":7,"result":', b"") == 7
+    assert id_of_large(b'{"result":{}', b'"x"}]},"jsonrpc":"2.0","id":12}') == 12
+    assert id_of_large(b'{"result":{}', b'"x"}]},"id":12,"jsonrpc":"2.0"}') == 12
+    assert id_of_large(b'{"result":{}', b'\\"id\\":5}"}]}}') is None
+    assert id_of_large(b'{"result":{}', b'"structuredContent":{"a":1,"id":5}}}') is None
+    assert id_of_large(b'{"jsonrpc":"2.0","method":"notifications/x"', b'{"id":5}') is None
+
+
+def test_nothing_of_mcp_is_imported_before_a_server_is_started():
+    program = (
+        "import sys, agent_loop.toolbox.mcp_servers\n"
+        "assert not [m for m in sys.modules if m.partition('.')[0] in ('mcp', 'httpx2', 'anyio')]"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
+
+
+def _children(parent: int | None = None) -> list[int]:
+    """The children of a process that still run."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == (parent or os.getpid()) and fields[0] != "Z":
+            found.append(int(place.name))
+    return found
