@@ -24,6 +24,7 @@ from mcp import Client, StdioServerParameters
 from agent_loop.toolbox.mcp_servers import McpSource
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.limiter import make_limiter
+from agent_loop.tools.own_limits import limited
 from config.schema import MixedConfig, SourceConfig, ToolConfig
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
@@ -60,8 +61,9 @@ async def ours(command: str, folder: Path, own_limits: bool = False) -> AsyncIte
         config.server_urls,
         limiter=make_limiter(config, mixed),
         slots=FileSlots(folder / "run.slots", AT_ONCE),
+        limits=partial(limited, tools=config, mixed=mixed),
     ) as client:
-        source = McpSource(ToolEntry(mcp=command, **limits), client, config, mixed)  # type: ignore[arg-type]
+        source = McpSource(ToolEntry(mcp=command, **limits), client)  # type: ignore[arg-type]
         [tool] = [tool for tool in await source.tools() if tool.spec.name == "echo"]
         for_source = client.for_source("a")
 

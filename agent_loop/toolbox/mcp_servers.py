@@ -10,17 +10,17 @@ twice: its annotations say so, or the entry sets `retry` or `cache`.
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from agent_loop.toolbox.limits import limited, own_state_path
-from agent_loop.toolbox.mcp_client.connection import Connection, StartFailed
+from agent_loop.toolbox.mcp_client.connection import START_S, Connection, StartFailed
 from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_ENDED, body_of, failure_of
-from agent_loop.toolbox.mcp_client.target import ServerTarget, target_of
+from agent_loop.toolbox.mcp_client.target import target_of
+from agent_loop.toolbox.results import observation_of
 from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolCall, ToolResult, ToolUnavailable
@@ -28,7 +28,6 @@ from agent_loop.tools.responses import rewritten_without_surrogates
 from agent_loop.tools.routes import RequestFailed, Route, local_route
 from agent_loop.tools.servers import Server
 from agent_loop.turns.turn_loop import Observation
-from config.schema import MixedConfig, ToolConfig
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
 
@@ -49,11 +48,7 @@ class McpTool:
 
     async def call(self, client: ToolClient, arguments: Mapping[str, Any]) -> Observation:
         call = ToolCall(tool=self.spec.name, payload=dict(arguments), idempotent=self.idempotent)
-        result = await client.on(self.route).call(call)
-        text = result.body["text"]
-        if result.body["is_error"]:
-            return Observation(text=f"error: {text}", result=result, rejected=True)
-        return Observation(text=text, result=result)
+        return observation_of(await client.on(self.route).call(call))
 
 
 class McpSource:
@@ -62,33 +57,31 @@ class McpSource:
     Args:
         entry: an entry with `mcp`.
         client: tool client of the event loop.
+        start_s: longest start of a server, with its list of tools.
 
     Raises:
         ValueError: the entry is wrong, or an environment variable that it names is missing.
     """
 
-    def __init__(
-        self, entry: ToolEntry, client: ToolClient, tools: ToolConfig, mixed: MixedConfig
-    ) -> None:
-        self._entry, self._target = entry, target_of(entry)
+    def __init__(self, entry: ToolEntry, client: ToolClient, start_s: float = START_S) -> None:
+        self._entry, self._target, self._start_s = entry, target_of(entry), start_s
         route = local_route(
             self._target.name,
             self._post,
             key=self._target.digest,
-            timeout_s=tools.timeout,
+            timeout_s=client.route.timeout_s,
             clock=client.clock,
-            max_retries=tools.max_retries,
+            max_retries=client.route.max_retries,
             advice="raise `timeout` of the tool, or look for what it waits",
         )
-        self._route = limited(route, entry, tools, mixed)
+        self._route = client.limits(route, entry)
         self._tools: list[McpTool] | None = None
         self._connection: Connection | None = None
         self.servers: FileSlots | None = None
         """Most servers at once, of a source with a server for each trajectory."""
 
-        if entry.per == "trajectory" and entry.slots is not None:
-            path = own_state_path(entry.target, tools, mixed).with_suffix(".servers")
-            self.servers = FileSlots(path, entry.slots)
+        if entry.per == "trajectory" and isinstance(slots := self._route.slots, FileSlots):
+            self.servers = FileSlots(slots.path.with_suffix(".servers"), slots.slots)
 
     async def tools(self) -> list[Tool]:
         if self._tools is None:
@@ -100,7 +93,7 @@ class McpSource:
                     await connection.close()
             else:
                 connection = await self._connected()
-            self._tools = [self._tool_of(each, connection) for each in self._chosen(connection)]
+            self._tools = [self._tool_of(each, connection) for each in connection.tools]
         return list(self._tools)
 
     def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
@@ -113,7 +106,7 @@ class McpSource:
 
     def connect(self) -> Connection:
         """A new connection, which begins to open."""
-        return Connection(self._target)
+        return Connection(self._target, self._start_s)
 
     async def ask(self, connection: Connection, call: ToolCall) -> ToolResult:
         """One attempt of a call; for errors see `routes.Post`."""
@@ -165,9 +158,6 @@ class McpSource:
                 raise RequestFailed(str(error), was_executed=False) from error
             raise
         return await self.ask(connection, call)
-
-    def _chosen(self, connection: Connection) -> "list[types.Tool]":
-        return chosen(connection.tools, self._entry.only, self._target)
 
     def _tool_of(self, tool: "types.Tool", connection: Connection) -> McpTool:
         spec = spec_of(tool)
@@ -223,46 +213,11 @@ class _TrajectoryServer:
             raise
 
 
-async def listed(entry: ToolEntry, timeout_s: float) -> list[ToolSpec]:
-    """The tools that an entry offers. Its server is started and ended again.
-
-    Raises:
-        ToolUnavailable: the server does not start, or does not list its tools in time.
-        ValueError: the entry is wrong.
-    """
-    target = target_of(entry)
-    connection = Connection(target, timeout_s)
-    try:
-        await _started(connection)
-        return [spec_of(tool) for tool in chosen(connection.tools, entry.only, target)]
-    finally:
-        await connection.close()
-
-
 async def _started(connection: Connection) -> None:
     try:
         await connection.started()
     except StartFailed as error:
         raise ToolUnavailable(str(error)) from error
-
-
-def chosen(
-    tools: "Sequence[types.Tool]", only: Sequence[str] | None, target: ServerTarget
-) -> "list[types.Tool]":
-    """The tools that an entry offers.
-
-    Raises:
-        ValueError: `only` names a tool that is not there.
-    """
-    if only is None:
-        return list(tools)
-    there = {tool.name: tool for tool in tools}
-    if unknown := [name for name in only if name not in there]:
-        raise ValueError(
-            f"only={unknown}: {target.name} has no such tools; it has "
-            f"{', '.join(sorted(there)) or 'none'}"
-        )
-    return [there[name] for name in only]
 
 
 def spec_of(tool: "types.Tool") -> ToolSpec:

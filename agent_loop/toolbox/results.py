@@ -17,10 +17,12 @@ def text_body(text: str, tool: str, *, is_error: bool = False) -> dict[str, Any]
     Raises:
         ToolUnavailable: the text is too large.
     """
-    if len(text) > MAX_OTHER_ANSWER_BYTES:
+    if len(text) > MAX_OTHER_ANSWER_BYTES // 4 and len(text.encode(errors="replace")) > (
+        MAX_OTHER_ANSWER_BYTES
+    ):
         raise ToolUnavailable(
-            f"tool={tool!r} returned {len(text):,} characters: at most {MAX_OTHER_ANSWER_BYTES:,} "
-            "are read; return less",
+            f"tool={tool!r} returned more than {MAX_OTHER_ANSWER_BYTES >> 20} MiB of text, which "
+            "is the most that is read; limit its output, or leave the tool out with `only`",
             tool=tool,
         )
     return {"text": replace_surrogates(text) or NO_OUTPUT, "is_error": is_error}

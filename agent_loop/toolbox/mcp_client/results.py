@@ -10,15 +10,14 @@ from agent_loop.toolbox.mcp_client.messages import (
     SESSION_LOST,
     TOO_LARGE,
 )
+from agent_loop.toolbox.results import text_body
 from agent_loop.tools.protocol import ToolError, ToolRejected, ToolUnavailable
-from agent_loop.tools.responses import MAX_OTHER_ANSWER_BYTES, replace_surrogates
+from agent_loop.tools.responses import replace_surrogates
 from agent_loop.tools.routes import RequestFailed
 
 if TYPE_CHECKING:
     from mcp import MCPError
     from mcp_types import CallToolResult
-
-NO_OUTPUT = "no output"
 
 MAX_ERROR = 500
 """Characters of a server's error message that are kept."""
@@ -56,9 +55,7 @@ def body_of(result: "CallToolResult", tool: str, name: str) -> dict[str, Any]:
     text = "\n".join(texts)
     if not text and result.structured_content is not None:
         text = json.dumps(result.structured_content, ensure_ascii=False)
-    if len(text) > MAX_OTHER_ANSWER_BYTES // 4 and len(text.encode()) > MAX_OTHER_ANSWER_BYTES:
-        raise _too_large(tool, name, f"{MAX_OTHER_ANSWER_BYTES >> 20} MiB of text")
-    return {"text": replace_surrogates(text) or NO_OUTPUT, "is_error": bool(result.is_error)}
+    return text_body(text, tool, is_error=bool(result.is_error))
 
 
 def _too_large(tool: str, name: str, limit: str) -> ToolUnavailable:

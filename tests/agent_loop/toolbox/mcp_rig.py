@@ -6,13 +6,16 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agent_loop.compat import timeout
 from agent_loop.toolbox.mcp_servers import McpSource
-from agent_loop.toolbox.spec import Tool
+from agent_loop.toolbox.spec import Tool, ToolSpec
+from agent_loop.toolbox.toolbox import offered
 from agent_loop.tools.client import ToolClient
+from agent_loop.tools.own_limits import limited
 from agent_loop.tools.routes import Limiter
 from agent_loop.turns.turn_loop import Observation
 from config.schema import MixedConfig, SourceConfig, ToolConfig
@@ -64,10 +67,25 @@ async def opened(
 ) -> AsyncIterator[Rig]:
     """The source of an entry, with its tools listed; `settings` are fields of the entry."""
     tools = ToolConfig(server_url="http://unused", timeout=settings.pop("call_s", 20.0))
-    async with ToolClient("http://unused", limiter=limiter, sleep=no_pause) as client:
-        source = McpSource(ToolEntry(mcp=mcp, **settings), client, tools, mixed(folder))
+    entry = ToolEntry(mcp=mcp, **settings)
+    limits = partial(limited, tools=tools, mixed=mixed(folder))
+    async with ToolClient(
+        "http://unused", limiter=limiter, sleep=no_pause, timeout_s=tools.timeout, limits=limits
+    ) as client:
+        source = McpSource(entry, client)
         try:
-            yield Rig(source, client, {tool.spec.name: tool for tool in await source.tools()})
+            found = offered(await source.tools(), entry.only)
+            yield Rig(source, client, {tool.spec.name: tool for tool in found})
+        finally:
+            await source.close()
+
+
+async def listed(entry: ToolEntry, start_s: float) -> list[ToolSpec]:
+    """The tools of an entry, whose server is started and ended again."""
+    async with ToolClient("http://unused", limiter=None) as client:
+        source = McpSource(entry, client, start_s)
+        try:
+            return [tool.spec for tool in offered(await source.tools(), entry.only)]
         finally:
             await source.close()
 

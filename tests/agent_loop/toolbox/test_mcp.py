@@ -13,17 +13,16 @@ import pytest
 from agent_loop.toolbox import mcp_servers
 from agent_loop.toolbox.mcp_client import process
 from agent_loop.toolbox.mcp_client.messages import id_of_large
-from agent_loop.toolbox.mcp_servers import McpSource, listed
+from agent_loop.toolbox.mcp_servers import McpSource
 from agent_loop.tools import servers
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolRejected, ToolTimeout, ToolUnavailable
-from config.schema import ToolConfig
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
 from tests.agent_loop.toolbox.mcp_rig import (
     LINES,
     CountingLimiter,
-    mixed,
+    listed,
     opened,
     resident_mb,
     runs,
@@ -71,7 +70,7 @@ async def test_all_pages_are_listed_and_only_chooses(tmp_path):
         assert len(rig.tools) == 20
     async with opened(tmp_path, only=["pid", "echo"]) as rig:
         assert list(rig.tools) == ["pid", "echo"]
-    with pytest.raises(ValueError, match=r"only=\['ehco'\].*has no such tools; it has ask, big"):
+    with pytest.raises(ValueError, match=r"only=\['ehco'\]: no such tools; there are ask, big"):
         async with opened(tmp_path, only=["ehco"]):
             pass
 
@@ -112,9 +111,8 @@ async def test_a_server_gets_the_variables_that_the_entry_names_and_no_others(
 )
 async def test_a_wrong_entry_is_refused_at_once(tmp_path, settings, message):
     async with ToolClient("http://unused", limiter=None) as client:
-        config = ToolConfig(server_url="http://unused")
         with pytest.raises(ValueError, match=message):
-            McpSource(ToolEntry(**settings), client, config, mixed(tmp_path))
+            McpSource(ToolEntry(**settings), client)
 
 
 async def test_calls_pass_the_limits_of_the_run_and_those_of_the_entry(tmp_path):
@@ -393,8 +391,7 @@ async def test_a_trajectory_whose_server_died_has_lost_its_state(tmp_path):
 def test_the_end_of_the_loop_ends_the_server(tmp_path):
     async def use() -> int:
         async with ToolClient("http://unused", limiter=None) as client:
-            config = ToolConfig(server_url="http://unused")
-            source = McpSource(ToolEntry(mcp=LINES), client, config, mixed(tmp_path))
+            source = McpSource(ToolEntry(mcp=LINES), client)
             tools = {tool.spec.name: tool for tool in await source.tools()}
             return int((await tools["pid"].call(client, {})).text)
 

@@ -9,10 +9,9 @@ import pytest
 from aiohttp import web
 
 from agent_loop.toolbox.mcp_client import http
-from agent_loop.toolbox.mcp_servers import listed
 from agent_loop.tools.protocol import ToolTimeout, ToolUnavailable
 from config.tool_entries import ToolEntry
-from tests.agent_loop.toolbox.mcp_rig import opened, resident_mb
+from tests.agent_loop.toolbox.mcp_rig import listed, opened, resident_mb
 from tests.fakes.mcp_server import over_http
 from tests.ports import free_ports
 

@@ -148,7 +148,7 @@ async def test_a_wrong_call_is_the_model_s_mistake_and_it_reads_why(name, argume
         (None, "torn", "KeyError: 'torn'"),
         (None, "timeout", "TimeoutError: the database did not answer"),
         (None, "exit", "SystemExit: 3"),
-        (None, "large", "returned 2,097,152 characters"),
+        (None, "large", "returned more than 1 MiB of text"),
         ("process", "torn", "KeyError: 'torn'"),
         ("process", "die", "its process ended with exit code 7"),
     ],
