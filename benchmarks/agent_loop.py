@@ -8,7 +8,8 @@ run as its worker runs it: ours by `MixedAgentLoopWorker`, verl's by `AgentLoopW
 the transfer queue. Both sample 64 tokens a turn, read 64 of a tool, and answer in the last turn.
 What differs: ours judges the answer (one hidden test; verl leaves that to another process) and
 writes the trajectory's record. The loop with native calls puts the tool's schema into the prompt,
-as verl's does, and speaks the same format; the loop with tags puts as much text on tags. CPU is of the process, threads included. The tokenizer is trained here unless a folder
+as verl's does, and speaks the same format; the loop with tags puts as much text on tags.
+CPU is of the process, threads included. The tokenizer is trained here unless a folder
 names one with a Qwen template.
 
 With `--latency`: so many trajectories at once in one worker, with an engine and a tool that take as

@@ -77,6 +77,10 @@ class ToolEntry(Section):
     """Of an MCP server over stdio: names of environment variables that it gets, beside PATH, HOME,
     USER and the like."""
 
+    cwd: str | None = None
+    """Of an MCP server over stdio: the folder in which it runs. None takes the folder in which the
+    run is started."""
+
     token: str | None = None
     """Of an MCP server over HTTP: name of the environment variable with its bearer token."""
 
@@ -105,6 +109,7 @@ class ToolEntry(Section):
             "where": self.python_name is None,
             "per": form != "mcp" or is_http,
             "env": form != "mcp" or is_http,
+            "cwd": form != "mcp" or is_http,
             "token": form != "mcp" or not is_http,
             "cache": self.per == "trajectory" and bool(self.cache),
         }
@@ -137,7 +142,7 @@ def as_entry(value: Any) -> Any:
 
 
 def with_absolute_path(value: Any) -> Any:
-    """An entry of `tools` whose file has an absolute path, because workers run in another folder.
+    """An entry of `tools` whose files have absolute paths, because workers run in another folder.
     What is no entry is left as it is."""
     if isinstance(value, str):
         path, colon, name = value.rpartition(":")
@@ -149,4 +154,6 @@ def with_absolute_path(value: Any) -> Any:
     made = {key: with_absolute_path(value[key]) for key in ("tool",) if key in value}
     if isinstance(verl := value.get("verl"), str):
         made["verl"] = str(Path(verl).expanduser().absolute())
+    if isinstance(mcp := value.get("mcp"), str) and not mcp.startswith(("http://", "https://")):
+        made["cwd"] = str(Path(str(value.get("cwd") or ".")).expanduser().absolute())
     return {**value, **made}

@@ -36,7 +36,7 @@ REACT_PROMPT = "{tools}"
 CALL_TOKENS = (
     *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
     *('{"name": "', '", "arguments": {"', '": "', '"}}', '"}'),
-    *("Action: ", "\nAction Input: {\"", "\nObservation: ", "Final Answer: "),
+    *("Action: ", '\nAction Input: {"', "\nObservation: ", "Final Answer: "),
 )
 """Tokens of the native form, as in Qwen's tokenizers, and the punctuation of calls: tokenizers of
 large models have such pieces too, and the demo model is spared a dozen tokens in each call."""

@@ -193,7 +193,8 @@ def _transport_of(target: ServerTarget) -> Any:
         return HttpServer(target.url, target.token)
     from mcp.client.stdio import get_default_environment
 
-    return ServerProcess(target.command, get_default_environment() | dict(target.env))
+    env = get_default_environment() | dict(target.env)
+    return ServerProcess(target.command, env, target.cwd)
 
 
 def _client_of(transport: Any) -> "Client":
