@@ -351,7 +351,9 @@ class ToolClient:
         tried: list[Server] = []
 
         def for_waiting_s() -> float:
-            return max(0.0, deadline - servers.request_s - clock())
+            # `servers` may be those of routes with a longer timeout.
+            reserved_s = min(servers.request_s, route.timeout_s / 4)
+            return max(0.0, deadline - reserved_s - clock())
 
         for attempt in range(1, route.max_retries + 2):
             servers.check(call)

@@ -207,6 +207,18 @@ async def test_each_trajectory_has_its_own_state_and_it_is_always_freed():
     assert ended == ["shop:2", "shop:1", "shop:1", "shop:3"]
 
 
+async def test_a_tool_with_a_short_timeout_still_waits_for_its_rate_and_is_tried_again(
+    tmp_path: Path,
+):
+    hurried = entry("look_up", rate="600/min", timeout=4.0)
+    async with box(hurried, folder=tmp_path) as tools:  # the run's timeout is 20 s
+        found = await asyncio.gather(*[tools.call("look_up", order="A1") for _ in range(4)])
+    assert len(found) == 4
+    async with box(entry("breaks", retry=1, timeout=4.0)) as tools:
+        with pytest.raises(ToolUnavailable, match="2 attempts"):
+            await tools.call("breaks", how="torn")
+
+
 async def test_a_tool_has_a_rate_of_its_own_under_the_one_limit(tmp_path: Path):
     limited = entry("calculate", rate="6000/min", slots=1)
     async with running([SUM]) as server, box(limited, url=server.url, folder=tmp_path) as tools:
