@@ -13,6 +13,7 @@ import pytest
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.functions import definition_of
 from agent_loop.toolbox.spec import ToolSpec
+from agent_loop.toolbox.toolbox import OpenedSource, TrajectoryTools
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.own_limits import limited, own_state_path
 from agent_loop.tools.protocol import ToolRejected, ToolTimeout, ToolUnavailable
@@ -205,6 +206,32 @@ async def test_each_trajectory_has_its_own_state_and_it_is_always_freed():
             task.cancel()
             await asyncio.wait([task])
     assert ended == ["shop:2", "shop:1", "shop:1", "shop:3"]
+
+
+async def test_all_state_is_freed_if_the_trajectory_is_cancelled_while_the_first_is_freed():
+    ended: list[str] = []
+
+    class Slow:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        async def start(self) -> list[Any]:
+            return []
+
+        async def close(self) -> None:
+            await asyncio.sleep(0.05)
+            ended.append(self._name)
+
+    async def trajectory() -> None:
+        sessions: Any = [(OpenedSource(source=Slow(n)), Slow(n)) for n in "abc"]  # type: ignore[arg-type]
+        async with TrajectoryTools({}, ToolClient("http://x", limiter=None), sessions):
+            pass
+
+    task = asyncio.ensure_future(trajectory())
+    await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() and sorted(ended) == ["a", "b", "c"]
 
 
 async def test_a_tool_with_a_short_timeout_still_waits_for_its_rate_and_is_tried_again(
