@@ -272,6 +272,41 @@ def test_a_name_that_no_model_can_call_is_refused(name: str):
         ToolSpec(name=name, description="", parameters={"type": "object"})
 
 
+def spec(**parameters: Any) -> ToolSpec:
+    return ToolSpec(name="t", description="", parameters={"type": "object", **parameters})
+
+
+@pytest.mark.parametrize("ref", ["http://host.invalid/s.json", "file:///etc/hostname", "#/$defs/b"])
+def test_a_schema_that_refers_to_what_is_not_in_it_is_refused_and_nothing_is_fetched(ref: str):
+    with pytest.raises(ValueError, match="which is not in them, and nothing is fetched"):
+        spec(properties={"x": {"type": "array", "items": {"$ref": ref}}}, **{"$defs": {"a": {}}})
+
+
+def test_arguments_that_the_library_cannot_check_are_the_model_s_mistake():
+    nested: list[Any] = []
+    for _ in range(400):
+        nested = [nested]
+    tree = {"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
+    words = "nested too deeply, or a number is too large"
+    assert words in str(
+        spec(properties={"x": {"$ref": "#/$defs/a"}}, **tree).mistake({"x": nested})
+    )
+    price = spec(properties={"x": {"type": "number", "multipleOf": 0.1}})
+    assert words in str(price.mistake({"x": 10**400}))
+
+
+def test_arguments_may_be_named_outside_properties():
+    query = {"properties": {"q": {"type": "string"}}}
+    for parameters in (
+        {"$ref": "#/$defs/a", "$defs": {"a": query}},
+        {"allOf": [query]},
+        {"patternProperties": {"^q": {"type": "string"}}},
+    ):
+        assert spec(**parameters).mistake({"q": "tea"}) is None
+        assert "is not of type 'string'" in str(spec(**parameters).mistake({"q": 1}))
+    assert spec(properties={"any": True}).line.endswith('["any"]')
+
+
 @pytest.mark.sandbox
 async def test_a_function_runs_in_the_sandbox():
     async with (
