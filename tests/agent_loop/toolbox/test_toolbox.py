@@ -319,3 +319,36 @@ async def test_a_function_runs_in_the_sandbox():
             await tools.call("look_up", order="C3")
         with pytest.raises(ToolUnavailable, match=r"no result in the sandbox \(KeyError: 'torn'"):
             await tools.call("breaks", how="torn")
+
+
+_SHARED = """\
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Line:
+    text: str
+
+def said(text: str) -> str:
+    \"\"\"Say.
+
+    Args:
+        text: what
+    \"\"\"
+    print("working...", end="")
+    return Line(text).text
+
+if __name__ == "__main__":
+    raise SystemExit("this file was run")
+"""
+
+
+@pytest.mark.sandbox
+async def test_in_the_sandbox_a_file_is_a_module_and_may_print(tmp_path: Path):
+    (tmp_path / "shared.py").write_text(_SHARED)
+    said = entry(f"{tmp_path}/shared.py:said", where="sandbox")
+    async with (
+        listening(app_runner(create_app(ServerSettings(port=0)))) as url,
+        box(said, url=url) as tools,
+    ):
+        assert (await tools.call("said", text="{a} \x1e")).text == "{a} \x1e"
