@@ -263,7 +263,7 @@ class ToolClient:
     def _is_pure(self, call: ToolCall) -> bool:
         """Whether the answer depends only on the call."""
         if self.route.caches is not None:
-            return self.route.caches
+            return self.route.caches and not call.session
         if not call.idempotent or call.deterministic is False:
             return False
         if call.tool == "run_code":

@@ -16,7 +16,13 @@ from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.toolbox.toolbox import OpenedSource, TrajectoryTools
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.own_limits import limited, own_state_path
-from agent_loop.tools.protocol import ToolRejected, ToolTimeout, ToolUnavailable
+from agent_loop.tools.protocol import (
+    ToolRejected,
+    ToolTimeout,
+    ToolUnavailable,
+    cell_call,
+    run_code_call,
+)
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.turns.turn_loop import Observation
 from config.schema import MixedConfig, ToolConfig
@@ -181,6 +187,13 @@ async def test_retries_and_cache_are_only_as_the_entry_says():
     async with box(entry("breaks", retry=2)) as tools:
         with pytest.raises(ToolUnavailable, match="3 attempts"):
             await tools.call("breaks", how="torn")
+
+
+async def test_a_cell_of_an_interpreter_is_run_each_time_whatever_the_cache_of_its_tool():
+    client = ToolClient("http://x", limiter=None)
+    on = client.on(client.limits(client.route, entry("run_code", cache=True)))
+    assert on._is_pure(run_code_call("print(1)", ""))
+    assert not on._is_pure(cell_call("x += 1", "", "session", began=True))
 
 
 async def test_each_trajectory_has_its_own_state_and_it_is_always_freed():
