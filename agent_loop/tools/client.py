@@ -12,6 +12,7 @@ Source for full jitter: Brooker, "Exponential Backoff and Jitter", AWS Architect
 """
 
 import asyncio
+import logging
 import os
 import random
 import time
@@ -63,6 +64,8 @@ HEALTH_S = 2.0
 CACHE_BYTES = 32 << 20
 """Size of all results in memory, per event loop."""
 
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -192,10 +195,13 @@ class ToolClient:
         transport, opened.transport = opened.transport, None
         store, opened.store = opened.store, None
         resources, opened.resources = opened.resources, {}
-        for resource in resources.values():
-            if (close := getattr(resource, "close", None)) is not None:
-                await close()
         try:
+            for resource in resources.values():
+                if (close := getattr(resource, "close", None)) is not None:
+                    try:
+                        await close()
+                    except Exception:  # the others are still closed
+                        logger.exception("cannot close %s", type(resource).__name__)
             if transport is not None:
                 await transport.close()
         finally:

@@ -196,6 +196,25 @@ async def test_a_cell_of_an_interpreter_is_run_each_time_whatever_the_cache_of_i
     assert not on._is_pure(cell_call("x += 1", "", "session", began=True))
 
 
+async def test_all_resources_of_a_client_are_closed_also_if_one_cannot_be():
+    closed: list[str] = []
+
+    class Torn:
+        async def close(self) -> None:
+            closed.append("torn")
+            raise OSError("torn")
+
+    class Whole:
+        async def close(self) -> None:
+            closed.append("whole")
+
+    async with ToolClient("http://x", limiter=None) as client:
+        client.resource("a", Torn)
+        client.resource("b", Whole)
+        session = client.session
+    assert closed == ["torn", "whole"] and session.closed
+
+
 async def test_each_trajectory_has_its_own_state_and_it_is_always_freed():
     ended = definition_of(str(ORDERS), "Cart").target.ended
     ended.clear()
