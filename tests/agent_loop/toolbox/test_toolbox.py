@@ -240,6 +240,45 @@ async def test_each_trajectory_has_its_own_state_and_it_is_always_freed():
     assert ended == ["shop:2", "shop:1", "shop:1", "shop:3"]
 
 
+async def test_what_a_cancelled_start_still_makes_in_its_thread_is_freed_after_it(tmp_path: Path):
+    (tmp_path / "shop.py").write_text(_SLOW_START)
+    async with box(entry(f"{tmp_path}/shop.py:Shop")) as tools:
+
+        async def trajectory() -> None:
+            async with tools.toolbox.begin(tools.client, ROW):
+                pass
+
+        task = asyncio.ensure_future(trajectory())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert definition_of(f"{tmp_path}/shop.py", "Shop").target.log == ["started", "closed"]
+
+
+_SLOW_START = """\
+import time
+
+class Shop:
+    log = []
+
+    def start(self, row):
+        time.sleep(0.4)
+        self.log.append("started")
+
+    def call(self, item: str) -> str:
+        \"\"\"Buy.
+
+        Args:
+            item: what
+        \"\"\"
+        return item
+
+    def close(self):
+        self.log.append("closed")
+"""
+
+
 async def test_all_state_is_freed_if_the_trajectory_is_cancelled_while_the_first_is_freed():
     ended: list[str] = []
 
