@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from agent_loop.tools.client import ToolClient
     from agent_loop.turns.turn_loop import Observation
 
+MAX_DEPTH = 64
+"""Lists and objects of an argument inside each other. A tool may fail at more, as many JSON
+libraries do; a shared MCP server would fail for all trajectories."""
+
 MAX_MISTAKE = 300
 """Characters of a mistake that the model reads; a value in it may be long."""
 
@@ -110,6 +114,8 @@ class ToolSpec:
         """Why these arguments break the schema: the path of the argument and the rule; None if they
         are right. An argument that the schema does not name is refused too, unless the schema may
         name it in another place."""
+        if _is_deep(arguments):
+            return f"{self.name}: an argument is nested too deeply"
         known = self.parameters.get("properties", {})
         takes_more = self.parameters.get("additionalProperties", False)
         if _NAMES_ELSEWHERE & self.parameters.keys():
@@ -127,6 +133,20 @@ class ToolSpec:
             return None
         place = "".join(f"[{p!r}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
         return f"{self.name}{place}: {error.message}"[:MAX_MISTAKE]
+
+
+def _is_deep(arguments: Mapping[str, Any]) -> bool:
+    level: list[Any] = [arguments]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _lost_reference(schema: Mapping[str, Any]) -> str | None:
