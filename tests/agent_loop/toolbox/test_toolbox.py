@@ -380,6 +380,12 @@ def test_arguments_may_be_named_outside_properties():
     assert spec(properties={"any": True}).line.endswith('["any"]')
 
 
+@pytest.mark.parametrize("rate", ["0/s", f"{'9' * 400}/s", "0.0001/h", "2", "2/day"])
+def test_a_rate_that_no_limiter_can_keep_to_is_refused(rate: str):
+    with pytest.raises(ValueError, match="write a number above 0 and a unit"):
+        entry("look_up", rate=rate)
+
+
 @pytest.mark.sandbox
 async def test_a_function_runs_in_the_sandbox():
     async with (
