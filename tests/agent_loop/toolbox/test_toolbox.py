@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -378,6 +379,28 @@ def test_arguments_may_be_named_outside_properties():
         assert spec(**parameters).mistake({"q": "tea"}) is None
         assert "is not of type 'string'" in str(spec(**parameters).mistake({"q": 1}))
     assert spec(properties={"any": True}).line.endswith('["any"]')
+
+
+def test_agents_of_a_source_share_a_toolbox_only_if_they_are_set_alike():
+    pytest.importorskip("verl")
+    from agent_loop.named_tools_loop import NamedToolsLoop
+
+    client = ToolClient("http://x", limiter=None)
+    settings = SimpleNamespace(mixed=SimpleNamespace(sources={}), tools=SimpleNamespace(timeout=1))
+
+    def toolbox(*, persistent: bool) -> Any:
+        class Loop(NamedToolsLoop):
+            def __init__(self) -> None: ...
+
+            def language(self) -> Any: ...
+
+        loop: Any = Loop()
+        loop.client, loop.settings = client, settings
+        loop._tool_names, loop._topk, loop._verls, loop._persistent = None, 3, [], persistent
+        return loop._toolbox("nq")
+
+    kept = toolbox(persistent=True)
+    assert toolbox(persistent=True) is kept and toolbox(persistent=False) is not kept
 
 
 @pytest.mark.parametrize("rate", ["0/s", f"{'9' * 400}/s", "0.0001/h", "2", "2/day"])
