@@ -23,6 +23,9 @@ OWN_TOOLS = ("run_code", "search", "calculate")
 """Tools of the tool server, by the names that a model calls."""
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*(s|min|h)")
+_SLOWEST, _FASTEST = 1 / (366 * 24 * 60), 6e10
+"""Calls a minute that a limiter can keep to."""
+
 _PER_MINUTE = {"s": 60.0, "min": 1.0, "h": 1 / 60}
 
 FORMS = ("tool", "mcp", "verl")
@@ -88,7 +91,10 @@ class ToolEntry(Section):
     @classmethod
     def _is_a_rate(cls, rate: str | None) -> str | None:
         if rate is not None and per_minute(rate) is None:
-            raise ValueError("write a number above 0 and a unit, as 2/s, 30/min or 100/h")
+            raise ValueError(
+                "write a number above 0 and a unit, as 2/s, 30/min or 100/h, of more than one call "
+                "a year and below 1e9/s"
+            )
         return rate
 
     @model_validator(mode="after")
@@ -130,10 +136,11 @@ class ToolEntry(Section):
 
 
 def per_minute(rate: str) -> float | None:
-    """Calls a minute of a rate as `2/s`; None if it is none."""
+    """Calls a minute of a rate as `2/s`; None if it is none, or a limiter cannot
+    keep to it."""
     found = _RATE.fullmatch(rate.strip())
     calls = float(found[1]) * _PER_MINUTE[found[2]] if found else 0.0
-    return calls or None
+    return calls if _SLOWEST < calls < _FASTEST else None
 
 
 def as_entry(value: Any) -> Any:

@@ -305,13 +305,20 @@ class _Instance:
     def __init__(self, source: ClassSource, row: Mapping[str, Any]) -> None:
         self._source, self._row = source, row
         self._instance: Any = None
+        self._starting: asyncio.Future[Any] | None = None
+        """`start` in a thread, which cannot be ended."""
 
     async def start(self) -> list[Tool]:
         definition = self._source.definition
         try:
             self._instance = definition.target()
             if start := getattr(self._instance, "start", None):
-                await run_in_loop(start, {"row": dict(self._row)})
+                starting = run_in_loop(start, {"row": dict(self._row)})
+                if inspect.iscoroutinefunction(start):
+                    await starting
+                else:
+                    self._starting = asyncio.ensure_future(starting)
+                    await asyncio.shield(self._starting)
         except (Exception, SystemExit) as error:
             _log_once(definition.place, error)
             raise ToolUnavailable(
@@ -325,6 +332,9 @@ class _Instance:
         if (close := getattr(self._instance, "close", None)) is None:
             return
         try:
+            if self._starting is not None and not self._starting.done():
+                await asyncio.wait([self._starting])
+                self._starting.exception()  # nobody waits for it any more
             await run_in_loop(close, {})
         except (Exception, SystemExit) as error:
             _log_once(self._source.definition.place, error)

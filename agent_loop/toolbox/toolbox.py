@@ -93,13 +93,16 @@ class TrajectoryTools:
 
     async def _close(self) -> None:
         """Free the state of all entries, within `CLOSE_S`, also if the trajectory is cancelled."""
-        for _, session in self._sessions:
-            closing = asyncio.ensure_future(_closed(session))
-            try:
-                await asyncio.shield(closing)
-            except asyncio.CancelledError:
-                await asyncio.wait([closing])
-                raise
+        closing = [asyncio.ensure_future(_closed(session)) for _, session in self._sessions]
+        if not closing:
+            return
+        try:
+            await asyncio.wait(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait(closing)
+            raise
+        for each in closing:
+            each.result()
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
         """Call a tool. An unknown tool and arguments that break its schema are the model's

@@ -5,6 +5,7 @@ results as the template does (`agent_loop.turns.tool_messages`). A message witho
 answer. One instance serves one trajectory. No verl, no torch.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from agent_loop.turns.observation_style import Shown, TokenCodec, fit
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.tool_messages import Called, ToolMessages, written
 from samplers.rows.sources.math import boxed_answer
+
+_PLAIN = re.compile(r"[\w.:/-]{1,256}")
 
 
 class NativeDialogue:
@@ -78,7 +81,7 @@ class NativeDialogue:
             call_id = (None if isinstance(call, CallMistake) else call.call_id) or (
                 f"call_{self._count + number}"
             )
-            self._called.append(Called(name, call_id))
+            self._called.append(Called(_plain(name, "unknown"), _plain(call_id, f"call_{number}")))
             if isinstance(call, CallMistake):
                 problem, is_open = call.problem, call.is_open
             elif number >= self._max_calls:
@@ -129,6 +132,12 @@ class NativeDialogue:
                 return Shown(token_ids=token_ids, text=self._codec.decode(token_ids))
             left -= used - (room - glue.length - len(end))
         return None
+
+
+def _plain(word: str, other: str) -> str:
+    """A name or an id for the template, whose text is tokenised with control tokens: the word, or
+    `other` if it has characters that no name has."""
+    return word if _PLAIN.fullmatch(word) else other
 
 
 def opens_thought(text: str) -> bool:

@@ -118,7 +118,7 @@ def play(
 def test_the_template_says_which_format_it_has_and_that_it_can_go_on(name: str):
     template = TEMPLATES[name]
     assert formats_of(template.render) == [name]
-    messages_of(template).check()
+    messages_of(template).check(several=name in SEVERAL)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -311,6 +311,46 @@ def _raises(messages: Any, text: str) -> str:
 def test_a_template_that_cannot_be_continued_is_refused_with_the_reason(change: Any, words: str):
     with pytest.raises(CannotContinue, match=words):
         broken(change).check()
+
+
+def test_a_template_that_takes_one_call_only_is_refused_if_a_message_may_have_several():
+    def render(messages: Any, add_generation_prompt: bool) -> str:
+        if any(len(message.get("tool_calls", ())) > 1 for message in messages):
+            raise ValueError("only single tool-calls at once")
+        return TEMPLATES["hermes"].render(messages, add_generation_prompt)
+
+    codec = codec_of_template(TEMPLATES["hermes"])
+    messages = ToolMessages(render, codec.encode, codec.end_ids)
+    messages.check(several=False)
+    with pytest.raises(CannotContinue, match="only single tool-calls at once"):
+        messages.check()
+
+
+def test_a_name_that_a_model_makes_up_brings_no_control_token_into_the_glue():
+    template = TEMPLATES["hermes"]
+
+    def render(messages: Any, add_generation_prompt: bool) -> str:
+        named = [
+            {**m, "content": f"{m['name']}: {m['content']}"} if m["role"] == "tool" else m
+            for m in messages
+        ]
+        return template.render(named, add_generation_prompt)
+
+    codec = codec_of_template(template)
+    dialogue = NativeDialogue(
+        FORMATS["hermes"],
+        SCHEMAS,
+        ToolMessages(render, codec.encode, codec.end_ids),
+        codec,
+        Tags(pairs={"answer": ("<answer>", "</answer>")}),
+        max_calls=4,
+    )
+    name = json.dumps(f"a{template.control[-1]}b")
+    said = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
+    assert dialogue.actions(said)[0].kind == json.loads(name)
+    shown = asyncio.run(dialogue.show(said, ["r"], codec.encode("x"), 999))
+    assert shown is not None and "unknown: r" in shown.text
+    assert f"a{template.control[-1]}b" not in shown.text
 
 
 def test_the_glue_is_found_once_for_each_combination_of_names_and_ids():
