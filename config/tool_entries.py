@@ -119,7 +119,13 @@ class ToolEntry(Section):
             "token": form != "mcp" or not is_http,
             "cache": self.per == "trajectory" and bool(self.cache),
         }
-        if unread := [name for name, is_wrong in wrong.items() if is_wrong and getattr(self, name)]:
+        unread = [
+            name for name, is_wrong in wrong.items() if is_wrong and name in self.model_fields_set
+        ]
+        if self.only is not None and len(set(self.only)) < len(self.only):
+            raise ValueError(f"only={self.only} names a tool twice")
+        fields = type(self).model_fields
+        if unread := [name for name in unread if getattr(self, name) != fields[name].default]:
             raise ValueError(f"{', '.join(unread)}: not read for {form}={target!r}; leave it out")
         return self
 

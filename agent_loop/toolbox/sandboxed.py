@@ -27,6 +27,7 @@ for name in ("agent_loop", "agent_loop.tools", "agent_loop.tools.protocol"):
 sys.modules["agent_loop.tools.protocol"].ToolRejected = ToolRejected
 def main():
     import asyncio, json
+    out, sys.stdout = sys.stdout, sys.stderr
     module = sys.modules["tool"] = types.ModuleType("tool")
     exec(compile({source!r}, {file!r}, "exec"), module.__dict__)
     try:
@@ -39,11 +40,11 @@ def main():
         text = json.dumps(found)
     except (TypeError, ValueError):
         text = json.dumps([found[0], str(found[1])])
-    print("\\n" + {mark!r} + text)
+    print("\\n" + {mark!r} + text, file=out, flush=True)
 main()
 """
 """The file is a module of its own, as in a loop. It may import only `ToolRejected` of this project.
-What the function prints may have no line end, so the result begins a new line."""
+What it prints goes to stderr, whose length is limited by itself."""
 
 
 class SandboxSource:

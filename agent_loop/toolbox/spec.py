@@ -6,14 +6,16 @@ the argument and the rule.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jsonschema import SchemaError
+import regex
+from jsonschema import SchemaError, ValidationError
 from jsonschema.exceptions import best_match
-from jsonschema.validators import validator_for
+from jsonschema.validators import extend, validator_for
 from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
@@ -30,6 +32,9 @@ libraries do; a shared MCP server would fail for all trajectories."""
 
 MAX_MISTAKE = 300
 """Characters of a mistake that the model reads; a value in it may be long."""
+
+PATTERN_S = 0.05
+"""Longest search of a schema's pattern."""
 
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 _TAKEN = frozenset({ActionKind.ANSWER, ActionKind.MALFORMED})
@@ -108,7 +113,8 @@ class ToolSpec:
 
     @cached_property
     def _validator(self) -> Any:
-        return validator_for(self.parameters)(self.parameters, registry=_OFFLINE)
+        kind = extend(validator_for(self.parameters), {"pattern": _pattern})
+        return kind(self.parameters, registry=_OFFLINE)
 
     def mistake(self, arguments: Mapping[str, Any]) -> str | None:
         """Why these arguments break the schema: the path of the argument and the rule; None if they
@@ -133,6 +139,16 @@ class ToolSpec:
             return None
         place = "".join(f"[{p!r}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
         return f"{self.name}{place}: {error.message}"[:MAX_MISTAKE]
+
+
+def _pattern(validator: Any, pattern: str, text: Any, schema: Any) -> Iterator[ValidationError]:
+    """The rule `pattern`. A pattern that takes long on what the model wrote would stop the event
+    loop: the tool then decides itself."""
+    if not isinstance(text, str):
+        return
+    with suppress(TimeoutError, regex.error):
+        if not regex.search(pattern, text, timeout=PATTERN_S):
+            yield ValidationError(f"{text!r} does not match {pattern!r}")
 
 
 def _is_deep(arguments: Mapping[str, Any]) -> bool:

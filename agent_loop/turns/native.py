@@ -18,6 +18,13 @@ from samplers.rows.sources.math import boxed_answer
 _PLAIN = re.compile(r"[\w.:/-]{1,256}")
 
 
+THOUGHTS = (
+    *(("<think>", "</think>"), ("<seed:think>", "</seed:think>")),
+    *(("<|channel>thought", "<channel|>"), ("<|channel|>analysis<|message|>", "<|end|>")),
+)
+"""Beginning and end of a thought in the formats."""
+
+
 class NativeDialogue:
     """A `Language` and an `ObservationStyle` in one.
 
@@ -66,8 +73,11 @@ class NativeDialogue:
         ends = [at + len(stop) for stop in self.stop_texts if (at := text.find(stop)) >= 0]
         return min(ends, default=-1)
 
-    def actions(self, text: str) -> list[Action]:
-        """The calls of a message, or its answer; none if it has neither."""
+    def actions(self, text: str, *, is_whole: bool = True) -> list[Action]:
+        """The calls of a message, or its answer; none if it has neither. A call that the model
+        drafts in a thought is none, also if a limit of tokens cut the thought."""
+        if not is_whole and self._thinks_on(text):
+            return []
         message = self._format.parse(text, self._schemas, in_reasoning=self._in_reasoning)
         if not message.calls:
             answer = None if message.is_open else self._answer(message)
@@ -94,6 +104,12 @@ class NativeDialogue:
             found.append(Action(kind=ActionKind.MALFORMED, content=problem, is_open=is_open))
         self._count += len(found)
         return found
+
+    def _thinks_on(self, text: str) -> bool:
+        """Whether a thought begins in a text, or before it, and does not end in it."""
+        if self._in_reasoning and THOUGHTS[0][1] not in text:
+            return True
+        return any(text.rfind(start) > text.rfind(end) for start, end in THOUGHTS)
 
     def _answer(self, message: Message) -> str | None:
         r"""The text between the answer tags; else in the last `\boxed{}`; else the message."""

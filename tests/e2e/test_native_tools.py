@@ -58,7 +58,7 @@ def test_each_source_calls_its_tool_in_its_own_form(run: Path):
 
 
 def test_batches_are_exact_and_masks_are_clean(run: Path):
-    audit = audit_run(run)
+    audit = audit_run(run, load_config(run / "config.yaml"))
     assert audit.ok, describe(audit)
     masks = audit_masks(run)
     assert masks.ok and masks.tool_tokens > 0, str(masks)

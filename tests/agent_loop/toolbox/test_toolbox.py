@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -454,3 +455,64 @@ async def test_in_the_sandbox_a_file_is_a_module_and_may_print(tmp_path: Path):
         box(said, url=url) as tools,
     ):
         assert (await tools.call("said", text="{a} \x1e")).text == "{a} \x1e"
+
+
+UNTRUSTED = """
+import os
+from typing import Literal
+os.environ["RAN_HERE"] = "yes"
+
+def half(number: int, unit: Literal["a", "b"] = "a", more: "list[str] | None" = None) -> float:
+    \"\"\"Half of it.
+
+    Args:
+        number: to be halved
+        unit: of it
+        more: words
+    \"\"\"
+    print("x" * 3_000_000)
+    return number / 2
+"""
+
+
+async def test_a_file_for_the_sandbox_is_read_and_not_run_here(tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("RAN_HERE", raising=False)
+    file = tmp_path / "half.py"
+    file.write_text(UNTRUSTED)
+    async with box(entry(f"{file}:half", where="sandbox")) as tools:
+        schema = tools.toolbox.specs["half"].parameters
+    assert schema["required"] == ["number"] and schema["properties"]["unit"]["enum"] == ["a", "b"]
+    assert "RAN_HERE" not in os.environ
+    file.write_text(UNTRUSTED.replace("number: int", "number: os.system('true')"))
+    with pytest.raises(ValueError, match="the file is not run to read it; write another hint"):
+        async with box(entry(f"{file}:half", where="sandbox")):
+            pass
+
+
+async def test_a_function_that_hangs_blocks_no_other_tool(monkeypatch):
+    monkeypatch.setattr("agent_loop.toolbox.functions.THREADS", 1)
+    slow = entry("hangs", timeout=0.2)
+    async with box(slow, entry("look_up")) as tools:
+        for _ in range(2):
+            with pytest.raises(ToolTimeout):
+                await tools.call("hangs", seconds=1)
+        assert "A1" in (await tools.call("look_up", order="A1")).text
+
+
+async def test_an_async_function_that_ignores_its_cancellation_is_left_alone(monkeypatch):
+    monkeypatch.setattr("agent_loop.toolbox.functions.CANCEL_S", 0.01)
+    async with box(entry("stays", timeout=0.1)) as tools:
+        with pytest.raises(ToolTimeout, match="within timeout"):
+            await tools.call("stays", text="a")
+
+
+async def test_a_pattern_that_takes_long_is_left_to_the_tool():
+    text = {"type": "string", "pattern": "^(a|aa)+$"}
+    spec = ToolSpec(
+        name="slow",
+        description="",
+        parameters={"type": "object", "properties": {"text": text}},
+    )
+    assert spec.mistake({"text": "aaa"}) is None
+    assert "does not match" in (spec.mistake({"text": "b"}) or "")
+    assert spec.mistake({"text": 60 * "a" + "!"}) is None

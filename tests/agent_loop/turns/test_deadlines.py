@@ -174,7 +174,7 @@ class BrokenStyle:
 
 
 class BrokenTags(Tags):
-    def actions(self, text: str) -> list[Action]:
+    def actions(self, text: str, *, is_whole: bool = True) -> list[Action]:
         raise ValueError("broken")
 
 

@@ -251,13 +251,15 @@ def test_a_mistake_is_read_by_the_model_beside_the_results(
         ("<think>\nfor ever", StopReason.RESPONSE_BUDGET, None),
         ("It is", StopReason.RESPONSE_BUDGET, None),
         ('<tool_call>\n{"name": "ad', StopReason.RESPONSE_BUDGET, None),
+        (f"<think>\nmaybe {CALL} or", StopReason.RESPONSE_BUDGET, None),
     ],
 )
 def test_a_message_without_calls_is_the_answer(said: str, reason: StopReason, answer: str | None):
     length = len(codec_of_template(HERMES).encode(said))
     is_cut = reason == StopReason.RESPONSE_BUDGET
     budget = Budget(max_turns=4, response_length=length if is_cut else 4000)
-    rollout, _ = play(HERMES, [said], [], budget=budget)
+    rollout, asked = play(HERMES, [said], [], budget=budget)
+    assert not asked
     assert (rollout.stop_reason, rollout.answer) == (reason, answer)
 
 
