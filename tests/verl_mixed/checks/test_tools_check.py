@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent_loop.toolbox.own import SPECS
+from agent_loop.turns.call_formats import FORMATS
 from config.lookup import at
 from tests.fakes.real_tokenizers import calling_tokenizer
 from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
@@ -178,6 +179,26 @@ def test_a_template_that_the_run_sets_decides_instead(run_environ: RunEnviron, t
     key = "actor_rollout_ref.model.custom_chat_template"
     config = make_plan([NATIVE, f"{key}='{text}'"], environ).config
     assert at(config, FORMAT_KEY) == "qwen3_coder"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_refused"),
+    [
+        ([NATIVE], True),
+        ([NATIVE, f"{FORMAT_KEY}=herms"], True),
+        ([NATIVE, f"{FORMAT_KEY}=hermes"], False),
+        ([f"{MATH}.agent=react_agent"], False),
+    ],
+)
+def test_native_calls_of_a_hub_s_model_need_a_format(
+    run_environ: RunEnviron, overrides: list[str], is_refused: bool
+):
+    """Its chat template is not read before the start."""
+    problems = found(run_environ, *overrides, data=True)
+    assert len(problems) == is_refused
+    for problem in problems:
+        assert problem.startswith("source='math' with agent='native_agent' makes native tool calls")
+        assert "'someone/some-model'" in problem and all(name in problem for name in FORMATS)
 
 
 def test_schemas_of_tools_count_among_the_tokens_of_a_prompt(
