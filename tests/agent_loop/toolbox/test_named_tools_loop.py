@@ -10,13 +10,14 @@ import pytest
 pytest.importorskip("verl")
 
 from agent_loop.native_agent_loop import NativeAgentLoop, format_of
+from agent_loop.toolbox.own import SPECS
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.tags import Action
 from config.schema import MixedConfig, ToolConfig
 from tests.agent_loop.toolbox.test_toolbox import ORDERS
-from tests.agent_loop.toolbox.test_verls_tools import base_tool, function_tool
+from tests.agent_loop.toolbox.test_verls_tools import base_tool, function_tool, schema_of
 from tests.listening import listening
 
 ROW = {"data_source": "shop", "extra_info": {"row_id": "shop:1"}, "raw_prompt": []}
@@ -73,6 +74,17 @@ async def test_names_that_nobody_has_are_refused():
     with pytest.raises(ValueError, match=r"unknown tool_names=\['find'\]: known are .*'look'"):
         async with trajectory(names=["find", "search"], verls=[function_tool()]):
             pass
+
+
+async def test_a_tool_of_verl_s_takes_the_place_of_a_tool_of_the_server_with_its_name():
+    search = function_tool()
+    search.name, search.tool_schema = "search", schema_of("search")
+    for names in (None, ["search"], ["search", "search"]):
+        async with trajectory(verls=[search], names=names) as loop:
+            assert sorted(loop.specs) == (sorted(ALL) if names is None else ["search"])
+            assert loop.specs["search"].parameters != SPECS["search"].parameters
+            found = await loop.act(Action(kind="search", content="", arguments={"thing": "b"}), {})
+            assert found.text == "a b"
 
 
 @pytest.mark.sandbox
