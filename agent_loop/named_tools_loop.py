@@ -81,10 +81,11 @@ class NamedToolsLoop(TurnAgentLoop):
         )
 
     def _of_agent(self, client: ToolClient) -> Toolbox:
-        """The tools that the agent's own settings name."""
+        """The tools that the agent's own settings name; one of verl's replaces one of the tool
+        server with its name."""
         verls = {tool.name: tool for tool in self._verls}
-        known = [*OWN_TOOLS, *verls]
-        names = known if self._tool_names is None else list(self._tool_names)
+        known = [*dict.fromkeys([*OWN_TOOLS, *verls])]
+        names = known if self._tool_names is None else list(dict.fromkeys(self._tool_names))
         if unknown := sorted(set(names) - set(known)):
             raise ValueError(
                 f"unknown tool_names={unknown}: known are {sorted(known)}; set them in "

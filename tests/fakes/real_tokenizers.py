@@ -1,5 +1,6 @@
 """Real tokenizers, made in memory: byte-level BPE under which a tag is cut in three ways."""
 
+from copy import copy
 from functools import lru_cache
 from typing import Any
 
@@ -76,3 +77,40 @@ def byte_tokenizer(control: tuple[str, ...]) -> Any:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=control[-1], pad_token=control[-1]
     )
+
+
+_CALLS = {
+    "hermes": """{{ '\n<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+{{- call.function.arguments | tojson }}{{ '}\n</tool_call>' }}""",
+    "qwen3_coder": """{{ '\n<tool_call>\n<function=' + call.function.name + '>\n' }}
+{%- for name, value in call.function.arguments.items() %}
+{{- '<parameter=' + name + '>\n' }}{{ value }}{{ '\n</parameter>\n' }}
+{%- endfor %}{{ '</function>\n</tool_call>' }}""",
+    "unknown": "{{ '[call ' + call.function.name + ' ' + call.function.arguments.text + ']' }}",
+}
+"""Format -> how a chat template writes a call."""
+
+_TOOLS = """\
+{%- if tools %}{{ '<|im_start|>system\n' }}
+{%- for tool in tools %}{{ tool | tojson + '\n' }}{% endfor %}{{ '<|im_end|>\n' }}{% endif %}"""
+
+_SAID = "message.content"
+_LAST_SAID = """(message.content if message.role != 'assistant' or message ==
+messages | selectattr('role', 'equalto', 'assistant') | list | last else '')"""
+
+
+def calling_tokenizer(call_format: str, *, shows_tools: bool = True, continues: bool = True) -> Any:
+    """A tokenizer of bytes, with a chat template that writes calls in a format, or in none.
+
+    Args:
+        call_format: one of `_CALLS`.
+        shows_tools: whether the template puts the schemas of tools into the prompt.
+        continues: whether earlier messages stay as they are when a later one follows.
+    """
+    tokenizer = copy(byte_tokenizer(CONTROL))
+    calls = "{% for call in message.tool_calls or [] %}" + _CALLS[call_format] + "{% endfor %}"
+    said = _SAID if continues else _LAST_SAID
+    tokenizer.chat_template = (_TOOLS if shows_tools else "") + _TEMPLATE.replace(
+        "message.content + '<|im_end|>\n'", f"{said} }}}}{calls}{{{{- '<|im_end|>\n'"
+    )
+    return tokenizer

@@ -1,5 +1,6 @@
 """Which limiter a run has, with which limits, and its numbers in metrics and Prometheus."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +17,14 @@ from agent_loop.tools.limiter import (
     metrics_now,
     rate_of,
     resolve_backend,
+    state_path,
+    tool_limiter_metrics,
 )
+from agent_loop.tools.own_limits import open_own_limiters, own_name, own_state_path
 from agent_loop.tools.server import limiter_collector
 from agent_loop.tools.server.limiter_collector import LimiterCollector
 from config.schema import MixedConfig, RateLimitConfig, SourceConfig, ToolConfig
+from config.tool_entries import ToolEntry
 from rate_limit.file_limiter import FileRateLimiter
 from rate_limit.gcra import Rate
 
@@ -218,3 +223,62 @@ def test_dead_nodes_are_named_and_the_probe_waits_for_none_of_them_to_tidy_up(
     assert [problem.split(":")[0] for problem in problems] == ["node a", "node c"]
     assert ray.waited_s == 2 * lock_probe.TIMEOUT_S + lock_probe.LEAVE_TIMEOUT_S
     assert (list(tmp_path.iterdir()), ray.killed) == ([], 3)
+
+
+# --- limits of single tools -----------------------------------------------------------------------
+
+ENTRIES = [
+    ToolEntry(tool="search", rate="6000/min"),
+    ToolEntry(tool="run_code", slots=2),
+    ToolEntry(tool="search", rate="6000/min", retry=1),
+    ToolEntry(mcp="python -m server --port 1", rate="1/h"),
+]
+
+
+def test_each_tool_with_a_rate_has_one_limiter_beside_the_run_s(tmp_path: Path):
+    tools, mixed = tools_with(), mixed_in(tmp_path)
+    limiters = open_own_limiters(ENTRIES, tools, mixed)
+    assert [*limiters] == [own_name("search"), own_name("python -m server --port 1")]
+    assert [own.rate for own in limiters.values()] == [
+        Rate(per_minute=6000, burst=1),
+        Rate(per_minute=1 / 60, burst=1),
+    ]
+    folder = state_path(tools, mixed).with_suffix(".tools")
+    for name, own in limiters.items():
+        assert isinstance(own, FileRateLimiter) and own.path == folder / f"{name}.state"
+        assert re.fullmatch(r"[\w-]+", name)
+
+
+def test_targets_that_differ_in_a_sign_have_limits_of_their_own():
+    names = {own_name(target) for target in ("a b", "a_b", "a-b", "x" * 60, "x" * 61)}
+    assert len(names) == 5 and max(map(len, names)) <= 49
+
+
+def test_a_start_ends_the_actors_of_the_one_before_for_each_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ended: list[str] = []
+    monkeypatch.setattr("agent_loop.tools.own_limits.ray_limiter.end", ended.append)
+    monkeypatch.setattr("agent_loop.tools.own_limits.own_limiter", lambda *_: None)
+    tools = tools_with()
+    for on_change in ("refuse", "adopt"):
+        mixed = mixed_in(tmp_path, backend="ray", on_config_change=on_change)
+        open_own_limiters(ENTRIES[:2], tools, mixed)
+    assert ended == [str(own_state_path("search", tools, mixed_in(tmp_path)))]
+
+
+def test_the_metrics_of_a_tool_s_limiter_have_its_name(tmp_path: Path):
+    (limiter,) = open_own_limiters(ENTRIES[:1], tools_with(), mixed_in(tmp_path)).values()
+    for _ in range(3):
+        limiter.acquire(source="nq")
+    snapshot = limiter.snapshot()
+    found = metrics_now(limiter, "search-1")
+    assert found == tool_limiter_metrics(snapshot, "search-1")
+    assert found["mixed/limiter/search-1/granted"] == 3.0
+    assert found["mixed/limiter/search-1/utilisation"] == snapshot.utilisation
+    assert {name.rpartition("/")[2] for name in found} == {
+        "granted",
+        "waiting",
+        "waited_s",
+        "utilisation",
+    }

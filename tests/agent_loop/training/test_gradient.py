@@ -31,6 +31,9 @@ from verl.workers.utils.losses import ppo_loss
 
 from agent_loop.training.advantage import compute_state_masked_grpo_advantage
 from agent_loop.training.trainer import MixedSyncTrainer
+from agent_loop.turns.trajectory import StopReason
+from tests.agent_loop.turns.test_native import USER, asks, play, says
+from tests.fakes.call_templates import TEMPLATES
 
 pytestmark = pytest.mark.slow
 
@@ -429,6 +432,32 @@ def test_an_advantage_is_always_a_number(rewards, data, by_std, scale):
         scores, mask, np.array(uids, dtype=object), config=config
     )
     assert torch.isfinite(advantages).all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_a_native_trajectory_is_trained_exactly_where_the_model_wrote(name: str, mode: str):
+    template = TEMPLATES[name]
+    asks_twice, answers = asks([("add", {"a": 1})], ["functions.add:0"]), "so 2"
+    if name == "gpt-oss":
+        answers = "<|channel|>final<|message|>so 2"
+    turns = [
+        says(template, [USER], asks_twice, calls=True),
+        says(template, [USER], {"role": "assistant", "content": answers}, calls=False),
+    ]
+    rollout, actions = play(template, turns, ["2"])
+    trajectory = rollout.trajectory
+    assert rollout.stop_reason == StopReason.ANSWERED and len(actions) == 1
+    wrote = {
+        segment.start + at
+        for segment in trajectory.segments
+        if segment.author == "model"
+        for at in range(segment.length)
+    }
+    row = make_row(trajectory.loss_mask(True), 7, 0.5)
+    (found,) = gradient([row], mode).log_prob
+    assert {at for at, value in enumerate(found) if value != 0} == wrote
+    assert 0 < len(wrote) < len(trajectory.response_ids)
 
 
 # --- the count of rows ------------------------------------------------------------------------

@@ -48,6 +48,33 @@ def test_reset_begins_anew(limiter, tmp_path, capsys):
     assert limiter.snapshot().granted == 1
 
 
+def test_limits_that_tools_have_of_their_own_are_shown_and_reset(limiter, tmp_path, capsys):
+    for name, calls in (("search-1", 2), ("look_up-2", 0)):
+        own = FileRateLimiter(tmp_path / "rate_limit.tools" / f"{name}.state", 6000, 1)
+        for _ in range(calls):
+            own.acquire(source="math")
+        own.snapshot()
+    assert main(["limiter", str(tmp_path)]) == GOOD
+    shown = capsys.readouterr().out
+    titles = [line.strip() for line in shown.splitlines() if "calls a minute" in line]
+    assert titles == [
+        "60000 calls a minute, 2 back to back",
+        "look_up-2: 6000 calls a minute, 1 back to back",
+        "search-1: 6000 calls a minute, 1 back to back",
+    ]
+    assert main(["limiter", "--json", str(tmp_path)]) == GOOD
+    shown = json.loads(capsys.readouterr().out)
+    assert {name: own["granted"] for name, own in shown["tools"].items()} == {
+        "look_up-2": 0,
+        "search-1": 2,
+    }
+    assert shown["tools"]["search-1"]["sources"]["math"]["granted"] == 2
+    assert shown["granted"] == 5
+    assert main(["limiter", "--reset", "--json", str(limiter.path)]) == GOOD
+    shown = json.loads(capsys.readouterr().out)
+    assert [shown["granted"], *(own["granted"] for own in shown["tools"].values())] == [0, 0, 0]
+
+
 def test_no_limiter_is_a_usage_error_that_names_the_file(tmp_path, capsys):
     assert main(["limiter", str(tmp_path)]) == USAGE
     message = capsys.readouterr().err

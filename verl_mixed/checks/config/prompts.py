@@ -12,6 +12,7 @@ from typing import Any
 
 from agent_loop.prompts import prompt_of, with_system_text
 from agent_loop.toolbox.spec import ToolSpec
+from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.react import instructions
 from agent_loop.turns.tags import fill_tags
 from config.lookup import at, files_at
@@ -43,10 +44,13 @@ _COLUMNS = ("prompt", "data_source", "agent_name")
 
 
 def model_problems(config: Mapping[str, Any]) -> list[str]:
-    """A missing model folder, and prompts that do not fit; a hub's name is not checked."""
+    """A missing model folder, and prompts that do not fit.
+
+    Of a hub's name only the format of native calls is checked: its chat template is not read.
+    """
     path = _model(config)
     if path is None:
-        return []
+        return [] if MODEL_KEY in unset_keys(config) else [*_unread_format_problems(config)]
     if not (path / "config.json").is_file():
         return [
             f"{MODEL_KEY}={str(path)!r}: no config.json there; set MODEL_PATH to a model folder"
@@ -319,6 +323,21 @@ def _call_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts)
         schemas = prompts.schemas_of(name)
         if problem := call_problem(tokenizer, at(config, FORMAT_KEY), schemas):
             yield f"{who}: {problem}"
+
+
+def _unread_format_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Sources with native tool calls whose format is not set, and cannot be read off a template."""
+    call_format = at(config, FORMAT_KEY)
+    if call_format in FORMATS:
+        return
+    for name, source in sound_sources(config).items():
+        if is_native(config, source):
+            yield (
+                f"source={name!r} with agent={source.agent!r} makes native tool calls: "
+                f"{FORMAT_KEY}={call_format!r}, and the chat template of {MODEL_KEY}="
+                f"{at(config, MODEL_KEY)!r} is not read, because it is no local folder; set the "
+                f"format to one of {', '.join(FORMATS)}, or the path to a folder"
+            )
 
 
 def chosen_format(config: Mapping[str, Any]) -> str | None:
