@@ -10,6 +10,7 @@ from agent_loop.training.run_folder import read_lines
 from tests.e2e.jobs import finish, job_of, start
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config
+from verl_mixed.run.state import RunFolder
 
 pytestmark = [
     pytest.mark.ray,
@@ -44,7 +45,7 @@ def test_each_source_calls_its_tool_in_its_own_form(run: Path):
     config = load_config(run / "config.yaml")
     assert config["actor_rollout_ref"]["rollout"]["multi_turn"]["format"] == "hermes"
     begins = {"taco": "", "nq": "Action", "math": "<tool_call>"}
-    called: Counter[str] = Counter()
+    called: Counter[tuple[str, str]] = Counter()
     for step in range(1, STEPS + 1):
         for record in read_lines(run / "trajectories" / f"{step}.jsonl"):
             assert record["loop_error"] is None and record["fault"] is None
@@ -58,7 +59,7 @@ def test_each_source_calls_its_tool_in_its_own_form(run: Path):
 
 
 def test_batches_are_exact_and_masks_are_clean(run: Path):
-    audit = audit_run(run, load_config(run / "config.yaml"))
+    audit = audit_run(RunFolder(run), load_config(run / "config.yaml"))
     assert audit.ok, describe(audit)
     masks = audit_masks(run)
     assert masks.ok and masks.tool_tokens > 0, str(masks)
