@@ -71,7 +71,9 @@ def test_what_belongs_together_is_read(given: dict[str, Any]):
 def test_a_text_is_short_for_a_tool_and_a_function_has_a_file_and_a_name():
     sources = {"shop": {"ratio": 1, "tools": ["search", FUNCTION, {"mcp": STDIO}]}}
     values = {"experiment": "x", "run_dir": "/x", "sources": sources}
-    search, function, server = load_section(MixedConfig, values, "mixed").sources["shop"].tools
+    entries = load_section(MixedConfig, values, "mixed").sources["shop"].tools
+    assert entries is not None
+    search, function, server = entries
     assert (search.tool, search.python_name) == ("search", None)
     assert function.python_name == ("tools/orders.py", "look_up")
     assert (server.target, server.python_name) == (STDIO, None)
