@@ -65,7 +65,8 @@ class NamedToolsLoop(TurnAgentLoop):
         """The tools of a source, shared by the trajectories of this event loop."""
         own = self.settings.mixed.sources.get(source)
         entries = own.tools if own is not None else None
-        key = f"toolbox of {source} {type(self).__name__} {self._tool_names} {self._topk}"
+        about = (self._tool_names, self._topk, self._persistent)
+        key = f"toolbox of {source} {type(self).__name__} {about}"
         return self.client.resource(
             key,
             partial(self._of_agent, self.client)

@@ -14,10 +14,11 @@ from uuid import uuid4
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from agent_loop.compat import timeout
 from agent_loop.prompts import with_system_text
 from agent_loop.toolbox.own import Interpreter
 from agent_loop.tools.client import ToolClient, shared_client
-from agent_loop.tools.protocol import ToolBackend
+from agent_loop.tools.protocol import ToolBackend, ToolTimeout
 from agent_loop.turns.engine_client import current_version, weight_versions
 from agent_loop.turns.judging import COMMON_PARTS, judge
 from agent_loop.turns.loop_settings import STRING_STOPS, LoopSettings, settings_of
@@ -80,7 +81,8 @@ class TurnAgentLoop(AgentLoopBase):
         return await self.interpreter.run(self.client, code, stdin)
 
     async def begin(self, row: Mapping[str, Any]) -> None:
-        """Make what this trajectory needs, before its prompt is made.
+        """Make what this trajectory needs, before its prompt is made, within the deadline of a
+        trajectory.
 
         Raises:
             ToolUnavailable: the infrastructure failed. The trajectory then ends as `infra_error`.
@@ -108,12 +110,27 @@ class TurnAgentLoop(AgentLoopBase):
         client = await shared_client(settings.tools, settings.mixed)
         self.client = client.for_source(source)
         try:
-            await self.begin(row)
+            await self._begin_in_time(row)
             rollout = await self._rollout(sampling_params, row)
         finally:
             await self.end()
         version = current_version(self.server_manager, row)
         return await judged_output(rollout, row, self.client, settings, version)
+
+    async def _begin_in_time(self, row: Mapping[str, Any]) -> None:
+        budget = self.settings.budget_of(row["data_source"], row.get("step_deadline"))
+        deadline = timeout(budget.timeout_s)
+        try:
+            async with deadline:
+                await self.begin(row)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise ToolTimeout(
+                f"the tools of source={row['data_source']} did not start within mixed.deadlines."
+                f"{budget.timeout_name}, {budget.timeout_s:g} s; look for what they wait, for "
+                "example start(row) of a class, or raise the deadline"
+            ) from error
 
     async def _rollout(self, sampling_params: dict[str, Any], row: Mapping[str, Any]) -> Rollout:
         settings, source = self.settings, row["data_source"]

@@ -7,8 +7,9 @@ One trajectory after the other, and 1,000 at once that wait for each other in ev
 run as its worker runs it: ours by `MixedAgentLoopWorker`, verl's by `AgentLoopWorkerTQ`, without
 the transfer queue. Both sample 64 tokens a turn, read 64 of a tool, and answer in the last turn.
 What differs: ours judges the answer (one hidden test; verl leaves that to another process) and
-writes the trajectory's record; verl's puts its tool's schema into the prompt, ours as much text
-on tags. CPU is of the process, threads included. The tokenizer is trained here unless a folder
+writes the trajectory's record. The loop with native calls puts the tool's schema into the prompt,
+as verl's does, and speaks the same format; the loop with tags puts as much text on tags.
+CPU is of the process, threads included. The tokenizer is trained here unless a folder
 names one with a Qwen template.
 
 With `--latency`: so many trajectories at once in one worker, with an engine and a tool that take as
@@ -27,7 +28,7 @@ import random
 import statistics
 import time
 import tracemalloc
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -240,6 +241,8 @@ class InstantTools(ToolClient):
     """Of a call's time."""
 
     async def call(self, call: ToolCall) -> ToolResult:
+        if not self.route.is_http:  # verl's tool, which answers at once itself
+            return await super().call(call)
         if self.median_s:
             await asyncio.sleep(self.median_s * self.rng.lognormvariate(0.0, SPREAD))
         run = {"status": "Finished", "stdout": self.answer}
@@ -288,6 +291,13 @@ def make_worker(kind: type[Any], config: DictConfig, tokenizer: Any) -> Any:
     if kind is OurWorker:
         worker.settings = settings_of(config)
         worker._is_seeded, worker._baselines, worker._route_shape = False, {}, None
+        worker._written = defaultdict(list)
+    return worker
+
+
+def without_verls_tools(worker: Any) -> Any:
+    """The worker, whose native loop calls the tool server's `run_code`."""
+    worker.tools = []
     return worker
 
 
@@ -717,6 +727,8 @@ def main() -> None:
         ("tool_agent", "verl.experimental.agent_loop.tool_agent_loop.ToolAgentLoop"),
     ):
         _agent_loop_registry[name] = {"_target_": loop}
+    native = "agent_loop.native_agent_loop.NativeAgentLoop"
+    _agent_loop_registry["native_agent"] = {"_target_": native, "tool_names": ["run_code"]}
     question = {"role": "user", "content": QUESTION}
     asked = [{"role": "system", "content": INSTRUCTIONS}, question]
     sampled = arguments.tokens if arguments.latency else TOKENS
@@ -738,6 +750,13 @@ def main() -> None:
                 messages=asked,
             )
             for style, config in (("inline", inline), ("chat", chat))
+        ),
+        Contender(
+            name="ours: NativeAgentLoop",
+            worker=without_verls_tools(make_worker(OurWorker, inline, tokenizer)),
+            agent="native_agent",
+            speaks="hermes",
+            messages=[question],
         ),
         Contender(
             name="verl: ToolAgentLoop in our worker",

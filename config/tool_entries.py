@@ -23,6 +23,9 @@ OWN_TOOLS = ("run_code", "search", "calculate")
 """Tools of the tool server, by the names that a model calls."""
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*/\s*(s|min|h)")
+_SLOWEST, _FASTEST = 1 / (366 * 24 * 60), 6e10
+"""Calls a minute that a limiter can keep to."""
+
 _PER_MINUTE = {"s": 60.0, "min": 1.0, "h": 1 / 60}
 
 FORMS = ("tool", "mcp", "verl")
@@ -77,6 +80,10 @@ class ToolEntry(Section):
     """Of an MCP server over stdio: names of environment variables that it gets, beside PATH, HOME,
     USER and the like."""
 
+    cwd: str | None = None
+    """Of an MCP server over stdio: the folder in which it runs. None takes the folder in which the
+    run is started."""
+
     token: str | None = None
     """Of an MCP server over HTTP: name of the environment variable with its bearer token."""
 
@@ -84,7 +91,10 @@ class ToolEntry(Section):
     @classmethod
     def _is_a_rate(cls, rate: str | None) -> str | None:
         if rate is not None and per_minute(rate) is None:
-            raise ValueError("write a number above 0 and a unit, as 2/s, 30/min or 100/h")
+            raise ValueError(
+                "write a number above 0 and a unit, as 2/s, 30/min or 100/h, of more than one call "
+                "a year and below 1e9/s"
+            )
         return rate
 
     @model_validator(mode="after")
@@ -105,10 +115,17 @@ class ToolEntry(Section):
             "where": self.python_name is None,
             "per": form != "mcp" or is_http,
             "env": form != "mcp" or is_http,
+            "cwd": form != "mcp" or is_http,
             "token": form != "mcp" or not is_http,
             "cache": self.per == "trajectory" and bool(self.cache),
         }
-        if unread := [name for name, is_wrong in wrong.items() if is_wrong and getattr(self, name)]:
+        unread = [
+            name for name, is_wrong in wrong.items() if is_wrong and name in self.model_fields_set
+        ]
+        if self.only is not None and len(set(self.only)) < len(self.only):
+            raise ValueError(f"only={self.only} names a tool twice")
+        fields = type(self).model_fields
+        if unread := [name for name in unread if getattr(self, name) != fields[name].default]:
             raise ValueError(f"{', '.join(unread)}: not read for {form}={target!r}; leave it out")
         return self
 
@@ -125,10 +142,11 @@ class ToolEntry(Section):
 
 
 def per_minute(rate: str) -> float | None:
-    """Calls a minute of a rate as `2/s`; None if it is none."""
+    """Calls a minute of a rate as `2/s`; None if it is none, or a limiter cannot
+    keep to it."""
     found = _RATE.fullmatch(rate.strip())
     calls = float(found[1]) * _PER_MINUTE[found[2]] if found else 0.0
-    return calls or None
+    return calls if _SLOWEST < calls < _FASTEST else None
 
 
 def as_entry(value: Any) -> Any:
@@ -137,7 +155,7 @@ def as_entry(value: Any) -> Any:
 
 
 def with_absolute_path(value: Any) -> Any:
-    """An entry of `tools` whose file has an absolute path, because workers run in another folder.
+    """An entry of `tools` whose files have absolute paths, because workers run in another folder.
     What is no entry is left as it is."""
     if isinstance(value, str):
         path, colon, name = value.rpartition(":")
@@ -149,4 +167,6 @@ def with_absolute_path(value: Any) -> Any:
     made = {key: with_absolute_path(value[key]) for key in ("tool",) if key in value}
     if isinstance(verl := value.get("verl"), str):
         made["verl"] = str(Path(verl).expanduser().absolute())
+    if isinstance(mcp := value.get("mcp"), str) and not mcp.startswith(("http://", "https://")):
+        made["cwd"] = str(Path(str(value.get("cwd") or ".")).expanduser().absolute())
     return {**value, **made}

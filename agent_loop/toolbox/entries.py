@@ -95,7 +95,8 @@ def source_of(
         route = limit(client.route) if has_limits else None
         return OwnSource([entry.tool], topk=topk, route=route, persistent=persistent)
     file, name = entry.python_name or ("", "")
-    definition = definition_of(file, name)
+    # A file that is not trusted is read here, and run only in the sandbox.
+    definition = definition_of(file, name, is_run=entry.where != "sandbox")
     if definition.is_class:
         if entry.where is not None or entry.cache:
             raise ValueError(
@@ -112,5 +113,5 @@ def source_of(
 
         run = ProcessRun(definition.path, name, entry.slots)
         return FunctionSource(definition, run, limit, timeout_s, client.clock, run.close)
-    run_here = partial(run_in_loop, definition.target)
+    run_here = partial(run_in_loop, definition.target, definition.place)
     return FunctionSource(definition, run_here, limit, timeout_s, client.clock)

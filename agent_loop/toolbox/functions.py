@@ -6,6 +6,7 @@ runs in the agent loop's process (here), in a process of its own (`processes`) o
 """
 
 import asyncio
+import copy
 import hashlib
 import inspect
 import logging
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_loop.toolbox.results import observation_of, text_body, text_of
+from agent_loop.toolbox.signatures import function_of
 from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolCall, ToolError, ToolRejected, ToolResult, ToolUnavailable
@@ -55,8 +57,11 @@ class Definition:
         return hashlib.sha256(self.path.read_bytes() + self.name.encode()).hexdigest()[:32]
 
 
-def definition_of(file: str, name: str) -> Definition:
+def definition_of(file: str, name: str, *, is_run: bool = True) -> Definition:
     """Load a function or class and make its schema.
+
+    Args:
+        is_run: whether the file may be run here; else only the signature of a function is read.
 
     Raises:
         ValueError: there is no such file or name, or the name, its type hints or its docstring do
@@ -66,9 +71,11 @@ def definition_of(file: str, name: str) -> Definition:
     if not path.is_file():
         raise ValueError(f"{failed}: no file {path.absolute()}; correct the path")
     try:
-        target = getattr(module_of(path, "tool"), name, None)
+        target = getattr(module_of(path, "tool"), name, None) if is_run else function_of(path, name)
     except ImportError as error:
         raise ValueError(f"{failed}: the file raised {error}; correct it") from error
+    except ValueError as error:
+        raise ValueError(f"{failed}: {error}") from error
     if not inspect.isroutine(target) and not inspect.isclass(target):
         raise ValueError(f"{failed}: the file has no function or class {name!r}; correct the name")
     try:
@@ -140,17 +147,26 @@ def _valid(schema: Any) -> Any:
     return plain
 
 
+THREADS = 64
+"""Most calls at once of one function that is not async."""
+
+CANCEL_S = 1.0
+"""Time in which an async function must end after it was cancelled; then it is left alone."""
+
+
 @cache
-def _threads() -> ThreadPoolExecutor:
-    """Separate threads, because functions that never return would block shared ones."""
-    return ThreadPoolExecutor(max_workers=64, thread_name_prefix="tool")
+def _threads(place: str) -> ThreadPoolExecutor:
+    """Threads of one function, because one that never returns would block those of others."""
+    return ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix=f"tool {place}")
 
 
-async def run_in_loop(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Run a function: on the event loop if it is async, else in a thread. At the deadline an async
-    function is cancelled; a thread cannot be ended and runs on."""
+async def run_in_loop(
+    function: Callable[..., Any], place: str, arguments: Mapping[str, Any]
+) -> Any:
+    """Run a function: on the event loop if it is async, else in a thread of `place`. At the
+    deadline an async function is cancelled; a thread cannot be ended and runs on."""
     if inspect.iscoroutinefunction(function):
-        return await function(**arguments)
+        return await _awaited(function(**arguments), place)
 
     def called() -> tuple[Any, BaseException | None]:
         try:
@@ -158,10 +174,26 @@ async def run_in_loop(function: Callable[..., Any], arguments: Mapping[str, Any]
         except (Exception, SystemExit) as error:  # `StopIteration` never leaves a future
             return None, error
 
-    value, error = await asyncio.get_running_loop().run_in_executor(_threads(), called)
+    value, error = await asyncio.get_running_loop().run_in_executor(_threads(place), called)
     if error is not None:
         raise error
-    return await value if inspect.isawaitable(value) else value
+    return await _awaited(value, place) if inspect.isawaitable(value) else value
+
+
+async def _awaited(work: Awaitable[Any], place: str) -> Any:
+    """The result of an async function, which may ignore its cancellation."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=CANCEL_S)
+        if not done:
+            logger.warning("tool runs on after its cancellation tool=%s", place)
+        elif not task.cancelled():
+            task.exception()  # it is known, so asyncio does not report it
+        raise
+    return task.result()
 
 
 async def outcome_of(run: Run, arguments: dict[str, Any], tool: str, place: str) -> dict[str, Any]:
@@ -173,7 +205,7 @@ async def outcome_of(run: Run, arguments: dict[str, Any], tool: str, place: str)
         RequestFailed: the function raised.
     """
     try:
-        value = await run(arguments)
+        value = await run(copy.deepcopy(arguments))  # another attempt gets them unchanged
     except ToolRejected as error:
         raise ToolRejected(str(error), tool=tool) from error
     except asyncio.CancelledError:
@@ -276,7 +308,7 @@ class ClassSource:
         definition = self.definition
 
         async def run(arguments: dict[str, Any]) -> Any:
-            return await run_in_loop(instance.call, arguments)
+            return await run_in_loop(instance.call, definition.place, arguments)
 
         async def post(call: ToolCall, server: Server) -> ToolResult:
             body = await outcome_of(run, call.payload, call.tool, definition.place)
@@ -305,13 +337,20 @@ class _Instance:
     def __init__(self, source: ClassSource, row: Mapping[str, Any]) -> None:
         self._source, self._row = source, row
         self._instance: Any = None
+        self._starting: asyncio.Future[Any] | None = None
+        """`start` in a thread, which cannot be ended."""
 
     async def start(self) -> list[Tool]:
         definition = self._source.definition
         try:
             self._instance = definition.target()
             if start := getattr(self._instance, "start", None):
-                await run_in_loop(start, {"row": dict(self._row)})
+                starting = run_in_loop(start, definition.place, {"row": dict(self._row)})
+                if inspect.iscoroutinefunction(start):
+                    await starting
+                else:
+                    self._starting = asyncio.ensure_future(starting)
+                    await asyncio.shield(self._starting)
         except (Exception, SystemExit) as error:
             _log_once(definition.place, error)
             raise ToolUnavailable(
@@ -325,6 +364,9 @@ class _Instance:
         if (close := getattr(self._instance, "close", None)) is None:
             return
         try:
-            await run_in_loop(close, {})
+            if self._starting is not None and not self._starting.done():
+                await asyncio.wait([self._starting])
+                self._starting.exception()  # nobody waits for it any more
+            await run_in_loop(close, self._source.definition.place, {})
         except (Exception, SystemExit) as error:
             _log_once(self._source.definition.place, error)

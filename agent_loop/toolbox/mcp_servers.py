@@ -22,6 +22,7 @@ from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_ENDED, body
 from agent_loop.toolbox.mcp_client.target import target_of
 from agent_loop.toolbox.results import observation_of
 from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
+from agent_loop.toolbox.toolbox import check_only
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolCall, ToolResult, ToolUnavailable
 from agent_loop.tools.responses import rewritten_without_surrogates
@@ -93,7 +94,14 @@ class McpSource:
                     await connection.close()
             else:
                 connection = await self._connected()
-            self._tools = [self._tool_of(each, connection) for each in connection.tools]
+            only = self._entry.only
+            check_only(only, [each.name for each in connection.tools])
+            # A tool that is not offered may have a name or a schema that would be refused.
+            self._tools = [
+                self._tool_of(each, connection)
+                for each in connection.tools
+                if only is None or each.name in only
+            ]
         return list(self._tools)
 
     def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:

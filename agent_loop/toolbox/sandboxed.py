@@ -19,20 +19,19 @@ from agent_loop.turns.turn_loop import Observation
 
 _MARK = "\x1etool-result:"
 
-_BEFORE = """\
-import sys as _sys, types as _types
+_PROGRAM = """\
+import sys, types
 class ToolRejected(Exception): pass
-for _name in ("agent_loop", "agent_loop.tools", "agent_loop.tools.protocol"):
-    _sys.modules.setdefault(_name, _types.ModuleType(_name))
-_sys.modules["agent_loop.tools.protocol"].ToolRejected = ToolRejected
-"""
-"""The only part of this project that a function may import."""
-
-_AFTER = """
-def _main():
+for name in ("agent_loop", "agent_loop.tools", "agent_loop.tools.protocol"):
+    sys.modules[name] = types.ModuleType(name)
+sys.modules["agent_loop.tools.protocol"].ToolRejected = ToolRejected
+def main():
     import asyncio, json
+    out, sys.stdout = sys.stdout, sys.stderr
+    module = sys.modules["tool"] = types.ModuleType("tool")
+    exec(compile({source!r}, {file!r}, "exec"), module.__dict__)
     try:
-        value = {name}(**json.loads({arguments!r}))
+        value = getattr(module, {name!r})(**json.loads({arguments!r}))
         value = asyncio.run(value) if asyncio.iscoroutine(value) else value
         found = ["ok", value]
     except ToolRejected as error:
@@ -41,9 +40,11 @@ def _main():
         text = json.dumps(found)
     except (TypeError, ValueError):
         text = json.dumps([found[0], str(found[1])])
-    print({mark!r} + text)
-_main()
+    print("\\n" + {mark!r} + text, file=out, flush=True)
+main()
 """
+"""The file is a module of its own, as in a loop. It may import only `ToolRejected` of this project.
+What it prints goes to stderr, whose length is limited by itself."""
 
 
 class SandboxSource:
@@ -68,9 +69,13 @@ class SandboxSource:
     async def call(self, client: ToolClient, arguments: Mapping[str, Any]) -> Observation:
         if self._route is None:
             self._route = self._limit(client.route)
-        name = self.definition.name
-        after = _AFTER.format(name=name, arguments=json.dumps(dict(arguments)), mark=_MARK)
-        program = f"{_BEFORE}{self._source}\n{after}"
+        program = _PROGRAM.format(
+            source=self._source,
+            file=self.definition.path.name,
+            name=self.definition.name,
+            arguments=json.dumps(dict(arguments)),
+            mark=_MARK,
+        )
         result = await client.on(self._route).call(run_code_call(program, "", self._caches))
         run = result.body.get("run_result") or {}
         lines = [line for line in (run.get("stdout") or "").split("\n") if line[:1] == _MARK[0]]

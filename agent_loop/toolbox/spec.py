@@ -6,14 +6,19 @@ the argument and the rule.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jsonschema import SchemaError
+import regex
+from jsonschema import SchemaError, ValidationError
 from jsonschema.exceptions import best_match
-from jsonschema.validators import validator_for
+from jsonschema.validators import extend, validator_for
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from agent_loop.turns.tags import ActionKind
 
@@ -21,11 +26,32 @@ if TYPE_CHECKING:
     from agent_loop.tools.client import ToolClient
     from agent_loop.turns.turn_loop import Observation
 
+MAX_DEPTH = 64
+"""Lists and objects of an argument inside each other. A tool may fail at more, as many JSON
+libraries do; a shared MCP server would fail for all trajectories."""
+
 MAX_MISTAKE = 300
 """Characters of a mistake that the model reads; a value in it may be long."""
 
+PATTERN_S = 0.05
+"""Longest search of a schema's pattern."""
+
 _NAME = re.compile(r"[A-Za-z_][\w.-]{0,127}")
 _TAKEN = frozenset({ActionKind.ANSWER, ActionKind.MALFORMED})
+
+_NAMES_ELSEWHERE = frozenset(
+    {
+        *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "if"),
+        *("dependentSchemas", "patternProperties"),
+    }
+)
+"""Keys of a schema that may name arguments outside `properties`."""
+
+_DATA = frozenset({"const", "enum", "default", "examples"})
+"""Keys of a schema whose values are no schemas."""
+
+_OFFLINE: Any = Registry()
+"""Without it, jsonschema would fetch a `$ref` to another document from its URL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +83,11 @@ class ToolSpec:
                 f"tool={self.name!r}: its parameters are no JSON schema ({error.message:.200}); "
                 "correct them"
             ) from error
+        if (lost := _lost_reference(self.parameters)) is not None:
+            raise ValueError(
+                f"tool={self.name!r}: its parameters refer to $ref={lost!r}, which is not in them, "
+                "and nothing is fetched; write it out"
+            )
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -73,29 +104,85 @@ class ToolSpec:
         """The tool in one line, for a prompt: its arguments with their descriptions, or only their
         names if an argument has no description."""
         properties = self.parameters.get("properties", {})
-        texts = {name: about.get("description") for name, about in properties.items()}
+        texts = {
+            name: about.get("description") if isinstance(about, Mapping) else None
+            for name, about in properties.items()
+        }
         shown = texts if all(texts.values()) else [*texts]
         return f"{self.name}: {self.description}; {json.dumps(shown)}"
 
     @cached_property
     def _validator(self) -> Any:
-        return validator_for(self.parameters)(self.parameters)
+        kind = extend(validator_for(self.parameters), {"pattern": _pattern})
+        return kind(self.parameters, registry=_OFFLINE)
 
     def mistake(self, arguments: Mapping[str, Any]) -> str | None:
         """Why these arguments break the schema: the path of the argument and the rule; None if they
-        are right. An argument that the schema does not name is refused too."""
+        are right. An argument that the schema does not name is refused too, unless the schema may
+        name it in another place."""
+        if _is_deep(arguments):
+            return f"{self.name}: an argument is nested too deeply"
         known = self.parameters.get("properties", {})
         takes_more = self.parameters.get("additionalProperties", False)
+        if _NAMES_ELSEWHERE & self.parameters.keys():
+            takes_more = None  # the validator knows
         if takes_more is False and (unknown := sorted(arguments.keys() - known.keys())):
             there = ", ".join(known) or "none"
             return f"{self.name}: unknown argument {', '.join(unknown)}; there are: {there}"[
                 :MAX_MISTAKE
             ]
-        error = best_match(self._validator.iter_errors(dict(arguments)))
+        try:
+            error = best_match(self._validator.iter_errors(dict(arguments)))
+        except (RecursionError, OverflowError):
+            return f"{self.name}: an argument is nested too deeply, or a number is too large"
         if error is None:
             return None
         place = "".join(f"[{p!r}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
         return f"{self.name}{place}: {error.message}"[:MAX_MISTAKE]
+
+
+def _pattern(validator: Any, pattern: str, text: Any, schema: Any) -> Iterator[ValidationError]:
+    """The rule `pattern`. A pattern that takes long on what the model wrote would stop the event
+    loop: the tool then decides itself."""
+    if not isinstance(text, str):
+        return
+    with suppress(TimeoutError, regex.error):
+        if not regex.search(pattern, text, timeout=PATTERN_S):
+            yield ValidationError(f"{text!r} does not match {pattern!r}")
+
+
+def _is_deep(arguments: Mapping[str, Any]) -> bool:
+    level: list[Any] = [arguments]
+    for _ in range(MAX_DEPTH + 1):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _lost_reference(schema: Mapping[str, Any]) -> str | None:
+    """A `$ref` that the schema itself does not answer; None if there is none."""
+    resource = Resource.from_contents(schema, default_specification=DRAFT202012)
+    base = resource.id() or ""
+    resolver = _OFFLINE.with_resource(base, resource).resolver(base)
+    left: list[Any] = [schema]
+    while left:
+        part = left.pop()
+        if isinstance(part, list):
+            left += part
+        elif isinstance(part, Mapping):
+            left += [value for key, value in part.items() if key not in _DATA]
+            if isinstance(reference := part.get("$ref"), str):
+                try:
+                    resolver.lookup(reference)
+                except Unresolvable:
+                    return reference
+    return None
 
 
 class Tool(Protocol):

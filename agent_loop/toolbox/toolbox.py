@@ -1,7 +1,7 @@
 """The tools of one source, opened once for an event loop, and their state for each trajectory."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ class Toolbox:
 
     def __init__(self, opened: Sequence[OpenedSource]) -> None:
         self._opened = opened
-        self._listing = asyncio.Lock()
+        self._listing: asyncio.Task[dict[str, Tool]] | None = None
         self._tools: dict[str, Tool] | None = None
 
     async def open(self) -> None:
@@ -43,12 +43,24 @@ class Toolbox:
             ToolUnavailable: an entry cannot list its tools now; the next call tries again.
             ValueError: two tools have one name, or an entry is wrong.
         """
-        async with self._listing:
-            if self._tools is None:
-                found: list[Tool] = []
-                for each in self._opened:
-                    found += offered(await each.source.tools(), each.only)
-                self._tools = by_name(found)
+        if self._tools is not None:
+            return
+        # All that wait share the outcome: a server that does not start is tried once for them.
+        if self._listing is None:
+            self._listing = asyncio.ensure_future(self._listed())
+            self._listing.add_done_callback(self._forget_listing)
+        self._tools = await asyncio.shield(self._listing)
+
+    async def _listed(self) -> dict[str, Tool]:
+        found: list[Tool] = []
+        for each in self._opened:
+            found += offered(await each.source.tools(), each.only)
+        return by_name(found)
+
+    def _forget_listing(self, listing: "asyncio.Task[dict[str, Tool]]") -> None:
+        self._listing = None
+        if not listing.cancelled():
+            listing.exception()  # also if nobody waits any more
 
     @property
     def specs(self) -> dict[str, ToolSpec]:
@@ -93,13 +105,16 @@ class TrajectoryTools:
 
     async def _close(self) -> None:
         """Free the state of all entries, within `CLOSE_S`, also if the trajectory is cancelled."""
-        for _, session in self._sessions:
-            closing = asyncio.ensure_future(_closed(session))
-            try:
-                await asyncio.shield(closing)
-            except asyncio.CancelledError:
-                await asyncio.wait([closing])
-                raise
+        closing = [asyncio.ensure_future(_closed(session)) for _, session in self._sessions]
+        if not closing:
+            return
+        try:
+            await asyncio.wait(closing)
+        except asyncio.CancelledError:
+            await asyncio.wait(closing)
+            raise
+        for each in closing:
+            each.result()
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Observation:
         """Call a tool. An unknown tool and arguments that break its schema are the model's
@@ -132,9 +147,18 @@ def offered(tools: Sequence[Tool], only: Sequence[str] | None) -> list[Tool]:
     if only is None:
         return list(tools)
     there = {tool.spec.name: tool for tool in tools}
-    if unknown := sorted(set(only) - there.keys()):
-        raise ValueError(f"only={unknown}: no such tools; there are {', '.join(sorted(there))}")
+    check_only(only, there)
     return [there[name] for name in only]
+
+
+def check_only(only: Sequence[str] | None, there: Collection[str]) -> None:
+    """Refuse names that are not there.
+
+    Raises:
+        ValueError: `only` has such a name.
+    """
+    if unknown := sorted(set(only or ()) - set(there)):
+        raise ValueError(f"only={unknown}: no such tools; there are {', '.join(sorted(there))}")
 
 
 def by_name(tools: Sequence[Tool]) -> dict[str, Tool]:

@@ -7,6 +7,7 @@ verl's contract holds, in which what a tool raises is a text that the model read
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -43,6 +44,12 @@ def tools_of_file(file: str) -> list[Any]:
         raise ValueError(
             f"verl={file!r}: verl cannot load it ({type(error).__name__}: {error}); correct it"
         ) from error
+
+
+def _digest_of(name: str) -> str:
+    """Changes with the file, if there is one; what the file imports is not looked at."""
+    path = Path(name)
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else ""
 
 
 def spec_of(tool: Any) -> ToolSpec:
@@ -86,7 +93,7 @@ class VerlSource:
             origin = server.origins[call.tool]
             return ToolResult(body=body, tool=call.tool, origin=origin, cacheable=True)
 
-        key = f"verl:{name}"
+        key = f"verl:{name}:{_digest_of(name)}"
         route = limit(local_route(name, post, key=key, timeout_s=timeout_s, clock=clock))
         route.servers.all[0].origins.update(dict.fromkeys(by_name, key))
         may_repeat = bool(route.caches) or route.max_retries > 0

@@ -12,6 +12,7 @@ Source for full jitter: Brooker, "Exponential Backoff and Jitter", AWS Architect
 """
 
 import asyncio
+import logging
 import os
 import random
 import time
@@ -63,6 +64,8 @@ HEALTH_S = 2.0
 CACHE_BYTES = 32 << 20
 """Size of all results in memory, per event loop."""
 
+
+logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -192,10 +195,13 @@ class ToolClient:
         transport, opened.transport = opened.transport, None
         store, opened.store = opened.store, None
         resources, opened.resources = opened.resources, {}
-        for resource in resources.values():
-            if (close := getattr(resource, "close", None)) is not None:
-                await close()
         try:
+            for resource in resources.values():
+                if (close := getattr(resource, "close", None)) is not None:
+                    try:
+                        await close()
+                    except Exception:  # the others are still closed
+                        logger.exception("cannot close %s", type(resource).__name__)
             if transport is not None:
                 await transport.close()
         finally:
@@ -263,7 +269,7 @@ class ToolClient:
     def _is_pure(self, call: ToolCall) -> bool:
         """Whether the answer depends only on the call."""
         if self.route.caches is not None:
-            return self.route.caches
+            return self.route.caches and not call.session
         if not call.idempotent or call.deterministic is False:
             return False
         if call.tool == "run_code":
@@ -351,7 +357,9 @@ class ToolClient:
         tried: list[Server] = []
 
         def for_waiting_s() -> float:
-            return max(0.0, deadline - servers.request_s - clock())
+            # `servers` may be those of routes with a longer timeout.
+            reserved_s = min(servers.request_s, route.timeout_s / 4)
+            return max(0.0, deadline - reserved_s - clock())
 
         for attempt in range(1, route.max_retries + 2):
             servers.check(call)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 from agent_loop.tools.limiter import Limiter, limiter_of, own_folder, state_path
 from agent_loop.tools.routes import Route
@@ -21,7 +22,11 @@ from rate_limit.slots import FileSlots
 
 def own_name(target: str) -> str:
     """The name of the limits of what an entry names, in files and metrics."""
-    words = re.sub(r"\W+", "_", target).strip("_")[-40:]
+    shown = target
+    if target.startswith(("http://", "https://")):  # the rest may be secret
+        parts = urlsplit(target)
+        shown = f"{parts.netloc.rpartition('@')[2]}{parts.path}"
+    words = re.sub(r"\W+", "_", shown).strip("_")[-40:]
     return f"{words}-{hashlib.sha1(target.encode()).hexdigest()[:8]}"
 
 

@@ -27,6 +27,7 @@ from agent_loop.training.own_queue import VARIABLE
 from agent_loop.training.verl_config import refusals
 from config.environment import ENV_FORWARD
 from config.schema import ConfigError
+from config.tool_entries import ToolEntry, as_entry
 
 OWN = re.compile(
     r"TENSORBOARD_DIR|HYDRA_FULL_ERROR|PYTHONUNBUFFERED|VERL_(?!MIXED_)\w+|TOOL_SERVER_TOKEN"
@@ -107,6 +108,7 @@ def join(config: DictConfig) -> None:
     runtime_env["env_vars"] = {
         **of_verl["env_vars"],
         **{name: value for name, value in os.environ.items() if is_forwarded(name)},
+        **{name: os.environ[name] for name in named_by_tools(config) if name in os.environ},
         "TRANSFER_QUEUE_ENABLE": "1",
         VARIABLE: os.environ[VARIABLE],
         **of_user.get("env_vars", {}),
@@ -114,6 +116,14 @@ def join(config: DictConfig) -> None:
     for name in given_to_the_job() & runtime_env["env_vars"].keys():
         del runtime_env["env_vars"][name]
     ray.init(**settings, runtime_env=runtime_env)
+
+
+def named_by_tools(config: DictConfig) -> set[str]:
+    """Variables that MCP servers of sources get (`env`, `token`)."""
+    sources: Any = OmegaConf.to_container(config.mixed.sources, resolve=True)
+    entries = [tool for source in sources.values() for tool in source.get("tools") or ()]
+    tools = [ToolEntry.model_validate(as_entry(entry)) for entry in entries]
+    return {name for tool in tools for name in (*tool.env, *([tool.token] if tool.token else ()))}
 
 
 class _PinnedToThisNode:

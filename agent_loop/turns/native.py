@@ -5,6 +5,7 @@ results as the template does (`agent_loop.turns.tool_messages`). A message witho
 answer. One instance serves one trajectory. No verl, no torch.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,15 @@ from agent_loop.turns.observation_style import Shown, TokenCodec, fit
 from agent_loop.turns.tags import Action, ActionKind, Tags
 from agent_loop.turns.tool_messages import Called, ToolMessages, written
 from samplers.rows.sources.math import boxed_answer
+
+_PLAIN = re.compile(r"[\w.:/-]{1,256}")
+
+
+THOUGHTS = (
+    *(("<think>", "</think>"), ("<seed:think>", "</seed:think>")),
+    *(("<|channel>thought", "<channel|>"), ("<|channel|>analysis<|message|>", "<|end|>")),
+)
+"""Beginning and end of a thought in the formats."""
 
 
 class NativeDialogue:
@@ -63,8 +73,11 @@ class NativeDialogue:
         ends = [at + len(stop) for stop in self.stop_texts if (at := text.find(stop)) >= 0]
         return min(ends, default=-1)
 
-    def actions(self, text: str) -> list[Action]:
-        """The calls of a message, or its answer; none if it has neither."""
+    def actions(self, text: str, *, is_whole: bool = True) -> list[Action]:
+        """The calls of a message, or its answer; none if it has neither. A call that the model
+        drafts in a thought is none, also if a limit of tokens cut the thought."""
+        if not is_whole and self._thinks_on(text):
+            return []
         message = self._format.parse(text, self._schemas, in_reasoning=self._in_reasoning)
         if not message.calls:
             answer = None if message.is_open else self._answer(message)
@@ -78,7 +91,7 @@ class NativeDialogue:
             call_id = (None if isinstance(call, CallMistake) else call.call_id) or (
                 f"call_{self._count + number}"
             )
-            self._called.append(Called(name, call_id))
+            self._called.append(Called(_plain(name, "unknown"), _plain(call_id, f"call_{number}")))
             if isinstance(call, CallMistake):
                 problem, is_open = call.problem, call.is_open
             elif number >= self._max_calls:
@@ -91,6 +104,12 @@ class NativeDialogue:
             found.append(Action(kind=ActionKind.MALFORMED, content=problem, is_open=is_open))
         self._count += len(found)
         return found
+
+    def _thinks_on(self, text: str) -> bool:
+        """Whether a thought begins in a text, or before it, and does not end in it."""
+        if self._in_reasoning and THOUGHTS[0][1] not in text:
+            return True
+        return any(text.rfind(start) > text.rfind(end) for start, end in THOUGHTS)
 
     def _answer(self, message: Message) -> str | None:
         r"""The text between the answer tags; else in the last `\boxed{}`; else the message."""
@@ -129,6 +148,12 @@ class NativeDialogue:
                 return Shown(token_ids=token_ids, text=self._codec.decode(token_ids))
             left -= used - (room - glue.length - len(end))
         return None
+
+
+def _plain(word: str, other: str) -> str:
+    """A name or an id for the template, whose text is tokenised with control tokens: the word, or
+    `other` if it has characters that no name has."""
+    return word if _PLAIN.fullmatch(word) else other
 
 
 def opens_thought(text: str) -> bool:

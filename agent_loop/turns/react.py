@@ -82,7 +82,7 @@ class ReAct:
         observed = _OBSERVED.search(text)
         return observed.end() if observed else -1
 
-    def actions(self, text: str) -> list[Action]:
+    def actions(self, text: str, *, is_whole: bool = True) -> list[Action]:
         if calls := self._calls(text):
             return [call.action for call in calls]
         final = _FINAL.search(text)

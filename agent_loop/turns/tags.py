@@ -55,8 +55,12 @@ class Language(Protocol):
         """Index after the end of the turn in `text`; -1 if the turn does not end in it."""
         ...
 
-    def actions(self, text: str) -> list[Action]:
-        """Actions of a turn that was cut at its end. If one is the answer, it is the last."""
+    def actions(self, text: str, *, is_whole: bool = True) -> list[Action]:
+        """Actions of a turn that was cut at its end. If one is the answer, it is the last.
+
+        Args:
+            is_whole: whether the turn has an end; else a limit of tokens cut it.
+        """
         ...
 
 
@@ -121,7 +125,7 @@ class Tags:
                 break
         return end
 
-    def actions(self, text: str) -> list[Action]:
+    def actions(self, text: str, *, is_whole: bool = True) -> list[Action]:
         """An action for each closing tag, with the text before the tag, stripped."""
         found: list[Action] = []
         begin = 0

@@ -89,8 +89,11 @@ class ToolMessages:
             self._kept[key] = self._found(key)
         return self._kept[key]
 
-    def check(self) -> None:
+    def check(self, *, several: bool = True) -> None:
         """Check that a conversation with tool calls can go on.
+
+        Args:
+            several: whether a message may have several calls.
 
         Raises:
             CannotContinue: see `glue`; or the template renders earlier messages otherwise when
@@ -99,6 +102,8 @@ class ToolMessages:
         """
         called = Called("probe", "call_0")
         self.glue([called])
+        if several:
+            self.glue([called, Called("probe", "call_1")])
         first = [_USER, self._asks([called], "first"), _result(called, "one")]
         later = [*first, self._asks([called], "second"), _result(called, "two")]
         before, after = self._rendered(first, False), self._rendered(later, False)

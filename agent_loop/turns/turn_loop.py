@@ -280,7 +280,7 @@ async def _run(
             text, is_whole = _append_turn(trajectory, generated, language, codec)
             turn.tokens = trajectory.segments[-1].length
 
-            actions = language.actions(text)
+            actions = language.actions(text, is_whole=is_whole)
             if not actions:
                 is_full = turn.tokens >= room
                 return StopReason.RESPONSE_BUDGET if is_full else StopReason.NO_ACTION

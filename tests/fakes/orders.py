@@ -108,3 +108,19 @@ def no_docstring(order: str) -> str:
 def any_number(*orders: str) -> str:
     """Find orders."""
     return ""
+
+
+async def stays(text: str) -> str:
+    """Ignore a cancellation.
+
+    Args:
+        text: what to say
+    """
+    event = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.5, event.set)
+    while not event.is_set():
+        try:
+            await event.wait()
+        except asyncio.CancelledError:
+            continue
+    return text

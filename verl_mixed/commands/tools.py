@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import redirect_stdout
 from typing import Any
 
 from verl_mixed.commands.arguments import (
@@ -52,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     }
     if not sources:
         raise ValueError(f"--source {arguments.source}: no such source takes part in the mixture")
-    found = {name: specs_of(config, name, source) for name, source in sources.items()}
+    with redirect_stdout(sys.stderr):  # a user's file may print
+        found = {name: specs_of(config, name, source) for name, source in sources.items()}
     if wrong := [f"mixed.sources.{n}.tools: {v}" for n, v in found.items() if isinstance(v, str)]:
         raise ValueError("\n".join(wrong))
     tools = {name: specs for name, specs in found.items() if isinstance(specs, dict)}

@@ -30,6 +30,9 @@ commands downloads the server."""
 CLOSE_S = 6.0
 """Longest time in which a connection closes, before it is cancelled."""
 
+SECRET_LENGTH = 8
+"""Values of `env` that are as long may be secrets; messages do not show them."""
+
 MAX_TOOLS = 512
 MAX_PAGES = 64
 MAX_LISTED_CHARS = 1 << 20
@@ -193,7 +196,9 @@ def _transport_of(target: ServerTarget) -> Any:
         return HttpServer(target.url, target.token)
     from mcp.client.stdio import get_default_environment
 
-    return ServerProcess(target.command, get_default_environment() | dict(target.env))
+    env = get_default_environment() | dict(target.env)
+    secrets = [value for value in target.env.values() if len(value) >= SECRET_LENGTH]
+    return ServerProcess(target.command, env, target.cwd, secrets)
 
 
 def _client_of(transport: Any) -> "Client":

@@ -15,8 +15,9 @@ import shutil
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -64,10 +65,19 @@ class ServerProcess:
     Args:
         command: the program and its arguments.
         env: all environment variables of the process.
+        cwd: its folder; None: that of this process.
+        secrets: texts that are not shown in messages.
     """
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        self._command, self._env = list(command), dict(env)
+    def __init__(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str | None = None,
+        secrets: Iterable[str] = (),
+    ) -> None:
+        self._command, self._env, self._cwd = list(command), dict(env), cwd
+        self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
         self._process: subprocess.Popen[bytes] | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self._unsent: list[bytes] = []
@@ -103,9 +113,14 @@ class ServerProcess:
         return Answers(self), Requests(self)
 
     def _started(self) -> "subprocess.Popen[bytes]":
-        program = shutil.which(self._command[0], path=self._env.get("PATH"))
+        if self._cwd is not None and not Path(self._cwd).is_dir():
+            raise ProcessFault(f"this node has no folder {self._cwd}, in which it is to run")
+        first = self._command[0]
+        if "/" in first and self._cwd is not None:
+            first = str(Path(self._cwd) / first)
+        program = shutil.which(first, path=self._env.get("PATH"))
         if program is None:
-            raise ProcessFault(f"there is no program {self._command[0]!r} on PATH")
+            raise ProcessFault(f"there is no program {first!r} on PATH")
         # setpriv asks the kernel for the signal at the worker's death. Code of ours between fork
         # and exec could do it too, and could hang, because the worker has threads.
         setpriv = shutil.which("setpriv")
@@ -118,6 +133,7 @@ class ServerProcess:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 env=self._env,
+                cwd=self._cwd,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
@@ -166,9 +182,15 @@ class ServerProcess:
             parts.append("it closed its stdout" if code is None else f"it exited with code {code}")
         if self._printed:
             parts.append(f"it printed to stdout: {self._printed.decode(errors='replace')!r}")
-        if words := self._stderr.decode(errors="replace").strip()[-SHOWN_STDERR:]:
+        if words := self._hidden(self._stderr.decode(errors="replace").strip())[-SHOWN_STDERR:]:
             parts.append(f"its stderr ends with: {words}")
-        return "; ".join(part for part in parts if part)
+        return self._hidden("; ".join(part for part in parts if part))
+
+    def _hidden(self, text: str) -> str:
+        """The text without secrets, which a server may print."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
 
     def write(self, message: dict[str, Any]) -> None:
         """Send a message to stdin.

@@ -26,6 +26,9 @@ class ServerTarget:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables that a server over stdio gets beside PATH, HOME, USER and the like."""
 
+    cwd: str | None = None
+    """Folder of a server over stdio."""
+
     url: str = ""
     """Of a server over HTTP."""
 
@@ -35,7 +38,7 @@ class ServerTarget:
     @property
     def digest(self) -> str:
         """Changes with everything that the answers may depend on here."""
-        parts = [*self.command, self.url, self.token]
+        parts = [*self.command, self.cwd or "", self.url, self.token]
         parts += [f"{name}={value}" for name, value in sorted(self.env.items())]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
@@ -74,4 +77,5 @@ def target_of(entry: ToolEntry, environ: Mapping[str, str] = os.environ) -> Serv
         name=f"mcp server `{text[:SHOWN_COMMAND]}`",
         command=command,
         env={name: environ[name] for name in entry.env},
+        cwd=entry.cwd,
     )

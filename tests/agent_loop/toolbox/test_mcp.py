@@ -311,6 +311,12 @@ async def test_a_server_that_does_not_start_is_named_with_its_last_words(
     assert not _children()
 
 
+async def test_messages_do_not_show_the_variables_that_a_server_prints(monkeypatch):
+    monkeypatch.setenv("LICENCE", "no licence")
+    with pytest.raises(ToolUnavailable, match=r"stderr ends with: \*\*\*\nbuy one"):
+        await listed(ToolEntry(mcp=f"{LINES} --exits", env=["LICENCE"]), 10.0)
+
+
 async def test_a_call_starts_a_server_again_that_did_not_start(tmp_path):
     async with opened(tmp_path) as rig:
         source = rig.source

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,16 @@ import pytest
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.functions import definition_of
 from agent_loop.toolbox.spec import ToolSpec
+from agent_loop.toolbox.toolbox import OpenedSource, TrajectoryTools
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.own_limits import limited, own_state_path
-from agent_loop.tools.protocol import ToolRejected, ToolTimeout, ToolUnavailable
+from agent_loop.tools.protocol import (
+    ToolRejected,
+    ToolTimeout,
+    ToolUnavailable,
+    cell_call,
+    run_code_call,
+)
 from agent_loop.tools.server import ServerSettings, app_runner, create_app
 from agent_loop.turns.turn_loop import Observation
 from config.schema import MixedConfig, ToolConfig
@@ -182,6 +191,32 @@ async def test_retries_and_cache_are_only_as_the_entry_says():
             await tools.call("breaks", how="torn")
 
 
+async def test_a_cell_of_an_interpreter_is_run_each_time_whatever_the_cache_of_its_tool():
+    client = ToolClient("http://x", limiter=None)
+    on = client.on(client.limits(client.route, entry("run_code", cache=True)))
+    assert on._is_pure(run_code_call("print(1)", ""))
+    assert not on._is_pure(cell_call("x += 1", "", "session", began=True))
+
+
+async def test_all_resources_of_a_client_are_closed_also_if_one_cannot_be():
+    closed: list[str] = []
+
+    class Torn:
+        async def close(self) -> None:
+            closed.append("torn")
+            raise OSError("torn")
+
+    class Whole:
+        async def close(self) -> None:
+            closed.append("whole")
+
+    async with ToolClient("http://x", limiter=None) as client:
+        client.resource("a", Torn)
+        client.resource("b", Whole)
+        session = client.session
+    assert closed == ["torn", "whole"] and session.closed
+
+
 async def test_each_trajectory_has_its_own_state_and_it_is_always_freed():
     ended = definition_of(str(ORDERS), "Cart").target.ended
     ended.clear()
@@ -205,6 +240,83 @@ async def test_each_trajectory_has_its_own_state_and_it_is_always_freed():
             task.cancel()
             await asyncio.wait([task])
     assert ended == ["shop:2", "shop:1", "shop:1", "shop:3"]
+
+
+async def test_what_a_cancelled_start_still_makes_in_its_thread_is_freed_after_it(tmp_path: Path):
+    (tmp_path / "shop.py").write_text(_SLOW_START)
+    async with box(entry(f"{tmp_path}/shop.py:Shop")) as tools:
+
+        async def trajectory() -> None:
+            async with tools.toolbox.begin(tools.client, ROW):
+                pass
+
+        task = asyncio.ensure_future(trajectory())
+        await asyncio.sleep(0.1)
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert definition_of(f"{tmp_path}/shop.py", "Shop").target.log == ["started", "closed"]
+
+
+_SLOW_START = """\
+import time
+
+class Shop:
+    log = []
+
+    def start(self, row):
+        time.sleep(0.4)
+        self.log.append("started")
+
+    def call(self, item: str) -> str:
+        \"\"\"Buy.
+
+        Args:
+            item: what
+        \"\"\"
+        return item
+
+    def close(self):
+        self.log.append("closed")
+"""
+
+
+async def test_all_state_is_freed_if_the_trajectory_is_cancelled_while_the_first_is_freed():
+    ended: list[str] = []
+
+    class Slow:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        async def start(self) -> list[Any]:
+            return []
+
+        async def close(self) -> None:
+            await asyncio.sleep(0.05)
+            ended.append(self._name)
+
+    async def trajectory() -> None:
+        sessions: Any = [(OpenedSource(source=Slow(n)), Slow(n)) for n in "abc"]  # type: ignore[arg-type]
+        async with TrajectoryTools({}, ToolClient("http://x", limiter=None), sessions):
+            pass
+
+    task = asyncio.ensure_future(trajectory())
+    await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() and sorted(ended) == ["a", "b", "c"]
+
+
+async def test_a_tool_with_a_short_timeout_still_waits_for_its_rate_and_is_tried_again(
+    tmp_path: Path,
+):
+    hurried = entry("look_up", rate="600/min", timeout=4.0)
+    async with box(hurried, folder=tmp_path) as tools:  # the run's timeout is 20 s
+        found = await asyncio.gather(*[tools.call("look_up", order="A1") for _ in range(4)])
+    assert len(found) == 4
+    async with box(entry("breaks", retry=1, timeout=4.0)) as tools:
+        with pytest.raises(ToolUnavailable, match="2 attempts"):
+            await tools.call("breaks", how="torn")
 
 
 async def test_a_tool_has_a_rate_of_its_own_under_the_one_limit(tmp_path: Path):
@@ -233,6 +345,71 @@ def test_a_name_that_no_model_can_call_is_refused(name: str):
         ToolSpec(name=name, description="", parameters={"type": "object"})
 
 
+def spec(**parameters: Any) -> ToolSpec:
+    return ToolSpec(name="t", description="", parameters={"type": "object", **parameters})
+
+
+@pytest.mark.parametrize("ref", ["http://host.invalid/s.json", "file:///etc/hostname", "#/$defs/b"])
+def test_a_schema_that_refers_to_what_is_not_in_it_is_refused_and_nothing_is_fetched(ref: str):
+    with pytest.raises(ValueError, match="which is not in them, and nothing is fetched"):
+        spec(properties={"x": {"type": "array", "items": {"$ref": ref}}}, **{"$defs": {"a": {}}})
+
+
+def test_arguments_that_the_library_cannot_check_are_the_model_s_mistake():
+    nested: list[Any] = []
+    for _ in range(400):
+        nested = [nested]
+    tree = {"$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
+    for checked in (
+        spec(properties={"x": {"$ref": "#/$defs/a"}}, **tree),
+        spec(properties={"x": {}}),
+    ):
+        assert "nested too deeply" in str(checked.mistake({"x": nested}))
+        assert checked.mistake({"x": [[[[]]]]}) is None
+    price = spec(properties={"x": {"type": "number", "multipleOf": 0.1}})
+    assert "a number is too large" in str(price.mistake({"x": 10**400}))
+
+
+def test_arguments_may_be_named_outside_properties():
+    query = {"properties": {"q": {"type": "string"}}}
+    for parameters in (
+        {"$ref": "#/$defs/a", "$defs": {"a": query}},
+        {"allOf": [query]},
+        {"patternProperties": {"^q": {"type": "string"}}},
+    ):
+        assert spec(**parameters).mistake({"q": "tea"}) is None
+        assert "is not of type 'string'" in str(spec(**parameters).mistake({"q": 1}))
+    assert spec(properties={"any": True}).line.endswith('["any"]')
+
+
+def test_agents_of_a_source_share_a_toolbox_only_if_they_are_set_alike():
+    pytest.importorskip("verl")
+    from agent_loop.named_tools_loop import NamedToolsLoop
+
+    client = ToolClient("http://x", limiter=None)
+    settings = SimpleNamespace(mixed=SimpleNamespace(sources={}), tools=SimpleNamespace(timeout=1))
+
+    def toolbox(*, persistent: bool) -> Any:
+        class Loop(NamedToolsLoop):
+            def __init__(self) -> None: ...
+
+            def language(self) -> Any: ...
+
+        loop: Any = Loop()
+        loop.client, loop.settings = client, settings
+        loop._tool_names, loop._topk, loop._verls, loop._persistent = None, 3, [], persistent
+        return loop._toolbox("nq")
+
+    kept = toolbox(persistent=True)
+    assert toolbox(persistent=True) is kept and toolbox(persistent=False) is not kept
+
+
+@pytest.mark.parametrize("rate", ["0/s", f"{'9' * 400}/s", "0.0001/h", "2", "2/day"])
+def test_a_rate_that_no_limiter_can_keep_to_is_refused(rate: str):
+    with pytest.raises(ValueError, match="write a number above 0 and a unit"):
+        entry("look_up", rate=rate)
+
+
 @pytest.mark.sandbox
 async def test_a_function_runs_in_the_sandbox():
     async with (
@@ -245,3 +422,97 @@ async def test_a_function_runs_in_the_sandbox():
             await tools.call("look_up", order="C3")
         with pytest.raises(ToolUnavailable, match=r"no result in the sandbox \(KeyError: 'torn'"):
             await tools.call("breaks", how="torn")
+
+
+_SHARED = """\
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Line:
+    text: str
+
+def said(text: str) -> str:
+    \"\"\"Say.
+
+    Args:
+        text: what
+    \"\"\"
+    print("working...", end="")
+    return Line(text).text
+
+if __name__ == "__main__":
+    raise SystemExit("this file was run")
+"""
+
+
+@pytest.mark.sandbox
+async def test_in_the_sandbox_a_file_is_a_module_and_may_print(tmp_path: Path):
+    (tmp_path / "shared.py").write_text(_SHARED)
+    said = entry(f"{tmp_path}/shared.py:said", where="sandbox")
+    async with (
+        listening(app_runner(create_app(ServerSettings(port=0)))) as url,
+        box(said, url=url) as tools,
+    ):
+        assert (await tools.call("said", text="{a} \x1e")).text == "{a} \x1e"
+
+
+UNTRUSTED = """
+import os
+from typing import Literal
+os.environ["RAN_HERE"] = "yes"
+
+def half(number: int, unit: Literal["a", "b"] = "a", more: "list[str] | None" = None) -> float:
+    \"\"\"Half of it.
+
+    Args:
+        number: to be halved
+        unit: of it
+        more: words
+    \"\"\"
+    print("x" * 3_000_000)
+    return number / 2
+"""
+
+
+async def test_a_file_for_the_sandbox_is_read_and_not_run_here(tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("RAN_HERE", raising=False)
+    file = tmp_path / "half.py"
+    file.write_text(UNTRUSTED)
+    async with box(entry(f"{file}:half", where="sandbox")) as tools:
+        schema = tools.toolbox.specs["half"].parameters
+    assert schema["required"] == ["number"] and schema["properties"]["unit"]["enum"] == ["a", "b"]
+    assert "RAN_HERE" not in os.environ
+    file.write_text(UNTRUSTED.replace("number: int", "number: os.system('true')"))
+    with pytest.raises(ValueError, match="the file is not run to read it; write another hint"):
+        async with box(entry(f"{file}:half", where="sandbox")):
+            pass
+
+
+async def test_a_function_that_hangs_blocks_no_other_tool(monkeypatch):
+    monkeypatch.setattr("agent_loop.toolbox.functions.THREADS", 1)
+    slow = entry("hangs", timeout=0.2)
+    async with box(slow, entry("look_up")) as tools:
+        for _ in range(2):
+            with pytest.raises(ToolTimeout):
+                await tools.call("hangs", seconds=1)
+        assert "A1" in (await tools.call("look_up", order="A1")).text
+
+
+async def test_an_async_function_that_ignores_its_cancellation_is_left_alone(monkeypatch):
+    monkeypatch.setattr("agent_loop.toolbox.functions.CANCEL_S", 0.01)
+    async with box(entry("stays", timeout=0.1)) as tools:
+        with pytest.raises(ToolTimeout, match="within timeout"):
+            await tools.call("stays", text="a")
+
+
+async def test_a_pattern_that_takes_long_is_left_to_the_tool():
+    text = {"type": "string", "pattern": "^(a|aa)+$"}
+    spec = ToolSpec(
+        name="slow",
+        description="",
+        parameters={"type": "object", "properties": {"text": text}},
+    )
+    assert spec.mistake({"text": "aaa"}) is None
+    assert "does not match" in (spec.mistake({"text": "b"}) or "")
+    assert spec.mistake({"text": 60 * "a" + "!"}) is None

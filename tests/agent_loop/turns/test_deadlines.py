@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from agent_loop import turn_agent_loop
 from agent_loop.metrics.mask_audit import mask_problems
-from agent_loop.tools.protocol import ToolUnavailable
+from agent_loop.tools.protocol import ToolTimeout, ToolUnavailable
+from agent_loop.turn_agent_loop import TurnAgentLoop
 from agent_loop.turns import loop_settings
 from agent_loop.turns.loop_settings import LoopSettings
 from agent_loop.turns.observation_style import InlineStyle, Shown
@@ -172,7 +174,7 @@ class BrokenStyle:
 
 
 class BrokenTags(Tags):
-    def actions(self, text: str) -> list[Action]:
+    def actions(self, text: str, *, is_whole: bool = True) -> list[Action]:
         raise ValueError("broken")
 
 
@@ -225,3 +227,40 @@ def test_a_trajectory_ends_when_its_step_does(monkeypatch, deadline, left_s, nam
     assert (budget.timeout_s, budget.timeout_name) == (left_s, name)
     assert settings.budget_of("nq", deadline).max_turns == 7
     assert settings.budget_of("other", deadline).timeout_s == left_s
+
+
+class Stuck(TurnAgentLoop):
+    """A loop whose tools never start."""
+
+    is_ended = False
+
+    def __init__(self) -> None:
+        limits = Budget(max_turns=1, response_length=9, timeout_s=30.0)
+        self.settings: Any = SimpleNamespace(
+            tools=None, mixed=None, budget_of=lambda source, step_deadline: limits
+        )
+
+    def language(self) -> Any: ...
+
+    async def act(self, action: Action, extras: dict[str, Any]) -> Any: ...
+
+    async def begin(self, row: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def end(self) -> None:
+        self.is_ended = True
+
+
+def test_tools_that_do_not_start_end_the_trajectory_at_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async def shared(tools: Any, mixed: Any) -> Any:
+        return SimpleNamespace(for_source=lambda source: None)
+
+    monkeypatch.setattr(turn_agent_loop, "shared_client", shared)
+    loop = Stuck()
+    with pytest.raises(
+        ToolTimeout, match=r"did not start within mixed\.deadlines\.trajectory_s, 30"
+    ):
+        run_virtual(loop.run({}, data_source="nq"))
+    assert loop.is_ended

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_loop.metrics.mask_audit import mask_problems
@@ -118,10 +118,11 @@ def play(
 def test_the_template_says_which_format_it_has_and_that_it_can_go_on(name: str):
     template = TEMPLATES[name]
     assert formats_of(template.render) == [name]
-    messages_of(template).check()
+    messages_of(template).check(several=name in SEVERAL)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=25)  # of each format
 @given(
     asked=st.lists(st.lists(CALLS, min_size=1, max_size=3), min_size=1, max_size=2),
     printed=st.lists(TEXT, min_size=6, max_size=6),
@@ -165,6 +166,7 @@ def test_a_trajectory_is_the_conversation_as_the_template_renders_it(
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=25)  # of each format
 @given(
     turns=st.lists(
         st.lists(st.sampled_from([*MARKERS, '{"name": "add"}', "a", " ", "\n", "é"]), max_size=8),
@@ -249,13 +251,15 @@ def test_a_mistake_is_read_by_the_model_beside_the_results(
         ("<think>\nfor ever", StopReason.RESPONSE_BUDGET, None),
         ("It is", StopReason.RESPONSE_BUDGET, None),
         ('<tool_call>\n{"name": "ad', StopReason.RESPONSE_BUDGET, None),
+        (f"<think>\nmaybe {CALL} or", StopReason.RESPONSE_BUDGET, None),
     ],
 )
 def test_a_message_without_calls_is_the_answer(said: str, reason: StopReason, answer: str | None):
     length = len(codec_of_template(HERMES).encode(said))
     is_cut = reason == StopReason.RESPONSE_BUDGET
     budget = Budget(max_turns=4, response_length=length if is_cut else 4000)
-    rollout, _ = play(HERMES, [said], [], budget=budget)
+    rollout, asked = play(HERMES, [said], [], budget=budget)
+    assert not asked
     assert (rollout.stop_reason, rollout.answer) == (reason, answer)
 
 
@@ -309,6 +313,46 @@ def _raises(messages: Any, text: str) -> str:
 def test_a_template_that_cannot_be_continued_is_refused_with_the_reason(change: Any, words: str):
     with pytest.raises(CannotContinue, match=words):
         broken(change).check()
+
+
+def test_a_template_that_takes_one_call_only_is_refused_if_a_message_may_have_several():
+    def render(messages: Any, add_generation_prompt: bool) -> str:
+        if any(len(message.get("tool_calls", ())) > 1 for message in messages):
+            raise ValueError("only single tool-calls at once")
+        return TEMPLATES["hermes"].render(messages, add_generation_prompt)
+
+    codec = codec_of_template(TEMPLATES["hermes"])
+    messages = ToolMessages(render, codec.encode, codec.end_ids)
+    messages.check(several=False)
+    with pytest.raises(CannotContinue, match="only single tool-calls at once"):
+        messages.check()
+
+
+def test_a_name_that_a_model_makes_up_brings_no_control_token_into_the_glue():
+    template = TEMPLATES["hermes"]
+
+    def render(messages: Any, add_generation_prompt: bool) -> str:
+        named = [
+            {**m, "content": f"{m['name']}: {m['content']}"} if m["role"] == "tool" else m
+            for m in messages
+        ]
+        return template.render(named, add_generation_prompt)
+
+    codec = codec_of_template(template)
+    dialogue = NativeDialogue(
+        FORMATS["hermes"],
+        SCHEMAS,
+        ToolMessages(render, codec.encode, codec.end_ids),
+        codec,
+        Tags(pairs={"answer": ("<answer>", "</answer>")}),
+        max_calls=4,
+    )
+    name = json.dumps(f"a{template.control[-1]}b")
+    said = f'<tool_call>{{"name": {name}, "arguments": {{}}}}</tool_call>'
+    assert dialogue.actions(said)[0].kind == json.loads(name)
+    shown = asyncio.run(dialogue.show(said, ["r"], codec.encode("x"), 999))
+    assert shown is not None and "unknown: r" in shown.text
+    assert f"a{template.control[-1]}b" not in shown.text
 
 
 def test_the_glue_is_found_once_for_each_combination_of_names_and_ids():

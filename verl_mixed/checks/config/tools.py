@@ -25,6 +25,9 @@ FORMAT_KEY = "actor_rollout_ref.rollout.multi_turn.format"
 DEFAULT_FORMAT = "hermes"
 """verl's default."""
 
+ONE_CALL = frozenset({"gpt-oss", "gemma4"})
+"""Formats in which the engine stops after one call."""
+
 MODEL_KEY = "actor_rollout_ref.model.path"
 TEMPLATE_KEY = "actor_rollout_ref.model.custom_chat_template"
 
@@ -166,7 +169,8 @@ def call_problem(tokenizer: Any, call_format: Any, schemas: list[dict[str, Any]]
             )
         codec = codec_of(tokenizer)
         stops = stop_token_ids(FORMATS[call_format].stop_texts, codec.encode)
-        ToolMessages(render, codec.encode, codec.end_ids | frozenset(stops)).check()
+        messages = ToolMessages(render, codec.encode, codec.end_ids | frozenset(stops))
+        messages.check(several=call_format not in ONE_CALL)
     except CannotContinue as error:
         return f"{template} cannot continue after a tool call: {error}; set {TEMPLATE_KEY}"
     user: list[Any] = [{"role": "user", "content": "u"}]
