@@ -32,6 +32,8 @@ STDIO, HTTP, VERL = "python -m server", "https://host/mcp", "config/tools.yaml"
         ({"mcp": HTTP, "per": "trajectory"}, "per: not read for mcp="),
         ({"mcp": HTTP, "env": ["KEY"]}, "env: not read for mcp="),
         ({"verl": VERL, "env": ["KEY"]}, "env: not read for verl="),
+        ({"mcp": HTTP, "cwd": "/x"}, "cwd: not read for mcp="),
+        ({"verl": VERL, "cwd": "/x"}, "cwd: not read for verl="),
         ({"mcp": STDIO, "token": "KEY"}, "token: not read for mcp="),
         ({"tool": FUNCTION, "token": "KEY"}, "token: not read for tool="),
         ({"mcp": STDIO, "per": "trajectory", "cache": True}, "cache: not read for mcp="),
@@ -39,6 +41,9 @@ STDIO, HTTP, VERL = "python -m server", "https://host/mcp", "config/tools.yaml"
         ({"tool": "search", "rate": "0/s"}, "write a number above 0 and a unit"),
         ({"tool": "search", "rate": "-1/s"}, "write a number above 0 and a unit"),
         ({"tool": "search", "rate": "2/day"}, "write a number above 0 and a unit"),
+        ({"tool": "search", "rate": "0.0001/h"}, "write a number above 0 and a unit"),
+        ({"tool": "search", "rate": "1000000000/s"}, "write a number above 0 and a unit"),
+        ({"mcp": STDIO, "only": ["a", "b", "a"]}, "names a tool twice"),
         ({"tool": "search", "slots": 0}, "slots"),
         ({"tool": "search", "timeout": 0}, "timeout"),
         ({"tool": "search", "timeout": float("inf")}, "timeout"),
@@ -71,7 +76,9 @@ def test_what_belongs_together_is_read(given: dict[str, Any]):
 def test_a_text_is_short_for_a_tool_and_a_function_has_a_file_and_a_name():
     sources = {"shop": {"ratio": 1, "tools": ["search", FUNCTION, {"mcp": STDIO}]}}
     values = {"experiment": "x", "run_dir": "/x", "sources": sources}
-    search, function, server = load_section(MixedConfig, values, "mixed").sources["shop"].tools
+    entries = load_section(MixedConfig, values, "mixed").sources["shop"].tools
+    assert entries is not None
+    search, function, server = entries
     assert (search.tool, search.python_name) == ("search", None)
     assert function.python_name == ("tools/orders.py", "look_up")
     assert (server.target, server.python_name) == (STDIO, None)
@@ -93,10 +100,11 @@ def test_a_rate_is_so_many_calls_in_so_many_seconds(calls, unit, space):
 @given(st.text("0123456789./sminh -+e", max_size=8))
 def test_a_text_is_a_rate_above_0_or_none(text):
     found = per_minute(text)
-    assert (found is not None) == bool(
-        re.fullmatch(r"\d+(\.\d+)? */ *(s|min|h)", text.strip(" ")) and re.search("[1-9]", text)
-    )
     assert found is None or found > 0
+    is_written = re.fullmatch(r"\d+(\.\d+)? */ *(s|min|h)", text.strip(" "))
+    assert found is None or is_written
+    if is_written and text.strip(" ")[0] in "123456789":
+        assert found is not None
 
 
 @pytest.mark.parametrize(
@@ -108,7 +116,9 @@ def test_a_text_is_a_rate_above_0_or_none(text):
         ("~/a.py:b", f"{os.path.expanduser('~')}/a.py:b"),
         ({"tool": FUNCTION, "slots": 2}, {"tool": f"{{}}/{FUNCTION}", "slots": 2}),
         ({"verl": VERL}, {"verl": f"{{}}/{VERL}"}),
-        ({"mcp": "python server.py:x"}, {"mcp": "python server.py:x"}),
+        ({"mcp": "python server.py:x"}, {"mcp": "python server.py:x", "cwd": "{}"}),
+        ({"mcp": STDIO, "cwd": "sub"}, {"mcp": STDIO, "cwd": "{}/sub"}),
+        ({"mcp": HTTP}, {"mcp": HTTP}),
         (3, 3),
         ({"tool": 3}, {"tool": 3}),
     ],

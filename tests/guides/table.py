@@ -18,8 +18,6 @@ SOURCE = "mixed.sources.json"
 NOTHING = ""
 """A key that sets nothing: the translation says why."""
 
-REACT_TOOLS = "agent_loops.react_agent.tool_names"
-
 COMMANDS: Mapping[str, str] = {
     "training guide, math": commands.EXAMPLE_MATH,
     "training guide, search": commands.EXAMPLE_SEARCH,
@@ -32,7 +30,7 @@ COMMANDS: Mapping[str, str] = {
 }
 
 AGENTS = {
-    "hf": "react_agent",
+    "hf": "native_agent",
     "react": "react_agent",
     "code": "code_execution_agent",
 }
@@ -58,14 +56,14 @@ MEANS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 are not here keep name and value. `agent.tools` and the files of `data` have tests of their own."""
 
 TOOLS = {
-    # command -> ReAct's exact list of tools; None: the agent has exactly the tools that were typed
-    "training guide, math": ["calculate"],
-    "training guide, search": ["search"],
-    "training guide, code": None,
-    "training example": None,
-    "training example, GSM8K": ["calculate"],
-    "tutorial 6, train_basic.sh": ["run_code"],
-    "tutorial 6, quick_start.py": [],
+    # command -> agent and its exact list of tools; None: the agent has always exactly these
+    "training guide, math": ("native_agent", ["calculate"]),
+    "training guide, search": ("react_agent", ["search"]),
+    "training guide, code": ("code_execution_agent", None),
+    "training example": ("code_execution_agent", None),
+    "training example, GSM8K": ("native_agent", ["calculate"]),
+    "tutorial 6, train_basic.sh": ("react_agent", ["run_code"]),
+    "tutorial 6, quick_start.py": ("react_agent", []),
 }
 
 OPTIONS: tuple[tuple[str, str, Any], ...] = (
@@ -74,7 +72,7 @@ OPTIONS: tuple[tuple[str, str, Any], ...] = (
     ("agent.init_args.model_name_or_path=a/b", "actor_rollout_ref.model.path", "a/b"),
     ("agent.init_args.template=qwen2.5", NOTHING, "qwen2.5"),
     ("agent.init_args.template=qwen2.5-vl", NOTHING, "qwen2.5-vl"),
-    ("agent.init_args.agent_type=hf", f"{SOURCE}.agent", "react_agent"),
+    ("agent.init_args.agent_type=hf", f"{SOURCE}.agent", "native_agent"),
     ("agent.init_args.agent_type=react", f"{SOURCE}.agent", "react_agent"),
     ("agent.init_args.agent_type=code", f"{SOURCE}.agent", "code_execution_agent"),
     ("agent.init_args.tools=[calculator]", f"{SOURCE}.agent", "math_agent"),

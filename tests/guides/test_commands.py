@@ -20,7 +20,6 @@ from tests.guides.table import (
     NOTHING,
     OPTIONS,
     PAIRS,
-    REACT_TOOLS,
     REFUSED,
     TOOLS,
     TYPED_TAGS,
@@ -81,18 +80,17 @@ def test_a_command_is_accepted_as_a_whole(planned: Planned, command: str) -> Non
     assert Path(train.partition("=")[2]).stem in files_at(plan.config, "data.train_files")[0]
 
 
-@pytest.mark.parametrize(("command", "tools"), TOOLS.items())
+@pytest.mark.parametrize(("command", "expected"), TOOLS.items())
 def test_the_list_of_tools_is_exact(
-    planned: Planned, command: str, tools: list[str] | None
+    planned: Planned, command: str, expected: tuple[str, list[str] | None]
 ) -> None:
     plan, _ = planned(COMMANDS[command])
+    agent, tools = expected
 
-    if tools is None:
-        assert at(plan.config, "mixed.sources.json.agent") == "code_execution_agent"
-    else:
-        assert at(plan.config, REACT_TOOLS) == tools
+    assert at(plan.config, "mixed.sources.json.agent") == agent
+    if tools is not None:
         loops, _ = agent_loops(plan.config)
-        assert loops is not None and loops["react_agent"]["tool_names"] == tools
+        assert loops is not None and loops[agent]["tool_names"] == tools
 
 
 def what_of(word: str) -> str:

@@ -20,7 +20,7 @@ from config.schema import TOOL_CONFIG
 from docs.settings import PAGE, SECTIONS, keys, page
 from samplers.rows.sources import KINDS
 from verl_mixed.agentfly.keys import KEYS as AGENTFLY
-from verl_mixed.agentfly.keys import REACT_TOOLS
+from verl_mixed.agentfly.keys import TOOL_NAMES
 from verl_mixed.checks.config.unread import READERS
 from verl_mixed.cli import COMMANDS, main
 from verl_mixed.run.compose import TRAINING_ENGINES, compose_config
@@ -228,7 +228,7 @@ def config_keys() -> set[str]:
     keys |= {key for path, model in SECTIONS.items() for key in fields(model, path)}
     keys |= {reader.key for reader in READERS}
     keys |= set(AGENTFLY) | {f"agent.{part}_config" for part in ("init", "run", "generation")}
-    keys |= {"agent.init_args", "agent_loops.*._target_", REACT_TOOLS}
+    keys |= {"agent.init_args", "agent_loops.*._target_", *TOOL_NAMES.values()}
     engines = [["profile=gpu", f"model_engine={name}"] for name in TRAINING_ENGINES]
     for chosen in (*([f"profile={name}"] for name in PROFILES), *engines):
         composed = compose_config(chosen)

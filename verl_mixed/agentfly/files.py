@@ -27,13 +27,17 @@ from verl_mixed.agentfly.keys import (
     ACTOR,
     AGENTS,
     BY_TOKENS,
+    CALL_FORMAT,
+    DEFAULT_FORMAT,
     EVERY_SOURCE,
     KEYS,
     LOG_PROBS,
     MICRO_BATCH,
+    MODEL,
+    NATIVE,
     REACT,
-    REACT_TOOLS,
     SECTIONS,
+    TOOL_NAMES,
     TOOLS,
     TOOLS_OF,
     files,
@@ -382,7 +386,7 @@ def _are_rows(files: Value) -> bool:
 
 
 def _agents(values: Sequence[Value], active: Sequence[str]) -> tuple[list[_Set], list[str]]:
-    """The agent of each source and ReAct's tools, chosen by type and tools; and the mistakes."""
+    """The agent of each source and its tools, chosen by type and tools; and the mistakes."""
     kind, tools = _last(values, "agent.agent_type"), _last(values, "agent.tools")
     if kind is None and tools is None:
         return [], []
@@ -392,10 +396,12 @@ def _agents(values: Sequence[Value], active: Sequence[str]) -> tuple[list[_Set],
     agent = fitting if kind is None else str(AGENTS.get(kind.value, kind.value))
     origin = cast(Value, kind or tools)
     sets: list[_Set] = [(f"mixed.sources.{name}.agent", agent, origin) for name in active]
+    if agent == NATIVE and _is_format_open(values):
+        sets.append((CALL_FORMAT, DEFAULT_FORMAT, origin))
     if tools is None:
         return sets, []
-    if agent == REACT:
-        return [*sets, (REACT_TOOLS, wanted, tools)], []
+    if agent in TOOL_NAMES:
+        return [*sets, (TOOL_NAMES[agent], wanted, tools)], []
     if agent not in TOOLS_OF:
         return [], [
             f"{tools}: {agent} of {kind} is an agent of your own: give it its tools as settings, "
@@ -408,6 +414,19 @@ def _agents(values: Sequence[Value], active: Sequence[str]) -> tuple[list[_Set],
             "agent_type=react, whose tools are exactly those of the list"
         ]
     return sets, []
+
+
+def _is_format_open(values: Sequence[Value]) -> bool:
+    """Whether nobody says in which format a model of a hub writes its calls; the chat template of a
+    local folder says it."""
+    own = {CALL_FORMAT, "agent.tool_parser_name"}
+    models = [each.value for each in values if MODEL in (each.name, *_keys_of(each))]
+    is_local = not models or Path(str(models[-1])).expanduser().is_dir()
+    return not is_local and not any(each.name in own for each in values)
+
+
+def _keys_of(value: Value) -> tuple[str, ...]:
+    return KEYS[value.name].sets if value.name in KEYS else ()
 
 
 def _has_critic(values: Sequence[Value], run: Mapping[str, Any]) -> bool:

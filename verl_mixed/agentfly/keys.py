@@ -30,7 +30,7 @@ EVERY_SOURCE = "mixed.sources.*."
 
 AGENTS = {
     "react": "react_agent",
-    "hf": "react_agent",
+    "hf": "native_agent",
     "code": "code_execution_agent",
     "search": "search_agent",
     "math": "math_agent",
@@ -55,10 +55,17 @@ TOOLS_OF = {
     "search_agent": {"search"},
     "math_agent": {"calculate"},
 }
-"""The tools of each agent that has exactly these; the tools of `react_agent` can be chosen."""
+"""The tools of each agent that has exactly these."""
 
-REACT = "react_agent"
-REACT_TOOLS = f"agent_loops.{REACT}.tool_names"
+REACT, NATIVE = "react_agent", "native_agent"
+TOOL_NAMES = {name: f"agent_loops.{name}.tool_names" for name in (REACT, NATIVE)}
+"""Agent whose tools can be chosen -> the key of their list."""
+
+CALL_FORMAT = f"{_TURNS}.format"
+DEFAULT_FORMAT = "hermes"
+"""Format of the calls of `agent_type: hf` where AgentFly's config names none."""
+
+MODEL = "actor_rollout_ref.model.path"
 
 NOT_HERE = ("gui", "custom")
 """Types of agents that need a class of the user's own."""
@@ -160,7 +167,7 @@ def _only(value: Any, why: str) -> Key:
 _MODEL = Key(
     wants="a model folder or name",
     accepts=_is_text,
-    sets=("actor_rollout_ref.model.path",),
+    sets=(MODEL,),
     convert=absolute_if_local,
 )
 _ESTIMATOR = Key(
@@ -193,7 +200,7 @@ KEYS: Mapping[str, Key] = {
         accepts=lambda value: (
             value == [] or (_is_texts(value) and set(texts(value)) <= TOOLS.keys())
         ),
-        sets_with_others=f"{EVERY_SOURCE}agent, {REACT_TOOLS}",
+        sets_with_others=f"{EVERY_SOURCE}agent, {', '.join(TOOL_NAMES.values())}",
         sets_nothing="the agent has exactly these tools",
     ),
     "agent.reward_name": Key(
@@ -214,7 +221,7 @@ KEYS: Mapping[str, Key] = {
     "agent.top_p": _number(f"{ROLLOUT}.top_p"),
     "agent.top_k": _integer(f"{ROLLOUT}.top_k"),
     "agent.max_model_len": _whole(f"{ROLLOUT}.max_model_len"),
-    "agent.tool_parser_name": _text(f"{_TURNS}.format"),
+    "agent.tool_parser_name": _text(CALL_FORMAT),
     "agent.template": Key(
         wants="a text", accepts=_is_text, sets_nothing="the model's own chat template is used"
     ),

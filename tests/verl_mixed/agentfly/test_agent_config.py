@@ -247,7 +247,10 @@ def test_a_mistake_is_said_with_the_place_to_look_at(
     [
         ("{tools: []}", "react_agent", []),
         ("{tools: [answer]}", "react_agent", []),
-        ("{agent_type: hf, tools: [calculator]}", "react_agent", ["calculate"]),
+        ("{agent_type: react, tools: [calculator]}", "react_agent", ["calculate"]),
+        ("{agent_type: hf, tools: [calculator, answer]}", "native_agent", ["calculate"]),
+        ("{agent_type: hf, tools: [answer]}", "native_agent", []),
+        ("{agent_type: native_agent, tools: [google_search]}", "native_agent", ["search"]),
         ("{agent_type: code, tools: [python_executor]}", "code_execution_agent", None),
         ("{tools: [google_search, answer]}", "search_agent", None),
         ("{agent_type: search}", "search_agent", None),
@@ -259,7 +262,36 @@ def test_a_list_of_tools_is_exact(
     config = composed(translate(document(f"agent: {text}"), run))
 
     assert at(config, "mixed.sources.math.agent") == agent
-    assert at(config, "agent_loops.react_agent.tool_names") == tools
+    loops = [f"agent_loops.{name}.tool_names" for name in ("react_agent", "native_agent")]
+    assert [at(config, key) for key in loops if agent in key] in ([tools], [])
+    assert not any(at(config, key) for key in loops if agent not in key)
+
+
+@pytest.mark.parametrize(
+    ("text", "call_format"),
+    [
+        ("agent: {agent_type: hf, model_name_or_path: a/b}", "hermes"),
+        ("agent: {agent_type: hf}\nmodel: {path: a/b}", "hermes"),
+        ("agent: {agent_type: hf}", None),  # MODEL_PATH may be a folder, whose template decides
+        ("agent: {agent_type: hf, model_name_or_path: .}", None),
+        ("agent: {agent_type: react, model_name_or_path: a/b}", None),
+        (
+            "agent: {agent_type: hf, model_name_or_path: a/b, tool_parser_name: glm}",
+            "glm",
+        ),
+        (
+            "agent: {agent_type: hf, model_name_or_path: a/b}\n"
+            "actor_rollout_ref: {rollout: {multi_turn: {format: kimi}}}",
+            "kimi",
+        ),
+    ],
+)
+def test_native_calls_of_a_hub_s_model_are_hermes_unless_a_parser_is_named(
+    text: str, call_format: str | None, run: dict[str, Any]
+) -> None:
+    config = composed(translate(document(text), run))
+
+    assert at(config, f"{TURNS}.format") == call_format
 
 
 def test_the_command_line_goes_through_the_same_table_and_wins(tmp_path: Path) -> None:
@@ -529,7 +561,7 @@ def test_command_line_wins_over_file_over_environment_over_profile(tmp_path: Pat
     assert at(config, "actor_rollout_ref.rollout.n") == 6  # the file
     assert at(config, "data.train_batch_size") == 12  # the file, over the profile
     assert at(config, "trainer.total_training_steps") == 7  # the environment, over the profile
-    assert at(config, "data.max_prompt_length") == 96  # the profile
+    assert at(config, "trainer.device") == "cpu"  # the profile
     (line,) = [line for line in translation.lines if "learning_rate" in line]
     assert line.endswith("(the command line has another)")
 
