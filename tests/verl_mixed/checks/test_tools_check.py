@@ -15,6 +15,8 @@ from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
 from verl_mixed.checks.config.tools import FORMAT_KEY, call_problem, template_formats
 from verl_mixed.launch.plan import make_plan
 
+pytestmark = pytest.mark.slow
+
 ORDERS = REPO_ROOT / "tests/fakes/orders.py"
 MATH = "mixed.sources.math"
 NATIVE = f"{MATH}.agent=native_agent"

@@ -14,6 +14,8 @@ from verl_mixed.cli import main
 from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
 from verl_mixed.launch.plan import Plan, make_plan
 
+pytestmark = pytest.mark.slow
+
 ORDERS = REPO_ROOT / "tests/fakes/orders.py"
 CALCULATES = "mixed.sources.math.agent=react_agent", "+mixed.sources.math.tools=[calculate]"
 SHOP = (
