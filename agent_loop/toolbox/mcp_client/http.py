@@ -212,7 +212,10 @@ def _refusal(
         return _fault(SESSION_LOST, "the server does not know the session any more")
     if kind.startswith("application/json") and b'"error"' in raw and b'"code"' in raw:
         return httpx2.Response(status, headers=_kept(response), content=raw)
-    text = raw[:200].decode(errors="replace").strip()
+    text = raw.decode(errors="replace").strip()
+    if token := request.headers.get("authorization", "").removeprefix("Bearer "):
+        text = text.replace(token, "***")  # a server may repeat it
+    text = text[:200]
     data = {"status": status, "retry_after_s": retry_after_s(response.headers)}
     return _fault(HTTP_STATUS, f"HTTP {status} {text}".strip(), data)
 

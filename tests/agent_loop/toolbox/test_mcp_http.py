@@ -59,6 +59,14 @@ async def test_the_token_comes_from_the_environment(tmp_path, monkeypatch):
     assert set(server.tokens) == {"Bearer sesame", "Bearer wrong", ""}
 
 
+def test_a_server_that_repeats_the_token_shows_it_to_nobody():
+    import httpx2
+
+    request = httpx2.Request("POST", "http://x", headers={"authorization": "Bearer sesame"})
+    refusal = http._refusal(request, httpx2.Response(403), b"no access for sesame", "text/plain")
+    assert b"no access for ***" in refusal.content and b"sesame" not in refusal.content
+
+
 async def test_passing_faults_are_tried_again_and_a_refusal_is_not(tmp_path):
     async with over_http() as server, opened(tmp_path, server.url) as rig:
         server.script[:] = [503, 429]
