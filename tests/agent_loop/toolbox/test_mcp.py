@@ -464,14 +464,25 @@ def test_nothing_of_mcp_is_imported_before_a_server_is_started():
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[3])
 
 
+OTHERS: set[int] = set()
+"""Children of this process that earlier tests left, as a pool of processes."""
+
+
+@pytest.fixture(autouse=True)
+def other_children() -> None:
+    OTHERS.clear()
+    OTHERS.update(_children())
+
+
 def _children(parent: int | None = None) -> list[int]:
-    """The children of a process that still run."""
+    """The children of a process that still run, but `OTHERS`."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
             fields = (place / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if int(fields[1]) == (parent or os.getpid()) and fields[0] != "Z":
-            found.append(int(place.name))
+        pid = int(place.name)
+        if int(fields[1]) == (parent or os.getpid()) and fields[0] != "Z" and pid not in OTHERS:
+            found.append(pid)
     return found

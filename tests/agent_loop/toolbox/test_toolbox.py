@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,12 +171,14 @@ async def test_what_a_function_raises_is_a_fault_of_the_tool(where: Any, how: st
 
 
 async def test_a_process_is_ended_at_the_deadline_and_the_next_call_is_answered():
-    async with box(entry("hangs", where="process", timeout=3.0, slots=1)) as tools:
-        first = await tools.call("hangs", seconds=0)
+    async with box(entry("hangs", where="process", slots=1)) as tools:
+        first = await tools.call("hangs", seconds=0)  # the process starts, which takes seconds
+        (tool,) = await tools.toolbox._opened[0].source.tools()
+        hurried = replace(tool, route=tool.route.limited(timeout_s=2.0))
         with pytest.raises(
-            ToolTimeout, match=r"orders\.py:hangs for tool='hangs' within timeout=3"
+            ToolTimeout, match=r"orders\.py:hangs for tool='hangs' within timeout=2"
         ):
-            await tools.call("hangs", seconds=60)
+            await hurried.call(tools.client, {"seconds": 60})
         assert (await tools.call("hangs", seconds=0)).text != first.text
 
 
