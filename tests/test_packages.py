@@ -25,6 +25,7 @@ def test_package_is_imported_from_this_checkout(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a fork for each of some 270 modules, beside four other lanes
 def test_each_module_can_be_imported_first() -> None:
     pytest.importorskip("verl")
     assert len(modules()) > 200
