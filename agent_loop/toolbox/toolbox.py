@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_loop.compat import timeout
+from agent_loop.tool_actions import mistake
 from agent_loop.toolbox.spec import Tool, ToolSession, ToolSource, ToolSpec
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolUnavailable
@@ -131,11 +132,6 @@ async def _closed(session: ToolSession) -> None:
     with suppress(TimeoutError, ToolUnavailable):
         async with timeout(CLOSE_S):
             await session.close()
-
-
-def mistake(problem: str) -> Observation:
-    """The result of a call that the model wrote wrongly: no tool was called."""
-    return Observation(text=f"error: {problem}", rejected=True)
 
 
 def offered(tools: Sequence[Tool], only: Sequence[str] | None) -> list[Tool]:
