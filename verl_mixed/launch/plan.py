@@ -27,8 +27,9 @@ from verl_mixed.checks.config.unknown import block_problems, is_unknown, unknown
 from verl_mixed.checks.config.unread import is_unread
 from verl_mixed.checks.machine.ray_cluster import cluster_problems, shared_problems
 from verl_mixed.checks.preflight import preflight, preflight_warnings, verls_problems
-from verl_mixed.launch.generated import demo_folder, is_made, still_to_make, use_generated_data
+from verl_mixed.launch.generated import is_made, still_to_make, use_generated_data
 from verl_mixed.launch.steps import settle_steps
+from verl_mixed.prepare.generated_rows import rows_folder
 from verl_mixed.prepare.source_files import PREPARED, add_files_of_sources
 from verl_mixed.run.compose import (
     changed_keys,
@@ -244,7 +245,7 @@ def plan_of(
     has_rows = generated is None or is_made(generated)
     epochs = settle_steps(config, overrides, changed, has_rows=has_rows)
     if config.trainer.experiment_name is None:
-        is_demo = generated is not None and generated.parent == demo_folder(0).parent.absolute()
+        is_demo = generated not in (None, rows_folder(config.mixed.seed).absolute())
         config.trainer.experiment_name = display_name(config, overrides, is_demo=is_demo)
     resolved = resolve(config, complete=False)
     store, units = at(resolved, UNITS_KEY.rpartition(".")[0]), storage_units(resolved)

@@ -73,7 +73,7 @@ def _longer_calls(with_tags: int, otherwise: int, *, _root_: DictConfig) -> int:
     longer."""
     sources = at(_root_, "mixed.sources") or {}
     names = {"native_agent", "react_agent"}
-    agents = {source.get("agent") for source in sources.values() if source is not None}
+    agents = {source.get("agent") for source in sources.values() if isinstance(source, Mapping)}
     return otherwise if agents & names else with_tags
 
 

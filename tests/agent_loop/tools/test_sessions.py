@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from agent_loop.tool_actions import run_code
+from agent_loop.toolbox.own import Interpreter
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import (
     ToolCall,
@@ -246,22 +247,24 @@ async def test_a_loop_that_is_told_to_keeps_one_interpreter_a_trajectory(url):
     from agent_loop.code_execution_agent_loop import CodeExecutionAgentLoop
     from agent_loop.turns.tags import Action, ActionKind
 
-    def loop(session: str | None) -> CodeExecutionAgentLoop:
+    def loop(*, persistent: bool) -> CodeExecutionAgentLoop:
         made: Any = object.__new__(CodeExecutionAgentLoop)
-        made._session, made.client, made._session_began = session, tools, False
+        made.client, made.interpreter = tools, Interpreter(persistent=persistent)
         return made
 
     async def says(own: CodeExecutionAgentLoop, code: str) -> str:
         return (await own.act(Action(kind=ActionKind.CODE, content=code), {})).text
 
     async with ToolClient(url, limiter=None) as tools:
-        one, other, plain = loop("t1"), loop("t2"), loop(None)
+        one, other, plain = (loop(persistent=kept) for kept in (True, True, False))
         assert await says(one, "x = 20") == "no output"
         assert await says(one, "x + 1") == "21"
         assert "NameError" in await says(other, "x")
         assert await says(plain, "print(2)\n3") == "2"
         assert await says(one, "x = x + 1; x") == await says(one, "x")  # never answered by a cache
-        assert (await tools.call(end_session_call("t1"))).body == {"ended": True}
+        await one.end()
+        with pytest.raises(ToolUnavailable, match="its state is lost"):
+            await says(one, "x")
 
 
 @pytest.mark.parametrize("how", ["ended", "restarted"])
