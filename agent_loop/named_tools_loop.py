@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from agent_loop.toolbox.entries import toolbox_of, visible_row
+from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.own import OwnSource
 from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.toolbox.toolbox import OpenedSource, Toolbox, TrajectoryTools
 from agent_loop.toolbox.verls import VerlSource
-from agent_loop.tools.client import ToolClient
 from agent_loop.turn_agent_loop import TurnAgentLoop
 from agent_loop.turns.tags import Action
 from agent_loop.turns.turn_loop import Observation
@@ -50,7 +49,7 @@ class NamedToolsLoop(TurnAgentLoop):
         toolbox = self._toolbox(row["data_source"])
         await toolbox.open()
         self.specs = toolbox.specs
-        tools = toolbox.begin(self.client, visible_row(row))
+        tools = toolbox.begin(self.client, row)
         self._tools = await tools.__aenter__()
 
     async def end(self) -> None:
@@ -69,7 +68,7 @@ class NamedToolsLoop(TurnAgentLoop):
         key = f"toolbox of {source} {type(self).__name__} {about}"
         return self.client.resource(
             key,
-            partial(self._of_agent, self.client)
+            self._of_agent
             if entries is None
             else partial(
                 toolbox_of,
@@ -80,7 +79,7 @@ class NamedToolsLoop(TurnAgentLoop):
             ),
         )
 
-    def _of_agent(self, client: ToolClient) -> Toolbox:
+    def _of_agent(self) -> Toolbox:
         """The tools that the agent's own settings name; one of verl's replaces one of the tool
         server with its name."""
         verls = {tool.name: tool for tool in self._verls}
@@ -99,7 +98,7 @@ class NamedToolsLoop(TurnAgentLoop):
                 OpenedSource(source=OwnSource(own, topk=self._topk, persistent=self._persistent)),
                 OpenedSource(
                     source=VerlSource(
-                        loaded, "verl's tools", lambda route: route, timeout_s, client.clock
+                        loaded, "verl's tools", lambda route: route, timeout_s, self.client.clock
                     )
                 ),
             ]

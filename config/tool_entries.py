@@ -13,6 +13,7 @@ Pure; the tools themselves are in `agent_loop.toolbox`.
 import re
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
@@ -56,7 +57,8 @@ class ToolEntry(Section):
     """Most calls at once, over all processes of a node; None: no limit of its own."""
 
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds for one call, with waits and attempts; None takes `tool_config.timeout`."""
+    """Seconds for one call, with waits and attempts; None takes `tool_config.timeout`. With
+    `where: sandbox` also the longest run of the program; None: 5 s, the server's default."""
 
     retry: int | None = Field(default=None, ge=0)
     """Attempts after the first one, also where an attempt may have been executed. None:
@@ -139,6 +141,15 @@ class ToolEntry(Section):
     def target(self) -> str:
         """What the entry names; entries with one target share its rate and slots."""
         return next(value for form in FORMS if (value := getattr(self, form)) is not None)
+
+
+def without_secrets(target: str) -> str:
+    """A URL without user, password, query and fragment, which may be secret; other texts as they
+    are."""
+    if not target.startswith(("http://", "https://")):
+        return target
+    parts = urlsplit(target)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def per_minute(rate: str) -> float | None:

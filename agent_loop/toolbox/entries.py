@@ -1,9 +1,7 @@
 """Opens the entries of `mixed.sources.<name>.tools`."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from agent_loop.toolbox.functions import (
     ClassSource,
@@ -17,21 +15,6 @@ from agent_loop.toolbox.toolbox import OpenedSource, Toolbox
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.routes import Route
 from config.tool_entries import OWN_TOOLS, ToolEntry
-
-
-def visible_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What tools with state may see of a row; the ground truth is not in it.
-
-    Returns:
-        `data_source`, `row_id`, `prompt` (messages) and `extras`.
-    """
-    extra_info = row["extra_info"]
-    return {
-        "data_source": row["data_source"],
-        "row_id": extra_info.get("row_id"),
-        "prompt": [dict(message) for message in row["raw_prompt"]],
-        "extras": json.loads(extra_info.get("extras") or "{}"),
-    }
 
 
 def toolbox_of(
@@ -107,7 +90,7 @@ def source_of(
     if entry.where == "sandbox":
         from agent_loop.toolbox.sandboxed import SandboxSource
 
-        return SandboxSource(definition, limit, caches=bool(entry.cache))
+        return SandboxSource(definition, limit, caches=bool(entry.cache), run_s=entry.timeout)
     if entry.where == "process":
         from agent_loop.toolbox.processes import ProcessRun
 

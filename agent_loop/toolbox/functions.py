@@ -9,6 +9,7 @@ import asyncio
 import copy
 import hashlib
 import inspect
+import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -331,6 +332,21 @@ async def _no_post(call: ToolCall, server: Server) -> ToolResult:
     raise RuntimeError(f"tool={call.tool!r} has state: it is called in a trajectory")
 
 
+def visible_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What tools with state may see of a row; the ground truth is not in it.
+
+    Returns:
+        `data_source`, `row_id`, `prompt` (messages) and `extras`.
+    """
+    extra_info = row["extra_info"]
+    return {
+        "data_source": row["data_source"],
+        "row_id": extra_info.get("row_id"),
+        "prompt": [dict(message) for message in row["raw_prompt"]],
+        "extras": json.loads(extra_info.get("extras") or "{}"),
+    }
+
+
 class _Instance:
     """The instance of a class for one trajectory."""
 
@@ -345,7 +361,7 @@ class _Instance:
         try:
             self._instance = definition.target()
             if start := getattr(self._instance, "start", None):
-                starting = run_in_loop(start, definition.place, {"row": dict(self._row)})
+                starting = run_in_loop(start, definition.place, {"row": visible_row(self._row)})
                 if inspect.iscoroutinefunction(start):
                     await starting
                 else:

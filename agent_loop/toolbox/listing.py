@@ -65,6 +65,6 @@ async def called(
         await toolbox.open()
         if tool not in toolbox.specs:
             return None
-        row = {"data_source": name, "row_id": "none", "prompt": [], "extras": {}}
+        row = {"data_source": name, "raw_prompt": [], "extra_info": {}}
         async with toolbox.begin(client, row) as mine:
             return await mine.call(tool, arguments)

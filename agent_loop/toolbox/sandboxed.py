@@ -13,7 +13,7 @@ from agent_loop.toolbox.functions import Definition
 from agent_loop.toolbox.results import observation_of, text_body, text_of
 from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
 from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import ToolRejected, ToolUnavailable, run_code_call
+from agent_loop.tools.protocol import MAX_RUN_S, ToolRejected, ToolUnavailable, run_code_call
 from agent_loop.tools.routes import Route
 from agent_loop.turns.turn_loop import Observation
 
@@ -53,12 +53,27 @@ class SandboxSource:
     Args:
         limit: adds the limits of the entry to the route of the tool servers.
         caches: whether equal calls may share a result.
+        run_s: seconds that the program may run; None: the server's default.
+
+    Raises:
+        ValueError: the server runs no program for so long.
     """
 
     def __init__(
-        self, definition: Definition, limit: Callable[[Route], Route], *, caches: bool
+        self,
+        definition: Definition,
+        limit: Callable[[Route], Route],
+        *,
+        caches: bool,
+        run_s: float | None,
     ) -> None:
-        self.definition, self._limit, self._caches = definition, limit, caches
+        if run_s is not None and run_s > MAX_RUN_S:
+            raise ValueError(
+                f"tool={definition.place!r}: timeout={run_s:g}: the sandbox ends a program after "
+                f"at most {MAX_RUN_S:g} s; lower it, or use where: process"
+            )
+        self.definition, self._limit = definition, limit
+        self._caches, self._run_s = caches, run_s
         self._source = definition.path.read_text(encoding="utf-8")
         self._route: Route | None = None
 
@@ -76,7 +91,8 @@ class SandboxSource:
             arguments=json.dumps(dict(arguments)),
             mark=_MARK,
         )
-        result = await client.on(self._route).call(run_code_call(program, "", self._caches))
+        call = run_code_call(program, "", self._caches, self._run_s)
+        result = await client.on(self._route).call(call)
         run = result.body.get("run_result") or {}
         lines = [line for line in (run.get("stdout") or "").split("\n") if line[:1] == _MARK[0]]
         try:

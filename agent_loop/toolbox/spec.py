@@ -220,7 +220,7 @@ class ToolSource(Protocol):
 
         Args:
             client: of the trajectory's source.
-            row: what the tools may see of the row, see `toolbox.visible_row`.
+            row: the fields of the dataset's row.
         """
         ...
 

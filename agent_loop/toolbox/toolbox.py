@@ -54,8 +54,9 @@ class Toolbox:
 
     async def _listed(self) -> dict[str, Tool]:
         found: list[Tool] = []
-        for each in self._opened:
-            found += offered(await each.source.tools(), each.only)
+        listing = [each.source.tools() for each in self._opened]
+        for each, tools in zip(self._opened, await asyncio.gather(*listing), strict=True):
+            found += offered(tools, each.only)
         return by_name(found)
 
     def _forget_listing(self, listing: "asyncio.Task[dict[str, Tool]]") -> None:

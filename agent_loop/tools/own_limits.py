@@ -9,12 +9,11 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from agent_loop.tools.limiter import Limiter, limiter_of, own_folder, state_path
 from agent_loop.tools.routes import Route
 from config.schema import MixedConfig, ToolConfig
-from config.tool_entries import per_minute
+from config.tool_entries import per_minute, without_secrets
 from rate_limit import ray_limiter
 from rate_limit.gcra import Rate
 from rate_limit.slots import FileSlots
@@ -22,11 +21,7 @@ from rate_limit.slots import FileSlots
 
 def own_name(target: str) -> str:
     """The name of the limits of what an entry names, in files and metrics."""
-    shown = target
-    if target.startswith(("http://", "https://")):  # the rest may be secret
-        parts = urlsplit(target)
-        shown = f"{parts.netloc.rpartition('@')[2]}{parts.path}"
-    words = re.sub(r"\W+", "_", shown).strip("_")[-40:]
+    words = re.sub(r"\W+", "_", without_secrets(target)).strip("_")[-40:]
     return f"{words}-{hashlib.sha1(target.encode()).hexdigest()[:8]}"
 
 

@@ -52,6 +52,10 @@ class ToolCall:
     that server does not answer, they fail."""
 
 
+MAX_RUN_S = 120.0
+"""Longest time that a call may give a program on the tool server."""
+
+
 def run_code_call(
     code: str, stdin: str, deterministic: bool | None = None, run_timeout_s: float | None = None
 ) -> ToolCall:

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List tools, or call one."""
+    from config.tool_entries import without_secrets
     from verl_mixed.checks.config.tools import specs_of
     from verl_mixed.launch.plan import make_plan
     from verl_mixed.run.sections import sound_sources
@@ -77,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
             limits = entry.model_dump(exclude_defaults=True, exclude={"tool", "mcp", "verl"})
             if limits:
                 shown = ", ".join(f"{key}={value}" for key, value in limits.items())
-                print(printable(f"  {entry.target}: {shown}"))
+                print(printable(f"  {without_secrets(entry.target)}: {shown}"))
     return GOOD
 
 

@@ -5,9 +5,8 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
-from config.tool_entries import ToolEntry
+from config.tool_entries import ToolEntry, without_secrets
 
 SHOWN_COMMAND = 100
 """Characters of a command in a message."""
@@ -59,10 +58,8 @@ def target_of(entry: ToolEntry, environ: Mapping[str, str] = os.environ) -> Serv
             "names; export it before the run starts"
         )
     if text.startswith(("http://", "https://")):
-        parts = urlsplit(text)
-        place = parts.netloc.rpartition("@")[2]
         return ServerTarget(
-            name=f"mcp server {parts.scheme}://{place}{parts.path}",
+            name=f"mcp server {without_secrets(text)}",
             url=text,
             token=environ[entry.token] if entry.token else "",
             token_variable=entry.token or "",

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 from agent_loop.compat import gather_all
 from agent_loop.tools.fenced import extract_code
-from agent_loop.tools.protocol import CACHEABLE, NOT_EXECUTED
+from agent_loop.tools.protocol import CACHEABLE, MAX_RUN_S, NOT_EXECUTED
 from agent_loop.tools.responses import is_repeatable
 from agent_loop.tools.sandbox import (
     WALL_FACTOR,
@@ -47,7 +47,6 @@ from agent_loop.tools.server.submission import StdioTest, SubmitRequest, same_li
 MIN_MEMORY_MB = 64
 """Smallest memory limit; the interpreter does not start with less."""
 
-MAX_RUN_S = 120.0
 """Longest time limit of a request, in seconds."""
 
 

@@ -35,7 +35,14 @@ from tests.fakes.tool_server import running
 from tests.listening import listening
 
 ORDERS = Path(__file__).parents[2] / "fakes" / "orders.py"
-ROW = {"data_source": "shop", "row_id": "shop:1", "prompt": [], "extras": {}}
+
+
+def row(number: int, **extras: str) -> dict[str, Any]:
+    about = {"row_id": f"shop:{number}", "extras": json.dumps(extras)}
+    return {"data_source": "shop", "raw_prompt": [], "extra_info": about}
+
+
+ROW = row(1)
 SUM = {"result": "2"}
 
 
@@ -225,15 +232,15 @@ async def test_each_trajectory_has_its_own_state_and_it_is_always_freed():
     ended.clear()
     async with box(entry("Cart")) as tools:
         async with tools.toolbox.begin(tools.client, ROW) as one:
-            async with tools.toolbox.begin(tools.client, {**ROW, "row_id": "shop:2"}) as two:
+            async with tools.toolbox.begin(tools.client, row(2)) as two:
                 await one.call("cart", {"item": "tea"})
                 assert (await two.call("cart", {"item": "rice"})).text == '["rice"]'
             assert (await one.call("cart", {"item": "salt"})).text == '["tea", "salt"]'
         with pytest.raises(ToolUnavailable, match="OSError at the start of a trajectory"):
-            await tools.call("cart", {**ROW, "extras": {"shop": "closed"}}, item="tea")
+            await tools.call("cart", row(1, shop="closed"), item="tea")
 
         async def cancelled() -> None:
-            async with tools.toolbox.begin(tools.client, {**ROW, "row_id": "shop:3"}):
+            async with tools.toolbox.begin(tools.client, row(3)):
                 await asyncio.Event().wait()
 
         task = asyncio.ensure_future(cancelled())
@@ -444,6 +451,11 @@ def said(text: str) -> str:
     print("working...", end="")
     return Line(text).text
 
+def cpu_limit() -> int:
+    \"\"\"The longest CPU time, in seconds.\"\"\"
+    import resource
+    return resource.getrlimit(resource.RLIMIT_CPU)[0]
+
 if __name__ == "__main__":
     raise SystemExit("this file was run")
 """
@@ -453,10 +465,12 @@ if __name__ == "__main__":
 async def test_in_the_sandbox_a_file_is_a_module_and_may_print(tmp_path: Path):
     (tmp_path / "shared.py").write_text(_SHARED)
     said = entry(f"{tmp_path}/shared.py:said", where="sandbox")
+    limit = entry(f"{tmp_path}/shared.py:cpu_limit", where="sandbox", timeout=70)
     async with (
         listening(app_runner(create_app(ServerSettings(port=0)))) as url,
-        box(said, url=url) as tools,
+        box(said, limit, url=url) as tools,
     ):
+        assert (await tools.call("cpu_limit")).text == "70"
         assert (await tools.call("said", text="{a} \x1e")).text == "{a} \x1e"
 
 
@@ -487,6 +501,9 @@ async def test_a_file_for_the_sandbox_is_read_and_not_run_here(tmp_path: Path, m
     assert schema["required"] == ["number"] and schema["properties"]["unit"]["enum"] == ["a", "b"]
     assert "RAN_HERE" not in os.environ
     file.write_text(UNTRUSTED.replace("number: int", "number: os.system('true')"))
+    with pytest.raises(ValueError, match="timeout=121: the sandbox ends a program after at most"):
+        async with box(entry(f"{ORDERS}:look_up", where="sandbox", timeout=121)):
+            pass
     with pytest.raises(ValueError, match="the file is not run to read it; write another hint"):
         async with box(entry(f"{file}:half", where="sandbox")):
             pass
