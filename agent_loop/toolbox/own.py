@@ -3,15 +3,17 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from agent_loop.tool_actions import calculate, run_code, search
 from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
-from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolError, end_session_call
-from agent_loop.tools.routes import Route
 from agent_loop.turns.turn_loop import Observation
+
+if TYPE_CHECKING:  # the checks of a config need only the specs
+    from agent_loop.tools.client import ToolClient
+    from agent_loop.tools.routes import Route
 
 
 def _text_arguments(needed: Mapping[str, str], optional: Mapping[str, str]) -> dict[str, Any]:
@@ -52,14 +54,14 @@ class Interpreter:
         self._session = uuid4().hex if persistent else None
         self._was_used = self._began = False
 
-    async def run(self, client: ToolClient, code: str, stdin: str) -> Observation:
+    async def run(self, client: "ToolClient", code: str, stdin: str) -> Observation:
         """Run Python; see `tool_actions.run_code` for errors."""
         self._was_used, began = True, self._began
         observation = await run_code(client, code, stdin, self._session, session_began=began)
         self._began = True
         return observation
 
-    async def close(self, client: ToolClient) -> None:
+    async def close(self, client: "ToolClient") -> None:
         """End the interpreter. If the call fails, the server ends it after some idle time."""
         if self._session is not None and self._was_used:
             self._was_used = False
@@ -67,17 +69,17 @@ class Interpreter:
                 await client.call(end_session_call(self._session))
 
 
-_Run = Callable[[ToolClient, Mapping[str, Any]], Awaitable[Observation]]
+_Run = Callable[["ToolClient", Mapping[str, Any]], Awaitable[Observation]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OwnTool:
     spec: ToolSpec
     run: _Run
-    route: Route | None
+    route: "Route | None"
     """With limits of its own; None: the client's."""
 
-    async def call(self, client: ToolClient, arguments: Mapping[str, Any]) -> Observation:
+    async def call(self, client: "ToolClient", arguments: Mapping[str, Any]) -> Observation:
         return await self.run(client if self.route is None else client.on(self.route), arguments)
 
 
@@ -92,7 +94,7 @@ class OwnSource:
     """
 
     def __init__(
-        self, names: Sequence[str], *, topk: int, route: Route | None = None, persistent: bool
+        self, names: Sequence[str], *, topk: int, route: "Route | None" = None, persistent: bool
     ) -> None:
         self._names, self._topk, self._route = names, topk, route
         self._keeps_state = persistent and "run_code" in names
@@ -108,7 +110,7 @@ class OwnSource:
         }
         return [_OwnTool(spec=SPECS[n], run=runs[n], route=self._route) for n in self._names]
 
-    def begin(self, client: ToolClient, row: Mapping[str, Any]) -> "ToolSession | None":
+    def begin(self, client: "ToolClient", row: Mapping[str, Any]) -> "ToolSession | None":
         return _OwnSession(self, client) if self._keeps_state else None
 
     async def close(self) -> None:
@@ -118,7 +120,7 @@ class OwnSource:
 class _OwnSession:
     """The interpreter of one trajectory."""
 
-    def __init__(self, source: OwnSource, client: ToolClient) -> None:
+    def __init__(self, source: OwnSource, client: "ToolClient") -> None:
         self._source, self._client = source, client
         self._interpreter = Interpreter(persistent=True)
 
