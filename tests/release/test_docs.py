@@ -332,6 +332,12 @@ def named(pages: str = "*") -> str:
     return "\n".join(quote.text for quote in ALL if pages in ("*", quote.page))
 
 
+def test_the_changelog_has_every_release() -> None:
+    released = re.findall(r"^## (\S+) \(", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    assert version is not None and released[0] == version[1] and released[-1] == "1.0.0"
+
+
 def test_every_command_is_in_the_table_of_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\|.*$", text, re.MULTILINE))
