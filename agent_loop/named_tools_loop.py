@@ -80,8 +80,8 @@ class NamedToolsLoop(TurnAgentLoop):
         )
 
     def _of_agent(self) -> Toolbox:
-        """The tools that the agent's own settings name; one of verl's replaces one of the tool
-        server with its name."""
+        """The tools that the agent's own settings name. If verl and the tool server have a tool of
+        one name, it is verl's."""
         verls = {tool.name: tool for tool in self._verls}
         known = [*dict.fromkeys([*OWN_TOOLS, *verls])]
         names = known if self._tool_names is None else list(dict.fromkeys(self._tool_names))

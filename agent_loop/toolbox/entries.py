@@ -41,6 +41,7 @@ def toolbox_of(
                 partial(source_of, entry, client, topk=topk, persistent=persistent),
             ),
             only=entry.only,
+            target=entry.target,
         )
         for entry in entries
     ]

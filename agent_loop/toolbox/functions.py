@@ -13,10 +13,12 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Semaphore, Thread
 from typing import Any
 
 from agent_loop.toolbox.results import observation_of, text_body, text_of
@@ -155,10 +157,33 @@ CANCEL_S = 1.0
 """Time in which an async function must end after it was cancelled; then it is left alone."""
 
 
-@cache
-def _threads(place: str) -> ThreadPoolExecutor:
-    """Threads of one function, because one that never returns would block those of others."""
-    return ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix=f"tool {place}")
+class _Threads:
+    """Threads of one function, because one that never returns would block those of others. Unlike
+    those of `concurrent.futures`, they do not keep a process alive that ends."""
+
+    def __init__(self, place: str) -> None:
+        self._name = f"tool {place}"
+        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._idle = Semaphore(0)
+        self._count = 0
+
+    def submit(self, function: Callable[[], Any]) -> "Future[Any]":
+        future: Future[Any] = Future()
+        self._work.put((future, function))
+        if not self._idle.acquire(blocking=False) and self._count < THREADS:
+            self._count += 1
+            Thread(target=self._run, name=self._name, daemon=True).start()
+        return future
+
+    def _run(self) -> None:
+        while True:
+            future, function = self._work.get()
+            if future.set_running_or_notify_cancel():
+                future.set_result(function())
+            self._idle.release()
+
+
+_threads = cache(_Threads)
 
 
 async def run_in_loop(
@@ -172,10 +197,10 @@ async def run_in_loop(
     def called() -> tuple[Any, BaseException | None]:
         try:
             return function(**arguments), None
-        except (Exception, SystemExit) as error:  # `StopIteration` never leaves a future
+        except BaseException as error:  # `StopIteration` never leaves a future
             return None, error
 
-    value, error = await asyncio.get_running_loop().run_in_executor(_threads(place), called)
+    value, error = await asyncio.wrap_future(_threads(place).submit(called))
     if error is not None:
         raise error
     return await _awaited(value, place) if inspect.isawaitable(value) else value
@@ -353,20 +378,16 @@ class _Instance:
     def __init__(self, source: ClassSource, row: Mapping[str, Any]) -> None:
         self._source, self._row = source, row
         self._instance: Any = None
-        self._starting: asyncio.Future[Any] | None = None
-        """`start` in a thread, which cannot be ended."""
+        self._making: asyncio.Future[Any] | None = None
+        """Constructor and `start` in a thread, which cannot be ended."""
 
     async def start(self) -> list[Tool]:
         definition = self._source.definition
         try:
-            self._instance = definition.target()
-            if start := getattr(self._instance, "start", None):
-                starting = run_in_loop(start, definition.place, {"row": visible_row(self._row)})
-                if inspect.iscoroutinefunction(start):
-                    await starting
-                else:
-                    self._starting = asyncio.ensure_future(starting)
-                    await asyncio.shield(self._starting)
+            self._making = asyncio.ensure_future(run_in_loop(self._make, definition.place, {}))
+            start = await asyncio.shield(self._making)
+            if start is not None:
+                await run_in_loop(start, definition.place, {"row": visible_row(self._row)})
         except (Exception, SystemExit) as error:
             _log_once(definition.place, error)
             raise ToolUnavailable(
@@ -376,13 +397,40 @@ class _Instance:
             ) from error
         return [self._source.tool_of(self._instance)]
 
+    def _make(self) -> Any:
+        """Make the instance and start it; an async `start` is returned, for the event loop."""
+        self._instance = self._source.definition.target()
+        start = getattr(self._instance, "start", None)
+        if start is None or inspect.iscoroutinefunction(start):
+            return start
+        start(row=visible_row(self._row))
+        return None
+
     async def close(self) -> None:
+        if self._making is not None and not self._making.done():
+            try:
+                await asyncio.wait([self._making])
+            except asyncio.CancelledError:  # nobody waits any longer
+                self._making.add_done_callback(self._close_later)
+                raise
+        await self._close()
+
+    def _close_later(self, making: "asyncio.Future[Any]") -> None:
+        closing = asyncio.ensure_future(self._close())
+        _closing.add(closing)
+        closing.add_done_callback(_closing.discard)
+
+    async def _close(self) -> None:
+        if self._making is not None:
+            self._making.exception()  # `start` has raised it, if anybody waited
         if (close := getattr(self._instance, "close", None)) is None:
             return
+        place = self._source.definition.place
         try:
-            if self._starting is not None and not self._starting.done():
-                await asyncio.wait([self._starting])
-                self._starting.exception()  # nobody waits for it any more
-            await run_in_loop(close, self._source.definition.place, {})
+            await run_in_loop(close, place, {})
         except (Exception, SystemExit) as error:
-            _log_once(self._source.definition.place, error)
+            _log_once(place, error)
+
+
+_closing: set[asyncio.Future[None]] = set()
+"""Instances that are closed after their trajectories, whose `start` took too long."""

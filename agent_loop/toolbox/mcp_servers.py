@@ -12,23 +12,23 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from agent_loop.toolbox.functions import LocalTool
 from agent_loop.toolbox.mcp_client.connection import START_S, Connection, StartFailed
 from agent_loop.toolbox.mcp_client.results import MAX_ERROR, SESSION_ENDED, body_of, failure_of
 from agent_loop.toolbox.mcp_client.target import target_of
-from agent_loop.toolbox.results import observation_of
 from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
 from agent_loop.toolbox.toolbox import check_only
 from agent_loop.tools.client import ToolClient
+from agent_loop.tools.own_limits import own_name
 from agent_loop.tools.protocol import ToolCall, ToolResult, ToolUnavailable
 from agent_loop.tools.responses import rewritten_without_surrogates
-from agent_loop.tools.routes import RequestFailed, Route, local_route
+from agent_loop.tools.routes import RequestFailed, local_route
 from agent_loop.tools.servers import Server
-from agent_loop.turns.turn_loop import Observation
 from config.tool_entries import ToolEntry
 from rate_limit.slots import FileSlots
 
@@ -36,20 +36,6 @@ if TYPE_CHECKING:
     import mcp_types as types
 
 HINTS = ("readOnlyHint", "idempotentHint", "destructiveHint")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class McpTool:
-    """A tool of an MCP server."""
-
-    spec: ToolSpec
-    route: Route
-    idempotent: bool
-    """Whether a call may be executed twice."""
-
-    async def call(self, client: ToolClient, arguments: Mapping[str, Any]) -> Observation:
-        call = ToolCall(tool=self.spec.name, payload=dict(arguments), idempotent=self.idempotent)
-        return observation_of(await client.on(self.route).call(call))
 
 
 class McpSource:
@@ -65,7 +51,7 @@ class McpSource:
     """
 
     def __init__(self, entry: ToolEntry, client: ToolClient, start_s: float = START_S) -> None:
-        self._entry, self._target, self._start_s = entry, target_of(entry), start_s
+        self.entry, self._target, self._start_s = entry, target_of(entry), start_s
         route = local_route(
             self._target.name,
             self._post,
@@ -76,7 +62,7 @@ class McpSource:
             advice="raise `timeout` of the tool, or look for what it waits",
         )
         self._route = client.limits(route, entry)
-        self._tools: list[McpTool] | None = None
+        self._tools: list[LocalTool] | None = None
         self._connection: Connection | None = None
         self.servers: FileSlots | None = None
         """Most servers at once, of a source with a server for each trajectory."""
@@ -86,15 +72,15 @@ class McpSource:
 
     async def tools(self) -> list[Tool]:
         if self._tools is None:
-            if self._entry.per == "trajectory":
+            if self.entry.per == "trajectory":
                 connection = self.connect()
                 try:
-                    await _started(connection)
+                    await _started(connection, self.entry)
                 finally:
                     await connection.close()
             else:
                 connection = await self._connected()
-            only = self._entry.only
+            only = self.entry.only
             check_only(only, [each.name for each in connection.tools])
             # A tool that is not offered may have a name or a schema that would be refused.
             self._tools = [
@@ -105,7 +91,7 @@ class McpSource:
         return list(self._tools)
 
     def begin(self, client: ToolClient, row: Mapping[str, Any]) -> ToolSession | None:
-        return _TrajectoryServer(self) if self._entry.per == "trajectory" else None
+        return _TrajectoryServer(self) if self.entry.per == "trajectory" else None
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -153,7 +139,7 @@ class McpSource:
         if connection is None or connection.is_over:
             connection = self._connection = self.connect()
         if connection.session is None:
-            await _started(connection)
+            await _started(connection, self.entry)
         return connection
 
     async def _post(self, call: ToolCall, server: Server) -> ToolResult:
@@ -167,16 +153,16 @@ class McpSource:
             raise
         return await self.ask(connection, call)
 
-    def _tool_of(self, tool: "types.Tool", connection: Connection) -> McpTool:
+    def _tool_of(self, tool: "types.Tool", connection: Connection) -> LocalTool:
         spec = spec_of(tool)
         may_repeat = spec.hints.get("readOnlyHint") or spec.hints.get("idempotentHint")
         about = [self._target.digest, connection.version, spec.schema]
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
         self._route.servers.all[0].origins[spec.name] = f"mcp:{digest}"
-        return McpTool(
+        return LocalTool(
             spec=spec,
             route=replace(self._route, key=digest),
-            idempotent=bool(may_repeat or self._entry.retry or self._entry.cache),
+            idempotent=bool(may_repeat or self.entry.retry or self.entry.cache),
         )
 
 
@@ -195,11 +181,11 @@ class _TrajectoryServer:
             await self._resources.enter_async_context(source.servers.hold_async())
         connection = self._connection = source.connect()
         self._resources.push_async_callback(connection.close)
-        await _started(connection)
+        await _started(connection, source.entry)
         return [
             replace(tool, route=tool.route.limited(post=self._post))
             for tool in tools
-            if isinstance(tool, McpTool)
+            if isinstance(tool, LocalTool)
         ]
 
     async def close(self) -> None:
@@ -221,11 +207,11 @@ class _TrajectoryServer:
             raise
 
 
-async def _started(connection: Connection) -> None:
+async def _started(connection: Connection, entry: ToolEntry) -> None:
     try:
         await connection.started()
     except StartFailed as error:
-        raise ToolUnavailable(str(error)) from error
+        raise ToolUnavailable(str(error), tool=own_name(entry.target)) from error
 
 
 def spec_of(tool: "types.Tool") -> ToolSpec:

@@ -13,7 +13,13 @@ from agent_loop.toolbox.functions import Definition
 from agent_loop.toolbox.results import observation_of, text_body, text_of
 from agent_loop.toolbox.spec import Tool, ToolSession, ToolSpec
 from agent_loop.tools.client import ToolClient
-from agent_loop.tools.protocol import MAX_RUN_S, ToolRejected, ToolUnavailable, run_code_call
+from agent_loop.tools.protocol import (
+    MAX_RUN_S,
+    ToolError,
+    ToolRejected,
+    ToolUnavailable,
+    run_code_call,
+)
 from agent_loop.tools.routes import Route
 from agent_loop.turns.turn_loop import Observation
 
@@ -92,7 +98,11 @@ class SandboxSource:
             mark=_MARK,
         )
         call = run_code_call(program, "", self._caches, self._run_s)
-        result = await client.on(self._route).call(call)
+        try:
+            result = await client.on(self._route).call(call)
+        except ToolError as error:
+            error.tool = self.spec.name  # counted as this tool, not as run_code
+            raise
         run = result.body.get("run_result") or {}
         lines = [line for line in (run.get("stdout") or "").split("\n") if line[:1] == _MARK[0]]
         try:

@@ -23,6 +23,9 @@ class OpenedSource:
 
     source: ToolSource
     only: Sequence[str] | None = None
+    target: str = ""
+    """What the entry names. Trajectories start their state in the order of targets: if two waited
+    for each other's server, neither would begin."""
 
 
 class Toolbox:
@@ -75,7 +78,7 @@ class Toolbox:
         assert self._tools is not None, "Toolbox.begin before open()"
         sessions = [
             (each, session)
-            for each in self._opened
+            for each in sorted(self._opened, key=lambda opened: opened.target)
             if (session := each.source.begin(client, row)) is not None
         ]
         return TrajectoryTools(self._tools, client, sessions)

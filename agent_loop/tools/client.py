@@ -428,7 +428,10 @@ class ToolClient:
         pause_s = max(retry_after_s, self._rng.uniform(0.0, cap_s))
         kind, advice = ToolUnavailable, route.advice
         if last.was_executed and not call.idempotent:
-            advice = "it may have been executed and is idempotent=False: not tried again"
+            advice = (
+                "it may have been executed, so it is not tried again; if it may run twice, set "
+                "`retry` in its entry of `tools` (ToolCall.idempotent)"
+            )
         elif attempt <= route.max_retries:
             if pause_s < for_waiting_s():
                 await self._sleep(pause_s)

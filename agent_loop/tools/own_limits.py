@@ -61,7 +61,7 @@ def own_limiter(entry: OwnLimits, tools: ToolConfig, mixed: MixedConfig) -> Limi
 
 
 def limited(route: Route, limits: OwnLimits, tools: ToolConfig, mixed: MixedConfig) -> Route:
-    """The route with the limits of an limits."""
+    """The route with the rate, slots, deadline, retries and cache of `limits`."""
     path = own_state_path(limits.target, tools, mixed).with_suffix(".slots")
     changes: dict[str, Any] = {
         "limiter": own_limiter(limits, tools, mixed),

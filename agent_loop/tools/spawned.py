@@ -12,8 +12,8 @@ from typing import Any
 class _Process(multiprocessing.context.SpawnProcess):
     @property
     def daemon(self) -> bool:
-        """True whatever pebble says: a child of multiprocessing, as which we may run, waits at its
-        end for the processes that are not, and they for it."""
+        """Always true. This process may be a child of multiprocessing, which waits at its exit for
+        its processes that are no daemons, while they wait for it."""
         return True
 
     @daemon.setter
@@ -32,6 +32,7 @@ class _Process(multiprocessing.context.SpawnProcess):
 
 
 class SpawnWithoutMain(multiprocessing.context.SpawnContext):
-    """Spawns processes, because ours has threads; they do not import what ours was started with."""
+    """Spawns processes, because ours has threads; they do not import the
+    `__main__` of this process."""
 
     Process = _Process

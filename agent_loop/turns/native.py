@@ -107,7 +107,7 @@ class NativeDialogue:
 
     def _thinks_on(self, text: str) -> bool:
         """Whether a thought begins in a text, or before it, and does not end in it."""
-        if self._in_reasoning and THOUGHTS[0][1] not in text:
+        if self._in_reasoning and not any(end in text for _, end in THOUGHTS):
             return True
         return any(text.rfind(start) > text.rfind(end) for start, end in THOUGHTS)
 
@@ -128,9 +128,10 @@ class NativeDialogue:
         """The results in tool messages, and the beginning of the next assistant's message."""
         glue = self._messages.glue(self._called)
         end = [] if ids[-1] == glue.end_id else [glue.end_id]
-        left = room - glue.length - len(end)
+        space = left = room - glue.length - len(end)
+        limit = most = self._max_length
         while left >= 0:
-            cut = fit(results, self._codec, left, self._max_length)
+            cut = fit(results, self._codec, left, most)
             if cut is None:
                 return None
             inner = cut
@@ -139,14 +140,17 @@ class NativeDialogue:
                     self._codec.encode_plain(written(self._codec.decode(own), glue.writing))
                     for own in cut
                 ]
-            used = sum(map(len, inner))
-            if used <= room - glue.length - len(end):
+            used, longest = sum(map(len, inner)), max(map(len, inner), default=0)
+            if limit is not None and most is not None and longest > limit and most > 1:
+                most = max(1, most - (longest - limit))  # written as JSON, it is longer
+            elif used > space:
+                left -= used - space
+            else:
                 token_ids = [*end, *glue.pieces[0]]
                 for own, piece in zip(inner, glue.pieces[1:], strict=True):
                     token_ids += [*own, *piece]
                 self._in_reasoning = opens_thought(self._codec.decode(glue.pieces[-1]))
                 return Shown(token_ids=token_ids, text=self._codec.decode(token_ids))
-            left -= used - (room - glue.length - len(end))
         return None
 
 
@@ -158,4 +162,4 @@ def _plain(word: str, other: str) -> str:
 
 def opens_thought(text: str) -> bool:
     """Whether a template's text before a generation opens a thought, in which the model goes on."""
-    return text.rstrip().endswith("<think>")
+    return text.rstrip().endswith(tuple(start for start, _ in THOUGHTS))

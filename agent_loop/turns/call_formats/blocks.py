@@ -25,8 +25,8 @@ class BlockReader:
     `Unreadable`."""
 
     is_one_call: bool
-    """Whether a block holds one call as a rule: a call is then complete with its block only. If
-    not, a call is complete with its own closing marker."""
+    """Whether a block normally holds one call. Then a call without the block's closing marker is a
+    mistake; else a call needs only its own closing marker."""
 
     may_end_early: bool = True
     """Whether a closing marker that is written too early leaves a call that can be read. Words

@@ -9,7 +9,7 @@ is none in the rest of the message, the thought ends at the next marker that beg
 forget the closing marker before a call. Calls before a closing marker are drafts and do not count.
 
 The rules for thoughts are those of the package `renderers` 0.1.12, with one difference: in GLM's
-and DeepSeek's formats it also ends a thought at a call if a closing marker follows.
+and DeepSeek's formats, `renderers` ends a thought at a call even if a closing marker follows.
 """
 
 import re

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 from agent_loop.toolbox.entries import toolbox_of
 from agent_loop.toolbox.functions import definition_of
 from agent_loop.toolbox.spec import ToolSpec
-from agent_loop.toolbox.toolbox import OpenedSource, TrajectoryTools
+from agent_loop.toolbox.toolbox import CLOSE_S, OpenedSource, TrajectoryTools
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.own_limits import limited, own_state_path
 from agent_loop.tools.protocol import (
@@ -252,30 +253,45 @@ async def test_each_trajectory_has_its_own_state_and_it_is_always_freed():
     assert ended == ["shop:2", "shop:1", "shop:1", "shop:3"]
 
 
-async def test_what_a_cancelled_start_still_makes_in_its_thread_is_freed_after_it(tmp_path: Path):
+@pytest.mark.parametrize("close_s", [CLOSE_S, 0.01])
+async def test_what_a_cancelled_start_still_makes_in_its_thread_is_freed_after_it(
+    close_s: float, tmp_path: Path, monkeypatch
+):
+    monkeypatch.setattr("agent_loop.toolbox.toolbox.CLOSE_S", close_s)
     (tmp_path / "shop.py").write_text(_SLOW_START)
     async with box(entry(f"{tmp_path}/shop.py:Shop")) as tools:
+        shop = definition_of(f"{tmp_path}/shop.py", "Shop").target
 
         async def trajectory() -> None:
             async with tools.toolbox.begin(tools.client, ROW):
                 pass
 
         task = asyncio.ensure_future(trajectory())
-        await asyncio.sleep(0.1)
+        while not shop.log:  # noqa: ASYNC110
+            await asyncio.sleep(0)
         task.cancel()
+        if close_s == CLOSE_S:
+            shop.may_start.set()
         await asyncio.wait([task])
-    assert task.cancelled()
-    assert definition_of(f"{tmp_path}/shop.py", "Shop").target.log == ["started", "closed"]
+        shop.may_start.set()
+        while shop.log[-1] != "closed":  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert task.cancelled() and shop.log == ["made", "started", "closed"]
 
 
 _SLOW_START = """\
-import time
+import threading
 
 class Shop:
     log = []
+    may_start = threading.Event()
+
+    def __init__(self):
+        assert threading.current_thread() is not threading.main_thread()
+        self.log.append("made")
 
     def start(self, row):
-        time.sleep(0.4)
+        self.may_start.wait()
         self.log.append("started")
 
     def call(self, item: str) -> str:
@@ -289,6 +305,31 @@ class Shop:
     def close(self):
         self.log.append("closed")
 """
+
+
+_TWO = """\
+log = []
+
+class Tea:
+    def start(self, row):
+        log.append(type(self).__name__)
+
+    def call(self) -> str:
+        \"\"\"Make it.\"\"\"
+
+class Rice(Tea): ...
+"""
+
+
+async def test_all_trajectories_start_their_state_in_one_order(tmp_path: Path):
+    """Otherwise two could wait for each other's server."""
+    (tmp_path / "two.py").write_text(_TWO)
+    for names in (("Tea", "Rice"), ("Rice", "Tea")):
+        entries = [entry(f"{tmp_path}/two.py:{name}") for name in names]
+        async with box(*entries) as tools, tools.toolbox.begin(tools.client, ROW):
+            pass
+    made = definition_of(f"{tmp_path}/two.py", "Tea").target
+    assert made.start.__globals__["log"] == ["Rice", "Tea", "Rice", "Tea"]
 
 
 async def test_all_state_is_freed_if_the_trajectory_is_cancelled_while_the_first_is_freed():
@@ -432,6 +473,10 @@ async def test_a_function_runs_in_the_sandbox():
             await tools.call("look_up", order="C3")
         with pytest.raises(ToolUnavailable, match=r"no result in the sandbox \(KeyError: 'torn'"):
             await tools.call("breaks", how="torn")
+    async with box(entry("look_up", where="sandbox", retry=0)) as tools:  # nobody listens
+        with pytest.raises(ToolUnavailable) as caught:
+            await tools.call("look_up", order="A1")
+    assert caught.value.tool == "look_up"
 
 
 _SHARED = """\
@@ -517,6 +562,8 @@ async def test_a_function_that_hangs_blocks_no_other_tool(monkeypatch):
             with pytest.raises(ToolTimeout):
                 await tools.call("hangs", seconds=1)
         assert "A1" in (await tools.call("look_up", order="A1")).text
+    threads = [thread for thread in threading.enumerate() if thread.name == f"tool {slow.tool}"]
+    assert threads and all(thread.daemon for thread in threads)  # the process can end
 
 
 async def test_an_async_function_that_ignores_its_cancellation_is_left_alone(monkeypatch):

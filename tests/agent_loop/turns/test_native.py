@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent_loop.metrics.mask_audit import mask_problems
 from agent_loop.turns.call_formats import FORMATS
-from agent_loop.turns.native import NativeDialogue
+from agent_loop.turns.native import NativeDialogue, opens_thought
 from agent_loop.turns.observation_style import HFCodec, codec_of
 from agent_loop.turns.record import record_of
 from agent_loop.turns.tags import Action, Tags, stop_token_ids
@@ -84,6 +84,7 @@ def play(
     *,
     budget: Budget = BUDGET,
     max_calls: int = 4,
+    max_length: int | None = None,
 ) -> tuple[Rollout, list[Action]]:
     codec, left, asked = codec_of_template(template), list(results), []
 
@@ -98,6 +99,8 @@ def play(
         codec,
         Tags(pairs={"answer": ("<answer>", "</answer>")}),
         max_calls=max_calls,
+        max_length=max_length,
+        in_reasoning=opens_thought(template.render([USER], True)),
     )
     rollout = asyncio.run(
         run_turns(
@@ -263,22 +266,53 @@ def test_a_message_without_calls_is_the_answer(said: str, reason: StopReason, an
     assert (rollout.stop_reason, rollout.answer) == (reason, answer)
 
 
+class Thinking(ChatTemplate):
+    """A template whose prompt opens a thought."""
+
+    def render(self, messages: Sequence[Any], add_generation_prompt: bool) -> str:
+        text = super().render(messages, add_generation_prompt)
+        return f"{text}<think>\n" if add_generation_prompt else text
+
+
+@pytest.mark.parametrize(
+    ("last", "reason", "answer"),
+    [
+        ("so\n</think>\n\n5<|im_end|>", StopReason.ANSWERED, "5"),
+        (f"or {CALL} or", StopReason.RESPONSE_BUDGET, None),
+    ],
+)
+def test_calls_of_a_thought_that_the_prompt_opens_are_not_run(
+    last: str, reason: StopReason, answer: str | None
+):
+    template = Thinking(**vars(HERMES))
+    first = f"{CALL} or so?\n</think>\n{CALL}<|im_end|>"
+    budget = BUDGET
+    if reason == StopReason.RESPONSE_BUDGET:
+        whole, _ = play(template, [first, last], ["x"])
+        budget = Budget(max_turns=4, response_length=len(whole.trajectory))
+    rollout, asked = play(template, [first, last], ["x"], budget=budget)
+    assert len(asked) == 1
+    assert (rollout.stop_reason, rollout.answer) == (reason, answer)
+
+
 def test_a_turn_without_its_end_gets_the_template_s():
     rollout, _ = play(HERMES, [CALL, "1<|im_end|>"], ["x"])
     (shown,) = [s.text for s in rollout.trajectory.segments if s.author == "tool"]
     assert shown.startswith("<|im_end|>\n<|im_start|>user")
 
 
-def test_a_result_written_as_json_is_cut_to_fit_and_stays_json():
+@pytest.mark.parametrize("limit", [None, 50])
+def test_a_result_written_as_json_is_cut_to_fit_and_stays_json(limit: int | None):
     template = TEMPLATES["gpt-oss"]
     call = "<|channel|>commentary to=functions.search <|constrain|>json<|message|>{}<|call|>"
     for room in range(230, 260):
         budget = Budget(max_turns=2, response_length=room, answer_reserve=0)
-        rollout, _ = play(template, [call, "x"], [40 * '"\n'], budget=budget)
+        rollout, _ = play(template, [call, "x"], [40 * '"\n'], budget=budget, max_length=limit)
         for segment in rollout.trajectory.segments:
             if segment.author == "tool":
                 written = segment.text.split("<|message|>")[1].split("<|end|>")[0]
                 assert "..." in json.loads(written)
+                assert limit is None or len(written) - 2 <= limit  # without the quotes
         assert len(rollout.trajectory) <= room
 
 
