@@ -23,7 +23,7 @@ from pydantic import (
 from typing_extensions import Self
 
 from config.section import Section
-from config.tool_entries import ToolEntry, as_entry
+from config.tool_entries import ToolEntry, as_entry, differing_limits
 
 NOT_SOURCES = (
     "balance",
@@ -507,16 +507,13 @@ class MixedConfig(Section):
     @model_validator(mode="after")
     def _limits_of_a_tool_agree(self) -> Self:
         """Two sources that name one tool share its limits."""
-        limits: dict[str, tuple[str, tuple[Any, ...]]] = {}
-        for name, source in self.sources.items():
-            for entry in source.tools or ():
-                own = (entry.rate, entry.slots)
-                first, theirs = limits.setdefault(entry.target, (name, own))
-                if own != theirs:
-                    raise ValueError(
-                        f"sources.{name}.tools: rate and slots of {entry.target!r} differ from "
-                        f"those of source={first}; a tool has one rate and one number of slots"
-                    )
+        entries = (
+            (f"sources.{name}.tools", entry)
+            for name, source in self.sources.items()
+            for entry in source.tools or ()
+        )
+        for problem in differing_limits(entries):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

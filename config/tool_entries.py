@@ -11,11 +11,12 @@ Pure; the tools themselves are in `agent_loop.toolbox`.
 """
 
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import Self
 
 from config.section import Section
@@ -30,6 +31,19 @@ _SLOWEST, _FASTEST = 1 / (366 * 24 * 60), 6e10
 _PER_MINUTE = {"s": 60.0, "min": 1.0, "h": 1 / 60}
 
 FORMS = ("tool", "mcp", "verl")
+
+
+def _checked_rate(rate: str) -> str:
+    if per_minute(rate) is None:
+        raise ValueError(
+            "write a number above 0 and a unit, as 2/s, 30/min or 100/h, of more than one call a "
+            "year and below 1e9/s"
+        )
+    return rate
+
+
+RateText = Annotated[str, AfterValidator(_checked_rate)]
+"""A rate as `2/s`."""
 
 
 class ToolEntry(Section):
@@ -49,7 +63,7 @@ class ToolEntry(Section):
     only: list[str] | None = None
     """Names of the tools that are offered, of those that an MCP server or a file has; None: all."""
 
-    rate: str | None = None
+    rate: RateText | None = None
     """Most calls, as `2/s`, `30/min` or `100/h`, over all processes of the run and all tools of
     this entry; calls pass the run's own limit too. None: no limit of its own."""
 
@@ -89,16 +103,6 @@ class ToolEntry(Section):
     token: str | None = None
     """Of an MCP server over HTTP: name of the environment variable with its bearer token."""
 
-    @field_validator("rate")
-    @classmethod
-    def _is_a_rate(cls, rate: str | None) -> str | None:
-        if rate is not None and per_minute(rate) is None:
-            raise ValueError(
-                "write a number above 0 and a unit, as 2/s, 30/min or 100/h, of more than one call "
-                "a year and below 1e9/s"
-            )
-        return rate
-
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
         given = [form for form in FORMS if getattr(self, form) is not None]
@@ -107,11 +111,11 @@ class ToolEntry(Section):
                 f"an entry has one of {', '.join(FORMS)}, not {' and '.join(given) or 'none'}"
             )
         form, target = given[0], getattr(self, given[0])
+        is_http, shown = is_url(target), without_secrets(target)
         if form == "tool" and target not in OWN_TOOLS and self.python_name is None:
             raise ValueError(
-                f"tool={target!r} is none of {', '.join(OWN_TOOLS)} and no path/to/file.py:name"
+                f"tool={shown!r} is none of {', '.join(OWN_TOOLS)} and no path/to/file.py:name"
             )
-        is_http = target.startswith(("http://", "https://"))
         wrong = {
             "only": form == "tool",
             "where": self.python_name is None,
@@ -128,7 +132,7 @@ class ToolEntry(Section):
             raise ValueError(f"only={self.only} names a tool twice")
         fields = type(self).model_fields
         if unread := [name for name in unread if getattr(self, name) != fields[name].default]:
-            raise ValueError(f"{', '.join(unread)}: not read for {form}={target!r}; leave it out")
+            raise ValueError(f"{', '.join(unread)}: not read for {form}={shown!r}; leave it out")
         return self
 
     @property
@@ -143,10 +147,32 @@ class ToolEntry(Section):
         return next(value for form in FORMS if (value := getattr(self, form)) is not None)
 
 
+def differing_limits(owners: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """What is wrong with limits of one tool, or one judge, that differ.
+
+    Args:
+        owners: pairs of a place in the config and what has a `target`, a `rate` and `slots` there.
+    """
+    limits: dict[str, tuple[str, Any]] = {}
+    for place, owner in owners:
+        own = (owner.rate, owner.slots)
+        first, theirs = limits.setdefault(owner.target, (place, own))
+        if own != theirs:
+            yield (
+                f"{place}: rate and slots of {without_secrets(owner.target)!r} differ from those "
+                f"in {first}; all sources share one rate and one number of slots: set the same"
+            )
+
+
+def is_url(target: str) -> bool:
+    """Whether the MCP server of an entry is reached over HTTP; else it is a command."""
+    return target.lower().startswith(("http://", "https://"))
+
+
 def without_secrets(target: str) -> str:
     """A URL without user, password, query and fragment, which may be secret; other texts as they
     are."""
-    if not target.startswith(("http://", "https://")):
+    if not is_url(target):
         return target
     parts = urlsplit(target)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -178,6 +204,6 @@ def with_absolute_path(value: Any) -> Any:
     made = {key: with_absolute_path(value[key]) for key in ("tool",) if key in value}
     if isinstance(verl := value.get("verl"), str):
         made["verl"] = str(Path(verl).expanduser().absolute())
-    if isinstance(mcp := value.get("mcp"), str) and not mcp.startswith(("http://", "https://")):
+    if isinstance(mcp := value.get("mcp"), str) and not is_url(mcp):
         made["cwd"] = str(Path(str(value.get("cwd") or ".")).expanduser().absolute())
     return {**value, **made}

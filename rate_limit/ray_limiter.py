@@ -449,6 +449,16 @@ def snapshot_of(name: str) -> Snapshot:
     return _ray().get(_existing(name).snapshot.remote(), timeout=_CONNECT_S)
 
 
+def names() -> list[str]:
+    """Names of the limiters in this process's Ray cluster."""
+    from ray.util import list_named_actors
+
+    actors: Any = list_named_actors(all_namespaces=True)
+    ours = [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
+    prefix = _actor_name("")
+    return [actor.removeprefix(prefix) for actor in ours if actor.startswith(prefix)]
+
+
 def end(name: str) -> None:
     """End the limiter with this name, if there is one.
 

@@ -18,18 +18,17 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from jsonschema import SchemaError
-from jsonschema.validators import validator_for
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from agent_loop.compat import gather_all
+from agent_loop.json_schemas import check_schema
 from agent_loop.rewards.attempt import Attempt
 from agent_loop.rewards.judge_prompt import FIELDS, JudgePrompt, Rubric
 from agent_loop.tools.protocol import ToolBackend, ToolCall, ToolUnavailable
 from config.schema import load_section
 from config.section import Section
-from config.tool_entries import per_minute
+from config.tool_entries import RateText
 
 URL_VARIABLE = "JUDGE_BASE_URL"
 """Environment variable with the judge's address, for sources without a `base_url`."""
@@ -44,8 +43,20 @@ SAMPLED = 0.7
 """Default temperature of several votes, and the least one where an unreadable verdict is asked for
 again: at 0 the judge would write the same again."""
 
-_RESERVED = frozenset({"model", "messages", "stream", "n", "response_format"})
-"""Fields of the request that `body` cannot set."""
+_OWN_FIELDS = {
+    "model": "set the option model",
+    "messages": "set the option rubric",
+    "n": "set the option votes",
+    "response_format": "set the option score.schema",
+    "stream": "leave it out, because an answer is read as a whole",
+    "temperature": "set the option temperature, or write null to send none",
+    "max_tokens": "set the option max_tokens, or write null to send none",
+    "seed": "leave it out, because each vote has another seed, or write null to send none",
+}
+"""Field of the request that `body` cannot set -> what to do instead."""
+
+_MAY_BE_NULL = ("temperature", "max_tokens", "seed")
+"""Those that `body` may leave out."""
 
 
 class ScoreConfig(Section):
@@ -78,13 +89,14 @@ class ScoreConfig(Section):
                     f"pattern={self.pattern!r} has {groups} groups: give the number one"
                 )
         if self.json_schema is not None:
-            try:
-                validator_for(self.json_schema).check_schema(self.json_schema)
-            except SchemaError as error:
-                raise ValueError(f"schema is no JSON schema: {error.message:.200}") from error
+            check_schema(self.json_schema, "schema")
             known = self.json_schema.get("properties", {})
             if self.field not in known:
                 raise ValueError(f"field={self.field!r} is none of the schema's {sorted(known)}")
+        elif "field" in self.model_fields_set:
+            raise ValueError(
+                f"field={self.field!r} is read with a schema only; give one, or leave it out"
+            )
         return self
 
 
@@ -140,12 +152,13 @@ class JudgeOptions(Section):
     body: dict[str, Any] = Field(default_factory=dict)
     """Further fields of the request, as `{chat_template_kwargs: {enable_thinking: false}}`. null
     leaves out a field, for servers that refuse it: `{temperature: null, max_tokens: null,
-    max_completion_tokens: 4096}`."""
+    max_completion_tokens: 4096}`. Other values of `temperature`, `max_tokens` and `seed` are
+    refused."""
 
     price: PriceConfig | None = None
     """For the metric `judge_cost`; None: there is none."""
 
-    rate: str | None = None
+    rate: RateText | None = None
     """Most requests of the run to this model, as `2/s`, `30/min` or `100/h`, in addition to the
     run's own limit. None: no limit of its own."""
 
@@ -179,24 +192,27 @@ class JudgeOptions(Section):
             )
         return text
 
-    @field_validator("rate")
-    @classmethod
-    def _is_a_rate(cls, rate: str | None) -> str | None:
-        if rate is not None and per_minute(rate) is None:
-            raise ValueError("write a number above 0 and a unit, as 2/s, 30/min or 100/h")
-        return rate
-
     @model_validator(mode="after")
     def _belongs_together(self) -> Self:
         low, high = self.scale
         if not -1e9 <= low < high <= 1e9:
-            raise ValueError(f"scale={[low, high]}: the first number must be below the second")
+            raise ValueError(
+                f"scale={[low, high]}: the first number must be below the second, and both from "
+                "-1e9 to 1e9; correct them"
+            )
+        field, schema = self.score.field, self.score.json_schema
+        if schema is not None and not _takes_a_number(schema["properties"][field], low, high):
+            raise ValueError(
+                f"score.schema: its {field} takes no number from {low:g} to {high:g}; correct the "
+                "schema, or scale"
+            )
         if self.votes > 1 and self.temperature == 0:
             raise ValueError(
                 f"votes={self.votes} at temperature=0 are the same vote; leave one out"
             )
-        if reserved := sorted(_RESERVED & self.body.keys()):
-            raise ValueError(f"body: {', '.join(reserved)} cannot be set here")
+        for name, remedy in _OWN_FIELDS.items():
+            if name in self.body and not (self.body[name] is None and name in _MAY_BE_NULL):
+                raise ValueError(f"body.{name}: the judge sets this field itself; {remedy}")
         judge_url(self.base_url, os.environ)
         judge_key(os.environ)
         return self
@@ -210,6 +226,20 @@ class JudgeOptions(Section):
     def target(self) -> str:
         """What shares the rate and the slots: all sources with this judge."""
         return f"judge {self.model} {self.url}"
+
+
+def _takes_a_number(schema: Any, low: float, high: float) -> bool:
+    """Whether a schema may take a number from `low` to `high`. Only its plain keys are looked at:
+    what is behind `$ref`, `anyOf` and the like may take one."""
+    if isinstance(schema, bool):
+        return schema
+    kinds, values = schema.get("type", "number"), schema.get("enum", [schema.get("const", low)])
+    return (
+        not {"number", "integer"}.isdisjoint([kinds] if isinstance(kinds, str) else kinds)
+        and schema.get("minimum", low) <= high
+        and schema.get("maximum", high) >= low
+        and any(type(v) in (int, float) and low <= v <= high for v in values)
+    )
 
 
 def judge_url(base_url: str | None, environ: Mapping[str, str]) -> str:

@@ -27,7 +27,9 @@ from typing import Any
 
 from jsonschema import ValidationError
 from jsonschema.validators import validator_for
+from referencing.exceptions import Unresolvable
 
+from agent_loop.json_schemas import OFFLINE
 from agent_loop.tools.responses import replace_surrogates
 
 FIELDS = ("question", "answer", "reference", "response")
@@ -199,7 +201,7 @@ class Rubric:
         assert self.schema is not None
         try:
             answer = json.loads(said)
-            validator_for(self.schema)(self.schema).validate(answer)
+            validator_for(self.schema)(self.schema, registry=OFFLINE).validate(answer)
             given = answer[self.field]
             is_number = isinstance(given, int | float) and not isinstance(given, bool)
             return float(given) if is_number and math.isfinite(given) else None
@@ -208,6 +210,7 @@ class Rubric:
             LookupError,
             RecursionError,
             TypeError,
+            Unresolvable,
             ValueError,
             ValidationError,
         ):

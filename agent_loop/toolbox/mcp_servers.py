@@ -117,10 +117,10 @@ class McpSource:
             if error.code in SESSION_ENDED:
                 connection.begin_to_close()  # the next attempt opens a new one
             ending = await connection.why_closed()
-            raise failure_of(error, tool, target.name, target.token_variable, ending) from error
+            raise failure_of(error, tool, target, ending) from error
         except (RuntimeError, ValueError) as error:  # it breaks the protocol or its own schema
             raise RequestFailed(
-                f"{target.name} gave an invalid result: {str(error)[:MAX_ERROR]}",
+                f"{target.name} gave an invalid result: {target.hidden(str(error))[:MAX_ERROR]}",
                 blames_server=False,
             ) from error
         if not isinstance(result, CallToolResult):

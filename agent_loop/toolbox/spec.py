@@ -13,13 +13,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import regex
-from jsonschema import SchemaError, ValidationError
+from jsonschema import ValidationError
 from jsonschema.exceptions import best_match
 from jsonschema.validators import extend, validator_for
-from referencing import Registry, Resource
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012
 
+from agent_loop.json_schemas import OFFLINE, check_schema
 from agent_loop.turns.tags import ActionKind
 
 if TYPE_CHECKING:
@@ -47,12 +45,6 @@ _NAMES_ELSEWHERE = frozenset(
 )
 """Keys of a schema that may name arguments outside `properties`."""
 
-_DATA = frozenset({"const", "enum", "default", "examples"})
-"""Keys of a schema whose values are no schemas."""
-
-_OFFLINE: Any = Registry()
-"""Without it, jsonschema would fetch a `$ref` to another document from its URL."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ToolSpec:
@@ -76,18 +68,7 @@ class ToolSpec:
                 f"tool={self.name!r}: a name begins with a letter, has letters, digits, _, . and "
                 f"-, and is none of {', '.join(sorted(_TAKEN))}; rename the tool"
             )
-        try:
-            validator_for(self.parameters).check_schema(self.parameters)
-        except SchemaError as error:
-            raise ValueError(
-                f"tool={self.name!r}: its parameters are no JSON schema ({error.message:.200}); "
-                "correct them"
-            ) from error
-        if (lost := _lost_reference(self.parameters)) is not None:
-            raise ValueError(
-                f"tool={self.name!r}: its parameters refer to $ref={lost!r}, which is not in them, "
-                "and nothing is fetched; write it out"
-            )
+        check_schema(self.parameters, f"tool={self.name!r}: parameters")
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -114,7 +95,7 @@ class ToolSpec:
     @cached_property
     def _validator(self) -> Any:
         kind = extend(validator_for(self.parameters), {"pattern": _pattern})
-        return kind(self.parameters, registry=_OFFLINE)
+        return kind(self.parameters, registry=OFFLINE)
 
     def mistake(self, arguments: Mapping[str, Any]) -> str | None:
         """Why these arguments break the schema: the path of the argument and the rule; None if they
@@ -163,26 +144,6 @@ def _is_deep(arguments: Mapping[str, Any]) -> bool:
         if not level:
             return False
     return True
-
-
-def _lost_reference(schema: Mapping[str, Any]) -> str | None:
-    """A `$ref` that the schema itself does not answer; None if there is none."""
-    resource = Resource.from_contents(schema, default_specification=DRAFT202012)
-    base = resource.id() or ""
-    resolver = _OFFLINE.with_resource(base, resource).resolver(base)
-    left: list[Any] = [schema]
-    while left:
-        part = left.pop()
-        if isinstance(part, list):
-            left += part
-        elif isinstance(part, Mapping):
-            left += [value for key, value in part.items() if key not in _DATA]
-            if isinstance(reference := part.get("$ref"), str):
-                try:
-                    resolver.lookup(reference)
-                except Unresolvable:
-                    return reference
-    return None
 
 
 class Tool(Protocol):

@@ -14,6 +14,7 @@ from config.tool_entries import OWN_TOOLS, ToolEntry, as_entry, per_minute, with
 
 FUNCTION = "tools/orders.py:look_up"
 STDIO, HTTP, VERL = "python -m server", "https://host/mcp", "config/tools.yaml"
+SECRET = "HTTPS://me:pw@host/mcp?key=pw"
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,8 @@ STDIO, HTTP, VERL = "python -m server", "https://host/mcp", "config/tools.yaml"
         ({"tool": FUNCTION, "per": "worker"}, "per: not read for tool="),
         ({"mcp": HTTP, "per": "trajectory"}, "per: not read for mcp="),
         ({"mcp": HTTP, "env": ["KEY"]}, "env: not read for mcp="),
+        ({"mcp": SECRET, "env": ["KEY"]}, "env: not read for mcp='https://host/mcp'; leave"),
+        ({"tool": SECRET}, "tool='https://host/mcp' is none of"),
         ({"verl": VERL, "env": ["KEY"]}, "env: not read for verl="),
         ({"mcp": HTTP, "cwd": "/x"}, "cwd: not read for mcp="),
         ({"verl": VERL, "cwd": "/x"}, "cwd: not read for verl="),
@@ -119,6 +122,7 @@ def test_a_text_is_a_rate_above_0_or_none(text):
         ({"mcp": "python server.py:x"}, {"mcp": "python server.py:x", "cwd": "{}"}),
         ({"mcp": STDIO, "cwd": "sub"}, {"mcp": STDIO, "cwd": "{}/sub"}),
         ({"mcp": HTTP}, {"mcp": HTTP}),
+        ({"mcp": SECRET}, {"mcp": SECRET}),
         (3, 3),
         ({"tool": 3}, {"tool": 3}),
     ],
@@ -139,6 +143,7 @@ def test_files_get_absolute_paths_and_what_is_no_file_stays(given, made, tmp_pat
         ({"tool": "search", "rate": "2/s"}, {"tool": "search", "rate": "3/s"}, True),
         ({"tool": "search", "rate": "2/s"}, "search", True),
         ({"mcp": STDIO, "slots": 2}, {"mcp": STDIO, "slots": 3}, True),
+        ({"mcp": SECRET, "slots": 2}, {"mcp": SECRET, "slots": 3}, True),
         ({"tool": "search", "rate": "2/s"}, {"tool": "run_code", "rate": "3/s"}, False),
         ({"tool": "search", "rate": "2/s"}, {"tool": "search", "rate": "2/s", "retry": 1}, False),
     ],
@@ -149,5 +154,6 @@ def test_two_sources_that_name_one_tool_name_the_same_limits(first, second, is_r
     if not is_refused:
         assert load_section(MixedConfig, values, "mixed").sources["b"].tools
         return
-    with pytest.raises(ConfigError, match=r"sources\.b\.tools: rate and slots of '.*source=a"):
+    with pytest.raises(ConfigError, match=r"sources\.b\.tools: .* in sources\.a\.tools") as caught:
         load_section(MixedConfig, values, "mixed")
+    assert "pw" not in str(caught.value)

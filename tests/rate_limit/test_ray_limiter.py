@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from rate_limit.gcra import LimiterTimeout
-from rate_limit.ray_limiter import NAMESPACE, RayRateLimiter, end, snapshot_of
+from rate_limit.ray_limiter import NAMESPACE, RayRateLimiter, end, names, snapshot_of
 from rate_limit.snapshot import Snapshot
 from rate_limit.state_file import boottime_ns
 
@@ -155,7 +155,7 @@ def test_an_ended_limiter_is_made_anew_empty_and_with_other_limits(
 ):
     first = make(per_minute=600, burst=5)
     first.acquire(source="nq")
-    assert snapshot_of(first.name).granted == 1
+    assert snapshot_of(first.name).granted == 1 and first.name in names()
     end(first.name)
     second = make(per_minute=6, burst=9)
     assert snapshot_of(second.name).burst == 9

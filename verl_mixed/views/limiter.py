@@ -15,13 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_loop.tools.limiter import own_folder
-from agent_loop.tools.own_limits import own_name
 from cluster.ray_cluster import ask, recorded_address
 from config.lookup import at
 from config.schema import TOOL_CONFIG
+from rate_limit import ray_limiter
 from rate_limit.snapshot import WAIT_BOUNDS_S, Snapshot
 from rate_limit.stats import reset, snapshot_of
-from verl_mixed.run.sections import sound_sources
 
 _EVERY_S = 1.0
 
@@ -61,7 +60,7 @@ def show(
         OSError: the cluster does not answer, or the file cannot be used.
         ValueError: there is no limiter, or the file is not its state.
     """
-    run, path = path, state_file_of(path)
+    path = state_file_of(path)
     if ray_address is None:
         try:
             if anew:
@@ -77,8 +76,6 @@ def show(
         return
     import ray
 
-    from rate_limit import ray_limiter
-
     name = str(path.absolute())
     address = recorded_address(os.environ) if ray_address == "auto" else ray_address
     if address is not None:
@@ -86,12 +83,14 @@ def show(
     ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
     try:
         if anew:
-            for actor in (name, *_own_actors(run, path).values()):
+            for actor in (name, *_own_actors(path).values()):
                 ray_limiter.end(actor)
             return
-        actors = {RUNS_OWN: name, **_own_actors(run, path)}
         _print_all(
-            lambda: {tool: ray_limiter.snapshot_of(actor) for tool, actor in actors.items()},
+            lambda: {
+                tool: ray_limiter.snapshot_of(actor)
+                for tool, actor in {RUNS_OWN: name, **_own_actors(path)}.items()
+            },
             as_json,
             watch,
         )
@@ -111,18 +110,11 @@ def _own_files(path: Path) -> list[Path]:
     return sorted(own_folder(path).glob("*.state"))
 
 
-def _own_actors(run: Path, path: Path) -> dict[str, str]:
-    """Tool -> name of the actor that keeps its own rate, of the run in the folder `run`."""
-    config = run / "config.yaml"
-    if not config.is_file():
-        return {}
-    from verl_mixed.run.compose import load_config  # imports Hydra, which is slow
-
-    sources = sound_sources(load_config(config)).values()
-    tools = [tool for source in sources for tool in source.tools or () if tool.rate is not None]
-    names = {own_name(tool.target) for tool in tools}
+def _own_actors(path: Path) -> dict[str, str]:
+    """Tool or judge -> name of the actor that keeps its own rate."""
     folder = own_folder(path.absolute())
-    return {name: str(folder / f"{name}.state") for name in sorted(names)}
+    names = sorted(name for name in ray_limiter.names() if Path(name).parent == folder)
+    return {Path(name).stem: name for name in names}
 
 
 def _all_of_files(path: Path) -> Snapshots:

@@ -30,9 +30,6 @@ commands downloads the server."""
 CLOSE_S = 6.0
 """Longest time in which a connection closes, before it is cancelled."""
 
-SECRET_LENGTH = 8
-"""Values of `env` that are as long may be secrets; messages do not show them."""
-
 MAX_TOOLS = 512
 MAX_PAGES = 64
 MAX_LISTED_CHARS = 1 << 20
@@ -169,7 +166,8 @@ class Connection:
     def _start_failed(self, error: BaseException, is_late: bool, state: str) -> StartFailed:
         if isinstance(error, StartFailed):
             return error
-        name, message = self._target.name, str(error)[:MAX_ERROR] or type(error).__name__
+        name = self._target.name
+        message = self._target.hidden(str(error))[:MAX_ERROR] or type(error).__name__
         remedy = "is this the URL of an MCP server, and is it up?"
         if self._target.command:
             remedy = "run the command by hand, or correct `mcp` or `env`"
@@ -197,8 +195,7 @@ def _transport_of(target: ServerTarget) -> Any:
     from mcp.client.stdio import get_default_environment
 
     env = get_default_environment() | dict(target.env)
-    secrets = [value for value in target.env.values() if len(value) >= SECRET_LENGTH]
-    return ServerProcess(target.command, env, target.cwd, secrets)
+    return ServerProcess(target.command, env, target.cwd, target.hidden)
 
 
 def _client_of(transport: Any) -> "Client":

@@ -7,6 +7,7 @@ a JSON-RPC error with a code of `messages`.
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ CONNECT_S = 10.0
 NOTIFY_S = 5.0
 """Longest time for a message that is no call: the SDK sends these one after the other, so one
 without an answer would hold up the calls."""
+
+logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each URL, which may hold a key
 
 _SESSION = "mcp-session-id"
 _JSON = {"content-type": "application/json"}
@@ -83,7 +86,7 @@ class HttpServer:
         self.closed.set()
 
     async def stop(self) -> None:
-        """Nothing is left of a connection that was closed."""
+        """Does nothing: `close` has freed everything."""
 
     async def why_closed(self) -> str:
         return self.state()
@@ -213,9 +216,6 @@ def _refusal(
     if kind.startswith("application/json") and b'"error"' in raw and b'"code"' in raw:
         return httpx2.Response(status, headers=_kept(response), content=raw)
     text = raw.decode(errors="replace").strip()
-    if token := request.headers.get("authorization", "").removeprefix("Bearer "):
-        text = text.replace(token, "***")  # a server may repeat it
-    text = text[:200]
     data = {"status": status, "retry_after_s": retry_after_s(response.headers)}
     return _fault(HTTP_STATUS, f"HTTP {status} {text}".strip(), data)
 

@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class ServerProcess:
         command: the program and its arguments.
         env: all environment variables of the process.
         cwd: its folder; None: that of this process.
-        secrets: texts that are not shown in messages.
+        hidden: takes secrets out of a text for messages.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class ServerProcess:
         command: Sequence[str],
         env: Mapping[str, str],
         cwd: str | None = None,
-        secrets: Iterable[str] = (),
+        hidden: Callable[[str], str] = str,
     ) -> None:
         self._command, self._env, self._cwd = list(command), dict(env), cwd
-        self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
+        self._hidden = hidden
         self._process: subprocess.Popen[bytes] | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self._unsent: list[bytes] = []
@@ -185,12 +185,6 @@ class ServerProcess:
         if words := self._hidden(self._stderr.decode(errors="replace").strip())[-SHOWN_STDERR:]:
             parts.append(f"its stderr ends with: {words}")
         return self._hidden("; ".join(part for part in parts if part))
-
-    def _hidden(self, text: str) -> str:
-        """The text without secrets, which a server may print."""
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
 
     def write(self, message: dict[str, Any]) -> None:
         """Send a message to stdin.

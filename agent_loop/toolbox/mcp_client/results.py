@@ -10,6 +10,7 @@ from agent_loop.toolbox.mcp_client.messages import (
     SESSION_LOST,
     TOO_LARGE,
 )
+from agent_loop.toolbox.mcp_client.target import ServerTarget
 from agent_loop.toolbox.results import text_body
 from agent_loop.tools.protocol import ToolError, ToolRejected, ToolUnavailable
 from agent_loop.tools.responses import replace_surrogates
@@ -67,16 +68,15 @@ def _too_large(tool: str, name: str, limit: str) -> ToolUnavailable:
 
 
 def failure_of(
-    error: "MCPError", tool: str, name: str, token_variable: str, ending: str
+    error: "MCPError", tool: str, target: ServerTarget, ending: str
 ) -> RequestFailed | ToolError:
     """The failure of a call that ended in a JSON-RPC error.
 
     Args:
-        name: of the server, in messages.
-        token_variable: name of the environment variable with its token; "" without one.
         ending: what is known of the server's end, if it ended.
     """
-    code, message = error.code, replace_surrogates(error.message)[:MAX_ERROR]
+    code, name = error.code, target.name
+    message = target.hidden(replace_surrogates(error.message))[:MAX_ERROR]
     if code == _INVALID_PARAMS:
         return ToolRejected(f"{tool}: {message}", tool=tool)
     if code == TOO_LARGE:
@@ -88,7 +88,7 @@ def failure_of(
     if code == NOT_SENT:
         return RequestFailed(message, was_executed=False)
     if code == HTTP_STATUS:
-        return _http_failure(error, message, tool, name, token_variable)
+        return _http_failure(error, message, tool, target)
     if ending:
         return RequestFailed(f"{name} ended during the call ({ending})")
     # The server has answered, so it works.
@@ -96,7 +96,7 @@ def failure_of(
 
 
 def _http_failure(
-    error: "MCPError", message: str, tool: str, name: str, token_variable: str
+    error: "MCPError", message: str, tool: str, target: ServerTarget
 ) -> RequestFailed | ToolError:
     data = error.data if isinstance(error.data, dict) else {}
     status, retry_after_s = data.get("status", 0), data.get("retry_after_s")
@@ -108,7 +108,9 @@ def _http_failure(
             blames_server=status != 429,
         )
     return ToolUnavailable(
-        f"{name} refuses tool={tool!r}: {message}; {remedy_for(status, token_variable)}", tool=tool
+        f"{target.name} refuses tool={tool!r}: {message}; "
+        f"{remedy_for(status, target.token_variable)}",
+        tool=tool,
     )
 
 

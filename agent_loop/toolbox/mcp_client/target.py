@@ -6,10 +6,13 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from config.tool_entries import ToolEntry, without_secrets
+from config.tool_entries import ToolEntry, is_url, without_secrets
 
 SHOWN_COMMAND = 100
 """Characters of a command in a message."""
+
+SECRET_LENGTH = 8
+"""Values of `env` that are as long may be secrets; messages do not show them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,13 @@ class ServerTarget:
         parts += [f"{name}={value}" for name, value in sorted(self.env.items())]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
+    def hidden(self, text: str) -> str:
+        """What the server says, without its token and variables, which it may repeat."""
+        secrets = [value for value in self.env.values() if len(value) >= SECRET_LENGTH]
+        for secret in sorted(filter(None, [self.token, *secrets]), key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text
+
 
 def target_of(entry: ToolEntry, environ: Mapping[str, str] = os.environ) -> ServerTarget:
     """The server of an entry with `mcp`.
@@ -54,10 +64,10 @@ def target_of(entry: ToolEntry, environ: Mapping[str, str] = os.environ) -> Serv
     if missing := [name for name in named if not environ.get(name)]:
         field_name = "token" if entry.token else "env"
         raise ValueError(
-            f"mcp={text!r}: the environment has no {', '.join(missing)}, which `{field_name}` "
-            "names; export it before the run starts"
+            f"mcp={without_secrets(text)!r}: the environment has no {', '.join(missing)}, which "
+            f"`{field_name}` names; export it before the run starts"
         )
-    if text.startswith(("http://", "https://")):
+    if is_url(text):
         return ServerTarget(
             name=f"mcp server {without_secrets(text)}",
             url=text,

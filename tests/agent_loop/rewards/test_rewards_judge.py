@@ -207,6 +207,7 @@ def test_a_verdict_is_read_from_the_last_line_with_the_code(said, score):
         ({"schema": {"properties": {"mark": {}}}, "field": "mark"}, "[1]", None),
         ({"schema": _SCHEMA, "field": "mark"}, '{"mark": 5} as you asked', None),
         ({"schema": _SCHEMA, "field": "mark"}, "[" * 100_000, None),
+        ({"schema": {"$ref": "http://127.0.0.1:9/"}, "field": "mark"}, '{"mark": 5}', None),
     ],
 )
 def test_a_pattern_or_a_schema_finds_the_score(form, said, score):
@@ -286,7 +287,9 @@ async def test_a_request_is_one_of_openai_s_and_so_is_the_answer_of_the_fake():
     from pydantic import TypeAdapter
 
     async with running_judge(gives(7)) as server:
-        await judged(server, attempt_of(), votes=2, body={"top_p": 0.9, "max_tokens": None})
+        await judged(
+            server, attempt_of(), votes=2, body={"top_p": 0.9, "max_tokens": None, "seed": None}
+        )
         server.script = [completion('{"mark": 5}')]
         await judged(server, attempt_of(), score={"schema": _SCHEMA, "field": "mark"})
     assert len(server.seen) == 3
@@ -520,6 +523,7 @@ async def test_a_judge_has_limits_of_its_own_beside_the_run_s(tmp_path: Path):
         ({"votes": 0}, r"reward_options\.votes"),
         ({"votes": 3, "temperature": 0}, "votes=3 at temperature=0 are the same vote"),
         ({"scale": [10, 0]}, r"scale=\[10\.0, 0\.0\]: the first number must be below"),
+        ({"scale": [0, 1e12]}, "and both from -1e9 to 1e9"),
         ({"scale": [0, float("inf")]}, "scale"),
         ({"score": {"pattern": "("}}, "is no regular expression"),
         ({"score": {"pattern": r"\d"}}, "has 0 groups: give the number one"),
@@ -527,13 +531,38 @@ async def test_a_judge_has_limits_of_its_own_beside_the_run_s(tmp_path: Path):
             {"score": {"pattern": r"(\d)", "schema": _SCHEMA}},
             "pattern and schema: give one of them",
         ),
-        ({"score": {"schema": {"type": "x"}}}, "schema is no JSON schema"),
+        ({"score": {"schema": {"type": "x"}}}, "score: schema: no JSON schema"),
+        ({"score": {"field": "mark"}}, "field='mark' is read with a schema only"),
+        *(
+            ({"score": {"schema": {"properties": {"score": {"$ref": ref}}}}}, "nothing is fetched")
+            for ref in ("#/$defs/gone", "http://127.0.0.1:9/schema.json")
+        ),
+        *(
+            (
+                {"score": {"schema": {"properties": {"score": field}}}},
+                "score.schema: its score takes no number from 0 to 10; correct the schema",
+            )
+            for field in (
+                {"type": "string"},
+                {"type": ["string", "null"]},
+                {"minimum": 11},
+                {"maximum": -1},
+                {"enum": ["good", True, 11]},
+                {"const": "good"},
+                False,
+            )
+        ),
         (
             {"score": {"schema": _SCHEMA}},
             r"field='score' is none of the schema's \['mark', 'why'\]",
         ),
-        ({"body": {"messages": []}}, "body: messages cannot be set here"),
-        ({"rate": "fast"}, "write a number above 0 and a unit"),
+        ({"body": {"n": 3}}, r"body\.n: the judge sets this field itself; set the option votes"),
+        ({"body": {"messages": None}}, r"body\.messages: .*; set the option rubric"),
+        *(
+            ({"body": {name: 1}}, rf"body\.{name}: .*, or write null to send none")
+            for name in ("temperature", "max_tokens", "seed")
+        ),
+        ({"rate": "1000000000000/s"}, "write a number above 0 and a unit, .* below 1e9/s"),
         ({"vote": 3}, "did you mean reward_options.votes"),
     ],
 )

@@ -104,7 +104,10 @@ async def test_a_server_gets_the_variables_that_the_entry_names_and_no_others(
     ("settings", "message"),
     [
         ({"mcp": "x", "env": ["NO_SUCH_KEY"]}, "no NO_SUCH_KEY, which `env` names"),
-        ({"mcp": "http://x", "token": "NO_SUCH_KEY"}, "no NO_SUCH_KEY, which `token` names"),
+        (
+            {"mcp": "HTTP://me:pw@x/mcp?key=pw", "token": "NO_SUCH_KEY"},
+            "mcp='http://x/mcp': the environment has no NO_SUCH_KEY, which `token` names",
+        ),
         ({"mcp": "x 'y"}, "is no command"),
         ({"mcp": "  "}, "is no command"),
     ],
@@ -313,8 +316,11 @@ async def test_a_server_that_does_not_start_is_named_with_its_last_words(
     assert not _children()
 
 
-async def test_messages_do_not_show_the_variables_that_a_server_prints(monkeypatch):
+async def test_messages_do_not_show_the_variables_that_a_server_prints(tmp_path, monkeypatch):
     monkeypatch.setenv("LICENCE", "no licence")
+    async with opened(tmp_path, env=["LICENCE"]) as rig:
+        with pytest.raises(ToolRejected, match=r"not with x=\*\*\*$"):
+            await rig.ask("refuse", x="no licence")
     with pytest.raises(ToolUnavailable, match=r"stderr ends with: \*\*\*\nbuy one"):
         await listed(ToolEntry(mcp=f"{LINES} --exits", env=["LICENCE"]), 10.0)
 

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from agent_loop.toolbox.mcp_client import http
-from agent_loop.tools.protocol import ToolTimeout, ToolUnavailable
+from agent_loop.tools.protocol import ToolError, ToolTimeout, ToolUnavailable
 from config.tool_entries import ToolEntry
 from tests.agent_loop.toolbox.mcp_rig import listed, opened, resident_mb
 from tests.fakes.mcp_server import over_http
@@ -59,14 +59,6 @@ async def test_the_token_comes_from_the_environment(tmp_path, monkeypatch):
     assert set(server.tokens) == {"Bearer sesame", "Bearer wrong", ""}
 
 
-def test_a_server_that_repeats_the_token_shows_it_to_nobody():
-    import httpx2
-
-    request = httpx2.Request("POST", "http://x", headers={"authorization": "Bearer sesame"})
-    refusal = http._refusal(request, httpx2.Response(403), b"no access for sesame", "text/plain")
-    assert b"no access for ***" in refusal.content and b"sesame" not in refusal.content
-
-
 async def test_passing_faults_are_tried_again_and_a_refusal_is_not(tmp_path):
     async with over_http() as server, opened(tmp_path, server.url) as rig:
         server.script[:] = [503, 429]
@@ -109,9 +101,11 @@ Answer = Callable[[web.Request, Any], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def answering(answer: Answer, sessions: list[str] | None = None) -> AsyncIterator[str]:
-    """A server that shakes hands and lists one tool; `answer` answers its calls. With `sessions`,
-    the list of the sessions that it knows, it refuses others."""
+async def answering(
+    answer: Answer, sessions: list[str] | None = None, to: str = "tools/call"
+) -> AsyncIterator[str]:
+    """A server that shakes hands and lists one tool; `answer` answers its calls, or the method
+    `to`. With `sessions`, the list of the sessions that it knows, it refuses others."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         if request.method != "POST":
@@ -126,7 +120,7 @@ async def answering(answer: Answer, sessions: list[str] | None = None) -> AsyncI
             is_known = request.headers.get("mcp-session-id") in sessions
             if not is_known:
                 return web.Response(status=404, text="who are you?")
-        if method == "tools/call":
+        if method == to:
             return await answer(request, request_id)
         if request_id is None:
             return web.Response(status=202)
@@ -138,7 +132,7 @@ async def answering(answer: Answer, sessions: list[str] | None = None) -> AsyncI
 
     app = web.Application()
     app.router.add_route("*", "/mcp", handle)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -196,6 +190,31 @@ async def hanging(request: web.Request, _: Any) -> web.StreamResponse:
 
 async def elsewhere(request: web.Request, _: Any) -> web.StreamResponse:
     return web.Response(status=307, headers={"location": "http://127.0.0.1:1/secret?key=5"})
+
+
+@pytest.mark.parametrize("at", ["initialize", "tools/call"])
+@pytest.mark.parametrize(
+    ("status", "code"), [(403, None), (401, -32001), (400, -32602), (200, -32602), (200, -32603)]
+)
+async def test_a_server_that_repeats_the_token_shows_it_to_nobody(
+    tmp_path, monkeypatch, caplog, status, code, at
+):
+    words = "no access for sesame"
+
+    async def repeat(_: web.Request, request_id: Any) -> web.StreamResponse:
+        if code is None:
+            return web.Response(text=words, status=status)
+        error = {"code": code, "message": words}
+        answer = {"jsonrpc": "2.0", "id": request_id, "error": error}
+        return web.json_response(answer, status=status)
+
+    monkeypatch.setenv("MY_TOKEN", "sesame")
+    caplog.set_level("INFO")
+    async with answering(repeat, to=at) as url:
+        with pytest.raises(ToolError, match=r"no access for \*\*\*") as caught:
+            async with opened(tmp_path, f"{url}?key=pw", token="MY_TOKEN") as rig:
+                await rig.ask("t")
+    assert "sesame" not in str(caught.value) and "key=pw" not in f"{caught.value} {caplog.text}"
 
 
 async def test_a_session_that_the_server_forgot_is_opened_again(tmp_path):

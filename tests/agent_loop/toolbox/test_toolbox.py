@@ -402,7 +402,7 @@ def spec(**parameters: Any) -> ToolSpec:
 
 @pytest.mark.parametrize("ref", ["http://host.invalid/s.json", "file:///etc/hostname", "#/$defs/b"])
 def test_a_schema_that_refers_to_what_is_not_in_it_is_refused_and_nothing_is_fetched(ref: str):
-    with pytest.raises(ValueError, match="which is not in them, and nothing is fetched"):
+    with pytest.raises(ValueError, match="is not in the schema, and nothing is fetched"):
         spec(properties={"x": {"type": "array", "items": {"$ref": ref}}}, **{"$defs": {"a": {}}})
 
 

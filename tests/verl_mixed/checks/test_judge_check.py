@@ -12,6 +12,7 @@ from aiohttp import web
 from config.lookup import at
 from tests.fakes.judge_server import running_judge
 from tests.verl_mixed.conftest import RunEnviron
+from verl_mixed.checks.config.modes import loop_problems
 from verl_mixed.checks.config.sources import source_problems
 from verl_mixed.checks.finding import Finding
 from verl_mixed.checks.machine.services import judges
@@ -59,6 +60,16 @@ def test_a_judge_that_cannot_be_asked_is_refused_by_name(options: Any, words: st
     found = [each for each in source_problems(config_with(options), None) if "nq" in each]
     assert any(each.startswith(words) for each in found), found
     assert judges(config_with(options)) == []
+
+
+def test_limits_of_judges_agree_with_one_another_and_with_the_deadline() -> None:
+    options = {"rubric": "{answer}", "model": "m", "base_url": "http://j", "timeout": 60}
+    config = config_with(options)
+    own = {"reward": "judge", "reward_options": {**options, "timeout": 59, "slots": 2}}
+    config["mixed"]["sources"]["math"] |= own
+    differing, late = (each for each in loop_problems(config) if "judge m" in each)
+    assert "'judge m http://j' with timeout=60 is not below mixed.deadlines.reward_s=60" in late
+    assert "rate and slots of 'judge m http://j' differ from those in mixed.sources." in differing
 
 
 def answering(status: int) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from omegaconf import OmegaConf
 
+from rate_limit import ray_limiter
 from rate_limit.file_limiter import FileRateLimiter
 from verl_mixed.cli import main
 from verl_mixed.exit_codes import GOOD, USAGE
@@ -73,6 +74,19 @@ def test_limits_that_tools_have_of_their_own_are_shown_and_reset(limiter, tmp_pa
     assert main(["limiter", "--reset", "--json", str(limiter.path)]) == GOOD
     shown = json.loads(capsys.readouterr().out)
     assert [shown["granted"], *(own["granted"] for own in shown["tools"].values())] == [0, 0, 0]
+
+
+def test_actors_that_keep_a_rate_of_a_tool_or_judge_are_shown(
+    limiter, tmp_path, capsys, monkeypatch
+):
+    actors = ["rate_limit.state", *(f"rate_limit.tools/{x}.state" for x in ("search-1", "judge-2"))]
+    names = [str(tmp_path / name) for name in (*actors, "other.tools/search-3.state")]
+    monkeypatch.setattr("verl_mixed.views.limiter.recorded_address", lambda _: None)
+    monkeypatch.setattr("ray.init", lambda **_: None)
+    monkeypatch.setattr(ray_limiter, "names", lambda: names)
+    monkeypatch.setattr(ray_limiter, "snapshot_of", lambda _: limiter.snapshot())
+    assert main(["limiter", "--json", "--ray", "auto", str(tmp_path)]) == GOOD
+    assert [*json.loads(capsys.readouterr().out)["tools"]] == ["judge-2", "search-1"]
 
 
 def test_no_limiter_is_a_usage_error_that_names_the_file(tmp_path, capsys):

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -11,9 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from agent_loop.rewards import LOOPS_OWN
-from agent_loop.turns.loop_settings import ROUTE_BACKENDS, ROUTE_KEYS, STRING_STOPS
+from agent_loop.rewards.judge import JudgeOptions
+from agent_loop.tools.own_limits import OwnLimits
+from agent_loop.turns.loop_settings import (
+    ROUTE_BACKENDS,
+    ROUTE_KEYS,
+    STRING_STOPS,
+    own_limits_of,
+)
 from config.lookup import at
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig
+from config.tool_entries import differing_limits, without_secrets
 from verl_mixed.run.sections import agent_loops, section_of, sound_sources
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -28,6 +36,9 @@ _MODES = ("mixed_sync", "mixed_colocate_async", "mixed_separate_async")
 """Trainers of the mixture; see `agent_loop.training.trainer`."""
 
 _DATASET = {"path": "pkg://agent_loop.dataset", "name": "MixedRLHFDataset"}
+_TOOL_DEADLINES = ("turn_s", "trajectory_s", "step_s")
+"""Deadlines that a call of a tool may pass."""
+
 _STORE = "transfer_queue.backend.storage_backend"
 _SWITCH = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
 _FOR_ALL = {
@@ -158,19 +169,42 @@ def loop_problems(config: Mapping[str, Any]) -> Iterator[str]:
             f"mixed.turns.stop_at_tag='strings' with {_ROLLOUT}.name={backend!r}: only "
             f"{', '.join(sorted(STRING_STOPS))} stop at strings; choose auto"
         )
-    for name in ("turn_s", "trajectory_s", "step_s"):
-        longest = getattr(mixed.deadlines, name)
-        if longest is not None and tools.timeout >= longest:
-            yield (
-                f"{TOOL_CONFIG}.timeout={tools.timeout:g} is not below mixed.deadlines.{name}="
-                f"{longest:g}: a tool that hangs would end trajectories by the deadline, which "
-                "does not name its server; lower the timeout or raise the deadline"
-            )
+    yield from _late_problems(f"{TOOL_CONFIG}.", tools.timeout, _TOOL_DEADLINES, mixed)
+    yield from _own_limit_problems(mixed)
     if at(config, f"{_ROLLOUT}.agent.agent_loop_manager_class") != _MANAGER:
         yield (
             f"{_ROLLOUT}.agent.agent_loop_manager_class: want {_MANAGER}, which counts what agent "
             "loops raise and judges them; remove the override"
         )
+
+
+def _own_limit_problems(mixed: MixedConfig) -> Iterator[str]:
+    """Limits of single tools and judges that contradict one another or the deadlines."""
+    owners: list[tuple[str, OwnLimits]] = []
+    for name, source in mixed.sources.items():
+        with suppress(ValueError):  # a wrong reward, which the check of sources reports
+            alone = mixed.model_copy(update={"sources": {name: source}})
+            owners += [(f"mixed.sources.{name}", owner) for owner in own_limits_of(alone)]
+    yield from differing_limits(owners)
+    for place, owner in owners:
+        if owner.timeout is not None:
+            deadlines = ("reward_s",) if isinstance(owner, JudgeOptions) else _TOOL_DEADLINES
+            named = f"{place}: {without_secrets(owner.target)!r} with "
+            yield from _late_problems(named, owner.timeout, deadlines, mixed)
+
+
+def _late_problems(
+    place: str, timeout_s: float, deadlines: Iterable[str], mixed: MixedConfig
+) -> Iterator[str]:
+    """Deadlines that pass before the timeout of a call does."""
+    for name in deadlines:
+        longest = getattr(mixed.deadlines, name)
+        if longest is not None and timeout_s >= longest:
+            yield (
+                f"{place}timeout={timeout_s:g} is not below mixed.deadlines.{name}={longest:g}: a "
+                "server that hangs would end trajectories by the deadline, which does not name "
+                "it; lower the timeout or raise the deadline"
+            )
 
 
 def _foreign_problems(config: Mapping[str, Any]) -> list[str]:
