@@ -68,7 +68,9 @@ class ToolEntry(Section):
     this entry; calls pass the run's own limit too. None: no limit of its own."""
 
     slots: int | None = Field(default=None, ge=1)
-    """Most calls at once, over all processes of a node; None: no limit of its own."""
+    """Most calls at once, over all processes of a node; with `per: trajectory` also the most
+    servers, so the most trajectories. None: no limit of its own; `where: process` then has 2
+    processes for each worker."""
 
     timeout: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds for one call, with waits and attempts; None takes `tool_config.timeout`. With
