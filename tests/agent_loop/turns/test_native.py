@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_loop.metrics.mask_audit import mask_problems
+from agent_loop.training.alarms import drift_problems
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.native import NativeDialogue, opens_thought
 from agent_loop.turns.observation_style import HFCodec, codec_of
@@ -21,7 +22,7 @@ from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Budget, Observation, Rollout, run_turns
 from tests.fakes.call_messages import MARKERS
 from tests.fakes.call_templates import TEMPLATES, ChatTemplate
-from tests.fakes.engine import ScriptedGenerate
+from tests.fakes.engine import ScriptedGenerate, tokens_of, trained_of
 from tests.fakes.real_tokenizers import byte_tokenizer
 
 BUDGET = Budget(max_turns=4, response_length=4000)
@@ -198,6 +199,8 @@ def test_whatever_the_model_writes_the_mask_is_on_its_tokens_alone(
     }
     assert rollout.loop_error is None and len(trajectory) <= room
     assert mask_problems(record) == []
+    decode = codec_of_template(template).decode
+    assert drift_problems(trained_of(rollout), tokens_of(rollout), decode) == []
 
 
 HERMES = TEMPLATES["hermes"]
