@@ -1,4 +1,5 @@
-"""Lists or calls the tools of a source outside a run, as its workers would; nothing is kept."""
+"""Lists or calls the tools of a source outside a run, without the run's rate, slots and stored
+results."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,8 +9,8 @@ from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.toolbox.toolbox import Toolbox
 from agent_loop.tools.client import ToolClient
 from agent_loop.turns.turn_loop import Observation
-from config.schema import SourceConfig, ToolConfig
-from config.tool_entries import OWN_TOOLS, ToolEntry
+from config.schema import ToolConfig
+from config.tool_entries import ToolEntry
 
 
 def _opened(entries: Sequence[ToolEntry], client: ToolClient, topk: int = 1) -> Toolbox:
@@ -38,33 +39,26 @@ async def listed(entries: Sequence[ToolEntry], tools: ToolConfig) -> dict[str, T
 
 
 async def called(
-    name: str,
-    source: SourceConfig,
-    agent: Mapping[str, Any],
+    source: str,
+    entries: Sequence[ToolEntry],
+    topk: int,
     tool: str,
     arguments: Mapping[str, Any],
     tools: ToolConfig,
-) -> Observation | None:
-    """Call a tool of a source once, in a trajectory of an empty row; None if it has no such tool.
+) -> Observation:
+    """Call a tool of a source once, in a trajectory of an empty row.
 
     Args:
-        name: of the source.
-        agent: settings of its agent.
+        topk: passages of a search.
 
     Raises:
         ToolUnavailable: a fault of the tool.
         ToolRejected: a mistake in the arguments.
         ValueError: an entry is wrong.
     """
-    entries = source.tools
-    if entries is None:
-        names = OWN_TOOLS if agent.get("tool_names") is None else agent["tool_names"]
-        entries = [ToolEntry(tool=each) for each in names if each in OWN_TOOLS]
     async with _client(tools) as client:
-        toolbox = _opened(entries, client.for_source(name), agent.get("topk", 3))
+        toolbox = _opened(entries, client.for_source(source), topk)
         await toolbox.open()
-        if tool not in toolbox.specs:
-            return None
-        row = {"data_source": name, "raw_prompt": [], "extra_info": {}}
+        row = {"data_source": source, "raw_prompt": [], "extra_info": {}}
         async with toolbox.begin(client, row) as mine:
             return await mine.call(tool, arguments)

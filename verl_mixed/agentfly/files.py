@@ -27,13 +27,10 @@ from verl_mixed.agentfly.keys import (
     ACTOR,
     AGENTS,
     BY_TOKENS,
-    CALL_FORMAT,
-    DEFAULT_FORMAT,
     EVERY_SOURCE,
     KEYS,
     LOG_PROBS,
     MICRO_BATCH,
-    MODEL,
     NATIVE,
     REACT,
     SECTIONS,
@@ -45,6 +42,7 @@ from verl_mixed.agentfly.keys import (
 )
 from verl_mixed.run.compose import compose_config, is_group, nearest_key, without_profile
 from verl_mixed.run.override import TAGS, quoted
+from verl_mixed.run.sections import DEFAULT_FORMAT, FORMAT_KEY, MODEL_KEY
 from verl_mixed.run.settings import absolute_if_local, override_key
 
 PAGE = "docs/configuration.md"
@@ -397,7 +395,7 @@ def _agents(values: Sequence[Value], active: Sequence[str]) -> tuple[list[_Set],
     origin = cast(Value, kind or tools)
     sets: list[_Set] = [(f"mixed.sources.{name}.agent", agent, origin) for name in active]
     if agent == NATIVE and _is_format_open(values):
-        sets.append((CALL_FORMAT, DEFAULT_FORMAT, origin))
+        sets.append((FORMAT_KEY, DEFAULT_FORMAT, origin))
     if tools is None:
         return sets, []
     if agent in TOOL_NAMES:
@@ -419,8 +417,8 @@ def _agents(values: Sequence[Value], active: Sequence[str]) -> tuple[list[_Set],
 def _is_format_open(values: Sequence[Value]) -> bool:
     """Whether nobody says in which format a model of a hub writes its calls; the chat template of a
     local folder says it."""
-    own = {CALL_FORMAT, "agent.tool_parser_name"}
-    models = [each.value for each in values if MODEL in (each.name, *_keys_of(each))]
+    own = {FORMAT_KEY, "agent.tool_parser_name"}
+    models = [each.value for each in values if MODEL_KEY in (each.name, *_keys_of(each))]
     is_local = not models or Path(str(models[-1])).expanduser().is_dir()
     return not is_local and not any(each.name in own for each in values)
 

@@ -14,6 +14,7 @@ from agent_loop.rewards import REWARDS
 from agent_loop.rewards.custom import split_path
 from config.schema import TOOL_CONFIG
 from verl_mixed.run.compose import CONFIG_DIR
+from verl_mixed.run.sections import FORMAT_KEY, MODEL_KEY
 from verl_mixed.run.settings import absolute_if_local
 
 _TURNS = TOOL_CONFIG.rpartition(".")[0]
@@ -60,12 +61,6 @@ TOOLS_OF = {
 REACT, NATIVE = "react_agent", "native_agent"
 TOOL_NAMES = {name: f"agent_loops.{name}.tool_names" for name in (REACT, NATIVE)}
 """Agent whose tools can be chosen -> the key of their list."""
-
-CALL_FORMAT = f"{_TURNS}.format"
-DEFAULT_FORMAT = "hermes"
-"""Format of the calls of `agent_type: hf` where AgentFly's config names none."""
-
-MODEL = "actor_rollout_ref.model.path"
 
 NOT_HERE = ("gui", "custom")
 """Types of agents that need a class of the user's own."""
@@ -167,7 +162,7 @@ def _only(value: Any, why: str) -> Key:
 _MODEL = Key(
     wants="a model folder or name",
     accepts=_is_text,
-    sets=(MODEL,),
+    sets=(MODEL_KEY,),
     convert=absolute_if_local,
 )
 _ESTIMATOR = Key(
@@ -221,7 +216,7 @@ KEYS: Mapping[str, Key] = {
     "agent.top_p": _number(f"{ROLLOUT}.top_p"),
     "agent.top_k": _integer(f"{ROLLOUT}.top_k"),
     "agent.max_model_len": _whole(f"{ROLLOUT}.max_model_len"),
-    "agent.tool_parser_name": _text(CALL_FORMAT),
+    "agent.tool_parser_name": _text(FORMAT_KEY),
     "agent.template": Key(
         wants="a text", accepts=_is_text, sets_nothing="the model's own chat template is used"
     ),

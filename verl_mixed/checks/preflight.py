@@ -81,7 +81,7 @@ def preflight(
     found += unread_problems(config, changed)
     found += mode_problems(config)
     found += loop_problems(config)
-    found += tool_problems(config)
+    found += tool_problems(config, data=data)
     found += correction_problems(config)
     found += lora_problems(config)
     found += batch_problems(config)

@@ -21,9 +21,9 @@ from verl_mixed.run.text import print_error, printable
 HELP = Help(
     """\
 Lists for each source the tools that its model can call: their names, their JSON schemas as the
-model sees them, and their limits. With --call it calls one, through the same client as a run, and
-prints what the model would read. MCP servers are started for it. Tools of the tool server are
-called at TOOL_SERVER_URL.""",
+model sees them, and their limits. With --call it calls one and prints what the model would read:
+with the deadline and the attempts of a run, but without its rate, its slots and its stored results.
+MCP servers are started for it. Tools of the tool server are called at TOOL_SERVER_URL.""",
     """\
 verl-mixed tools mixture=mine
 verl-mixed tools mixture=mine --source support --call look_up '{"order": "A1"}'
@@ -35,40 +35,52 @@ TOOL_SERVER_URL=http://127.0.0.1:8100 verl-mixed tools --call calculate '{"expre
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     add_option(parser, "--source", "NAME", "only the tools of this source")
-    parser.add_argument("--call", nargs=2, metavar=("NAME", "JSON"), help="call a tool")
-    add_flag(parser, "--json", "the schemas as one JSON object: source -> list of tools")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--call", nargs=2, metavar=("NAME", "JSON"), help="call a tool")
+    add_flag(either, "--json", "the schemas as one JSON object: source -> list of tools")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """List tools, or call one."""
     from config.tool_entries import without_secrets
-    from verl_mixed.checks.config.tools import specs_of
+    from verl_mixed.checks.config.tools import agents_of, specs_of
     from verl_mixed.launch.plan import make_plan
     from verl_mixed.run.sections import sound_sources
 
-    config = make_plan(config_overrides(arguments), os.environ).config
-    sources = {
-        name: source
-        for name, source in sound_sources(config).items()
-        if source.takes_part and arguments.source in (None, name)
-    }
-    if not sources:
-        raise ValueError(f"--source {arguments.source}: no such source takes part in the mixture")
+    overrides = config_overrides(arguments)
     with redirect_stdout(sys.stderr):  # a user's file may print
-        found = {name: specs_of(config, name, source) for name, source in sources.items()}
-    if wrong := [f"mixed.sources.{n}.tools: {v}" for n, v in found.items() if isinstance(v, str)]:
+        config = make_plan(overrides, os.environ).config
+        agents = agents_of(config)
+        found = {
+            (name, agent): specs_of(config, name, agent)
+            for name, named in agents.items()
+            for agent in named or [""]
+            if arguments.source in (None, name)
+        }
+    if arguments.source not in (None, *agents):
+        raise ValueError(
+            f"--source {arguments.source}: no such source takes part in the mixture; name one of "
+            f"{', '.join(agents)}"
+        )
+    if wrong := [specs for specs in found.values() if isinstance(specs, str)]:
         raise ValueError("\n".join(wrong))
-    tools = {name: specs for name, specs in found.items() if isinstance(specs, dict)}
+    tools = {pair: specs for pair, specs in found.items() if isinstance(specs, dict)}
     if arguments.call is not None:
-        return _call(config, {name: sources[name] for name in tools if tools[name]}, arguments.call)
+        return _call(config, tools, arguments.call)
     if arguments.json:
-        schemas = {name: [s.schema for s in specs.values()] for name, specs in tools.items()}
-        print(json.dumps(schemas, ensure_ascii=False))
+        schemas: dict[str, dict[str, Any]] = {}
+        for (name, _), specs in tools.items():
+            schemas.setdefault(name, {}).update({n: spec.schema for n, spec in specs.items()})
+        lists = {name: [*of_source.values()] for name, of_source in schemas.items()}
+        print(json.dumps(lists, ensure_ascii=False))
         return GOOD
-    for name, specs in tools.items():
-        agent = sources[name].agent
+    sources = sound_sources(config)
+    for (name, agent), specs in tools.items():
         if not specs:
-            print(f"source={name} agent={agent}: its model calls no tools by name")
+            why = "its model calls no tools by name"
+            if not agent:
+                why = "its rows name the agent, and none of them can be read yet"
+            print(f"source={name} agent={agent or None}: {why}")
             continue
         print(f"source={name} agent={agent}: {len(specs)} tools")
         for spec in specs.values():
@@ -82,13 +94,14 @@ def run(arguments: argparse.Namespace) -> int:
     return GOOD
 
 
-def _call(config: dict[str, Any], sources: dict[str, Any], call: list[str]) -> int:
+def _call(config: dict[str, Any], tools: dict[tuple[str, str], Any], call: list[str]) -> int:
     """Call a tool of the first source that has it, and print what its model would read."""
     from agent_loop.toolbox.listing import called
     from agent_loop.tools.protocol import ToolError
     from config.lookup import at
     from config.schema import TOOL_CONFIG, ToolConfig, load_section
-    from verl_mixed.run.sections import agent_loops
+    from verl_mixed.checks.config.tools import entries_of
+    from verl_mixed.run.sections import entry_of
 
     name, text = call
     try:
@@ -97,19 +110,20 @@ def _call(config: dict[str, Any], sources: dict[str, Any], call: list[str]) -> i
         raise ValueError(f"--call {name} {text}: the arguments are no JSON ({error})") from error
     if not isinstance(arguments, dict):
         raise ValueError(f"--call {name} {text}: the arguments are no JSON object")
-    tools = load_section(ToolConfig, at(config, TOOL_CONFIG), TOOL_CONFIG)
-    loops, _ = agent_loops(config)
-    for source_name, source in sources.items():
-        entry = (loops or {}).get(source.agent or "", {})
-        try:
-            observation = asyncio.run(called(source_name, source, entry, name, arguments, tools))
-        except ToolError as error:
-            print_error(f"tool={name!r} of source={source_name}: {error}")
-            return NOT_GOOD
-        if observation is None:
-            continue
-        print(observation.text)
-        if (result := observation.result) is not None:
-            print(f"source={source_name} latency_s={result.latency_s:.3f}", file=sys.stderr)
-        return NOT_GOOD if observation.rejected else GOOD
-    raise ValueError(f"--call {name}: no source has a tool of this name; see `verl-mixed tools`")
+    settings = load_section(ToolConfig, at(config, TOOL_CONFIG), TOOL_CONFIG)
+    pair = next((pair for pair, specs in tools.items() if name in specs), None)
+    if pair is None:
+        raise ValueError(
+            f"--call {name}: no source has a tool of this name; see `verl-mixed tools`"
+        )
+    source, topk = pair[0], entry_of(config, pair[1]).get("topk", 3)
+    entries = entries_of(config, *pair)
+    try:
+        observation = asyncio.run(called(source, entries, topk, name, arguments, settings))
+    except ToolError as error:
+        print_error(f"tool={name!r} of source={source}: {error}")
+        return NOT_GOOD
+    print(observation.text)
+    if (result := observation.result) is not None:
+        print(f"source={source} latency_s={result.latency_s:.3f}", file=sys.stderr)
+    return NOT_GOOD if observation.rejected else GOOD

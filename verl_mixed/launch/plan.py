@@ -22,7 +22,6 @@ from samplers.rows.sources.demo import DEMO_SOURCES
 from verl_mixed.checks.config.load import WORKERS_KEY, loop_workers
 from verl_mixed.checks.config.prompts import chosen_format, is_unused_template
 from verl_mixed.checks.config.structure import structure_problems
-from verl_mixed.checks.config.tools import FORMAT_KEY
 from verl_mixed.checks.config.unknown import block_problems, is_unknown, unknown_problems
 from verl_mixed.checks.config.unread import is_unread
 from verl_mixed.checks.machine.ray_cluster import cluster_problems, shared_problems
@@ -41,7 +40,7 @@ from verl_mixed.run.compose import (
     without_profile,
 )
 from verl_mixed.run.name import display_name, holder_words, name_problems
-from verl_mixed.run.sections import LOOPS_FILE, sound_sources
+from verl_mixed.run.sections import FORMAT_KEY, LOOPS_FILE, sound_sources
 from verl_mixed.run.settings import ADDRESS_KEY, SERVER_URL_KEY, is_own_tool_server, overrides_from
 from verl_mixed.run.state import RUNS, RunFolder, changes_of_resume
 from verl_mixed.run.versions import REPOSITORY

@@ -71,10 +71,14 @@ def _trains_lora(*, _root_: DictConfig) -> bool:
 def _longer_calls(with_tags: int, otherwise: int, *, _root_: DictConfig) -> int:
     """The first number if the agents of all sources write tags, else the second: calls by name are
     longer."""
+    from verl_mixed.run.sections import NAMED_TOOLS_LOOPS, entry_of  # imports this module
+
     sources = at(_root_, "mixed.sources") or {}
-    names = {"native_agent", "react_agent"}
     agents = {source.get("agent") for source in sources.values() if isinstance(source, Mapping)}
-    return otherwise if agents & names else with_tags
+    if agents & {"native_agent", "react_agent"}:
+        return otherwise
+    loops = {entry_of(_root_, agent).get("_target_") for agent in agents if agent}
+    return otherwise if loops & {*NAMED_TOOLS_LOOPS} else with_tags
 
 
 def _micro_batch(most: int, *, _root_: DictConfig) -> int:

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from hydra.utils import get_class
 
 from config.agents import BLOCKS, with_blocks
 from config.lookup import at
@@ -19,20 +20,23 @@ S = TypeVar("S", bound=Section)
 LOOPS_FILE = "actor_rollout_ref.rollout.agent.agent_loop_config_path"
 """Key of the file of agent loops."""
 
+MODEL_KEY = "actor_rollout_ref.model.path"
+FORMAT_KEY = "actor_rollout_ref.rollout.multi_turn.format"
+"""Key of the format of native tool calls."""
+
+DEFAULT_FORMAT = "hermes"
+"""The format of verl, and of AgentFly's `agent_type: hf`, where none is named."""
+
 SEARCH_LOOP = "agent_loop.search_agent_loop.SearchAgentLoop"
 REACT_LOOP = "agent_loop.react_agent_loop.ReactAgentLoop"
 NATIVE_LOOP = "agent_loop.native_agent_loop.NativeAgentLoop"
 """`_target_` of some of our agent loops; importing them would import verl."""
 
-NAMED_TOOLS_LOOPS = (REACT_LOOP, NATIVE_LOOP)
+NAMED_TOOLS_LOOPS = (REACT_LOOP, NATIVE_LOOP, "agent_loop.named_tools_loop.NamedToolsLoop")
 """Loops whose model calls tools by name."""
 
-TAG_LOOPS = (
-    SEARCH_LOOP,
-    "agent_loop.code_execution_agent_loop.CodeExecutionAgentLoop",
-    "agent_loop.math_agent_loop.MathAgentLoop",
-)
-"""Loops whose model writes tags."""
+_parsed = lru_cache(8)(yaml.safe_load)
+"""A check asks for the loops of one file many times."""
 
 _CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
@@ -73,7 +77,7 @@ def agent_loops(config: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]] | 
     if not file.is_file():
         return None, [f"{LOOPS_FILE}={path!r}: no such file; name a YAML list of agent loops"]
     try:
-        of_file = {entry["name"]: dict(entry) for entry in yaml.safe_load(file.read_text())}
+        of_file = {entry["name"]: dict(entry) for entry in _parsed(file.read_text())}
     except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError, RecursionError) as error:
         why = " ".join(str(error).split())
         return None, [
@@ -81,6 +85,29 @@ def agent_loops(config: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]] | 
         ]
     loops = with_blocks(of_file, [at(config, block) for block in BLOCKS])
     return loops, [*_block_problems(config), *_entry_problems(config, of_file, loops)]
+
+
+def entry_of(config: Mapping[str, Any], agent: str) -> dict[str, Any]:
+    """The settings of an agent loop; empty if there are none, as for verl's own."""
+    return (agent_loops(config)[0] or {}).get(agent, {})
+
+
+def loop_of(entry: Mapping[str, Any]) -> str:
+    """The class of an agent loop; of a user's class, the nearest base class of this project or of
+    verl. Empty if there is none, or if the class cannot be imported."""
+    return _base_of(str(entry.get("_target_", "")))
+
+
+@cache
+def _base_of(target: str) -> str:
+    ours = ("agent_loop.", "verl.")
+    if target.startswith(ours):
+        return target  # without an import, which takes seconds
+    try:
+        bases = [f"{base.__module__}.{base.__qualname__}" for base in get_class(target).__mro__]
+    except Exception:  # a user's module may raise anything
+        return ""
+    return next((base for base in bases if base.startswith(ours)), "")
 
 
 def where_agents_are(config: Mapping[str, Any]) -> str:

@@ -1,7 +1,9 @@
 """Tools that could not be called, and formats of calls that the chat template does not have."""
 
 import json
+import os
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,89 +13,145 @@ from agent_loop.toolbox.own import SPECS
 from agent_loop.turns.call_formats import FORMATS
 from config.lookup import at
 from tests.fakes.real_tokenizers import calling_tokenizer
-from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
-from verl_mixed.checks.config.tools import FORMAT_KEY, call_problem, template_formats
+from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron, write_source
+from verl_mixed.checks.config.prompts import chosen_format, model_problems
+from verl_mixed.checks.config.tools import call_problem, template_formats, tool_problems
 from verl_mixed.launch.plan import make_plan
+from verl_mixed.run.sections import FORMAT_KEY, NATIVE_LOOP
 
 pytestmark = pytest.mark.slow
 
+Config = dict[str, Any]
 ORDERS = REPO_ROOT / "tests/fakes/orders.py"
 MATH = "mixed.sources.math"
-NATIVE = f"{MATH}.agent=native_agent"
-SHORT = "data.max_prompt_length=4000"  # tokens of bytes
 SCHEMAS = [SPECS["calculate"].schema]
+LOOKS_UP = f"{ORDERS}:look_up"
+INLINE = {"observation_style": "inline"}
+STYLE = f"{MATH}.observation_style='inline' with agent='native_agent': results of native calls are"
 
 
-def tools(*entries: str) -> str:
-    return f"+{MATH}.tools=[{','.join(entries)}]"
+@pytest.fixture(scope="module")
+def planned() -> Config:
+    return make_plan([], os.environ | {"MODEL_PATH": "someone/some-model"}).config
 
 
-def found(environ: RunEnviron, *overrides: str, data: bool = False) -> list[str]:
-    return make_plan(overrides, environ).problems(data=data, machine=False)
+@pytest.fixture
+def config(planned: Config, tmp_path: Path) -> Config:
+    """A run with rows of the source math, in two files: those of the second name native_agent."""
+    config = deepcopy(planned)
+    agents = {"math_agent": 0, "native_agent": 100}
+    files = [
+        str(write_source(tmp_path / f"{agent}.parquet", "math", 12, agent, first))
+        for agent, first in agents.items()
+    ]
+    put(config, "data.train_files", files)
+    put(config, "data.val_files", [])
+    return config
 
 
-def model(folder: Path, tokenizer: Any) -> str:
-    """A model folder of no weights."""
-    tokenizer.save_pretrained(folder)
+def put(config: Config, key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        config = config[part]
+    config[last] = value
+
+
+def put_model(config: Config, folder: Path, call_format: str, **kind: bool) -> None:
+    """Let the run have a model folder, of no weights."""
+    calling_tokenizer(call_format, **kind).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
-    return str(folder)
+    put(config, "actor_rollout_ref.model.path", str(folder))
+    put(config, FORMAT_KEY, None)
 
 
 # --- tools of sources -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("overrides", "problem"),
+    ("agent", "tools", "more", "problem"),
     [
         *(
             (
-                [f"{MATH}.agent={agent}", tools("calculate")],
+                agent,
+                ["calculate"],
+                {},
                 f"{MATH}.tools with agent={agent!r}: this agent calls no tools by name; use "
                 "native_agent or react_agent",
             )
-            for agent in ("code_execution_agent", "math_agent", "tool_agent", "single_turn_agent")
+            for agent in ("math_agent", "tool_agent", "tagged")
         ),
         (
-            [f"{MATH}.agent=null", tools("calculate")],
+            None,
+            ["calculate"],
+            {},
             f"{MATH}.tools without {MATH}.agent: the rows name the agent; set it to one",
         ),
         (
-            [NATIVE, tools("calculate"), "++agent_loops.native_agent.tool_names=[calculate]"],
-            f"{MATH}.tools: agent='native_agent' has tool_names=['calculate'] too",
+            "chooses",
+            ["calculate"],
+            {},
+            f"{MATH}.tools: agent='chooses' has tool_names=['calculat'] too",
         ),
         (
-            [NATIVE, tools("calculate"), f"++{MATH}.observation_style=inline"],
-            f"{MATH}.observation_style='inline' with agent='native_agent': results of native calls "
-            "are messages of the chat template; leave it out",
+            "chooses",
+            None,
+            {},
+            "source='math' with agent='chooses': tool_names=['calculat']: want a list of run_code, "
+            "search, calculate; correct it",
         ),
         (
-            [NATIVE, tools("'gone.py:f'")],
-            f"{MATH}.tools: cannot load tool=",
+            "keeps",
+            [{"tool": "run_code", "cache": True}],
+            {},
+            f"{MATH}.tools: run_code with retry or cache, and agent='keeps' has persistent_inter",
         ),
+        ("keeps", [{"tool": "run_code", "retry": 1}], {}, f"{MATH}.tools: run_code with retry"),
+        ("native_agent", None, INLINE, STYLE),
+        (None, None, INLINE, STYLE),
+        ("own", ["gone.py:f"], {}, f"{MATH}.tools: cannot load tool="),
         (
-            [NATIVE, tools(f"'{ORDERS}:no_hints'")],
+            "native_agent",
+            [f"{ORDERS}:no_hints"],
+            {},
             f"{MATH}.tools: cannot load tool={ORDERS}:no_hints: ",
         ),
         (
-            [NATIVE, tools(f"'{ORDERS}:look_up'", f"'{ORDERS}:look_up'")],
+            "native_agent",
+            [LOOKS_UP, LOOKS_UP],
+            {},
             f"{MATH}.tools: two tools are called 'look_up'",
         ),
-        ([NATIVE, tools("{mcp: no-such-command}")], f"{MATH}.tools: "),
-        ([NATIVE, tools("{mcp: 'http://127.0.0.1:9/mcp', timeout: 2}")], f"{MATH}.tools: "),
-        ([NATIVE, tools("{verl: gone.yaml}")], f"{MATH}.tools: verl="),
+        ("native_agent", [{"mcp": "no-such-command"}], {}, f"{MATH}.tools: "),
+        ("native_agent", [{"mcp": "http://127.0.0.1:9/mcp", "timeout": 2}], {}, f"{MATH}.tools: "),
+        ("native_agent", [{"verl": "gone.yaml"}], {}, f"{MATH}.tools: verl="),
     ],
 )
 def test_a_tool_that_could_not_be_called_keeps_a_run_from_starting(
-    run_environ: RunEnviron, overrides: list[str], problem: str
+    config: Config, agent: str | None, tools: list[Any] | None, more: dict[str, Any], problem: str
 ):
-    (only,) = [each for each in found(run_environ, *overrides) if "math" in each]
+    config["agent_loops"] = {
+        "tagged": {"_target_": "tests.fakes.own_loops.Tagged"},
+        "own": {"_target_": "tests.fakes.own_loops.Native"},
+        "chooses": {"_target_": NATIVE_LOOP, "tool_names": ["calculat"]},
+        "keeps": {"_target_": NATIVE_LOOP, "persistent_interpreter": True},
+    }
+    config["mixed"]["sources"]["math"] |= {"agent": agent, "tools": tools} | more
+    (only,) = tool_problems(config)
     assert only.startswith(problem) and ("; " in only or "`" in only)
+    put(config, f"{MATH}.ratio", 0)
+    assert [*tool_problems(config)] == []
 
 
-@pytest.mark.parametrize("agent", ["native_agent", "react_agent"])
-def test_tools_of_every_kind_are_listed_before_the_start(run_environ: RunEnviron, agent: str):
-    own = [f"{MATH}.agent={agent}", tools("calculate", f"'{ORDERS}:look_up'", f"'{ORDERS}:Cart'")]
-    assert found(run_environ, *own) == []
+def test_tools_of_every_kind_are_listed_before_the_start(run_environ: RunEnviron):
+    own = [f"+agent_loops.mine._target_={NATIVE_LOOP}", f"{MATH}.agent=mine"]
+    tools = f"+{MATH}.tools=[calculate,'{LOOKS_UP}','{ORDERS}:Cart']"
+    plan = make_plan([*own, tools, f"{FORMAT_KEY}=hermes"], run_environ)
+    assert at(plan.config, "data.max_prompt_length") == 160  # calls by name are longer
+    assert plan.problems(machine=False) == []
+    put(plan.config, f"{MATH}.tools", ["gone.py:f"])
+    put(plan.config, FORMAT_KEY, "herms")
+    of_tools, of_format = plan.problems(machine=False)
+    assert of_tools.startswith(f"{MATH}.tools: cannot load") and "herms" in of_format
 
 
 # --- formats and templates ------------------------------------------------------------------------
@@ -145,30 +203,33 @@ def test_a_template_that_refuses_calls_has_no_format():
 
 
 @pytest.mark.parametrize(
-    ("call_format", "overrides", "chosen", "words"),
+    ("call_format", "agent", "given", "chosen", "words"),
     [
-        ("hermes", [NATIVE], "hermes", None),
-        ("qwen3_coder", [NATIVE], "qwen3_coder", None),
-        ("qwen3_coder", [f"{MATH}.agent=tool_agent"], "qwen3_coder", None),
-        ("qwen3_coder", [f"{MATH}.agent=react_agent"], "hermes", None),
-        ("qwen3_coder", [NATIVE, f"{FORMAT_KEY}=hermes"], "hermes", "it is that of qwen3_coder"),
-        ("unknown", [NATIVE], None, f"{FORMAT_KEY}=None is not the format of calls"),
-        ("unknown", [f"{MATH}.agent=tool_agent"], "hermes", None),
-        ("unknown", [f"{MATH}.agent=react_agent"], "hermes", None),
+        ("hermes", "native_agent", None, "hermes", None),
+        ("qwen3_coder", None, None, "qwen3_coder", None),
+        ("qwen3_coder", "tool_agent", None, "qwen3_coder", None),
+        ("qwen3_coder", "react_agent", None, "hermes", None),
+        ("qwen3_coder", None, "hermes", "qwen3_coder", "it is that of qwen3_coder"),
+        ("unknown", None, None, None, f"{FORMAT_KEY}=None is not the format of calls"),
+        ("unknown", "tool_agent", None, "hermes", None),
+        ("unknown", "react_agent", None, "hermes", None),
     ],
 )
 def test_the_model_s_template_decides_the_format_of_calls(
-    run_environ: RunEnviron,
+    config: Config,
     tmp_path: Path,
     call_format: str,
-    overrides: list[str],
+    agent: str | None,
+    given: str | None,
     chosen: str | None,
     words: str | None,
 ):
-    environ = run_environ | {"MODEL_PATH": model(tmp_path / "m", calling_tokenizer(call_format))}
-    plan = make_plan([SHORT, *overrides], environ)
-    assert at(plan.config, FORMAT_KEY) == chosen
-    problems = plan.problems(machine=False)
+    put_model(config, tmp_path / "m", call_format)
+    put(config, f"{MATH}.agent", agent)
+    put(config, "data.max_prompt_length", 4000)  # tokens of bytes
+    assert chosen_format(config) == chosen
+    put(config, FORMAT_KEY, given or chosen)
+    problems = model_problems(config)
     assert len(problems) == (words is not None), problems
     if words is not None:
         assert problems[0].startswith("source='math' with agent='native_agent' makes native")
@@ -176,42 +237,48 @@ def test_the_model_s_template_decides_the_format_of_calls(
 
 
 def test_a_template_that_the_run_sets_decides_instead(run_environ: RunEnviron, tmp_path: Path):
-    environ = run_environ | {"MODEL_PATH": model(tmp_path / "m", calling_tokenizer("hermes"))}
+    environ = run_environ | {"MODEL_PATH": str(tmp_path / "m")}
+    calling_tokenizer("hermes").save_pretrained(tmp_path / "m")
     text = calling_tokenizer("qwen3_coder").chat_template.replace("'", "\\'")
     key = "actor_rollout_ref.model.custom_chat_template"
-    config = make_plan([NATIVE, f"{key}='{text}'"], environ).config
+    config = make_plan([f"{MATH}.agent=native_agent", f"{key}='{text}'"], environ).config
     assert at(config, FORMAT_KEY) == "qwen3_coder"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "is_refused"),
+    ("agent", "given", "is_refused"),
     [
-        ([NATIVE], True),
-        ([NATIVE, f"{FORMAT_KEY}=herms"], True),
-        ([NATIVE, f"{FORMAT_KEY}=hermes"], False),
-        ([f"{MATH}.agent=react_agent"], False),
+        ("native_agent", None, True),
+        (None, "herms", True),
+        ("native_agent", "hermes", False),
+        ("react_agent", None, False),
     ],
 )
 def test_native_calls_of_a_hub_s_model_need_a_format(
-    run_environ: RunEnviron, overrides: list[str], is_refused: bool
+    config: Config, agent: str | None, given: str | None, is_refused: bool
 ):
     """Its chat template is not read before the start."""
-    problems = found(run_environ, *overrides, data=True)
+    put(config, f"{MATH}.agent", agent)
+    put(config, FORMAT_KEY, given)
+    problems = model_problems(config)
     assert len(problems) == is_refused
     for problem in problems:
         assert problem.startswith("source='math' with agent='native_agent' makes native tool calls")
         assert "'someone/some-model'" in problem and all(name in problem for name in FORMATS)
 
 
-def test_schemas_of_tools_count_among_the_tokens_of_a_prompt(
-    run_environ: RunEnviron, tmp_path: Path
-):
-    environ = run_environ | {"MODEL_PATH": model(tmp_path / "m", calling_tokenizer("hermes"))}
-    longest = "data.max_prompt_length=200"  # tokens of bytes; the schema alone has more
-    taco = "mixed.sources.taco.agent=single_turn_agent"
-    assert found(environ, NATIVE, taco, tools(), longest, data=True) == []
-    problems = found(environ, NATIVE, taco, tools("calculate"), longest, data=True)
-    files = [str(tmp_path / f"math_{split}.parquet") for split in ("train", "val")]
+def test_schemas_of_tools_count_among_the_tokens_of_a_prompt(config: Config, tmp_path: Path):
+    put_model(config, tmp_path / "m", "hermes")
+    put(config, FORMAT_KEY, "hermes")
+    put(config, "data.max_prompt_length", 200)  # tokens of bytes; the schema alone has more
+    put(config, f"{MATH}.tools", [])
+    put(config, f"{MATH}.agent", "native_agent")
+    assert model_problems(config) == []
+    put(config, f"{MATH}.tools", ["calculate"])
+    files = at(config, "data.train_files")
+    problems = model_problems(config)
     assert [each.split(":")[0] for each in problems] == files
     assert all("12 of 12 prompts are longer than" in each for each in problems)
-    assert found(environ, NATIVE, taco, tools("calculate"), SHORT, data=True) == []
+    put(config, f"{MATH}.tools", None)
+    put(config, f"{MATH}.agent", None)  # the rows of the second file have the schemas of all tools
+    assert [each.split(":")[0] for each in model_problems(config)] == files[1:]

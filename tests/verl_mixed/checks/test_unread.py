@@ -109,7 +109,7 @@ UNREAD: dict[str, dict[str, Any]] = {
     NATIVE: {AGENT: "math_agent"},
     VERLS: {AGENT: "math_agent"},
     SEVERAL_TURNS: {AGENT: "single_turn_agent"},
-    VERLS_TOOLS: {AGENT: "math_agent"},
+    VERLS_TOOLS: {AGENT: "react_agent", "mixed.sources.<name>.tools": ["calculate"]},
     TAGS: {AGENT: "react_agent"},
     CACHE: {f"{TOOL_CONFIG}.cache.store": "none"},
     SHARED_FILE: {f"{TOOL_CONFIG}.rate_limit_file": None},

@@ -4,12 +4,14 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_loop.toolbox.own import SPECS
 from tests.fakes.tool_server import running
-from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron
+from tests.verl_mixed.conftest import REPO_ROOT, RunEnviron, write_source
 from verl_mixed.cli import main
 from verl_mixed.exit_codes import GOOD, NOT_GOOD, USAGE
 from verl_mixed.launch.plan import Plan, make_plan
@@ -53,22 +55,63 @@ def listed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[st
     return {name: [own["function"]["name"] for own in each] for name, each in schemas.items()}
 
 
+@pytest.mark.usefixtures("planned_once")
 def test_json_has_the_schemas_of_each_source_that_takes_part(capsys: pytest.CaptureFixture[str]):
     shop = ["look_up", "breaks", "cart"]
     assert listed(capsys, *CALCULATES, *SHOP) == {"taco": shop, "math": ["calculate"]}
     assert listed(capsys, *CALCULATES, *SHOP, "--source", "taco") == {"taco": shop}
 
 
+@pytest.mark.usefixtures("planned_once")
 def test_the_list_has_names_schemas_and_limits(capsys: pytest.CaptureFixture[str]):
-    assert main(["tools", *SHOP]) == GOOD
+    assert main(["tools", *CALCULATES, *SHOP]) == GOOD
     lines = capsys.readouterr().out.splitlines()
     assert "source=taco agent=react_agent: 3 tools" in lines
     assert "  look_up: Find an order." in lines
     (schema,) = [line for line in lines if '"enum": ["pieces", "boxes"]' in line]
     assert json.loads(schema)["required"] == ["order"]
     assert f"  {ORDERS}:look_up: rate=6000/min, slots=2" in lines
-    (math,) = [line for line in lines if line.startswith("source=math")]
-    assert math.endswith("its model calls no tools by name")
+
+
+GLANCE = '''
+from verl.tools.function_tool import function_tool
+
+@function_tool
+def glance_at(thing: str) -> str:
+    """Look shortly.
+
+    Args:
+        thing: what
+    """
+    return f"a {thing}"
+'''
+
+
+@pytest.mark.usefixtures("planned_once")
+def test_verl_s_tools_and_those_of_agents_that_the_rows_name_are_listed_and_called(
+    run_environ: RunEnviron, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "t.py").write_text(GLANCE)
+    write_source(Path(run_environ["TRAIN_FILES"].split(",")[0]), "math", 12, agent="react_agent")
+    words = [
+        "mixed.sources.math.agent=null",  # the validation rows name math_agent
+        "mixed.sources.taco.agent=tool_agent",
+        "++agent_loops.react_agent.tool_names=[calculate,glance_at]",
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={tmp_path / 't.py'}",
+    ]
+    call = ["--source", "math", "--call", "glance_at", '{"thing": "tree"}']
+    assert main(["tools", *words]) == GOOD
+    lines = capsys.readouterr().out.splitlines()
+    assert main(["tools", *words, *call]) == GOOD
+    assert capsys.readouterr().out == "a tree\n"
+    assert [line for line in lines if not line.startswith("    ")] == [
+        "source=taco agent=tool_agent: 1 tools",
+        "  glance_at: Look shortly.",
+        "source=math agent=react_agent: 2 tools",
+        f"  calculate: {SPECS['calculate'].description}",
+        "  glance_at: Look shortly.",
+        "source=math agent=math_agent: its model calls no tools by name",
+    ]
 
 
 @pytest.mark.usefixtures("planned_once")
@@ -105,17 +148,20 @@ def test_a_call_says_what_the_model_would_read_and_whose_mistake_it_is(
     err: str,
     capsys: pytest.CaptureFixture[str],
 ):
-    assert main(["tools", *SHOP, "--call", tool, arguments]) == code
+    assert main(["tools", *CALCULATES, *SHOP, "--call", tool, arguments]) == code
     screen = capsys.readouterr()
     assert screen.out.startswith(out) and bool(screen.out) == bool(out)
     assert err in screen.err
 
 
+@pytest.mark.usefixtures("planned_once")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--source", "poems"], "--source poems: no such source takes part in the mixture"),
-        (["--source", "nq"], "--source nq: no such source takes part"),  # its ratio is 0
+        (
+            [*CALCULATES, *SHOP, "--source", "nq"],  # its ratio is 0
+            "--source nq: no such source takes part in the mixture; name one of taco, math",
+        ),
         ([*CALCULATES[:1], "+mixed.sources.math.tools=['gone.py:f']"], "mixed.sources.math.tools:"),
     ],
 )
@@ -124,6 +170,12 @@ def test_what_cannot_be_listed_is_named(
 ):
     assert main(["tools", *words]) == USAGE
     assert said in capsys.readouterr().err
+
+
+def test_a_call_prints_no_json(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["tools", "--json", "--call", "calculate", "{}"])
+    assert ended.value.code == USAGE and "not allowed with" in capsys.readouterr().err
 
 
 @pytest.fixture

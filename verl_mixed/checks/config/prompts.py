@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from agent_loop.prompts import prompt_of, with_system_text
-from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.react import instructions
 from agent_loop.turns.tags import fill_tags
@@ -20,21 +19,24 @@ from config.schema import TOOL_CONFIG, PromptConfig, ToolConfig, template_of
 from verl_mixed.checks.config.data import batches, media_columns, prompt_problem, sound_files
 from verl_mixed.checks.config.modes import turn_agents
 from verl_mixed.checks.config.tools import (
-    DEFAULT_FORMAT,
-    FORMAT_KEY,
-    MODEL_KEY,
     TEMPLATE_KEY,
+    agents_of,
     call_problem,
-    is_native,
+    native_agents,
     specs_of,
     template_formats,
-    uses_native_calls,
     uses_verls_calls,
 )
 from verl_mixed.run.compose import unset_keys
 from verl_mixed.run.sections import (
+    DEFAULT_FORMAT,
+    FORMAT_KEY,
+    MODEL_KEY,
+    NAMED_TOOLS_LOOPS,
     REACT_LOOP,
     agent_loops,
+    entry_of,
+    loop_of,
     section_of,
     sound_sources,
 )
@@ -106,9 +108,9 @@ def first_prompts(config: Mapping[str, Any]) -> dict[str, str]:
     tokenizer = _tokenizer(config, path) if path is not None else None
     found: dict[str, str] = {}
     prompts = _Prompts(config)
-    for source, (_, messages) in first_messages(config).items():
+    for source, (agent, messages) in first_messages(config).items():
         try:
-            found[source] = _shown(messages, tokenizer, prompts.schemas_of(source))
+            found[source] = _shown(messages, tokenizer, prompts.schemas_of(source, agent))
         except _Refused:  # `model_problems` reports it
             found[source] = _shown(messages, None)
     return found
@@ -197,16 +199,19 @@ class _Prompts:
             if template is not None:
                 library[name] = template
         self.library = library
-        self._config = config
         self._loops, problems = agent_loops(config)
         if self.tools is None or problems:
             self._loops = None  # their own checks report it
-        self.specs = {name: specs_of(config, name, own) for name, own in self.sources.items()}
-        """source -> the tools of its model, or why they cannot be listed."""
-
-    def _tools_of(self, source: str) -> dict[str, ToolSpec]:
-        found = self.specs.get(source, {})
-        return {} if isinstance(found, str) else found
+        self.agents = agents_of(config)
+        self._specs = {
+            (name, agent): [] if isinstance(specs, str) else [*specs.values()]
+            for name, agents in self.agents.items()
+            for agent in agents
+            if loop_of(entry_of(config, agent)) in NAMED_TOOLS_LOOPS
+            and (specs := specs_of(config, name, agent)) is not None
+        }
+        """(source, agent) -> the tools that the model calls; none if they cannot be listed."""
+        self._native = native_agents(config)
 
     def system_text(self, source: str, agent: str) -> str:
         """What the loop of a source adds to the system message, as the loop itself makes it."""
@@ -214,16 +219,14 @@ class _Prompts:
             return ""
         entry = self._loops.get(agent, {})
         text = fill_tags(entry.get("system_prompt") or "", self.tools)
-        if entry.get("_target_") == REACT_LOOP:
-            text = instructions(text, [spec.line for spec in self._tools_of(source).values()])
+        if loop_of(entry) == REACT_LOOP:
+            text = instructions(text, [spec.line for spec in self._specs.get((source, agent), [])])
         return text
 
-    def schemas_of(self, source: str) -> list[dict[str, Any]]:
+    def schemas_of(self, source: str, agent: str) -> list[dict[str, Any]]:
         """Schemas of tools that the chat template puts into the prompts of a source."""
-        own = self.sources.get(source)
-        if own is None or not is_native(self._config, own):
-            return []
-        return [spec.schema for spec in self._tools_of(source).values()]
+        pair = source, agent
+        return [spec.schema for spec in self._specs[pair]] if pair in self._native else []
 
     def agent_of(self, row: Mapping[str, Any]) -> str:
         source = self.sources.get(row["data_source"])
@@ -242,8 +245,9 @@ class _Prompts:
         """Whether the run adds a system message before this source's rows."""
         own = self.sources[source]
         template = template_of(own, own.agent, self.library)
-        of_agent = self.system_text(source, own.agent or "")
-        return bool(own.system_prompt or template.system or of_agent)
+        agents = self.agents.get(source) or [own.agent or ""]
+        of_agents = any(self.system_text(source, agent) for agent in agents)
+        return bool(own.system_prompt or template.system or of_agents)
 
 
 def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> Iterator[str]:
@@ -264,7 +268,7 @@ def _length_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompt
             for number, row in enumerate(rows, start=first):
                 if prompt_problem(row["prompt"]) is None:
                     try:
-                        schemas = prompts.schemas_of(row["data_source"])
+                        schemas = prompts.schemas_of(row["data_source"], prompts.agent_of(row))
                         texts[number] = _shown(prompts.of(row), tokenizer, schemas)
                     except _Refused as error:
                         refused.append((number, str(error)))
@@ -316,13 +320,10 @@ def _template_problems(
 
 def _call_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts) -> Iterator[str]:
     """Sources with native tool calls whose format or chat template does not allow them."""
-    for name, source in prompts.sources.items():
-        if not is_native(config, source):
-            continue
-        who = f"source={name!r} with agent={source.agent!r} makes native tool calls"
-        schemas = prompts.schemas_of(name)
+    for name, agent in native_agents(config):
+        schemas = prompts.schemas_of(name, agent)
         if problem := call_problem(tokenizer, at(config, FORMAT_KEY), schemas):
-            yield f"{who}: {problem}"
+            yield f"source={name!r} with agent={agent!r} makes native tool calls: {problem}"
 
 
 def _unread_format_problems(config: Mapping[str, Any]) -> Iterator[str]:
@@ -330,14 +331,13 @@ def _unread_format_problems(config: Mapping[str, Any]) -> Iterator[str]:
     call_format = at(config, FORMAT_KEY)
     if call_format in FORMATS:
         return
-    for name, source in sound_sources(config).items():
-        if is_native(config, source):
-            yield (
-                f"source={name!r} with agent={source.agent!r} makes native tool calls: "
-                f"{FORMAT_KEY}={call_format!r}, and the chat template of {MODEL_KEY}="
-                f"{at(config, MODEL_KEY)!r} is not read, because it is no local folder; set the "
-                f"format to one of {', '.join(FORMATS)}, or the path to a folder"
-            )
+    for name, agent in native_agents(config):
+        yield (
+            f"source={name!r} with agent={agent!r} makes native tool calls: {FORMAT_KEY}="
+            f"{call_format!r}, and the chat template of {MODEL_KEY}={at(config, MODEL_KEY)!r} is "
+            f"not read, because it is no local folder; set the format to one of "
+            f"{', '.join(FORMATS)}, or the path to a folder"
+        )
 
 
 def chosen_format(config: Mapping[str, Any]) -> str | None:
@@ -346,7 +346,7 @@ def chosen_format(config: Mapping[str, Any]) -> str | None:
 
     A demo's model that is not made yet writes Hermes' calls, which is also verl's own default.
     """
-    needs_it = uses_native_calls(config)
+    needs_it = bool(native_agents(config))
     path = _model(config)
     tokenizer = _tokenizer(config, path) if path is not None else None
     if tokenizer is None or not (needs_it or uses_verls_calls(config)):

@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from config.lookup import at, files_at
-from verl_mixed.checks.config.prompts import first_messages
-from verl_mixed.run.sections import NAMED_TOOLS_LOOPS, SEARCH_LOOP, agent_loops, sound_sources
+from verl_mixed.checks.config.tools import agents_of
+from verl_mixed.run.sections import (
+    NAMED_TOOLS_LOOPS,
+    SEARCH_LOOP,
+    entry_of,
+    loop_of,
+    sound_sources,
+)
 
 
 def own_search_problems(
@@ -69,14 +75,14 @@ def _has_no_engine(health: bytes) -> bool:
 
 def _searching(config: Mapping[str, Any], *, data: bool) -> Iterator[tuple[str, str]]:
     """(who searches, one more remedy) for each source whose agent offers a search."""
-    loops, _ = agent_loops(config)
     sources = sound_sources(config)
-    for name, agent in _agents(config, data=data).items():
-        entry = (loops or {}).get(agent, {})
+    pairs = [(n, each) for n, agents in agents_of(config, data=data).items() for each in agents]
+    for name, agent in pairs:
+        entry = entry_of(config, agent)
         who = f"source={name!r} with agent={agent!r} searches"
-        if entry.get("_target_") == SEARCH_LOOP:
+        if (loop := loop_of(entry)) == SEARCH_LOOP:
             yield who, ""
-        elif entry.get("_target_") in NAMED_TOOLS_LOOPS:
+        elif loop in NAMED_TOOLS_LOOPS:
             own, tools = sources[name].tools, entry.get("tool_names")
             if own is not None:
                 tools = [tool.tool for tool in own]
@@ -88,12 +94,3 @@ def _searching(config: Mapping[str, Any], *, data: bool) -> Iterator[tuple[str, 
                 )
             elif "search" in tools:
                 yield who, ""
-
-
-def _agents(config: Mapping[str, Any], *, data: bool) -> dict[str, str]:
-    """source that takes part -> its agent, or that of its first row."""
-    sources = {n: source for n, source in sound_sources(config).items() if source.takes_part}
-    agents = {name: source.agent for name, source in sources.items() if source.agent is not None}
-    if data and len(agents) < len(sources):
-        agents = {name: agent for name, (agent, _) in first_messages(config).items()} | agents
-    return agents

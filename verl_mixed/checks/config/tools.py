@@ -8,87 +8,152 @@ from typing import Any
 from agent_loop.toolbox.own import SPECS
 from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.tools.protocol import ToolError
-from config.lookup import at
+from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, SourceConfig, ToolConfig
-from config.tool_entries import OWN_TOOLS
+from config.tool_entries import OWN_TOOLS, ToolEntry
+from verl_mixed.checks.config.data import batches, sound_files
 from verl_mixed.checks.config.modes import VERLS_AGENTS
 from verl_mixed.run.sections import (
+    FORMAT_KEY,
+    MODEL_KEY,
     NAMED_TOOLS_LOOPS,
     NATIVE_LOOP,
-    TAG_LOOPS,
-    agent_loops,
+    entry_of,
+    loop_of,
     section_of,
     sound_sources,
 )
 
-FORMAT_KEY = "actor_rollout_ref.rollout.multi_turn.format"
-DEFAULT_FORMAT = "hermes"
-"""verl's default."""
-
 ONE_CALL = frozenset({"gpt-oss", "gemma4"})
 """Formats in which the engine stops after one call."""
 
-MODEL_KEY = "actor_rollout_ref.model.path"
 TEMPLATE_KEY = "actor_rollout_ref.model.custom_chat_template"
 
+_TURNS = FORMAT_KEY.rpartition(".")[0]
+_VERLS_FILES = (f"{_TURNS}.tool_config_path", f"{_TURNS}.function_tool_path")
 
-def tool_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    """Tools that an agent would not call, that cannot be listed, or that contradict a setting."""
-    loops, _ = agent_loops(config)
-    for name, source in sound_sources(config).items():
-        entry = (loops or {}).get(source.agent or "", {})
-        target, key = entry.get("_target_"), f"mixed.sources.{name}"
-        if is_native(config, source) and source.observation_style == "inline":
-            yield (
-                f"{key}.observation_style='inline' with agent={source.agent!r}: results of native "
-                "calls are messages of the chat template; leave it out"
-            )
-        if source.tools is None:
-            continue
-        if source.agent in VERLS_AGENTS or target in TAG_LOOPS:
-            yield (
-                f"{key}.tools with agent={source.agent!r}: this agent calls no tools by name; use "
-                "native_agent or react_agent"
-            )
-        elif source.agent is None:
+
+def tool_problems(config: Mapping[str, Any], *, data: bool = True) -> Iterator[str]:
+    """Tools that an agent would not call, that cannot be listed, or that contradict a setting.
+
+    Args:
+        data: whether the rows may be read, for the agents of sources that name none.
+    """
+    for name, agents in agents_of(config, data=data).items():
+        source, key = sound_sources(config)[name], f"mixed.sources.{name}"
+        if source.tools is not None and source.agent is None:
             yield (
                 f"{key}.tools without {key}.agent: the rows name the agent; set it to one that "
                 "calls tools by name, as native_agent or react_agent"
             )
-        elif entry.get("tool_names") is not None:
+            continue
+        for agent in agents:
+            yield from _agent_problems(config, name, source, agent)
+
+
+def _agent_problems(
+    config: Mapping[str, Any], name: str, source: SourceConfig, agent: str
+) -> Iterator[str]:
+    """Problems of a source whose trajectories, or some of them, have this agent."""
+    entry, key = entry_of(config, agent), f"mixed.sources.{name}"
+    loop = loop_of(entry)
+    if loop == NATIVE_LOOP and source.observation_style == "inline":
+        yield (
+            f"{key}.observation_style='inline' with agent={agent!r}: results of native calls are "
+            "messages of the chat template; leave it out"
+        )
+    if source.tools is not None:
+        if agent in VERLS_AGENTS or (loop and loop not in NAMED_TOOLS_LOOPS):
             yield (
-                f"{key}.tools: agent={source.agent!r} has tool_names={entry['tool_names']} too, "
-                "which is not read then; set one of them"
+                f"{key}.tools with agent={agent!r}: this agent calls no tools by name; use "
+                "native_agent or react_agent"
             )
-        elif isinstance(found := specs_of(config, name, source), str):
-            yield f"{key}.tools: {found}"
+            return
+        if entry.get("tool_names") is not None:
+            yield (
+                f"{key}.tools: agent={agent!r} has tool_names={entry['tool_names']} too, which is "
+                "not read then; set one of them"
+            )
+            return
+        own = [tool for tool in source.tools if tool.tool == "run_code"]
+        if entry.get("persistent_interpreter") and any(tool.retry or tool.cache for tool in own):
+            yield (
+                f"{key}.tools: run_code with retry or cache, and agent={agent!r} has "
+                "persistent_interpreter=true: a cell is never repeated, and its result never "
+                "shared; leave them out, or set persistent_interpreter=false"
+            )
+    if loop in NAMED_TOOLS_LOOPS and isinstance(found := specs_of(config, name, agent), str):
+        yield found
 
 
-def specs_of(
-    config: Mapping[str, Any], name: str, source: SourceConfig
-) -> dict[str, ToolSpec] | str:
-    """Name -> tool that the model of a source can call; or why the tools cannot be listed.
+def agents_of(config: Mapping[str, Any], *, data: bool = True) -> dict[str, list[str]]:
+    """source that takes part -> its agent, or all agents that its rows name.
 
-    Tools that verl loads for an agent (`tool_config_path`) are not in it.
+    Args:
+        data: whether the rows may be read. There are no agents of rows that are not there.
     """
-    loops, _ = agent_loops(config)
-    entry = (loops or {}).get(source.agent or "", {})
-    if entry.get("_target_") not in NAMED_TOOLS_LOOPS:
-        return {}
-    if source.tools is None:
-        names = OWN_TOOLS if entry.get("tool_names") is None else entry["tool_names"]
-        return {n: SPECS[n] for n in names if n in SPECS}
+    sources = {n: source for n, source in sound_sources(config).items() if source.takes_part}
+    found = {name: [source.agent] if source.agent else [] for name, source in sources.items()}
+    of_rows = {name: found[name] for name, source in sources.items() if not source.agent}
+    files = [*files_at(config, "data.train_files"), *files_at(config, "data.val_files")]
+    for file in sound_files(files) if of_rows and data else ():
+        for _, rows in batches(file, ["data_source", "agent_name"]):
+            for row in rows:
+                agents, agent = of_rows.get(row["data_source"]), row["agent_name"]
+                if agents is not None and agent and agent not in agents:
+                    agents.append(agent)
+    return found
+
+
+def entries_of(config: Mapping[str, Any], name: str, agent: str) -> list[ToolEntry]:
+    """The tools of a source, or else those of the settings of its agent, verl's files included.
+
+    Raises:
+        ValueError: a setting of the agent names an unknown tool, or verl cannot load a file.
+    """
+    if (tools := sound_sources(config)[name].tools) is not None:
+        return tools
+    entry, verls = entry_of(config, agent), dict[str, list[str]]()
+    if files := [file for key in _VERLS_FILES if (file := at(config, key))]:
+        from agent_loop.toolbox.verls import tools_of_file  # imports verl, which takes seconds
+
+        verls = {file: [tool.name for tool in tools_of_file(file)] for file in files}
+    loaded = [tool for names in verls.values() for tool in names]
+    own = OWN_TOOLS if loop_of(entry) in NAMED_TOOLS_LOOPS else ()
+    known = list(dict.fromkeys([*own, *loaded]))
+    names = known if entry.get("tool_names") is None else entry["tool_names"]
+    if not isinstance(names, list) or any(each not in known for each in names):
+        raise ValueError(f"tool_names={names!r}: want a list of {', '.join(known)}; correct it")
+    return [
+        *(ToolEntry(tool=each) for each in own if each in names and each not in loaded),
+        *(ToolEntry(verl=f, only=[n for n in there if n in names]) for f, there in verls.items()),
+    ]
+
+
+def specs_of(config: Mapping[str, Any], name: str, agent: str) -> dict[str, ToolSpec] | str:
+    """Name -> tool that the model of a source can call by name; or why they cannot be listed."""
+    loop = loop_of(entry_of(config, agent))
+    is_verls = agent == "tool_agent" or loop.endswith(".ToolAgentLoop")
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
-    if tools is None:
-        return {}  # its own check reports it
-    return _listed(_Listing(source, tools))
+    if tools is None or not (is_verls or loop in NAMED_TOOLS_LOOPS):
+        return {}  # the check of sections reports wrong settings of tools
+    is_own = sound_sources(config)[name].tools is not None
+    place = f"mixed.sources.{name}.tools" if is_own else f"source={name!r} with agent={agent!r}"
+    try:
+        entries = entries_of(config, name, agent)
+    except ValueError as error:
+        return f"{place}: {error}"
+    if not is_own and all(entry.tool for entry in entries):  # without an import of the toolbox
+        return {str(entry.tool): SPECS[str(entry.tool)] for entry in entries}
+    found = _listed(_Listing(entries, tools))
+    return f"{place}: {found}" if isinstance(found, str) else found
 
 
 class _Listing:
     """What a listing depends on; MCP servers are asked once in a process."""
 
-    def __init__(self, source: SourceConfig, tools: ToolConfig) -> None:
-        self.entries, self.tools = source.tools or [], tools
+    def __init__(self, entries: list[ToolEntry], tools: ToolConfig) -> None:
+        self.entries, self.tools = entries, tools
         self._key = "".join(entry.model_dump_json() for entry in self.entries)
 
     def __hash__(self) -> int:
@@ -108,14 +173,14 @@ def _listed(listing: _Listing) -> dict[str, ToolSpec] | str:
         return str(error)
 
 
-def is_native(config: Mapping[str, Any], source: SourceConfig) -> bool:
-    """Whether the agent of a source makes native tool calls."""
-    loops, _ = agent_loops(config)
-    return (loops or {}).get(source.agent or "", {}).get("_target_") == NATIVE_LOOP
-
-
-def uses_native_calls(config: Mapping[str, Any]) -> bool:
-    return any(is_native(config, source) for source in sound_sources(config).values())
+def native_agents(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(source, agent) of each agent that makes native tool calls."""
+    return [
+        (name, agent)
+        for name, agents in agents_of(config).items()
+        for agent in agents
+        if loop_of(entry_of(config, agent)) == NATIVE_LOOP
+    ]
 
 
 def uses_verls_calls(config: Mapping[str, Any]) -> bool:

@@ -49,7 +49,7 @@ REPLACING = "a run that replaces prompts"
 OURS = "an agent loop of this project or of your own"
 VERLS = "verl's tool_agent or an agent loop of your own"
 SEVERAL_TURNS = "an agent other than single_turn_agent"
-VERLS_TOOLS = "react_agent, native_agent, tool_agent or an agent loop of your own"
+VERLS_TOOLS = "an agent that calls tools by name, of a source without `tools`"
 NATIVE = "native_agent, verl's tool_agent or an agent loop of your own"
 TAGS = "an agent other than react_agent, native_agent and verl's, or a prompt with tags"
 CACHE = "a cache of tool results"
@@ -308,10 +308,12 @@ _SWITCHES = {
 """Keys below a key of the table that others read too, or that decide who reads."""
 
 
-def _has_agents(config: Mapping[str, Any], *kinds: str) -> bool:
-    """Whether a source uses loops of these kinds, or may use them because its rows name them."""
+def _has_agents(config: Mapping[str, Any], *kinds: str, with_tools: bool = True) -> bool:
+    """Whether a source uses loops of these kinds, or may use them because its rows name them; with
+    `with_tools=False`, a source that names no tools."""
     loops, _ = agent_loops(config)
-    agents = {source.agent for source in sound_sources(config).values() if source.takes_part}
+    sources = [source for source in sound_sources(config).values() if source.takes_part]
+    agents = {source.agent for source in sources if with_tools or source.tools is None}
     if loops is None or None in agents:
         return True
     return not {*kinds}.isdisjoint(_kind(str(agent), loops) for agent in agents)
@@ -406,8 +408,10 @@ _DERIVED: Mapping[str, tuple[Callable[[Mapping[str, Any]], bool], str]] = {
         f"{_AGENT}math_agent",
     ),
     VERLS_TOOLS: (
-        lambda config: _has_agents(config, "react_agent", "native_agent", "tool_agent", "others"),
-        f"{_AGENT}react_agent",
+        lambda config: _has_agents(
+            config, "react_agent", "native_agent", "tool_agent", "others", with_tools=False
+        ),
+        f"{_AGENT}react_agent mixed.sources.<name>.tools=null",
     ),
     CACHE: (
         lambda config: at(config, f"{TOOL_CONFIG}.cache.store") != "none",
