@@ -860,9 +860,9 @@ def test_the_advantage_divides_by_the_std_where_verl_says_so(run_environ: RunEnv
         ),
         (["mixed.deadlines.turn_s=30"], ["timeout=30 is not below mixed.deadlines.turn_s=30"]),
         (
-            ["++mixed.sources.nq.tools=[{tool: search, timeout: 300}]"],
+            ["++mixed.sources.math.tools=[{tool: search, timeout: 300}]"],
             [
-                "nq: 'search' with timeout=300 is not below mixed.deadlines.trajectory_s=300",
+                "math: 'search' with timeout=300 is not below mixed.deadlines.trajectory_s=300",
                 "this agent calls no tools by name",
             ],
         ),

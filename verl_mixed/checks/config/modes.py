@@ -182,6 +182,8 @@ def _own_limit_problems(mixed: MixedConfig) -> Iterator[str]:
     """Limits of single tools and judges that contradict one another or the deadlines."""
     owners: list[tuple[str, OwnLimits]] = []
     for name, source in mixed.sources.items():
+        if not source.takes_part:
+            continue
         with suppress(ValueError):  # a wrong reward, which the check of sources reports
             alone = mixed.model_copy(update={"sources": {name: source}})
             owners += [(f"mixed.sources.{name}", owner) for owner in own_limits_of(alone)]
