@@ -88,6 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
             print(printable(f"    {json.dumps(spec.parameters, ensure_ascii=False)}"))
         for entry in sources[name].tools or ():
             limits = entry.model_dump(exclude_defaults=True, exclude={"tool", "mcp", "verl"})
+            if limits.get("cwd") == os.getcwd():  # as without it
+                del limits["cwd"]
             if limits:
                 shown = ", ".join(f"{key}={value}" for key, value in limits.items())
                 print(printable(f"  {without_secrets(entry.target)}: {shown}"))

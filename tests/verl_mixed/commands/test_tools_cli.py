@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,10 +21,11 @@ pytestmark = pytest.mark.slow
 
 ORDERS = REPO_ROOT / "tests/fakes/orders.py"
 CALCULATES = "mixed.sources.math.agent=react_agent", "+mixed.sources.math.tools=[calculate]"
+LINES = f"{sys.executable} -S -I {REPO_ROOT / 'tests/fakes/mcp_lines.py'}"
 SHOP = (
     "mixed.sources.taco.agent=react_agent",
     f"+mixed.sources.taco.tools=[{{tool: '{ORDERS}:look_up', rate: 6000/min, slots: 2}}, "
-    f"'{ORDERS}:breaks', '{ORDERS}:Cart']",
+    f"'{ORDERS}:breaks', '{ORDERS}:Cart', {{mcp: '{LINES}', only: [echo], rate: 2/s}}]",
 )
 
 
@@ -57,20 +59,20 @@ def listed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, list[st
 
 @pytest.mark.usefixtures("planned_once")
 def test_json_has_the_schemas_of_each_source_that_takes_part(capsys: pytest.CaptureFixture[str]):
-    shop = ["look_up", "breaks", "cart"]
+    shop = ["look_up", "breaks", "cart", "echo"]
     assert listed(capsys, *CALCULATES, *SHOP) == {"taco": shop, "math": ["calculate"]}
     assert listed(capsys, *CALCULATES, *SHOP, "--source", "taco") == {"taco": shop}
 
 
-@pytest.mark.usefixtures("planned_once")
 def test_the_list_has_names_schemas_and_limits(capsys: pytest.CaptureFixture[str]):
     assert main(["tools", *CALCULATES, *SHOP]) == GOOD
     lines = capsys.readouterr().out.splitlines()
-    assert "source=taco agent=react_agent: 3 tools" in lines
+    assert "source=taco agent=react_agent: 4 tools" in lines
     assert "  look_up: Find an order." in lines
     (schema,) = [line for line in lines if '"enum": ["pieces", "boxes"]' in line]
     assert json.loads(schema)["required"] == ["order"]
     assert f"  {ORDERS}:look_up: rate=6000/min, slots=2" in lines
+    assert f"  {LINES}: only=['echo'], rate=2/s" in lines
 
 
 GLANCE = '''
