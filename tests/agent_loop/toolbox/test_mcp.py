@@ -436,7 +436,7 @@ def test_a_worker_that_is_killed_leaves_no_server(tmp_path, extra):
     finally:
         worker.send_signal(signal.SIGKILL)
         worker.communicate()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(map(runs, children)):
         assert time.monotonic() < deadline, "the server outlives its worker"
         time.sleep(0.02)

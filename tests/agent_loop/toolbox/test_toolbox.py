@@ -334,6 +334,7 @@ async def test_all_trajectories_start_their_state_in_one_order(tmp_path: Path):
 
 async def test_all_state_is_freed_if_the_trajectory_is_cancelled_while_the_first_is_freed():
     ended: list[str] = []
+    begun, may_end = asyncio.Event(), asyncio.Event()
 
     class Slow:
         def __init__(self, name: str) -> None:
@@ -343,7 +344,8 @@ async def test_all_state_is_freed_if_the_trajectory_is_cancelled_while_the_first
             return []
 
         async def close(self) -> None:
-            await asyncio.sleep(0.05)
+            begun.set()
+            await may_end.wait()
             ended.append(self._name)
 
     async def trajectory() -> None:
@@ -352,8 +354,10 @@ async def test_all_state_is_freed_if_the_trajectory_is_cancelled_while_the_first
             pass
 
     task = asyncio.ensure_future(trajectory())
-    await asyncio.sleep(0.02)
+    await begun.wait()
     task.cancel()
+    await asyncio.sleep(0)
+    may_end.set()
     await asyncio.wait([task])
     assert task.cancelled() and sorted(ended) == ["a", "b", "c"]
 
