@@ -66,7 +66,7 @@ async def opened(
     folder: Path, mcp: str = LINES, *, limiter: Limiter | None = None, **settings: Any
 ) -> AsyncIterator[Rig]:
     """The source of an entry, with its tools listed; `settings` are fields of the entry."""
-    tools = ToolConfig(server_url="http://unused", timeout=settings.pop("call_s", 20.0))
+    tools = ToolConfig(server_url="http://unused", timeout=settings.pop("call_s", 60.0))
     entry = ToolEntry(mcp=mcp, **settings)
     limits = partial(limited, tools=tools, mixed=mixed(folder))
     async with ToolClient(
@@ -104,7 +104,7 @@ def resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
     async with timeout(limit_s):
         while not condition():  # noqa: ASYNC110 (another process makes it true)
             await asyncio.sleep(0.005)

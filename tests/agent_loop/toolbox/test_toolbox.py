@@ -70,13 +70,13 @@ class Box:
 async def box(
     *entries: ToolEntry, url: str = "http://127.0.0.1:1", folder: Path | None = None
 ) -> AsyncIterator[Box]:
-    tools = ToolConfig(server_url=url, timeout=20.0)
+    tools = ToolConfig(server_url=url, timeout=60.0)
     sources = {"shop": {"ratio": 1, "tools": [each.model_dump() for each in entries]}}
     mixed = MixedConfig.model_validate(
         {"experiment": "x", "run_dir": str(folder or "/x"), "sources": sources}
     )
     limits = partial(limited, tools=tools, mixed=mixed)
-    async with ToolClient(url, limiter=None, timeout_s=20.0, limits=limits) as client:
+    async with ToolClient(url, limiter=None, timeout_s=60.0, limits=limits) as client:
         toolbox = toolbox_of(entries, client, topk=2)
         await toolbox.open()
         yield Box(client, toolbox)
@@ -365,8 +365,8 @@ async def test_all_state_is_freed_if_the_trajectory_is_cancelled_while_the_first
 async def test_a_tool_with_a_short_timeout_still_waits_for_its_rate_and_is_tried_again(
     tmp_path: Path,
 ):
-    hurried = entry("look_up", rate="600/min", timeout=4.0)
-    async with box(hurried, folder=tmp_path) as tools:  # the run's timeout is 20 s
+    hurried = entry("look_up", rate="600/min", timeout=20.0)
+    async with box(hurried, folder=tmp_path) as tools:  # the run's timeout is 60 s
         found = await asyncio.gather(*[tools.call("look_up", order="A1") for _ in range(4)])
     assert len(found) == 4
     async with box(entry("breaks", retry=1, timeout=4.0)) as tools:
