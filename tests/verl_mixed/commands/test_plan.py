@@ -403,7 +403,15 @@ def test_a_plan_needs_neither_ray_nor_torch(run_environ: RunEnviron, tmp_path: P
     mixture = tmp_path / "mixture.yaml"
     mixture.write_text("sources: {math: {ratio: 1}}")
 
-    done = command(run_environ, "--json", "--batches", "3", "--diff", str(mixture))
+    (tmp_path / "model").mkdir()
+    done = command(
+        run_environ | {"MODEL_PATH": str(tmp_path / "model")},
+        "--json",
+        "--batches",
+        "3",
+        "--diff",
+        str(mixture),
+    )
 
     assert (done.returncode, done.stderr) == (0, "[]\n")
     plan = json.loads(done.stdout)

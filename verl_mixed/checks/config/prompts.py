@@ -347,9 +347,11 @@ def chosen_format(config: Mapping[str, Any]) -> str | None:
     A demo's model that is not made yet writes Hermes' calls, which is also verl's own default.
     """
     needs_it = bool(native_agents(config))
+    if not needs_it and not uses_verls_calls(config):
+        return DEFAULT_FORMAT  # without the tokenizer, which takes seconds to load
     path = _model(config)
     tokenizer = _tokenizer(config, path) if path is not None else None
-    if tokenizer is None or not (needs_it or uses_verls_calls(config)):
+    if tokenizer is None:
         return None if needs_it and path is None else DEFAULT_FORMAT
     found = template_formats(tokenizer)
     if len(found) == 1:

@@ -133,7 +133,7 @@ def entries_of(config: Mapping[str, Any], name: str, agent: str) -> list[ToolEnt
 def specs_of(config: Mapping[str, Any], name: str, agent: str) -> dict[str, ToolSpec] | str:
     """Name -> tool that the model of a source can call by name; or why they cannot be listed."""
     loop = loop_of(entry_of(config, agent))
-    is_verls = agent == "tool_agent" or loop.endswith(".ToolAgentLoop")
+    is_verls = _is_verls_tool_agent(config, agent)
     tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
     if tools is None or not (is_verls or loop in NAMED_TOOLS_LOOPS):
         return {}  # the check of sections reports wrong settings of tools
@@ -184,9 +184,13 @@ def native_agents(config: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def uses_verls_calls(config: Mapping[str, Any]) -> bool:
-    """Whether a source has verl's `tool_agent`, or an agent that its rows name."""
-    agents = {source.agent for source in sound_sources(config).values()}
-    return bool(agents & {None, "tool_agent"})
+    """Whether a source, or one of its rows, has verl's `tool_agent` or a loop that inherits it."""
+    agents = {agent for named in agents_of(config).values() for agent in named}
+    return any(_is_verls_tool_agent(config, agent) for agent in agents)
+
+
+def _is_verls_tool_agent(config: Mapping[str, Any], agent: str) -> bool:
+    return agent == "tool_agent" or loop_of(entry_of(config, agent)).endswith(".ToolAgentLoop")
 
 
 def template_formats(tokenizer: Any) -> list[str]:
