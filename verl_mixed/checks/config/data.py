@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -195,6 +196,23 @@ def batches(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[dict[
         for batch in file.iter_batches(columns=list(columns), batch_size=BATCH_ROWS):
             yield row, batch.to_pylist()
             row += batch.num_rows
+
+
+def named_agents(path: str) -> list[tuple[str, str]]:
+    """(source, agent) pairs that the rows of a good file name, in the order of the rows."""
+    return _named_agents(path, os.stat(path).st_mtime_ns)
+
+
+@lru_cache(64)
+def _named_agents(path: str, _changed_ns: int) -> list[tuple[str, str]]:
+    columns, found = ["data_source", "agent_name"], dict[tuple[str, str], None]()
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(columns=columns, batch_size=BATCH_ROWS):
+            groups = (
+                pa.Table.from_batches([batch]).group_by(columns, use_threads=False).aggregate([])
+            )
+            found |= {(row["data_source"], row["agent_name"]): None for row in groups.to_pylist()}
+    return [(source, agent) for source, agent in found if agent]
 
 
 def media_columns(config: Mapping[str, Any], path: str) -> list[str]:

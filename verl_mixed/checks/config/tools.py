@@ -11,7 +11,7 @@ from agent_loop.tools.protocol import ToolError
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, SourceConfig, ToolConfig
 from config.tool_entries import OWN_TOOLS, ToolEntry
-from verl_mixed.checks.config.data import batches, sound_files
+from verl_mixed.checks.config.data import named_agents, sound_files
 from verl_mixed.checks.config.modes import VERLS_AGENTS
 from verl_mixed.run.sections import (
     FORMAT_KEY,
@@ -97,11 +97,9 @@ def agents_of(config: Mapping[str, Any], *, data: bool = True) -> dict[str, list
     of_rows = {name: found[name] for name, source in sources.items() if not source.agent}
     files = [*files_at(config, "data.train_files"), *files_at(config, "data.val_files")]
     for file in sound_files(files) if of_rows and data else ():
-        for _, rows in batches(file, ["data_source", "agent_name"]):
-            for row in rows:
-                agents, agent = of_rows.get(row["data_source"]), row["agent_name"]
-                if agents is not None and agent and agent not in agents:
-                    agents.append(agent)
+        for source, agent in named_agents(file):
+            if agent not in of_rows.get(source, [agent]):
+                of_rows[source].append(agent)
     return found
 
 
