@@ -23,7 +23,7 @@ FOR_A_CHECKOUT = (
 
 NOT_SOURCE = shutil.ignore_patterns(
     ".git", ".venv*", "runs", "data", "artefacts", "build", "dist", "*.egg-info", "__pycache__",
-    ".*_cache", ".hypothesis", ".cluster", "outputs", ".synced_*", ".mypy_cache",
+    ".cache", ".*_cache", ".hypothesis", ".cluster", "outputs", ".synced_*", ".mypy_cache",
 )  # fmt: skip
 
 BUILD = """
