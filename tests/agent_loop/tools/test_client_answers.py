@@ -296,8 +296,7 @@ async def test_a_cell_is_sent_again_only_after_a_whole_answer_that_it_was_not_ex
 
 async def test_a_cell_is_not_sent_to_another_server_when_the_first_one_hangs():
     async with running(["hang"]) as one, running(["hang"]) as two:
-        error = await outcome(
-            [one.url, two.url], CELL, timeout_s=3.0
-        )  # a busy server sees the call late
+        # a busy server sees the call late
+        error = await outcome([one.url, two.url], CELL, timeout_s=3.0)
     assert isinstance(error, ToolTimeout)
     assert len(one.seen) + len(two.seen) == 1

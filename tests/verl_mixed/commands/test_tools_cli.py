@@ -20,6 +20,7 @@ from verl_mixed.launch.plan import Plan, make_plan
 pytestmark = pytest.mark.slow
 
 ORDERS = REPO_ROOT / "tests/fakes/orders.py"
+VERLS = REPO_ROOT / "tests/fakes/verls_function.py"
 CALCULATES = "mixed.sources.math.agent=react_agent", "+mixed.sources.math.tools=[calculate]"
 LINES = f"{sys.executable} -S -I {REPO_ROOT / 'tests/fakes/mcp_lines.py'}"
 SHOP = (
@@ -75,43 +76,28 @@ def test_the_list_has_names_schemas_and_limits(capsys: pytest.CaptureFixture[str
     assert f"  {LINES}: only=['echo'], rate=2/s" in lines
 
 
-GLANCE = '''
-from verl.tools.function_tool import function_tool
-
-@function_tool
-def glance_at(thing: str) -> str:
-    """Look shortly.
-
-    Args:
-        thing: what
-    """
-    return f"a {thing}"
-'''
-
-
 @pytest.mark.usefixtures("planned_once")
 def test_verl_s_tools_and_those_of_agents_that_the_rows_name_are_listed_and_called(
-    run_environ: RunEnviron, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_environ: RunEnviron, capsys: pytest.CaptureFixture[str]
 ):
-    (tmp_path / "t.py").write_text(GLANCE)
     write_source(Path(run_environ["TRAIN_FILES"].split(",")[0]), "math", 12, agent="react_agent")
     words = [
         "mixed.sources.math.agent=null",  # the validation rows name math_agent
         "mixed.sources.taco.agent=tool_agent",
-        "++agent_loops.react_agent.tool_names=[calculate,glance_at]",
-        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={tmp_path / 't.py'}",
+        "++agent_loops.react_agent.tool_names=[calculate,glance]",
+        f"actor_rollout_ref.rollout.multi_turn.function_tool_path={VERLS}",
     ]
-    call = ["--source", "math", "--call", "glance_at", '{"thing": "tree"}']
+    call = ["--source", "math", "--call", "glance", '{"thing": "tree"}']
     assert main(["tools", *words]) == GOOD
     lines = capsys.readouterr().out.splitlines()
     assert main(["tools", *words, *call]) == GOOD
     assert capsys.readouterr().out == "a tree\n"
     assert [line for line in lines if not line.startswith("    ")] == [
         "source=taco agent=tool_agent: 1 tools",
-        "  glance_at: Look shortly.",
+        "  glance: Look shortly.",
         "source=math agent=react_agent: 2 tools",
         f"  calculate: {SPECS['calculate'].description}",
-        "  glance_at: Look shortly.",
+        "  glance: Look shortly.",
         "source=math agent=math_agent: its model calls no tools by name",
     ]
 
