@@ -47,8 +47,8 @@ HALT_S, HALT_ROUND_S = 1.0, 0.003
 runs."""
 
 QUIET_ROUNDS = 5
-"""Looks in a row that must find all stopped: the kernel's list of children may lack one while
-another one ends."""
+"""Looks in a row that must find the same processes, all stopped: one that ends during a look may
+have handed its memory on to a child that is not in the kernel's list yet."""
 
 MANY_FORKS, FORK_S = 100, 0.0001
 """A program that ignores SIGCHLD is not charged for the processor time of its children. It is taken
@@ -334,18 +334,20 @@ def memory_bytes(pid: int) -> int:
 def _exceeds(pid: int, limit: int) -> bool:
     """Whether a process and its descendants have more bytes of memory than `limit`.
 
-    A process may hand its memory on to a child and end before it is looked at. If what ended might
-    be above the limit, all are halted and looked at again. Programs can notice that, so it is not
-    done at each look.
+    A process may hand its memory on to a child and end before it is looked at. If what ended or
+    began meanwhile might be above the limit, all are halted and looked at again. Programs can
+    notice that, so it is not done at each look.
 
     Raises:
         PermissionError: the processes do not stay halted.
     """
     before = {each: _resident_bytes(each) for each in descendants(pid)}
     size = memory_bytes(pid)
-    left = {*descendants(pid)}
-    ended = sum(resident for each, resident in before.items() if each not in left)
-    if size > limit or size + ended <= limit:
+    after = {each: _resident_bytes(each) for each in descendants(pid)}
+    ended = {each for each in before if before[each] < after.get(each, 0.0) == math.inf}
+    changed = (before.keys() ^ after.keys()) | ended
+    moved = sum({**after, **before}[each] for each in changed)
+    if size > limit or size + moved <= limit:
         return size > limit
     return _halted_bytes(pid) > limit
 
@@ -354,7 +356,7 @@ def _resident_bytes(pid: int) -> float:
     """Memory of a process, with what it shares; infinite if it has ended already."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
+            return int(file.read().split()[1]) * _PAGE_BYTES or math.inf
     except OSError:
         return math.inf
 
@@ -366,14 +368,17 @@ def _halted_bytes(pid: int) -> int:
         PermissionError: they do not stay stopped, because they wake each other.
     """
     stopped = dict[int, int]()  # pid: pidfd
-    until, quiet_rounds = time.monotonic() + HALT_S, 0
+    until, quiet_rounds, before = time.monotonic() + HALT_S, 0, list[int]()
     with ExitStack() as at_end:
         while time.monotonic() < until:
-            moving = _moving(pid, stopped)
-            quiet_rounds = 0 if moving else quiet_rounds + 1
+            present = [*descendants(pid)]
+            moving = _moving(present, stopped)
+            quiet_rounds = 0 if moving or present != before else quiet_rounds + 1
+            before = present
             if quiet_rounds >= QUIET_ROUNDS:
                 size = memory_bytes(pid)
-                if not _moving(pid, stopped):
+                after = [*descendants(pid)]
+                if after == present and not _moving(after, stopped):
                     return size
             new = dict[int, int]()
             for each in moving:
@@ -392,10 +397,10 @@ def _halted_bytes(pid: int) -> int:
         raise PermissionError("processes that wake each other")
 
 
-def _moving(pid: int, stopped: Container[int]) -> list[int]:
-    """The descendants of a process that run, or will as soon as they are woken."""
+def _moving(pids: Sequence[int], stopped: Container[int]) -> list[int]:
+    """Those of these processes that run, or will as soon as they are woken."""
     moving = list[int]()
-    for each in descendants(pid):
+    for each in pids:
         with suppress(OSError):
             state = _stat(f"/proc/{each}/stat")[0]
             if state not in b"TtZX" and (state != b"D" or each not in stopped):
