@@ -344,10 +344,10 @@ def _exceeds(pid: int, limit: int) -> bool:
     before = {each: _resident_bytes(each) for each in descendants(pid)}
     size = memory_bytes(pid)
     after = {each: _resident_bytes(each) for each in descendants(pid)}
-    ended = {each for each in before if before[each] < after.get(each, 0.0) == math.inf}
-    changed = (before.keys() ^ after.keys()) | ended
-    moved = sum({**after, **before}[each] for each in changed)
-    if size > limit or size + moved <= limit:
+    known, changed = {**after, **before}, before.keys() ^ after.keys()
+    # and what has ended, but is not reaped yet
+    changed |= {each for each in before if before[each] < after.get(each, 0.0) == math.inf}
+    if size > limit or size + sum(known[each] for each in changed) <= limit:
         return size > limit
     return _halted_bytes(pid) > limit
 
@@ -368,18 +368,17 @@ def _halted_bytes(pid: int) -> int:
         PermissionError: they do not stay stopped, because they wake each other.
     """
     stopped = dict[int, int]()  # pid: pidfd
-    until, quiet_rounds, before = time.monotonic() + HALT_S, 0, list[int]()
+    until, quiet_rounds, before, size = time.monotonic() + HALT_S, 0, list[int](), 0
     with ExitStack() as at_end:
         while time.monotonic() < until:
             present = [*descendants(pid)]
             moving = _moving(present, stopped)
             quiet_rounds = 0 if moving or present != before else quiet_rounds + 1
             before = present
-            if quiet_rounds >= QUIET_ROUNDS:
-                size = memory_bytes(pid)
-                after = [*descendants(pid)]
-                if after == present and not _moving(after, stopped):
-                    return size
+            if quiet_rounds > QUIET_ROUNDS:
+                return size
+            if quiet_rounds == QUIET_ROUNDS:
+                size = memory_bytes(pid)  # good if the next look finds the same
             new = dict[int, int]()
             for each in moving:
                 if each not in stopped:
