@@ -22,8 +22,9 @@ FOR_A_CHECKOUT = (
 """What the two scripts need, which are not in a wheel."""
 
 NOT_SOURCE = shutil.ignore_patterns(
-    ".git", ".venv*", "runs", "data", "artefacts", "build", "dist", "*.egg-info", "__pycache__",
-    ".cache", ".*_cache", ".hypothesis", ".cluster", "outputs", ".synced_*", ".mypy_cache",
+    ".git", ".venv*", "runs", "logs", "data", "artefacts", "build", "dist", "*.egg-info",
+    "__pycache__", ".cache", ".*_cache", ".hypothesis", ".cluster", "outputs", ".synced_*",
+    ".mypy_cache",
 )  # fmt: skip
 
 BUILD = """

@@ -304,6 +304,10 @@ def test_every_link_of_a_page_leads_somewhere(page: str) -> None:
     assert wrong == []
 
 
+MADE_LATER = ("runs/", "logs/", "data/", "artefacts/", "build/", "dist/", "wandb/")
+"""Folders that a checkout does not have until something has run in it."""
+
+
 def test_every_file_of_the_repository_that_a_page_names_exists() -> None:
     folders = "|".join(
         path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] != "."
@@ -311,7 +315,7 @@ def test_every_file_of_the_repository_that_a_page_names_exists() -> None:
     wrong = []
     for quote in ALL:
         for name in re.findall(rf"(?<![\w./~<>-])(?:{folders})/[\w./*-]*", quote.text):
-            if name.startswith(("runs/", "data/", "artefacts/", "build/", "dist/", "wandb/")):
+            if name.startswith(MADE_LATER):
                 continue
             if not list(ROOT.glob(name.rstrip("./").partition("::")[0] or name)):
                 wrong.append(f"{quote.page}: {name}")
