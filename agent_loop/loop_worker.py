@@ -38,7 +38,7 @@ from agent_loop.seeds import seed_from
 from agent_loop.toolbox.verls import client_of_trajectory, through_client
 from agent_loop.tools.client import shared_client
 from agent_loop.tools.protocol import ToolError
-from agent_loop.turn_agent_loop import TurnAgentLoop, judged_output
+from agent_loop.turn_agent_loop import TurnAgentLoop, check_rows, judged_outputs
 from agent_loop.turns.engine_client import (
     EngineTurn,
     RecordingClient,
@@ -48,7 +48,7 @@ from agent_loop.turns.engine_client import (
     seeds_of_trajectory,
     turns_of_trajectory,
 )
-from agent_loop.turns.foreign_loop import add_routes, late_rollout, pass_on, rollout_of
+from agent_loop.turns.foreign_loop import add_routes, late_rollout, pass_on, rollouts_of
 from agent_loop.turns.loop_settings import ROUTE_KEYS, settings_of
 from agent_loop.turns.observation_style import codec_of
 from agent_loop.turns.trajectory import StopReason, Trajectory
@@ -135,8 +135,9 @@ class MixedAgentLoopWorker(_VerlWorker):
         """Reward of a greedy trajectory; None if it was lost or is masked."""
         row |= {"session_id": "greedy"}
         with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
-            output = await self._run(sampling_params, trajectory, row)
-        return output.reward_score if any(output.response_mask) else None
+            outputs = await self._run(sampling_params, trajectory, row)
+        is_judged = any(any(output.response_mask) for output in outputs)
+        return outputs[-1].reward_score if is_judged else None
 
     async def _run_agent_loop(
         self,
@@ -150,20 +151,25 @@ class MixedAgentLoopWorker(_VerlWorker):
         with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
             before = lag.now()
             await self.settings.starts.enter()
-            output = await self._run(sampling_params, trajectory, row)
-            output.extra_fields["mixed"]["loop_lag_s"] = lag.since(before)
+            outputs = await self._run(sampling_params, trajectory, row)
+            lag_s = lag.since(before)
+            for output in outputs:
+                output.extra_fields["mixed"]["loop_lag_s"] = lag_s
             if (baseline := self._baselines.get(row["uid"])) is not None:
                 waits_for("baseline")
-                output.extra_fields["reward_baseline"] = await asyncio.shield(baseline)
+                reward = await asyncio.shield(baseline)
+                for output in outputs:
+                    output.extra_fields["reward_baseline"] = reward
             waits_for("transfer queue")
             row.pop("agent_name")
-            self._written[row["uid"]].append(f"{row['uid']}_{row['session_id']}_0")
-            await self._agent_loop_postprocess(output, trajectory["validate"], **row)
+            session = f"{row['uid']}_{row['session_id']}"
+            self._written[row["uid"]] += [f"{session}_{place}" for place in range(len(outputs))]
+            await self._agent_loop_postprocess(outputs, trajectory["validate"], **row)
 
     async def _run(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], row: dict[str, Any]
-    ) -> AgentLoopOutput:
-        """Run one trajectory of a row, with its record of engine requests and its seeds."""
+    ) -> list[AgentLoopOutput]:
+        """Run one session of a row, with its record of engine requests and its seeds."""
         agent_name = row["agent_name"]
         row = {name: value for name, value in row.items() if name != "agent_name"}
         turns: list[EngineTurn] = []
@@ -171,11 +177,12 @@ class MixedAgentLoopWorker(_VerlWorker):
         faults_token = faults_of_trajectory.set([])
         seeds_token = seeds_of_trajectory.set(self._seeds_of(trajectory, row))
         try:
-            output = await self._host(agent_name, sampling_params, row, turns)
-            if self._route_shape is not None and output.routed_experts is None:
-                ids = output.prompt_ids + output.response_ids
-                output.routed_experts = routes_of(turns, ids, self._route_shape)
-            return output
+            outputs = await self._host(agent_name, sampling_params, row, turns)
+            for output in outputs:
+                if self._route_shape is not None and output.routed_experts is None:
+                    ids = output.prompt_ids + output.response_ids
+                    output.routed_experts = routes_of(turns, ids, self._route_shape)
+            return outputs
         finally:
             turns_of_trajectory.reset(token)
             seeds_of_trajectory.reset(seeds_token)
@@ -199,29 +206,32 @@ class MixedAgentLoopWorker(_VerlWorker):
         sampling_params: dict[str, Any],
         row: dict[str, Any],
         turns: list[EngineTurn],
-    ) -> AgentLoopOutput:
-        """Run a loop. The output has reward and record, also if the loop raises."""
+    ) -> list[AgentLoopOutput]:
+        """Run a loop. The outputs have reward and record, also if the loop raises."""
         settings, source = self.settings, row["data_source"]
         tools: Any = None  # not needed for a lost trajectory, which gets no reward
         try:
             loop = self._make_loop(agent_name)
             if isinstance(loop, TurnAgentLoop):  # has deadlines, reward and record itself
-                return await loop.run(sampling_params, **row)
+                own = await loop.run(sampling_params, **row)
+                return own if isinstance(own, list) else [own]
             tools = (await shared_client(settings.tools, settings.mixed)).for_source(source)
             client_of_trajectory.set(tools)
-            rollout = await self._run_foreign(loop, sampling_params, row, turns)
+            rollouts = await self._run_foreign(loop, sampling_params, row, turns)
             if self._route_shape is not None:
-                add_routes(rollout, turns, self._route_shape, source)
+                for rollout in rollouts:
+                    add_routes(rollout, turns, self._route_shape, source)
         except Exception as error:
-            rollout = self._lost(error)
+            rollouts = [self._lost(error)]
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
-            rollout = self._lost(error)  # not the loop was cancelled, but something inside it
+            rollouts = [self._lost(error)]  # not the loop was cancelled, but something inside it
         version = current_version(self.llm_client, row)
-        output = await judged_output(rollout, row, tools, settings, version)
-        pass_on(rollout, output)
-        return output
+        judged = await judged_outputs(rollouts, row, tools, settings, version)
+        for rollout, output in judged:
+            pass_on(rollout, output)
+        return [output for _, output in judged]
 
     async def _run_foreign(
         self,
@@ -229,8 +239,8 @@ class MixedAgentLoopWorker(_VerlWorker):
         sampling_params: dict[str, Any],
         row: dict[str, Any],
         turns: list[EngineTurn],
-    ) -> Rollout:
-        """Run another project's loop. At the deadline it is ended, and the trajectory is lost."""
+    ) -> list[Rollout]:
+        """Run another project's loop. At the deadline it is ended, and the session is lost."""
         settings, source = self.settings, row["data_source"]
         codec = codec_of(self.tokenizer)
         budget = settings.budget_of(source, row.get("step_deadline"))
@@ -243,16 +253,13 @@ class MixedAgentLoopWorker(_VerlWorker):
             running.cancel()
             await asyncio.wait([running])
         if not done:
-            return late_rollout(turns, codec, budget)
+            return [late_rollout(turns, codec, budget)]
         output = running.result()
         if faults := faults_of_trajectory.get():
             raise faults[0]  # the loop caught it, and went on without the answer
-        if isinstance(output, list):
-            raise TypeError(
-                f"the loop of source={source} returned {len(output)} outputs for one trajectory: "
-                "each would be counted as a trajectory of the group; merge them into one output"
-            )
-        return rollout_of(output, turns, codec, settings, source)
+        outputs = output if isinstance(output, list) else [output]
+        check_rows(type(loop), len(outputs), source)
+        return rollouts_of(outputs, turns, codec, settings, source)
 
     def _make_loop(self, agent_name: str) -> Any:
         if agent_name not in _agent_loop_registry:

@@ -1,14 +1,17 @@
 """Base classes of agent loops: connect `turn_loop` with verl's engine, chat template and rewards.
 
 verl adapter: `AgentLoopBase` (experimental/agent_loop/agent_loop.py at 0.9.1). A user's own loop is
-a subclass of `TaggedAgentLoop` that has a list of actions and a method which runs one. verl makes
-an instance for each trajectory. What takes long to make is shared by all trajectories of the
-process (`agent_loop.turns.loop_settings`).
+a subclass of `TaggedAgentLoop` that has a list of actions and a method which runs one. A loop that
+holds several conversations in one session (a compacted context, a sub-agent) overrides
+`conversations`. verl makes an instance for each session. What takes long to make is shared by all
+sessions of the process (`agent_loop.turns.loop_settings`).
 """
 
 import json
+import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -19,7 +22,12 @@ from agent_loop.prompts import with_system_text
 from agent_loop.toolbox.own import Interpreter
 from agent_loop.tools.client import ToolClient, shared_client
 from agent_loop.tools.protocol import ToolBackend, ToolTimeout
-from agent_loop.turns.engine_client import current_version, weight_versions
+from agent_loop.turns.engine_client import (
+    current_version,
+    request_of,
+    turns_of_trajectory,
+    weight_versions,
+)
 from agent_loop.turns.judging import COMMON_PARTS, judge
 from agent_loop.turns.loop_settings import STRING_STOPS, LoopSettings, settings_of
 from agent_loop.turns.observation_style import (
@@ -51,6 +59,10 @@ class TurnAgentLoop(AgentLoopBase):
     """Client of the tool server, shared in the process: limiter, slots, retries, cache."""
 
     settings: LoopSettings
+
+    several_rows: ClassVar[bool] = False
+    """Whether a session may be several rows. `verl-mixed check` then refuses settings in which the
+    gradient would depend on how a session is cut; see docs/masks.md."""
 
     def __init__(
         self,
@@ -105,17 +117,36 @@ class TurnAgentLoop(AgentLoopBase):
         tools = self.settings.tools
         return tools.start_state_marker, tools.end_state_marker
 
-    async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
+    async def conversations(self, messages: list[dict[str, Any]]) -> list[Rollout]:
+        """The conversations of a session, each of which is a row; the last one answers.
+
+        By default there is one. A loop with several overrides this method, calls `converse` for
+        each, and sets `several_rows`.
+
+        Args:
+            messages: of the prompt.
+        """
+        return [await self.converse(messages)]
+
+    # verl's worker takes a list too (`_agent_loop_postprocess`), its base class does not say so.
+    async def run(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, sampling_params: dict[str, Any], **row: Any
+    ) -> AgentLoopOutput | list[AgentLoopOutput]:
+        """One output, or a list of them, one for each row of the session."""
         settings, source = self.settings, row["data_source"]
         client = await shared_client(settings.tools, settings.mixed)
         self.client = client.for_source(source)
         try:
             await self._begin_in_time(row)
-            rollout = await self._rollout(sampling_params, row)
+            self._begin_session(sampling_params, row)
+            rollouts = await self.conversations(self._messages(row["raw_prompt"]))
         finally:
             await self.end()
         version = current_version(self.server_manager, row)
-        return await judged_output(rollout, row, self.client, settings, version)
+        check_rows(type(self), len(rollouts), source)
+        judged = await judged_outputs(rollouts, row, self.client, settings, version)
+        outputs: list[AgentLoopOutput] = [output for _, output in judged]
+        return outputs if len(outputs) > 1 else outputs[0]
 
     async def _begin_in_time(self, row: Mapping[str, Any]) -> None:
         budget = self.settings.budget_of(row["data_source"], row.get("step_deadline"))
@@ -132,28 +163,61 @@ class TurnAgentLoop(AgentLoopBase):
                 "example start(row) of a class, or raise the deadline"
             ) from error
 
-    async def _rollout(self, sampling_params: dict[str, Any], row: Mapping[str, Any]) -> Rollout:
-        settings, source = self.settings, row["data_source"]
-        extras = json.loads(row["extra_info"].get("extras") or "{}")
-        messages = self._messages(row["raw_prompt"])
-        engine = _Engine(self, settings.sampling_of(source, sampling_params))
+    def _begin_session(self, sampling_params: dict[str, Any], row: Mapping[str, Any]) -> None:
+        self._source = row["data_source"]
+        self._extras = json.loads(row["extra_info"].get("extras") or "{}")
+        self._engine = _Engine(self, self.settings.sampling_of(self._source, sampling_params))
+        self._budget = self.settings.budget_of(self._source, row.get("step_deadline"))
+        self._ends = time.monotonic() + self._budget.timeout_s
+        self._turns_left = self._budget.max_turns
+
+    async def converse(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        cause: str = "",
+        act: Callable[[Action], Awaitable[Observation]] | None = None,
+        max_turns: int | None = None,
+        response_length: int | None = None,
+    ) -> Rollout:
+        """Hold one conversation with the model, to its end.
+
+        The turns of all conversations of a session count together, and all have one deadline.
+
+        Args:
+            messages: of the prompt; the list is the conversation's own.
+            cause: why this conversation began; see `Rollout.cause`.
+            act: runs an action in place of the method `act`.
+            max_turns: generations of this conversation, if fewer than those that are left.
+            response_length: tokens of its response, if fewer than the source's.
+        """
+        own, extras = self._budget, self._extras
+        budget = replace(
+            own,
+            max_turns=min(self._turns_left, max_turns or self._turns_left),
+            response_length=min(own.response_length, response_length or own.response_length),
+            timeout_s=self._ends - time.monotonic(),
+        )
 
         async def environment(action: Action) -> Observation:
-            return await self.act(action, extras)
+            return await (self.act(action, extras) if act is None else act(action))
 
         codec = codec_of(self.tokenizer)
         prompt_ids = self._prompt_ids(messages)
-        language, style = self.dialogue(codec, source, messages, prompt_ids)
-        return await run_turns(
+        language, style = self.dialogue(codec, self._source, messages, prompt_ids)
+        rollout = await run_turns(
             prompt_ids=prompt_ids,
-            generate=engine.generate,
+            generate=self._engine.generate,
             environment=environment,
             language=language,
             style=style,
             codec=codec,
-            budget=settings.budget_of(source, row.get("step_deadline")),
+            budget=budget,
             filler_id=self.tokenizer.eos_token_id,
         )
+        self._turns_left -= len(rollout.turns)
+        rollout.cause = cause
+        return rollout
 
     def dialogue(
         self,
@@ -276,6 +340,7 @@ class _Engine:
             log_probs=output.log_probs or [],
             min_global_steps=oldest,
             max_global_steps=newest,
+            request=request_of(output),
         )
 
     def _stop_params(self, stop: Stop) -> dict[str, Any]:
@@ -309,28 +374,90 @@ class JudgedOutput(AgentLoopOutput):
         return fields
 
 
-async def judged_output(
-    rollout: Rollout,
+def check_rows(kind: type, rows: int, source: str) -> None:
+    """Refuse several rows of a loop that does not say that it may return them.
+
+    Raises:
+        TypeError: the class has no `several_rows = True`.
+    """
+    if rows > 1 and not getattr(kind, "several_rows", False):
+        raise TypeError(
+            f"the loop of source={source} returned {rows} outputs for one session, and "
+            f"{kind.__name__} does not say that it may; set several_rows = True in the class, so "
+            "that `verl-mixed check` refuses settings in which the rows of a session cannot be "
+            "weighted"
+        )
+
+
+async def judged_outputs(
+    rollouts: Sequence[Rollout],
     row: Mapping[str, Any],
     tools: ToolBackend,
     settings: LoopSettings,
     version: int,
-) -> JudgedOutput:
-    """Compute the reward of a trajectory, log an error of its loop, and return verl's output.
+) -> list[tuple[Rollout, JudgedOutput]]:
+    """Compute the reward of a session, log an error of its loop, and make verl's outputs.
+
+    The last row answers, and all rows get its reward. A fault in one row loses the whole session.
+    Rows without a token of the model are left out, except for the last one.
 
     Args:
-        version: current version of the weights, for a trajectory without a turn.
+        rollouts: the rows of the session, at least one.
+        version: current version of the weights, for a row without a turn.
     """
-    source = row["data_source"]
-    parts = await judge(rollout, row, settings, tools)
+    source, last = row["data_source"], rollouts[-1]
+    if (lost := next((each for each in rollouts if each.is_lost), None)) is not None:
+        _lose_as(last, lost)
+    parts = await judge(last, row, settings, tools)
     on_truncated = settings.on_truncated_of(source)
-    if on_truncated == "mask" and rollout.stop_reason in TRUNCATED:
-        rollout.trajectory.without_gradient()
-    oldest, newest = rollout.weight_versions or (version, version)
-    if rollout.loop_error is not None:
+    is_masked = on_truncated == "mask" and last.stop_reason in TRUNCATED
+    if last.loop_error is not None:
         row_id = row["extra_info"]["row_id"]
-        settings.log_loop_error(source, row_id, rollout.fault or "", rollout.loop_error)
-    trajectory = rollout.trajectory
+        settings.log_loop_error(source, row_id, last.fault or "", last.loop_error)
+    kept = [each for each in rollouts if each is last or any(turn.tokens for turn in each.turns)]
+    for each in kept:
+        each.stop_reason = last.stop_reason  # a record says how its session ended
+        if last.is_lost:
+            _lose_as(each, last)
+        elif is_masked:
+            each.trajectory.without_gradient()
+    requests = turns_of_trajectory.get()
+    facts = {
+        "reward_parts": parts,
+        "state_masking": settings.tools.state_masking,
+        "on_truncated": on_truncated,
+        "rows": len(kept),
+        "requests": None if requests is None else len(requests),
+    }
+    outputs: list[tuple[Rollout, JudgedOutput]] = []
+    for each in kept:
+        own = {**facts, "parent": _place_of(each.parent, kept)}
+        outputs.append((each, _output_of(each, own, settings, version)))
+    return outputs
+
+
+def _lose_as(rollout: Rollout, other: Rollout) -> None:
+    """Lose a row to the fault of another row of its session."""
+    if rollout is not other:
+        rollout.lose(other.fault_tool, other.fault or "", other.stop_reason)
+        rollout.loop_error = other.loop_error
+        rollout.trajectory.without_gradient()
+
+
+def _place_of(parent: Rollout | None, rows: Sequence[Rollout]) -> int | None:
+    return next((place for place, each in enumerate(rows) if each is parent), None)
+
+
+def _output_of(
+    rollout: Rollout, facts: Mapping[str, Any], settings: LoopSettings, version: int
+) -> JudgedOutput:
+    """verl's output of one row.
+
+    Args:
+        facts: of its session, with the parts of the reward.
+    """
+    parts, trajectory = facts["reward_parts"], rollout.trajectory
+    oldest, newest = rollout.weight_versions or (version, version)
     return JudgedOutput(
         prompt_ids=trajectory.prompt_ids,
         response_ids=trajectory.response_ids,
@@ -346,12 +473,7 @@ async def judged_output(
         mixed_texts=pack(texts_of(rollout)),
         extra_fields={
             "reward_extra_info": {name: parts[name] for name in COMMON_PARTS},
-            "mixed": facts_of(rollout)
-            | {
-                "reward_parts": parts,
-                "state_masking": settings.tools.state_masking,
-                "on_truncated": on_truncated,
-            },
+            "mixed": {**facts_of(rollout), **facts},
             "min_global_steps": oldest,
             "max_global_steps": newest,
         },

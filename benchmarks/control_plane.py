@@ -6,7 +6,7 @@
 
 verl's `fit` runs: with `MixedSyncTrainer`, and with verl's own `PPOTrainerSync`. Real are: both
 trainers, both replay buffers, TransferQueue under Ray, the output path of the loop workers (verl's
-`_agent_loop_postprocess`, this project's `judged_output`), the ledger, trajectory files and audit.
+`_agent_loop_postprocess`, this project's `judged_outputs`), the ledger, trajectory files and audit.
 Stand-ins are: the dataset (rows in memory), the engine (a trajectory ends after a lognormal time,
 the slowest after 20 times the median), and the training processes (they write log-probs and wait).
 Tokens are drawn once for `TEMPLATES` trajectories, of which every trajectory is a copy.
@@ -357,7 +357,9 @@ async def output_of(config: DictConfig, row: dict[str, Any], number: int, mixed:
     try:
         settings = ours("agent_loop.turns.loop_settings", "agent_loop.loop_settings", "settings_of")
         version = [0] if IS_1_0 else 0
-        return await module.judged_output(rollout, row, None, settings(config), version)
+        if hasattr(module, "judged_output"):  # before a session could be several rows
+            return await module.judged_output(rollout, row, None, settings(config), version)
+        return (await module.judged_outputs([rollout], row, None, settings(config), version))[0][1]
     finally:
         module.judge = judging
 

@@ -46,7 +46,7 @@ from samplers.faults import GroupFaults, SourceStarved, fault_of, trained_tokens
 from samplers.lead import FlightTimes, Lead, lead_of, to_start
 from samplers.ledger import Outcome
 from samplers.queue_view import QueueView
-from samplers.uid import group_of, prompt_of
+from samplers.uid import group_of, prompt_of, session_of
 
 UNBOUNDED = 50
 """Factor for sources without a bound on their staleness. If all open groups are trained within n
@@ -259,12 +259,14 @@ class _ExactQuotas(QueueView):
         """uid -> the filter's metric of its valid trajectories."""
         metrics: dict[str, list[float]] = {uid: [] for uid in uids}
         name = self.filter_groups_metric
-        for key, fields, is_trained in _outcomes(partition_id, self._keys_of(partition_id, uids)):
+        for session, fields, is_trained in _outcomes(
+            partition_id, self._keys_of(partition_id, uids)
+        ):
             if is_trained:
                 of_reward = name == FILTER_GROUPS_REWARD_METRIC
                 parts = fields["mixed"]["reward_parts"]
                 metric = parts["score"] if of_reward else fields["reward_extra_info"][name]
-                metrics[group_of(key)].append(float(metric))
+                metrics[group_of(session)].append(float(metric))
         return metrics
 
     def _terminal_eviction_reasons(self, global_steps: int, partition_id: str) -> Any:
@@ -299,12 +301,12 @@ class _ExactQuotas(QueueView):
         if not dropped:
             return
         keys = self._keys_of(partition_id, dropped)
-        sizes = Counter(map(group_of, keys))
+        sizes = Counter(map(group_of, {session_of(key) for key in keys}))
         faults: dict[str, list[str]] = {uid: [] for uid in sizes}
-        for key, fields, is_trained in _outcomes(partition_id, keys):
+        for session, fields, is_trained in _outcomes(partition_id, keys):
             record = fields["mixed"]
             if not is_trained and record["fault"] is not None:  # its first token was not late
-                faults[group_of(key)].append(fault_of(record))
+                faults[group_of(session)].append(fault_of(record))
         for uid, own in faults.items():
             source, _ = prompt_of(uid)
             self._losses.append(
@@ -534,7 +536,7 @@ class MixedReplayBufferAsync(_ExactQuotas, ReplayBufferAsync):
 
 
 def _outcomes(partition_id: str, keys: list[str]) -> Iterator[tuple[str, dict[str, Any], bool]]:
-    """(key, its `extra_fields`, whether it has a token with mask 1) of trajectories."""
+    """(session, `extra_fields` of a row of it, whether it has a token with mask 1) of rows."""
     if not keys:
         return
     column = _read(partition_id, keys, "extra_fields")
@@ -543,8 +545,12 @@ def _outcomes(partition_id: str, keys: list[str]) -> Iterator[tuple[str, dict[st
         {key: own["mixed"] for key, own in fields.items()},
         lambda older: _read(partition_id, older, "response_mask"),
     )
-    for key, own in fields.items():
-        yield key, own, trained[key] > 0
+    tokens = Counter[str]()
+    for key, count in trained.items():
+        tokens[session_of(key)] += count
+    of_sessions = {session_of(key): own for key, own in fields.items()}
+    for session, own in of_sessions.items():
+        yield session, own, tokens[session] > 0
 
 
 def _read(partition_id: str, keys: list[str], field: str) -> Any:

@@ -15,8 +15,13 @@ def make_uid(source: str, draw: int) -> str:
 
 
 def group_of(key: str) -> str:
-    """uid of the group of a trajectory; verl's keys are `<uid>_<session>_<index>`."""
+    """uid of the group of a row; verl's keys are `<uid>_<session>_<index>`."""
     return key.split("_", 1)[0]
+
+
+def session_of(key: str) -> str:
+    """`<uid>_<session>` of a row, which all rows of its session share."""
+    return key.rsplit("_", 1)[0]
 
 
 @lru_cache(maxsize=2**16)

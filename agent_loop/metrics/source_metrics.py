@@ -5,7 +5,7 @@ A mean over all sources hides which source improved, so every metric here belong
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from agent_loop.metrics.intervals import half_width95
 from agent_loop.turns.trajectory import TRUNCATED, StopReason
+from samplers.uid import session_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTrajectory:
-    """One trajectory of a trained batch: facts, no tokens and no texts."""
+    """One row of a trained batch, or a session of several: facts, no tokens and no texts."""
 
     key: str
     """verl's key, `<uid>_<session>_<index>`."""
@@ -37,6 +38,8 @@ class TrainedTrajectory:
 
     record: dict[str, Any]
     """`record.facts_of`, and `reward_parts`."""
+
+    rows: int = 1
 
     @property
     def is_lost(self) -> bool:
@@ -71,6 +74,31 @@ def _percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent)) if values else 0.0
 
 
+def sessions_of(rows: Iterable[TrainedTrajectory]) -> list[TrainedTrajectory]:
+    """The sessions of some rows, in the order of their first rows.
+
+    A session of several rows has the sums of their tokens, all their turns and calls, and the
+    prompt of its first row. Its verdict is the same in each row.
+    """
+    sessions: dict[str, list[TrainedTrajectory]] = defaultdict(list)
+    for row in rows:
+        sessions[session_of(row.key)].append(row)
+    return [own[0] if len(own) == 1 else _joined(own) for own in sessions.values()]
+
+
+def _joined(rows: Sequence[TrainedTrajectory]) -> TrainedTrajectory:
+    of_all = {
+        name: [each for row in rows for each in row.record[name]] for name in ("turns", "calls")
+    }
+    return replace(
+        rows[0],
+        response_tokens=sum(row.response_tokens for row in rows),
+        trained_tokens=sum(row.trained_tokens for row in rows),
+        record={**rows[0].record, **of_all},
+        rows=len(rows),
+    )
+
+
 def groups_of(trajectories: Iterable[TrainedTrajectory]) -> dict[str, list[TrainedTrajectory]]:
     """uid -> the trajectories of its group, in the order of first appearance."""
     groups: dict[str, list[TrainedTrajectory]] = defaultdict(list)
@@ -80,8 +108,8 @@ def groups_of(trajectories: Iterable[TrainedTrajectory]) -> dict[str, list[Train
 
 
 def source_metrics(trajectories: Sequence[TrainedTrajectory]) -> dict[str, float]:
-    """`mixed/<source>/...` for every source of one step, and `mixed/tools/<tool>/...`; the table is
-    in docs/mixture.md."""
+    """`mixed/<source>/...` for every source of one step, and `mixed/tools/<tool>/...`, from its
+    sessions; the table is in docs/mixture.md."""
     by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
     for trajectory in trajectories:
         by_source[trajectory.source].append(trajectory)
@@ -119,6 +147,7 @@ def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
     lost_to = Counter(t.record["fault_tool"] for t in own if t.is_lost)
     return _of_verdicts([t for t in own if t.is_judged]) | {
         "trajectories": float(len(own)),
+        "rows/mean": _mean(t.rows for t in own),
         "turns/mean": _mean(len(t.record["turns"]) for t in own),
         "generate_s/mean": _mean(sum(x["generate_s"] for x in t.record["turns"]) for t in own),
         "tools_s/mean": _mean(sum(x["tools_s"] for x in t.record["turns"]) for t in own),

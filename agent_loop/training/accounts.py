@@ -29,6 +29,7 @@ from agent_loop.metrics.source_metrics import (
     loop_lag_metrics,
     prompts_per_source,
     ratio_error,
+    sessions_of,
     source_metrics,
     staleness_metrics,
     validation_metrics,
@@ -75,7 +76,7 @@ class Accounts(TrainerState):
         sums = [row for reading in self._token_sums for row in reading.result()]
         written, sent = self._sampled(trajectories), self._shown(trajectories)
         tokens = read_tokens(list({t.key: t for t in (*written, *sent)}.values()))
-        metrics = source_metrics(trajectories) | token_metrics(sums)
+        metrics = source_metrics(sessions_of(trajectories)) | token_metrics(sums)
         metrics |= staleness_metrics(trajectories, self.global_steps - 1)
         metrics |= loop_lag_metrics(trajectories)
         metrics |= self._drift(trajectories[:: self.mixed.drift.every], tokens)
@@ -116,7 +117,7 @@ class Accounts(TrainerState):
         }
 
     def _check_faults(self, trajectories: list[TrainedTrajectory]) -> None:
-        """Stop the run where too many trajectories of a batch were lost.
+        """Stop the run where too many sessions of a batch were lost.
 
         The trajectories of the step so far are written before the error is raised. A batch without
         a token to train has no loss, and stops the run. One update without a token, in a batch of
@@ -127,6 +128,7 @@ class Accounts(TrainerState):
             TooManyFaults: a source lost too many trajectories (`FaultWindow`); no trajectory has a
                 token to train; or a loop raised, and `mixed.fail_on_loop_error` is set.
         """
+        trajectories = sessions_of(trajectories)
         error = loop_error(trajectories)
         try:
             if error is not None and self.mixed.fail_on_loop_error:
@@ -221,7 +223,7 @@ class Accounts(TrainerState):
         return shown(trajectories) if is_sent else []
 
     def _write_ledger(self, trajectories: list[TrainedTrajectory]) -> list[LedgerEntry]:
-        groups = groups_of(trajectories)
+        groups = groups_of(sessions_of(trajectories))
         given_up = dict(self.replay_buffer.take_given_up())
         if self.global_steps >= self.total_training_steps:
             given_up |= dict.fromkeys(_prompts_under_way(), "unfinished")

@@ -1,4 +1,5 @@
-"""`state_masked_grpo` and `state_masked_remax`: advantages over the valid trajectories of a group.
+"""`state_masked_grpo` and `state_masked_remax`: advantages over the valid trajectories of a group;
+and `per_session`, which lets any estimator of single rewards judge sessions of several rows.
 
 GRPO: Shao et al. 2024, sec. 4.1; without the division by the group's std it is Dr.GRPO, Liu et al.
 2025. Three differences:
@@ -28,6 +29,7 @@ from samplers.uid import prompt_of
 
 STATE_MASKED_GRPO = "state_masked_grpo"
 STATE_MASKED_REMAX = "state_masked_remax"
+PER_SESSION = "per_session"
 
 
 def compute_state_masked_grpo_advantage(
@@ -118,7 +120,54 @@ def compute_state_masked_remax_advantage(
     return advantages * has_one.unsqueeze(-1) * response_mask, returns * response_mask
 
 
+sessions_of_rows: ContextVar[tuple[str, np.ndarray]] = ContextVar("sessions_of_rows")
+"""Name of an estimator, and (B,) the number of each row's session, from 0; the trainer sets it."""
+
+
+def compute_per_session_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: np.ndarray,
+    config: Any = None,
+    **others: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The advantage that an estimator gives to each session, on the tokens of all its rows.
+
+    The estimator gets one row of each session, so that a session is one member of its group. Its
+    advantage must be one number for a row, made of rewards only (`WITHIN_SESSIONS`).
+
+    Args:
+        token_level_rewards: (B, T); every row has the reward of its session.
+        response_mask: (B, T), each row with a 1.
+        index: (B,) uid of each row's group.
+
+    Returns:
+        (advantages, returns), both (B, T), 0 where the mask is 0.
+    """
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    name, sessions = sessions_of_rows.get()
+    first = np.unique(sessions, return_index=True)[1]  # (N,)
+    mask = response_mask[first]
+    by_std = {} if config is None else config
+    judged = get_adv_estimator_fn(name)(
+        token_level_rewards=token_level_rewards[first],
+        response_mask=mask,
+        index=index[first],
+        config=config,
+        norm_adv_by_std_in_grpo=by_std.get("norm_adv_by_std_in_grpo", True),
+        **others,
+    )
+    rows, at = torch.arange(len(first)), mask.bool().int().argmax(dim=-1)
+    advantages, returns = (
+        values[rows, at][torch.as_tensor(sessions)].unsqueeze(-1) * response_mask
+        for values in judged
+    )
+    return advantages, returns
+
+
 ESTIMATOR_FUNCTIONS = {
+    PER_SESSION: compute_per_session_advantage,
     STATE_MASKED_GRPO: compute_state_masked_grpo_advantage,
     STATE_MASKED_REMAX: compute_state_masked_remax_advantage,
 }

@@ -22,9 +22,15 @@ import numpy as np
 from omegaconf import open_dict
 from transfer_queue import KVBatchMeta
 
-from agent_loop.training.advantage import STATE_MASKED_REMAX, greedy_baselines
+from agent_loop.training.advantage import (
+    PER_SESSION,
+    STATE_MASKED_REMAX,
+    greedy_baselines,
+    sessions_of_rows,
+)
 from agent_loop.training.alarms import exceeds
-from agent_loop.training.estimators import WITHIN_GROUPS
+from agent_loop.training.estimators import RETURNS_OF_TOKENS, WITHIN_GROUPS
+from agent_loop.training.session_loss import SESSION_SHARE, session_loss_of
 from agent_loop.training.trained_batch import (
     FixedInfo,
     Sizes,
@@ -36,10 +42,11 @@ from agent_loop.training.trained_batch import (
     place_of,
     read_baselines,
     read_trajectories,
+    write_column,
     write_temperatures,
 )
 from agent_loop.training.trainer_state import TrainerState
-from samplers.uid import group_of, prompt_of
+from samplers.uid import group_of, prompt_of, session_of
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +120,7 @@ class OptimizerSteps(TrainerState):
                     "must not change a row's data_source"
                 )
         self._trajectories += trajectories  # separate_async: a step has several batches
-        self._trained = {t.key for t in trajectories if t.trained_tokens}
+        self._trained = {t.key: t.trained_tokens for t in trajectories if t.trained_tokens}
         self._check_faults(trajectories)
 
     def _check_composition(self, keys: Sequence[str]) -> int:
@@ -244,20 +251,20 @@ class OptimizerSteps(TrainerState):
         """verl's advantage of any estimator, over the rows that have one.
 
         Padding and lost trajectories (mask all 0) are left out of every mean, std and whitening. If
-        the estimator compares the trajectories of a group, the only valid trajectory of a group is
-        left out too. The rows left out get advantage 0.
+        the estimator compares the sessions of a group, the only valid session of a group is left
+        out too. The rows left out get advantage 0.
         """
         valid = [key for key in batch.keys if key in self._trained]
         algorithm = self.config.algorithm
         if algorithm.adv_estimator in WITHIN_GROUPS:
-            group_sizes = Counter(map(group_of, valid))
+            group_sizes = Counter(map(group_of, {session_of(key) for key in valid}))
             valid = [key for key in valid if group_sizes[group_of(key)] > 1]
         fields = ["advantages", "returns"]
         if algorithm.use_kl_in_reward:
             fields.append("token_level_rewards")
         if valid:
             rows = batch.select_keys(valid)
-            with self._greedy_baselines(rows, metrics):
+            with self._greedy_baselines(rows, metrics), self._sessions(rows):
                 done = super()._compute_advantage(rows, metrics)
             if len(valid) == len(batch):
                 return done
@@ -271,11 +278,9 @@ class OptimizerSteps(TrainerState):
         """For `remax`: the baseline of each row, while verl computes the advantages.
 
         verl's own `remax` reads `reward_baselines`, which verl's V1 trainers do not fill (only
-        trainer/ppo/ray_trainer.py:1525 does at 0.9.1). The name of the estimator is replaced by the
-        name of ours while verl looks it up.
+        trainer/ppo/ray_trainer.py:1525 does at 0.9.1), so ours takes its place.
         """
-        algorithm = self.config.algorithm
-        if algorithm.adv_estimator != "remax":
+        if self.config.algorithm.adv_estimator != "remax":
             yield
             return
         baselines = read_baselines(batch)
@@ -283,14 +288,40 @@ class OptimizerSteps(TrainerState):
         metrics["mixed/remax/baseline"] = float(np.mean(known)) if known else 0.0
         metrics["mixed/remax/lost_baselines"] = float(len(baselines) - len(known))
         token = greedy_baselines.set(baselines)
+        try:
+            with self._estimator(STATE_MASKED_REMAX):
+                yield
+        finally:
+            greedy_baselines.reset(token)
+
+    @contextmanager
+    def _sessions(self, batch: KVBatchMeta) -> Iterator[None]:
+        """Have the estimator judge sessions, if one has several rows, while verl computes the
+        advantages."""
+        name = self.config.algorithm.adv_estimator
+        if name in RETURNS_OF_TOKENS or not self._has_several_rows():
+            yield
+            return
+        names = [session_of(key) for key in batch.keys]
+        token = sessions_of_rows.set((str(name), np.unique(names, return_inverse=True)[1]))
+        try:
+            with self._estimator(PER_SESSION):
+                yield
+        finally:
+            sessions_of_rows.reset(token)
+
+    @contextmanager
+    def _estimator(self, name: str) -> Iterator[None]:
+        """Set the name of the estimator, while verl looks it up."""
+        algorithm = self.config.algorithm
+        own = algorithm.adv_estimator
         with open_dict(self.config):
-            algorithm.adv_estimator = STATE_MASKED_REMAX
+            algorithm.adv_estimator = name
         try:
             yield
         finally:
-            greedy_baselines.reset(token)
             with open_dict(self.config):
-                algorithm.adv_estimator = "remax"
+                algorithm.adv_estimator = own
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         with self._verl_reads_rows_per_update():
@@ -298,28 +329,54 @@ class OptimizerSteps(TrainerState):
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         batch = self._with_row_temperatures(batch)
-        if self.config.actor_rollout_ref.actor.loss_agg_mode.startswith("seq-mean"):
+        mode = self.config.actor_rollout_ref.actor.loss_agg_mode
+        if mode.startswith("seq-mean"):
             fixed = {"global_batch_size"} | ({"temperature"} if self._temperatures else set())
-            rows = self._valid_rows_per_update(batch)
-            info = {**(batch.extra_info or {}), "global_batch_size": rows}
+            sessions = self._valid_sessions_per_update(batch)
+            info = {**(batch.extra_info or {}), "global_batch_size": sessions}
             batch.extra_info = FixedInfo(info, fixed)
+        if mode == "seq-mean-token-mean" and self._has_several_rows():
+            self._write_shares(batch)
         self._begin_accounts(batch)
         with self._verl_reads_rows_per_update():
             return super()._update_actor(batch, metrics)
 
-    def _valid_rows_per_update(self, batch: KVBatchMeta) -> float:
-        """The divisor of the seq-mean losses: rows of an update that have a token with mask 1.
+    def _valid_sessions_per_update(self, batch: KVBatchMeta) -> float:
+        """The divisor of the seq-mean losses: sessions of an update with a token with mask 1.
 
         verl divides by all rows (trainer_base.py:1851, core_algos.py:1188 and 1202 at 0.9.1), so
-        that padding and lost trajectories would make the gradient of the others smaller. verl takes
-        one divisor for all updates of a step, so this is the mean over the updates. It is exact for
-        one update a step, which is the default. With two updates of 8 rows, of which 8 and 4 are
-        valid, both losses are divided by 6: every row has the same weight, but the second loss is
-        smaller than a mean over its own 4 rows. A token-mean loss needs no divisor: the engine
-        counts the tokens of each update.
+        that padding, lost sessions and further rows of a session would make the gradient of the
+        others smaller. verl takes one divisor for all updates of a step, so this is the mean over
+        the updates. It is exact for one update a step, which is the default. With two updates of 8
+        sessions, of which 8 and 4 are valid, both losses are divided by 6: every session has the
+        same weight, but the second loss is smaller than a mean over its own 4 sessions. A
+        token-mean loss needs no divisor: the engine counts the tokens of each update.
         """
-        valid = sum(key in self._trained for key in batch.keys)
+        valid = len({session_of(key) for key in batch.keys if key in self._trained})
         return max(1, valid) * self._rows_per_update / len(batch)
+
+    def _has_several_rows(self) -> bool:
+        """Whether a session of the current batch has several rows with a token to train."""
+        return len({session_of(key) for key in self._trained}) < len(self._trained)
+
+    def _write_shares(self, batch: KVBatchMeta) -> None:
+        """Give each row its share of its session's tokens, and have the loss use it.
+
+        A seq-mean-token-mean loss has the mean over the tokens of each row. The mean over the
+        tokens of a session is the sum of these means, each times the row's share of the session's
+        tokens (`agent_loop.training.session_loss`).
+        """
+        of_session = Counter[str]()
+        for key, tokens in self._trained.items():
+            of_session[session_of(key)] += tokens
+        shares = [
+            self._trained[key] / of_session[session_of(key)] if key in self._trained else 0.0
+            for key in batch.keys
+        ]
+        batch.fields = write_column(batch, SESSION_SHARE, shares).fields
+        if not self._has_session_loss:
+            self.actor_rollout_wg.set_loss_fn(session_loss_of(self.config.actor_rollout_ref.actor))
+            self._has_session_loss = True
 
     @contextmanager
     def _verl_reads_rows_per_update(self) -> Iterator[None]:

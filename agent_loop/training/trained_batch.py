@@ -168,10 +168,15 @@ def write_temperatures(batch: KVBatchMeta, of_sources: Mapping[str, float], comm
         common if is_padding(tag) else of_sources[prompt_of(group_of(key))[0]]
         for key, tag in zip(batch.keys, batch.tags, strict=True)
     ]
-    tq.kv_batch_put(
+    write_column(batch, "temperature", temperatures)
+
+
+def write_column(batch: KVBatchMeta, name: str, numbers: Sequence[float]) -> KVBatchMeta:
+    """Write a number for each row. Returns the rows, with the names of all their columns."""
+    return tq.kv_batch_put(
         keys=batch.keys,
         partition_id=str(batch.partition_id),
-        fields=TensorDict({"temperature": torch.tensor(temperatures)}, batch_size=len(batch)),
+        fields=TensorDict({name: torch.tensor(numbers)}, batch_size=len(batch)),
     )
 
 

@@ -66,7 +66,8 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         self.trajectory_dir = run_dir / "trajectories"
         self._faults = FaultWindow(self.mixed.infra_error_limit, self.mixed.infra_error_window)
         self._rows_per_update = 0
-        self._trajectories, self._trained = [], set()
+        self._trajectories, self._trained = [], {}
+        self._has_session_loss = False
         self._token_sums, self._prepared = [], None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="mixed-tokens")
         self._writer = FileWriter()

@@ -82,8 +82,11 @@ class TrainerState:
     _trajectories: list[TrainedTrajectory]
     """Trajectories of this step so far."""
 
-    _trained: set[str]
-    """Keys of the rows of the current batch that have a token with mask 1."""
+    _trained: dict[str, int]
+    """Key -> tokens with mask 1, of the rows of the current batch that have one."""
+
+    _has_session_loss: bool
+    """Whether the training processes weight the rows of a session (`session_loss`)."""
 
     _token_sums: list[Future[list[TokenSums]]]
     """Sums over the tokens of each batch of this step."""

@@ -55,6 +55,14 @@ def weight_versions(output: Any) -> tuple[int, int]:
 turns_of_trajectory: ContextVar[list[EngineTurn] | None] = ContextVar("engine_turns", default=None)
 """The requests of the current trajectory so far; None: they are not recorded."""
 
+
+def request_of(output: Any) -> int | None:
+    """Number, from 1, of the request of the current trajectory that had this answer."""
+    turns = turns_of_trajectory.get() or []
+    places = range(len(turns), 0, -1)
+    return next((place for place in places if turns[place - 1].output is output), None)
+
+
 faults_of_trajectory: ContextVar[list[ToolUnavailable] | None] = ContextVar("faults", default=None)
 """Requests of the current trajectory that failed. A loop may catch the error and go on."""
 

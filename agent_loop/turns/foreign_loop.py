@@ -1,7 +1,8 @@
-"""Makes a `Rollout` from the output of an agent loop that is not a `TurnAgentLoop`.
+"""Makes a `Rollout` from each output of an agent loop that is not a `TurnAgentLoop`.
 
-verl's `tool_agent` and `single_turn_agent`, and loops of users, return verl's `AgentLoopOutput`.
-Its tokens with mask 1 are compared with those of the engine. The answer is read from the model's
+verl's `tool_agent` and `single_turn_agent`, and loops of users, return verl's `AgentLoopOutput`, or
+a list of them, one for each row of a session. The tokens with mask 1 are compared with those of the
+engine, and no answer of the engine may be in two rows. The answer is read from the model's
 own text. A reward that the loop computed is kept as its verdict. What else verl's batch takes
 (images, routes of experts, `extra_fields`, counts) is passed on unchanged. No verl.
 """
@@ -40,19 +41,63 @@ _RESERVED = frozenset({"mixed", "reward_baseline"})
 """Keys of `extra_fields` that only this project sets."""
 
 
-def rollout_of(
-    output: Any, turns: Sequence[EngineTurn], codec: HFCodec, settings: LoopSettings, source: str
-) -> Rollout:
-    """The rollout of a finished loop, from verl's `AgentLoopOutput` and the engine's turns.
+def rollouts_of(
+    outputs: Sequence[Any],
+    turns: Sequence[EngineTurn],
+    codec: HFCodec,
+    settings: LoopSettings,
+    source: str,
+) -> list[Rollout]:
+    """The rollouts of a finished loop, one for each of verl's `AgentLoopOutput`s, of which the last
+    one answers.
 
     Raises:
-        ValueError: the tokens with mask 1 are not those of the engine: the loop tokenised the text
-            again, or dropped tokens. Or the output has something that cannot be passed on.
+        ValueError: there is no output; or the tokens with mask 1 are not those of the engine,
+            because the loop tokenised the text again, dropped tokens, or has the same answer of the
+            engine in two rows; or an output has something that cannot be passed on.
     """
-    passed = _passed(output, turns, source)
+    if not outputs:
+        raise ValueError(f"the loop of source={source} returned no output")
+    answers = _Answers(turns, is_single=len(outputs) == 1)
+    return [_rollout_of(output, answers, codec, settings, source) for output in outputs]
+
+
+class _Answers:
+    """The engine's answers of a session, each of which is taken once.
+
+    The rows of a session may have been sampled side by side, so that the answers of one row do not
+    follow each other. Of several rows, an answer belongs to the row whose tokens so far its request
+    had. In a single row the answers come in their order.
+    """
+
+    def __init__(self, turns: Sequence[EngineTurn], *, is_single: bool) -> None:
+        self._left = [(n, turn) for n, turn in enumerate(turns, 1) if turn.output.token_ids]
+        self._is_single = is_single
+
+    def take(self, before: list[int], sampled: list[int]) -> tuple[int, EngineTurn] | None:
+        """The next answer of a row, with the number of its request; None if there is none.
+
+        Args:
+            before: prompt and response before the answer.
+            sampled: tokens with mask 1 from there on.
+        """
+        for place, (_, turn) in enumerate(self._left):
+            kept = list(turn.output.token_ids)[: len(sampled)]
+            if kept == sampled[: len(kept)] and (
+                self._is_single or list(turn.prompt_ids) == before
+            ):
+                return self._left.pop(place)
+            if self._is_single:
+                return None
+        return None
+
+
+def _rollout_of(
+    output: Any, answers: _Answers, codec: HFCodec, settings: LoopSettings, source: str
+) -> Rollout:
     mask, ids = output.response_mask, output.response_ids
     trajectory = Trajectory(output.prompt_ids)
-    returned = [turn.output for turn in turns if turn.output.token_ids]
+    taken: list[tuple[int, EngineTurn]] = []
     words: list[str] = []
     at = 0
     for bit, run in groupby(mask):
@@ -64,14 +109,15 @@ def rollout_of(
         # Turns without tool tokens between them are one run of mask 1.
         left = list(ids[own])
         while left:
-            turn = returned.pop(0) if returned else None
-            kept = list(turn.token_ids)[: len(left)] if turn else []
-            if turn is None or kept != left[: len(kept)]:
+            if (found := answers.take(trajectory.ids, left)) is None:
                 raise ValueError(
                     f"the tokens with mask 1 of a loop of source={source} are not the engine's, "
                     f"from token {at - len(left)} of {len(ids)} on: a loop must not tokenise the "
-                    "model's words again; return what generate() returned"
+                    "model's words again, nor return them twice; return what generate() returned"
                 )
+            taken.append(found)
+            turn = found[1].output
+            kept = list(turn.token_ids)[: len(left)]
             trajectory.add_model_tokens(list(turn.token_ids), turn.log_probs or [])
             words.append(codec.decode(kept))
             trajectory.cut_turn(len(kept), words[-1])
@@ -82,8 +128,9 @@ def rollout_of(
     reason = StopReason.RESPONSE_BUDGET if is_full else StopReason.ANSWERED
     if answer is None and not is_full:
         reason = StopReason.NO_ACTION
-    rollout = _finished(trajectory, codec, reason, answer, turns)
-    rollout.passed, rollout.verdict = passed, _verdict(output)
+    rollout = _finished(trajectory, codec, reason, answer, taken)
+    used = [turn for _, turn in taken]
+    rollout.passed, rollout.verdict = _passed(output, used, source), _verdict(output)
     return rollout
 
 
@@ -192,7 +239,7 @@ def late_rollout(turns: Sequence[EngineTurn], codec: HFCodec, budget: Budget) ->
         token_ids = list(turn.output.token_ids)
         trajectory.add_model_tokens(token_ids, turn.output.log_probs or [])
         trajectory.cut_turn(len(token_ids), codec.decode(token_ids))
-    rollout = _finished(trajectory, codec, StopReason.DEADLINE, None, turns)
+    rollout = _finished(trajectory, codec, StopReason.DEADLINE, None, [*enumerate(turns, 1)])
     with current_activity(time.monotonic) as activity:
         rollout.lose_to_deadline(budget.timeout_name, budget.timeout_s, activity)
     trajectory.without_gradient()
@@ -205,14 +252,20 @@ def _finished(
     codec: HFCodec,
     stop_reason: StopReason,
     answer: str | None,
-    answers: Sequence[EngineTurn],
+    answers: Sequence[tuple[int, EngineTurn]],
 ) -> Rollout:
+    """The rollout of a trajectory, from the numbers and answers of its requests."""
     trajectory.finish(min(codec.end_ids, default=0))
     lengths = [s.length for s in trajectory.segments if s.author == "model"]
-    versions = [each.weight_versions for each in answers if each.output.token_ids]
+    with_tokens = [(number, each) for number, each in answers if each.output.token_ids]
     turns = [
-        Turn(tokens=length, min_global_steps=oldest, max_global_steps=newest)
-        for length, (oldest, newest) in zip(lengths, versions, strict=False)
+        Turn(
+            tokens=length,
+            min_global_steps=each.weight_versions[0],
+            max_global_steps=each.weight_versions[1],
+            request=number,
+        )
+        for length, (number, each) in zip(lengths, with_tokens, strict=False)
     ]
     return Rollout(trajectory=trajectory, stop_reason=stop_reason, answer=answer, turns=turns)
 

@@ -28,6 +28,7 @@ def facts_of(rollout: Rollout) -> dict[str, Any]:
         "fault_tool": rollout.fault_tool,
         "loop_error": rollout.loop_error,
         "weight_versions": rollout.weight_versions,
+        "cause": rollout.cause,
     }
 
 

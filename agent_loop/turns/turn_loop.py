@@ -32,6 +32,9 @@ class Generated:
     max_global_steps: int = 0
     """Version of the newest; larger if the weights changed while the engine generated."""
 
+    request: int | None = None
+    """As in `Turn`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
@@ -130,11 +133,13 @@ class Turn:
     engine did not answer."""
 
     max_global_steps: int | None = None
+    request: int | None = None
+    """Number of the engine's request among those of the session, from 1; None: not recorded."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
-    """A trajectory, why it ended, and what happened in it."""
+    """A conversation, why it ended, and what happened in it: one row of a session."""
 
     trajectory: Trajectory
     stop_reason: StopReason
@@ -159,6 +164,12 @@ class Rollout:
 
     passed: dict[str, Any] = field(default_factory=dict)
     """Fields of verl's output that another project's loop set and that reach the batch."""
+
+    cause: str = ""
+    """Why this row began, where a session has several: for example `compaction`."""
+
+    parent: "Rollout | None" = None
+    """The row out of which this one began."""
 
     def lose(self, tool: str, fault: str, stop_reason: StopReason = StopReason.INFRA_ERROR) -> None:
         """End the trajectory by a fault: no gradient, not in the baseline of its group."""
@@ -277,6 +288,7 @@ async def _run(
                 turn.generate_s = clock() - started
             turn.min_global_steps = generated.min_global_steps
             turn.max_global_steps = generated.max_global_steps
+            turn.request = generated.request
             text, is_whole = _append_turn(trajectory, generated, language, codec)
             turn.tokens = trajectory.segments[-1].length
 

@@ -86,6 +86,41 @@ class Several(Loop):
         return [super().finish(ids)] * 2
 
 
+class Twice(Several):
+    several_rows = True
+
+
+class Nothing(Loop):
+    def finish(self, ids: list[int]) -> Any:
+        return []
+
+
+class Rows(Loop):
+    """Two conversations side by side, in one of which the engine goes on."""
+
+    several_rows = True
+
+    async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
+        async def say(ids: list[int]) -> list[int]:
+            output = await self.engine.generate("id", prompt_ids=ids, sampling_params={})
+            return list(output.token_ids)
+
+        first, helper = await say([1]), await say([9, 9])
+        then = await say([1, *first, 7])
+        ids = [*first, 7, *then]
+        mask = [1] * len(first) + [0] + [1] * len(then)
+        rows = [([9, 9], helper, [1] * len(helper)), ([1], ids, mask)]
+        return [
+            AgentLoopOutput(
+                prompt_ids=prompt,
+                response_ids=response,
+                response_mask=bits,
+                metrics=AgentLoopMetrics(),
+            )
+            for prompt, response, bits in rows
+        ]
+
+
 class TimingOut(Loop):
     def finish(self, ids: list[int]) -> Any:
         raise TimeoutError("search backend: read timed out")
@@ -185,7 +220,7 @@ def hosted(kind: type[Loop], error: Exception | None = None, **row: Any) -> Any:
         turns: list[Any] = []
         turns_of_trajectory.set(turns)
         faults_of_trajectory.set([])
-        return await worker._host("loop", {}, ROW | row, turns)
+        return (await worker._host("loop", {}, ROW | row, turns))[-1]
 
     output, _ = run_virtual(run())
     return output
@@ -211,7 +246,9 @@ def test_a_loop_that_is_not_ours_is_judged_and_recorded():
     ("kind", "words"),
     [
         (Raising, "KeyError: 'the table is torn'"),
-        (Several, "returned 2 outputs"),
+        (Several, "returned 2 outputs for one session, and Several does not say that it may"),
+        (Twice, "nor return them twice"),
+        (Nothing, "returned no output"),
         (TimingOut, "TimeoutError: search backend"),
         (Cancelled, "CancelledError"),
     ],
@@ -353,8 +390,8 @@ def test_a_trajectory_has_the_lag_of_its_worker_in_its_record(monkeypatch):
     worker.settings = replace(worker.settings, lag=lag)
     put: list[Any] = []
 
-    async def postprocess(output: Any, validate: bool, **row: Any) -> None:
-        put.append(output)
+    async def postprocess(outputs: list[Any], validate: bool, **row: Any) -> None:
+        put.extend(outputs)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
@@ -379,8 +416,8 @@ def prompted(kind: type[Loop] = Loop, monkeypatch: Any = None, **own: Any) -> tu
     client = VerlsClient()
     worker, put = worker_of(kind, client, **own), list[tuple[dict[str, Any], Any]]()
 
-    async def postprocess(output: Any, validate: bool, **row: Any) -> None:
-        put.append((row, output))
+    async def postprocess(outputs: list[Any], validate: bool, **row: Any) -> None:
+        put.extend((row, output) for output in outputs)
 
     async def kv_put(**said: Any) -> None:
         worker.said.append(said)
@@ -410,19 +447,37 @@ def test_each_trajectory_has_seeds_of_its_own_and_has_them_again(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("validate", "partition", "members"), [(False, "train", 2), (True, "val", 1)]
+    ("kind", "validate", "partition", "members", "rows"),
+    [(Loop, False, "train", 2, 1), (Loop, True, "val", 1, 1), (Rows, False, "train", 2, 2)],
 )
 def test_a_group_is_named_to_the_replay_buffer_after_its_end(
-    validate: bool, partition: str, members: int, monkeypatch: pytest.MonkeyPatch
+    kind: type[Loop],
+    validate: bool,
+    partition: str,
+    members: int,
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     said = list[Any]()
-    prompted(monkeypatch=monkeypatch, validate=validate, said=said)
+    prompted(kind, monkeypatch, validate=validate, said=said)
     uid = f"{'0' * 32}.7.nq"
     assert [tags["tag"] for tags in said[:2]] == [{"status": "running"}, {"status": "finished"}]
-    keys = [f"{uid}_{member}_0" for member in range(members)]
+    keys = [f"{uid}_{member}_{row}" for member in range(members) for row in range(rows)]
     assert said[2:] == [
         {"key": uid, "partition_id": ENDED, "tag": {"partition": partition, "keys": keys}}
     ]
+
+
+def test_the_rows_of_a_session_have_its_reward_and_each_request_is_in_one_of_them(monkeypatch):
+    put, _ = prompted(Rows, monkeypatch)
+    helper, whole, *_ = [output for row, output in put if row["session_id"] == 0]
+    assert (helper.response_mask, whole.response_mask) == ([1, 1], [1, 1, 0, 1, 1])
+    assert helper.reward_score == whole.reward_score == 1.0
+    records = [output.extra_fields["mixed"] for output in (helper, whole)]
+    assert [record["rows"] for record in records] == [2, 2]
+    assert [record["requests"] for record in records] == [3, 3]
+    requests = [[turn["request"] for turn in record["turns"]] for record in records]
+    assert sorted(map(len, requests)) == [1, 2] and {*requests[0], *requests[1]} == {1, 2, 3}
 
 
 class SideBySide(Loop):
@@ -538,7 +593,7 @@ def test_a_turn_that_spans_two_versions_of_the_weights_counts_with_the_older(cli
     async def run() -> Any:
         turns: list[Any] = []
         turns_of_trajectory.set(turns)
-        return await worker._host("loop", {}, ROW | {"global_steps": 6}, turns)
+        return (await worker._host("loop", {}, ROW | {"global_steps": 6}, turns))[-1]
 
     output, _ = run_virtual(run())
     fields, record = output.extra_fields, output.extra_fields["mixed"]
@@ -574,7 +629,7 @@ def test_a_trajectory_lost_in_its_first_turn_has_the_current_version(row, newest
     worker.llm_client.newest_version = newest
 
     async def run() -> Any:
-        return await worker._host("loop", {}, ROW | row, [])
+        return (await worker._host("loop", {}, ROW | row, []))[-1]
 
     output, _ = run_virtual(run())
     fields = output.extra_fields
@@ -610,7 +665,7 @@ def test_an_agent_of_the_run_config_runs_without_a_file(monkeypatch: pytest.Monk
         turns: list[Any] = []
         turns_of_trajectory.set(turns)
         faults_of_trajectory.set([])
-        return await worker._host("own", {}, ROW, turns)
+        return (await worker._host("own", {}, ROW, turns))[-1]
 
     output, _ = run_virtual(run())
     assert output.reward_score == 1.0

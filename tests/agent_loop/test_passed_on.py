@@ -172,6 +172,14 @@ def config_of(**source: Any) -> Any:
 
 
 async def batched(
+    agent: str | type, monkeypatch: pytest.MonkeyPatch, *texts: str, **how: Any
+) -> Any:
+    """The row of verl's batch that a trajectory becomes."""
+    (fields,) = await rows_of(agent, monkeypatch, *texts, **how)
+    return fields
+
+
+async def rows_of(
     agent: str | type,
     monkeypatch: pytest.MonkeyPatch,
     *texts: str,
@@ -180,7 +188,7 @@ async def batched(
     routes: Any = lambda routes: routes,
     **source: Any,
 ) -> Any:
-    """The row of verl's batch that a trajectory becomes."""
+    """The rows of verl's batch that a session becomes."""
     worker: Any = object.__new__(MixedAgentLoopWorker)
     worker._written = defaultdict(list)
     worker.config = config_of(**source)
@@ -215,7 +223,7 @@ async def batched(
     put: list[Any] = []
 
     async def kv_put(fields: Any, **_: Any) -> None:
-        put.append(fields[0])
+        put.extend(fields)
 
     for module in ("loop_worker", "turn_agent_loop"):
         monkeypatch.setattr(f"agent_loop.{module}.shared_client", client)
@@ -224,8 +232,7 @@ async def batched(
     await worker._run_agent_loop(
         {"temperature": 1.0}, trajectory={"validate": False}, agent_name=agent, **row
     )
-    (fields,) = put
-    return fields
+    return put
 
 
 # --- images --------------------------------------------------------------------------------------

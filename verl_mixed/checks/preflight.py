@@ -36,6 +36,7 @@ from verl_mixed.checks.config.numbers import number_problems
 from verl_mixed.checks.config.prompts import media_problems, model_problems
 from verl_mixed.checks.config.rewards import reward_problems
 from verl_mixed.checks.config.search import given_search_problems, own_search_problems
+from verl_mixed.checks.config.session_rows import session_row_problems
 from verl_mixed.checks.config.sessions import given_session_problems, own_session_problems
 from verl_mixed.checks.config.sources import source_problems
 from verl_mixed.checks.config.tools import tool_problems
@@ -83,6 +84,7 @@ def preflight(
     found += loop_problems(config)
     found += tool_problems(config, data=data)
     found += correction_problems(config)
+    found += session_row_problems(config)
     found += lora_problems(config)
     found += batch_problems(config)
     found += storage_problems(config)

@@ -99,7 +99,8 @@ def compute_advantages(
         }
     )
     keys, metrics = [*queue.rows], dict[str, float]()
-    trainer._trained = {key for key in keys if queue.rows[key]["response_mask"].any()}
+    counts = {key: int(queue.rows[key]["response_mask"].sum()) for key in keys}
+    trainer._trained = {key: tokens for key, tokens in counts.items() if tokens}
     batch = KVBatchMeta(
         partition_id="train",
         keys=keys,

@@ -120,28 +120,43 @@ def _column(rows: Sequence[Row], field: str) -> torch.Tensor:
 
 
 class Workers:
-    """The training processes: one, with one update."""
+    """The training processes: one, which keeps the gradients of all updates of a step."""
 
     def __init__(self, rows: Sequence[Row], config: ActorConfig, micro: int) -> None:
-        self.rows, self.config, self.micro = rows, config, micro
+        self.rows, self.micro = rows, micro
         self.engine = TokenEngine(rows)
+        self.loss_function: Any = partial(ppo_loss, config=config)
+        self.columns: dict[str, torch.Tensor] = {}
+        """Further columns of the batch: (B,)."""
+
+    def set_loss_fn(self, loss_function: Any) -> None:
+        self.loss_function = loss_function
 
     def update_actor(self, batch: KVBatchMeta) -> dict[str, Any]:
         self.extra_info = copy.deepcopy(batch.extra_info) or {}  # as on its way to a worker
-        masks = [torch.tensor(row.mask) for row in self.rows]
+        size = self.extra_info["mini_batch_size"]
+        self.losses: list[float] = []
+        for first in range(0, len(self.rows), size):
+            self._update(range(first, first + size))
+        return {"metrics": {"mfu": [0.0]}}
+
+    def _update(self, own: range) -> None:
+        rows = [self.rows[row] for row in own]
+        masks = [torch.tensor(row.mask) for row in rows]
         data = TensorDict(
             {
-                "row": torch.arange(len(self.rows)),
-                "prompts": _nested([torch.zeros(PROMPT, dtype=torch.long)] * len(self.rows)),
+                "row": torch.tensor(own),
+                "prompts": _nested([torch.zeros(PROMPT, dtype=torch.long)] * len(rows)),
                 "responses": _nested(masks),
                 "response_mask": _nested(masks),
                 "loss_mask": _nested(masks),
-                "old_log_probs": _column(self.rows, "old"),
-                "ref_log_prob": _column(self.rows, "ref"),
-                "advantages": _column(self.rows, "advantage"),
-                "rollout_is_weights": _column(self.rows, "importance"),
+                "old_log_probs": _column(rows, "old"),
+                "ref_log_prob": _column(rows, "ref"),
+                "advantages": _column(rows, "advantage"),
+                "rollout_is_weights": _column(rows, "importance"),
+                **{name: column[list(own)] for name, column in self.columns.items()},
             },
-            batch_size=len(self.rows),
+            batch_size=len(rows),
         )
         tu.assign_non_tensor(
             data,
@@ -149,9 +164,8 @@ class Workers:
             micro_batch_size_per_gpu=self.micro,
             global_batch_size=self.extra_info["global_batch_size"],
         )
-        loss_function = partial(ppo_loss, config=self.config)
-        self.output: Any = self.engine.forward_backward_batch(data, loss_function)
-        return {"metrics": {"mfu": [0.0]}}
+        output: Any = self.engine.forward_backward_batch(data, self.loss_function)
+        self.losses += output["loss"]
 
 
 def actor_config(mode: str, **options: Any) -> ActorConfig:
@@ -169,7 +183,9 @@ def actor_config(mode: str, **options: Any) -> ActorConfig:
     )
 
 
-def make_trainer(rows: Sequence[Row], mode: str, updates: int = 1) -> Any:
+def make_trainer(
+    rows: Sequence[Row], mode: str, updates: int = 1, keys: Sequence[str] | None = None
+) -> Any:
     """Our trainer as it stands before an update, with nothing else in it."""
     trainer: Any = object.__new__(MixedSyncTrainer)
     actor = {
@@ -190,7 +206,9 @@ def make_trainer(rows: Sequence[Row], mode: str, updates: int = 1) -> Any:
     )
     trainer._rows_per_update = len(rows) // updates
     trainer._temperatures = {}
-    trainer._trained = {key for key, row in zip(keys_of(rows), rows, strict=True) if any(row.mask)}
+    counts = {key: sum(row.mask) for key, row in zip(keys or keys_of(rows), rows, strict=True)}
+    trainer._trained = {key: tokens for key, tokens in counts.items() if tokens}
+    trainer._has_session_loss = False
     trainer._begin_accounts = lambda _: None
     return trainer
 
@@ -207,8 +225,8 @@ def one_process() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def meta(rows: Sequence[Row]) -> KVBatchMeta:
-    keys = keys_of(rows)
+def meta(rows: Sequence[Row], keys: Sequence[str] | None = None) -> KVBatchMeta:
+    keys = list(keys or keys_of(rows))
     return KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train", extra_info={})
 
 
@@ -240,7 +258,7 @@ def gradient(rows: Sequence[Row], mode: str, micro: int = 1, **options: Any) -> 
         return found
 
     return Gradient(
-        loss=float(sum(workers.output["loss"])),
+        loss=sum(workers.losses),
         log_prob=of(workers.engine.log_probs),
         entropy=of(workers.engine.entropies),
         extra_info=workers.extra_info,
@@ -477,13 +495,13 @@ def test_only_means_over_rows_need_the_number_of_valid_ones(mode: str, rows: flo
 def test_two_updates_divide_by_the_mean_of_their_valid_rows():
     rows = [*HALF_LOST, *[make_row([1], 0, 1.0)] * 2]
     trainer = make_trainer(rows, "seq-mean-token-sum", updates=2)
-    assert trainer._valid_rows_per_update(meta(rows)) == 2.0
+    assert trainer._valid_sessions_per_update(meta(rows)) == 2.0
 
 
 def test_a_step_that_lost_all_its_rows_divides_by_one():
     rows = HALF_LOST[1:2] * 2
     trainer = make_trainer(rows, "seq-mean-token-sum")
-    assert trainer._valid_rows_per_update(meta(rows)) == 1.0
+    assert trainer._valid_sessions_per_update(meta(rows)) == 1.0
     assert not any(map(any, gradient(rows, "seq-mean-token-sum").log_prob))
 
 

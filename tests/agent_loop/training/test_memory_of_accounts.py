@@ -123,7 +123,7 @@ def trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made.total_training_steps, made.trainer_mode = 9, "sync"
     made.trajectory_dir, made._state_masking = tmp_path, True
     made._temperatures, made._trajectories, made._token_sums = {}, [], []
-    made._prepared, made._trained = None, set()
+    made._prepared, made._trained = None, {}
     made._reader, made._writer = ThreadPoolExecutor(1), FileWriter()
     made._faults = FaultWindow(0.5, steps=5)
     made.replay_buffer = SimpleNamespace(take_losses=list, take_waits=dict, lead=None)

@@ -224,7 +224,7 @@ def compared(
     trainer.mixed = MixedConfig.model_construct(**mixed)
     trainer._state_masking, trainer._temperatures = True, {}
     trainer.global_steps, trainer.trainer_mode = 1, "sync"
-    trainer._trained, trainer._take_trajectories = set(ROW.keys), lambda: None
+    trainer._trained, trainer._take_trajectories = dict.fromkeys(ROW.keys, 1), lambda: None
     columns = {
         "rollout_log_probs": torch.tensor([ours]),
         "old_log_probs": torch.tensor([theirs]),
@@ -277,7 +277,7 @@ def test_rollout_and_trainer_are_compared_if_all_trained_tokens_are_on_policy(
         monkeypatch, [-0.1, -0.2, 0.0], [-3.0, -0.2, 0.0], max_probs_diff=0.1, drift=drift(None)
     )
     trainer.trainer_mode, trainer.global_steps = mode, 5
-    trainer._trained = set(ROW.keys) if trained else set()
+    trainer._trained = dict.fromkeys(ROW.keys, 1) if trained else {}
     tags = [{"response_len": 3, "min_global_steps": oldest, "max_global_steps": 4}]
     batch = KVBatchMeta(partition_id="train", keys=ROW.keys, tags=tags)
     with pytest.raises(RuntimeError) if is_compared else nullcontext():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent_loop.metrics.mask_audit import mask_problems
 from agent_loop.training.alarms import drift_problems
 from agent_loop.turns.engine_client import EngineTurn
-from agent_loop.turns.foreign_loop import late_rollout, rollout_of
+from agent_loop.turns.foreign_loop import late_rollout, rollouts_of
 from agent_loop.turns.loop_settings import LoopSettings
 from agent_loop.turns.observation_style import codec_of
 from agent_loop.turns.trajectory import StopReason
@@ -59,7 +59,7 @@ def finished(
 
 def hosted(*parts: tuple[str, int], length: int | None = None) -> Rollout:
     output, turns = finished(parts, length)
-    return rollout_of(output, turns, CODEC, SETTINGS, "nq")
+    return rollouts_of([output], turns, CODEC, SETTINGS, "nq")[0]
 
 
 PARTS = st.lists(
@@ -73,7 +73,7 @@ PARTS = st.lists(
 def test_every_token_of_an_honest_loop_is_accounted_for(parts, length, kind):
     codec = codec_of(real_tokenizer(kind))
     output, turns = finished(parts, length, codec)
-    rollout = rollout_of(output, turns, codec, SETTINGS, "nq")
+    rollout = rollouts_of([output], turns, codec, SETTINGS, "nq")[0]
     t = rollout.trajectory
     assert (t.response_ids, t.response_mask) == (output.response_ids, output.response_mask)
     assert t.log_probs == output.response_logprobs
@@ -102,7 +102,7 @@ def test_a_loop_that_tokenises_the_model_s_words_again_is_refused(change):
     else:
         output.response_ids[-1] += 1
     with pytest.raises(ValueError, match=r"source=nq are not the engine's, from token \d of \d"):
-        rollout_of(output, turns, CODEC, SETTINGS, "nq")
+        rollouts_of([output], turns, CODEC, SETTINGS, "nq")[0]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_the_log_probs_are_the_engine_s_whatever_the_loop_says():
     for said in (None, [-9.0] * 4):
         output, turns = finished([("4", 1), ("[r]", 0)])
         output.response_logprobs = said
-        rollout = rollout_of(output, turns, CODEC, SETTINGS, "nq")
+        rollout = rollouts_of([output], turns, CODEC, SETTINGS, "nq")[0]
         assert rollout.trajectory.log_probs == [-0.5, 0.0, 0.0, 0.0]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolCall, ToolRejected, ToolResult, ToolUnavailable
-from agent_loop.turns.foreign_loop import rollout_of
+from agent_loop.turns.foreign_loop import rollouts_of
 from agent_loop.turns.judging import COMMON_PARTS, attempt_of, judge
 from agent_loop.turns.observation_style import ChatStyle, InlineStyle, ObservationStyle, codec_of
 from agent_loop.turns.tags import Action, ActionKind, Tags
@@ -101,7 +101,7 @@ LAST = ["well", "", "<answer>", "</answer>", "<answer>Rome</answer>", "<code>b</
 async def test_an_answer_that_a_tool_prints_earns_nothing(style, last, printed):
     if style == "foreign":
         output, turns = finished([("<code>a</code>", 1), (printed, 0), (last, 1)])
-        rollout = rollout_of(output, turns, CODEC, SETTINGS, "nq")
+        rollout = rollouts_of([output], turns, CODEC, SETTINGS, "nq")[0]
     else:
         rollout = await episode(style, ["<code>a</code>", last, "so"], printed)
     assert (await reward_of(rollout))["score"] == 0.0
@@ -208,7 +208,7 @@ async def test_a_reward_is_given_all_of_the_model_s_words_and_none_of_a_tool_s(s
     turns, printed = ["so <code>a</code>", "well <answer>Paris</answer>"], f"tool {RIGHT}"
     if style == "foreign":
         output, given = finished([(turns[0], 1), (printed, 0), (turns[1], 1)])
-        rollout = rollout_of(output, given, CODEC, SETTINGS, "nq")
+        rollout = rollouts_of([output], given, CODEC, SETTINGS, "nq")[0]
     else:
         rollout = await episode(style, turns, printed)
     row = ROW | {"extra_info": {"row_id": "nq:1", "extras": json.dumps({"level": 3})}}
@@ -250,7 +250,7 @@ async def test_calls_that_a_tool_executed_are_counted(turns, calls):
 )
 def test_a_result_in_another_project_s_loop_is_a_call(said, calls):
     output, given = finished(said)
-    rollout = rollout_of(output, given, CODEC, SETTINGS, "nq")
+    rollout = rollouts_of([output], given, CODEC, SETTINGS, "nq")[0]
     assert attempt_of(rollout, ROW, 1000).tool_calls == calls
 
 

@@ -27,7 +27,7 @@ from agent_loop.tools.protocol import (
 )
 from agent_loop.training.advantage import compute_state_masked_grpo_advantage
 from agent_loop.training.alarms import drift_problems, faults_by_group
-from agent_loop.turn_agent_loop import judged_output
+from agent_loop.turn_agent_loop import judged_outputs
 from agent_loop.turns.engine_client import RecordingClient, turns_of_trajectory
 from agent_loop.turns.record import joined, unpack
 from agent_loop.turns.tags import Action
@@ -229,7 +229,8 @@ def test_what_happens_to_a_trajectory_is_what_the_table_says(begins: str):
         mixed = MixedConfig.model_validate(MIXED | changed)
 
         async def judged(make: Any = make, tools: Any = tools, mixed: MixedConfig = mixed) -> Any:
-            return await judged_output(await make(), ROW, tools, replace(SETTINGS, mixed=mixed), 0)
+            own = replace(SETTINGS, mixed=mixed)
+            return (await judged_outputs([await make()], ROW, tools, own, 0))[0][1]
 
         output, _ = run_virtual(judged())
         assert_is(said, output, "taco")
@@ -258,7 +259,7 @@ def test_a_loop_of_another_project_that_is_late_is_what_the_table_says(
         turns_of_trajectory.set(turns)
         watchdog = Watchdog(60.0, asyncio.get_running_loop().time)
         with watchdog.watch("nq", "nq:1"):
-            return await worker._host("loop", {}, LOOP_ROW, turns)
+            return (await worker._host("loop", {}, LOOP_ROW, turns))[-1]
 
     monkeypatch.setattr("agent_loop.loop_worker.shared_client", client)
     output, _ = run_virtual(late())
@@ -271,7 +272,8 @@ def test_a_source_may_mask_what_others_train():
 
     async def mask_of(source: str) -> int:
         row = ROW | {"data_source": source}
-        output = await judged_output(await run(CODE, max_turns=1), row, NO_TOOL, settings, 0)
+        rollouts = [await run(CODE, max_turns=1)]
+        (_, output), *_ = await judged_outputs(rollouts, row, NO_TOOL, settings, 0)
         return max(output.response_mask)
 
     assert [run_virtual(mask_of(source))[0] for source in ("nq", "taco")] == [1, 0]

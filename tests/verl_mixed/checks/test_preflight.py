@@ -22,6 +22,7 @@ from verl_mixed.checks.config.correction import correction_problems
 from verl_mixed.checks.config.lora import lora_problems
 from verl_mixed.checks.config.modes import loop_problems
 from verl_mixed.checks.config.prompts import first_prompts, media_problems
+from verl_mixed.checks.config.session_rows import session_row_problems
 from verl_mixed.checks.config.sources import source_problems
 from verl_mixed.checks.preflight import preflight_warnings
 from verl_mixed.cli import main
@@ -486,6 +487,46 @@ def test_a_correction_that_verl_would_ignore_or_cannot_make_is_refused(
     (found,) = correction_problems(with_values(values))
 
     assert word in found
+
+
+class SeveralRows:
+    several_rows = True
+
+
+ACTOR = "actor_rollout_ref.actor"
+GAE = {"algorithm.adv_estimator": "gae"}
+TOKEN_MEANS = {f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, []),
+        (TOKEN | TOKEN_MEANS, []),
+        ({"algorithm.adv_estimator": "reinforce_plus_plus"}, []),
+        ({"algorithm.adv_estimator": "opo"}, ["'opo': its advantages depend on the tokens"]),
+        (GAE | {"algorithm.gamma": 0.9}, ["gamma=0.9: a discounted return"]),
+        (GAE | {"algorithm.lam": 0.9}, ["lam=0.9: a discounted advantage"]),
+        (GAE | {"critic.loss_agg_mode": "seq-mean-token-sum"}, ["the critic's loss would count"]),
+        ({"algorithm.use_kl_in_reward": True}, ["use_kl_in_reward=True: the reward would be"]),
+        ({f"{CORRECTION}.rollout_is": "sequence"}, ["rollout_is='sequence': the weight is"]),
+        ({f"{CORRECTION}.rollout_rs": "token_k1"}, ["one row of a session may be rejected"]),
+        ({f"{ACTOR}.policy_loss.loss_mode": "gspo"}, ["'gspo': its terms depend on whole rows"]),
+        (TOKEN_MEANS | {f"{ACTOR}.strategy": "megatron"}, ["not with 'megatron'"]),
+        (NO_MASKS, ["state_masking=False: tokens that begin several rows"]),
+        ({"distillation.enabled": True}, ["verl asks the teacher about the last row only"]),
+    ],
+)
+def test_what_would_depend_on_how_a_session_is_cut_is_refused(
+    values: dict[str, Any], words: list[str]
+) -> None:
+    own = {"mixed.sources": {"nq": {"ratio": 1, "agent": "mine"}}}
+    target = f"{__name__}.{SeveralRows.__name__}"
+    agents = {"agent_loops": {"mine": {"_target_": target}}}
+    assert session_row_problems(with_values(own | values)) == []
+    found = session_row_problems(with_values(own | agents | values))
+    assert [word in text for word, text in zip(words, found, strict=True)] == [True] * len(words)
+    assert all("may be several rows: nq (mine); " in text for text in found)
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,11 @@ def test_an_audit_says_which_trajectories_have_no_file(
             **{"outcome": "trained", "trajectories": 2, "reward_mean": 0.5},
         )
         ledger.append_step(step, [entry], {})
-    line = {"key": "a", "stop_reason": "answered", "engine_turns": [], "segments": []}
+    line = {"turns": [], "stop_reason": "answered", "engine_turns": [], "segments": []}
     line |= {name: [] for name in ("response_ids", "response_mask", "log_probs")}
     for step, count in files.items():
-        write_lines(folder.path / "trajectories" / f"{step}.jsonl", [line] * count)
+        lines = [{**line, "key": f"a_{session}_0"} for session in range(count)]
+        write_lines(folder.path / "trajectories" / f"{step}.jsonl", lines)
     config = load_config(folder.config)
     config["mixed"] |= {"trajectory_keep": 2, "trajectory_sample_step": 16}
 
