@@ -1,0 +1,130 @@
+"""What a gateway reads from a request and says in a reply, in no protocol's form.
+
+Three modules translate these types: `chat_completions`, `anthropic_messages` and `responses`. Each
+has the same functions: `parse`, `reply_body`, `reply_events` and `error_body`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest:
+    """What an agent program asks of the policy."""
+
+    messages: list[dict[str, Any]]
+    """In the form that chat templates take. Every message has `role` (system, user, assistant or
+    tool) and `content`, a text. An assistant message may have `reasoning_content`, a text, and
+    `tool_calls`, whose `arguments` are a dict if their JSON text is an object, else the text. A
+    tool message has `tool_call_id`, and `name` if the call or the client names the tool."""
+
+    tools: list[dict[str, Any]]
+    """OpenAI's function schemas. Each has a `name`, a `description` and `parameters`."""
+
+    tool_choice: str
+    """`auto`, `none`, `required`, or the name of one of `tools`."""
+
+    parallel_tool_calls: bool
+    """Whether one reply may hold several calls."""
+
+    model: str
+
+    max_tokens: int | None
+    """Most tokens of the reply; None if the request does not say."""
+
+    stop: tuple[str, ...]
+
+    sampling: dict[str, float]
+    """The sampling parameters that were given, by vLLM's names."""
+
+    logprobs: bool
+    """Whether the reply lists its tokens with their log-probabilities."""
+
+    stream: bool
+
+    include_usage: bool
+    """Whether a stream ends with token counts."""
+
+    ignored: tuple[str, ...]
+    """Names of the fields that were given and have no effect, sorted, without repeats. Nested
+    names have dots and no indexes: `messages.cache_control`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyCall:
+    """A tool call of the policy."""
+
+    id: str
+    """Sent as it is in all protocols. A client sends it back with the tool's result."""
+
+    name: str
+
+    arguments: str
+    """JSON text of an object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """A sampled token and the log-probability with which the policy sampled it."""
+
+    text: str
+    raw: bytes
+    """The token's bytes. A token may hold a part of a character, and `text` cannot say which."""
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReply:
+    """One message of the policy."""
+
+    id: str
+    """Without a protocol's prefix: `chatcmpl-`, `msg_` and `resp_` are put before it."""
+
+    created: int
+    """Seconds since 1970."""
+
+    model: str
+    content: str
+    reasoning: str
+    calls: tuple[ReplyCall, ...]
+    finish: Finish
+
+    stop_text: str | None
+    """The requested stop text that ended the reply; None if the reply ended otherwise."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    logprobs: tuple[TokenLogprob, ...] | None
+    """All sampled tokens, those of reasoning and of calls too; None if they were not asked for."""
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the reply is sent with a text, which may be empty.
+
+        A reply without calls always has one, because agent programs read it without looking.
+        """
+        return bool(self.content) or not self.calls
+
+
+class WireError(Exception):
+    """A request that gets an error for an answer."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str = "invalid_value",
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        """HTTP status."""
+        self.code = code
+        """For programs: `invalid_value`, `unsupported_value`, `context_length_exceeded`, ..."""
+        self.param = param
+        """Place in the request: `messages[2].content[0]`; None if no single field is at fault."""

@@ -1,0 +1,106 @@
+"""A server of the three protocols whose replies are written in the requests.
+
+The last message of a request is JSON text: fields of a `ModelReply`, or `error`, the arguments of a
+`WireError`. `echo` makes the request as it was parsed the reply's text.
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from aiohttp import web
+
+from agent_loop.gateway import anthropic_messages, chat_completions, responses
+from agent_loop.gateway.wire import (
+    Finish,
+    ModelReply,
+    ModelRequest,
+    ReplyCall,
+    TokenLogprob,
+    WireError,
+)
+
+PROTOCOLS: dict[str, Any] = {
+    "/v1/chat/completions": chat_completions,
+    "/v1/messages": anthropic_messages,
+    "/v1/responses": responses,
+}
+
+
+def scripted_reply(request: ModelRequest) -> ModelReply:
+    """The reply that the last message asks for."""
+    script: dict[str, Any] = json.loads(request.messages[-1]["content"])
+    if "error" in script:
+        raise WireError(**script["error"])
+    if "echo" in script:
+        script = {"content": json.dumps(asdict(request))}
+    calls = tuple(
+        ReplyCall(id=f"call_{n}", name=name, arguments=json.dumps(arguments))
+        for n, (name, arguments) in enumerate(script.get("calls", ()))
+    )
+    by_calls: Finish = "tool_calls" if calls else "stop"
+    tokens = [(each, each.encode(), -0.5) for each in script.get("content", "").split()]
+    return ModelReply(
+        id="1",
+        created=1,
+        model=request.model,
+        content=script.get("content", ""),
+        reasoning=script.get("reasoning", ""),
+        calls=calls,
+        finish=script.get("finish", by_calls),
+        stop_text=script.get("stop_text"),
+        prompt_tokens=len(request.messages),
+        completion_tokens=7,
+        logprobs=tuple(TokenLogprob(text=t, raw=r, logprob=p) for t, r, p in tokens)
+        if request.logprobs
+        else None,
+    )
+
+
+async def _answer(request: web.Request) -> web.Response:
+    protocol = PROTOCOLS[request.path]
+    try:
+        parsed = protocol.parse(await request.json())
+        reply = scripted_reply(parsed)
+    except WireError as error:
+        # Stock clients repeat a request after an error of some kinds; a check needs one answer.
+        headers = {"x-should-retry": "false"}
+        body = protocol.error_body(error)
+        return web.json_response(body, status=error.status, headers=headers)
+    if not parsed.stream:
+        return web.json_response(protocol.reply_body(reply))
+    text = "".join(protocol.reply_events(reply, parsed.include_usage))
+    return web.Response(text=text, content_type="text/event-stream")
+
+
+async def _count(request: web.Request) -> web.Response:
+    parsed = anthropic_messages.parse_count(await request.json())
+    return web.json_response({"input_tokens": len(parsed.messages)})
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """The base URL of a server in a thread of its own."""
+    app = web.Application(client_max_size=1 << 26)
+    app.add_routes([web.post(path, _answer) for path in PROTOCOLS])
+    app.add_routes([web.post("/v1/messages/count_tokens", _count)])
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    runner = web.AppRunner(app)
+
+    async def start() -> str:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+    try:
+        yield asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    finally:
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)

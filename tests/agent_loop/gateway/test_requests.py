@@ -1,0 +1,277 @@
+"""What the three protocols read from a request, and what they refuse."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent_loop.gateway import anthropic_messages, chat_completions, responses
+from agent_loop.gateway.fields import MAX_DEPTH
+from agent_loop.gateway.wire import ModelRequest, WireError
+
+SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
+SEARCH = {"name": "search", "description": "d", "parameters": SCHEMA}
+TOOL = {"type": "function", "function": SEARCH}
+BLOCK_TOOL = {"name": "search", "description": "d", "input_schema": SCHEMA}
+HELLO = {"role": "user", "content": "hello"}
+CALL = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": {"q": "x"}}}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "found", "name": "search"}
+WRONG, NO = "invalid_value", "unsupported_value"
+CHOICE = {"type": "function", "name": "search"}
+USAGE = {"include_usage": True}
+LOGPROBS = ["message.output_text.logprobs"]
+DEEP: Any = {"a": json.loads("[" * MAX_DEPTH + "]" * MAX_DEPTH)}
+
+
+def chat_call(arguments: str) -> dict[str, Any]:
+    return CALL | {"function": {"name": "search", "arguments": arguments}}
+
+
+def chat(*given: Any, **more: Any) -> ModelRequest:
+    return chat_completions.parse({"model": "p", "messages": [*given] or [HELLO]} | more)
+
+
+def blocks(*given: Any, **more: Any) -> ModelRequest:
+    body = {"model": "p", "messages": [*given] or [HELLO], "max_tokens": 9}
+    return anthropic_messages.parse(body | more)
+
+
+def items(*given: Any, **more: Any) -> ModelRequest:
+    return responses.parse({"model": "p", "input": [*given] or [HELLO]} | more)
+
+
+def text(*texts: str, kind: str = "text") -> list[dict[str, Any]]:
+    return [{"type": kind, "text": each} for each in texts]
+
+
+TURN = {"role": "assistant", "content": "a", "reasoning_content": "r", "tool_calls": [CALL]}
+CHAT_TURN = TURN | {"tool_calls": [chat_call('{"q": "x"}')]}
+BLOCK_TURN = {
+    "role": "assistant",
+    "content": [
+        {"type": "thinking", "thinking": "r", "signature": "s"},
+        {"type": "text", "text": "a"},
+        {"type": "tool_use", "id": "c1", "name": "search", "input": {"q": "x"}},
+    ],
+}
+ITEM_CALL = {"type": "function_call", "call_id": "c1", "name": "search", "arguments": '{"q": "x"}'}
+REASONING = {"type": "reasoning", "summary": [], "content": text("r", kind="reasoning_text")}
+SUMMARY = {"type": "reasoning", "summary": text("r", kind="summary_text")}
+ITEM_TURN = [REASONING, {"role": "assistant", "content": "a"}, ITEM_CALL]
+
+
+def tool_result(content: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "c1", "content": content, **more}
+
+
+def item_result(output: Any) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": "c1", "output": output}
+
+
+def part(kind: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": kind}]}
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (
+            chat({"role": "developer", "content": text("a", "b")}, HELLO),
+            [{"role": "system", "content": "a\nb"}, HELLO],
+        ),
+        (chat(HELLO, CHAT_TURN, RESULT | {"name": None}, HELLO), [HELLO, TURN, RESULT, HELLO]),
+        (
+            chat({**TURN, "content": None, "tool_calls": None, "reasoning": "r", "refusal": "no"}),
+            [{"role": "assistant", "content": "no", "reasoning_content": "r"}],
+        ),
+        (
+            chat({"role": "tool", "tool_call_id": "unknown", "content": None, "name": "t"}),
+            [{"role": "tool", "tool_call_id": "unknown", "content": "", "name": "t"}],
+        ),
+        (
+            blocks(HELLO, system=text("a", "b")),
+            [{"role": "system", "content": "a\n\nb"}, HELLO],
+        ),
+        (
+            blocks(HELLO, BLOCK_TURN, {"role": "user", "content": [tool_result(text("found"))]}),
+            [HELLO, TURN, RESULT],
+        ),
+        (
+            blocks(BLOCK_TURN, {"role": "user", "content": [*text("hello"), tool_result("found")]}),
+            [TURN, RESULT, HELLO],
+        ),
+        (items(HELLO, instructions="s"), [{"role": "system", "content": "s"}, HELLO]),
+        (responses.parse({"model": "p", "input": "hello"}), [HELLO]),
+        (
+            items(HELLO, *ITEM_TURN, item_result(text("found", kind="input_text")), HELLO),
+            [HELLO, TURN, RESULT, HELLO],
+        ),
+        (items(*ITEM_TURN, *ITEM_TURN[:2], HELLO), [TURN, {**TURN, "tool_calls": None}, HELLO]),
+        (items(SUMMARY), [{"role": "assistant", "content": "", "reasoning_content": "r"}]),
+        (items(ITEM_CALL), [{"role": "assistant", "content": "", "tool_calls": [CALL]}]),
+    ],
+)
+def test_messages_have_the_form_of_chat_templates(
+    request_: ModelRequest, expected: list[dict[str, Any]]
+):
+    kept = [{key: value for key, value in each.items() if value is not None} for each in expected]
+    assert request_.messages == kept
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [("bad", "error: bad"), ("Error: bad", "Error: bad"), (None, "error: ")],
+)
+def test_a_failed_tool_result_says_that_it_is_an_error(content: str | None, expected: str):
+    message = {"role": "user", "content": [tool_result(content, is_error=True)]}
+    assert blocks(message).messages[0]["content"] == expected
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "[1]", "{", '{"a": 1} x', '{"a": NaN}', r'{"a": "\ud83d"}', json.dumps(DEEP)]
+)
+def test_arguments_that_are_no_json_object_stay_text(arguments: str):
+    message = {"role": "assistant", "tool_calls": [chat_call(arguments)]}
+    assert chat(message).messages[0]["tool_calls"][0]["function"]["arguments"] == arguments
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (chat(tools=[TOOL]), ("auto", True, ())),
+        (chat(tools=[TOOL], tool_choice="none", parallel_tool_calls=False), ("none", False, ())),
+        (chat(tools=[TOOL], tool_choice="required"), ("required", True, ("tool_choice",))),
+        (
+            chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "search"}}),
+            ("search", True, ("tool_choice",)),
+        ),
+        (
+            items(tools=[{"type": "function", **SEARCH}], tool_choice=CHOICE),
+            ("search", True, ("tool_choice",)),
+        ),
+        (
+            blocks(
+                tools=[BLOCK_TOOL],
+                tool_choice={"type": "any", "disable_parallel_tool_use": True},
+            ),
+            ("required", False, ("tool_choice",)),
+        ),
+        (
+            blocks(tools=[BLOCK_TOOL], tool_choice={"type": "tool", "name": "search"}),
+            ("search", True, ("tool_choice",)),
+        ),
+    ],
+)  # fmt: skip
+def test_tools_and_their_choice_are_the_same_in_all_protocols(
+    request_: ModelRequest, expected: tuple[str, bool, tuple[str, ...]]
+):
+    assert request_.tools == [TOOL]
+    found = (request_.tool_choice, request_.parallel_tool_calls, request_.ignored)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (chat(stop="a", max_tokens=3), {"stop": ("a",), "max_tokens": 3}),
+        (chat(stop=["a", "b"], max_completion_tokens=3, max_tokens=4), {"max_tokens": 3}),
+        (chat(temperature=0, seed=5), {"sampling": {"temperature": 0, "seed": 5}}),
+        (chat(logprobs=True, top_logprobs=0, n=1), {"logprobs": True}),
+        (chat(stream=True, stream_options=USAGE), USAGE | {"stream": True}),
+        (chat(stream=True), {"include_usage": False}),
+        (blocks(stop_sequences=["a"], top_k=-1), {"stop": ("a",), "sampling": {"top_k": -1}}),
+        (items(max_output_tokens=3, include=LOGPROBS), {"max_tokens": 3, "logprobs": True}),
+    ],
+)  # fmt: skip
+def test_settings_are_read(request_: ModelRequest, expected: dict[str, Any]):
+    assert {name: getattr(request_, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (chat(user="u", response_format={"type": "json_object"}), ["response_format", "user"]),
+        (chat(user=None, response_format={"type": "text"}), []),
+        (chat({**HELLO, "name": "n"}, {**HELLO, "name": "n"}), ["messages.name"]),
+        (chat(tools=[{"function": {**SEARCH, "strict": True}}]), ["tools.function.strict"]),
+        (chat(**{"\ud83d" * 50: 1}), ["'" + r"\ud83d" * 40 + "...'"]),
+        (
+            blocks(
+                {"role": "user", "content": [{"type": "text", "text": "t", "cache_control": {}}]},
+                metadata={},
+                thinking={"type": "adaptive"},
+            ),
+            ["messages.content.cache_control", "metadata", "thinking"],
+        ),
+        (
+            blocks(part("redacted_thinking") | {"role": "assistant"}, HELLO),
+            ["messages.content.redacted_thinking"],
+        ),
+        (items(store=True, text={"format": {"type": "json_object"}}), ["store", "text.format"]),
+        (items(include=["reasoning"], text={"format": {"type": "text"}}), ["include"]),
+    ],
+)  # fmt: skip
+def test_fields_without_effect_are_named(request_: ModelRequest, expected: list[str]):
+    assert list(request_.ignored) == expected
+
+
+def test_a_count_needs_no_limit_and_may_end_with_the_assistant():
+    body = {"model": "p", "messages": [HELLO, {"role": "assistant", "content": "a"}]}
+    assert anthropic_messages.parse_count(body).max_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("parser", "given", "code", "param"),
+    [
+        (chat, {"messages": []}, WRONG, "messages"),
+        (chat, {"messages": "hi"}, WRONG, "messages"),
+        (chat, {"messages": [1]}, WRONG, "messages[0]"),
+        (chat, {"messages": [HELLO, part("image_url")]}, NO, "messages[1].content[0]"),
+        (chat, {"messages": [part("input_audio")]}, NO, "messages[0].content[0]"),
+        (chat, {"messages": [HELLO | {"content": 5}]}, WRONG, "messages[0].content"),
+        (chat, {"messages": [HELLO | {"content": "\ud83d"}]}, WRONG, "messages[0].content"),
+        (chat, {"messages": [HELLO | {"role": "function"}]}, NO, "messages[0].role"),
+        (chat, {"messages": [HELLO | {"role": "robot"}]}, WRONG, "messages[0].role"),
+        (chat, {"messages": [{"role": "tool"}]}, WRONG, "messages[0].tool_call_id"),
+        (chat, {"messages": [{"role": "user"}]}, WRONG, "messages[0].content"),
+        (chat, {"response_format": "json"}, WRONG, "response_format"),
+        (chat, {"model": None}, WRONG, "model"),
+        (chat, {"n": 2}, NO, "n"),
+        (chat, {"n": True}, WRONG, "n"),
+        (chat, {"top_logprobs": 1}, NO, "top_logprobs"),
+        (chat, {"functions": []}, NO, "functions"),
+        (chat, {"function_call": "auto"}, NO, "function_call"),
+        (chat, {"temperature": float("nan")}, WRONG, "temperature"),
+        (chat, {"temperature": "hot"}, WRONG, "temperature"),
+        (chat, {"seed": 10**5000}, WRONG, "seed"),
+        (chat, {"max_tokens": 0}, WRONG, "max_tokens"),
+        (chat, {"stop": [""]}, WRONG, "stop"),
+        (chat, {"stop": ["x"] * 65}, WRONG, "stop"),
+        (chat, {"tools": [TOOL, TOOL]}, WRONG, "tools"),
+        (chat, {"tools": [{"type": "custom"}]}, NO, "tools[0].type"),
+        (chat, {"tools": [{"type": "function"}]}, WRONG, "tools[0].function"),
+        (chat, {"tool_choice": "search"}, WRONG, "tool_choice"),
+        (chat, {"tool_choice": CHOICE}, WRONG, "tool_choice"),
+        (blocks, {"tools": [{"name": "t", "input_schema": DEEP}]}, WRONG, "tools[0].input_schema"),
+        (blocks, {"tools": [{"type": "web_search_20250305"}]}, NO, "tools[0].type"),
+        (blocks, {"max_tokens": None}, WRONG, "max_tokens"),
+        (blocks, {"messages": [part("image")]}, NO, "messages[0].content[0]"),
+        (blocks, {"messages": [HELLO, BLOCK_TURN]}, NO, "messages"),
+        (blocks, {"messages": [], "system": "s"}, WRONG, "messages"),
+        (blocks, {"messages": [{"role": "assistant"}]}, WRONG, "messages[0].content"),
+        (items, {"input": []}, WRONG, "input"),
+        (items, {"input": [{"role": "user"}]}, WRONG, "input[0].content"),
+        (items, {"previous_response_id": "r"}, NO, "previous_response_id"),
+        (items, {"input": [{"type": "item_reference", "id": "x"}]}, NO, "input[0]"),
+        (items, {"input": [part("input_image")]}, NO, "input[0].content[0]"),
+        (items, {"tools": [{"type": "web_search"}]}, NO, "tools[0].type"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_place_and_the_rule(
+    parser: Callable[..., ModelRequest], given: dict[str, Any], code: str, param: str
+):
+    with pytest.raises(WireError) as caught:
+        parser(**given)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, code, param)
+    assert caught.value.message.startswith(param) and len(caught.value.message) < 300
