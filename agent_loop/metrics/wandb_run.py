@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agent_loop.metrics.source_metrics import TrainedTrajectory, TrajectoryTokens
+from samplers.uid import session_of
 
 COLUMNS = (
     *("step", "source", "row_id", "key", "reward", "acc", "advantage", "stop_reason"),
@@ -19,12 +20,14 @@ COLUMNS = (
 def shown(
     trajectories: Iterable[TrainedTrajectory], per_source: int = 4
 ) -> list[TrainedTrajectory]:
-    """The trajectories of a step that are sent: for each source, the first ones of the prompt that
-    was drawn first."""
-    by_source: dict[str, list[TrainedTrajectory]] = defaultdict(list)
-    for each in sorted(trajectories, key=lambda t: (t.source, t.draw, t.key)):
-        by_source[each.source].append(each)
-    return [t for own in by_source.values() for t in own[:per_source]]
+    """The trajectories of a step that are sent, with all their rows: for each source, the first
+    ones of the prompt that was drawn first."""
+    sessions: dict[str, dict[str, list[TrainedTrajectory]]] = defaultdict(dict)
+    for row in sorted(trajectories, key=lambda t: (t.source, t.draw, t.key)):
+        sessions[row.source].setdefault(session_of(row.key), []).append(row)
+    return [
+        row for own in sessions.values() for rows in list(own.values())[:per_source] for row in rows
+    ]
 
 
 def trajectory_rows(

@@ -39,5 +39,13 @@ def test_the_table_shows_the_first_prompt_of_each_source_and_who_wrote_what():
     assert table[1]["prompt"] == "prompt [1]"
 
 
+def test_of_a_trajectory_all_rows_are_sent_and_it_counts_once():
+    rows = [
+        replace(trained("nq", "u", 0), key=f"u_{session}_{index}")
+        for session, index in ((0, 0), (1, 1), (2, 0), (0, 1), (1, 0))
+    ]
+    assert [each.key for each in shown(rows, per_source=2)] == ["u_0_0", "u_0_1", "u_1_0", "u_1_1"]
+
+
 def test_without_a_run_of_wandb_nothing_is_sent():
     log_table([[0] * len(COLUMNS)], 1)
