@@ -7,14 +7,18 @@ has the numbers of its requests to the engine, and a session the number of all i
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from agent_loop.training.run_folder import read_lines, trajectory_files
 from agent_loop.turns.trajectory import why_masked
 from samplers.uid import session_of
+
+SHOWN = 20
+"""Most problems of a session. A damaged line may say that it had billions of requests."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,10 +59,10 @@ class MaskReport:
 def audit_masks(run_dir: Path) -> MaskReport:
     report = MaskReport()
     for path in trajectory_files(run_dir / "trajectories"):
-        sessions = defaultdict[str, _Requests](_Requests)
+        sessions = defaultdict[str, list[Mapping[str, Any]]](list)
         for record in read_lines(path):
             sampled = sum(record["response_mask"])
-            sessions[session_of(record["key"])].add(record)
+            sessions[session_of(record["key"])].append(record)
             report.rows += 1
             report.model_tokens += sampled
             report.tool_tokens += len(record["response_mask"]) - sampled
@@ -66,42 +70,30 @@ def audit_masks(run_dir: Path) -> MaskReport:
             where = f"{path.name} key={record['key']}"
             report.problems += [f"{where}: {problem}" for problem in mask_problems(record)]
         report.by_step[int(path.stem)] = len(sessions)
-        for name, session in sessions.items():
+        for name, rows in sessions.items():
             where = f"{path.name} session={name}"
-            report.problems += [f"{where}: {problem}" for problem in session.problems()]
+            report.problems += [f"{where}: {problem}" for problem in session_problems(rows)]
     return report
 
 
-@dataclass(slots=True)
-class _Requests:
-    """The rows of one session, and the requests to the engine that they hold."""
+def session_problems(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Rows of a session that are missing, and answers of the engine that are in no row or in
+    several: the first `SHOWN` of them.
 
-    rows: int = 0
-    of_session: tuple[int, int] | None = None
-    """Its rows and its requests, as its lines say; None if they do not, as before release 1.1."""
-
-    held: Counter[int] = field(default_factory=Counter[int])
-    """Number of a request -> rows that have its answer."""
-
-    def add(self, record: Mapping[str, Any]) -> None:
-        self.rows += 1
-        if record.get("requests") is not None and why_masked(record) is None:
-            self.of_session = record["rows"], record["requests"]
-        numbers = [turn.get("request") for turn in record["turns"]]
-        self.held.update(number for number in numbers if number is not None)
-
-    def problems(self) -> list[str]:
-        """Answers of the engine that are in no row or in several, and rows that are missing."""
-        if self.of_session is None:
-            return []
-        rows, requests = self.of_session
-        if rows != self.rows:
-            return [f"{self.rows} rows are there, of {rows}"]
-        return [
-            f"the engine's answer to request {number} is in {self.held[number] or 'no'} rows"
-            for number in range(1, requests + 1)
-            if self.held[number] != 1
-        ]
+    Args:
+        rows: the lines of the session. Those of release 1.0.0 do not say how many there should be.
+    """
+    said = [r for r in rows if r.get("requests") is not None and why_masked(r) is None]
+    if not said:
+        return []
+    if said[-1]["rows"] != len(rows):
+        return [f"{len(rows)} rows are there, of {said[-1]['rows']}"]
+    held = Counter(turn.get("request") for row in rows for turn in row["turns"])
+    wrong = (n for n in range(1, said[-1]["requests"] + 1) if held[n] != 1)
+    return [
+        f"the engine's answer to request {number} is in {held[number] or 'no'} rows"
+        for number in islice(wrong, SHOWN)
+    ]
 
 
 def mask_problems(record: Mapping[str, Any]) -> list[str]:

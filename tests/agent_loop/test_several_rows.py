@@ -124,6 +124,7 @@ async def test_the_turns_of_all_rows_count_together(monkeypatch):
         (lambda lines: [lines[0] | {"turns": lines[1]["turns"]}, lines[1]], "2 is in no rows"),
         (lambda lines: [lines[0] | {"turns": lines[1]["turns"]}, lines[1]], "1 is in 2 rows"),
         (lambda lines: [line | {"requests": 5} for line in lines], "request 5 is in no rows"),
+        (lambda lines: [line | {"requests": 2**40} for line in lines], "request 9 is in no rows"),
     ],
 )
 async def test_the_audit_names_an_answer_that_is_trained_twice_or_not_at_all(

@@ -14,19 +14,20 @@ from verl_mixed.run.user_cache import user_cache
 
 FILE_NAME = "viewer.sqlite"
 
-_VERSION = 3
+_VERSION = 4
 """Version of the tables."""
 
 _TABLES = """
 CREATE TABLE files (name TEXT PRIMARY KEY, mtime_ns INTEGER, size INTEGER);
 CREATE TABLE trajectories (
   id INTEGER PRIMARY KEY, file TEXT NOT NULL, line INTEGER NOT NULL, start INTEGER NOT NULL,
-  step INTEGER, key TEXT, "group" TEXT, source TEXT, row_id TEXT, reward REAL, acc REAL,
-  advantage REAL, stop_reason TEXT, masked TEXT, length INTEGER, model_tokens INTEGER,
-  turns INTEGER, calls INTEGER, errors INTEGER);
+  step INTEGER, key TEXT, "group" TEXT, session TEXT, source TEXT, row_id TEXT, reward REAL,
+  acc REAL, advantage REAL, stop_reason TEXT, masked TEXT, length INTEGER, trained INTEGER,
+  turns INTEGER, calls INTEGER, errors INTEGER, cause TEXT, parent INTEGER, request INTEGER);
 CREATE INDEX by_place ON trajectories (step, file, line);
 CREATE INDEX by_file ON trajectories (file);
 CREATE INDEX by_group ON trajectories ("group");
+CREATE INDEX by_session ON trajectories (session, step, file, line);
 CREATE TABLE unreadable (file TEXT, line INTEGER, why TEXT);
 """
 

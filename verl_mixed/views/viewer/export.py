@@ -20,7 +20,7 @@ from verl_mixed.views.viewer.views import run_view, trajectory_view
 def page_of(
     name: str, index: Index, decode: Decode | None, note: str, chosen: Filter, most: int
 ) -> tuple[str, int, int]:
-    """The page with the first `most` trajectories of a run that a filter chooses.
+    """The page with the first `most` trajectories of a run that a filter chooses, with all rows.
 
     `decode` and `note` are those of `tokenizer_of`.
 
@@ -30,19 +30,25 @@ def page_of(
     total = index.count(chosen)
     rows = index.rows(chosen, limit=most)
     shown: dict[str, Any] = {}
+    sessions: dict[str, tuple[list[dict[str, Any]], list[str]]] = {}
     unreadable = 0
     for row in rows:
+        session, identity = row["session"], row["id"]
         try:
-            shown[row["id"]] = trajectory_view(row["id"], index.record(row["id"]), decode)
+            if session not in sessions:
+                sessions[session] = index.session(session)
+            record = index.record(identity)
+            shown[identity] = trajectory_view(identity, record, decode, *sessions[session])
         except (OSError, ValueError):
             unreadable += 1
     run = run_view(name, index, note)
     run["unreadable"] += unreadable
     which = f" ({filtered})" if (filtered := str(chosen)) else ""
-    run["exported"] = f"{len(shown)} of {total} trajectories{which}"
     rows = [row for row in rows if row["id"] in shown]
+    trajectories = len({row["session"] for row in rows})
+    run["exported"] = f"{trajectories} of {total} trajectories{which}"
     data = {"run": run, "rows": rows, "trajectories": shown}
-    return _assemble(name, data), len(shown), total
+    return _assemble(name, data), trajectories, total
 
 
 def _assemble(name: str, data: dict[str, Any]) -> str:

@@ -11,7 +11,10 @@ _NUMBER = re.compile(r"[ ]*[+-]?([0-9]+[.]?[0-9]*|[.][0-9]+)(e[+-]?[0-9]+)?[ ]*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """Which trajectories to show; None and empty strings choose all."""
+    """Which trajectories to show; None and empty strings choose all.
+
+    A session of several rows is chosen if one of its rows is.
+    """
 
     source: str = ""
     steps: tuple[int, int] | None = None
@@ -27,6 +30,9 @@ class Filter:
 
     group: str = ""
     """uid"""
+
+    session: str | None = None
+    """The page has no field for it."""
 
     def __str__(self) -> str:
         steps = self.steps and f"{self.steps[0]}-{self.steps[1]}"

@@ -8,25 +8,30 @@ read from its file when it is shown.
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from agent_loop.metrics.mask_audit import session_problems
 from agent_loop.training.run_folder import trajectory_files
 from verl_mixed.views.viewer.database import has_words, open_database
 from verl_mixed.views.viewer.filters import Filter, bare, words_of
-from verl_mixed.views.viewer.records import IndexEntry, Record, read_line
+from verl_mixed.views.viewer.records import IndexEntry, Kind, Record, read_line
+from verl_mixed.views.viewer.tree import as_tree
 
 _COLUMNS = (
-    *("step", "key", "group", "source", "row_id", "reward", "acc", "advantage", "stop_reason"),
-    *("masked", "length", "model_tokens", "turns", "calls", "errors"),
+    *("step", "key", "group", "session", "source", "row_id", "reward", "acc", "advantage"),
+    *("stop_reason", "masked", "length", "trained", "turns", "calls", "errors"),
+    *("cause", "parent", "request"),
 )
 _ROW = ", ".join(f'"{name}"' for name in _COLUMNS)
 
 _GROUP_SIZE = (
-    '(SELECT count(*) FROM trajectories AS other WHERE other."group" = trajectories."group")'
+    "(SELECT count(DISTINCT session) FROM trajectories AS other "
+    'WHERE other."group" = trajectories."group")'
 )
 
 _LOST = "ifnull(masked, '') = 'lost'"
@@ -83,30 +88,44 @@ class Index:
     def count(self, chosen: Filter) -> int:
         where, values = self._where(chosen)
         return self._database.execute(
-            f"SELECT count(*) FROM trajectories WHERE {where}", values
+            f"SELECT count(DISTINCT session) FROM trajectories WHERE {where}", values
         ).fetchone()[0]
 
     def rows(self, chosen: Filter, *, offset: int = 0, limit: int = 100) -> list[dict[str, Any]]:
-        """Some of the chosen trajectories, in order of steps and lines.
+        """All rows of some of the chosen trajectories, in order of steps and lines; those of one
+        session in the order of their tree. `offset` and `limit` count trajectories.
 
         Returns:
-            A dictionary for each: `id` (file and line from 1, as `7.13`), its columns, `outcomes`
-            (names of all that apply), `group_size` (members of its group in the files).
+            A dictionary for each row: `id` (file and line from 1, as `7.13`), its columns,
+            `outcomes` (names of all that apply), `group_size` (members of its group in the files),
+            `fits` (whether the row itself is chosen), `depth` in the tree.
         """
         where, values = self._where(chosen)
         fits = ", ".join(OUTCOMES.values())
         cursor = self._database.execute(
-            f"SELECT file, line, {_GROUP_SIZE}, {fits}, {_ROW} FROM trajectories WHERE {where} "
-            "ORDER BY step, file, line LIMIT ? OFFSET ?",
-            [*values, limit, offset],
+            f"SELECT file, line, {_GROUP_SIZE}, {where}, {fits}, {_ROW} FROM trajectories "
+            f"WHERE session IN (SELECT session FROM trajectories WHERE {where} GROUP BY session "
+            "ORDER BY min(step), min(file), min(line) LIMIT ? OFFSET ?) ORDER BY step, file, line",
+            [*values, *values, limit, offset],
         )
-        rows: list[dict[str, Any]] = []
-        for file, line, group_size, *rest in cursor:
+        sessions = defaultdict[str, list[dict[str, Any]]](list)
+        for file, line, group_size, is_chosen, *rest in cursor:
             row = dict(zip(_COLUMNS, rest[len(OUTCOMES) :], strict=True))
             outcomes = [name for name, fit in zip(OUTCOMES, rest, strict=False) if fit]
             row |= {"id": f"{Path(file).stem}.{line}", "group_size": group_size}
-            rows.append(row | {"outcomes": [*outcomes, row["stop_reason"]]})
-        return rows
+            row |= {"outcomes": [*outcomes, row["stop_reason"]], "fits": bool(is_chosen)}
+            sessions[row["session"]].append(row)
+        return [row for rows in sessions.values() for row in as_tree(rows)]
+
+    def session(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """The rows of a session, as in `rows`, and what the audit of masks says about them.
+
+        Raises:
+            OSError, ValueError: the file or a line cannot be read.
+        """
+        rows = self.rows(Filter(session=name), limit=1)
+        entries = [self._line(row["id"], IndexEntry) for row in rows]
+        return rows, session_problems([msgspec.to_builtins(entry) for entry in entries])
 
     def record(self, identity: str) -> Record:
         """A trajectory, read from its file.
@@ -115,6 +134,9 @@ class Index:
             KeyError: no trajectory has this id.
             OSError, ValueError: the file or the line cannot be read.
         """
+        return self._line(identity, Record)
+
+    def _line(self, identity: str, kind: type[Kind]) -> Kind:
         stem, _, line = identity.rpartition(".")
         place = self._database.execute(
             "SELECT file, start FROM trajectories WHERE file = ? AND line = ?",
@@ -125,13 +147,14 @@ class Index:
         file, start = place
         with (self.folder / file).open("rb") as lines:
             lines.seek(start)
-            return read_line(lines.readline(), Record)
+            return read_line(lines.readline(), kind)
 
     def counts(self, column: Literal["source", "stop_reason"]) -> dict[str, int]:
         """Source or stop reason -> number of trajectories."""
         return dict(
             self._database.execute(
-                f"SELECT {column}, count(*) FROM trajectories GROUP BY {column} ORDER BY {column}"
+                f"SELECT {column}, count(DISTINCT session) FROM trajectories "
+                f"GROUP BY {column} ORDER BY {column}"
             ).fetchall()
         )
 
@@ -161,6 +184,8 @@ class Index:
             add("source = ?", _storable(chosen.source))
         if chosen.group:
             add('"group" = ?', _storable(chosen.group))
+        if chosen.session is not None:
+            add("session = ?", _storable(chosen.session))
         if chosen.steps:
             add("step BETWEEN ? AND ?", *chosen.steps)
         if chosen.outcome in OUTCOMES:
@@ -211,12 +236,15 @@ class Index:
         self._database.execute("INSERT INTO unreadable VALUES (?, ?, ?)", problem)
 
     def _add(self, name: str, number: int, start: int, entry: IndexEntry) -> None:
-        lengths = [(author, length) for author, _, length, _ in entry.segments]
+        whole = sum(length for _, _, length, _ in entry.segments)
+        model = sum(length for author, _, length, _ in entry.segments if author == "model")
         values = msgspec.structs.asdict(entry) | {
             "group": entry.group,
+            "session": entry.session,
+            "request": entry.request,
             "masked": entry.why_masked,
-            "length": sum(length for _, length in lengths),
-            "model_tokens": sum(length for author, length in lengths if author == "model"),
+            "length": whole,
+            "trained": 0 if entry.why_masked else model if entry.state_masking else whole,
             "turns": len(entry.turns),
             "calls": len(entry.calls),
             "errors": sum(call.status != "ok" for call in entry.calls),
@@ -258,9 +286,12 @@ def _match(words: Sequence[str]) -> str:
 
 
 def _storable(value: Any) -> Any:
-    """A value that SQLite stores: text without lone surrogates, NULL for NaN and infinities."""
+    """A value that SQLite stores: text without lone surrogates, NULL for NaN, infinities and whole
+    numbers that do not fit in its 64 bits."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, int) and abs(value) >= 2**63:
         return None
     return value

@@ -7,6 +7,7 @@ import msgspec
 
 from agent_loop.turns.trajectory import why_masked
 from agent_loop.turns.turn_loop import Call, Turn
+from samplers.uid import group_of, session_of
 
 _Natural = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 """Small enough that sums fit in SQLite's integers and in JavaScript's numbers."""
@@ -28,6 +29,11 @@ class IndexEntry(msgspec.Struct):
     advantage: float | None = None
     fault: str | None = None
     on_truncated: str = "train"
+    state_masking: bool = True
+    rows: _Natural | None = None
+    requests: _Natural | None = None
+    cause: str = ""
+    parent: _Natural | None = None
 
     @property
     def why_masked(self) -> str | None:
@@ -36,8 +42,18 @@ class IndexEntry(msgspec.Struct):
 
     @property
     def group(self) -> str:
-        """uid of the trajectory's group: verl's keys are `<uid>_<session>_<index>`."""
-        return self.key.split("_", 1)[0]
+        """uid of its group."""
+        return group_of(self.key)
+
+    @property
+    def session(self) -> str:
+        """Name of its session, in which it is a row."""
+        return session_of(self.key)
+
+    @property
+    def request(self) -> int | None:
+        """Number of its first request to the engine in its session."""
+        return min((t.request for t in self.turns if t.request is not None), default=None)
 
 
 class Record(IndexEntry):
@@ -53,14 +69,13 @@ class Record(IndexEntry):
     loop_error: str | None = None
     engine_turns: list[list[int]] = []
     reward_parts: dict[str, Any] | None = None
-    state_masking: bool = True
     weight_versions: tuple[int, int] | None = None
 
 
-_Kind = TypeVar("_Kind", bound=IndexEntry)
+Kind = TypeVar("Kind", bound=IndexEntry)
 
 
-def read_line(line: bytes, kind: type[_Kind]) -> _Kind:
+def read_line(line: bytes, kind: type[Kind]) -> Kind:
     """The fields of `kind` of one line of a trajectory file.
 
     Raises:

@@ -29,7 +29,7 @@ TEMPLATE = Environment(
 """The page; with `data` it is a file that needs no server."""
 
 MOST_ROWS = 500
-"""Rows of a page of the list, at most."""
+"""Trajectories of a page of the list, at most."""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -83,6 +83,7 @@ class _Answers:
         self._index.refresh()
         try:
             record = self._index.record(identity)
+            session = self._index.session(record.session)
         except KeyError:
             return _json(
                 {"error": f"no trajectory {identity}: its file was rewritten or removed"},
@@ -90,7 +91,7 @@ class _Answers:
             )
         except (OSError, ValueError) as error:
             return _json({"error": f"cannot read trajectory {identity}: {error}"}, status=422)
-        return _json(trajectory_view(identity, record, self._decode))
+        return _json(trajectory_view(identity, record, self._decode, *session))
 
 
 def create_app(name: str, index: Index, decode: Decode | None, note: str = "") -> web.Application:

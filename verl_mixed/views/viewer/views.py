@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,8 @@ from agent_loop.metrics.mask_audit import mask_problems
 from verl_mixed.views.viewer.index import OUTCOMES, Index
 from verl_mixed.views.viewer.records import Record
 from verl_mixed.views.viewer.tokens import Decode, token_texts
+
+_OF_TREE = ("id", "key", "depth", "cause", "length", "trained")
 
 
 def run_view(name: str, index: Index, note: str) -> dict[str, Any]:
@@ -28,11 +30,23 @@ def run_view(name: str, index: Index, note: str) -> dict[str, Any]:
     }
 
 
-def trajectory_view(identity: str, record: Record, decode: Decode | None) -> dict[str, Any]:
-    """A trajectory as the page shows it; its `identity` is file and line, `7.13`."""
+def trajectory_view(
+    identity: str,
+    record: Record,
+    decode: Decode | None,
+    rows: Sequence[Mapping[str, Any]] = (),
+    session_problems: Iterable[str] = (),
+) -> dict[str, Any]:
+    """A trajectory as the page shows it, or one row of its session.
+
+    Args:
+        identity: file and line, `7.13`.
+        rows: those of its session, and the problems of the session; see `Index.session`.
+    """
     facts = msgspec.structs.asdict(record)
     counts = counts_of(record)
     problems = [*count_problems(counts), *mask_problems(facts)]
+    problems += [f"session: {problem}" for problem in session_problems]
     prompt, texts = None, None
     if decode is not None:
         try:
@@ -59,6 +73,7 @@ def trajectory_view(identity: str, record: Record, decode: Decode | None) -> dic
         "prompt_length": len(record.prompt_ids),
         "tokens": texts,
         "segments": _segments(record),
+        "tree": [{name: row[name] for name in _OF_TREE} for row in rows] if len(rows) > 1 else [],
         "counts": counts,
         "problems": problems,
     }

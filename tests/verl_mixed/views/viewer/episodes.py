@@ -26,6 +26,7 @@ def line(
     step: int = 1,
     draw: int = 0,
     member: int = 0,
+    index: int = 0,
     source: str = "math",
     reward: float = 0.0,
     stop_reason: StopReason = StopReason.ANSWERED,
@@ -57,7 +58,7 @@ def line(
         trajectory.without_gradient()
     return {
         "step": step,
-        "key": f"{step:08x}.{draw}.{source}_{member}_0",
+        "key": f"{step:08x}.{draw}.{source}_{member}_{index}",
         "source": source,
         "row_id": f"{source}:{draw:016x}",
         "draw": draw,
@@ -72,6 +73,25 @@ def line(
         "state_masking": True,
         **more,
     }
+
+
+def session(
+    rows: Sequence[tuple[str, int | None, Sequence[int]]], **of_all: Any
+) -> list[dict[str, Any]]:
+    """The lines of a session of several rows: for each row its cause, its parent, and the numbers
+    of its requests, each of which has the answer `<code>NUMBER</code>`."""
+    lines = list[dict[str, Any]]()
+    for index, (cause, parent, numbers) in enumerate(rows):
+        said = [("model", f"<code>{number}</code>") for number in numbers]
+        own = line(said, index=index, cause=cause, parent=parent, rows=len(rows), **of_all)
+        for turn, number in zip(own["turns"], numbers, strict=True):
+            turn["request"] = number
+        lines.append(own | {"requests": max(n for *_, numbers in rows for n in numbers)})
+    return lines
+
+
+COMPACTED = [("", None, (1, 2)), ("summary", 0, (3,)), ("sub-agent", 3, (5,)), ("", 1, (4, 6))]
+"""Rows of a session; in the order of their tree they are 0, 1, 3, 2."""
 
 
 def write_run(run_dir: Path, lines: Sequence[dict[str, Any]], *, tokenizer: bool = True) -> Path:

@@ -11,11 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_loop.metrics.mask_audit import audit_masks
 from agent_loop.training.run_folder import read_lines
 from agent_loop.turns.trajectory import StopReason
 from agent_loop.turns.turn_loop import Call
+from samplers.uid import session_of
 from tests.fakes.real_tokenizers import real_tokenizer
-from tests.verl_mixed.views.viewer.episodes import SPOKEN, as_bytes, line, write_run
+from tests.verl_mixed.views.viewer.episodes import (
+    COMPACTED,
+    SPOKEN,
+    as_bytes,
+    line,
+    session,
+    write_run,
+)
 from verl_mixed.views.viewer.filters import Filter, parse_steps
 from verl_mixed.views.viewer.index import Index
 from verl_mixed.views.viewer.views import trajectory_view
@@ -34,6 +43,7 @@ LINES = st.builds(
     step=STEPS,
     draw=st.integers(0, 2),
     member=st.integers(0, 2),
+    index=st.integers(0, 1),
     source=st.sampled_from(("math", "nq")),
     reward=st.sampled_from((0.0, 0.5, 1.0)),
     stop_reason=st.sampled_from(StopReason),
@@ -72,6 +82,8 @@ def test_index_of_files_cut_anywhere_is_that_of_reading_them_whole(
                     for step in files
                     for number, each in enumerate(read_lines(folder / f"{step}.jsonl"), 1)
                 ]
+                sessions = [session_of(key) for _, key in expected]
+                expected.sort(key=lambda each: sessions.index(session_of(each[1])))
                 assert seen(index) == expected
                 for identity, key in expected:
                     assert index.record(identity).key == key
@@ -117,11 +129,15 @@ def test_filter_takes_what_fits_all_of_it(
         open_index(write_run(Path(name), lines, tokenizer=False)) as index,
     ):
         rows = index.rows(chosen)
-        assert sorted(row["key"] for row in rows) == sorted(
+        assert sorted(row["key"] for row in rows if row["fits"]) == sorted(
             each["key"] for each in lines if fits(each)
         )
-        assert index.count(chosen) == len(rows)
-        assert not outcome or all(outcome in row["outcomes"] for row in rows)
+        sessions = {session_of(each["key"]) for each in lines if fits(each)}
+        assert sorted(row["key"] for row in rows) == sorted(
+            each["key"] for each in lines if session_of(each["key"]) in sessions
+        )
+        assert index.count(chosen) == len(sessions)
+        assert not outcome or all(outcome in row["outcomes"] for row in rows if row["fits"])
 
 
 def test_pages_of_the_list_are_the_list(tmp_path: Path):
@@ -131,6 +147,69 @@ def test_pages_of_the_list_are_the_list(tmp_path: Path):
         paged = [row for at in range(0, 10, 3) for row in index.rows(Filter(), offset=at, limit=3)]
     assert paged == whole
     assert [row["step"] for row in whole] == [2] * 5 + [10] * 5
+
+
+def test_a_session_of_several_rows_is_one_trajectory_in_all_counts(tmp_path: Path):
+    lines = [*session(COMPACTED), line(member=1), *session(COMPACTED, member=2), line(member=10)]
+    with open_index(write_run(tmp_path / "run", lines)) as index:
+        pages = [index.rows(Filter(), offset=at, limit=2) for at in (0, 2)]
+        found = index.rows(Filter(text="6"))
+        counts = index.count(Filter()), index.counts("source"), index.counts("stop_reason")
+    in_order = [(f"_0_{index}", depth) for index, depth in ((0, 0), (1, 1), (3, 2), (2, 3))]
+    assert [(row["key"][-4:], row["depth"]) for row in pages[0]] == [*in_order, ("_1_0", 0)]
+    assert [len(page) for page in pages] == [5, 5]
+    assert {row["group_size"] for page in pages for row in page} == {4}
+    assert counts == (4, {"math": 4}, {"answered": 4})
+    assert [(row["key"][-3:], row["fits"]) for row in found[:4]] == [
+        *(("0_0", False), ("0_1", False), ("0_3", True), ("0_2", False))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "trained"),
+    [
+        ({}, "model"),
+        ({"state_masking": False}, "whole"),
+        ({"stop_reason": StopReason.INFRA_ERROR}, None),
+        ({"stop_reason": StopReason.MAX_TURNS, "on_truncated": "mask"}, None),
+    ],
+)
+def test_trained_tokens_of_a_row_are_those_of_its_mask(
+    tmp_path: Path, settings: dict[str, Any], trained: str | None
+):
+    with open_index(write_run(tmp_path / "run", [line(**settings)])) as index:
+        [row] = index.rows(Filter())
+        counts = trajectory_view("1.1", index.record("1.1"), decode)["counts"]
+    of = {"model": counts["model"], "whole": counts["response"], None: 0}
+    assert (row["length"], row["trained"]) == (counts["response"], of[trained])
+    assert row["trained"] == counts["to_train"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problems"),
+    [
+        (lambda rows: rows, []),
+        (lambda rows: rows[1:], ["3 rows are there, of 4"]),
+        (
+            lambda rows: [*rows[:3], rows[3] | {"turns": rows[2]["turns"]}],
+            [
+                f"the engine's answer to request {n}"
+                for n in ("4 is in no", "5 is in 2", "6 is in no")
+            ],
+        ),
+        (lambda rows: [{k: r[k] for k in r if k not in ("rows", "requests")} for r in rows], []),
+    ],
+)
+def test_a_session_has_the_problems_that_the_audit_of_masks_finds(
+    tmp_path: Path, change: Any, problems: list[str]
+):
+    run_dir = write_run(tmp_path / "run", [*change(session(COMPACTED)), line(member=1)])
+    with open_index(run_dir) as index:
+        _, found = index.session(session_of(index.record("1.1").key))
+    audited = [p for p in audit_masks(run_dir).problems if "session=" in p]
+    assert [each.split(": ", 1)[1] for each in audited] == found
+    assert len(found) == len(problems)
+    assert all(each.startswith(start) for each, start in zip(found, problems, strict=True))
 
 
 SEARCHES = {
@@ -204,15 +283,16 @@ def test_lines_that_are_no_trajectory_are_counted_and_named(tmp_path: Path):
     assert [each.split(":")[0] for each in why] == [f"1.jsonl line {n}" for n in range(1, 7)]
 
 
-def test_nan_and_half_characters_are_kept(tmp_path: Path):
+def test_nan_half_characters_and_huge_numbers_are_kept(tmp_path: Path):
     run_dir = write_run(tmp_path / "run", [])
     (run_dir / "trajectories").mkdir()
     odd = line([("model", "x")], reward=float("nan"), answer="\ud83d")
     odd["segments"][0][3] = "half \ud83d"
+    odd["turns"][0]["request"] = 2**63
     (run_dir / "trajectories" / "1.jsonl").write_text(json.dumps(odd) + "\n")
     with open_index(run_dir) as index:
         [row] = index.rows(Filter(text="half"))
-        assert row["reward"] is None
+        assert row["reward"] is row["request"] is None
         assert index.record("1.1").answer == "\ud83d"
 
 
@@ -243,7 +323,8 @@ ODD = st.sampled_from(
 
 @given(data=st.data())
 def test_no_line_takes_the_others_away(data: st.DataObject):
-    odd = line(calls=[Call(turn=1, action="code", arguments="1")], advantage=0.0)
+    calls = [Call(turn=1, action="code", arguments="1")]
+    odd = line(calls=calls, advantage=0.0, parent=0, rows=1, requests=1)
     place: Any = odd
     while True:
         keys = list(place) if isinstance(place, dict) else list(range(len(place)))
@@ -262,7 +343,9 @@ def test_no_line_takes_the_others_away(data: st.DataObject):
             assert read == ({"1.2"} if index.unreadable()[0] else {"1.1", "1.2"})
             for identity in read:
                 with suppress(ValueError):
-                    view = trajectory_view(identity, index.record(identity), decode)
+                    record = index.record(identity)
+                    session = index.session(record.session)
+                    view = trajectory_view(identity, record, decode, *session)
                     json.dumps(view, allow_nan=False)
 
 

@@ -12,7 +12,7 @@ from agent_loop.training.run_folder import write_text
 from agent_loop.turns.turn_loop import Call
 from tests.browser import Page, open_page
 from tests.verl_mixed.views.viewer.conftest import Serve
-from tests.verl_mixed.views.viewer.episodes import as_bytes, line, write_run
+from tests.verl_mixed.views.viewer.episodes import COMPACTED, as_bytes, line, session, write_run
 from verl_mixed.run.compose import load_config
 from verl_mixed.views.viewer.export import page_of
 from verl_mixed.views.viewer.filters import Filter
@@ -208,6 +208,68 @@ async def test_keys_and_filters_move_through_the_run(tmp_path: Path, serve: Serv
             assert page.console_errors == []
 
 
+@pytest.mark.parametrize("way", ["served", "exported"])
+async def test_a_session_of_several_rows_is_a_tree(tmp_path: Path, serve: Serve, way: str):
+    rows = session(COMPACTED, member=1, reward=1.0)
+    rows[1]["cause"] = HOSTILE[2]
+    for row in rows[1:]:
+        row["prompt_ids"] = row["prompt_ids"][:1]
+    rows[3]["turns"] = rows[3]["turns"][:1]  # the answer to request 6 is in no row
+    run_dir = write_run(tmp_path / "run", [line(), *rows, line(member=2)])
+    async with serve(run_dir) as url:
+        address = url if way == "served" else export(run_dir, tmp_path / "page.html")
+        async with open_page(address) as page:
+            await page.until(READY)
+            assert await texts(page, "#count, #page") == ["3 trajectories", "1 to 3 of 3"]
+            assert await texts(page, ".tree") == []
+            notes = await texts(page, "#notes p")
+            lines = await texts(page, "#list .row")
+            options = await texts(page, "#list [role=option]")
+            for key, place in [*(("j", n) for n in "23546"), *(("k", n) for n in "45")]:
+                await press(page, key, f"location.hash === '#1.{place}'")
+                assert await chosen_row(page) == f"row-1.{place}"
+            tree = await texts(page, ".tree button")
+            indents = await page.evaluate(
+                "[...document.querySelectorAll('.tree button')].map(e => e.style.paddingLeft)"
+            )
+            here = await texts(page, ".tree [aria-current]")
+            problems = await texts(page, ".problems p")
+            await page.click(".tree button:nth-of-type(4)")
+            await page.until("location.hash === '#1.4'")
+            assert await chosen_row(page) == "row-1.4"
+
+            await press(page, "g", "document.querySelectorAll('.member').length === 3")
+            heads = await texts(page, "h2, .member h3")
+            members = await texts(page, ".member .facts")
+            of_group = await texts(page, ".member .tree button")
+            last = await texts(page, ".member .tree [aria-current]")
+            prompt = await texts(page, "#detail > div > details pre")
+            await page.click(".member .tree button:nth-of-type(2)")
+            await page.until("location.hash === '#1.3' && document.querySelector('.trajectory')")
+            await page.click("[name=text]")
+            await press(page, "5", "document.querySelectorAll('.unfit').length === 3")
+            await page.until("location.hash === '#1.4'")
+            assert await texts(page, "#count") == ["1 trajectory"]
+            hit, errors = await page.evaluate("window.hit"), page.console_errors
+    tokens = [len(each["response_ids"]) for each in rows]
+    assert (len(lines), len(options)) == (7, 6)
+    assert "answered · 4 rows✓ 1.00-" in lines[1] and lines[1].endswith(f"{sum(tokens)}0")
+    assert lines[2] == f"start{tokens[0]} trained{tokens[0]}0"
+    order = [(0, "start"), (1, HOSTILE[2]), (3, "start"), (2, "sub-agent")]
+    assert tree == [
+        f"{cause} 1.{2 + index}: {tokens[index]} tokens, {tokens[index]} trained"
+        for index, cause in order
+    ]
+    assert indents == sorted(set(indents)) and len(indents) == 4
+    assert here == last == [tree[2]]
+    assert notes == ([] if way == "served" else ["exported: 3 of 3 trajectories"])
+    assert problems == ["session: the engine's answer to request 6 is in no rows"]
+    assert heads[0].endswith("3 of 3 members") and heads.count("session of 4 rows") == 1
+    assert f"tokens{sum(tokens)}" in members[1]
+    assert (of_group, prompt) == (tree, ["What is it?"])
+    assert (hit, errors) == (None, [])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["served", "exported"])
 async def test_hostile_text_runs_nothing_and_hides_nothing(tmp_path: Path, serve: Serve, way: str):
@@ -310,6 +372,7 @@ def test_export_holds_what_fits_and_says_so(tmp_path: Path):
     data = json.loads(block)
     assert len(data["rows"]) == len(data["trajectories"]) == 4
     assert {row["source"] for row in data["rows"]} == {"nq"}
+    assert data["run"]["name"] == "run"
     assert data["run"]["exported"] == "4 of 6 trajectories (source nq)"
     assert not set("<>&") & set(block)
     assert page.count("<script") == 2 and "src=" not in page and "href=" not in page
@@ -387,7 +450,7 @@ IN_FILE = """(asked => {
 
 async def test_filters_mean_the_same_in_a_file_as_on_the_server(tmp_path: Path, serve: Serve):
     run_dir = write_run(tmp_path / "run", [])
-    lines = [line([("model", "x")], step=1 + number % 3) for number in range(len(SAID))]
+    lines = [line([("model", "x")], step=1 + n % 3, draw=n) for n in range(len(SAID))]
     for each, said, reward in zip(
         lines, SAID, [0.0, 1.0, 0.5, -1.0, float("nan"), float("inf"), 2.0, 0.0], strict=True
     ):

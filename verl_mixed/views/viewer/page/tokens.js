@@ -56,6 +56,10 @@ function count(number, thing) {
   return `${number} ${thing}${number === 1 ? '' : 's'}`;
 }
 
+function sumOf(rows, name) {
+  return rows.reduce((sum, row) => sum + row[name], 0);
+}
+
 /** One token: its colour shows the author, the bar below shows whether it is trained. */
 function tokenElement(shown, position, author) {
   const id = shown.response_ids[position];
@@ -206,14 +210,42 @@ function legendElement() {
   );
 }
 
-/** One trajectory, from its prompt to its end. */
-function trajectoryElement(shown) {
+/** Why a row of a session began, as text. */
+function causeOf(row) {
+  return row.cause || 'start';
+}
+
+/** Move an element to its depth in the tree; very deep trees do not leave the page. */
+function indent(element, depth) {
+  element.style.paddingLeft = `${0.3 + 1.1 * Math.min(depth, 8)}em`;
+  return element;
+}
+
+/** The session of a row as a tree of buttons that open its rows; nothing for a session of one row. */
+function treeElement(shown, open) {
+  if (!shown.tree.length) return null;
+  const buttons = shown.tree.map((row) => {
+    const button = make(
+      'button',
+      { type: 'button', title: row.key, 'aria-current': row.id === shown.id ? 'true' : null },
+      make('strong', {}, causeOf(row)),
+      ` ${row.id}: ${count(row.length, 'token')}, ${row.trained} trained`,
+    );
+    button.addEventListener('click', () => open(row.id));
+    return indent(button, row.depth);
+  });
+  return make('section', { class: 'tree', 'aria-label': 'rows of the session' }, make('h3', {}, `session of ${count(buttons.length, 'row')}`), ...buttons);
+}
+
+/** One trajectory or one row of it, from its prompt to its end. */
+function trajectoryElement(shown, open) {
   const parts = Object.entries(shown.reward_parts || {}).map(([name, value]) => `${name} ${figure(value)}`);
   const box = make(
     'div',
     { class: 'trajectory' },
     make('h2', {}, `${shown.source} · step ${shown.step} · ${shown.id}`),
     problemsElement(shown),
+    treeElement(shown, open),
     factsElement(shown, [
       ['reward', figure(shown.reward)],
       ['advantage', figure(shown.advantage)],
@@ -241,8 +273,8 @@ function trajectoryElement(shown) {
 
 const OF_A_MEMBER = 600; // tokens of a segment that the group view shows
 
-/** All members of a group side by side. */
-function groupElement(members, total, open) {
+/** All members of a group side by side; `first` has the prompt, a member of several rows its last row. */
+function groupElement(first, members, total, open) {
   const box = make('div', { class: 'group' });
   for (const shown of members) {
     const button = make('button', { type: 'button' }, `open ${shown.id}`);
@@ -253,10 +285,11 @@ function groupElement(members, total, open) {
       factsElement(shown, [
         ['reward', figure(shown.reward)],
         ['advantage', figure(shown.advantage)],
-        ['tokens', shown.counts.response],
+        ['tokens', shown.tree.length ? sumOf(shown.tree, 'length') : shown.counts.response],
         ['ended', shown.stop_reason],
         ['answer', shown.answer],
       ]),
+      treeElement(shown, open),
       countsElement(shown),
       problemsElement(shown),
       stripElement(shown),
@@ -265,7 +298,6 @@ function groupElement(members, total, open) {
     for (const segment of shown.segments) card.append(segmentElement(shown, segment, OF_A_MEMBER));
     box.append(card);
   }
-  const first = members[0];
   return make(
     'div',
     {},

@@ -21,6 +21,16 @@
     trajectory: (id) => ask(`/api/trajectories/${encodeURIComponent(id)}`),
   };
 
+  /** The rows of each session; the rows of a session follow each other. */
+  function sessionsOf(all) {
+    const sessions = new Map();
+    for (const row of all) {
+      if (!sessions.has(row.session)) sessions.set(row.session, []);
+      sessions.get(row.session).push(row);
+    }
+    return [...sessions.values()];
+  }
+
   function inFile(data) {
     const known = new Map(); // id -> text and words, of the rows that were searched
     function textOf(row) {
@@ -34,8 +44,10 @@
     return {
       run: async () => data.run,
       rows: async (query) => {
-        const all = data.rows.filter(filterOf(query, textOf));
-        return { total: all.length, rows: all.slice(query.offset, query.offset + query.limit) };
+        const fits = filterOf(query, textOf);
+        const all = sessionsOf(data.rows.map((row) => ({ ...row, fits: fits(row) })));
+        const chosen = all.filter((own) => own.some((row) => row.fits));
+        return { total: chosen.length, rows: chosen.slice(query.offset, query.offset + query.limit).flat() };
       },
       trajectory: async (id) => {
         if (!data.trajectories[id]) throw new Error(`trajectory ${id} is not in this file`);
@@ -61,27 +73,50 @@
 
   // --- the list -----------------------------------------------------------------------------------
 
-  function rowElement(row, number, before) {
+  const callsElement = (row) =>
+    make('span', { class: row.errors ? 'bad' : '' }, row.errors ? `${row.calls} (${row.errors} ✗)` : String(row.calls));
+
+  /** What can be chosen: a row of the list, by its line. */
+  const optionOf = (row) => ({ id: `row-${row.id}`, role: 'option', 'aria-selected': 'false', title: `${row.row_id} ${row.key}` });
+
+  /** The line of a session: its only row, or the sums of its rows. */
+  function lineElement(row, before, attributes, rowCount) {
     const solved = row.outcomes.includes('solved');
     const element = make(
       'div',
-      {
-        class: `row ${solved ? 'solved' : ''} ${before && before.group === row.group ? '' : 'first'}`,
-        id: `row-${row.id}`,
-        role: 'option',
-        'aria-selected': 'false',
-        title: `${row.row_id} ${row.key}`,
-      },
+      { class: `row ${solved ? 'solved' : ''} ${before && before[0].group === row.group ? '' : 'first'}`, ...attributes },
       make('span', {}, String(row.step)),
       make('span', {}, row.source),
-      make('span', { class: row.outcomes.includes('lost') ? 'bad' : '' }, row.stop_reason),
+      make('span', { class: row.outcomes.includes('lost') ? 'bad' : '' }, `${row.stop_reason}${rowCount}`),
       make('span', {}, `${solved ? '✓ ' : ''}${figure(row.reward, 2)}`),
       make('span', {}, figure(row.advantage, 2)),
       make('span', {}, String(row.length)),
-      make('span', { class: row.errors ? 'bad' : '' }, row.errors ? `${row.calls} (${row.errors} ✗)` : String(row.calls)),
+      callsElement(row),
     );
-    element.addEventListener('click', () => choose(number));
+    element.addEventListener('click', () => chooseRow(row.id));
     return element;
+  }
+
+  /** A row of a session of several, below the line of the session. */
+  function partElement(row) {
+    const element = make(
+      'div',
+      { class: `row part ${row.fits ? '' : 'unfit'}`, ...optionOf(row) },
+      indent(make('span', {}, causeOf(row)), 1 + row.depth),
+      make('span', {}, `${row.trained} trained`),
+      make('span', {}, String(row.length)),
+      callsElement(row),
+    );
+    element.addEventListener('click', () => chooseRow(row.id));
+    return element;
+  }
+
+  function sessionElement(own, before) {
+    const [first] = own;
+    if (own.length === 1) return lineElement(first, before, optionOf(first), '');
+    const sums = Object.fromEntries(['length', 'calls', 'errors'].map((name) => [name, sumOf(own, name)]));
+    const line = lineElement({ ...first, ...sums }, before, { role: 'presentation' }, ` · ${own.length} rows`);
+    return make('div', { role: 'group', 'aria-label': `session of ${own.length} rows` }, line, ...own.map(partElement));
   }
 
   function query() {
@@ -89,7 +124,8 @@
     return Object.fromEntries(filled);
   }
 
-  /** Load a page of the list and show one of its rows; false if a newer request was made meanwhile. */
+  /** Load a page of the list; false if a newer request was made meanwhile. `which` of its rows is
+   *  shown: 'last'; null, none; else the first that fits the filter. */
   async function load(from, which) {
     const mine = ++asked.list;
     list.setAttribute('aria-busy', 'true');
@@ -105,16 +141,17 @@
       total = 0;
       failed = error;
     }
-    list.replaceChildren(...rows.map((row, number) => rowElement(row, number, rows[number - 1])));
+    const sessions = sessionsOf(rows);
+    list.replaceChildren(...sessions.map((own, number) => sessionElement(own, sessions[number - 1])));
     at('count').textContent = total === 1 ? '1 trajectory' : `${total} trajectories`;
-    const last = offset + rows.length;
+    const last = offset + sessions.length;
     at('page').textContent = rows.length ? `${offset + 1} to ${last} of ${total}` : '';
     at('previous').disabled = offset === 0;
     at('next').disabled = last >= total;
     list.setAttribute('aria-busy', 'false');
     chosen = -1;
     if (rows.length && which !== null) {
-      await choose(which === 'last' ? rows.length - 1 : which);
+      await choose(which === 'last' ? rows.length - 1 : rows.findIndex((row) => row.fits));
     } else if (!rows.length) {
       asked.detail++;
       if (failed) complain(failed);
@@ -124,9 +161,9 @@
   }
 
   function mark(number) {
-    if (list.children[chosen]) list.children[chosen].setAttribute('aria-selected', 'false');
+    if (rows[chosen]) at(`row-${rows[chosen].id}`).setAttribute('aria-selected', 'false');
     chosen = number;
-    const element = list.children[number];
+    const element = at(`row-${rows[number].id}`);
     element.setAttribute('aria-selected', 'true');
     list.setAttribute('aria-activedescendant', element.id);
     element.scrollIntoView({ block: 'nearest' });
@@ -137,6 +174,18 @@
     await open(rows[number].id);
   }
 
+  /** Show a row by its id, and mark it in the list if it is there. */
+  function chooseRow(id) {
+    const number = rows.findIndex((row) => row.id === id);
+    if (number >= 0) mark(number);
+    return open(id);
+  }
+
+  function openAlone(id) {
+    grouped = false;
+    chooseRow(id);
+  }
+
   // --- the trajectory -----------------------------------------------------------------------------
 
   async function open(id) {
@@ -144,7 +193,7 @@
     current = id;
     try {
       const shown = await source.trajectory(id);
-      const element = grouped ? await groupOf(shown) : trajectoryElement(shown);
+      const element = grouped ? await groupOf(shown) : trajectoryElement(shown, openAlone);
       if (mine !== asked.detail) return;
       detail.replaceChildren(element);
       detail.scrollTop = 0;
@@ -156,14 +205,11 @@
 
   async function groupOf(shown) {
     const answer = await source.rows({ group: shown.group, offset: 0, limit: MEMBERS });
-    const members = await Promise.all(answer.rows.map((row) => source.trajectory(row.id)));
-    const openOne = (id) => {
-      grouped = false;
-      const number = rows.findIndex((row) => row.id === id);
-      if (number >= 0) mark(number);
-      open(id);
-    };
-    return groupElement(members, answer.rows[0].group_size, openOne);
+    const indexOf = (row) => Number(row.key.split('_').pop());
+    const lastOf = (own) => own.reduce((last, row) => (indexOf(row) > indexOf(last) ? row : last));
+    const wanted = [answer.rows[0], ...sessionsOf(answer.rows).map(lastOf)];
+    const [first, ...members] = await Promise.all(wanted.map((row) => source.trajectory(row.id)));
+    return groupElement(first, members, answer.rows[0].group_size, openAlone);
   }
 
   function move(by) {
@@ -257,11 +303,7 @@
     }
     const linked = decodeURIComponent(location.hash.slice(1));
     await load(0, linked ? null : 0);
-    if (linked) {
-      const number = rows.findIndex((row) => row.id === linked);
-      if (number >= 0) await choose(number);
-      else await open(linked);
-    }
+    if (linked) await chooseRow(linked);
   }
 
   begin().catch(complain).finally(() => document.body.setAttribute('data-ready', 'yes'));
