@@ -60,11 +60,7 @@ class BubblewrapSandbox(Sandbox):
     def __init__(self, workers: int = 1, packages: tuple[str, ...] = ()) -> None:
         super().__init__(workers, packages)
         bwrap = program("bwrap")
-        if os.geteuid() != 0 and _linux() < _LINUX_WITH_OWN_COUNTS:
-            raise SandboxUnavailable(
-                f"Linux {os.uname().release} counts the processes of all programs of this user "
-                f"together; it needs {'.'.join(map(str, _LINUX_WITH_OWN_COUNTS))}, or root"
-            )
+        require_own_counts()
         self._filter = build_filter(processes=True)
         paths = package_paths(packages)
         readable = readable_paths(paths)
@@ -108,6 +104,15 @@ class BubblewrapSandbox(Sandbox):
 
     def processes(self, limits: Limits) -> int:
         return _RUN_PROCESSES + limits.processes
+
+
+def require_own_counts() -> None:
+    """Raises SandboxUnavailable: the kernel cannot limit the processes of each program apart."""
+    if os.geteuid() != 0 and _linux() < _LINUX_WITH_OWN_COUNTS:
+        raise SandboxUnavailable(
+            f"Linux {os.uname().release} counts the processes of all programs of this user "
+            f"together; it needs {'.'.join(map(str, _LINUX_WITH_OWN_COUNTS))}, or root"
+        )
 
 
 def _linux() -> tuple[int, ...]:
