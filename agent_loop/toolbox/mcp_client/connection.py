@@ -16,6 +16,7 @@ from agent_loop.toolbox.mcp_client.messages import HTTP_STATUS
 from agent_loop.toolbox.mcp_client.process import ProcessFault, ServerProcess
 from agent_loop.toolbox.mcp_client.results import MAX_ERROR, remedy_for
 from agent_loop.toolbox.mcp_client.target import ServerTarget
+from agent_loop.tools.child_process import inherited_environment
 
 if TYPE_CHECKING:
     import mcp_types as types
@@ -192,9 +193,7 @@ def _transport_of(target: ServerTarget) -> Any:
         from agent_loop.toolbox.mcp_client.http import HttpServer
 
         return HttpServer(target.url, target.token)
-    from mcp.client.stdio import get_default_environment
-
-    env = get_default_environment() | dict(target.env)
+    env = inherited_environment() | dict(target.env)
     return ServerProcess(target.command, env, target.cwd, target.hidden)
 
 

@@ -17,7 +17,6 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,6 +28,7 @@ from agent_loop.toolbox.mcp_client.messages import (
     too_large,
 )
 from agent_loop.toolbox.mcp_client.streams import Answers, Requests
+from agent_loop.tools.child_process import find_program
 from agent_loop.tools.responses import dumps, may_have_surrogates, rewritten_without_surrogates
 
 MAX_SKIPPED_BYTES = 256 << 20
@@ -113,14 +113,11 @@ class ServerProcess:
         return Answers(self), Requests(self)
 
     def _started(self) -> "subprocess.Popen[bytes]":
-        if self._cwd is not None and not Path(self._cwd).is_dir():
-            raise ProcessFault(f"this node has no folder {self._cwd}, in which it is to run")
-        first = self._command[0]
-        if "/" in first and self._cwd is not None:
-            first = str(Path(self._cwd) / first)
-        program = shutil.which(first, path=self._env.get("PATH"))
-        if program is None:
-            raise ProcessFault(f"there is no program {first!r} on PATH")
+        try:
+            path = self._env.get("PATH")
+            program = find_program(self._command[0], cwd=self._cwd, path=path)
+        except FileNotFoundError as error:
+            raise ProcessFault(str(error)) from error
         # setpriv asks the kernel for the signal at the worker's death. Code of ours between fork
         # and exec could do it too, and could hang, because the worker has threads.
         setpriv = shutil.which("setpriv")

@@ -22,7 +22,7 @@ from agent_loop.tools.sandbox.sandbox import Sandbox
 from agent_loop.tools.sandbox.seccomp import build_filter
 from agent_loop.tools.sandbox.zygote import Launch
 
-_UIDS = range(1000, 1512)
+UIDS = range(1000, 1512)
 """Users of programs inside the sandbox if root serves. The kernel limits processes by user and does
 not limit root, so each run at the same time has its own user."""
 
@@ -60,11 +60,7 @@ class BubblewrapSandbox(Sandbox):
     def __init__(self, workers: int = 1, packages: tuple[str, ...] = ()) -> None:
         super().__init__(workers, packages)
         bwrap = program("bwrap")
-        if os.geteuid() != 0 and _linux() < _LINUX_WITH_OWN_COUNTS:
-            raise SandboxUnavailable(
-                f"Linux {os.uname().release} counts the processes of all programs of this user "
-                f"together; it needs {'.'.join(map(str, _LINUX_WITH_OWN_COUNTS))}, or root"
-            )
+        require_own_counts()
         self._filter = build_filter(processes=True)
         paths = package_paths(packages)
         readable = readable_paths(paths)
@@ -76,7 +72,7 @@ class BubblewrapSandbox(Sandbox):
             *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"),
             "--clearenv",
             *(word for name, value in ENVIRONMENT.items() for word in ("--setenv", name, value)),
-            *_binds(readable),
+            *binds(readable),
             *("--tmpfs", "/dev", "--dir", "/dev/shm", "--dir", "/box", "--dir", "/tmp"),
             # No ptys, because a run would see those of another run.
             *(word for path in _DEVICES for word in ("--dev-bind", path, path)),
@@ -93,7 +89,7 @@ class BubblewrapSandbox(Sandbox):
                 self._paths,
                 namespaces=True,
                 filter=self._filter.hex(),
-                uids=list(_UIDS) if is_root else [],
+                uids=list(UIDS) if is_root else [],
                 own_user_namespace=not is_root,
                 tmp=self._has_tmp,
                 read_only=list(_DEVICES),
@@ -108,6 +104,15 @@ class BubblewrapSandbox(Sandbox):
 
     def processes(self, limits: Limits) -> int:
         return _RUN_PROCESSES + limits.processes
+
+
+def require_own_counts() -> None:
+    """Raises SandboxUnavailable: the kernel cannot limit the processes of each program apart."""
+    if os.geteuid() != 0 and _linux() < _LINUX_WITH_OWN_COUNTS:
+        raise SandboxUnavailable(
+            f"Linux {os.uname().release} counts the processes of all programs of this user "
+            f"together; it needs {'.'.join(map(str, _LINUX_WITH_OWN_COUNTS))}, or root"
+        )
 
 
 def _linux() -> tuple[int, ...]:
@@ -135,9 +140,7 @@ def user_namespace(open_fds: ExitStack) -> int:
         proc = Path(f"/proc/{holder.pid}")
         try:
             for kind in ("uid", "gid"):
-                (proc / f"{kind}_map").write_text(
-                    f"0 0 1\n{_UIDS.start} {_HOST_UID} {len(_UIDS)}\n"
-                )
+                (proc / f"{kind}_map").write_text(f"0 0 1\n{UIDS.start} {_HOST_UID} {len(UIDS)}\n")
             users = os.open(proc / "ns" / "user", os.O_RDONLY)
         except OSError as error:
             raise SandboxUnavailable(f"no user namespace with further users ({error})") from error
@@ -145,7 +148,7 @@ def user_namespace(open_fds: ExitStack) -> int:
         return users
 
 
-def _binds(paths: list[str]) -> list[str]:
+def binds(paths: list[str]) -> list[str]:
     """Options of bwrap that bind paths read-only, and the links from the root into /usr."""
     argv = []
     for link in ("/bin", "/lib", "/lib64"):

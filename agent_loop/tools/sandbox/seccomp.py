@@ -4,8 +4,12 @@ The filter refuses sockets, new namespaces, memory that no limit counts, and cal
 state of the kernel, of another process, or of files that others use. A program without namespaces
 of its own is also refused new processes (threads are allowed), signals and file attributes. Record
 locks do nothing. A call that is newer than the table gets ENOSYS, so that a newer kernel opens no
-hole. Numbers: Linux `arch/x86/entry/syscalls/syscall_64.tbl` and
-`include/uapi/asm-generic/unistd.h`.
+hole.
+
+An agent program (`agent=True`) may be node, curl or a shell. Its filter allows what these need,
+sockets among it, and denies the rest.
+
+Numbers: Linux `arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h`.
 """
 
 import errno
@@ -185,6 +189,25 @@ _ABSENT: dict[str, tuple[int, int]] = {"preadv2": (327, 286)}
 # disk, where the usage monitor does not see it. Python then copies by read and write.
 _ABSENT_OUTSIDE: dict[str, tuple[int, int]] = {"sendfile": (40, 71), "splice": (275, 76)}
 
+# Calls of `_DENIED` that an agent program may make: sockets, locks and watches of files, priorities
+# of its own threads. Those that change the user succeed only for the user that it already is,
+# because it has no capabilities.
+_AGENT_CALLS = {
+    *("socket", "setsockopt", "sendmsg", "sendmmsg", "flock", "fadvise64"),
+    *("inotify_init", "inotify_init1", "pidfd_open", "pidfd_send_signal"),
+    *("setpriority", "ioprio_set", "sched_setaffinity"),
+    *("sched_setscheduler", "sched_setparam", "sched_setattr"),
+    *("setuid", "setgid", "setreuid", "setregid", "setresuid", "setresgid"),
+    *("setgroups", "setfsuid", "setfsgid"),
+}
+
+# AF_UNIX, AF_INET, AF_INET6, AF_NETLINK (which lists the interfaces). AF_VSOCK, for example, would
+# reach the host of a virtual machine from every network namespace.
+_AGENT_FAMILIES: tuple[tuple[int, int], int, tuple[int, ...]] = ((41, 198), 0, (1, 2, 10, 16))
+
+# TIOCSTI, TIOCLINUX: input in the name of another user of a terminal
+_AGENT_DENIED_IOCTLS = (0x5412, 0x541C)
+
 _NEWEST_KNOWN = 450  # set_mempolicy_home_node, the last call the table was checked against
 
 _FLAGS_OF_SOCKETS = (0, 0x800, 0x80000, 0x80800)  # SOCK_NONBLOCK, SOCK_CLOEXEC
@@ -255,12 +278,13 @@ class UnsupportedArchitecture(SandboxUnavailable):
     """The filter has no table of system calls for this architecture."""
 
 
-def build_filter(machine: str | None = None, *, processes: bool) -> bytes:
+def build_filter(machine: str | None = None, *, processes: bool, agent: bool = False) -> bytes:
     """The filter as an array of `struct sock_filter`, 8 bytes each.
 
     Args:
         machine: architecture in the form of `platform.machine()`; None takes this machine's.
         processes: whether the program has its own namespaces, so that it may start processes.
+        agent: whether it is an agent program; it has its own namespaces too.
 
     Raises:
         UnsupportedArchitecture: the architecture is neither x86_64 nor aarch64.
@@ -285,24 +309,34 @@ def build_filter(machine: str | None = None, *, processes: bool) -> bytes:
         (_JUMP_EQ, 0, 1, clone3),
         (_RETURN, 0, 0, absent),
     ]
+    assert processes or not agent, "an agent program has its own namespaces"
     denied = _DENIED if processes else _DENIED | _DENIED_OUTSIDE
+    if agent:
+        denied = {name: denied[name] for name in denied.keys() - _AGENT_CALLS}
     for numbers in denied.values():
         if (number := numbers[column]) is not None:
             program += [(_JUMP_EQ, 0, 1, number), (_RETURN, 0, 0, deny)]
     for numbers in (_ABSENT if processes else _ABSENT | _ABSENT_OUTSIDE).values():
         program += [(_JUMP_EQ, 0, 1, numbers[column]), (_RETURN, 0, 0, absent)]
-    numbers, argument, values = _IDLE_LOCKS
-    program += [(_JUMP_EQ, 0, 2 * len(values) + 2, numbers[column])]
-    program += [(_LOAD, 0, 0, _AT_ARGS + 8 * argument)]
-    for value in values:
-        program += [(_JUMP_EQ, 0, 1, value), (_RETURN, 0, 0, _ERRNO)]
-    program += [(_LOAD, 0, 0, _AT_NR)]
-    options = _DENIED_OPTIONS if processes else _DENIED_OPTIONS | _DENIED_OPTIONS_OUTSIDE
-    rules = [
-        (numbers[column], argument, values, deny, _ALLOW)
-        for numbers, argument, values in options.values()
-    ]
-    rules.append((ioctl, 1, _ALLOWED_IOCTLS, _ALLOW, _ERRNO | errno.ENOTTY))
+    if agent:
+        numbers, argument, values = _AGENT_FAMILIES
+        rules = [
+            (numbers[column], argument, values, _ALLOW, _ERRNO | errno.EAFNOSUPPORT),
+            (ioctl, 1, _AGENT_DENIED_IOCTLS, deny, _ALLOW),
+        ]
+    else:
+        numbers, argument, values = _IDLE_LOCKS
+        program += [(_JUMP_EQ, 0, 2 * len(values) + 2, numbers[column])]
+        program += [(_LOAD, 0, 0, _AT_ARGS + 8 * argument)]
+        for value in values:
+            program += [(_JUMP_EQ, 0, 1, value), (_RETURN, 0, 0, _ERRNO)]
+        program += [(_LOAD, 0, 0, _AT_NR)]
+        options = _DENIED_OPTIONS if processes else _DENIED_OPTIONS | _DENIED_OPTIONS_OUTSIDE
+        rules = [
+            (numbers[column], argument, values, deny, _ALLOW)
+            for numbers, argument, values in options.values()
+        ]
+        rules.append((ioctl, 1, _ALLOWED_IOCTLS, _ALLOW, _ERRNO | errno.ENOTTY))
     for number, argument, values, if_one_of_them, otherwise in rules:
         program += [(_JUMP_EQ, 0, 2 * len(values) + 2, number)]
         program += [(_LOAD, 0, 0, _AT_ARGS + 8 * argument)]
@@ -312,7 +346,8 @@ def build_filter(machine: str | None = None, *, processes: bool) -> bytes:
     program += [
         (_JUMP_EQ, 0, 6, mmap),
         (_LOAD, 0, 0, _AT_ARGS + 8 * 3),
-        (_JUMP_SET, 2, 0, _MAP_HUGETLB),
+        # An agent program may share memory; its processes are charged for it while they map it.
+        (_JUMP_SET, 2, 3 if agent else 0, _MAP_HUGETLB),
         (_JUMP_SET, 0, 2, _MAP_ANONYMOUS),
         (_JUMP_SET, 0, 1, _MAP_SHARED),
         (_RETURN, 0, 0, deny),

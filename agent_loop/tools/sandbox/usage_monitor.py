@@ -341,9 +341,9 @@ def _exceeds(pid: int, limit: int) -> bool:
     Raises:
         PermissionError: the processes do not stay halted.
     """
-    before = {each: _resident_bytes(each) for each in descendants(pid)}
+    before = {each: resident_bytes(each) for each in descendants(pid)}
     size = memory_bytes(pid)
-    after = {each: _resident_bytes(each) for each in descendants(pid)}
+    after = {each: resident_bytes(each) for each in descendants(pid)}
     known, changed = {**after, **before}, before.keys() ^ after.keys()
     # and what has ended, but is not reaped yet
     changed |= {each for each in before if before[each] < after.get(each, 0.0) == math.inf}
@@ -352,7 +352,7 @@ def _exceeds(pid: int, limit: int) -> bool:
     return _halted_bytes(pid) > limit
 
 
-def _resident_bytes(pid: int) -> float:
+def resident_bytes(pid: int) -> float:
     """Memory of a process, with what it shares; infinite if it has ended already."""
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:

@@ -1294,11 +1294,11 @@ async def test_runs_work_where_they_cannot_enter_cgroups(
 # --- the filter ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("processes", [False, True])
-def test_the_filter_exists_for_both_architectures_and_no_other(processes: bool):
-    filters = {
-        machine: build_filter(machine, processes=processes) for machine in ("x86_64", "aarch64")
-    }
+@pytest.mark.parametrize(
+    "kind", [{"processes": False}, {"processes": True}, {"processes": True, "agent": True}]
+)
+def test_the_filter_exists_for_both_architectures_and_no_other(kind: dict[str, bool]):
+    filters = {machine: build_filter(machine, **kind) for machine in ("x86_64", "aarch64")}
     assert filters["x86_64"] != filters["aarch64"]
     for program in filters.values():
         instructions = list(struct.iter_unpack("=HBBI", program))
@@ -1307,7 +1307,7 @@ def test_the_filter_exists_for_both_architectures_and_no_other(processes: bool):
                 assert at + 1 + max(if_true, if_false) < len(instructions)
         assert instructions[-1][0] == 6
     with pytest.raises(UnsupportedArchitecture, match="riscv64"):
-        build_filter("riscv64", processes=processes)
+        build_filter("riscv64", **kind)
 
 
 def test_without_namespaces_the_filter_denies_more():

@@ -1,0 +1,108 @@
+"""What an agent program's process runs before the program: limits, the port, then exec.
+
+`python -I -S inside.py CONTROL KIND FOLDER CWD [PORT UID MEMORY_BYTES PROCESSES] -- COMMAND`
+
+CONTROL is a socket to the worker. When all is set up, this process sends descriptors there: of
+FOLDER, so that the worker can read the answer when the sandbox is gone; and in a sandbox of a
+socket that listens on PORT in the sandbox's network, so that the worker itself serves it and no
+process inside need pass bytes on. It becomes the command when the worker answers, and ends if the
+worker has ended. Standard library only, without modules that take long to import.
+"""
+
+import _socket  # without the enums of `socket` and `signal` the start takes 10 ms less
+import os
+import select
+import struct
+import sys
+
+SIGKILL, SIGPIPE, SIGXFSZ = 9, 13, 25
+PR_SET_CHILD_SUBREAPER = 36
+OPEN_FILES = 4096
+LARGEST_DESCRIPTOR = 0x7FFFFFFF
+
+
+def main() -> None:
+    control_fd, kind, folder, cwd, *rest = sys.argv[1:]
+    end = rest.index("--")
+    numbers, command = map(int, rest[:end]), rest[end + 1 :]
+    control = _socket.socket(fileno=int(control_fd))
+    os.set_inheritable(control.fileno(), False)
+    os.closerange(3, control.fileno())  # bwrap leaves the user namespace open
+    os.closerange(control.fileno() + 1, LARGEST_DESCRIPTOR)
+    if kind == "guard":
+        guard(control)
+    sent = enter_sandbox(folder, *numbers) if kind == "sandbox" else []
+    sent.insert(0, os.open(folder, os.O_RDONLY | os.O_DIRECTORY))
+    os.chdir(cwd)
+    rights = struct.pack(f"={len(sent)}i", *sent)
+    control.sendmsg([b"ready"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)])
+    if not control.recv(1):
+        sys.exit("the worker has ended")
+    import _signal  # pyright: ignore[reportMissingImports]
+
+    for number in (SIGPIPE, SIGXFSZ):  # Python ignores them, and the command would inherit it
+        _signal.signal(number, _signal.SIG_DFL)
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(127)
+
+
+def enter_sandbox(
+    folder: str, port: int, uid: int, memory_bytes: int, processes: int
+) -> "list[int]":
+    """Take the user and the limits; returns the descriptor of the listening socket."""
+    import resource
+
+    with open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # if the host's memory is full, the kernel kills this before the worker
+    if uid:  # this process is root of its user namespace, and loses all capabilities here
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    for path in (os.environ["HOME"], folder):
+        os.mkdir(path, 0o700)
+    limits = {"NPROC": processes, "DATA": memory_bytes, "NOFILE": OPEN_FILES, "CORE": 0}
+    for name, value in limits.items():
+        which = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(which)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(which, (value, value))
+    listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(128)
+    return [listener.detach()]
+
+
+def guard(control: "_socket.socket") -> None:
+    """Fork, and return in the child. When the child has ended or the worker has closed CONTROL, the
+    parent kills its descendants, and ends with the child's exit code, as a shell writes it."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become its children
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        return
+    poll = select.poll()
+    poll.register(os.pidfd_open(child), select.POLLIN)
+    poll.register(control, 0)  # no events: its end alone
+    poll.poll()
+    ended, status = os.waitpid(child, os.WNOHANG)
+    code = os.waitstatus_to_exitcode(status) if ended else -SIGKILL
+    while pids := children():
+        for pid in pids:
+            os.kill(pid, SIGKILL)
+        for pid in pids:
+            os.waitpid(pid, 0)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def children() -> "list[int]":
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,297 @@
+"""An agent program: a user's command that runs once for each session and talks to the gateway.
+
+`run` starts it, waits for its end and leaves nothing behind. What it says to the gateway, and what
+its answer is worth, is decided elsewhere.
+
+| what | `where="host"` | `where="sandbox"` |
+| --- | --- | --- |
+| can read | all that the worker's user can | the system, the worker's Python, `cwd`, `readable` |
+| can write | all that the worker's user can | /tmp and /dev/shm, in memory, of a bounded size |
+| network | the host's | a loopback of its own, where one port leads to the gateway |
+| user | the worker's; under bwrap without setuid programs | one without capabilities |
+| memory, processes | not limited | limited |
+| left at its end | no process, no folder | no process, no folder |
+
+Its working folder is `cwd`; without a `cwd` it is the session's folder, which MIXED_SESSION_DIR
+names. The answer file is relative to the session's folder in both cases.
+
+What is not held:
+
+- On the host, where namespaces are denied, a process of ours (the guard of `inside`) kills what the
+  program left, daemons too, also if the worker dies. The program could kill the guard first.
+- On the host, a session's folder stays if the worker is killed by SIGKILL.
+- In a sandbox, memory between two looks. RLIMIT_DATA bounds each process at once; the sum of all is
+  measured every second, and above `memory_mb` they are killed. There is no cgroup, because a worker
+  shares its cgroup with other processes of Ray and so may not divide it. Neither memory of the
+  kernel, of full sockets for example, nor processor time is limited.
+"""
+
+import asyncio
+import os
+import shlex
+import shutil
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from socket import socket as Socket
+from typing import Literal
+
+from agent_loop.gateway.isolation import AgentSandbox, Start, host_start
+from agent_loop.gateway.relay import relayed
+from agent_loop.gateway.running import Running, uninterrupted
+from agent_loop.tools.child_process import find_program, inherited_environment
+from agent_loop.tools.sandbox.program import SandboxUnavailable
+from agent_loop.tools.sandbox.usage_monitor import remove
+
+MAX_ANSWER_BYTES = 1 << 16
+"""Of an answer file; of a longer one the end is taken."""
+
+TRIAL_S = 60.0
+"""Longest time of each trial of `check`."""
+
+_LOCALE = ("LANG", "LC_ALL", "TZ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramEnd:
+    """How a session's program ended."""
+
+    exit_code: int
+    """Negative: killed by that signal."""
+
+    answer: str | None
+    """Content of the answer file, or the last line of stdout that is not blank; None without."""
+
+    stderr: str
+    """Its last 4096 bytes, for messages."""
+
+
+class AgentProgram:
+    """One command that runs once for each session.
+
+    Args:
+        command: the program and its arguments; no shell reads it. A program with a slash is
+            relative to `cwd`.
+        env: names of further variables of the worker that the program gets. Besides them it gets
+            PATH (the worker's interpreter first), HOME, USER, LANG and the like.
+        readable: in a sandbox, further files and folders that it may read.
+        memory_mb: in a sandbox, memory of each process, and of all together.
+        processes: in a sandbox, processes and threads at once.
+        answer_file: path below the session's folder.
+
+    Raises:
+        ValueError: the command cannot be split, or the answer file is not below the folder.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        *,
+        where: Literal["sandbox", "host"],
+        cwd: str | None = None,
+        env: Sequence[str] = (),
+        readable: Sequence[str] = (),
+        memory_mb: int = 2048,
+        processes: int = 128,
+        answer_file: str | None = None,
+    ) -> None:
+        try:
+            self._words = shlex.split(command)
+        except ValueError as error:
+            raise ValueError(
+                f"command={command!r} is no command: {error}; correct its quotes"
+            ) from error
+        if not self._words:
+            raise ValueError("command='' is no command: write a program and its arguments")
+        if answer_file is not None:
+            path = PurePosixPath(answer_file)
+            if path.is_absolute() or ".." in path.parts or not path.parts:
+                raise ValueError(
+                    f"answer_file={answer_file!r} is not below the session's folder: it is a "
+                    "relative path without `..`; let the program write it to $MIXED_SESSION_DIR"
+                )
+        self._where, self._cwd = where, None if cwd is None else os.path.abspath(cwd)
+        self._env, self._readable = tuple(env), tuple(map(os.path.abspath, readable))
+        self._memory_mb, self._processes = memory_mb, processes
+        self._answer_file = answer_file
+        self._checking, self._is_checked = threading.Lock(), False
+        self._sandbox: AgentSandbox | None = None
+        self._bwrap: str | None = None
+        """Of a program on the host: bwrap, if it can make a pid namespace."""
+
+    def check(self) -> None:
+        """Find out whether sessions can be started on this node, by short trials; it blocks.
+
+        Raises:
+            ValueError: they cannot; the message says what to change.
+        """
+        with self._checking:
+            if self._is_checked:
+                return
+            program = self._program(self._environment({}))
+            for path in self._readable:
+                if not os.path.exists(path):
+                    raise ValueError(f"readable={path!r}: this node has no such path; correct it")
+            if self._where == "sandbox":
+                self._check_sandbox(program)
+            else:
+                self._check_host()
+            self._is_checked = True
+
+    def _check_host(self) -> None:
+        for self._bwrap in (shutil.which("bwrap"), None):  # None: with a guard
+            if not (reason := self._trial("/bin/sh", "-c", ":")):
+                return
+        raise ValueError(
+            f"where=host: no program can be started on this node ({reason}): it takes /bin/sh and "
+            "free processes; install the first, or raise the limit of the second (`ulimit -u`)"
+        )
+
+    def _check_sandbox(self, program: str) -> None:
+        visible = [*self._readable, *([self._cwd] if self._cwd else [])]
+        if "/" in visible:
+            raise ValueError(
+                "where=sandbox: `cwd` or `readable` is /, so the program would read the secrets of "
+                "the host; name the folders that it needs"
+            )
+        try:
+            if self._sandbox is None:
+                self._sandbox = AgentSandbox(visible, self._memory_mb, self._processes)
+            reason = self._trial("/bin/sh", "-c", ":")
+        except SandboxUnavailable as error:
+            reason = str(error)
+        if reason:
+            raise ValueError(
+                f"where=sandbox: no program can be isolated on this node ({reason}): without "
+                "isolation none is run; install bubblewrap 0.7 or newer and allow user namespaces, "
+                "or set where=host if the program may do all that the worker's user may"
+            )
+        if self._trial("/bin/sh", "-c", 'test -x "$0"', program):
+            raise ValueError(
+                f"command={self._words[0]!r} is {program}, which the sandbox does not show, or its "
+                "user may not execute; add its folder to `readable`"
+            )
+
+    async def run(
+        self, variables: Mapping[str, str], row: bytes, *, port: int, socket: str
+    ) -> ProgramEnd:
+        """Run the command for one session, to its end.
+
+        If this is cancelled, the program gets SIGTERM, and SIGKILL a second later; a second
+        cancellation does not wait for this second.
+
+        Args:
+            variables: for its environment: OPENAI_BASE_URL and the like.
+            row: its stdin, and the content of the file that MIXED_ROW_FILE names.
+            port: in a sandbox, port of 127.0.0.1 on which it reaches the gateway.
+            socket: path of the gateway's Unix socket.
+
+        Raises:
+            ValueError: as `check`.
+            SandboxUnavailable: it was not isolated, so it did not begin.
+        """
+        if not self._is_checked:
+            await asyncio.to_thread(self.check)
+        folder = tempfile.mkdtemp(prefix="mixed-session-") if self._where == "host" else ""
+        try:
+            with ExitStack() as open_fds:
+                start = self._start(open_fds, row, port, folder)
+                running = self._running(start, variables, open_fds)
+                try:
+                    folder_fd, *listening = await running.begin()
+                    async with AsyncExitStack() as while_it_runs:
+                        if listening:
+                            listener = Socket(fileno=os.dup(listening[0]))
+                            await while_it_runs.enter_async_context(relayed(listener, socket))
+                            limit = running.keep_below(self._memory_mb)
+                            while_it_runs.callback(asyncio.ensure_future(limit).cancel)
+                        running.allow()
+                        await running.ended()
+                finally:
+                    await running.stop()
+                return self._end_of(running, folder_fd)
+        finally:
+            if folder:
+                await uninterrupted(asyncio.to_thread(remove, folder))
+
+    def _start(self, open_fds: ExitStack, row: bytes, port: int, folder: str) -> Start:
+        if self._sandbox is not None:
+            return self._sandbox.start(open_fds, row, port, self._cwd)
+        row_file = Path(folder, "row.json")
+        row_file.write_bytes(row)
+        return host_start(open_fds, folder, self._cwd, self._bwrap)
+
+    def _running(
+        self, start: Start, variables: Mapping[str, str], open_fds: ExitStack, *instead: str
+    ) -> Running:
+        """The process of the command, or of another one `instead`."""
+        env = self._environment(variables)
+        command = instead or (self._program(env), *self._words[1:])
+        env |= {**start.env, "MIXED_SESSION_DIR": start.folder, "MIXED_ROW_FILE": start.row_file}
+        return Running(start, command, env, open_fds)
+
+    def _trial(self, *command: str) -> str:
+        """Why this command fails where sessions are to run; empty if it does not."""
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as open_fds:
+            start = self._start(open_fds, b"{}", 8080, folder)
+            running = self._running(start, {}, open_fds, *command)
+            try:
+                return running.trial(TRIAL_S)
+            finally:
+                running.kill()
+
+    def _environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        if missing := [name for name in self._env if name not in os.environ]:
+            raise ValueError(
+                f"env names {', '.join(missing)}: the environment has no such variable; export it "
+                "before the run starts"
+            )
+        env = inherited_environment()
+        # `python` is the worker's, also if the worker was started by its full path
+        env["PATH"] = f"{os.path.dirname(sys.executable)}:{env.get('PATH', os.defpath)}"
+        env |= {name: os.environ[name] for name in _LOCALE if name in os.environ}
+        return env | {name: os.environ[name] for name in self._env} | dict(variables)
+
+    def _program(self, env: Mapping[str, str]) -> str:
+        try:
+            return find_program(self._words[0], cwd=self._cwd, path=env["PATH"])
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"command={self._words[0]!r} cwd={self._cwd!r}: {error}; correct it, or install "
+                "the program on this node"
+            ) from error
+
+    def _end_of(self, running: Running, folder_fd: int) -> ProgramEnd:
+        if self._answer_file is not None:
+            answer = _content(folder_fd, self._answer_file)
+        else:
+            lines = running.stdout.text().split("\n")
+            answer = next((line.strip() for line in reversed(lines) if line.strip()), None)
+        return ProgramEnd(
+            exit_code=running.exit_code(), answer=answer, stderr=running.stderr.text()
+        )
+
+
+def _content(at: int, path: str) -> str | None:
+    """The end of a file below an open folder, without the space around it; None if there is none.
+
+    Links are not followed, because a link in a sandbox would name a file of the host.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with ExitStack() as open_fds:
+        try:
+            for part in PurePosixPath(path).parts:
+                at = os.open(part, flags, dir_fd=at)
+                open_fds.callback(os.close, at)
+            found = os.fstat(at)
+            if not stat.S_ISREG(found.st_mode):
+                return None
+            content = os.pread(at, MAX_ANSWER_BYTES, max(0, found.st_size - MAX_ANSWER_BYTES))
+        except OSError:
+            return None
+    return content.decode(errors="replace").strip() or None

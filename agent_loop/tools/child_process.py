@@ -1,0 +1,31 @@
+"""What every program of a user gets when a worker starts it: its path, and its environment."""
+
+import shutil
+from pathlib import Path
+
+
+def find_program(word: str, *, cwd: str | None, path: str | None) -> str:
+    """Path of the program that the first word of a command names.
+
+    Args:
+        cwd: folder in which it is to run; a word with a slash is relative to it.
+        path: value of PATH, on which a word without a slash is looked for.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no such program.
+    """
+    if cwd is not None and not Path(cwd).is_dir():
+        raise FileNotFoundError(f"this node has no folder {cwd}, in which it is to run")
+    if "/" in word and cwd is not None:
+        word = str(Path(cwd) / word)
+    program = shutil.which(word, path=path)
+    if program is None:
+        raise FileNotFoundError(f"there is no program {word!r} on PATH")
+    return program
+
+
+def inherited_environment() -> dict[str, str]:
+    """PATH, HOME, USER and the like of this process: what the MCP SDK gives to a server."""
+    from mcp.client.stdio import get_default_environment  # its import takes half a second
+
+    return get_default_environment()
