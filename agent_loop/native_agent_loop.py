@@ -10,13 +10,10 @@ from typing import Any
 
 from agent_loop.named_tools_loop import NamedToolsLoop
 from agent_loop.turns.call_formats import FORMATS, CallFormat
-from agent_loop.turns.native import NativeDialogue, opens_thought
+from agent_loop.turns.native import PROMPT_END, NativeDialogue, opens_thought
 from agent_loop.turns.observation_style import HFCodec, ObservationStyle
 from agent_loop.turns.tags import ActionKind, Language, Tags, stop_token_ids
 from agent_loop.turns.tool_messages import Message, ToolMessages
-
-PROMPT_END = 8
-"""Tokens of the prompt's end that may open a thought."""
 
 
 class NativeAgentLoop(NamedToolsLoop):

@@ -35,7 +35,9 @@ from agent_loop.turns.observation_style import (
     HFCodec,
     InlineStyle,
     ObservationStyle,
+    as_plain_text,
     codec_of,
+    control_texts,
 )
 from agent_loop.turns.record import facts_of, pack, texts_of
 from agent_loop.turns.tags import Action, Language, Tags, fill_tags
@@ -264,16 +266,13 @@ class TurnAgentLoop(AgentLoopBase):
         longest = self.settings.mixed.turns.max_observation_length
         if self.settings.observation_style_of(source) == "inline":
             return InlineStyle(codec, *self.markers(), max_length=longest)
-        # `all_special_tokens` has only the tokens that have a name, as eos.
-        added = self.tokenizer.added_tokens_decoder.values()
-        special = [token.content for token in added if token.special and len(token.content) > 1]
+        control = control_texts(self.tokenizer)
 
         def messages_of(turn_text: str, results: Sequence[str]) -> list[dict[str, Any]]:
-            for token in special:  # a tool may print the text of a control token
-                results = [text.replace(token, f"{token[0]} {token[1:]}") for text in results]
             return [
                 {"role": "assistant", "content": turn_text},
-                *({"role": "tool", "content": text} for text in results),
+                # a tool may print the text of a control token
+                *({"role": "tool", "content": as_plain_text(text, control)} for text in results),
             ]
 
         def render(
@@ -322,14 +321,18 @@ class _Engine:
 
     def __init__(self, loop: TurnAgentLoop, sampling: dict[str, Any]) -> None:
         self._server, self._request_id = loop.server_manager, uuid4().hex
-        self._sampling, self._settings = sampling, loop.settings
+        self.sampling, self._settings = sampling, loop.settings
 
-    async def generate(self, prompt_ids: list[int], *, max_tokens: int, stop: Stop) -> Generated:
+    async def generate(
+        self, prompt_ids: list[int], *, max_tokens: int, stop: Stop, **changed: float
+    ) -> Generated:
+        """Generate; `changed` are sampling parameters of this request."""
         output = await self._server.generate(
             request_id=self._request_id,
             prompt_ids=prompt_ids,
             sampling_params={
-                **self._sampling,
+                **self.sampling,
+                **changed,
                 "max_tokens": max_tokens,
                 **self._stop_params(stop),
             },

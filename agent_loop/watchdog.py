@@ -30,7 +30,8 @@ class Activity:
     """From 1; 0 before the first."""
 
     waits_for: str = "start"
-    """start, engine, limiter, tool, reward, or what the caller of `waits_for` names."""
+    """start, engine, limiter, tool, agent (a program behind the gateway), reward, or what the
+    caller of `waits_for` names."""
 
     since: float = 0.0
     """When the wait began, on the watchdog's clock."""

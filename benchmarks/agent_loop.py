@@ -269,7 +269,7 @@ class Unqueued:
     distillation_enabled = False
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **row: Any) -> None:
-        self.last = output
+        self.last = output[-1] if isinstance(output, list) else output
         if self.makes_tensors:
             await super()._agent_loop_postprocess(output, validate, **row)  # pyright: ignore
 
@@ -729,6 +729,10 @@ def main() -> None:
         _agent_loop_registry[name] = {"_target_": loop}
     native = "agent_loop.native_agent_loop.NativeAgentLoop"
     _agent_loop_registry["native_agent"] = {"_target_": native, "tool_names": ["run_code"]}
+    _agent_loop_registry["gateway"] = {
+        "_target_": "agent_loop.gateway_agent_loop.GatewayAgentLoop",
+        "function": f"{Path(__file__).with_name('gateway_agent.py')}:solve",
+    }
     question = {"role": "user", "content": QUESTION}
     asked = [{"role": "system", "content": INSTRUCTIONS}, question]
     sampled = arguments.tokens if arguments.latency else TOKENS
@@ -755,6 +759,13 @@ def main() -> None:
             name="ours: NativeAgentLoop",
             worker=without_verls_tools(make_worker(OurWorker, inline, tokenizer)),
             agent="native_agent",
+            speaks="hermes",
+            messages=[question],
+        ),
+        Contender(
+            name="ours: gateway, a function",
+            worker=without_verls_tools(make_worker(OurWorker, inline, tokenizer)),
+            agent="gateway",
             speaks="hermes",
             messages=[question],
         ),

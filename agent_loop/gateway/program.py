@@ -159,6 +159,14 @@ class AgentProgram:
                 "where=sandbox: `cwd` or `readable` is /, so the program would read the secrets of "
                 "the host; name the folders that it needs"
             )
+        # The program of a worker that is root has another user.
+        for path in visible if os.geteuid() == 0 else ():
+            needed = stat.S_IROTH | (stat.S_IXOTH if os.path.isdir(path) else 0)
+            if (mode := os.stat(path).st_mode) & needed != needed:
+                raise ValueError(
+                    f"where=sandbox: its user may not read {path} (mode {stat.S_IMODE(mode):o}); "
+                    f"run `chmod o+rX {path}`, or name another folder as cwd or in readable"
+                )
         try:
             if self._sandbox is None:
                 self._sandbox = AgentSandbox(visible, self._memory_mb, self._processes)

@@ -41,6 +41,9 @@ class TrainedTrajectory:
 
     rows: int = 1
 
+    causes: tuple[str, ...] = ()
+    """Why its rows began (`Rollout.cause`), of a session of several rows."""
+
     @property
     def is_lost(self) -> bool:
         """Whether a fault or a deadline ended it, so that it is not trained and in no baseline."""
@@ -96,6 +99,7 @@ def _joined(rows: Sequence[TrainedTrajectory]) -> TrainedTrajectory:
         trained_tokens=sum(row.trained_tokens for row in rows),
         record={**rows[0].record, **of_all},
         rows=len(rows),
+        causes=tuple(row.record.get("cause", "") for row in rows),
     )
 
 
@@ -145,21 +149,37 @@ def _of_trajectories(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
     reasons = Counter(t.record["stop_reason"] for t in own)
     raised = sum(t.record["loop_error"] is not None for t in own)
     lost_to = Counter(t.record["fault_tool"] for t in own if t.is_lost)
-    return _of_verdicts([t for t in own if t.is_judged]) | {
-        "trajectories": float(len(own)),
-        "rows/mean": _mean(t.rows for t in own),
-        "turns/mean": _mean(len(t.record["turns"]) for t in own),
-        "generate_s/mean": _mean(sum(x["generate_s"] for x in t.record["turns"]) for t in own),
-        "tools_s/mean": _mean(sum(x["tools_s"] for x in t.record["turns"]) for t in own),
-        "prompt_length/mean": _mean(t.prompt_tokens for t in own),
-        "response_length/mean": tokens / len(own),
-        "response_length/max": float(max(t.response_tokens for t in own)),
-        "masked_fraction": 1 - sum(t.trained_tokens for t in own) / max(1, tokens),
-        "infra_error_rate": (reasons[StopReason.INFRA_ERROR] - raised) / len(own),
-        "loop_error_rate": raised / len(own),
-        "deadline_rate": reasons[StopReason.DEADLINE] / len(own),
-        "truncated_rate": sum(reasons[reason] for reason in TRUNCATED) / len(own),
-        **{f"infra_errors/{tool}": float(count) for tool, count in lost_to.items()},
+    return (
+        _of_verdicts([t for t in own if t.is_judged])
+        | _of_prefixes(own)
+        | {
+            "trajectories": float(len(own)),
+            "rows/mean": _mean(t.rows for t in own),
+            "turns/mean": _mean(len(t.record["turns"]) for t in own),
+            "generate_s/mean": _mean(sum(x["generate_s"] for x in t.record["turns"]) for t in own),
+            "tools_s/mean": _mean(sum(x["tools_s"] for x in t.record["turns"]) for t in own),
+            "prompt_length/mean": _mean(t.prompt_tokens for t in own),
+            "response_length/mean": tokens / len(own),
+            "response_length/max": float(max(t.response_tokens for t in own)),
+            "masked_fraction": 1 - sum(t.trained_tokens for t in own) / max(1, tokens),
+            "infra_error_rate": (reasons[StopReason.INFRA_ERROR] - raised) / len(own),
+            "loop_error_rate": raised / len(own),
+            "deadline_rate": reasons[StopReason.DEADLINE] / len(own),
+            "truncated_rate": sum(reasons[reason] for reason in TRUNCATED) / len(own),
+            **{f"infra_errors/{tool}": float(count) for tool, count in lost_to.items()},
+        }
+    )
+
+
+def _of_prefixes(own: Sequence[TrainedTrajectory]) -> dict[str, float]:
+    """How much of the prompts of an agent's requests earlier requests of its session had; and for
+    each cause, the rows a session that began for it."""
+    read = [x for t in own for x in t.record["turns"] if x.get("read_tokens")]
+    causes = Counter(cause for t in own for cause in t.causes if cause)
+    reused = sum(turn["reused_tokens"] for turn in read)
+    share = {"prefix_reused": reused / sum(turn["read_tokens"] for turn in read)} if read else {}
+    return share | {
+        f"rows/{cause.replace(' ', '_')}": count / len(own) for cause, count in causes.items()
     }
 
 

@@ -101,7 +101,12 @@ class OptimizerSteps(TrainerState):
         )
         metrics.update(balance)
         if self._temperatures:
-            write_temperatures(batch, self._temperatures, self._common_temperature)
+            of_rows = (
+                {t.key: t.record.get("temperature") for t in self._reading.result()}
+                if self._agents_set_temperature
+                else {}
+            )
+            write_temperatures(batch, self._temperatures, self._common_temperature, of_rows)
         return batch
 
     def _take_trajectories(self) -> None:
@@ -178,12 +183,13 @@ class OptimizerSteps(TrainerState):
 
     @cached_property
     def _temperatures(self) -> dict[str, float]:
-        """Source -> temperature; empty if all sources have the common temperature."""
+        """Source -> temperature; empty if all rows have the common temperature."""
         own = {
             name: source.temperature or self._common_temperature
             for name, source in self.mixed.sources.items()
         }
-        return own if set(own.values()) != {self._common_temperature} else {}
+        is_common = set(own.values()) == {self._common_temperature}
+        return {} if is_common and not self._agents_set_temperature else own
 
     def _with_row_temperatures(self, batch: KVBatchMeta) -> KVBatchMeta:
         """The batch, to which verl cannot add its one temperature if rows have their own: in the

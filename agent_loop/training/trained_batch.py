@@ -6,6 +6,7 @@ verl adapter: `KVBatchMeta` and the padding of trainer/ppo/padding_utils.py at 0
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -161,11 +162,20 @@ def _workloads(batch: KVBatchMeta) -> list[int]:
     return calculate_workload(torch.tensor([tag["seq_len"] for tag in batch.tags])).tolist()
 
 
-def write_temperatures(batch: KVBatchMeta, of_sources: Mapping[str, float], common: float) -> None:
+def write_temperatures(
+    batch: KVBatchMeta,
+    of_sources: Mapping[str, float],
+    common: float,
+    of_rows: Mapping[str, float | None] = MappingProxyType({}),
+) -> None:
     """Write the sampling temperature of each row, which the log-prob passes divide by; for padding
-    rows, which have no loss, the common one."""
+    rows, which have no loss, the common one.
+
+    Args:
+        of_rows: key -> temperature of a row that has its own, because its agent chose it.
+    """
     temperatures = [
-        common if is_padding(tag) else of_sources[prompt_of(group_of(key))[0]]
+        common if is_padding(tag) else of_rows.get(key) or of_sources[prompt_of(group_of(key))[0]]
         for key, tag in zip(batch.keys, batch.tags, strict=True)
     ]
     write_column(batch, "temperature", temperatures)

@@ -43,6 +43,7 @@ from agent_loop.training.file_writer import FileWriter
 from agent_loop.training.optimizer_steps import OptimizerSteps
 from agent_loop.training.run_folder import STOP_FILE, MetricsFile
 from agent_loop.turns.loop_settings import own_limits_of
+from config.agents import BLOCKS, with_blocks
 from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 from samplers.ledger import Ledger
 from samplers.mixed_sampler import PlanStream, rows_by_source
@@ -68,6 +69,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         self._rows_per_update = 0
         self._trajectories, self._trained = [], {}
         self._has_session_loss = False
+        self._agents_set_temperature = _agents_set_temperature(config)
         self._token_sums, self._prepared = [], None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="mixed-tokens")
         self._writer = FileWriter()
@@ -230,6 +232,16 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
                 self.role_worker_mapping[role] = ray.remote(worker)
         if Role.Critic in self.role_worker_mapping:
             self.role_worker_mapping[Role.Critic] = ray.remote(CPUCriticWorker)
+
+
+def _agents_set_temperature(config: DictConfig) -> bool:
+    """Whether a registered agent has `let_agent_set: [temperature]`."""
+    path = config.actor_rollout_ref.rollout.agent.agent_loop_config_path
+    of_file: Any = OmegaConf.to_container(OmegaConf.load(path)) if path else []
+    blocks = [OmegaConf.select(config, block) for block in BLOCKS]
+    given = [OmegaConf.to_container(block, resolve=True) for block in blocks if block]
+    agents = with_blocks({entry["name"]: entry for entry in of_file}, given)
+    return any("temperature" in (entry.get("let_agent_set") or ()) for entry in agents.values())
 
 
 @register_trainer("mixed_sync")

@@ -85,6 +85,9 @@ class TrainerState:
     _trained: dict[str, int]
     """Key -> tokens with mask 1, of the rows of the current batch that have one."""
 
+    _agents_set_temperature: bool
+    """Whether an agent behind the gateway may choose the temperature of a row."""
+
     _has_session_loss: bool
     """Whether the training processes weight the rows of a session (`session_loss`)."""
 

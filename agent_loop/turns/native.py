@@ -18,6 +18,9 @@ from samplers.rows.sources.math import boxed_answer
 _PLAIN = re.compile(r"[\w.:/-]{1,256}")
 
 
+PROMPT_END = 8
+"""Tokens of the prompt's end that may open a thought."""
+
 THOUGHTS = (
     *(("<think>", "</think>"), ("<seed:think>", "</seed:think>")),
     *(("<|channel>thought", "<channel|>"), ("<|channel|>analysis<|message|>", "<|end|>")),
@@ -91,7 +94,9 @@ class NativeDialogue:
             call_id = (None if isinstance(call, CallMistake) else call.call_id) or (
                 f"call_{self._count + number}"
             )
-            self._called.append(Called(_plain(name, "unknown"), _plain(call_id, f"call_{number}")))
+            self._called.append(
+                Called(plain_word(name, "unknown"), plain_word(call_id, f"call_{number}"))
+            )
             if isinstance(call, CallMistake):
                 problem, is_open = call.problem, call.is_open
             elif number >= self._max_calls:
@@ -134,12 +139,12 @@ class NativeDialogue:
             cut = fit(results, self._codec, left, most)
             if cut is None:
                 return None
-            inner = cut
-            if glue.writing != "plain":
-                inner = [
-                    self._codec.encode_plain(written(self._codec.decode(own), glue.writing))
-                    for own in cut
-                ]
+            inner = [
+                own
+                if writing == "plain"
+                else self._codec.encode_plain(written(self._codec.decode(own), writing))
+                for own, writing in zip(cut, glue.writings, strict=True)
+            ]
             used, longest = sum(map(len, inner)), max(map(len, inner), default=0)
             if limit is not None and most is not None and longest > limit and most > 1:
                 most = max(1, most - (longest - limit))  # written as JSON, it is longer
@@ -154,7 +159,7 @@ class NativeDialogue:
         return None
 
 
-def _plain(word: str, other: str) -> str:
+def plain_word(word: str, other: str) -> str:
     """A name or an id for the template, whose text is tokenised with control tokens: the word, or
     `other` if it has characters that no name has."""
     return word if _PLAIN.fullmatch(word) else other

@@ -72,6 +72,21 @@ class HFCodec:
         return self._common.decode(token_ids, skip_special_tokens=False)
 
 
+def control_texts(tokenizer: Any) -> list[str]:
+    """The texts of the control tokens."""
+    # `all_special_tokens` has only the tokens that have a name, as eos.
+    added = tokenizer.added_tokens_decoder.values()
+    return [token.content for token in added if token.special and len(token.content) > 1]
+
+
+def as_plain_text(text: str, control: Sequence[str]) -> str:
+    """The text with a blank in each text of a control token, which a template would tokenise as the
+    token."""
+    for token in control:
+        text = text.replace(token, f"{token[0]} {token[1:]}")
+    return text
+
+
 def _message_end(tokenizer: Any) -> int | None:
     """The control token after a message's content. In base models it is another one than eos."""
     if not getattr(tokenizer, "chat_template", None):

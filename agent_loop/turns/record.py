@@ -29,6 +29,7 @@ def facts_of(rollout: Rollout) -> dict[str, Any]:
         "loop_error": rollout.loop_error,
         "weight_versions": rollout.weight_versions,
         "cause": rollout.cause,
+        **({} if rollout.temperature is None else {"temperature": rollout.temperature}),
     }
 
 

@@ -1,10 +1,11 @@
-"""The tokens that a chat template puts around the results of tool calls, found by difference.
+"""The tokens that a chat template puts around messages after the model's, found by difference.
 
 The template renders a conversation that ends with tool calls, and the same conversation with their
 results. The texts differ by the results and by the glue around them: the end of the assistant's
 message, headers, and the beginning of the next message. The glue depends only on the names and ids
-of the calls, so it is found once for each. In a rollout only the results are tokenised, as plain
-text: a control token that a tool prints stays text.
+of the calls and on the roles of the messages after the results, so it is found once for each. In a
+rollout only the messages are tokenised, as plain text: a control token that a tool prints stays
+text.
 
 A template can be continued if it renders a conversation as before when messages are added to it.
 Pure: the template is given as a function.
@@ -14,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Message = Mapping[str, Any]
 Render = Callable[[list[Message], bool], str]
@@ -44,14 +45,15 @@ class Called:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glue:
-    """What the template puts around the results of one message's calls."""
+    """What the template puts around the results of one message's calls, and around the messages
+    after them."""
 
     end_id: int
     """The token that ends the assistant's message."""
 
-    pieces: tuple[tuple[int, ...], ...]  # n + 1, before, between and after n results
-    writing: Writing
-    """How the template writes a result."""
+    pieces: tuple[tuple[int, ...], ...]  # n + 1, before, between and after n messages
+    writings: tuple[Writing, ...]  # (n,)
+    """How the template writes each message."""
 
     @property
     def length(self) -> int:
@@ -74,19 +76,23 @@ class ToolMessages:
         end_ids: frozenset[int],
     ) -> None:
         self._render, self._encode, self._end_ids = render, encode, end_ids
-        self._kept: dict[tuple[Called, ...], Glue] = {}
+        self._kept: dict[tuple[tuple[Called, ...], tuple[str, ...]], Glue] = {}
 
-    def glue(self, calls: Sequence[Called]) -> Glue:
-        """The glue around the results of these calls.
+    def glue(self, calls: Sequence[Called], then: Sequence[str] = ()) -> Glue:
+        """The glue around the results of these calls, and around the messages after them.
+
+        Args:
+            calls: of the assistant's message; it may have none.
+            then: roles of the messages that follow the results.
 
         Raises:
-            CannotContinue: the template refuses the messages, or drops or rewrites the results.
+            CannotContinue: the template refuses the messages, or drops or rewrites them.
         """
-        key = tuple(calls)
+        key = (tuple(calls), tuple(then))
         if key not in self._kept:
             if len(self._kept) >= MAX_KEPT:
                 self._kept.clear()
-            self._kept[key] = self._found(key)
+            self._kept[key] = self._found(*key)
         return self._kept[key]
 
     def check(self, *, several: bool = True) -> None:
@@ -114,17 +120,22 @@ class ToolMessages:
                 f"{before[at : at + 60]!r} becomes {after[at : at + 60]!r}"
             )
 
-    def _found(self, calls: tuple[Called, ...]) -> Glue:
-        asked = [_USER, self._asks(calls, "")]
-        probes = [_RESULT.format(at) for at in range(len(calls))]
-        results = [_result(call, probe) for call, probe in zip(calls, probes, strict=True)]
+    def _found(self, calls: tuple[Called, ...], then: tuple[str, ...]) -> Glue:
+        said = self._asks(calls, "") if calls else {"role": "assistant", "content": _ARGUMENT}
+        asked = [_USER, said]
+        probes = [_RESULT.format(at) for at in range(len(calls) + len(then))]
+        new = [_result(call, probe) for call, probe in zip(calls, probes, strict=False)]
+        new += [
+            {"role": role, "content": probe}
+            for role, probe in zip(then, probes[len(calls) :], strict=True)
+        ]
         before = self._rendered(asked, False)
-        whole = self._rendered([*asked, *results], True)
+        whole = self._rendered([*asked, *new], True)
         at = whole.rfind(_ARGUMENT, 0, _shared_length(before, whole))
         if at < 0:
-            raise CannotContinue("it renders a call otherwise when its result follows")
+            raise CannotContinue("it renders a message otherwise when others follow")
         rest = whole[at + len(_ARGUMENT) :]
-        writing, parts = _split(rest, probes)
+        writings, parts = _split(rest, probes)
         ids = self._encode(parts[0])
         ends = [place for place, token in enumerate(ids) if token in self._end_ids]
         if not ends:
@@ -133,7 +144,7 @@ class ToolMessages:
             )
         head = ids[ends[0] + 1 :]
         pieces = [tuple(head), *(tuple(self._encode(part)) for part in parts[1:])]
-        return Glue(end_id=ids[ends[0]], pieces=tuple(pieces), writing=writing)
+        return Glue(end_id=ids[ends[0]], pieces=tuple(pieces), writings=writings)
 
     def _asks(self, calls: Sequence[Called], content: str) -> Message:
         """An assistant's message with these calls, each with the probe as argument."""
@@ -149,6 +160,11 @@ class ToolMessages:
                 for call in calls
             ],
         }
+
+    @property
+    def takes_text_arguments(self) -> bool:
+        """Whether the template takes a call's arguments as JSON text, and not as an object."""
+        return isinstance(self._arguments, str)
 
     @cached_property
     def _arguments(self) -> Any:
@@ -188,18 +204,20 @@ def _result(call: Called, text: str) -> Message:
     return {"role": "tool", "content": text, "tool_call_id": call.call_id, "name": call.name}
 
 
-def _split(text: str, probes: Sequence[str]) -> tuple[Writing, list[str]]:
-    """How the probes are written in a text, and the parts before, between and after them."""
-    for writing in ("plain", "json", "ascii json"):
-        parts, rest = [], text
-        for probe in probes:
-            before, found, rest = rest.partition(written(probe, writing))
-            if not found:
+def _split(text: str, probes: Sequence[str]) -> tuple[tuple[Writing, ...], list[str]]:
+    """How each probe is written in a text, and the parts before, between and after them."""
+    writings, parts, rest = list[Writing](), list[str](), text
+    for probe in probes:
+        for writing in get_args(Writing):
+            before, found, after = rest.partition(written(probe, writing))
+            if found:
                 break
-            parts.append(before)
         else:
-            return writing, [*parts, rest]
-    raise CannotContinue("it drops or rewrites the results of tools")
+            raise CannotContinue("it drops or rewrites the messages after a call")
+        writings.append(writing)
+        parts.append(before)
+        rest = after
+    return tuple(writings), [*parts, rest]
 
 
 def written(text: str, writing: Writing) -> str:

@@ -136,6 +136,12 @@ class Turn:
     request: int | None = None
     """Number of the engine's request among those of the session, from 1; None: not recorded."""
 
+    read_tokens: int | None = None
+    """Tokens of the request's prompt, and those of them that earlier requests of the session had
+    (`reused_tokens`); None: not recorded, because a loop of this project reuses all."""
+
+    reused_tokens: int | None = None
+
 
 @dataclass(slots=True, kw_only=True)
 class Rollout:
@@ -167,6 +173,9 @@ class Rollout:
 
     cause: str = ""
     """Why this row began, where a session has several: for example `compaction`."""
+
+    temperature: float | None = None
+    """At which its tokens were sampled, if the agent chose it; None: the source's."""
 
     parent: "Rollout | None" = None
     """The row out of which this one began."""
@@ -289,7 +298,7 @@ async def _run(
             turn.min_global_steps = generated.min_global_steps
             turn.max_global_steps = generated.max_global_steps
             turn.request = generated.request
-            text, is_whole = _append_turn(trajectory, generated, language, codec)
+            text, is_whole = append_turn(trajectory, generated, language, codec)
             turn.tokens = trajectory.segments[-1].length
 
             actions = language.actions(text, is_whole=is_whole)
@@ -309,7 +318,7 @@ async def _run(
             rollout.calls += calls
             try:
                 results = await gather_all(
-                    [_call(call, a, environment) for call, a in zip(calls, actions, strict=True)]
+                    [run_call(call, a, environment) for call, a in zip(calls, actions, strict=True)]
                 )
             finally:
                 turn.tools_s = clock() - started
@@ -325,7 +334,7 @@ async def _run(
     return StopReason.MAX_TURNS
 
 
-def _append_turn(
+def append_turn(
     trajectory: Trajectory, generated: Generated, language: Language, codec: TokenCodec
 ) -> tuple[str, bool]:
     """Append a turn to the trajectory, and cut it at its end. Returns its text without the end of
@@ -345,8 +354,13 @@ def _append_turn(
     return text, True
 
 
-async def _call(call: Call, action: Action, environment: Environment) -> str:
-    """Run one action, record status and cost in `call`, and return the text for the model."""
+async def run_call(call: Call, action: Action, environment: Environment) -> str:
+    """Run one action, record status and cost in `call`, and return the text for the model.
+
+    Raises:
+        ToolError: the infrastructure failed.
+        RuntimeError: the code of the action was cancelled from within, or timed out.
+    """
     if action.kind == ActionKind.MALFORMED:
         call.status = "rejected"
         return f"error: {action.content}"

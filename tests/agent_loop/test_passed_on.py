@@ -186,6 +186,8 @@ async def rows_of(
     prompt: Any = TEXT,
     replay: bool = False,
     routes: Any = lambda routes: routes,
+    tools: Any = None,
+    agent_settings: Any = None,
     **source: Any,
 ) -> Any:
     """The rows of verl's batch that a session becomes."""
@@ -214,11 +216,12 @@ async def rows_of(
     worker._is_seeded, worker._needs_baseline, worker._baselines = False, False, {}
     if isinstance(agent, type):
         target = f"{agent.__module__}.{agent.__qualname__}"
-        monkeypatch.setitem(_agent_loop_registry, "users", {"_target_": target})
+        entry = {"_target_": target, **(agent_settings or {})}
+        monkeypatch.setitem(_agent_loop_registry, "users", OmegaConf.create(entry))
         agent = "users"
 
     async def client(*_: Any) -> Any:
-        return SimpleNamespace(for_source=lambda source: None)
+        return SimpleNamespace(for_source=lambda source: tools)
 
     put: list[Any] = []
 

@@ -24,6 +24,7 @@ from verl_mixed.checks.config.correction import correction_problems, correction_
 from verl_mixed.checks.config.data import data_problems, row_problems, row_warnings
 from verl_mixed.checks.config.devices import device_problems, machine_problems, shape_problems
 from verl_mixed.checks.config.formats import format_problems
+from verl_mixed.checks.config.gateway import gateway_problems
 from verl_mixed.checks.config.load import load_warnings, rate_warnings
 from verl_mixed.checks.config.lora import lora_problems
 from verl_mixed.checks.config.modes import (
@@ -85,6 +86,7 @@ def preflight(
     found += tool_problems(config, data=data)
     found += correction_problems(config)
     found += session_row_problems(config)
+    found += gateway_problems(config)
     found += lora_problems(config)
     found += batch_problems(config)
     found += storage_problems(config)

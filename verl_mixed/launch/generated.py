@@ -14,6 +14,7 @@ from typing import Any, cast
 from omegaconf import DictConfig, OmegaConf
 
 from agent_loop.cpu.models.pretrained import SMOLLM_FOLDER, is_prepared
+from config.gateway import GATEWAY_LOOP
 from config.lookup import at
 from samplers.rows.sources.demo import DEMO_SOURCES
 from verl_mixed.launch.failure import RunFailed
@@ -41,11 +42,12 @@ def forms_of(config: Mapping[str, Any]) -> dict[str, str]:
     for name in DEMO_SOURCES:
         agent = at(config, f"mixed.sources.{name}.agent")
         target = (loops or {}).get(str(agent), {}).get("_target_")
-        forms[name] = {REACT_LOOP: "react", NATIVE_LOOP: "native"}.get(str(target), TAGS)
+        forms[name] = FORM_OF_LOOP.get(str(target), TAGS)
     return forms
 
 
 TAGS = "tags"
+FORM_OF_LOOP = {REACT_LOOP: "react", NATIVE_LOOP: "native", GATEWAY_LOOP: "native"}
 
 
 def is_made(folder: Path) -> bool:

@@ -15,6 +15,8 @@ from agent_loop.rewards import split_path
 from agent_loop.rewards.judge import is_rubric_file
 from cluster.placement import UNITS_KEY, storage_units
 from cluster.ray_cluster import THIS_MACHINE
+from config.agents import BLOCKS
+from config.gateway import with_absolute_paths
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, ConfigError
 from config.tool_entries import with_absolute_path
@@ -306,6 +308,11 @@ def _make_paths_absolute(config: DictConfig) -> None:
         OmegaConf.update(config, key, os.path.abspath(str(path)))
     if isinstance(path := config.trainer.resume_from_path, str):
         config.trainer.resume_from_path = str(Path(path).expanduser().absolute())
+    for block in BLOCKS:
+        for entry in (OmegaConf.select(config, block) or {}).values():
+            if isinstance(entry, DictConfig):
+                with open_dict(entry):
+                    entry.update(with_absolute_paths(entry))
     for source in config.mixed.sources.values():
         reward = source.get("reward") if isinstance(source, DictConfig) else None
         if isinstance(reward, str) and (parts := split_path(reward)):

@@ -11,6 +11,7 @@ import yaml
 from hydra.utils import get_class
 
 from config.agents import BLOCKS, with_blocks
+from config.gateway import GATEWAY_LOOP
 from config.lookup import at
 from config.schema import ConfigError, Section, SourceConfig, load_section
 from verl_mixed.run.compose import CONFIG_DIR
@@ -32,7 +33,10 @@ REACT_LOOP = "agent_loop.react_agent_loop.ReactAgentLoop"
 NATIVE_LOOP = "agent_loop.native_agent_loop.NativeAgentLoop"
 """`_target_` of some of our agent loops; importing them would import verl."""
 
-NAMED_TOOLS_LOOPS = (REACT_LOOP, NATIVE_LOOP, "agent_loop.named_tools_loop.NamedToolsLoop")
+NAMED_TOOLS_LOOPS = (
+    *(REACT_LOOP, NATIVE_LOOP, GATEWAY_LOOP),
+    "agent_loop.named_tools_loop.NamedToolsLoop",
+)
 """Loops whose model calls tools by name."""
 
 _parsed = lru_cache(8)(yaml.safe_load)

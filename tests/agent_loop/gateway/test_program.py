@@ -568,6 +568,13 @@ def test_check_names_what_is_wrong(settings: dict[str, Any], message: str):
         AgentProgram(**{"where": "host", **settings}).check()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="another user's program reads its own folders")
+def test_a_folder_that_the_sandbox_s_user_may_not_read_is_named(tmp_path: Path):
+    tmp_path.chmod(0o700)
+    with pytest.raises(ValueError, match=f"may not read {tmp_path} .mode 700.; run `chmod o.rX"):
+        AgentProgram("sh", where="sandbox", cwd=str(tmp_path)).check()
+
+
 @pytest.mark.sandbox
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_a_program_that_the_sandbox_does_not_show_is_named(tmp_path: Path):

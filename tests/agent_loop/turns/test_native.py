@@ -338,8 +338,11 @@ def _raises(messages: Any, text: str) -> str:
     [
         (_raises, "does not render the tool calls"),
         (lambda m, text: text.replace("qzargumentqz", ""), "does not render the tool calls"),
-        (lambda m, text: text.replace("qz0q", "zero"), "drops or rewrites the results"),
-        (lambda m, text: f"{len(m)}{text}", "renders a call otherwise when its result follows"),
+        (
+            lambda m, text: text.replace("qz0q", "zero"),
+            "drops or rewrites the messages after a call",
+        ),
+        (lambda m, text: f"{len(m)}{text}", "renders a message otherwise when others follow"),
         (lambda m, text: text.replace("<|im_end|>", "!"), "nothing at which the engine stops"),
         (
             lambda m, text: text.replace("first", "" if len(m) > 3 else "first"),

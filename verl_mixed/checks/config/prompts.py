@@ -22,6 +22,7 @@ from verl_mixed.checks.config.tools import (
     TEMPLATE_KEY,
     agents_of,
     call_problem,
+    gateway_agents,
     native_agents,
     specs_of,
     template_formats,
@@ -346,7 +347,7 @@ def chosen_format(config: Mapping[str, Any]) -> str | None:
 
     A demo's model that is not made yet writes Hermes' calls, which is also verl's own default.
     """
-    needs_it = bool(native_agents(config))
+    needs_it = bool(native_agents(config)) or bool(gateway_agents(config))
     if not needs_it and not uses_verls_calls(config):
         return DEFAULT_FORMAT  # without the tokenizer, which takes seconds to load
     path = _model(config)

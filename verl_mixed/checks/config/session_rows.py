@@ -10,6 +10,7 @@ from typing import Any
 from hydra.utils import get_class
 
 from agent_loop.training.estimators import RETURNS_OF_TOKENS, WITHIN_SESSIONS
+from config.gateway import GATEWAY_LOOP
 from config.lookup import at
 from config.schema import TOOL_CONFIG
 from verl_mixed.run.sections import entry_of, sound_sources
@@ -44,7 +45,7 @@ def _has_several_rows(config: Mapping[str, Any], agent: str) -> bool:
 @cache
 def _several_rows_of(target: str) -> bool:
     if target.startswith(("agent_loop.", "verl.")) or not target:
-        return False  # without an import, which takes seconds
+        return target == GATEWAY_LOOP  # without an import, which takes seconds
     try:
         return bool(getattr(get_class(target), "several_rows", False))
     except Exception:  # a user's module may raise anything

@@ -8,6 +8,7 @@ from typing import Any
 from agent_loop.toolbox.own import SPECS
 from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.tools.protocol import ToolError
+from config.gateway import GATEWAY_LOOP
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, SourceConfig, ToolConfig
 from config.tool_entries import OWN_TOOLS, ToolEntry
@@ -57,6 +58,11 @@ def _agent_problems(
     """Problems of a source whose trajectories, or some of them, have this agent."""
     entry, key = entry_of(config, agent), f"mixed.sources.{name}"
     loop = loop_of(entry)
+    if loop == GATEWAY_LOOP and source.observation_style is not None:
+        yield (
+            f"{key}.observation_style={source.observation_style!r} with agent={agent!r}: an agent "
+            "behind the gateway sends the results itself; leave it out"
+        )
     if loop == NATIVE_LOOP and source.observation_style == "inline":
         yield (
             f"{key}.observation_style='inline' with agent={agent!r}: results of native calls are "
@@ -69,7 +75,7 @@ def _agent_problems(
                 "native_agent or react_agent"
             )
             return
-        if entry.get("tool_names") is not None:
+        if entry.get("tool_names"):
             yield (
                 f"{key}.tools: agent={agent!r} has tool_names={entry['tool_names']} too, which is "
                 "not read then; set one of them"
@@ -173,11 +179,20 @@ def _listed(listing: _Listing) -> dict[str, ToolSpec] | str:
 
 def native_agents(config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(source, agent) of each agent that makes native tool calls."""
+    return _agents_with(config, NATIVE_LOOP)
+
+
+def gateway_agents(config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(source, agent) of each agent behind the gateway, which may make native tool calls."""
+    return _agents_with(config, GATEWAY_LOOP)
+
+
+def _agents_with(config: Mapping[str, Any], loop: str) -> list[tuple[str, str]]:
     return [
         (name, agent)
         for name, agents in agents_of(config).items()
         for agent in agents
-        if loop_of(entry_of(config, agent)) == NATIVE_LOOP
+        if loop_of(entry_of(config, agent)) == loop
     ]
 
 

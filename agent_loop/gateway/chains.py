@@ -1,0 +1,216 @@
+"""The conversations of one gateway session: which request continues which row, and what a template
+adds between.
+
+An agent sends its whole history with each request. If it begins with the messages of a row, and the
+model's messages in it are those that the gateway sent, the row goes on: its tokens stay as they
+are, and only the tokens of the new messages are added. Any other request begins a row, whose prompt
+is rendered from its messages. So what an agent changed in its history is read by the model and
+never trained. Pure: the template is given as an object.
+
+Example: an agent asks [user], gets A, asks [user, A, result], gets B, and then asks
+[user, A, other result]. The first two requests are one row. The third begins another: its prompt
+has the tokens of [user] and A as they were sampled, and then those of the other result.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import msgspec
+
+from agent_loop.gateway.wire import ModelRequest
+from agent_loop.turns.tool_messages import CannotContinue
+from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.turn_loop import Rollout
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class PromptTemplate(Protocol):
+    """The chat template of the policy."""
+
+    def prompt_ids(self, messages: Messages, tools: list[dict[str, Any]]) -> list[int]:
+        """The tokens of a whole prompt.
+
+        Raises:
+            WireError: the template refuses the messages.
+        """
+        ...
+
+    def glue_ids(
+        self, said: Mapping[str, Any], new: Messages, tools: list[dict[str, Any]], last_id: int
+    ) -> list[int]:
+        """The tokens of new messages after the model's message `said`, which ends with the token
+        `last_id`, and the beginning of the model's next message.
+
+        Raises:
+            CannotContinue: the template cannot add these messages.
+        """
+        ...
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Row:
+    """A row under way."""
+
+    rollout: Rollout
+    tools: bytes
+    """The tools in its prompt, as a comparable text."""
+
+    temperature: float
+    """At which all its tokens are sampled."""
+
+    history: list[bytes] = field(default_factory=list[bytes])
+    """Its messages as comparable texts, those of the model included."""
+
+    is_busy: bool = False
+    """Whether the engine is writing its next message."""
+
+    last_request: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Point:
+    """A place in a row after a message of the model."""
+
+    row: Row
+    response_tokens: int
+    said: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a request goes on."""
+
+    row: Row
+    added: list[int]
+    """Tokens of the environment to append to the row before the engine goes on."""
+
+    read: int
+    """Tokens of the prompt that the engine reads."""
+
+    reused: int
+    """Those of them that earlier requests of the session had."""
+
+
+class Chains:
+    """The rows of one session."""
+
+    def __init__(self, template: PromptTemplate) -> None:
+        self._template = template
+        self.rows: list[Row] = []
+        self._points: dict[bytes, _Point] = {}
+
+    def place(self, request: ModelRequest, temperature: float) -> Place:
+        """Find the row that a request continues, or begin one. The row is busy until `say`.
+
+        Raises:
+            WireError: the template refuses the messages.
+        """
+        messages, tools = request.messages, _text_of(request.tools)
+        texts = [text_of_message(message) for message in messages]
+        digests = _digests(tools + b" %r" % temperature, texts)
+        for count in range(len(messages) - 1, 0, -1):
+            if (point := self._points.get(digests[count - 1])) is None:
+                continue
+            row = point.row
+            tokens = row.rollout.trajectory.ids
+            before = tokens[: len(row.rollout.trajectory.prompt_ids) + point.response_tokens]
+            try:
+                glue = self._template.glue_ids(
+                    point.said, messages[count:], request.tools, before[-1]
+                )
+            except CannotContinue:
+                break
+            read = len(before) + len(glue)
+            if row.is_busy or len(before) < len(tokens):  # an earlier place of the row
+                row, glue = self._begin(before + glue, "branch", row, tools, temperature), []
+            row.history, row.is_busy = texts, True
+            return Place(row=row, added=glue, read=read, reused=len(before))
+        ids = self._template.prompt_ids(messages, request.tools)
+        cause, parent = self._why_new(texts, tools, temperature)
+        row = self._begin(ids, cause, parent, tools, temperature)
+        row.history, row.is_busy = texts, True
+        return Place(row=row, added=[], read=len(ids), reused=0)
+
+    def say(self, row: Row, said: Mapping[str, Any] | None) -> None:
+        """Note the model's message as the agent was told, after it was appended to the row; None
+        if the engine failed."""
+        row.is_busy = False
+        if said is None:
+            return
+        row.history = [*row.history, text_of_message(said)]
+        digest = _digests(row.tools + b" %r" % row.temperature, row.history)[-1]
+        response_tokens = len(row.rollout.trajectory)
+        self._points[digest] = _Point(row=row, response_tokens=response_tokens, said=said)
+
+    def _begin(
+        self, ids: list[int], cause: str, parent: Row | None, tools: bytes, temperature: float
+    ) -> Row:
+        rollout = Rollout(
+            trajectory=Trajectory(ids),
+            stop_reason=StopReason.ANSWERED,
+            answer=None,
+            cause=cause,
+            temperature=temperature,
+        )
+        rollout.parent = parent.rollout if parent is not None else None
+        self.rows.append(Row(rollout=rollout, tools=tools, temperature=temperature))
+        return self.rows[-1]
+
+    def _why_new(
+        self, texts: Sequence[bytes], tools: bytes, temperature: float
+    ) -> tuple[str, Row | None]:
+        """Why a request begins a row, and the row with which it shares the most messages."""
+        if not self.rows:
+            return "", None
+        shared = [(_shared(texts, row.history), row.last_request, row) for row in self.rows]
+        count, _, row = max(shared, key=lambda each: each[:2])
+        if not count:
+            return "new conversation", None
+        if count < min(len(texts), len(row.history)):
+            ours, theirs = (msgspec.json.decode(each[count]) for each in (row.history, texts))
+            if ours["role"] != "assistant" or theirs["role"] != "assistant":
+                cause = "new messages"
+            elif {**ours, "reasoning": ""} == {**theirs, "reasoning": ""}:
+                cause = "reasoning"
+            else:
+                cause = "rewritten"
+            return cause, row
+        if row.tools != tools:
+            return "tools", row
+        if row.temperature != temperature:
+            return "temperature", row
+        return "again" if count == len(texts) else "template", row
+
+
+def text_of_message(message: Mapping[str, Any]) -> bytes:
+    """A message as a text to compare. Ids of calls do not count, because some clients rename them;
+    nor do blanks around what the model said."""
+    said = {"role": message["role"], "content": message.get("content") or ""}
+    if message["role"] == "assistant":
+        said["content"] = said["content"].strip()
+        said["reasoning"] = (message.get("reasoning_content") or "").strip()
+        calls = [call["function"] for call in message.get("tool_calls") or ()]
+        said["calls"] = [{"name": c["name"], "arguments": c["arguments"]} for c in calls]
+    return _text_of(said)
+
+
+def _text_of(value: Any) -> bytes:
+    return msgspec.json.encode(value, order="deterministic")
+
+
+def _digests(first: bytes, texts: Sequence[bytes]) -> list[bytes]:
+    """A digest of each beginning of a conversation."""
+    digest, found = blake2b(first, digest_size=16).digest(), list[bytes]()
+    for text in texts:
+        digest = blake2b(digest + text, digest_size=16).digest()
+        found.append(digest)
+    return found
+
+
+def _shared(texts: Sequence[bytes], others: Sequence[bytes]) -> int:
+    pairs = zip(texts, others, strict=False)
+    different = (at for at, (one, other) in enumerate(pairs) if one != other)
+    return next(different, min(len(texts), len(others)))

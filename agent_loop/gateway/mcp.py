@@ -1,0 +1,98 @@
+"""The tools of a source as an MCP server: `POST /s/<id>/mcp`, streamable HTTP without a stream.
+
+The calls pass the source's toolbox, and with it the limiters, slots, caches and deadlines that the
+calls of all other agents pass. A mistake of the model is a result with `isError`. A fault of the
+infrastructure loses the session. A server without state between requests: no session id is given.
+
+Protocol: Model Context Protocol, revision 2025-06-18, sections Lifecycle, Tools and Transports.
+"""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from agent_loop.gateway.session import Session
+from agent_loop.toolbox.spec import ToolSpec
+from agent_loop.tools.protocol import ToolError
+from agent_loop.turns.tags import Action
+from agent_loop.turns.turn_loop import Call, Observation, run_call
+
+VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
+"""Revisions that are spoken, the newest first."""
+
+_INVALID_REQUEST, _NO_METHOD, _INVALID_PARAMS, _INTERNAL = -32600, -32601, -32602, -32603
+
+
+class McpEndpoint:
+    """Answers the MCP messages of one session.
+
+    Args:
+        specs: name -> tool.
+        act: calls a tool.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        specs: Mapping[str, ToolSpec],
+        act: Callable[[Action], Awaitable[Observation]],
+    ) -> None:
+        self._session, self._specs, self._act = session, specs, act
+
+    async def answer(self, message: Any) -> dict[str, Any] | None:
+        """The answer to one message; None to a notification."""
+        if not isinstance(message, Mapping) or not isinstance(message.get("method"), str):
+            return _error(None, _INVALID_REQUEST, "want one JSON-RPC request")
+        if (request_id := message.get("id")) is None:
+            return None
+        params = message.get("params")
+        params = params if isinstance(params, Mapping) else {}
+        method = message["method"]
+        if method == "initialize":
+            asked = params.get("protocolVersion")
+            return _result(
+                request_id,
+                {
+                    "protocolVersion": asked if asked in VERSIONS else VERSIONS[0],
+                    "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "mixed-gateway", "version": "1"},
+                },
+            )
+        if method == "ping":
+            return _result(request_id, {})
+        if method == "tools/list":
+            tools = [
+                {"name": name, "description": spec.description, "inputSchema": spec.parameters}
+                for name, spec in self._specs.items()
+            ]
+            return _result(request_id, {"tools": tools})
+        if method != "tools/call":
+            return _error(request_id, _NO_METHOD, f"no method {method[:80]!r}")
+        return await self._call(request_id, params)
+
+    async def _call(self, request_id: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+        name, arguments = params.get("name"), params.get("arguments") or {}
+        if not isinstance(name, str) or not isinstance(arguments, Mapping):
+            return _error(request_id, _INVALID_PARAMS, "want a name and an object of arguments")
+        text = json.dumps(arguments, ensure_ascii=False)
+        action = Action(kind=name, content=text, arguments=dict(arguments))
+        row = self._session.last
+        turn = len(row.rollout.turns) if row is not None else 0
+        call = Call(turn=turn, action=name, arguments=text)
+        if row is not None:
+            row.rollout.calls.append(call)
+        try:
+            said = await run_call(call, action, self._act)
+        except ToolError as error:
+            return _error(request_id, _INTERNAL, self._session.lose(error).message)
+        is_error = call.status != "ok"
+        content = [{"type": "text", "text": said}]
+        return _result(request_id, {"content": content, "isError": is_error})
+
+
+def _result(request_id: Any, result: Mapping[str, Any]) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request_id, "result": result}
+
+
+def _error(request_id: Any, code: int, message: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": request_id, "error": {"code": code, "message": message}}

@@ -1,0 +1,320 @@
+"""The gateway's HTTP server: one in each agent loop worker, with an address for each session.
+
+`http://127.0.0.1:PORT/s/<id>/v1` speaks OpenAI's Chat Completions and Responses and Anthropic's
+Messages; `/s/<id>/reward` takes the agent's answer or its own number; `/s/<id>/mcp` has the tools
+of the source. The id is unguessable, the server listens on loopback and on a Unix socket, and an
+answer says nothing of other sessions. The requests of one session are paced, so that a flood by one
+agent does not slow the others.
+"""
+
+import asyncio
+import json
+import logging
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from agent_loop.gateway import anthropic_messages, chat_completions, responses
+from agent_loop.gateway.mcp import McpEndpoint
+from agent_loop.gateway.session import Session
+from agent_loop.gateway.wire import WireError
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 8 << 20
+"""A history of 100,000 tokens is half a megabyte. Reading a body of this size takes the event loop
+about 50 ms."""
+
+AT_ONCE = 16
+"""Requests of one session that are worked on at the same time."""
+
+MOST_WAITING = 256
+"""Requests of one session that may wait for their turn; a further one is refused."""
+
+PER_SECOND, BURST = 50.0, 100
+"""Requests of one session: a request costs about a millisecond of the event loop, so that a flood
+takes at most a twentieth of it."""
+
+Handler = Callable[["Served", web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Served:
+    """A session with an address."""
+
+    session: Session
+    mcp: McpEndpoint
+    turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    waiting: int = 0
+    next_at: float = 0.0
+    """Time of the event loop before which its next request beyond the burst may not begin."""
+
+    tasks: set["asyncio.Task[Any]"] = field(default_factory=set)
+    connections: set[asyncio.BaseTransport] = field(default_factory=set)
+    """Of requests under way. An idle connection may be another session's next: functions of one
+    process may share a client."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where an agent finds its session."""
+
+    url: str
+    """`http://127.0.0.1:PORT/s/<id>`: the base URL of Anthropic's clients."""
+
+    key: str
+    """What clients send as their API key. The address itself is the secret."""
+
+    @property
+    def openai(self) -> str:
+        """The base URL of OpenAI's clients."""
+        return f"{self.url}/v1"
+
+    @property
+    def mcp(self) -> str:
+        """The MCP server with the tools of the source."""
+        return f"{self.url}/mcp"
+
+    @property
+    def reward(self) -> str:
+        """Takes `{"answer": text}` or `{"reward": number}`."""
+        return f"{self.url}/reward"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables of a program."""
+        return {
+            "OPENAI_BASE_URL": self.openai,
+            "OPENAI_API_KEY": self.key,
+            "ANTHROPIC_BASE_URL": self.url,
+            "ANTHROPIC_API_KEY": self.key,
+            "MIXED_MCP_URL": self.mcp,
+            "MIXED_REWARD_URL": self.reward,
+        }
+
+
+class Gateway:
+    """The server of one event loop; it starts with its first session."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, Served] = {}
+        self._starting: asyncio.Task[None] | None = None
+        self._runner: web.AppRunner | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self.port = 0
+
+    async def open(self, session: Session, mcp: McpEndpoint) -> Address:
+        """Give a session its address."""
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+        await asyncio.shield(self._starting)
+        self._served[session.id] = Served(session=session, mcp=mcp)
+        return Address(url=f"http://127.0.0.1:{self.port}/s/{session.id}", key=session.id)
+
+    async def shut(self, session: Session) -> None:
+        """Take the address away, and end the session's requests and connections."""
+        session.is_closed = True
+        served = self._served.pop(session.id, None)
+        if served is None:
+            return
+        tasks = [task for task in served.tasks if not task.done()]
+        for task in tasks:
+            task.cancel()
+        for connection in served.connections:
+            if isinstance(connection, asyncio.WriteTransport):
+                connection.abort()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    @property
+    def socket(self) -> str:
+        """Path of the Unix socket on which the same server listens."""
+        assert self._folder is not None, "the gateway has not started"
+        return str(Path(self._folder.name) / "gateway.sock")
+
+    async def close(self) -> None:
+        for served in list(self._served.values()):
+            await self.shut(served.session)
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    async def _start(self) -> None:
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        protocols: list[tuple[str, ModuleType, Handler]] = [
+            ("/v1/chat/completions", chat_completions, _say(chat_completions)),
+            ("/v1/responses", responses, _say(responses)),
+            ("/v1/messages", anthropic_messages, _say(anthropic_messages)),
+            ("/v1/messages/count_tokens", anthropic_messages, _count),
+            ("/reward", chat_completions, _reward),
+            ("/mcp", chat_completions, _mcp),
+        ]
+        for path, protocol, handler in protocols:
+            app.router.add_post(f"/s/{{id}}{path}", self._handled(protocol, handler))
+        app.router.add_get("/s/{id}/v1/models", self._handled(chat_completions, _models))
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=False)
+        await self._runner.setup()
+        self._folder = tempfile.TemporaryDirectory(prefix="mixed-gateway-")
+        await web.UnixSite(self._runner, self.socket).start()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.port = self._runner.addresses[-1][1]
+
+    def _handled(
+        self, protocol: ModuleType, handler: Handler
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """A handler for requests of known sessions, in their turn, with errors in the protocol's
+        form."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            served = self._served.get(request.match_info["id"])
+            try:
+                if served is None:
+                    raise WireError("no such session", status=404, code="not_found")
+                return await _in_turn(served, request, handler)
+            except WireError as error:
+                return _json(protocol.error_body(error), error.status, NO_RETRY)
+            except (Exception, asyncio.TimeoutError) as error:
+                assert served is not None
+                served.session.crash = served.session.crash or error
+                served.session.over.set()
+                failed = WireError(f"{type(error).__name__}: {error}", status=500, code="internal")
+                return _json(protocol.error_body(failed), 500, NO_RETRY)
+
+        return handle
+
+
+async def _in_turn(served: Served, request: web.Request, handler: Handler) -> web.StreamResponse:
+    connection = request.transport
+    if connection is not None:
+        served.connections.add(connection)
+    try:
+        await _paced(served)
+        try:
+            return await handler(served, request)
+        finally:
+            served.turn.release()
+    finally:
+        if connection is not None:
+            served.connections.discard(connection)
+
+
+async def _paced(served: Served) -> None:
+    """Wait for the turn of a request of this session."""
+    if served.waiting >= MOST_WAITING:
+        raise WireError(
+            f"{MOST_WAITING} requests of this session wait; send fewer at once",
+            status=429,
+            code="rate_limit",
+        )
+    loop = asyncio.get_running_loop()
+    served.waiting += 1
+    try:
+        now = loop.time()
+        served.next_at = max(served.next_at, now - BURST / PER_SECOND) + 1 / PER_SECOND
+        if (wait_s := served.next_at - now) > 0:
+            await asyncio.sleep(wait_s)
+        await served.turn.acquire()
+    finally:
+        served.waiting -= 1
+
+
+async def _body(request: web.Request) -> Any:
+    """The JSON of a request.
+
+    Raises:
+        WireError: it is too large, or no JSON.
+    """
+    try:
+        body = await request.read()
+        try:
+            return msgspec.json.decode(body)
+        except msgspec.DecodeError:  # NaN, halves of surrogate pairs: the parser names their place
+            return json.loads(body)
+    except web.HTTPRequestEntityTooLarge as error:
+        raise WireError(
+            f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", status=413, code="too_large"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"the body is no JSON: {error}") from error
+
+
+NO_RETRY = {"x-should-retry": "false"}
+"""OpenAI's and Anthropic's clients repeat some requests unless they are told not to."""
+
+
+def _json(
+    body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(body),
+        status=status,
+        content_type="application/json",
+        headers=headers,
+    )
+
+
+async def in_session(served: Served, work: Coroutine[Any, Any, Any]) -> Any:
+    """Run work with the context variables of the session's trajectory; it ends with the session."""
+    task = served.session.context.run(asyncio.ensure_future, work)
+    served.tasks.add(task)
+    task.add_done_callback(served.tasks.discard)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        if task.cancelled():
+            raise WireError("the session is over", status=410, code="session_over") from None
+        raise
+
+
+def _say(protocol: ModuleType) -> Handler:
+    """The handler of a protocol's requests to the policy."""
+
+    async def handle(served: Served, request: web.Request) -> web.StreamResponse:
+        asked = protocol.parse(await _body(request))
+        reply = await in_session(served, served.session.reply(asked))
+        headers = {"x-ignored-fields": ", ".join(asked.ignored)} if asked.ignored else {}
+        if not asked.stream:
+            return _json(protocol.reply_body(reply), headers=headers)
+        stream = web.StreamResponse(
+            headers={"content-type": "text/event-stream", "cache-control": "no-cache", **headers}
+        )
+        await stream.prepare(request)
+        for event in protocol.reply_events(reply, asked.include_usage):
+            await stream.write(event.encode())
+        with suppress(ConnectionError):
+            await stream.write_eof()
+        return stream
+
+    return handle
+
+
+async def _count(served: Served, request: web.Request) -> web.StreamResponse:
+    asked = anthropic_messages.parse_count(await _body(request))
+    ids = served.session.policy.template.prompt_ids(asked.messages, asked.tools)
+    return _json({"input_tokens": len(ids)})
+
+
+async def _models(served: Served, request: web.Request) -> web.StreamResponse:
+    """A model of any name is the policy; clients that list them get one."""
+    model = {"id": "policy", "object": "model", "created": 0, "owned_by": "policy"}
+    return _json({"object": "list", "data": [model]})
+
+
+async def _reward(served: Served, request: web.Request) -> web.StreamResponse:
+    body = await _body(request)
+    served.session.set_verdict(body if isinstance(body, Mapping) else {})
+    return _json({"ok": True})
+
+
+async def _mcp(served: Served, request: web.Request) -> web.StreamResponse:
+    answer = await in_session(served, served.mcp.answer(await _body(request)))
+    return web.Response(status=202) if answer is None else _json(answer)

@@ -1,0 +1,340 @@
+"""One session of the gateway: the requests of one agent, as rows that the policy is trained on.
+
+A request becomes tokens (`chains`), the engine goes on from them, and its tokens become a reply.
+The session keeps the limits of a trajectory: the turns of all rows count together, and a row has as
+many tokens as the response of any other agent. No verl, no HTTP.
+"""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from uuid import uuid4
+
+from agent_loop.gateway.chains import Chains, Place, PromptTemplate, Row
+from agent_loop.gateway.wire import (
+    Finish,
+    ModelReply,
+    ModelRequest,
+    ReplyCall,
+    TokenLogprob,
+    WireError,
+)
+from agent_loop.tools.protocol import ToolError
+from agent_loop.turns.call_formats import CallFormat, CallMistake
+from agent_loop.turns.native import PROMPT_END, opens_thought
+from agent_loop.turns.observation_style import TokenCodec
+from agent_loop.turns.tags import stop_token_ids
+from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.turn_loop import Budget, Generated, Rollout, Stop, Turn, append_turn
+from agent_loop.watchdog import waits_for
+
+
+class Engine(Protocol):
+    """The rollout engine, with the sampling parameters of the source."""
+
+    async def __call__(
+        self, prompt_ids: list[int], *, max_tokens: int, stop: Stop, temperature: float
+    ) -> Generated: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What all sessions of a source share."""
+
+    template: PromptTemplate
+    codec: TokenCodec
+    call_format: CallFormat | None
+    """Reads the tool calls; None: the model has no format, so requests with tools are refused."""
+
+    prompt_length: int
+    agent_may_set: frozenset[str] = frozenset()
+    """Sampling parameters that a request may change: `temperature`."""
+
+
+class _Stops:
+    """The stop texts of a request, as the `Language` of a turn that has no actions."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.stop_texts = list(texts)
+
+    def find_end(self, text: str) -> int:
+        ends = [at + len(stop) for stop in self.stop_texts if (at := text.find(stop)) >= 0]
+        return min(ends, default=-1)
+
+    def actions(self, text: str, *, is_whole: bool = True) -> list[Any]:
+        return []
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Session:
+    """The requests of one agent.
+
+    Args:
+        engine: generates.
+        budget: limits of the session; `response_length` is of each row.
+    """
+
+    policy: Policy
+    engine: Engine
+    budget: Budget
+    temperature: float
+    """Of requests that may not change it."""
+
+    id: str = field(default_factory=lambda: uuid4().hex + uuid4().hex)
+    """Unguessable: 244 random bits."""
+
+    answer: str | None = None
+    reward: float | None = None
+    """What the agent said of its answer; see `server`."""
+
+    exhausted: StopReason | None = None
+    """The budget that the agent used up."""
+
+    fault: ToolError | None = None
+    """The first fault of the infrastructure."""
+
+    crash: Exception | None = None
+    """What the code of the gateway or of a tool raised."""
+
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when nothing that the agent does can count any more."""
+
+    is_closed: bool = False
+    ignored: set[str] = field(default_factory=set[str])
+    """Names of fields that the agent sent and that have no effect."""
+
+    context: Context = field(default_factory=copy_context)
+    """Context variables of the trajectory, for the tasks of its requests."""
+
+    _chains: Chains = field(init=False)
+    _requests: int = 0
+    _calls: int = 0
+
+    def __post_init__(self) -> None:
+        self._chains = Chains(self.policy.template)
+
+    async def reply(self, request: ModelRequest) -> ModelReply:
+        """The policy's next message.
+
+        Raises:
+            WireError: the request cannot be answered, the budget is used up, or the engine failed.
+        """
+        self._check(request)
+        temperature = self._temperature(request)
+        place = self._chains.place(request, temperature)
+        said = None
+        try:
+            reply, said = await self._say(request, place)
+        except ToolError as error:
+            raise self.lose(error) from error
+        finally:
+            self._chains.say(place.row, said)
+        return reply
+
+    def rollouts(self) -> list[Rollout]:
+        """The rows, the one with the last request last. A session without a request has none."""
+        rows = sorted(self._chains.rows, key=lambda row: row.last_request)
+        return [row.rollout for row in rows]
+
+    @property
+    def last(self) -> Row | None:
+        """The row with the last request."""
+        return max(self._chains.rows, key=lambda row: row.last_request, default=None)
+
+    def _check(self, request: ModelRequest) -> None:
+        self.ignored.update(request.ignored)
+        if self.fault is not None:
+            raise self.lose(self.fault)
+        if request.tools and self.policy.call_format is None:
+            raise WireError(
+                "no tools: the policy's chat template has no known format of tool calls; set "
+                "rollout.multi_turn.format",
+                code="unsupported_value",
+                param="tools",
+            )
+        if request.messages[-1]["role"] == "assistant":
+            raise WireError(
+                "the last message is the assistant's: the policy begins a message of its own and "
+                "does not go on with one; leave it out",
+                code="unsupported_value",
+                param="messages",
+            )
+        if self._requests >= self.budget.max_turns:
+            self.over.set()
+            raise self._used_up(
+                StopReason.MAX_TURNS,
+                f"this session has had its {self.budget.max_turns} messages of the model "
+                "(max_turns of the source)",
+            )
+        self._requests += 1
+
+    def _temperature(self, request: ModelRequest) -> float:
+        asked, common = request.sampling.get("temperature"), self.temperature
+        others = request.sampling.keys() - self.policy.agent_may_set
+        self.ignored.update(name for name in others if request.sampling[name] != common)
+        if asked is None or "temperature" in others:
+            return common
+        if asked <= 0:
+            raise WireError(
+                f"temperature={asked}: tokens that are trained are sampled; want a number above 0",
+                param="temperature",
+            )
+        return asked
+
+    async def _say(self, request: ModelRequest, place: Place) -> tuple[ModelReply, dict[str, Any]]:
+        row, rollout, codec = place.row, place.row.rollout, self.policy.codec
+        trajectory = rollout.trajectory
+        row.last_request = self._requests
+        room = self._room(trajectory) - len(place.added)
+        if room <= 0:
+            raise self._used_up(
+                StopReason.RESPONSE_BUDGET,
+                f"the conversation has {place.read} tokens, and no room for an answer is left",
+                code="context_length_exceeded",
+            )
+        if place.added:
+            trajectory.add_tool_tokens(place.added, codec.decode(place.added))
+        own = (
+            self.policy.call_format.stop_texts if request.tools and self.policy.call_format else ()
+        )
+        language = _Stops([*own, *request.stop])
+        turn = Turn(read_tokens=place.read, reused_tokens=place.reused)
+        rollout.turns.append(turn)
+        limits = (room, request.max_tokens, self.budget.max_turn_length)
+        limit = min(each for each in limits if each is not None)
+        texts = language.stop_texts
+        stop = Stop(texts=tuple(texts), token_ids=tuple(stop_token_ids(texts, codec.encode)))
+        in_reasoning = opens_thought(codec.decode(trajectory.ids[-PROMPT_END:]))
+        started = time.monotonic()
+        try:
+            generated = await self.engine(
+                trajectory.ids, max_tokens=limit, stop=stop, temperature=row.temperature
+            )
+        finally:
+            turn.generate_s = time.monotonic() - started
+            waits_for("agent")
+        turn.min_global_steps = generated.min_global_steps
+        turn.max_global_steps = generated.max_global_steps
+        turn.request = generated.request
+        text, is_whole = append_turn(trajectory, generated, language, codec)
+        turn.tokens = trajectory.segments[-1].length
+        if self.exhausted != StopReason.MAX_TURNS:  # an agent may compact its context and go on
+            is_cut = not is_whole and turn.tokens >= room
+            self.exhausted = StopReason.RESPONSE_BUDGET if is_cut else None
+        return self._told(request, text, trajectory, place.read, is_whole, in_reasoning)
+
+    def _room(self, trajectory: Trajectory) -> int:
+        """Tokens that a row may still have. A prompt longer than `prompt_length` has less."""
+        length = self.budget.response_length
+        over = max(0, len(trajectory.prompt_ids) - self.policy.prompt_length)
+        return length - over - len(trajectory)
+
+    def _told(
+        self,
+        request: ModelRequest,
+        text: str,
+        trajectory: Trajectory,
+        read: int,
+        is_whole: bool,
+        in_reasoning: bool,
+    ) -> tuple[ModelReply, dict[str, Any]]:
+        """The reply, and the same as the message that the agent will send back."""
+        found = [(at, stop) for stop in request.stop if (at := text.find(stop)) >= 0]
+        at, stop_text = min(found, default=(len(text), None))
+        text = text[:at]
+        content, reasoning, calls = text, "", list[ReplyCall]()
+        if self.policy.call_format is not None:
+            schemas = {
+                tool["function"]["name"]: tool["function"].get("parameters") or {}
+                for tool in request.tools
+            }
+            message = self.policy.call_format.parse(text, schemas, in_reasoning=in_reasoning)
+            content, reasoning = message.content, message.reasoning
+            takes_calls = bool(request.tools) and request.tool_choice != "none"
+            unread = list[str]()
+            for attempt in message.calls:
+                may_call = takes_calls and (request.parallel_tool_calls or not calls)
+                if isinstance(attempt, CallMistake) or not may_call:
+                    unread.append(attempt.text)  # the agent sees what the model wrote
+                    continue
+                own_id = attempt.call_id or f"call_{self._calls}"
+                self._calls += 1
+                arguments = json.dumps(attempt.arguments, ensure_ascii=False)
+                calls.append(ReplyCall(id=own_id, name=attempt.name, arguments=arguments))
+            content = "\n".join(filter(None, [content, *unread]))
+        ids, log_probs = _last_turn(trajectory)
+        finish: Finish = "tool_calls" if calls else "stop" if is_whole else "length"
+        reply = ModelReply(
+            id=uuid4().hex,
+            created=int(time.time()),
+            model=request.model,
+            content=content,
+            reasoning=reasoning,
+            calls=tuple(calls),
+            finish=finish,
+            stop_text=stop_text,
+            prompt_tokens=read,
+            completion_tokens=len(ids),
+            logprobs=self._logprobs(ids, log_probs) if request.logprobs else None,
+        )
+        return reply, _message_of(reply)
+
+    def _logprobs(self, ids: list[int], log_probs: list[float]) -> tuple[TokenLogprob, ...]:
+        texts = [self.policy.codec.decode([each]) for each in ids]
+        return tuple(
+            TokenLogprob(text=text, raw=text.encode(errors="replace"), logprob=log_prob)
+            for text, log_prob in zip(texts, log_probs, strict=True)
+        )
+
+    def _used_up(self, reason: StopReason, words: str, code: str = "budget") -> WireError:
+        self.exhausted = reason
+        return WireError(f"{words}; end the session with what there is", code=code)
+
+    def lose(self, error: ToolError) -> WireError:
+        """The engine or a tool failed: the session is lost, whatever the agent does."""
+        self.fault = self.fault or error
+        self.over.set()
+        return WireError(f"the infrastructure failed: {error}", status=503, code="unavailable")
+
+    def set_verdict(self, said: Mapping[str, Any]) -> None:
+        """Take the answer or the reward of the agent.
+
+        Raises:
+            WireError: it is neither a text nor a finite number.
+        """
+        answer, reward = said.get("answer"), said.get("reward")
+        if isinstance(reward, bool) or not isinstance(reward, int | float | None):
+            reward = math.nan
+        if (answer is None and reward is None) or not (
+            isinstance(answer, str | None) and (reward is None or math.isfinite(reward))
+        ):
+            raise WireError('want {"answer": a text}, or {"reward": a finite number}, or both')
+        self.answer = self.answer if answer is None else answer
+        self.reward = self.reward if reward is None else float(reward)
+
+
+def _last_turn(trajectory: Trajectory) -> tuple[list[int], list[float]]:
+    last = trajectory.segments[-1]
+    own = slice(last.start, last.start + last.length)
+    return trajectory.response_ids[own], trajectory.log_probs[own]
+
+
+def _message_of(reply: ModelReply) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": reply.content}
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
+    if reply.calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.loads(call.arguments)},
+            }
+            for call in reply.calls
+        ]
+    return message

@@ -1,0 +1,218 @@
+"""Agent loop of programs that were not written for this project: the gateway.
+
+Each session has an address that speaks OpenAI's and Anthropic's protocols (`agent_loop.gateway`).
+An agent, a command or a function, is given the address and the row, and asks the policy what it
+likes. Its requests become the rows of the session. The session ends when the agent ends, at its
+deadline, or when its budget of turns is used up.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent_loop.gateway.mcp import McpEndpoint
+from agent_loop.gateway.program import AgentProgram
+from agent_loop.gateway.server import Address, Gateway
+from agent_loop.gateway.session import Policy, Session
+from agent_loop.gateway.template import ChatTemplate, Tools
+from agent_loop.named_tools_loop import NamedToolsLoop
+from agent_loop.native_agent_loop import format_of
+from agent_loop.toolbox.functions import visible_row
+from agent_loop.turns.observation_style import codec_of, control_texts
+from agent_loop.turns.tags import Action, Language, stop_token_ids
+from agent_loop.turns.tool_messages import Message, Render
+from agent_loop.turns.trajectory import StopReason, Trajectory
+from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
+from agent_loop.watchdog import current_activity, waits_for
+from config.gateway import GatewayOptions
+from samplers.module_file import module_of
+
+logger = logging.getLogger(__name__)
+
+
+class GatewayAgentLoop(NamedToolsLoop):
+    """Runs an agent for each session and trains the policy on what it asks.
+
+    Args:
+        tool_names: tools of the tool server at the MCP address of a source that names no `tools`.
+        options: see `config.gateway.GatewayOptions`.
+    """
+
+    several_rows = True
+
+    def __init__(
+        self, *args: Any, tool_names: Sequence[str] | None = (), topk: int = 3, **settings: Any
+    ) -> None:
+        names = GatewayOptions.model_fields
+        options = {name: settings.pop(name) for name in names if name in settings}
+        super().__init__(*args, tool_names=tool_names, topk=topk, **settings)
+        self._options = GatewayOptions.model_validate(options)
+
+    def language(self) -> Language:
+        raise NotImplementedError("the agent reads the model's messages")
+
+    async def begin(self, row: Mapping[str, Any]) -> None:
+        await super().begin(row)
+        self._row = visible_row(row)
+
+    async def conversations(self, messages: list[dict[str, Any]]) -> list[Rollout]:
+        gateway: Gateway = self.client.resource("gateway", Gateway)
+        session = Session(
+            policy=self._policy(),
+            engine=self._generate,
+            budget=self._budget,
+            temperature=float(self._engine.sampling["temperature"]),
+        )
+        endpoint = McpEndpoint(session, self.specs, self._act)
+        address = await gateway.open(session, endpoint)
+        with current_activity(asyncio.get_running_loop().time) as activity:
+            waits_for("agent")
+            agent = asyncio.ensure_future(
+                self._agent(gateway, address, {**self._row, "prompt": messages})
+            )
+            over = asyncio.ensure_future(session.over.wait())
+            try:
+                timeout_s = max(0.0, self._budget.timeout_s)
+                await asyncio.wait(
+                    {agent, over}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                is_late = not agent.done() and not over.done()
+            finally:
+                for task in (agent, over):
+                    task.cancel()
+                await asyncio.wait({agent, over})
+                await gateway.shut(session)
+            _warn_of_ignored(self._source, session.ignored)
+            rollouts = session.rollouts() or [self._empty(messages)]
+            last = rollouts[-1]
+            if session.fault is not None:
+                last.lose(session.fault.tool or "engine", str(session.fault))
+            elif session.crash is not None:
+                raise session.crash
+            elif is_late:
+                last.lose_to_deadline(self._budget.timeout_name, self._budget.timeout_s, activity)
+            elif session.exhausted is not None:
+                last.stop_reason = session.exhausted
+            else:
+                self._take_answer(last, session, agent)
+        for rollout in rollouts:
+            rollout.trajectory.finish(self.tokenizer.eos_token_id)
+        if last.is_lost:
+            last.trajectory.without_gradient()
+        return rollouts
+
+    def _take_answer(
+        self, last: Rollout, session: Session, agent: "asyncio.Future[str | float | None]"
+    ) -> None:
+        """The answer and the reward of an agent that ended by itself.
+
+        Raises what the agent raised.
+        """
+        said = agent.result()
+        if isinstance(said, str) and session.answer is None:
+            session.answer = said
+        elif said is not None and not isinstance(said, str):
+            session.set_verdict({"reward": said})
+        if session.reward is not None:
+            last.verdict = {"score": session.reward}
+        last.answer = session.answer
+        has_answered = session.answer is not None or session.reward is not None
+        last.stop_reason = StopReason.ANSWERED if has_answered else StopReason.NO_ACTION
+
+    async def _agent(
+        self, gateway: Gateway, address: Address, row: dict[str, Any]
+    ) -> str | float | None:
+        """Run the agent to its end: its answer, or its own reward."""
+        options = self._options
+        if options.function is not None:
+            path, _, name = options.function.rpartition(":")
+            return await getattr(module_of(Path(path), "agent"), name)(address, row)
+        end = await self._program().run(
+            address.variables, msgspec.json.encode(row), port=gateway.port, socket=gateway.socket
+        )
+        if end.exit_code != 0:
+            words = f"; its stderr ends with: {end.stderr[-600:]}" if end.stderr.strip() else ""
+            raise RuntimeError(f"the agent ended with exit code {end.exit_code}{words}")
+        return end.answer
+
+    def _program(self) -> AgentProgram:
+        """What runs the command, shared by the sessions of a source."""
+        make = partial(AgentProgram, **self._options.of_command)
+        return self.client.resource(f"agent {self._options!r}", make)
+
+    async def _act(self, action: Action) -> Observation:
+        return await self.act(action, self._extras)
+
+    async def _generate(
+        self, prompt_ids: list[int], *, max_tokens: int, stop: Stop, temperature: float
+    ) -> Generated:
+        return await self._engine.generate(
+            prompt_ids, max_tokens=max_tokens, stop=stop, temperature=temperature
+        )
+
+    def _policy(self) -> Policy:
+        """What the sessions of a source share."""
+        return self.client.resource(
+            f"policy of {self._source} {self._options!r}", self._make_policy
+        )
+
+    def _make_policy(self) -> Policy:
+        codec, builder = codec_of(self.tokenizer), self.continuous_token_builder
+        name = self.settings.call_format
+        call_format = None if name is None else format_of(name)
+        stops = stop_token_ids(call_format.stop_texts, codec.encode) if call_format else []
+
+        def tokens(messages: list[dict[str, Any]], tools: Tools | None) -> list[int]:
+            return builder.build_initial_tokens(messages, tools=tools)
+
+        def render(tools: Tools | None) -> Render:
+            template = partial(
+                self.tokenizer.apply_chat_template,
+                tools=tools,
+                tokenize=False,
+                **builder.chat_template_kwargs,
+            )
+
+            def rendered(messages: list[Message], add_generation_prompt: bool) -> str:
+                return template(messages, add_generation_prompt=add_generation_prompt)
+
+            return rendered
+
+        return Policy(
+            template=ChatTemplate(
+                tokens,
+                render,
+                codec,
+                codec.end_ids | frozenset(stops),
+                control_texts(self.tokenizer),
+            ),
+            codec=codec,
+            call_format=call_format,
+            prompt_length=self.rollout_config.prompt_length,
+            agent_may_set=frozenset(self._options.let_agent_set),
+        )
+
+    def _empty(self, messages: list[dict[str, Any]]) -> Rollout:
+        """The row of a session without a request to the model."""
+        return Rollout(
+            trajectory=Trajectory(self._prompt_ids(messages)),
+            stop_reason=StopReason.NO_ACTION,
+            answer=None,
+        )
+
+
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn_of_ignored(source: str, names: set[str]) -> None:
+    """Log each field once that an agent sent and that has no effect."""
+    if new := sorted(name for name in names if (source, name) not in _warned):
+        _warned.update((source, name) for name in new)
+        logger.warning(
+            "source=%s fields that its agent sent have no effect: %s", source, ", ".join(new)
+        )

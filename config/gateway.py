@@ -1,0 +1,94 @@
+"""Settings of a gateway agent: an agent program that was not written for this project.
+
+    agent_loops:
+      gateway: {command: "python agent.py"}         # a program, in the sandbox
+      gateway: {function: agents/solve.py:solve}    # or an async function in the worker
+
+They stand beside `_target_` in an entry of agent loops. Pure.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from config.section import Section
+
+GATEWAY_LOOP = "agent_loop.gateway_agent_loop.GatewayAgentLoop"
+"""`_target_` of gateway agents."""
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class GatewayOptions(Section):
+    """What runs for each session, and what it may do."""
+
+    command: str | None = None
+    """A program with its arguments. It gets `OPENAI_BASE_URL`, `OPENAI_API_KEY`,
+    `ANTHROPIC_BASE_URL`, `ANTHROPIC_API_KEY`, `MIXED_MCP_URL` and `MIXED_REWARD_URL`, and the row
+    as JSON on stdin and in the file `MIXED_ROW_FILE`. Its answer is the last line that it
+    prints."""
+
+    function: str | None = None
+    """`path/to/file.py:name`, an async function that is called with an
+    `agent_loop.gateway.server.Address` and the row. It returns the answer as a text, the reward as
+    a number, or None. It runs in the event loop of the worker: put what blocks into a thread."""
+
+    where: Literal["sandbox", "host"] = "sandbox"
+    """Of a command. sandbox: it reads the system, its folder and `readable`, writes a small
+    folder of its own, and its network is one port, the gateway's. host: as it is."""
+
+    cwd: str | None = None
+    """Folder of a command; None: the folder in which the run was started."""
+
+    env: list[Name] = []
+    """Names of further environment variables of the worker that a command gets."""
+
+    readable: list[str] = []
+    """Further folders that a command in the sandbox may read."""
+
+    memory_mb: int = Field(default=2048, ge=16)
+    """MiB of a command in the sandbox."""
+
+    processes: int = Field(default=128, ge=1)
+    """Processes and threads of a command in the sandbox."""
+
+    answer_file: str | None = None
+    """A file that a command writes its answer to, in its session's folder (`MIXED_SESSION_DIR`);
+    None: the last line of its stdout is the answer."""
+
+    let_agent_set: list[Literal["temperature"]] = []
+    """Sampling parameters that a request may change. The others are the source's, because
+    log-probs must be those of what was sampled."""
+
+    @model_validator(mode="after")
+    def _one_agent(self) -> Self:
+        if (self.command is None) == (self.function is None):
+            raise ValueError("name one of command and function: what runs for each session")
+        if self.function is not None and ":" not in self.function:
+            raise ValueError(f"function={self.function!r}: write it as path/to/file.py:name")
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        given = sorted(name for name, own in self.of_command.items() if own != defaults[name])
+        if self.function is not None and given:
+            raise ValueError(f"{', '.join(given)}: only a command has it; leave it out")
+        return self
+
+    @property
+    def of_command(self) -> dict[str, Any]:
+        """The options of a command, as `agent_loop.gateway.program.AgentProgram` takes them."""
+        return self.model_dump(exclude={"function", "let_agent_set"})
+
+
+def with_absolute_paths(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of agent loops whose agent has absolute paths, because workers run in another
+    folder. Only what changed is returned."""
+    made: dict[str, Any] = {}
+    function, command = entry.get("function"), entry.get("command")
+    if isinstance(function, str) and ":" in function:
+        path, _, name = function.rpartition(":")
+        made["function"] = f"{Path(path).expanduser().absolute()}:{name}"
+    if isinstance(command, str):
+        made["cwd"] = str(Path(str(entry.get("cwd") or ".")).expanduser().absolute())
+    return made

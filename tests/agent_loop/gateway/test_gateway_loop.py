@@ -1,0 +1,229 @@
+"""The gateway's agent loop: real HTTP, through our worker and verl's post-processing."""
+
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+pytest.importorskip("verl")
+
+from agent_loop.gateway.server import Gateway
+from agent_loop.gateway_agent_loop import GatewayAgentLoop
+from tests.agent_loop.test_passed_on import TOKENIZER, rows_of
+from tests.agent_loop.test_several_rows import audit, lines_of
+
+AGENT = """
+import aiohttp
+
+async def ask(address, messages, **fields):
+    async with aiohttp.ClientSession() as http:
+        body = {"model": "any", "messages": messages, **fields}
+        async with http.post(f"{address.openai}/chat/completions", json=body) as answer:
+            return answer.status, await answer.json()
+
+"""
+
+CHAT = """
+async def solve(address, row):
+    messages = list(row["prompt"])
+    _, first = await ask(address, messages)
+    messages += [first["choices"][0]["message"], {"role": "user", "content": "sure?"}]
+    _, second = await ask(address, messages)
+    return second["choices"][0]["message"]["content"]
+"""
+
+
+class Tools:
+    """What an event loop shares, and the tools of no source."""
+
+    clock = staticmethod(time.monotonic)
+
+    def __init__(self) -> None:
+        self.kept: dict[Any, Any] = {}
+
+    def resource(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self.kept:
+            self.kept[key] = make()
+        return self.kept[key]
+
+    async def close(self) -> None:
+        gateway: Gateway | None = self.kept.get("gateway")
+        if gateway is not None:
+            await gateway.close()
+
+
+@pytest.fixture
+async def tools() -> AsyncIterator[Tools]:
+    tools = Tools()
+    yield tools
+    await tools.close()
+
+
+async def session_rows(
+    code: str, tools: Tools, tmp_path: Path, monkeypatch: Any, *texts: str, **options: Any
+) -> list[Any]:
+    path = tmp_path / f"agent_{tmp_path.name}.py"
+    path.write_text(AGENT + code)
+    return await rows_of(
+        GatewayAgentLoop,
+        monkeypatch,
+        *(texts or ("ab<|im_end|>", "ab<|im_end|>")),
+        tools=tools,
+        agent_settings={"function": f"{path}:solve", **options},
+    )
+
+
+async def test_a_function_s_requests_are_a_row_with_the_reward_of_its_answer(
+    tools: Tools, tmp_path: Path, monkeypatch: Any
+):
+    (row,) = await session_rows(CHAT, tools, tmp_path, monkeypatch)
+    record = row["extra_fields"]["mixed"]
+    assert (record["stop_reason"], record["requests"]) == ("answered", 2)
+    assert record["reward_parts"]["score"] == 1.0
+    text = TOKENIZER.decode(row["responses"])
+    assert text.count("ab<|im_end|>") == 2 and "sure?" in text
+    assert audit(tmp_path, lines_of([row])).ok
+
+
+@pytest.mark.parametrize(
+    ("code", "stop_reason", "fault_tool", "words"),
+    [
+        ("return None", "no_action", "", ""),
+        ("return 0.25", "answered", "", ""),
+        ("raise KeyError('torn')", "infra_error", "loop", "KeyError: 'torn'"),
+        ("return [1]", "infra_error", "loop", "want"),
+        ("for _ in range(4): print(await ask(address, row['prompt']))", "max_turns", "", ""),
+        (
+            "import asyncio; await asyncio.Event().wait()",
+            "deadline",
+            "agent",
+            "trajectory_s passed",
+        ),
+        (
+            "await ask(address, row['prompt']); await ask(address, []); raise KeyError('after')",
+            *("infra_error", "loop", "KeyError: 'after'"),
+        ),
+    ],
+)
+async def test_how_a_session_ends_is_typed_by_whose_doing_it_is(
+    code: str,
+    stop_reason: str,
+    fault_tool: str,
+    words: str,
+    tools: Tools,
+    tmp_path: Path,
+    monkeypatch: Any,
+):
+    monkeypatch.setattr("tests.agent_loop.test_passed_on.config_of", soon(monkeypatch))
+    code = f"async def solve(address, row):\n    {code}\n"
+    rows = await session_rows(code, tools, tmp_path, monkeypatch, *["ab<|im_end|>"] * 9)
+    record = rows[-1]["extra_fields"]["mixed"]
+    assert (record["stop_reason"], record["fault_tool"]) == (stop_reason, fault_tool)
+    assert words in (record["fault"] or "")
+    assert any(any(row["response_mask"]) for row in rows) == (stop_reason == "max_turns")
+    if "0.25" in code:
+        assert record["reward_parts"]["score"] == 0.25
+
+
+def soon(monkeypatch: Any) -> Any:
+    """`config_of` with a deadline of half a second."""
+    from tests.agent_loop.test_passed_on import config_of
+
+    def config(**source: Any) -> Any:
+        made = config_of(**source)
+        made.mixed.deadlines = {"trajectory_s": 0.5}
+        return made
+
+    return config
+
+
+PROGRAM = """
+import json, os, sys, urllib.request
+
+row = json.load(sys.stdin)
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+body = json.dumps({"model": "any", "messages": row["prompt"]}).encode()
+with urllib.request.urlopen(urllib.request.Request(url, body)) as answer:
+    said = json.load(answer)["choices"][0]["message"]["content"]
+print("thinking...")
+"""
+
+
+@pytest.mark.sandbox
+@pytest.mark.parametrize("where", ["sandbox", "host"])
+@pytest.mark.parametrize(
+    ("end", "options", "stop_reason", "score", "words"),
+    [
+        ("print(said)", {}, "answered", 1.0, ""),
+        (
+            "open(os.environ['MIXED_SESSION_DIR'] + '/a.txt', 'w').write(said)",
+            *({"answer_file": "a.txt"}, "answered", 1.0, ""),
+        ),
+        (
+            "urllib.request.urlopen(os.environ['MIXED_REWARD_URL'], b'{\"reward\": 0.5}')",
+            *({}, "answered", 0.5, ""),
+        ),
+        ("sys.exit('no idea')", {}, "infra_error", 0.0, "ended with exit code 1"),
+    ],
+)
+async def test_a_program_is_trained_by_its_last_line_its_file_or_its_own_reward(
+    end: str,
+    options: dict[str, Any],
+    stop_reason: str,
+    score: float,
+    words: str,
+    where: str,
+    tools: Tools,
+    tmp_path: Path,
+    monkeypatch: Any,
+):
+    folder = tmp_path / "agent"
+    folder.mkdir(mode=0o755)
+    (folder / "agent.py").write_text(PROGRAM + end)
+    settings = {"command": "python agent.py", "cwd": str(folder), "where": where, **options}
+    (row,) = await rows_of(
+        GatewayAgentLoop, monkeypatch, "ab<|im_end|>", tools=tools, agent_settings=settings
+    )
+    record = row["extra_fields"]["mixed"]
+    assert (record["stop_reason"], record["reward_parts"]["score"]) == (stop_reason, score)
+    assert words in (record["fault"] or "")
+    if words:
+        assert "no idea" in record["fault"] and record["fault_tool"] == "loop"
+
+
+async def test_an_engine_that_fails_loses_the_session_even_if_the_agent_goes_on(
+    tools: Tools, tmp_path: Path, monkeypatch: Any
+):
+    code = """
+async def solve(address, row):
+    status, body = await ask(address, row["prompt"])
+    return str(status)
+"""
+    (row,) = await session_rows(code, tools, tmp_path, monkeypatch, "")
+    record = row["extra_fields"]["mixed"]
+    assert (record["stop_reason"], record["fault_tool"]) == ("infra_error", "engine")
+
+
+async def test_after_its_session_an_address_answers_nothing(
+    tools: Tools, tmp_path: Path, monkeypatch: Any
+):
+    code = f"""
+async def solve(address, row):
+    with open({str(tmp_path / "url")!r}, "w") as file:
+        file.write(address.openai)
+    await ask(address, row["prompt"])
+    return "ab"
+"""
+    await session_rows(code, tools, tmp_path, monkeypatch)
+    url = (tmp_path / "url").read_text()
+    async with aiohttp.ClientSession() as http:
+        body = {"model": "m", "messages": [{"role": "user", "content": "u"}]}
+        for path in ("/chat/completions", "/messages"):
+            async with http.post(url + path, json=body) as answer:
+                assert answer.status == 404
+                assert "no such session" in json.dumps(await answer.json())
+    assert not tools.kept["gateway"]._served

@@ -1,0 +1,183 @@
+"""The gateway's server over real HTTP: protocols, errors, bounds, fairness and tools."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agent_loop.gateway import server
+from agent_loop.gateway.mcp import McpEndpoint
+from agent_loop.gateway.server import Address, Gateway
+from agent_loop.gateway.session import Session
+from agent_loop.toolbox.own import SPECS
+from agent_loop.tools.protocol import ToolUnavailable
+from agent_loop.turns.turn_loop import Generated, Observation
+from tests.agent_loop.gateway.test_session import session_of
+
+ASKED = {"model": "m", "messages": [{"role": "user", "content": "u"}], "max_tokens": 9}
+PATHS = {
+    "/v1/chat/completions": ASKED,
+    "/v1/messages": ASKED,
+    "/v1/responses": {"model": "m", "input": "u"},
+}
+
+
+class Site:
+    """A gateway with sessions, and a client."""
+
+    def __init__(self) -> None:
+        self.gateway, self.http = Gateway(), aiohttp.ClientSession()
+
+    async def open(self, session: Session, act: Any = None) -> Address:
+        async def nothing(action: Any) -> Observation:
+            return Observation(text=f"ran {action.content}")
+
+        return await self.gateway.open(session, McpEndpoint(session, SPECS, act or nothing))
+
+    async def post(self, url: str, body: Any) -> tuple[int, Any]:
+        data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+        async with self.http.post(url, data=data) as answer:
+            text = await answer.text()
+            return answer.status, json.loads(text) if text[:1] in ("{", "[") else text
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    site = Site()
+    yield site
+    await site.http.close()
+    await site.gateway.close()
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_each_protocol_says_the_policy_s_words_whole_and_as_a_stream(site: Site, path: str):
+    address = await site.open(session_of("hermes", ["well said<|im_end|>"] * 2))
+    status, body = await site.post(address.url + path, PATHS[path])
+    assert status == 200 and "well said" in json.dumps(body)
+    status, stream = await site.post(address.url + path, {**PATHS[path], "stream": True})
+    assert status == 200 and "said" in stream and "data: " in stream
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"no json", 400), (b"[" * 9999, 400), (b"{}", 400), (b'"' + b"x" * (9 << 20) + b'"', 413)],
+)
+async def test_a_body_that_is_none_is_refused_in_the_protocol_s_own_form(
+    site: Site, path: str, body: bytes, status: int
+):
+    address = await site.open(session_of("hermes", []))
+    found, answer = await site.post(address.url + path, body)
+    assert found == status and answer["error"]["message"]
+    assert ("type" in answer) == (path == "/v1/messages")
+
+
+async def test_nothing_but_a_session_s_address_is_answered(site: Site):
+    address = await site.open(session_of("hermes", []))
+    assert address.url.startswith("http://127.0.0.1:") and len(address.key) == 64
+    for url in (address.url[:-1] + "x/v1/messages", address.url.rsplit("/s/")[0] + "/v1/messages"):
+        assert (await site.post(url, ASKED))[0] == 404
+
+
+async def test_the_requests_of_a_session_end_with_it(site: Site):
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def engine(*_: Any, **__: Any) -> Generated:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        raise AssertionError
+
+    session = session_of("hermes", [], engine=engine)
+    address = await site.open(session)
+    asking = asyncio.ensure_future(site.post(address.openai + "/chat/completions", ASKED))
+    await started.wait()
+    await site.gateway.shut(session)
+    assert ended.is_set()
+    with pytest.raises(aiohttp.ClientError):
+        await asking
+
+
+async def test_a_flood_by_one_agent_leaves_the_others_their_turn(site: Site):
+    flood, calm = session_of("hermes", []), session_of("hermes", ["so<|im_end|>"])
+    flooding, address = await site.open(flood), await site.open(calm)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as many:
+        url = flooding.openai + "/chat/completions"
+        sent = [asyncio.ensure_future(many.post(url, data=b"{}")) for _ in range(600)]
+        status, _ = await site.post(address.openai + "/chat/completions", ASKED)
+        waiting = sum(not task.done() for task in sent)
+        for task in sent:
+            task.cancel()
+        await asyncio.gather(*sent, return_exceptions=True)
+    assert status == 200 and waiting > 200  # the flood waits, and the other session did not
+    served = site.gateway._served[flood.id]
+    assert served.waiting <= server.MOST_WAITING
+
+
+async def test_the_code_of_a_tool_that_raises_loses_the_session_as_a_loop_error(site: Site):
+    async def act(action: Any) -> Observation:
+        raise KeyError("torn")
+
+    session = session_of("hermes", [])
+    address = await site.open(session, act)
+    status, body = await site.post(address.mcp, called("calculate", {"expression": "1"}))
+    assert status == 500 and "KeyError" in body["error"]["message"]
+    assert isinstance(session.crash, KeyError) and session.over.is_set()
+
+
+# --- tools ------------------------------------------------------------------------------------
+
+
+def called(name: Any, arguments: Any) -> dict[str, Any]:
+    params = {"name": name, "arguments": arguments}
+    return {"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": params}
+
+
+async def test_tools_are_called_through_the_toolbox_and_recorded_in_the_last_turn(site: Site):
+    session = session_of("hermes", ["so<|im_end|>"])
+    address = await site.open(session)
+    await site.post(address.openai + "/chat/completions", ASKED)
+    first = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}
+    _, begun = await site.post(address.mcp, first)
+    assert begun["result"]["protocolVersion"] == "2025-06-18"
+    assert (await site.post(address.mcp, {"jsonrpc": "2.0", "method": "notifications/x"}))[0] == 202
+    _, listed = await site.post(address.mcp, {"jsonrpc": "2.0", "id": 2, "method": "tools/list"})
+    assert [tool["name"] for tool in listed["result"]["tools"]] == [*SPECS]
+    _, done = await site.post(address.mcp, called("calculate", {"expression": "1"}))
+    assert done["result"]["content"][0]["text"] == 'ran {"expression": "1"}'
+    (row,) = session.rollouts()
+    assert [(c.action, c.turn, c.status) for c in row.calls] == [("calculate", 1, "ok")]
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ({}, -32600),
+        ([], -32600),
+        ({"id": 1, "method": "resources/list"}, -32601),
+        (called(5, {}), -32602),
+        (called("calculate", [1]), -32602),
+    ],
+)
+async def test_a_message_that_is_none_of_mcp_s_gets_an_error(site: Site, message: Any, code: int):
+    address = await site.open(session_of("hermes", []))
+    _, answer = await site.post(address.mcp, message)
+    assert answer["error"]["code"] == code
+
+
+async def test_a_tool_that_is_down_loses_the_session(site: Site):
+    async def act(action: Any) -> Observation:
+        raise ToolUnavailable("no server", tool="calculate")
+
+    session = session_of("hermes", [])
+    address = await site.open(session, act)
+    _, answer = await site.post(address.mcp, called("calculate", {}))
+    assert "no server" in answer["error"]["message"]
+    assert session.fault is not None and session.fault.tool == "calculate"
