@@ -16,6 +16,7 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
+from config.gateway import GatewayOptions
 from config.schema import TOOL_CONFIG
 from docs.settings import PAGE, SECTIONS, keys, page
 from samplers.rows.sources import KINDS
@@ -229,6 +230,7 @@ def config_keys() -> set[str]:
     keys |= {reader.key for reader in READERS}
     keys |= set(AGENTFLY) | {f"agent.{part}_config" for part in ("init", "run", "generation")}
     keys |= {"agent.init_args", "agent_loops.*._target_", *TOOL_NAMES.values()}
+    keys |= {f"agent_loops.*.{name}" for name in GatewayOptions.model_fields}
     engines = [["profile=gpu", f"model_engine={name}"] for name in TRAINING_ENGINES]
     for chosen in (*([f"profile={name}"] for name in PROFILES), *engines):
         composed = compose_config(chosen)
