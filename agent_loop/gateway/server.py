@@ -160,6 +160,8 @@ class Gateway:
         for path, protocol, handler in protocols:
             app.router.add_post(f"/s/{{id}}{path}", self._handled(protocol, handler))
         app.router.add_get("/s/{id}/v1/models", self._handled(chat_completions, _models))
+        one = self._handled(chat_completions, _model)
+        app.router.add_get("/s/{id}/v1/models/{model:.+}", one)  # a name may have slashes
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=False)
         await self._runner.setup()
         self._folder = tempfile.TemporaryDirectory(prefix="mixed-gateway-")
@@ -305,8 +307,20 @@ async def _count(served: Served, request: web.Request) -> web.StreamResponse:
 
 async def _models(served: Served, request: web.Request) -> web.StreamResponse:
     """A model of any name is the policy; clients that list them get one."""
-    model = {"id": "policy", "object": "model", "created": 0, "owned_by": "policy"}
-    return _json({"object": "list", "data": [model]})
+    listed = {"object": "list", "data": [_facts("policy")]}
+    ends = {"has_more": False, "first_id": "policy", "last_id": "policy"}
+    return _json(listed | ends)
+
+
+async def _model(served: Served, request: web.Request) -> web.StreamResponse:
+    return _json(_facts(request.match_info["model"]))
+
+
+def _facts(name: str) -> dict[str, Any]:
+    """What OpenAI and Anthropic say of a model; each client reads its own fields."""
+    openai = {"id": name, "object": "model", "created": 0, "owned_by": "policy"}
+    dated = {"created_at": "1970-01-01T00:00:00Z"}
+    return {**openai, "type": "model", "display_name": name, **dated}
 
 
 async def _reward(served: Served, request: web.Request) -> web.StreamResponse:

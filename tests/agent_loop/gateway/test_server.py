@@ -62,6 +62,21 @@ async def test_each_protocol_says_the_policy_s_words_whole_and_as_a_stream(site:
     assert status == 200 and "said" in stream and "data: " in stream
 
 
+@pytest.mark.parametrize("name", ["policy", "org/name", "org%2Fname"])
+async def test_a_model_of_any_name_has_the_facts_that_both_kinds_of_clients_read(
+    site: Site, name: str
+):
+    address = await site.open(session_of("hermes", []))
+    for end in ("", "?beta=true"):
+        async with site.http.get(f"{address.openai}/models/{name}{end}") as answer:
+            facts = await answer.json()
+        assert answer.status == 200 and facts["id"] == name.replace("%2F", "/")
+        assert (facts["object"], facts["type"]) == ("model", "model")
+    async with site.http.get(f"{address.openai}/models") as answer:
+        listed = await answer.json()
+    assert [each["id"] for each in listed["data"]] == ["policy"] and not listed["has_more"]
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("body", "status"),
