@@ -1,13 +1,11 @@
-"""Checks a gateway with the clients of OpenAI and Anthropic, which are not ours.
+"""Checks that the clients of OpenAI and Anthropic read each part of the gateway's replies.
 
-Usage: python -m tests.agent_loop.gateway.stock_clients [BASE_URL]
+Usage: wire_checks.py BASE_URL
 Exit:  0 every check passed, 1 a check failed
 
-Needs `pip install openai anthropic`. The server must answer as `scripted_server` describes; without
-a base URL, that server is started. Prints a line a check.
+The server must answer as `tests/fakes/scripted_gateway.py` describes. Prints a line a check.
 """
 
-# pyright: reportMissingImports=false
 import json
 import sys
 import traceback
@@ -16,8 +14,6 @@ from typing import Any
 
 import anthropic
 import openai
-
-from tests.agent_loop.gateway.scripted_server import serving
 
 TEXT = "Grüße \U0001f600 \u2028 line\nnext " * 20
 THOUGHT = "first this, then that; " * 10
@@ -304,10 +300,7 @@ def run(base_url: str) -> int:
 
 def main() -> int:
     print(f"openai {openai.__version__}, anthropic {anthropic.__version__}")
-    if len(sys.argv) > 1:
-        return run(sys.argv[1])
-    with serving() as base_url:
-        return run(base_url)
+    return run(sys.argv[1])
 
 
 if __name__ == "__main__":

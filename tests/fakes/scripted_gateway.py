@@ -4,11 +4,7 @@ The last message of a request is JSON text: fields of a `ModelReply`, or `error`
 `WireError`. `echo` makes the request as it was parsed the reply's text.
 """
 
-import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -82,25 +78,8 @@ async def _count(request: web.Request) -> web.Response:
     return web.json_response({"input_tokens": len(parsed.messages)})
 
 
-@contextmanager
-def serving() -> Iterator[str]:
-    """The base URL of a server in a thread of its own."""
+def scripted_gateway() -> web.AppRunner:
     app = web.Application(client_max_size=1 << 26)
     app.add_routes([web.post(path, _answer) for path in PROTOCOLS])
     app.add_routes([web.post("/v1/messages/count_tokens", _count)])
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    runner = web.AppRunner(app)
-
-    async def start() -> str:
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        return f"http://127.0.0.1:{runner.addresses[0][1]}"
-
-    try:
-        yield asyncio.run_coroutine_threadsafe(start(), loop).result(10)
-    finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+    return web.AppRunner(app)
