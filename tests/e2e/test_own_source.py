@@ -1,4 +1,5 @@
-"""A source from outside the repository is trained: its kind, reward and prompt are its own."""
+"""A source from outside the repository is trained: its kind, reward and prompt are its own. Another
+source has an agent loop of the documentation, whose sessions are several rows."""
 
 import json
 from collections import Counter
@@ -9,6 +10,9 @@ from transformers import AutoTokenizer
 
 from agent_loop.training.run_folder import read_lines
 from tests.e2e.jobs import finish, job_of, start
+from verl_mixed.run.audit import audit_run, describe
+from verl_mixed.run.compose import load_config
+from verl_mixed.run.state import RunFolder
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -39,15 +43,21 @@ defaults: [three_sources]
 sources:
   taco: {ratio: 2}
   nq: {ratio: 2}
-  math: {ratio: 3}
+  math: {ratio: 3, agent: compacting}
   colours:
     {ratio: 3, reward: letters.py:compute_score, reward_options: {per_letter: 0.01},
      prompt: {user: "{search_start_tag}? {question}"},
      kind: colours.py, files: colours.jsonl, val_files: colours_val.jsonl}
+agent_loops:
+  compacting:
+    {_target_: docs.examples.compacting_loop.CompactingAgentLoop, context_length: 12}
 """
 
 
-def test_one_entry_and_two_files_train_a_source_of_one_s_own(demo: Path, tmp_path: Path):
+def test_one_entry_and_two_files_train_a_source_of_one_s_own(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)  # the run's files have paths from here
     (tmp_path / "mixture").mkdir()
     (tmp_path / "mixture" / "mine.yaml").write_text(ENTRY)
     (tmp_path / "colours.py").write_text(KIND)
@@ -55,7 +65,11 @@ def test_one_entry_and_two_files_train_a_source_of_one_s_own(demo: Path, tmp_pat
     for name, first in (("colours", 0), ("colours_val", 20)):
         records = [{"thing": f"thing {n}", "colour": "red"} for n in range(first, first + 20)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
-    job = job_of("own", demo, tmp_path, ["mixture=mine", "data.max_prompt_length=120"], 1)
+    overrides = [
+        *("mixture=mine", "data.max_prompt_length=200"),
+        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+    ]
+    job = job_of("own", demo, tmp_path, overrides, 1)
     command = [*job.command, "--config-dir", str(tmp_path)]
 
     finish(start(command, tmp_path, tmp_path / "out.txt"), tmp_path / "out.txt")
@@ -67,11 +81,17 @@ def test_one_entry_and_two_files_train_a_source_of_one_s_own(demo: Path, tmp_pat
         "math": 3,
         "colours": 3,
     }
-    own = [
-        record
-        for record in read_lines(job.folder / "trajectories" / "1.jsonl")
-        if record["source"] == "colours"
-    ]
+    records = read_lines(job.folder / "trajectories" / "1.jsonl")
+    math = [record for record in records if record["source"] == "math"]
+    sessions = {record["key"].rsplit("_", 1)[0] for record in math}
+    assert len(sessions) == 3 * 4 < len(math)
+    assert {record["cause"] for record in math} == {"", "summary", "compaction"}
+    assert {record["fault"] for record in records} == {None}
+    trained = {line["source"]: line["trajectories"] for line in trained}
+    assert set(trained.values()) == {4}  # sessions, not rows
+    audit = audit_run(RunFolder(job.folder), load_config(job.folder / "config.yaml"))
+    assert audit.ok and audit.masks.rows == len(records), describe(audit)
+    own = [record for record in records if record["source"] == "colours"]
     assert len(own) == 3 * 4
     tokenizer = AutoTokenizer.from_pretrained(str(demo / "model"))
     assert all("<search>? thing " in tokenizer.decode(record["prompt_ids"]) for record in own)

@@ -1,0 +1,90 @@
+"""Agents behind the gateway on the real trainer: the tokens of the native loop, exact batches."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_loop.training.run_folder import read_lines
+from tests.e2e.jobs import ROOT, Job, finish, job_of, start
+from verl_mixed.run.audit import audit_run, describe
+from verl_mixed.run.compose import load_config
+from verl_mixed.run.state import RunFolder
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.algorithm,
+    pytest.mark.timeout(1500),
+]
+
+FORMS = {"taco": "tags", "nq": "native", "math": "native"}
+AGENT = ROOT / "tests/fakes/agents_tools.py"
+NATIVE = "tests.fakes.native_until_mistake.NativeUntilMistake"
+SAME = ("prompt_ids", "response_ids", "response_mask", "log_probs", "reward", "advantage")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A demo whose model was taught native calls for a short time."""
+    from agent_loop.cpu.models.demo import prepare_demo
+    from agent_loop.cpu.models.demo_recipe import Recipe
+
+    folder = tmp_path_factory.mktemp("demo") / "native"
+    recipe = Recipe(
+        traces=4000, min_steps=300, max_steps=300, floor=0.0, probe_prompts=2, forms=FORMS
+    )
+    prepare_demo(folder, 0, recipe=recipe, threads=1, progress=lambda line: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
+    """The same sources, with the native loop and with a function behind the gateway."""
+    done = {}
+    for agent in ("native", "gateway"):
+        work = tmp_path_factory.mktemp(agent)
+        overrides = [
+            *(f"mixed.sources.{name}.agent={agent}" for name in ("nq", "math")),
+            *("mixed.sources.nq.tools=[search]", "mixed.sources.math.tools=[calculate]"),
+            *("mixed.sources.nq.prompt={}", "mixed.sources.math.prompt={}"),
+            f"agent_loops.gateway.function={AGENT}:solve",
+            f"+agent_loops.native._target_={NATIVE}",
+            "actor_rollout_ref.rollout.full_determinism=true",
+            "ray_kwargs.ray_init.include_dashboard=false",
+        ]
+        job = job_of(agent, model, work, overrides, 1)
+        finish(start(job.command, work, work / "out.txt"), work / "out.txt")
+        done[agent] = job
+    return done
+
+
+def lines_of(job: Job) -> dict[Any, dict[str, Any]]:
+    """(source, draw, session) -> line."""
+    lines = read_lines(job.folder / "trajectories" / "1.jsonl")
+    return {(line["source"], line["draw"], line["key"].split("_")[1]): line for line in lines}
+
+
+def test_an_agent_behind_the_gateway_is_trained_as_the_native_loop_to_the_last_bit(
+    runs: dict[str, Job],
+):
+    native, gateway = (lines_of(runs[agent]) for agent in ("native", "gateway"))
+    assert native.keys() == gateway.keys()
+    for key, line in native.items():
+        other = gateway[key]
+        assert other["fault"] is None and (other["rows"], other["cause"]) == (1, "")
+        for name in SAME:
+            assert other[name] == line[name], (key, name)
+    assert sum(len(line["calls"]) for line in gateway.values() if line["source"] != "taco") > 20
+    ours, theirs = (
+        read_lines(runs[agent].folder / "metrics.jsonl")[-1]["metrics"]
+        for agent in ("gateway", "native")
+    )
+    for name in ("actor/grad_norm", "actor/pg_loss", "actor/entropy"):
+        assert ours[name] == theirs[name], name
+
+
+def test_the_batch_is_exact_and_each_answer_is_trained_once(runs: dict[str, Job]):
+    job = runs["gateway"]
+    report = audit_run(RunFolder(job.folder), load_config(job.folder / "config.yaml"))
+    assert report.ok, describe(report)
