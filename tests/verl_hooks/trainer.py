@@ -253,6 +253,26 @@ TRAINER = (
         takes=("token_level_rewards", "reward_baselines", "response_mask"),
     ),
     Hook(
+        "trainer.ppo.core_algos:get_adv_estimator_fn",
+        "agent_loop/training/advantage.py: per_session calls the estimator that the run names",
+    ),
+    Hook(
+        "workers.engine_workers:ActorRolloutRefWorker.set_loss_fn",
+        "agent_loop/training/session_loss.py",
+        takes=("loss_fn",),
+    ),
+    Hook(
+        "workers.engine_workers:ActorRolloutRefWorker.init_model",
+        "agent_loop/training/session_loss.py: the loss that it replaces",
+        says=("self.loss_fn = partial(ppo_loss, config=actor_config)",),
+    ),
+    Hook(
+        "workers.utils.losses:ppo_loss",
+        "agent_loop/training/session_loss.py: all terms are made of these two",
+        takes=("config", "model_output", "data", "dp_group"),
+        says=('model_output["log_probs"]', 'model_output.get("entropy", None)'),
+    ),
+    Hook(
         "trainer.ppo.core_algos:agg_loss",
         f"{_STEPS}: seq-mean losses divide by global_batch_size, token-mean by kept tokens",
         says=("batch_num_tokens", "global_batch_size", "loss_scale_factor"),
