@@ -41,8 +41,11 @@ MAX_STEPS = 3
 
 class PlainModel(OpenAIServerModel):
     """Asks as the demo's model was taught: without an empty system message, without the words
-    before the question, and without the tool `final_answer`. A message without a call is the final
-    answer."""
+    before the question, and without the tool `final_answer`. Calls and results are sent back as
+    the API's own messages, not as texts. A message without a call is the final answer."""
+
+    said: list[Any]
+    """The messages with calls so far."""
 
     def generate(
         self,
@@ -57,7 +60,26 @@ class PlainModel(OpenAIServerModel):
             if (text := message.content[0]["text"])
         ]
         tools = [each for each in tools_to_call_from or () if each.name != "final_answer"]
-        return super().generate(plain, *args, tools_to_call_from=tools or None, **settings)
+        message = super().generate(plain, *args, tools_to_call_from=tools or None, **settings)
+        raw = message.raw.choices[0].message
+        if raw.tool_calls:
+            self.said.append(raw.model_dump(exclude_none=True))
+        return message
+
+    def _prepare_completion_kwargs(self, *args: Any, **settings: Any) -> dict[str, Any]:
+        made = super()._prepare_completion_kwargs(*args, **settings)
+        said, messages = iter(self.said), list[Any]()
+        for message in made["messages"]:
+            is_call = message["role"] == "assistant" and (calling := next(said, None))
+            if is_call:
+                messages.append(calling)
+            elif messages and (calls := messages[-1].get("tool_calls")):
+                text = message["content"].removeprefix("Observation:\n").strip()
+                result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": text}
+                messages.append(result)
+            else:
+                messages.append(message)
+        return made | {"messages": messages}
 
     def parse_tool_calls(self, message: ChatMessage) -> ChatMessage:
         answer = {"answer": message.content or ""}
@@ -87,6 +109,7 @@ def _solve(address: Any, question: str) -> str:
         return call(address.mcp, "search", query=query)
 
     model = PlainModel(model_id="policy", api_base=address.openai, api_key=address.key)
+    model.said = []
     agent = ToolCallingAgent(
         tools=[search],
         model=model,
