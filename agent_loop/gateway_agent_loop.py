@@ -34,6 +34,12 @@ from samplers.module_file import module_of
 
 logger = logging.getLogger(__name__)
 
+END_S = 10.0
+"""Longest wait for an agent that was cancelled. A program is killed after a second."""
+
+MOST_WARNED = 1000
+"""Names of ignored fields that are logged by one process."""
+
 
 class GatewayAgentLoop(NamedToolsLoop):
     """Runs an agent for each session and trains the policy on what it asks.
@@ -83,17 +89,25 @@ class GatewayAgentLoop(NamedToolsLoop):
                 )
                 is_late = not agent.done() and not over.done()
             finally:
-                for task in (agent, over):
-                    task.cancel()
-                await asyncio.wait({agent, over})
-                await gateway.shut(session)
+                agent.cancel()
+                over.cancel()
+                try:
+                    await gateway.shut(session)
+                finally:
+                    await asyncio.wait({agent, over}, timeout=END_S)
             _warn_of_ignored(self._source, session.ignored)
-            rollouts = session.rollouts() or [self._empty(messages)]
+            rollouts = session.rollouts() or [self._empty()]
             last = rollouts[-1]
+            if not agent.done():
+                raise RuntimeError(
+                    f"the agent goes on {END_S:g} s after it was cancelled; let CancelledError pass"
+                )
             if session.fault is not None:
                 last.lose(session.fault.tool or "engine", str(session.fault))
             elif session.crash is not None:
                 raise session.crash
+            elif session.is_late and self._budget.turn_timeout_s is not None:
+                last.lose_to_deadline("turn_s", self._budget.turn_timeout_s, activity)
             elif is_late:
                 last.lose_to_deadline(self._budget.timeout_name, self._budget.timeout_s, activity)
             elif session.exhausted is not None:
@@ -149,10 +163,10 @@ class GatewayAgentLoop(NamedToolsLoop):
         return await self.act(action, self._extras)
 
     async def _generate(
-        self, prompt_ids: list[int], *, max_tokens: int, stop: Stop, temperature: float
+        self, prompt_ids: list[int], *, max_tokens: int, stop: Stop, temperature: float, row: str
     ) -> Generated:
         return await self._engine.generate(
-            prompt_ids, max_tokens=max_tokens, stop=stop, temperature=temperature
+            prompt_ids, max_tokens=max_tokens, stop=stop, request_id=row, temperature=temperature
         )
 
     def _policy(self) -> Policy:
@@ -190,6 +204,7 @@ class GatewayAgentLoop(NamedToolsLoop):
                 codec,
                 codec.end_ids | frozenset(stops),
                 control_texts(self.tokenizer),
+                self.rollout_config.prompt_length + self.rollout_config.response_length,
             ),
             codec=codec,
             call_format=call_format,
@@ -197,10 +212,10 @@ class GatewayAgentLoop(NamedToolsLoop):
             agent_may_set=frozenset(self._options.let_agent_set),
         )
 
-    def _empty(self, messages: list[dict[str, Any]]) -> Rollout:
+    def _empty(self) -> Rollout:
         """The row of a session without a request to the model."""
         return Rollout(
-            trajectory=Trajectory(self._prompt_ids(messages)),
+            trajectory=Trajectory([self.tokenizer.eos_token_id]),
             stop_reason=StopReason.NO_ACTION,
             answer=None,
         )
@@ -211,7 +226,8 @@ _warned: set[tuple[str, str]] = set()
 
 def _warn_of_ignored(source: str, names: set[str]) -> None:
     """Log each field once that an agent sent and that has no effect."""
-    if new := sorted(name for name in names if (source, name) not in _warned):
+    new = sorted(name for name in names if (source, name) not in _warned)
+    if new and len(_warned) < MOST_WARNED:
         _warned.update((source, name) for name in new)
         logger.warning(
             "source=%s fields that its agent sent have no effect: %s", source, ", ".join(new)

@@ -12,6 +12,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -196,10 +197,13 @@ class TurnAgentLoop(AgentLoopBase):
         own, extras = self._budget, self._extras
         budget = replace(
             own,
-            max_turns=min(self._turns_left, max_turns or self._turns_left),
+            max_turns=min(own.max_turns, max_turns or own.max_turns),
+            take_turn=self._take_turn,
             response_length=min(own.response_length, response_length or own.response_length),
             timeout_s=self._ends - time.monotonic(),
         )
+
+        conversation = uuid4().hex
 
         async def environment(action: Action) -> Observation:
             return await (self.act(action, extras) if act is None else act(action))
@@ -209,7 +213,7 @@ class TurnAgentLoop(AgentLoopBase):
         language, style = self.dialogue(codec, self._source, messages, prompt_ids)
         rollout = await run_turns(
             prompt_ids=prompt_ids,
-            generate=self._engine.generate,
+            generate=partial(self._engine.generate, request_id=conversation),
             environment=environment,
             language=language,
             style=style,
@@ -217,9 +221,12 @@ class TurnAgentLoop(AgentLoopBase):
             budget=budget,
             filler_id=self.tokenizer.eos_token_id,
         )
-        self._turns_left -= len(rollout.turns)
         rollout.cause = cause
         return rollout
+
+    def _take_turn(self) -> bool:
+        self._turns_left -= 1
+        return self._turns_left >= 0
 
     def dialogue(
         self,
@@ -324,11 +331,18 @@ class _Engine:
         self.sampling, self._settings = sampling, loop.settings
 
     async def generate(
-        self, prompt_ids: list[int], *, max_tokens: int, stop: Stop, **changed: float
+        self,
+        prompt_ids: list[int],
+        *,
+        max_tokens: int,
+        stop: Stop,
+        request_id: str | None = None,
+        **changed: float,
     ) -> Generated:
-        """Generate; `changed` are sampling parameters of this request."""
+        """Generate; `changed` are sampling parameters of this request. Requests with one id follow
+        each other; the server of the first gets them all."""
         output = await self._server.generate(
-            request_id=self._request_id,
+            request_id=request_id or self._request_id,
             prompt_ids=prompt_ids,
             sampling_params={
                 **self.sampling,
@@ -411,7 +425,7 @@ async def judged_outputs(
     source, last = row["data_source"], rollouts[-1]
     if (lost := next((each for each in rollouts if each.is_lost), None)) is not None:
         _lose_as(last, lost)
-    parts = await judge(last, row, settings, tools)
+    parts = await judge(last, row, settings, tools, rollouts[:-1])
     on_truncated = settings.on_truncated_of(source)
     is_masked = on_truncated == "mask" and last.stop_reason in TRUNCATED
     if last.loop_error is not None:

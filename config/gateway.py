@@ -82,8 +82,8 @@ class GatewayOptions(Section):
 
 
 def with_absolute_paths(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry of agent loops whose agent has absolute paths, because workers run in another
-    folder. Only what changed is returned."""
+    """The settings of a gateway agent that have paths, with absolute ones, because workers run in
+    another folder."""
     made: dict[str, Any] = {}
     function, command = entry.get("function"), entry.get("command")
     if isinstance(function, str) and ":" in function:
@@ -91,4 +91,6 @@ def with_absolute_paths(entry: Mapping[str, Any]) -> dict[str, Any]:
         made["function"] = f"{Path(path).expanduser().absolute()}:{name}"
     if isinstance(command, str):
         made["cwd"] = str(Path(str(entry.get("cwd") or ".")).expanduser().absolute())
+    if isinstance(readable := entry.get("readable"), list):
+        made["readable"] = [str(Path(str(path)).expanduser().absolute()) for path in readable]
     return made

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Protocol
+from uuid import uuid4
 
 import msgspec
 
@@ -64,6 +65,7 @@ class Row:
     history: list[bytes] = field(default_factory=list[bytes])
     """Its messages as comparable texts, those of the model included."""
 
+    id: str = field(default_factory=lambda: uuid4().hex)
     is_busy: bool = False
     """Whether the engine is writing its next message."""
 
@@ -109,7 +111,7 @@ class Chains:
             WireError: the template refuses the messages.
         """
         messages, tools = request.messages, _text_of(request.tools)
-        texts = [text_of_message(message) for message in messages]
+        texts = texts_of(messages)
         digests = _digests(tools + b" %r" % temperature, texts)
         for count in range(len(messages) - 1, 0, -1):
             if (point := self._points.get(digests[count - 1])) is None:
@@ -139,8 +141,10 @@ class Chains:
         if the engine failed."""
         row.is_busy = False
         if said is None:
+            if not row.rollout.turns:  # the request was refused before the engine was asked
+                self.rows.remove(row)
             return
-        row.history = [*row.history, text_of_message(said)]
+        row.history = [*row.history, *texts_of([said])]
         digest = _digests(row.tools + b" %r" % row.temperature, row.history)[-1]
         response_tokens = len(row.rollout.trajectory)
         self._points[digest] = _Point(row=row, response_tokens=response_tokens, said=said)
@@ -185,16 +189,23 @@ class Chains:
         return "again" if count == len(texts) else "template", row
 
 
-def text_of_message(message: Mapping[str, Any]) -> bytes:
-    """A message as a text to compare. Ids of calls do not count, because some clients rename them;
-    nor do blanks around what the model said."""
-    said = {"role": message["role"], "content": message.get("content") or ""}
-    if message["role"] == "assistant":
-        said["content"] = said["content"].strip()
-        said["reasoning"] = (message.get("reasoning_content") or "").strip()
-        calls = [call["function"] for call in message.get("tool_calls") or ()]
-        said["calls"] = [{"name": c["name"], "arguments": c["arguments"]} for c in calls]
-    return _text_of(said)
+def texts_of(messages: Messages) -> list[bytes]:
+    """Messages as texts to compare. An id of a call counts as the number of its call, because some
+    clients rename ids; blanks around what the model said do not count."""
+    texts, numbers = list[bytes](), dict[str, int]()
+    for message in messages:
+        said = {"role": message["role"], "content": message.get("content") or ""}
+        if message["role"] == "assistant":
+            said["content"] = said["content"].strip()
+            said["reasoning"] = (message.get("reasoning_content") or "").strip()
+            calls = message.get("tool_calls") or ()
+            functions = [call["function"] for call in calls]
+            said["calls"] = [{"name": f["name"], "arguments": f["arguments"]} for f in functions]
+            numbers = {call["id"]: number for number, call in enumerate(calls)}
+        elif message["role"] == "tool":
+            said["call"] = numbers.get(message["tool_call_id"])
+        texts.append(_text_of(said))
+    return texts
 
 
 def _text_of(value: Any) -> bytes:

@@ -16,6 +16,7 @@ from agent_loop.toolbox.spec import ToolSpec
 from agent_loop.tools.protocol import ToolError
 from agent_loop.turns.tags import Action
 from agent_loop.turns.turn_loop import Call, Observation, run_call
+from agent_loop.watchdog import waits_for
 
 VERSIONS = ("2025-06-18", "2025-03-26", "2024-11-05")
 """Revisions that are spoken, the newest first."""
@@ -76,15 +77,14 @@ class McpEndpoint:
             return _error(request_id, _INVALID_PARAMS, "want a name and an object of arguments")
         text = json.dumps(arguments, ensure_ascii=False)
         action = Action(kind=name, content=text, arguments=dict(arguments))
-        row = self._session.last
-        turn = len(row.rollout.turns) if row is not None else 0
-        call = Call(turn=turn, action=name, arguments=text)
-        if row is not None:
-            row.rollout.calls.append(call)
+        call = Call(turn=0, action=name, arguments=text)
+        self._session.note(call)
         try:
             said = await run_call(call, action, self._act)
         except ToolError as error:
             return _error(request_id, _INTERNAL, self._session.lose(error).message)
+        finally:
+            waits_for("agent")
         is_error = call.status != "ok"
         content = [{"type": "text", "text": said}]
         return _result(request_id, {"content": content, "isError": is_error})

@@ -10,6 +10,7 @@ agent does not slow the others.
 import asyncio
 import json
 import logging
+import re
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -39,8 +40,17 @@ MOST_WAITING = 256
 """Requests of one session that may wait for their turn; a further one is refused."""
 
 PER_SECOND, BURST = 50.0, 100
-"""Requests of one session: a request costs about a millisecond of the event loop, so that a flood
-takes at most a twentieth of it."""
+"""Requests of one session: a small request costs about a millisecond of the event loop, so that a
+flood takes at most a twentieth of it."""
+
+BYTES_OF_REQUEST = 16 << 10
+"""A body counts as one request more for each of these bytes, which take about as long to read."""
+
+MOST_MESSAGES = 4096
+"""Messages or tools of one request; each takes about 30 microseconds of the event loop."""
+
+MOST_HEADER = 1000
+"""Characters of a header that names ignored fields."""
 
 Handler = Callable[["Served", web.Request], Awaitable[web.StreamResponse]]
 
@@ -182,12 +192,17 @@ class Gateway:
                 if served is None:
                     raise WireError("no such session", status=404, code="not_found")
                 return await _in_turn(served, request, handler)
+            except (ConnectionError, web.RequestPayloadError) as error:  # the agent hung up
+                failed = WireError(f"the request cannot be read: {error}", code="broken")
+                return _json(protocol.error_body(failed), 400, NO_RETRY)
             except WireError as error:
                 return _json(protocol.error_body(error), error.status, NO_RETRY)
             except (Exception, asyncio.TimeoutError) as error:
                 assert served is not None
-                served.session.crash = served.session.crash or error
-                served.session.over.set()
+                session = served.session
+                if not session.is_closed:
+                    session.crash = session.crash or error
+                    session.over.set()
                 failed = WireError(f"{type(error).__name__}: {error}", status=500, code="internal")
                 return _json(protocol.error_body(failed), 500, NO_RETRY)
 
@@ -229,24 +244,29 @@ async def _paced(served: Served) -> None:
         served.waiting -= 1
 
 
-async def _body(request: web.Request) -> Any:
-    """The JSON of a request.
+async def _body(served: Served, request: web.Request) -> Any:
+    """The JSON of a request, which is charged to its session.
 
     Raises:
         WireError: it is too large, or no JSON.
     """
     try:
-        body = await request.read()
+        raw = await request.read()
+        served.next_at += len(raw) / BYTES_OF_REQUEST / PER_SECOND
         try:
-            return msgspec.json.decode(body)
+            body = msgspec.json.decode(raw)
         except msgspec.DecodeError:  # NaN, halves of surrogate pairs: the parser names their place
-            return json.loads(body)
+            body = json.loads(raw)
     except web.HTTPRequestEntityTooLarge as error:
         raise WireError(
             f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", status=413, code="too_large"
         ) from error
     except (ValueError, RecursionError) as error:
         raise WireError(f"the body is no JSON: {error}") from error
+    for name in ("messages", "input", "tools") if isinstance(body, dict) else ():
+        if isinstance(body.get(name), list) and len(body[name]) > MOST_MESSAGES:
+            raise WireError(f"{name}: more than {MOST_MESSAGES} of them", param=name)
+    return body
 
 
 NO_RETRY = {"x-should-retry": "false"}
@@ -281,18 +301,21 @@ def _say(protocol: ModuleType) -> Handler:
     """The handler of a protocol's requests to the policy."""
 
     async def handle(served: Served, request: web.Request) -> web.StreamResponse:
-        asked = protocol.parse(await _body(request))
+        asked = protocol.parse(await _body(served, request))
         reply = await in_session(served, served.session.reply(asked))
-        headers = {"x-ignored-fields": ", ".join(asked.ignored)} if asked.ignored else {}
+        headers = {}
+        if asked.ignored:
+            names = ", ".join(asked.ignored)[:MOST_HEADER]
+            headers["x-ignored-fields"] = re.sub(r"[^ -~]", "?", names)
         if not asked.stream:
             return _json(protocol.reply_body(reply), headers=headers)
         stream = web.StreamResponse(
             headers={"content-type": "text/event-stream", "cache-control": "no-cache", **headers}
         )
-        await stream.prepare(request)
-        for event in protocol.reply_events(reply, asked.include_usage):
-            await stream.write(event.encode())
-        with suppress(ConnectionError):
+        with suppress(ConnectionError):  # an agent may hang up
+            await stream.prepare(request)
+            for event in protocol.reply_events(reply, asked.include_usage):
+                await stream.write(event.encode())
             await stream.write_eof()
         return stream
 
@@ -300,7 +323,7 @@ def _say(protocol: ModuleType) -> Handler:
 
 
 async def _count(served: Served, request: web.Request) -> web.StreamResponse:
-    asked = anthropic_messages.parse_count(await _body(request))
+    asked = anthropic_messages.parse_count(await _body(served, request))
     ids = served.session.policy.template.prompt_ids(asked.messages, asked.tools)
     return _json({"input_tokens": len(ids)})
 
@@ -324,11 +347,11 @@ def _facts(name: str) -> dict[str, Any]:
 
 
 async def _reward(served: Served, request: web.Request) -> web.StreamResponse:
-    body = await _body(request)
+    body = await _body(served, request)
     served.session.set_verdict(body if isinstance(body, Mapping) else {})
     return _json({"ok": True})
 
 
 async def _mcp(served: Served, request: web.Request) -> web.StreamResponse:
-    answer = await in_session(served, served.mcp.answer(await _body(request)))
+    answer = await in_session(served, served.mcp.answer(await _body(served, request)))
     return web.Response(status=202) if answer is None else _json(answer)

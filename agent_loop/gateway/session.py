@@ -9,13 +9,14 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import uuid4
 
-from agent_loop.gateway.chains import Chains, Place, PromptTemplate, Row
+from agent_loop.compat import timeout
+from agent_loop.gateway.chains import Chains, Place, PromptTemplate
 from agent_loop.gateway.wire import (
     Finish,
     ModelReply,
@@ -30,16 +31,22 @@ from agent_loop.turns.native import PROMPT_END, opens_thought
 from agent_loop.turns.observation_style import TokenCodec
 from agent_loop.turns.tags import stop_token_ids
 from agent_loop.turns.trajectory import StopReason, Trajectory
-from agent_loop.turns.turn_loop import Budget, Generated, Rollout, Stop, Turn, append_turn
+from agent_loop.turns.turn_loop import Budget, Call, Generated, Rollout, Stop, Turn, append_turn
 from agent_loop.watchdog import waits_for
+
+MOST_IGNORED = 50
+"""Names of ignored fields that are kept of one session."""
 
 
 class Engine(Protocol):
     """The rollout engine, with the sampling parameters of the source."""
 
     async def __call__(
-        self, prompt_ids: list[int], *, max_tokens: int, stop: Stop, temperature: float
-    ) -> Generated: ...
+        self, prompt_ids: list[int], *, max_tokens: int, stop: Stop, temperature: float, row: str
+    ) -> Generated:
+        """As `turn_loop.Generate`. `row` is the id of the conversation, so that requests of one
+        session that run side by side are told apart."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +105,9 @@ class Session:
     fault: ToolError | None = None
     """The first fault of the infrastructure."""
 
+    is_late: bool = False
+    """Whether the engine took longer than the deadline of a turn."""
+
     crash: Exception | None = None
     """What the code of the gateway or of a tool raised."""
 
@@ -106,12 +116,15 @@ class Session:
 
     is_closed: bool = False
     ignored: set[str] = field(default_factory=set[str])
-    """Names of fields that the agent sent and that have no effect."""
+    """Names of fields that the agent sent and that have no effect; at most `MOST_IGNORED`."""
 
     context: Context = field(default_factory=copy_context)
     """Context variables of the trajectory, for the tasks of its requests."""
 
     _chains: Chains = field(init=False)
+    _early_calls: list[Call] = field(default_factory=list[Call])
+    """Calls of tools before the first request."""
+
     _requests: int = 0
     _calls: int = 0
 
@@ -139,15 +152,20 @@ class Session:
     def rollouts(self) -> list[Rollout]:
         """The rows, the one with the last request last. A session without a request has none."""
         rows = sorted(self._chains.rows, key=lambda row: row.last_request)
-        return [row.rollout for row in rows]
+        return [row.rollout for row in rows if row.rollout.turns]
 
-    @property
-    def last(self) -> Row | None:
-        """The row with the last request."""
-        return max(self._chains.rows, key=lambda row: row.last_request, default=None)
+    def note(self, call: Call) -> None:
+        """Record a call of a tool, in the row with the last request."""
+        row = max(self._chains.rows, key=lambda row: row.last_request, default=None)
+        calls = self._early_calls
+        if row is not None:
+            row.rollout.calls += calls
+            calls.clear()
+            calls, call.turn = row.rollout.calls, len(row.rollout.turns)
+        calls.append(call)
 
     def _check(self, request: ModelRequest) -> None:
-        self.ignored.update(request.ignored)
+        self._ignore(request.ignored)
         if self.fault is not None:
             raise self.lose(self.fault)
         if request.tools and self.policy.call_format is None:
@@ -175,10 +193,10 @@ class Session:
 
     def _temperature(self, request: ModelRequest) -> float:
         asked, common = request.sampling.get("temperature"), self.temperature
-        others = request.sampling.keys() - self.policy.agent_may_set
-        self.ignored.update(name for name in others if request.sampling[name] != common)
-        if asked is None or "temperature" in others:
-            return common
+        others = request.sampling.keys() - (self.policy.agent_may_set if common else set())
+        self._ignore([name for name in others if request.sampling[name] != common])
+        if asked is None or asked == common or "temperature" in others:
+            return common  # 0: the session is greedy, as the baseline of `remax`
         if asked <= 0:
             raise WireError(
                 f"temperature={asked}: tokens that are trained are sampled; want a number above 0",
@@ -189,7 +207,6 @@ class Session:
     async def _say(self, request: ModelRequest, place: Place) -> tuple[ModelReply, dict[str, Any]]:
         row, rollout, codec = place.row, place.row.rollout, self.policy.codec
         trajectory = rollout.trajectory
-        row.last_request = self._requests
         room = self._room(trajectory) - len(place.added)
         if room <= 0:
             raise self._used_up(
@@ -197,6 +214,9 @@ class Session:
                 f"the conversation has {place.read} tokens, and no room for an answer is left",
                 code="context_length_exceeded",
             )
+        row.last_request = self._requests
+        rollout.calls += self._early_calls
+        self._early_calls.clear()
         if place.added:
             trajectory.add_tool_tokens(place.added, codec.decode(place.added))
         own = (
@@ -212,9 +232,20 @@ class Session:
         in_reasoning = opens_thought(codec.decode(trajectory.ids[-PROMPT_END:]))
         started = time.monotonic()
         try:
-            generated = await self.engine(
-                trajectory.ids, max_tokens=limit, stop=stop, temperature=row.temperature
-            )
+            async with timeout(self.budget.turn_timeout_s):
+                generated = await self.engine(
+                    trajectory.ids,
+                    max_tokens=limit,
+                    stop=stop,
+                    temperature=row.temperature,
+                    row=row.id,
+                )
+        except TimeoutError as error:
+            self.is_late = True
+            self.over.set()
+            raise WireError(
+                "the deadline of a turn (mixed.deadlines.turn_s) passed", status=503, code="late"
+            ) from error
         finally:
             turn.generate_s = time.monotonic() - started
             waits_for("agent")
@@ -290,6 +321,12 @@ class Session:
             TokenLogprob(text=text, raw=text.encode(errors="replace"), logprob=log_prob)
             for text, log_prob in zip(texts, log_probs, strict=True)
         )
+
+    def _ignore(self, names: Iterable[str]) -> None:
+        """Note fields that have no effect; an agent may make up any number of names."""
+        for name in names:
+            if len(self.ignored) < MOST_IGNORED:
+                self.ignored.add(name[:80])
 
     def _used_up(self, reason: StopReason, words: str, code: str = "budget") -> WireError:
         self.exhausted = reason

@@ -12,6 +12,10 @@ from agent_loop.turns.native import plain_word
 from agent_loop.turns.observation_style import TokenCodec, as_plain_text
 from agent_loop.turns.tool_messages import Called, CannotContinue, Render, ToolMessages, written
 
+LONG_TOKEN = 16
+"""Characters of a token in the mean of a text: no text has more. A longer conversation is refused
+before it is rendered, which would take the event loop a second for each megabyte."""
+
 MAX_TOOL_LISTS = 64
 """Tool lists whose glue is kept; an agent may send another list with each request."""
 
@@ -28,6 +32,7 @@ class ChatTemplate:
         codec: of the tokenizer.
         end_ids: tokens at which the engine stops.
         control: texts of the control tokens, which an agent's messages cannot bring in.
+        most_tokens: of a prompt and its response.
     """
 
     def __init__(
@@ -37,15 +42,19 @@ class ChatTemplate:
         codec: TokenCodec,
         end_ids: frozenset[int],
         control: Sequence[str],
+        most_tokens: int,
     ) -> None:
         self._tokens, self._render, self._codec = tokens, render, codec
         self._end_ids, self._control = end_ids, control
+        self._most_characters = LONG_TOKEN * most_tokens
         self._glue: dict[bytes, ToolMessages] = {}
 
     def prompt_ids(self, messages: Messages, tools: Tools) -> list[int]:
         """See `chains.PromptTemplate`."""
+        self._check_length(messages, tools)
         try:
-            return self._tokens([self._plain(each, tools) for each in messages], tools or None)
+            plain = [self._message(each, tools) for each in messages]
+            return self._tokens(plain, self._plain(tools) or None)
         except Exception as error:  # a template may raise anything
             reason = " ".join(str(error).split())
             raise WireError(
@@ -57,11 +66,14 @@ class ChatTemplate:
         self, said: Mapping[str, Any], new: Messages, tools: Tools, last_id: int
     ) -> list[int]:
         """See `chains.PromptTemplate`."""
+        self._check_length(new, [])
         asked = said.get("tool_calls") or []
         results, others = new[: len(asked)], new[len(asked) :]
         roles = [message["role"] for message in (*results, *others)]
         if roles[: len(asked)] != ["tool"] * len(asked) or "tool" in roles[len(asked) :]:
             raise CannotContinue("the results are not those of the calls")
+        if "assistant" in roles:
+            raise CannotContinue("an assistant's message may have calls and reasoning")
         by_id = {call["id"]: call for call in asked}
         answered = [by_id.get(message.get("tool_call_id")) for message in results]
         if None in answered or len({call["id"] for call in answered if call}) < len(asked):
@@ -84,18 +96,36 @@ class ChatTemplate:
         if key not in self._glue:
             if len(self._glue) >= MAX_TOOL_LISTS:
                 self._glue.clear()
-            render = self._render(tools or None)
+            render = self._render(self._plain(tools) or None)
             self._glue[key] = ToolMessages(render, self._codec.encode, self._end_ids)
         return self._glue[key]
 
-    def _plain(self, message: Mapping[str, Any], tools: Tools) -> dict[str, Any]:
+    def _check_length(self, messages: Messages, tools: Tools) -> None:
+        characters = len(msgspec.json.encode([messages, tools]))
+        if characters > self._most_characters:
+            raise WireError(
+                f"messages and tools have {characters} bytes, more than "
+                f"{self._most_characters}, which no context of the policy holds",
+                code="context_length_exceeded",
+                param="messages",
+            )
+
+    def _plain(self, value: Any) -> Any:
+        """The value with no text of a control token in any of its texts."""
+        if isinstance(value, str):
+            return as_plain_text(value, self._control)
+        if isinstance(value, Mapping):
+            return {self._plain(name): self._plain(each) for name, each in value.items()}
+        return [self._plain(each) for each in value] if isinstance(value, list) else value
+
+    def _message(self, message: Mapping[str, Any], tools: Tools) -> dict[str, Any]:
         """A message without control tokens, whose calls have their arguments in the template's
         form."""
-        own = {**message, "content": as_plain_text(message["content"], self._control)}
-        if not message.get("tool_calls"):
+        own = self._plain(message)
+        if not own.get("tool_calls"):
             return own
         as_text = self._glue_of(tools).takes_text_arguments
-        calls = [call["function"] for call in message["tool_calls"]]
+        calls = [call["function"] for call in own["tool_calls"]]
         arguments = [
             json.dumps(call["arguments"], ensure_ascii=False)
             if as_text and not isinstance(call["arguments"], str)
@@ -104,6 +134,6 @@ class ChatTemplate:
         ]
         own["tool_calls"] = [
             {**call, "function": {**call["function"], "arguments": given}}
-            for call, given in zip(message["tool_calls"], arguments, strict=True)
+            for call, given in zip(own["tool_calls"], arguments, strict=True)
         ]
         return own

@@ -78,7 +78,7 @@ class Accounts(TrainerState):
         tokens = read_tokens(list({t.key: t for t in (*written, *sent)}.values()))
         metrics = source_metrics(sessions_of(trajectories)) | token_metrics(sums)
         metrics |= staleness_metrics(trajectories, self.global_steps - 1)
-        metrics |= loop_lag_metrics(trajectories)
+        metrics |= loop_lag_metrics(sessions_of(trajectories))
         metrics |= self._drift(trajectories[:: self.mixed.drift.every], tokens)
         advantages = {row.key: row.mean_advantage for row in sums}
         return Prepared(

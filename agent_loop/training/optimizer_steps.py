@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 
 from agent_loop.training.advantage import (
@@ -31,6 +31,7 @@ from agent_loop.training.advantage import (
 from agent_loop.training.alarms import exceeds
 from agent_loop.training.estimators import RETURNS_OF_TOKENS, WITHIN_GROUPS
 from agent_loop.training.session_loss import SESSION_SHARE, session_loss_of
+from agent_loop.training.session_rules import faults_of_rows
 from agent_loop.training.trained_batch import (
     FixedInfo,
     Sizes,
@@ -113,7 +114,8 @@ class OptimizerSteps(TrainerState):
         """Wait for the facts of the batch, and refuse a batch that lost too many trajectories.
 
         Raises:
-            MixtureError: a row is of another source than its uid says.
+            MixtureError: a row is of another source than its uid says; or a session has several
+                rows, and a setting depends on how it is cut.
             TooManyFaults: see `_check_faults`.
         """
         trajectories = self._reading.result()
@@ -126,6 +128,13 @@ class OptimizerSteps(TrainerState):
                 )
         self._trajectories += trajectories  # separate_async: a step has several batches
         self._trained = {t.key: t.trained_tokens for t in trajectories if t.trained_tokens}
+        if self._has_several_rows():
+            config: Any = OmegaConf.to_container(self.config, resolve=True)
+            for setting, rule, remedy in faults_of_rows(config):
+                raise MixtureError(
+                    f"cannot train step={self.global_steps}, in which sessions have several rows: "
+                    f"{setting}: {rule}; {remedy}"
+                )
         self._check_faults(trajectories)
 
     def _check_composition(self, keys: Sequence[str]) -> int:

@@ -81,15 +81,14 @@ class _Answers:
             before: prompt and response before the answer.
             sampled: tokens with mask 1 from there on.
         """
-        for place, (_, turn) in enumerate(self._left):
+        fitting: list[tuple[int, int]] = []  # tokens, place
+        for place, (_, turn) in enumerate(self._left[:1] if self._is_single else self._left):
             kept = list(turn.output.token_ids)[: len(sampled)]
             if kept == sampled[: len(kept)] and (
                 self._is_single or list(turn.prompt_ids) == before
             ):
-                return self._left.pop(place)
-            if self._is_single:
-                return None
-        return None
+                fitting.append((len(kept), -place))
+        return self._left.pop(-max(fitting)[1]) if fitting else None
 
 
 def _rollout_of(
@@ -267,7 +266,13 @@ def _finished(
         )
         for length, (number, each) in zip(lengths, with_tokens, strict=False)
     ]
-    return Rollout(trajectory=trajectory, stop_reason=stop_reason, answer=answer, turns=turns)
+    return Rollout(
+        trajectory=trajectory,
+        stop_reason=stop_reason,
+        answer=answer,
+        turns=turns,
+        knows_calls=False,
+    )
 
 
 def _answer(words: Sequence[str], codec: HFCodec, settings: LoopSettings) -> str | None:

@@ -6,7 +6,7 @@ gets only the model's own text, and a fault of the infrastructure is handled as 
 
 import json
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,10 +22,19 @@ COMMON_PARTS = ("score", "acc", "format", "infra_error", "loop_error")
 
 
 async def judge(
-    rollout: Rollout, row: Mapping[str, Any], settings: LoopSettings, tools: ToolBackend
+    rollout: Rollout,
+    row: Mapping[str, Any],
+    settings: LoopSettings,
+    tools: ToolBackend,
+    earlier: Sequence[Rollout] = (),
 ) -> dict[str, float]:
     """The parts of a trajectory's reward: `COMMON_PARTS`, of which the last two are 1 or 0, and the
-    reward's own. A trajectory without a verdict becomes an `infra_error`."""
+    reward's own. A trajectory without a verdict becomes an `infra_error`.
+
+    Args:
+        rollout: the last row, which answers.
+        earlier: the other rows of its session.
+    """
     source, timeout_s = row["data_source"], settings.mixed.deadlines.reward_s
     reward = settings.reward_name_of(source)
     parts = no_answer()
@@ -34,7 +43,8 @@ async def judge(
         deadline = timeout(timeout_s)
         try:
             async with deadline:
-                attempt = attempt_of(rollout, row, settings.budget_of(source).response_length)
+                longest = settings.budget_of(source).response_length
+                attempt = attempt_of(rollout, row, longest, earlier)
                 parts = await settings.reward_of(source, rollout.verdict).judge(attempt, tools)
         except ToolError as error:
             rollout.lose(error.tool or "reward", f"reward={reward}: {error}")
@@ -53,19 +63,27 @@ async def judge(
     }
 
 
-def attempt_of(rollout: Rollout, row: Mapping[str, Any], max_response_length: int) -> Attempt:
+def attempt_of(
+    rollout: Rollout,
+    row: Mapping[str, Any],
+    max_response_length: int,
+    earlier: Sequence[Rollout] = (),
+) -> Attempt:
+    """What a reward judges: the answer of the last row, and the words, calls and tokens of all rows
+    of the session, so that a reward does not depend on how the session is cut."""
+    rows = [*earlier, rollout]
     extra_info = dict(row.get("extra_info") or {})
     extra_info["extras"] = json.loads(extra_info.get("extras") or "{}")
-    own = [s.text for s in rollout.trajectory.segments if s.author == "model"]
+    own = [s.text for each in rows for s in each.trajectory.segments if s.author == "model"]
     return Attempt(
         answer=rollout.answer if rollout.answer and not rollout.answer.isspace() else None,
         ground_truth=json.loads(row["reward_model"]["ground_truth"]),
         text="\n".join(own),
         question=_question(row.get("raw_prompt") or ()),
-        tool_calls=_executed_calls(rollout),
+        tool_calls=sum(map(_executed_calls, rows)),
         source=row["data_source"],
         extra_info=extra_info,
-        response_length=len(rollout.trajectory),
+        response_length=sum(len(each.trajectory) for each in rows),
         max_response_length=max_response_length,
     )
 
@@ -82,7 +100,7 @@ def _question(messages: Iterable[Mapping[str, Any]]) -> str:
 def _executed_calls(rollout: Rollout) -> int:
     """Calls that a tool executed. A loop of another project records none: there, what the
     environment wrote after a turn of the model is the result of a call."""
-    if rollout.calls:
+    if rollout.knows_calls:
         return sum(call.status == "ok" for call in rollout.calls)
     authors = [segment.author for segment in rollout.trajectory.segments]
     return sum(pair == ("model", "tool") for pair in pairwise(authors))

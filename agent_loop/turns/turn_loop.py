@@ -93,6 +93,9 @@ class Budget:
     turn_timeout_s: float | None = None
     """Seconds for one generation and its calls; None: no limit of its own."""
 
+    take_turn: Callable[[], bool] = field(default=lambda: True, repr=False)
+    """Takes one of the turns that several conversations share; False if none is left."""
+
     answer_reserve: int = 16
     """Tokens that a result may not use, so that the model can still answer."""
 
@@ -167,6 +170,9 @@ class Rollout:
 
     verdict: dict[str, Any] | None = None
     """`score` and other parts of a reward that another project's loop computed itself."""
+
+    knows_calls: bool = True
+    """Whether `calls` has every call, as it has not in a loop of another project."""
 
     passed: dict[str, Any] = field(default_factory=dict)
     """Fields of verl's output that another project's loop set and that reach the batch."""
@@ -282,6 +288,8 @@ async def _run(
     texts = language.stop_texts
     stop = Stop(texts=tuple(texts), token_ids=tuple(stop_token_ids(texts, codec.encode)))
     for number in range(1, budget.max_turns + 1):
+        if not budget.take_turn():
+            return StopReason.MAX_TURNS
         async with timeout(budget.turn_timeout_s):
             room = budget.response_length - len(trajectory)
             if room <= 0:

@@ -71,7 +71,7 @@ def audit(folder: Path, lines: list[dict[str, Any]]) -> Any:
 async def test_each_answer_of_the_engine_is_trained_in_one_row_with_the_reward_of_the_session(
     agent: Any, texts: list[str], causes: list[str], parents: list[Any], tmp_path, monkeypatch
 ):
-    rows = await rows_of(agent, monkeypatch, *texts)
+    rows = await rows_of(agent, monkeypatch, *texts, max_turns=4)
     records = [row["extra_fields"]["mixed"] for row in rows]
     assert [record["cause"] for record in records] == causes
     assert [record["parent"] for record in records] == parents
@@ -103,7 +103,7 @@ async def test_a_fault_in_one_row_loses_the_session(monkeypatch, tmp_path):
             return await super().generate(*args, **how)
 
     monkeypatch.setattr("tests.agent_loop.test_passed_on.Engine", Failing)
-    rows = await rows_of(Delegating, monkeypatch, *DELEGATED)
+    rows = await rows_of(Delegating, monkeypatch, *DELEGATED, max_turns=4)
     assert not any(row["response_mask"].any() for row in rows)
     records = [row["extra_fields"]["mixed"] for row in rows]
     assert {record["fault_tool"] for record in records} == {"engine"}
@@ -130,7 +130,7 @@ async def test_the_turns_of_all_rows_count_together(monkeypatch):
 async def test_the_audit_names_an_answer_that_is_trained_twice_or_not_at_all(
     change: Any, problem: str, tmp_path, monkeypatch
 ):
-    lines = lines_of(await rows_of(Delegating, monkeypatch, *DELEGATED))
+    lines = lines_of(await rows_of(Delegating, monkeypatch, *DELEGATED, max_turns=4))
     report = audit(tmp_path, change(lines))
     assert not report.ok and any(problem in each for each in report.problems)
 

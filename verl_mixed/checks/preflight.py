@@ -85,7 +85,7 @@ def preflight(
     found += loop_problems(config)
     found += tool_problems(config, data=data)
     found += correction_problems(config)
-    found += session_row_problems(config)
+    found += session_row_problems(config, data=data)
     found += gateway_problems(config)
     found += lora_problems(config)
     found += batch_problems(config)

@@ -16,7 +16,7 @@ from agent_loop.rewards.judge import is_rubric_file
 from cluster.placement import UNITS_KEY, storage_units
 from cluster.ray_cluster import THIS_MACHINE
 from config.agents import BLOCKS
-from config.gateway import with_absolute_paths
+from config.gateway import GATEWAY_LOOP, with_absolute_paths
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, ConfigError
 from config.tool_entries import with_absolute_path
@@ -42,7 +42,13 @@ from verl_mixed.run.compose import (
     without_profile,
 )
 from verl_mixed.run.name import display_name, holder_words, name_problems
-from verl_mixed.run.sections import FORMAT_KEY, LOOPS_FILE, sound_sources
+from verl_mixed.run.sections import (
+    FORMAT_KEY,
+    LOOPS_FILE,
+    agent_loops,
+    loop_of,
+    sound_sources,
+)
 from verl_mixed.run.settings import ADDRESS_KEY, SERVER_URL_KEY, is_own_tool_server, overrides_from
 from verl_mixed.run.state import RUNS, RunFolder, changes_of_resume
 from verl_mixed.run.versions import REPOSITORY
@@ -308,11 +314,10 @@ def _make_paths_absolute(config: DictConfig) -> None:
         OmegaConf.update(config, key, os.path.abspath(str(path)))
     if isinstance(path := config.trainer.resume_from_path, str):
         config.trainer.resume_from_path = str(Path(path).expanduser().absolute())
-    for block in BLOCKS:
-        for entry in (OmegaConf.select(config, block) or {}).values():
-            if isinstance(entry, DictConfig):
-                with open_dict(entry):
-                    entry.update(with_absolute_paths(entry))
+    plain = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
+    for name, entry in (agent_loops(plain)[0] or {}).items():
+        if loop_of(entry) == GATEWAY_LOOP and (made := with_absolute_paths(entry)):
+            OmegaConf.update(config, f"{BLOCKS[-1]}.{name}", made, merge=True, force_add=True)
     for source in config.mixed.sources.values():
         reward = source.get("reward") if isinstance(source, DictConfig) else None
         if isinstance(reward, str) and (parts := split_path(reward)):

@@ -43,7 +43,9 @@ def session_of(name: str, turns: Sequence[str], **own: Any) -> Session:
     codec, call_format = codec_of_template(template), FORMATS[template.format_name]
     script = ScriptedGenerate(codec, list(turns))
 
-    async def engine(prompt_ids: list[int], *, temperature: float, **how: Any) -> Generated:
+    async def engine(
+        prompt_ids: list[int], *, temperature: float, row: str, **how: Any
+    ) -> Generated:
         return await script(prompt_ids, **how)
 
     stops = stop_token_ids(call_format.stop_texts, codec.encode)
@@ -54,6 +56,7 @@ def session_of(name: str, turns: Sequence[str], **own: Any) -> Session:
             codec,
             codec.end_ids | frozenset(stops),
             template.control,
+            most_tokens=4200,
         ),
         codec=codec,
         call_format=call_format,

@@ -26,6 +26,7 @@ from verl.workers.utils.losses import ppo_loss
 from agent_loop.training import optimizer_steps, trained_batch
 from agent_loop.training.estimators import RETURNS_OF_TOKENS, WITHIN_SESSIONS
 from agent_loop.training.session_loss import session_loss
+from agent_loop.training.session_rules import LOSSES_OF_TOKENS
 from samplers.uid import make_uid
 from tests.agent_loop.training.test_advantage_rows import Queue, compute_advantages
 from tests.agent_loop.training.test_gradient import (
@@ -42,7 +43,6 @@ from tests.agent_loop.training.test_gradient import (
     meta,
     one_process,  # noqa: F401  # a fixture of this module too
 )
-from verl_mixed.checks.config.session_rows import LOSSES_OF_TOKENS
 
 pytestmark = pytest.mark.slow
 

@@ -57,12 +57,30 @@ def _function_problem(function: str) -> str | None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
         return f"{failed}: the file is not Python: {error}; correct it"
-    kinds = {type(node) for node in ast.walk(tree) if getattr(node, "name", None) == name}
-    if ast.FunctionDef in kinds and ast.AsyncFunctionDef not in kinds:
+    found = [node for node in tree.body if getattr(node, "name", None) == name]
+    if not found:
+        names = {alias.asname or alias.name for node in tree.body for alias in _aliases(node)}
+        names |= {target.id for node in tree.body for target in _targets(node)}
+        if name in names:
+            return None  # imported or made: its worker sees whether it is async
+        return f"{failed}: the file has no function {name!r}; correct the name"
+    last = found[-1]
+    if not isinstance(last, ast.AsyncFunctionDef):
         return (
             f"{failed}: it is not async: it would stop the worker's event loop; write "
             f"`async def {name}(address, row)`, and put what blocks into asyncio.to_thread"
         )
-    if not kinds and name not in path.read_text(encoding="utf-8"):
-        return f"{failed}: the file has no function {name!r}; correct the name"
+    given = last.args
+    count, needed = len(given.posonlyargs + given.args), len(given.args) - len(given.defaults)
+    if (count < 2 and given.vararg is None) or needed > 2:
+        return f"{failed}: it is called with the address and the row; write ({name}(address, row))"
     return None
+
+
+def _aliases(node: ast.stmt) -> list[ast.alias]:
+    return node.names if isinstance(node, ast.Import | ast.ImportFrom) else []
+
+
+def _targets(node: ast.stmt) -> list[ast.Name]:
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [target for target in targets if isinstance(target, ast.Name)]

@@ -1,45 +1,34 @@
-"""Settings in which the gradient would depend on how a session is cut into rows.
+"""Sources whose sessions may be several rows, with settings that depend on how a session is cut."""
 
-They are refused where an agent may return several rows for a session (`several_rows` of its class).
-"""
-
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from hydra.utils import get_class
 
-from agent_loop.training.estimators import RETURNS_OF_TOKENS, WITHIN_SESSIONS
+from agent_loop.training.session_rules import faults_of_rows
 from config.gateway import GATEWAY_LOOP
-from config.lookup import at
-from config.schema import TOOL_CONFIG
-from verl_mixed.run.sections import entry_of, sound_sources
-
-LOSSES_OF_TOKENS = ("vanilla", "dppo_tv", "dppo_kl", "gpg", "dro", "cispo")
-"""Policy losses of verl in which each token has a term of its own. In the others a token's term
-depends on the rest of its row (`gspo`, `geo_mean`), on the other rows of a micro-batch (`clip_cov`,
-`kl_cov`), or all rows have equal weight whatever `loss_agg_mode` says (`sapo`)."""
-
-_ACTOR, _ALGORITHM = "actor_rollout_ref.actor", "algorithm"
-_CORRECTION = f"{_ALGORITHM}.rollout_correction"
+from verl_mixed.checks.config.tools import agents_of
+from verl_mixed.run.sections import entry_of
 
 
-def session_row_problems(config: Mapping[str, Any]) -> list[str]:
-    """Every such setting, one sentence each."""
-    agents = {
-        name: source.agent
-        for name, source in sound_sources(config).items()
-        if source.takes_part and source.agent and _has_several_rows(config, source.agent)
-    }
-    if not agents:
+def session_row_problems(config: Mapping[str, Any], *, data: bool = True) -> list[str]:
+    """Every such setting, one sentence each.
+
+    Args:
+        data: whether the rows may be read, for the agents of sources that name none.
+    """
+    found = [
+        f"{name} ({agent})"
+        for name, agents in sorted(agents_of(config, data=data).items())
+        for agent in agents
+        if _several_rows_of(str(entry_of(config, agent).get("_target_", "")))
+    ]
+    if not found:
         return []
-    where = ", ".join(f"{name} ({agent})" for name, agent in sorted(agents.items()))
-    why = f"a session of these sources may be several rows: {where}"
-    return [f"{setting}: {rule}, and {why}; {remedy}" for setting, rule, remedy in _faults(config)]
-
-
-def _has_several_rows(config: Mapping[str, Any], agent: str) -> bool:
-    return _several_rows_of(str(entry_of(config, agent).get("_target_", "")))
+    why = f"a session of these sources may be several rows: {', '.join(found)}"
+    faults = faults_of_rows(config)
+    return [f"{setting}: {rule}, and {why}; {remedy}" for setting, rule, remedy in faults]
 
 
 @cache
@@ -50,49 +39,3 @@ def _several_rows_of(target: str) -> bool:
         return bool(getattr(get_class(target), "several_rows", False))
     except Exception:  # a user's module may raise anything
         return False
-
-
-def _faults(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(setting with its value, rule, remedy)."""
-    estimator = at(config, f"{_ALGORITHM}.adv_estimator")
-    gamma, lam = at(config, f"{_ALGORITHM}.gamma", 1.0), at(config, f"{_ALGORITHM}.lam", 1.0)
-    setting = f"{_ALGORITHM}.adv_estimator={estimator!r}"
-    if estimator not in WITHIN_SESSIONS + RETURNS_OF_TOKENS:
-        rule = "its advantages depend on the tokens of each row"
-        yield setting, rule, f"choose {', '.join((*WITHIN_SESSIONS, *RETURNS_OF_TOKENS))}"
-    if estimator in RETURNS_OF_TOKENS and gamma != 1:
-        rule = "a discounted return over several rows is not defined"
-        yield f"{setting} with {_ALGORITHM}.gamma={gamma!r}", rule, "set gamma to 1"
-    if estimator == "gae" and lam != 1:
-        rule = "a discounted advantage over several rows is not defined"
-        yield f"{setting} with {_ALGORITHM}.lam={lam!r}", rule, "set lam to 1"
-    critic = at(config, "critic.loss_agg_mode")
-    if estimator == "gae" and critic != "token-mean":
-        rule = "the critic's loss would count each row"
-        yield f"{setting} with critic.loss_agg_mode={critic!r}", rule, "set it to token-mean"
-    if at(config, f"{_ALGORITHM}.use_kl_in_reward"):
-        rule = "the reward would be made of the tokens of one row"
-        remedy = f"set it to false; {_ACTOR}.use_kl_loss=true has a KL term for every token"
-        yield f"{_ALGORITHM}.use_kl_in_reward=True", rule, remedy
-    if (level := at(config, f"{_CORRECTION}.rollout_is")) == "sequence":
-        rule = "the weight is a product over the tokens of one row"
-        yield f"{_CORRECTION}.rollout_is={level!r}", rule, "set it to token"
-    if rejects := at(config, f"{_CORRECTION}.rollout_rs"):
-        rule = "one row of a session may be rejected without the others"
-        yield f"{_CORRECTION}.rollout_rs={rejects!r}", rule, "set it to null"
-    loss = at(config, f"{_ACTOR}.policy_loss.loss_mode")
-    if loss not in LOSSES_OF_TOKENS:
-        rule = "its terms depend on whole rows"
-        remedy = f"choose {', '.join(LOSSES_OF_TOKENS)}"
-        yield f"{_ACTOR}.policy_loss.loss_mode={loss!r}", rule, remedy
-    strategy = at(config, f"{_ACTOR}.strategy")
-    mode = at(config, f"{_ACTOR}.loss_agg_mode")
-    if mode == "seq-mean-token-mean" and strategy not in ("fsdp", "fsdp2"):
-        rule = f"the weights of rows are tested with fsdp and fsdp2 only, not with {strategy!r}"
-        yield f"{_ACTOR}.loss_agg_mode={mode!r}", rule, "set it to token-mean"
-    if not at(config, f"{TOOL_CONFIG}.state_masking", True):
-        rule = "tokens that begin several rows would be trained in each"
-        yield f"{TOOL_CONFIG}.state_masking=False", rule, "set it to true"
-    if at(config, "distillation.enabled"):
-        rule = "verl asks the teacher about the last row only"
-        yield "distillation.enabled=True", rule, "set it to false"
