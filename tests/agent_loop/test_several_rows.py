@@ -1,6 +1,7 @@
 """Sessions of several rows: the examples of the documentation, through our worker and verl's
 post-processing, and the audit of what they write."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,16 @@ async def test_a_fault_in_one_row_loses_the_session(monkeypatch, tmp_path):
     records = [row["extra_fields"]["mixed"] for row in rows]
     assert {record["fault_tool"] for record in records} == {"engine"}
     assert audit(tmp_path, lines_of(rows)).ok
+
+
+class SideBySide(Compacting):
+    async def conversations(self, messages: Any) -> Any:
+        return await asyncio.gather(*(self.converse([*messages]) for _ in range(3)))
+
+
+async def test_conversations_side_by_side_share_the_turns(monkeypatch):
+    rows = await rows_of(SideBySide, monkeypatch, *["<code>2+2</code>"] * 9)
+    assert rows[-1]["extra_fields"]["mixed"]["requests"] == 3
 
 
 async def test_the_turns_of_all_rows_count_together(monkeypatch):

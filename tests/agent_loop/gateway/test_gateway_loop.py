@@ -13,6 +13,7 @@ pytest.importorskip("verl")
 
 from agent_loop.gateway.server import Gateway
 from agent_loop.gateway_agent_loop import GatewayAgentLoop
+from agent_loop.turns import judging
 from tests.agent_loop.test_passed_on import TOKENIZER, rows_of
 from tests.agent_loop.test_several_rows import audit, lines_of
 
@@ -206,6 +207,53 @@ async def solve(address, row):
     (row,) = await session_rows(code, tools, tmp_path, monkeypatch, "")
     record = row["extra_fields"]["mixed"]
     assert (record["stop_reason"], record["fault_tool"]) == ("infra_error", "engine")
+
+
+STUBBORN = """
+import asyncio
+
+async def solve(address, row):
+    ends = asyncio.get_running_loop().time() + 2
+    while asyncio.get_running_loop().time() < ends:
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            pass
+"""
+
+
+async def test_an_agent_that_swallows_its_cancellation_is_named(
+    tools: Tools, tmp_path: Path, monkeypatch: Any
+):
+    monkeypatch.setattr("tests.agent_loop.test_passed_on.config_of", soon(monkeypatch))
+    monkeypatch.setattr("agent_loop.gateway_agent_loop.END_S", 0.1)
+    (row,) = await session_rows(STUBBORN, tools, tmp_path, monkeypatch)
+    assert "goes on 0.1 s after it was cancelled" in row["extra_fields"]["mixed"]["fault"]
+    assert not tools.kept["gateway"]._served
+
+
+async def test_a_reward_judges_the_words_of_all_rows(
+    tools: Tools, tmp_path: Path, monkeypatch: Any
+):
+    code = """
+async def solve(address, row):
+    await ask(address, row["prompt"])
+    await ask(address, [{"role": "user", "content": "other"}])
+    return "ab"
+"""
+    seen: list[Any] = []
+    attempt_of = judging.attempt_of
+
+    def noted(*args: Any) -> Any:
+        seen.append(attempt_of(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(judging, "attempt_of", noted)
+    rows = await session_rows(code, tools, tmp_path, monkeypatch, "one<|im_end|>", "two<|im_end|>")
+    (attempt,) = seen
+    assert len(rows) == 2 and attempt.text == "one<|im_end|>\ntwo<|im_end|>"
+    assert attempt.tool_calls == 0
+    assert attempt.response_length == sum(len(row["responses"]) for row in rows)
 
 
 async def test_after_its_session_an_address_answers_nothing(

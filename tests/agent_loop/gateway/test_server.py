@@ -196,3 +196,57 @@ async def test_a_tool_that_is_down_loses_the_session(site: Site):
     _, answer = await site.post(address.mcp, called("calculate", {}))
     assert "no server" in answer["error"]["message"]
     assert session.fault is not None and session.fault.tool == "calculate"
+
+
+# --- agents that hang up ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        ("content-length: 99999", b'{"model": "m", '),
+        ("transfer-encoding: chunked", b"zz\r\n"),
+        ("content-encoding: gzip\r\ncontent-length: 5", b"nogzp"),
+        ("content-length: 5000", json.dumps({**ASKED, "stream": True}).ljust(5000).encode()),
+    ],
+)
+async def test_an_agent_that_hangs_up_or_breaks_a_body_loses_its_request_only(
+    site: Site, head: str, body: bytes
+):
+    session = session_of("hermes", ["well<|im_end|>"] * 2)
+    address = await site.open(session)
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.gateway.port)
+    path = address.url.split("/s/")[1]
+    request = f"POST /s/{path}/v1/chat/completions HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n"
+    writer.write(request.encode() + body)
+    await writer.drain()
+    writer.close()
+    status, _ = await site.post(address.openai + "/chat/completions", ASKED)
+    await site.gateway.shut(session)
+    assert status == 200 and session.crash is None and not session.over.is_set()
+    assert await reader.read() is not None
+
+
+async def test_the_header_of_ignored_fields_is_one_short_line(site: Site):
+    address = await site.open(session_of("hermes", ["well<|im_end|>"]))
+    body = {**ASKED, **{f"é{n}\r\nset-cookie: x": n for n in range(400)}}
+    async with site.http.post(address.openai + "/chat/completions", json=body) as answer:
+        assert answer.status == 200 and len(answer.headers["x-ignored-fields"]) <= 1000
+        assert "set-cookie" not in answer.headers
+
+
+async def test_more_messages_than_a_context_holds_are_refused_before_they_are_read(site: Site):
+    address = await site.open(session_of("hermes", []))
+    many = [{"role": "user", "content": "u"}] * 5000
+    for path in ("/v1/messages/count_tokens", "/v1/messages"):
+        status, body = await site.post(address.url + path, {**ASKED, "messages": many})
+        assert status == 400 and "more than 4096" in body["error"]["message"]
+
+
+async def test_a_call_of_a_tool_before_the_first_request_is_in_the_first_row(site: Site):
+    session = session_of("hermes", ["so<|im_end|>"])
+    address = await site.open(session)
+    await site.post(address.mcp, called("calculate", {"expression": "1"}))
+    await site.post(address.openai + "/chat/completions", ASKED)
+    (row,) = session.rollouts()
+    assert [(c.action, c.turn, c.status) for c in row.calls] == [("calculate", 0, "ok")]

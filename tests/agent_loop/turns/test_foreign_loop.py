@@ -90,6 +90,21 @@ def test_turns_with_nothing_between_them_are_turns_of_their_own():
     assert rollout.answer == "4"
 
 
+def test_of_two_answers_that_begin_alike_a_row_has_the_longer_one_that_fits():
+    turns = [
+        EngineTurn(
+            [7], SimpleNamespace(token_ids=ids, log_probs=[-0.5] * len(ids), extra_fields={})
+        )
+        for ids in ([1, 2], [1, 2, 3])
+    ]
+    outputs = [
+        SimpleNamespace(prompt_ids=[7], response_ids=ids, response_mask=[1] * len(ids))
+        for ids in ([1, 2, 3], [1, 2])
+    ]
+    rows = rollouts_of(outputs, turns, CODEC, SETTINGS, "nq")
+    assert [row.turns[0].request for row in rows] == [2, 1]
+
+
 @pytest.mark.parametrize("change", ["merged", "dropped", "invented", "swapped"])
 def test_a_loop_that_tokenises_the_model_s_words_again_is_refused(change):
     output, turns = finished([("code", 1), ("[r]", 0), ("code", 1)])

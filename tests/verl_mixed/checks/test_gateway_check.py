@@ -76,6 +76,31 @@ def test_a_gateway_s_sessions_may_be_several_rows(planned: Config):
     assert "math (gateway), nq (gateway), taco (gateway)" in found
 
 
+def test_agents_that_rows_name_are_judged_too(planned: Config, monkeypatch: Any):
+    config = with_agent(planned, function="agent.py:solve")
+    for name in ("taco", "nq", "math"):
+        put(config, f"mixed.sources.{name}.agent", None)
+    put(config, "actor_rollout_ref.actor.policy_loss.loss_mode", "gspo")
+    assert session_row_problems(config, data=False) == []
+    monkeypatch.setattr("verl_mixed.checks.config.tools.sound_files", lambda _: ["file"])
+    monkeypatch.setattr(
+        "verl_mixed.checks.config.tools.named_agents", lambda _: [("nq", "gateway")]
+    )
+    (found,) = session_row_problems(config)
+    assert "nq (gateway)" in found
+
+
+def test_paths_of_a_gateway_s_agent_are_absolute_and_those_of_other_agents_stay():
+    own = {"_target_": "my.Loop", "command": "ls", "function": "pkg.mod:solve"}
+    mine = "mine: {_target_: my.Loop, command: ls, function: 'pkg.mod:solve'}"
+    agents = "{gateway: {command: sh, readable: [data]}, " + mine + "}"
+    overrides = [f"agent_loops={agents}", "mixed.sources.math.agent=gateway"]
+    config = make_plan(overrides, os.environ | {"MODEL_PATH": "someone/some-model"}).config
+    made = config["agent_loops"]["gateway"]
+    assert (made["cwd"], made["readable"]) == (os.getcwd(), [os.path.abspath("data")])
+    assert config["agent_loops"]["mine"] == own
+
+
 def test_an_agent_behind_the_gateway_sends_results_itself(planned: Config):
     config = deepcopy(planned)
     put(config, "mixed.sources.math.observation_style", "chat")
