@@ -9,7 +9,7 @@ deadline, or when its budget of turns is used up.
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,8 @@ class GatewayAgentLoop(NamedToolsLoop):
         names = GatewayOptions.model_fields
         options = {name: settings.pop(name) for name in names if name in settings}
         super().__init__(*args, tool_names=tool_names, topk=topk, **settings)
-        self._options = GatewayOptions.model_validate(options)
+        self._key = msgspec.json.encode(options)
+        self._options = _options_of(self._key)
 
     def language(self) -> Language:
         raise NotImplementedError("the agent reads the model's messages")
@@ -157,7 +158,7 @@ class GatewayAgentLoop(NamedToolsLoop):
     def _program(self) -> AgentProgram:
         """What runs the command, shared by the sessions of a source."""
         make = partial(AgentProgram, **self._options.of_command)
-        return self.client.resource(f"agent {self._options!r}", make)
+        return self.client.resource(("agent", self._key), make)
 
     async def _act(self, action: Action) -> Observation:
         return await self.act(action, self._extras)
@@ -171,9 +172,7 @@ class GatewayAgentLoop(NamedToolsLoop):
 
     def _policy(self) -> Policy:
         """What the sessions of a source share."""
-        return self.client.resource(
-            f"policy of {self._source} {self._options!r}", self._make_policy
-        )
+        return self.client.resource(("policy", self._source, self._key), self._make_policy)
 
     def _make_policy(self) -> Policy:
         codec, builder = codec_of(self.tokenizer), self.continuous_token_builder
@@ -219,6 +218,11 @@ class GatewayAgentLoop(NamedToolsLoop):
             stop_reason=StopReason.NO_ACTION,
             answer=None,
         )
+
+
+@lru_cache(64)
+def _options_of(settings: bytes) -> GatewayOptions:
+    return GatewayOptions.model_validate_json(settings)
 
 
 _warned: set[tuple[str, str]] = set()

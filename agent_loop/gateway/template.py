@@ -46,6 +46,7 @@ class ChatTemplate:
     ) -> None:
         self._tokens, self._render, self._codec = tokens, render, codec
         self._end_ids, self._control = end_ids, control
+        self._control_json = [msgspec.json.encode(text)[1:-1] for text in control]
         self._most_characters = LONG_TOKEN * most_tokens
         self._glue: dict[bytes, ToolMessages] = {}
 
@@ -54,7 +55,7 @@ class ChatTemplate:
         self._check_length(messages, tools)
         try:
             plain = [self._message(each, tools) for each in messages]
-            return self._tokens(plain, self._plain(tools) or None)
+            return self._tokens(plain, self._without_control(tools) or None)
         except Exception as error:  # a template may raise anything
             reason = " ".join(str(error).split())
             raise WireError(
@@ -96,7 +97,7 @@ class ChatTemplate:
         if key not in self._glue:
             if len(self._glue) >= MAX_TOOL_LISTS:
                 self._glue.clear()
-            render = self._render(self._plain(tools) or None)
+            render = self._render(self._without_control(tools) or None)
             self._glue[key] = ToolMessages(render, self._codec.encode, self._end_ids)
         return self._glue[key]
 
@@ -110,8 +111,12 @@ class ChatTemplate:
                 param="messages",
             )
 
-    def _plain(self, value: Any) -> Any:
+    def _without_control(self, value: Any) -> Any:
         """The value with no text of a control token in any of its texts."""
+        encoded = msgspec.json.encode(value)  # looking through it is faster than through the value
+        return self._plain(value) if any(text in encoded for text in self._control_json) else value
+
+    def _plain(self, value: Any) -> Any:
         if isinstance(value, str):
             return as_plain_text(value, self._control)
         if isinstance(value, Mapping):
@@ -121,9 +126,10 @@ class ChatTemplate:
     def _message(self, message: Mapping[str, Any], tools: Tools) -> dict[str, Any]:
         """A message without control tokens, whose calls have their arguments in the template's
         form."""
-        own = self._plain(message)
+        own = self._without_control(message)
         if not own.get("tool_calls"):
-            return own
+            return dict(own)
+        own = dict(own)
         as_text = self._glue_of(tools).takes_text_arguments
         calls = [call["function"] for call in own["tool_calls"]]
         arguments = [

@@ -92,8 +92,8 @@ def test_agents_that_rows_name_are_judged_too(planned: Config, monkeypatch: Any)
 
 def test_paths_of_a_gateway_s_agent_are_absolute_and_those_of_other_agents_stay():
     own = {"_target_": "my.Loop", "command": "ls", "function": "pkg.mod:solve"}
-    overrides = [f"agent_loops.mine.{name}='{value}'" for name, value in own.items()]
-    overrides += ["agent_loops.gateway.command=sh", "agent_loops.gateway.readable=[data]"]
+    overrides = [f"+agent_loops.mine.{name}='{value}'" for name, value in own.items()]
+    overrides += ["+agent_loops.gateway.command=sh", "+agent_loops.gateway.readable=[data]"]
     config = make_plan(overrides, os.environ | {"MODEL_PATH": "someone/some-model"}).config
     made = config["agent_loops"]["gateway"]
     assert (made["cwd"], made["readable"]) == (os.getcwd(), [os.path.abspath("data")])
