@@ -285,16 +285,20 @@ def _json(
 
 
 async def in_session(served: Served, work: Coroutine[Any, Any, Any]) -> Any:
-    """Run work with the context variables of the session's trajectory; it ends with the session."""
-    task = served.session.context.run(asyncio.ensure_future, work)
+    """Do work with the context variables of the session's trajectory; it ends with the session."""
+    for variable, value in served.session.context.items():
+        variable.set(value)
+    task = asyncio.current_task()
+    assert task is not None
     served.tasks.add(task)
-    task.add_done_callback(served.tasks.discard)
     try:
-        return await asyncio.shield(task)
+        return await work
     except asyncio.CancelledError:
-        if task.cancelled():
-            raise WireError("the session is over", status=410, code="session_over") from None
+        if served.session.is_closed:
+            raise ConnectionResetError("the session is over") from None
         raise
+    finally:
+        served.tasks.discard(task)
 
 
 def _say(protocol: ModuleType) -> Handler:
