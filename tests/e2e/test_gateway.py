@@ -1,12 +1,20 @@
 """Agents behind the gateway on the real trainer: the tokens of the native loop, exact batches."""
 
+import os
+import signal
+import subprocess
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from agent_loop.training.run_folder import read_lines
-from tests.e2e.jobs import ROOT, Job, finish, job_of, start
+from config.gateway import GATEWAY_LOOP
+from tests.e2e.jobs import DEADLINE_S, QUOTAS, ROOT, Job, finish, job_of, start
+from tests.e2e.test_training import child_of, launched, wait_for
+from tests.fakes.pinned_environment import cache_of, python_with
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import RunFolder
@@ -88,3 +96,83 @@ def test_the_batch_is_exact_and_each_answer_is_trained_once(runs: dict[str, Job]
     job = runs["gateway"]
     report = audit_run(RunFolder(job.folder), load_config(job.folder / "config.yaml"))
     assert report.ok, describe(report)
+
+
+# --- a mixture of agents --------------------------------------------------------------------------
+
+STEPS = 4
+AGENTS = ROOT / "tests/fakes/agents"
+SMOL = """
+import sys
+
+sys.path += {folders!r}
+from nq_smolagents import solve
+"""
+
+
+@pytest.fixture(scope="module")
+def mixture(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """taco by a loop of this project, nq by smolagents in a function, math by a shell script with
+    curl in the sandbox; three processes are killed at three moments, and the command goes on."""
+    pins = AGENTS / "requirements.txt"
+    python = python_with(pins, cache_of([pins], "agents"))
+    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    work = tmp_path_factory.mktemp("mixture")
+    work.chmod(0o755)
+    # the trainer's own packages come first
+    (work / "smol.py").write_text(SMOL.format(folders=[packages, str(AGENTS)]))
+    overrides = [
+        *("mixed.sources.nq.agent=smol", "mixed.sources.math.agent=gateway"),
+        *("mixed.sources.nq.tools=[search]", "mixed.sources.math.tools=[calculate]"),
+        *("mixed.sources.nq.prompt={}", "mixed.sources.math.prompt={}"),
+        f"+agent_loops.smol._target_={GATEWAY_LOOP}",
+        "+agent_loops.smol.function=smol.py:solve",
+        "+agent_loops.smol.topk=2",
+        *("+agent_loops.gateway.command='sh math.sh'", f"+agent_loops.gateway.cwd={AGENTS}"),
+        "ray_kwargs.ray_init.include_dashboard=false",
+    ]
+    job = job_of("agents", model, work, overrides, STEPS)
+    for name, is_due, victim, code in (
+        ("launcher", lambda: job.saved() >= 1, None, -signal.SIGKILL),
+        ("loops", lambda: job.saved() >= 2, "ray::MixedAgentLoopWorker", 1),
+        ("driver", lambda: job.saved() >= 3, "ray::TaskRunner", 1),
+    ):
+        with launched(job, f"{name}.txt") as (launcher, out):
+            wait_for(launcher, out, is_due)
+            os.kill(launcher.pid if victim is None else child_of(launcher, victim), signal.SIGKILL)
+            found = launcher.wait(timeout=DEADLINE_S)
+            assert found == code, out.read_text(errors="replace")[-4000:]
+    finish(start(job.command, work, work / "last.txt"), work / "last.txt")
+    return job
+
+
+@pytest.mark.agents
+@pytest.mark.sandbox
+def test_a_mixture_of_agents_is_exact_and_audited_over_kills(mixture: Job):
+    trained = [line for line in mixture.ledger() if line.get("outcome") == "trained"]
+    for step in range(1, STEPS + 1):
+        assert Counter(line["source"] for line in trained if line["step"] == step) == QUOTAS
+    report = audit_run(RunFolder(mixture.folder), load_config(mixture.folder / "config.yaml"))
+    assert report.ok, describe(report)
+
+
+@pytest.mark.agents
+@pytest.mark.sandbox
+def test_nothing_of_an_agent_is_left(mixture: Job):
+    left = [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["cmdline"])
+        if any("math.sh" in word for word in process.info.get("cmdline") or ())
+    ]
+    assert left == []
+
+
+@pytest.mark.agents
+@pytest.mark.sandbox
+def test_the_agents_called_their_tools(mixture: Job):
+    files = sorted((mixture.folder / "trajectories").glob("*.jsonl"))
+    lines = [line for path in files for line in read_lines(path)]
+    assert {line["fault"] for line in lines} == {None}
+    called = Counter((line["source"], call["action"]) for line in lines for call in line["calls"])
+    assert called["nq", "search"] > 9 and called["math", "calculate"] > 9
