@@ -72,7 +72,7 @@ def parse_count(body: object) -> ModelRequest:
     return model_request(
         fields,
         messages=messages,
-        tools=[_tool(each) for each in fields.objects("tools")],
+        tools=fields.tools(_tool),
         choice=_tool_choice(choice),
         parallel_tool_calls=not (choice and choice.flag("disable_parallel_tool_use")),
         max_tokens=fields.integer("max_tokens", 1, MOST_TOKENS),

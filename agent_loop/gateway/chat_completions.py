@@ -49,7 +49,7 @@ def parse(body: object) -> ModelRequest:
     return model_request(
         fields,
         messages=[_message(each) for each in fields.needed_objects("messages")],
-        tools=[function_tool(_function(each), "parameters") for each in fields.objects("tools")],
+        tools=fields.tools(_tool),
         choice=openai_tool_choice(fields),
         parallel_tool_calls=fields.flag("parallel_tool_calls") is not False,
         max_tokens=most[0] or most[1],
@@ -124,6 +124,10 @@ def _assistant_message(fields: Fields) -> dict[str, Any]:
         arguments = function.needed_text("arguments")
         turn.add_call(call.needed_text("id"), function.needed_name(), arguments)
     return turn.message()
+
+
+def _tool(fields: Fields) -> dict[str, Any]:
+    return function_tool(_function(fields), "parameters")
 
 
 def _function(fields: Fields) -> Fields:

@@ -6,7 +6,10 @@ A field that nobody reads raises nothing: its name is collected for `ModelReques
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from agent_loop.gateway.wire import WireError
 from agent_loop.turns.call_formats.json_values import shown
@@ -19,11 +22,16 @@ MOST_TOKENS = 2**31 - 1
 _INDEX = re.compile(r"\[\d+\]")
 _INT64 = 2**63
 
+MOST_TOOL_LISTS, MOST_TOOL_BYTES = 64, 64 << 10
+"""Lists of tools that are remembered, and the size of one."""
+
+_tools: "dict[tuple[Any, bytes], tuple[list[dict[str, Any]], set[str]]]" = {}
+
 
 class Fields:
     """The fields of one JSON object. Each field is read once; null means that it was not given."""
 
-    __slots__ = ("_ignored", "_left", "_opened", "place")
+    __slots__ = ("_ignored", "_ignored_below", "_left", "_opened", "place")
 
     def __init__(
         self, value: object, place: str = "", opened: "list[Fields] | None" = None
@@ -39,6 +47,9 @@ class Fields:
         self.place = place
         self._left = dict(value)
         self._ignored: set[str] = set()
+        self._ignored_below: set[str] = set()
+        """Whole names, of objects that are remembered."""
+
         self._opened = [] if opened is None else opened
         self._opened.append(self)
 
@@ -77,13 +88,16 @@ class Fields:
         return self._typed(name, (bool,), "must be true or false")
 
     def integer(self, name: str, least: int = -_INT64, most: int = _INT64 - 1) -> int | None:
+        if self._left.get(name) is None:
+            return self.take(name)  # type: ignore[return-value]
         rule = f"must be an integer from {least} to {most}"
         return self._between(name, (int,), least, most, rule)
 
     def number(self, name: str, least: float, most: float) -> float | None:
-        return self._between(
-            name, (int, float), least, most, f"must be a number from {least} to {most}"
-        )
+        if self._left.get(name) is None:
+            return self.take(name)  # type: ignore[return-value]
+        rule = f"must be a number from {least} to {most}"
+        return self._between(name, (int, float), least, most, rule)
 
     def json_object(self, name: str) -> dict[str, Any] | None:
         """A JSON object whose fields are not ours to read, such as a tool's schema."""
@@ -104,6 +118,28 @@ class Fields:
         """The objects of a list."""
         listed, place = self._typed(name, (list,), "must be a list"), self.at(name)
         return [Fields(each, f"{place}[{i}]", self._opened) for i, each in enumerate(listed or ())]
+
+    def tools(self, make: "Callable[[Fields], dict[str, Any]]") -> list[dict[str, Any]]:
+        """What `make` makes of the objects of the list `tools`, remembered by their content: an
+        agent sends the same tools with each request."""
+        try:
+            key = (make, msgspec.json.encode(self._left.get("tools")))
+        except (ValueError, OverflowError, RecursionError):  # no JSON text can hold it
+            return [make(each) for each in self.objects("tools")]
+        if (known := _tools.get(key)) is not None:
+            self.skip("tools")
+            made, ignored = known
+        else:
+            begun = len(self._opened)
+            made = [make(each) for each in self.objects("tools")]
+            ignored = _unread(self._opened[begun:])
+            del self._opened[begun:]
+            if len(_tools) >= MOST_TOOL_LISTS:
+                _tools.clear()
+            if len(key[1]) <= MOST_TOOL_BYTES:
+                _tools[key] = made, ignored
+        self._ignored_below |= ignored
+        return made
 
     def needed_objects(self, name: str) -> "list[Fields]":
         """The objects of a list that is not empty."""
@@ -132,14 +168,7 @@ class Fields:
 
     def ignored(self) -> tuple[str, ...]:
         """`ModelRequest.ignored`; called for the request, after all its fields were read."""
-        names: set[str] = set()
-        for fields in self._opened:
-            unread = {name for name, value in fields._left.items() if value is not None}
-            before = _INDEX.sub("", fields.place) + "." if fields.place else ""
-            for name in unread | fields._ignored:
-                is_plain = name.isprintable() and len(name) <= 40
-                names.add(before + (name if is_plain else shown(name)))
-        return tuple(sorted(names))
+        return tuple(sorted(_unread(self._opened) | self._ignored_below))
 
     def _typed(self, name: str, types: tuple[type, ...], rule: str) -> Any:
         value = self.take(name)
@@ -154,6 +183,18 @@ class Fields:
         if value is None or least <= value <= most:  # NaN is not
             return value
         raise wrong(self.at(name), value, rule)
+
+
+def _unread(opened: "list[Fields]") -> set[str]:
+    """Names of the fields of these objects that nobody read or that have no effect."""
+    names: set[str] = set()
+    for fields in opened:
+        unread = {name for name, value in fields._left.items() if value is not None}
+        before = _INDEX.sub("", fields.place) + "." if fields.place else ""
+        for name in unread | fields._ignored:
+            is_plain = name.isprintable() and len(name) <= 40
+            names.add(before + (name if is_plain else shown(name)))
+    return names
 
 
 def wrong(place: str, value: object, rule: str) -> WireError:

@@ -57,7 +57,8 @@ def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job
             *("mixed.sources.nq.tools=[search]", "mixed.sources.math.tools=[calculate]"),
             *("mixed.sources.nq.prompt={}", "mixed.sources.math.prompt={}"),
             f"agent_loops.gateway.function={AGENT}:solve",
-            f"+agent_loops.native._target_={NATIVE}",
+            *(f"+agent_loops.native._target_={NATIVE}", "+agent_loops.native.topk=2"),
+            "data.max_response_length=160",
             "actor_rollout_ref.rollout.full_determinism=true",
             "ray_kwargs.ray_init.include_dashboard=false",
         ]
@@ -100,7 +101,7 @@ def test_the_batch_is_exact_and_each_answer_is_trained_once(runs: dict[str, Job]
 
 # --- a mixture of agents --------------------------------------------------------------------------
 
-STEPS = 4
+STEPS = 5
 AGENTS = ROOT / "tests/fakes/agents"
 SMOL = """
 import sys
@@ -139,7 +140,8 @@ def mixture(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
         ("driver", lambda: job.saved() >= 3, "ray::TaskRunner", 1),
     ):
         with launched(job, f"{name}.txt") as (launcher, out):
-            wait_for(launcher, out, is_due)
+            began = job.steps()
+            wait_for(launcher, out, lambda b=began, due=is_due: due() and job.steps() > b)
             os.kill(launcher.pid if victim is None else child_of(launcher, victim), signal.SIGKILL)
             found = launcher.wait(timeout=DEADLINE_S)
             assert found == code, out.read_text(errors="replace")[-4000:]
