@@ -91,6 +91,6 @@ def with_absolute_paths(entry: Mapping[str, Any]) -> dict[str, Any]:
         made["function"] = f"{Path(path).expanduser().absolute()}:{name}"
     if isinstance(command, str):
         made["cwd"] = str(Path(str(entry.get("cwd") or ".")).expanduser().absolute())
-    if isinstance(readable := entry.get("readable"), list):
+    if isinstance(readable := entry.get("readable"), list) and readable:
         made["readable"] = [str(Path(str(path)).expanduser().absolute()) for path in readable]
     return made
