@@ -225,8 +225,8 @@ class Session:
         language = _Stops([*own, *request.stop])
         turn = Turn(read_tokens=place.read, reused_tokens=place.reused)
         rollout.turns.append(turn)
-        limits = (room, request.max_tokens, self.budget.max_turn_length)
-        limit = min(each for each in limits if each is not None)
+        own_limit = min(room, self.budget.max_turn_length or room)
+        limit = min(own_limit, request.max_tokens or own_limit)
         texts = language.stop_texts
         stop = Stop(texts=tuple(texts), token_ids=tuple(stop_token_ids(texts, codec.encode)))
         in_reasoning = opens_thought(codec.decode(trajectory.ids[-PROMPT_END:]))
@@ -255,7 +255,7 @@ class Session:
         text, is_whole = append_turn(trajectory, generated, language, codec)
         turn.tokens = trajectory.segments[-1].length
         if self.exhausted != StopReason.MAX_TURNS:  # an agent may compact its context and go on
-            is_cut = not is_whole and turn.tokens >= room
+            is_cut = not is_whole and turn.tokens >= own_limit
             self.exhausted = StopReason.RESPONSE_BUDGET if is_cut else None
         return self._told(request, text, trajectory, place.read, is_whole, in_reasoning)
 

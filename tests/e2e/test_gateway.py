@@ -58,7 +58,9 @@ def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job
             *("mixed.sources.nq.prompt={}", "mixed.sources.math.prompt={}"),
             f"agent_loops.gateway.function={AGENT}:solve",
             *(f"+agent_loops.native._target_={NATIVE}", "+agent_loops.native.topk=2"),
+            # those of the laptop profile depend on the names of agents
             "data.max_response_length=160",
+            "actor_rollout_ref.rollout.multi_turn.max_turn_length=40",
             "actor_rollout_ref.rollout.full_determinism=true",
             "ray_kwargs.ray_init.include_dashboard=false",
         ]

@@ -264,11 +264,20 @@ def test_an_agent_may_compact_a_context_that_is_full_and_go_on():
     assert [row.cause for row in session.rollouts()] == ["", "new conversation"]
 
 
-@pytest.mark.parametrize(("limit", "is_truncated"), [({}, True), ({"max_tokens": 3}, False)])
-def test_a_message_that_the_row_s_own_limit_cuts_truncates_the_session(
-    limit: dict[str, int], is_truncated: bool
+@pytest.mark.parametrize(
+    ("turn", "limit", "is_truncated"),
+    [
+        (None, {}, True),
+        (None, {"max_tokens": 3}, False),
+        (4, {}, True),
+        (4, {"max_tokens": 3}, False),
+    ],
+)
+def test_a_message_that_the_run_s_own_limit_cuts_truncates_the_session(
+    turn: int | None, limit: dict[str, int], is_truncated: bool
 ):
     session = session_of("hermes", ["a long answer<|im_end|>"], response_length=5)
+    session.budget = replace(session.budget, max_turn_length=turn)
     assert ask(session, [USER], **limit)["finish_reason"] == "length"
     assert (session.exhausted is not None) == is_truncated
 
