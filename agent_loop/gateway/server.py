@@ -39,6 +39,9 @@ AT_ONCE = 16
 MOST_WAITING = 256
 """Requests of one session that may wait for their turn; a further one is refused."""
 
+REFUSAL_S = 1.0
+"""Wait before a request is refused, because a flood would go on at once."""
+
 PER_SECOND, BURST = 50.0, 100
 """Requests of one session: a small request costs about a millisecond of the event loop, so that a
 flood takes at most a twentieth of it."""
@@ -227,6 +230,7 @@ async def _in_turn(served: Served, request: web.Request, handler: Handler) -> we
 async def _paced(served: Served) -> None:
     """Wait for the turn of a request of this session."""
     if served.waiting >= MOST_WAITING:
+        await asyncio.sleep(REFUSAL_S)
         raise WireError(
             f"{MOST_WAITING} requests of this session wait; send fewer at once",
             status=429,

@@ -138,7 +138,7 @@ def mixture(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
     job = job_of("agents", model, work, overrides, STEPS)
     for name, is_due, victim, code in (
         ("launcher", lambda: job.saved() >= 1, None, -signal.SIGKILL),
-        ("loops", lambda: job.saved() >= 2, "ray::MixedAgentLoopWorker", 1),
+        ("loops", lambda: job.saved() >= 2, "ray::AgentLoopWorkerTQ", 1),
         ("driver", lambda: job.saved() >= 3, "ray::TaskRunner", 1),
     ):
         with launched(job, f"{name}.txt") as (launcher, out):
