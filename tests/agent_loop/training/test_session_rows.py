@@ -19,6 +19,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from transfer_queue import KVBatchMeta
 from transformers import LlamaConfig, LlamaForCausalLM
 from verl.workers.config import PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
@@ -285,3 +286,53 @@ def test_a_cut_changes_no_advantage(groups: Any, estimator: str):
     after = advantages(estimator, groups, is_cut=True)
     for once, cut_up in zip(before, after, strict=True):
         assert cut_up == pytest.approx(once, rel=1e-5, abs=1e-6)
+
+
+# --- layout ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(
+        st.lists(st.integers(1, 4), min_size=2, max_size=3), min_size=2, max_size=6
+    ).filter(lambda groups: len(groups) % 2 == 0),
+    ranks=st.integers(1, 3),
+)
+def test_the_number_of_updates_stays_and_each_rank_has_as_many_rows(
+    rows: list[list[int]], ranks: int
+):
+    """`rows`: of each session of each group; half of the groups are in each of two updates."""
+    uids = [make_uid("nq", draw) for draw in range(len(rows))]
+    keys = [
+        f"{uid}_{session}_{index}"
+        for uid, group in zip(uids, rows, strict=True)
+        for session, count in enumerate(group)
+        for index in range(count)
+    ]
+    batch = KVBatchMeta(
+        partition_id="train", keys=keys, tags=[{"seq_len": 3 + at % 5} for at, _ in enumerate(keys)]
+    )
+
+    def padded(batch: Any, size: int, _: int) -> KVBatchMeta:
+        pads = size - len(batch)
+        return KVBatchMeta(
+            partition_id="train",
+            keys=[*batch.keys, *(f"pad{at}_0_0" for at in range(pads))],
+            tags=[*batch.tags, *[{"seq_len": 1, "is_padding": True}] * pads],
+        )
+
+    half = {"nq": len(rows) // 2}
+    sizes = trained_batch.Sizes(ranks=ranks, update_micro=1, log_prob_micro=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trained_batch, "upsample_batch_to_divisible_size", padded)
+        laid, size, _ = trained_batch.lay_out(batch, [half, half], sizes, 0)
+    assert len(laid) == 2 * size and size % ranks == 0
+    assert {key for key in laid.keys if "pad" not in key} == {*keys}
+    per_rank, of_update = len(laid) // ranks, size // ranks
+    found = [set[str](), set[str]()]
+    for rank in range(ranks):
+        own = laid.keys[rank * per_rank : (rank + 1) * per_rank]
+        for update, uids_of in enumerate(found):
+            part = own[update * of_update : (update + 1) * of_update]
+            uids_of |= {key.split("_")[0] for key in part if "pad" not in key}
+    assert not found[0] & found[1] and all(len(own) == half["nq"] for own in found)
