@@ -25,7 +25,6 @@ from agent_loop.native_agent_loop import format_of
 from agent_loop.toolbox.functions import visible_row
 from agent_loop.turns.observation_style import codec_of, control_texts
 from agent_loop.turns.tags import Action, Language, stop_token_ids
-from agent_loop.turns.tool_messages import Message, Render
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Generated, Observation, Rollout, Stop
 from agent_loop.watchdog import current_activity, waits_for
@@ -183,23 +182,10 @@ class GatewayAgentLoop(NamedToolsLoop):
         def tokens(messages: list[dict[str, Any]], tools: Tools | None) -> list[int]:
             return builder.build_initial_tokens(messages, tools=tools)
 
-        def render(tools: Tools | None) -> Render:
-            template = partial(
-                self.tokenizer.apply_chat_template,
-                tools=tools,
-                tokenize=False,
-                **builder.chat_template_kwargs,
-            )
-
-            def rendered(messages: list[Message], add_generation_prompt: bool) -> str:
-                return template(messages, add_generation_prompt=add_generation_prompt)
-
-            return rendered
-
         return Policy(
             template=ChatTemplate(
                 tokens,
-                render,
+                self.rendering,
                 codec,
                 codec.end_ids | frozenset(stops),
                 control_texts(self.tokenizer),

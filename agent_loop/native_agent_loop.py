@@ -13,7 +13,7 @@ from agent_loop.turns.call_formats import FORMATS, CallFormat
 from agent_loop.turns.native import PROMPT_END, NativeDialogue, opens_thought
 from agent_loop.turns.observation_style import HFCodec, ObservationStyle
 from agent_loop.turns.tags import ActionKind, Language, Tags, stop_token_ids
-from agent_loop.turns.tool_messages import Message, ToolMessages
+from agent_loop.turns.tool_messages import ToolMessages
 
 
 class NativeAgentLoop(NamedToolsLoop):
@@ -48,18 +48,9 @@ class NativeAgentLoop(NamedToolsLoop):
 
     def _tool_messages(self, codec: HFCodec, call_format: CallFormat) -> ToolMessages:
         """The template's glue, shared by the trajectories that have the same tools."""
-        template = partial(
-            self.tokenizer.apply_chat_template,
-            tools=self.tool_schemas() or None,
-            tokenize=False,
-            **self.continuous_token_builder.chat_template_kwargs,
-        )
-
-        def render(messages: list[Message], add_generation_prompt: bool) -> str:
-            return template(messages, add_generation_prompt=add_generation_prompt)
-
         stops = stop_token_ids(call_format.stop_texts, codec.encode)
-        make = partial(ToolMessages, render, codec.encode, codec.end_ids | frozenset(stops))
+        render, ends = self.rendering(self.tool_schemas()), codec.end_ids | frozenset(stops)
+        make = partial(ToolMessages, render, codec.encode, ends)
         return self.client.resource(f"glue {sorted(self.specs)}", make)
 
 

@@ -15,13 +15,14 @@ has the tokens of [user] and A as they were sampled, and then those of the other
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any, Protocol
 from uuid import uuid4
 
 import msgspec
 
 from agent_loop.gateway.wire import ModelRequest
-from agent_loop.turns.tool_messages import CannotContinue
+from agent_loop.turns.tool_messages import CannotContinue, shared_length
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Rollout
 
@@ -64,6 +65,9 @@ class Row:
 
     history: list[bytes] = field(default_factory=list[bytes])
     """Its messages as comparable texts, those of the model included."""
+
+    digest: bytes = b""
+    """Of its tools, its temperature and its messages."""
 
     id: str = field(default_factory=lambda: uuid4().hex)
     is_busy: bool = False
@@ -112,7 +116,7 @@ class Chains:
         """
         messages, tools = request.messages, _text_of(request.tools)
         texts = texts_of(messages)
-        digests = _digests(tools + b" %r" % temperature, texts)
+        digests = _digests(_digest(tools + b" %r" % temperature), texts)
         for count in range(len(messages) - 1, 0, -1):
             if (point := self._points.get(digests[count - 1])) is None:
                 continue
@@ -128,12 +132,12 @@ class Chains:
             read = len(before) + len(glue)
             if row.is_busy or len(before) < len(tokens):  # an earlier place of the row
                 row, glue = self._begin(before + glue, "branch", row, tools, temperature), []
-            row.history, row.is_busy = texts, True
+            row.history, row.digest, row.is_busy = texts, digests[-1], True
             return Place(row=row, added=glue, read=read, reused=len(before))
         ids = self._template.prompt_ids(messages, request.tools)
         cause, parent = self._why_new(texts, tools, temperature)
         row = self._begin(ids, cause, parent, tools, temperature)
-        row.history, row.is_busy = texts, True
+        row.history, row.digest, row.is_busy = texts, digests[-1], True
         return Place(row=row, added=[], read=len(ids), reused=0)
 
     def say(self, row: Row, said: Mapping[str, Any] | None) -> None:
@@ -144,10 +148,11 @@ class Chains:
             if not row.rollout.turns:  # the request was refused before the engine was asked
                 self.rows.remove(row)
             return
-        row.history = [*row.history, *texts_of([said])]
-        digest = _digests(row.tools + b" %r" % row.temperature, row.history)[-1]
+        texts = texts_of([said])
+        row.history = [*row.history, *texts]
+        row.digest = _digests(row.digest, texts)[-1]
         response_tokens = len(row.rollout.trajectory)
-        self._points[digest] = _Point(row=row, response_tokens=response_tokens, said=said)
+        self._points[row.digest] = _Point(row=row, response_tokens=response_tokens, said=said)
 
     def _begin(
         self, ids: list[int], cause: str, parent: Row | None, tools: bytes, temperature: float
@@ -164,12 +169,12 @@ class Chains:
         return self.rows[-1]
 
     def _why_new(
-        self, texts: Sequence[bytes], tools: bytes, temperature: float
+        self, texts: list[bytes], tools: bytes, temperature: float
     ) -> tuple[str, Row | None]:
         """Why a request begins a row, and the row with which it shares the most messages."""
         if not self.rows:
             return "", None
-        shared = [(_shared(texts, row.history), row.last_request, row) for row in self.rows]
+        shared = [(shared_length(texts, row.history), row.last_request, row) for row in self.rows]
         count, _, row = max(shared, key=lambda each: each[:2])
         if not count:
             return "new conversation", None
@@ -212,16 +217,10 @@ def _text_of(value: Any) -> bytes:
     return msgspec.json.encode(value, order="deterministic")
 
 
-def _digests(first: bytes, texts: Sequence[bytes]) -> list[bytes]:
-    """A digest of each beginning of a conversation."""
-    digest, found = blake2b(first, digest_size=16).digest(), list[bytes]()
-    for text in texts:
-        digest = blake2b(digest + text, digest_size=16).digest()
-        found.append(digest)
-    return found
+def _digest(text: bytes) -> bytes:
+    return blake2b(text, digest_size=16).digest()
 
 
-def _shared(texts: Sequence[bytes], others: Sequence[bytes]) -> int:
-    pairs = zip(texts, others, strict=False)
-    different = (at for at, (one, other) in enumerate(pairs) if one != other)
-    return next(different, min(len(texts), len(others)))
+def _digests(before: bytes, texts: Sequence[bytes]) -> list[bytes]:
+    """A digest of each beginning of a conversation that goes on with these texts."""
+    return list(accumulate(texts, lambda digest, text: _digest(digest + text), initial=before))[1:]

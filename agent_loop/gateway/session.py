@@ -29,7 +29,7 @@ from agent_loop.tools.protocol import ToolError
 from agent_loop.turns.call_formats import CallFormat, CallMistake
 from agent_loop.turns.native import PROMPT_END, opens_thought
 from agent_loop.turns.observation_style import TokenCodec
-from agent_loop.turns.tags import stop_token_ids
+from agent_loop.turns.tags import first_end, stop_token_ids
 from agent_loop.turns.trajectory import StopReason, Trajectory
 from agent_loop.turns.turn_loop import Budget, Call, Generated, Rollout, Stop, Turn, append_turn
 from agent_loop.watchdog import waits_for
@@ -70,8 +70,7 @@ class _Stops:
         self.stop_texts = list(texts)
 
     def find_end(self, text: str) -> int:
-        ends = [at + len(stop) for stop in self.stop_texts if (at := text.find(stop)) >= 0]
-        return min(ends, default=-1)
+        return first_end(text, self.stop_texts)
 
     def actions(self, text: str, *, is_whole: bool = True) -> list[Any]:
         return []
@@ -157,12 +156,16 @@ class Session:
     def note(self, call: Call) -> None:
         """Record a call of a tool, in the row with the last request."""
         row = max(self._chains.rows, key=lambda row: row.last_request, default=None)
-        calls = self._early_calls
-        if row is not None:
-            row.rollout.calls += calls
-            calls.clear()
-            calls, call.turn = row.rollout.calls, len(row.rollout.turns)
-        calls.append(call)
+        if row is None:
+            self._early_calls.append(call)
+            return
+        self._hand_over_calls(row.rollout)
+        call.turn = len(row.rollout.turns)
+        row.rollout.calls.append(call)
+
+    def _hand_over_calls(self, rollout: Rollout) -> None:
+        rollout.calls += self._early_calls
+        self._early_calls.clear()
 
     def _check(self, request: ModelRequest) -> None:
         self._ignore(request.ignored)
@@ -215,8 +218,7 @@ class Session:
                 code="context_length_exceeded",
             )
         row.last_request = self._requests
-        rollout.calls += self._early_calls
-        self._early_calls.clear()
+        self._hand_over_calls(rollout)
         if place.added:
             trajectory.add_tool_tokens(place.added, codec.decode(place.added))
         own = (

@@ -38,7 +38,7 @@ class ChatTemplate:
     def __init__(
         self,
         tokens: Callable[[list[dict[str, Any]], Tools | None], list[int]],
-        render: Callable[[Tools | None], Render],
+        render: Callable[[Tools], Render],
         codec: TokenCodec,
         end_ids: frozenset[int],
         control: Sequence[str],
@@ -97,7 +97,7 @@ class ChatTemplate:
         if key not in self._glue:
             if len(self._glue) >= MAX_TOOL_LISTS:
                 self._glue.clear()
-            render = self._render(self._without_control(tools) or None)
+            render = self._render(self._without_control(tools))
             self._glue[key] = ToolMessages(render, self._codec.encode, self._end_ids)
         return self._glue[key]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_loop.turns.call_formats import CallFormat, CallMistake, Message
 from agent_loop.turns.observation_style import Shown, TokenCodec, fit
-from agent_loop.turns.tags import Action, ActionKind, Tags
+from agent_loop.turns.tags import Action, ActionKind, Tags, first_end
 from agent_loop.turns.tool_messages import Called, ToolMessages, written
 from samplers.rows.sources.math import boxed_answer
 
@@ -73,8 +73,7 @@ class NativeDialogue:
 
     def find_end(self, text: str) -> int:
         """Index after the first control token of `stop_texts`."""
-        ends = [at + len(stop) for stop in self.stop_texts if (at := text.find(stop)) >= 0]
-        return min(ends, default=-1)
+        return first_end(text, self._format.stop_texts)
 
     def actions(self, text: str, *, is_whole: bool = True) -> list[Action]:
         """The calls of a message, or its answer; none if it has neither. A call that the model

@@ -173,6 +173,11 @@ def cut_at_end(
     return bisect_left(range(len(token_ids) - 1), True, lo=1, key=is_enough)
 
 
+def first_end(text: str, stops: Sequence[str]) -> int:
+    """Index after the stop text that ends first in `text`; -1 if it has none of them."""
+    return min((at + len(each) for each in stops if (at := text.find(each)) >= 0), default=-1)
+
+
 def stop_token_ids(texts: Sequence[str], encode: Callable[[str], list[int]]) -> list[int]:
     """Token ids of the texts that are one token each: every engine can stop at those."""
     encoded = [encode(text) for text in texts]

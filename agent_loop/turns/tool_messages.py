@@ -114,7 +114,7 @@ class ToolMessages:
         later = [*first, self._asks([called], "second"), _result(called, "two")]
         before, after = self._rendered(first, False), self._rendered(later, False)
         if not after.startswith(before):
-            at = _shared_length(before, after)
+            at = shared_length(before, after)
             raise CannotContinue(
                 "it renders earlier messages otherwise when later ones follow: "
                 f"{before[at : at + 60]!r} becomes {after[at : at + 60]!r}"
@@ -131,7 +131,7 @@ class ToolMessages:
         ]
         before = self._rendered(asked, False)
         whole = self._rendered([*asked, *new], True)
-        at = whole.rfind(_ARGUMENT, 0, _shared_length(before, whole))
+        at = whole.rfind(_ARGUMENT, 0, shared_length(before, whole))
         if at < 0:
             raise CannotContinue("it renders a message otherwise when others follow")
         rest = whole[at + len(_ARGUMENT) :]
@@ -190,8 +190,8 @@ class ToolMessages:
             raise CannotContinue(" ".join(str(error).split())) from error
 
 
-def _shared_length(first: str, second: str) -> int:
-    """Characters at the beginning that two texts share."""
+def shared_length(first: Sequence[object], second: Sequence[object]) -> int:
+    """Elements at the beginning that two sequences share."""
     pairs = zip(first, second, strict=False)
     differ = (at for at, (a, b) in enumerate(pairs) if a != b)
     return next(differ, min(len(first), len(second)))
