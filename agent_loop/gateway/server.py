@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,7 +56,7 @@ MOST_MESSAGES = 4096
 MOST_HEADER = 1000
 """Characters of a header that names ignored fields."""
 
-Handler = Callable[["Served", web.Request], Awaitable[web.StreamResponse]]
+Handler = Callable[["Served", web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -119,7 +120,7 @@ class Gateway:
     def __init__(self) -> None:
         self._served: dict[str, Served] = {}
         self._starting: asyncio.Task[None] | None = None
-        self._runner: web.AppRunner | None = None
+        self._runner: web.ServerRunner | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.port = 0
 
@@ -161,21 +162,11 @@ class Gateway:
             self._folder.cleanup()
 
     async def _start(self) -> None:
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
-        protocols: list[tuple[str, ModuleType, Handler]] = [
-            ("/v1/chat/completions", chat_completions, _say(chat_completions)),
-            ("/v1/responses", responses, _say(responses)),
-            ("/v1/messages", anthropic_messages, _say(anthropic_messages)),
-            ("/v1/messages/count_tokens", anthropic_messages, _count),
-            ("/reward", chat_completions, _reward),
-            ("/mcp", chat_completions, _mcp),
-        ]
-        for path, protocol, handler in protocols:
-            app.router.add_post(f"/s/{{id}}{path}", self._handled(protocol, handler))
-        app.router.add_get("/s/{id}/v1/models", self._handled(chat_completions, _models))
-        one = self._handled(chat_completions, _model)
-        app.router.add_get("/s/{id}/v1/models/{model:.+}", one)  # a name may have slashes
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=False)
+        make = partial(
+            web.BaseRequest, loop=asyncio.get_running_loop(), client_max_size=MAX_BODY_BYTES
+        )
+        server = web.Server(self._handle, request_factory=make, access_log=None)
+        self._runner = web.ServerRunner(server)
         await self._runner.setup()
         self._folder = tempfile.TemporaryDirectory(prefix="mixed-gateway-")
         await web.UnixSite(self._runner, self.socket).start()
@@ -183,36 +174,39 @@ class Gateway:
         await site.start()
         self.port = self._runner.addresses[-1][1]
 
-    def _handled(
-        self, protocol: ModuleType, handler: Handler
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """A handler for requests of known sessions, in their turn, with errors in the protocol's
-        form."""
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request of a known session, in its turn, with errors in the protocol's form."""
+        session_id, _, path = request.path.removeprefix("/s/").partition("/")
+        place = "v1/models" if path.startswith("v1/models/") else path
+        method, protocol, handler = _PATHS.get(place, ("", chat_completions, _models))
+        served = self._served.get(session_id)
+        try:
+            if served is None:
+                raise WireError("no such session", status=404, code="not_found")
+            if not method:
+                known = ", ".join(_PATHS)
+                raise WireError(f"no such path; want one of {known}", status=404, code="not_found")
+            if request.method != method:
+                raise WireError(f"{place} takes {method}", status=405, code="not_allowed")
+            return await _in_turn(served, request, handler)
+        except (ConnectionError, web.RequestPayloadError) as error:  # the agent hung up
+            failed = WireError(f"the request cannot be read: {error}", code="broken")
+            return _json(protocol.error_body(failed), 400, NO_RETRY)
+        except WireError as error:
+            return _json(protocol.error_body(error), error.status, NO_RETRY)
+        except (Exception, asyncio.TimeoutError) as error:
+            assert served is not None
+            session = served.session
+            if not session.is_closed:
+                session.crash = session.crash or error
+                session.over.set()
+            failed = WireError(f"{type(error).__name__}: {error}", status=500, code="internal")
+            return _json(protocol.error_body(failed), 500, NO_RETRY)
 
-        async def handle(request: web.Request) -> web.StreamResponse:
-            served = self._served.get(request.match_info["id"])
-            try:
-                if served is None:
-                    raise WireError("no such session", status=404, code="not_found")
-                return await _in_turn(served, request, handler)
-            except (ConnectionError, web.RequestPayloadError) as error:  # the agent hung up
-                failed = WireError(f"the request cannot be read: {error}", code="broken")
-                return _json(protocol.error_body(failed), 400, NO_RETRY)
-            except WireError as error:
-                return _json(protocol.error_body(error), error.status, NO_RETRY)
-            except (Exception, asyncio.TimeoutError) as error:
-                assert served is not None
-                session = served.session
-                if not session.is_closed:
-                    session.crash = session.crash or error
-                    session.over.set()
-                failed = WireError(f"{type(error).__name__}: {error}", status=500, code="internal")
-                return _json(protocol.error_body(failed), 500, NO_RETRY)
 
-        return handle
-
-
-async def _in_turn(served: Served, request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _in_turn(
+    served: Served, request: web.BaseRequest, handler: Handler
+) -> web.StreamResponse:
     connection = request.transport
     if connection is not None:
         served.connections.add(connection)
@@ -248,7 +242,7 @@ async def _paced(served: Served) -> None:
         served.waiting -= 1
 
 
-async def _body(served: Served, request: web.Request) -> Any:
+async def _body(served: Served, request: web.BaseRequest) -> Any:
     """The JSON of a request, which is charged to its session.
 
     Raises:
@@ -308,7 +302,7 @@ async def in_session(served: Served, work: Coroutine[Any, Any, Any]) -> Any:
 def _say(protocol: ModuleType) -> Handler:
     """The handler of a protocol's requests to the policy."""
 
-    async def handle(served: Served, request: web.Request) -> web.StreamResponse:
+    async def handle(served: Served, request: web.BaseRequest) -> web.StreamResponse:
         asked = protocol.parse(await _body(served, request))
         reply = await in_session(served, served.session.reply(asked))
         headers = {}
@@ -330,21 +324,19 @@ def _say(protocol: ModuleType) -> Handler:
     return handle
 
 
-async def _count(served: Served, request: web.Request) -> web.StreamResponse:
+async def _count(served: Served, request: web.BaseRequest) -> web.StreamResponse:
     asked = anthropic_messages.parse_count(await _body(served, request))
     ids = served.session.policy.template.prompt_ids(asked.messages, asked.tools)
     return _json({"input_tokens": len(ids)})
 
 
-async def _models(served: Served, request: web.Request) -> web.StreamResponse:
+async def _models(served: Served, request: web.BaseRequest) -> web.StreamResponse:
     """A model of any name is the policy; clients that list them get one."""
+    if name := request.path.partition("/v1/models/")[2]:  # it may have slashes
+        return _json(_facts(name))
     listed = {"object": "list", "data": [_facts("policy")]}
     ends = {"has_more": False, "first_id": "policy", "last_id": "policy"}
     return _json(listed | ends)
-
-
-async def _model(served: Served, request: web.Request) -> web.StreamResponse:
-    return _json(_facts(request.match_info["model"]))
 
 
 def _facts(name: str) -> dict[str, Any]:
@@ -354,12 +346,24 @@ def _facts(name: str) -> dict[str, Any]:
     return {**openai, "type": "model", "display_name": name, **dated}
 
 
-async def _reward(served: Served, request: web.Request) -> web.StreamResponse:
+async def _reward(served: Served, request: web.BaseRequest) -> web.StreamResponse:
     body = await _body(served, request)
     served.session.set_verdict(body if isinstance(body, Mapping) else {})
     return _json({"ok": True})
 
 
-async def _mcp(served: Served, request: web.Request) -> web.StreamResponse:
+async def _mcp(served: Served, request: web.BaseRequest) -> web.StreamResponse:
     answer = await in_session(served, served.mcp.answer(await _body(served, request)))
     return web.Response(status=202) if answer is None else _json(answer)
+
+
+_PATHS: dict[str, tuple[str, ModuleType, Handler]] = {
+    "v1/chat/completions": ("POST", chat_completions, _say(chat_completions)),
+    "v1/responses": ("POST", responses, _say(responses)),
+    "v1/messages": ("POST", anthropic_messages, _say(anthropic_messages)),
+    "v1/messages/count_tokens": ("POST", anthropic_messages, _count),
+    "v1/models": ("GET", chat_completions, _models),
+    "reward": ("POST", chat_completions, _reward),
+    "mcp": ("POST", chat_completions, _mcp),
+}
+"""What a session has at its address."""

@@ -98,6 +98,25 @@ async def test_nothing_but_a_session_s_address_is_answered(site: Site):
         assert (await site.post(url, ASKED))[0] == 404
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("POST", "/v1/embeddings", 404, "v1/chat/completions"),
+        ("POST", "", 404, "no such path"),
+        ("GET", "/v1/messages", 405, "v1/messages takes POST"),
+        ("POST", "/v1/models", 405, "v1/models takes GET"),
+        ("GET", "/mcp", 405, "mcp takes POST"),
+    ],
+)
+async def test_another_path_or_method_is_refused_with_those_that_are_served(
+    site: Site, method: str, path: str, status: int, words: str
+):
+    address = await site.open(session_of("hermes", []))
+    async with site.http.request(method, address.url + path) as answer:
+        assert answer.status == status
+        assert words in (await answer.json())["error"]["message"]
+
+
 async def test_the_requests_of_a_session_end_with_it(site: Site):
     started, ended = asyncio.Event(), asyncio.Event()
 
