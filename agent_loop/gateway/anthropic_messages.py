@@ -66,13 +66,13 @@ def parse_count(body: object) -> ModelRequest:
     fields = Fields(body)
     system = content_texts(fields, "system", _TEXT)
     messages = [{"role": "system", "content": "\n\n".join(system)}] if system else []
-    for each in fields.needed_objects("messages"):
-        messages.extend(_messages(each))
+    for each in fields.needed_each("messages", _messages):
+        messages.extend(each)
     choice = fields.object("tool_choice")
     return model_request(
         fields,
         messages=messages,
-        tools=fields.tools(_tool),
+        tools=fields.each("tools", _tool),
         choice=_tool_choice(choice),
         parallel_tool_calls=not (choice and choice.flag("disable_parallel_tool_use")),
         max_tokens=fields.integer("max_tokens", 1, MOST_TOKENS),

@@ -48,8 +48,8 @@ def parse(body: object) -> ModelRequest:
     most = [fields.integer(n, 1, MOST_TOKENS) for n in ("max_completion_tokens", "max_tokens")]
     return model_request(
         fields,
-        messages=[_message(each) for each in fields.needed_objects("messages")],
-        tools=fields.tools(_tool),
+        messages=fields.needed_each("messages", _message),
+        tools=fields.each("tools", _tool),
         choice=openai_tool_choice(fields),
         parallel_tool_calls=fields.flag("parallel_tool_calls") is not False,
         max_tokens=most[0] or most[1],

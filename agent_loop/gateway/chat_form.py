@@ -156,13 +156,13 @@ def model_request(
 
 def _with_tool_names(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`messages`, in which each tool message has the name of the tool of the call before it."""
-    names: dict[str, str] = {}
+    names, named = dict[str, str](), list[dict[str, Any]]()
     for message in messages:
         for call in message.get("tool_calls", ()):
             names[call["id"]] = call["function"]["name"]
-        if message["role"] == "tool" and message["tool_call_id"] in names:
-            message["name"] = names[message["tool_call_id"]]
-    return messages
+        name = names.get(message["tool_call_id"]) if message["role"] == "tool" else None
+        named.append(message if name is None else {**message, "name": name})
+    return named
 
 
 def _names(tools: list[dict[str, Any]]) -> set[str]:

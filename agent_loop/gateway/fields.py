@@ -7,7 +7,7 @@ A field that nobody reads raises nothing: its name is collected for `ModelReques
 import json
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,13 +19,19 @@ MAX_DEPTH = 64
 by recursion; Python's limit of 1000 frames would end a request there with an error of ours."""
 
 MOST_TOKENS = 2**31 - 1
+Made = TypeVar("Made")
 _INDEX = re.compile(r"\[\d+\]")
 _INT64 = 2**63
 
-MOST_TOOL_LISTS, MOST_TOOL_BYTES = 64, 64 << 10
-"""Lists of tools that are remembered, and the size of one."""
+MOST_KNOWN, MOST_KNOWN_EACH = 64 << 20, 64 << 10
+"""Bytes of JSON that are remembered together with what was made of them: in all, and of one
+object."""
 
-_tools: "dict[tuple[Any, bytes], tuple[list[dict[str, Any]], set[str]]]" = {}
+KNOWN_OVERHEAD = 1 << 10
+"""Bytes that a remembered object takes besides its JSON."""
+
+_known: "dict[tuple[Any, bytes], tuple[Any, set[str]]]" = {}
+_known_bytes = 0
 
 
 class Fields:
@@ -119,33 +125,44 @@ class Fields:
         listed, place = self._typed(name, (list,), "must be a list"), self.at(name)
         return [Fields(each, f"{place}[{i}]", self._opened) for i, each in enumerate(listed or ())]
 
-    def tools(self, make: "Callable[[Fields], dict[str, Any]]") -> list[dict[str, Any]]:
-        """What `make` makes of the objects of the list `tools`, remembered by their content: an
-        agent sends the same tools with each request."""
+    def each(self, name: str, make: "Callable[[Fields], Made]") -> "list[Made]":
+        """What `make` makes of each object of a list, remembered by its content: an agent sends
+        its history and its tools again with each request. Nobody may change it."""
+        listed, place = self._typed(name, (list,), "must be a list"), self.at(name)
+        return [self._made(each, f"{place}[{i}]", make) for i, each in enumerate(listed or ())]
+
+    def needed_each(self, name: str, make: "Callable[[Fields], Made]") -> "list[Made]":
+        """As `each`, of a list that is not empty."""
+        return self._not_empty(name, self.each(name, make))
+
+    def _made(self, value: Any, place: str, make: "Callable[[Fields], Made]") -> "Made":
+        global _known_bytes
         try:
-            key = (make, msgspec.json.encode(self._left.get("tools")))
+            key = (make, msgspec.json.encode(value))
         except (ValueError, OverflowError, RecursionError):  # no JSON text can hold it
-            return [make(each) for each in self.objects("tools")]
-        if (known := _tools.get(key)) is not None:
-            self.skip("tools")
-            made, ignored = known
-        else:
+            return make(Fields(value, place, self._opened))
+        if (known := _known.get(key)) is None:
             begun = len(self._opened)
-            made = [make(each) for each in self.objects("tools")]
-            ignored = _unread(self._opened[begun:])
+            made = make(Fields(value, place, self._opened))
+            known = made, _unread(self._opened[begun:])
             del self._opened[begun:]
-            if len(_tools) >= MOST_TOOL_LISTS:
-                _tools.clear()
-            if len(key[1]) <= MOST_TOOL_BYTES:
-                _tools[key] = made, ignored
-        self._ignored_below |= ignored
-        return made
+            if (size := len(key[1]) + KNOWN_OVERHEAD) <= MOST_KNOWN_EACH:
+                if _known_bytes + size > MOST_KNOWN:
+                    _known.clear()
+                    _known_bytes = 0
+                _known[key] = known
+                _known_bytes += size
+        self._ignored_below |= known[1]
+        return known[0]
 
     def needed_objects(self, name: str) -> "list[Fields]":
         """The objects of a list that is not empty."""
-        if not (objects := self.objects(name)):
+        return self._not_empty(name, self.objects(name))
+
+    def _not_empty(self, name: str, found: list[Any]) -> list[Any]:
+        if not found:
             raise wrong(self.at(name), [], "must not be empty")
-        return objects
+        return found
 
     def require(self, name: str) -> None:
         """Raise if the field was not given. It stays unread."""
@@ -190,6 +207,8 @@ def _unread(opened: "list[Fields]") -> set[str]:
     names: set[str] = set()
     for fields in opened:
         unread = {name for name, value in fields._left.items() if value is not None}
+        if not unread and not fields._ignored:
+            continue
         before = _INDEX.sub("", fields.place) + "." if fields.place else ""
         for name in unread | fields._ignored:
             is_plain = name.isprintable() and len(name) <= 40

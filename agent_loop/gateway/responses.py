@@ -49,7 +49,7 @@ def parse(body: object) -> ModelRequest:
     return model_request(
         fields,
         messages=messages + _messages(fields),
-        tools=fields.tools(_tool),
+        tools=fields.each("tools", _tool),
         choice=openai_tool_choice(fields),
         parallel_tool_calls=fields.flag("parallel_tool_calls") is not False,
         max_tokens=fields.integer("max_output_tokens", 1, MOST_TOKENS),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_loop.gateway import anthropic_messages, chat_completions, responses
+from agent_loop.gateway import anthropic_messages, chat_completions, fields, responses
 from agent_loop.gateway.wire import Finish, ModelReply, ReplyCall, TokenLogprob, WireError
 from tests.agent_loop.gateway.test_requests import (
     BLOCK_TOOL,
@@ -121,6 +121,39 @@ def test_a_body_of_any_kind_is_read_or_refused(protocol: Any, data: st.DataObjec
         json.dumps(request.tools, ensure_ascii=False, allow_nan=False).encode()
         assert list(request.ignored) == sorted({*request.ignored})
         "".join([request.model, *request.stop, *request.ignored]).encode()
+
+
+@PROTOCOLS
+@given(data=st.data())
+def test_what_is_remembered_of_earlier_requests_changes_none(protocol: Any, data: st.DataObject):
+    whole = {"model": "p"} | BODIES[protocol]
+    messages = "input" if protocol is responses else "messages"
+    bodies = [whole, *(data.draw(damaged(whole)) for _ in range(2))]
+    bodies += [whole | {messages: [HELLO | {"cache": 1}, *whole[messages][at:]]} for at in (1, 2)]
+    bodies += [whole | {messages: whole["tools"]}, whole | {"tools": [*whole["tools"], HELLO]}]
+    outcomes = list[list[Any]]()
+    for forgets in (False, True):
+        fields._known.clear()
+        outcomes.append([])
+        for body in (*bodies, *bodies):
+            if forgets:
+                fields._known.clear()
+            try:
+                outcomes[-1].append(protocol.parse(json.loads(json.dumps(body))))
+            except WireError as error:
+                outcomes[-1].append((error.message, error.param))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fields, "MOST_KNOWN", 20 * fields.KNOWN_OVERHEAD)
+    fields._known.clear()
+    monkeypatch.setattr(fields, "_known_bytes", 0)
+    for number in range(1, 99):
+        text = f"{number} " * (1 if number % 9 else fields.MOST_KNOWN_EACH)
+        chat_completions.parse({"model": "p", "messages": [HELLO | {"content": text}]})
+        assert sum(len(key[1]) for key in fields._known) < fields._known_bytes
+        assert 1 <= len(fields._known) <= 20 and fields._known_bytes <= fields.MOST_KNOWN
 
 
 def test_a_body_without_damage_is_read():
