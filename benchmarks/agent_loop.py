@@ -263,13 +263,18 @@ class Unqueued:
     """A worker that keeps nothing in the transfer queue."""
 
     last: AgentLoopOutput | None = None
+    sampled = 0
+    """Tokens of the policy in all outputs so far."""
+
     makes_tensors = False
 
     reward_loop_worker_handles = None
     distillation_enabled = False
 
     async def _agent_loop_postprocess(self, output: Any, validate: bool, **row: Any) -> None:
-        self.last = output[-1] if isinstance(output, list) else output
+        outputs = output if isinstance(output, list) else [output]
+        self.last = outputs[-1]
+        self.sampled += sum(sum(each.response_mask) for each in outputs)
         if self.makes_tensors:
             await super()._agent_loop_postprocess(output, validate, **row)  # pyright: ignore
 
@@ -481,7 +486,11 @@ class Load:
 def with_latencies(
     contender: Contender, turns: list[list[int]], count: int, token_s: float
 ) -> Load:
-    """Run so many trajectories at once, in groups as verl's worker starts them."""
+    """Run so many trajectories at once, in groups as verl's worker starts them.
+
+    Raises:
+        RuntimeError: a token that was sampled is in no output.
+    """
 
     async def put(**_: Any) -> None:
         await asyncio.sleep(0)
@@ -499,10 +508,14 @@ def with_latencies(
             spare_full_collections()
         lag = LoopLag()
         lag.start()
+        before = contender.worker.sampled
         wall, cpu = time.perf_counter(), time.process_time()
         await asyncio.gather(*[asyncio.create_task(group(i)) for i in range(0, count, GROUP)])
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         lag.stop()
+        lost = count * sum(map(len, turns)) - (contender.worker.sampled - before)
+        if lost:
+            raise RuntimeError(f"{contender.name} lost {lost} sampled tokens")
         nothing = (0,) * len(lag.now())
         lags = [lag.since(nothing, share) for share in (0.5, 0.99, 1.0)]
         return Load(wall_s=wall, cpu_s=cpu, lags_ms=[1e3 * each for each in lags])

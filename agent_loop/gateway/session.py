@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -231,12 +232,13 @@ class Session:
         limit = min(own_limit, request.max_tokens or own_limit)
         texts = language.stop_texts
         stop = Stop(texts=tuple(texts), token_ids=tuple(stop_token_ids(texts, codec.encode)))
-        in_reasoning = opens_thought(codec.decode(trajectory.ids[-PROMPT_END:]))
+        prompt_ids = trajectory.ids
+        in_reasoning = _opens_thought(codec, tuple(prompt_ids[-PROMPT_END:]))
         started = time.monotonic()
         try:
             async with timeout(self.budget.turn_timeout_s):
                 generated = await self.engine(
-                    trajectory.ids,
+                    prompt_ids,
                     max_tokens=limit,
                     stop=stop,
                     temperature=row.temperature,
@@ -300,7 +302,6 @@ class Session:
                 arguments = json.dumps(attempt.arguments, ensure_ascii=False)
                 calls.append(ReplyCall(id=own_id, name=attempt.name, arguments=arguments))
             content = "\n".join(filter(None, [content, *unread]))
-        ids, log_probs = _last_turn(trajectory)
         finish: Finish = "tool_calls" if calls else "stop" if is_whole else "length"
         reply = ModelReply(
             id=uuid4().hex,
@@ -312,16 +313,19 @@ class Session:
             finish=finish,
             stop_text=stop_text,
             prompt_tokens=read,
-            completion_tokens=len(ids),
-            logprobs=self._logprobs(ids, log_probs) if request.logprobs else None,
+            completion_tokens=trajectory.segments[-1].length,
+            logprobs=self._logprobs(trajectory) if request.logprobs else None,
         )
         return reply, _message_of(reply)
 
-    def _logprobs(self, ids: list[int], log_probs: list[float]) -> tuple[TokenLogprob, ...]:
-        texts = [self.policy.codec.decode([each]) for each in ids]
+    def _logprobs(self, trajectory: Trajectory) -> tuple[TokenLogprob, ...]:
+        """Of the last turn."""
+        last = trajectory.segments[-1]
+        own = slice(last.start, last.start + last.length)
+        texts = [self.policy.codec.decode([each]) for each in trajectory.response_ids[own]]
         return tuple(
             TokenLogprob(text=text, raw=text.encode(errors="replace"), logprob=log_prob)
-            for text, log_prob in zip(texts, log_probs, strict=True)
+            for text, log_prob in zip(texts, trajectory.log_probs[own], strict=True)
         )
 
     def _ignore(self, names: Iterable[str]) -> None:
@@ -357,10 +361,10 @@ class Session:
         self.reward = self.reward if reward is None else float(reward)
 
 
-def _last_turn(trajectory: Trajectory) -> tuple[list[int], list[float]]:
-    last = trajectory.segments[-1]
-    own = slice(last.start, last.start + last.length)
-    return trajectory.response_ids[own], trajectory.log_probs[own]
+@lru_cache(1024)
+def _opens_thought(codec: TokenCodec, prompt_end: tuple[int, ...]) -> bool:
+    """Whether a prompt that ends so opens a thought; prompts have few ends."""
+    return opens_thought(codec.decode(prompt_end))
 
 
 def _message_of(reply: ModelReply) -> dict[str, Any]:
