@@ -5,13 +5,13 @@ setup() {
   load helpers
   cd "${BATS_TEST_TMPDIR}" || return
   export KEEP_UP_PAUSE_S=0
-  # a Ray: notes its start, has a child, and lasts until a signal ends it
+  # a Ray: has a child, notes its start, and lasts until a signal ends it
   cat >ray <<'RAY'
 #!/usr/bin/env bash
-echo "$$" >>starts
 sleep 1000 &
 echo "$!" >>children
 trap 'echo drained >>ends; kill %1; exit 0' TERM
+echo "$$" >>starts # last: a test may kill it at once
 wait
 RAY
   chmod +x ray
