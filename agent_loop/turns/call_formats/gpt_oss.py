@@ -40,7 +40,7 @@ _HEADER_END = one_of(_MESSAGE, _START, *_CLOSINGS)
 _BODY_END = one_of(_START, _CHANNEL, *_CLOSINGS)
 _CONTROL = one_of(_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_CLOSINGS)
 _STRAY = one_of(_MESSAGE, _CONSTRAIN)
-_RECIPIENT = re.compile(r"\bto=([^\s<]*)")
+_RECIPIENT = re.compile(r"to=([^\s<]*)")
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*([a-z]+)")
 _FUNCTIONS = "functions."
 
