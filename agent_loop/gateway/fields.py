@@ -24,11 +24,10 @@ _INDEX = re.compile(r"\[\d+\]")
 _INT64 = 2**63
 
 MOST_KNOWN, MOST_KNOWN_EACH = 64 << 20, 64 << 10
-"""Bytes of JSON that are remembered together with what was made of them: in all, and of one
-object."""
+"""Bytes of MessagePack by which objects are remembered: of all, and of one."""
 
 KNOWN_OVERHEAD = 1 << 10
-"""Bytes that a remembered object takes besides its JSON."""
+"""Bytes that a remembered object takes besides those."""
 
 _known: "dict[tuple[Any, bytes], tuple[Any, set[str]]]" = {}
 _known_bytes = 0
@@ -122,24 +121,27 @@ class Fields:
 
     def objects(self, name: str) -> "list[Fields]":
         """The objects of a list."""
-        listed, place = self._typed(name, (list,), "must be a list"), self.at(name)
-        return [Fields(each, f"{place}[{i}]", self._opened) for i, each in enumerate(listed or ())]
+        return [Fields(each, place, self._opened) for each, place in self._elements(name)]
 
     def each(self, name: str, make: "Callable[[Fields], Made]") -> "list[Made]":
         """What `make` makes of each object of a list, remembered by its content: an agent sends
         its history and its tools again with each request. Nobody may change it."""
-        listed, place = self._typed(name, (list,), "must be a list"), self.at(name)
-        return [self._made(each, f"{place}[{i}]", make) for i, each in enumerate(listed or ())]
+        return [self._made(each, place, make) for each, place in self._elements(name)]
 
     def needed_each(self, name: str, make: "Callable[[Fields], Made]") -> "list[Made]":
         """As `each`, of a list that is not empty."""
         return self._not_empty(name, self.each(name, make))
 
+    def _elements(self, name: str) -> list[tuple[Any, str]]:
+        """The elements of a list, with their places."""
+        listed, place = self._typed(name, (list,), "must be a list"), self.at(name)
+        return [(each, f"{place}[{i}]") for i, each in enumerate(listed or ())]
+
     def _made(self, value: Any, place: str, make: "Callable[[Fields], Made]") -> "Made":
         global _known_bytes
         try:
-            key = (make, msgspec.json.encode(value))
-        except (ValueError, OverflowError, RecursionError):  # no JSON text can hold it
+            key = (make, msgspec.msgpack.encode(value))  # JSON would write NaN as null
+        except (ValueError, OverflowError, RecursionError):  # half of a pair, a huge integer
             return make(Fields(value, place, self._opened))
         if (known := _known.get(key)) is None:
             begun = len(self._opened)

@@ -1,6 +1,7 @@
 """Laws of the three protocols: hostile requests, streams, and replies that come back as history."""
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -126,10 +127,13 @@ def test_a_body_of_any_kind_is_read_or_refused(protocol: Any, data: st.DataObjec
 @PROTOCOLS
 @given(data=st.data())
 def test_what_is_remembered_of_earlier_requests_changes_none(protocol: Any, data: st.DataObject):
-    whole = {"model": "p"} | BODIES[protocol]
+    whole: dict[str, Any] = {"model": "p"} | BODIES[protocol]
     messages = "input" if protocol is responses else "messages"
     bodies = [whole, *(data.draw(damaged(whole)) for _ in range(2))]
     bodies += [whole | {messages: [HELLO | {"cache": 1}, *whole[messages][at:]]} for at in (1, 2)]
+    for value in (None, math.nan):  # what JSON writes in the same way
+        bodies.append(whole | {messages: [HELLO | {"cache": value}]})
+        bodies.append(whole | {"tools": [whole["tools"][0] | {"cache": value}]})
     bodies += [whole | {messages: whole["tools"]}, whole | {"tools": [*whole["tools"], HELLO]}]
     outcomes = list[list[Any]]()
     for forgets in (False, True):
