@@ -857,4 +857,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from benchmarks import agent_loop  # gateway_agent.py has its tool from the module of this name
+
+    agent_loop.main()
