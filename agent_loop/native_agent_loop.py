@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_loop.named_tools_loop import NamedToolsLoop
 from agent_loop.turns.call_formats import FORMATS, CallFormat
-from agent_loop.turns.native import PROMPT_END, NativeDialogue, opens_thought
+from agent_loop.turns.native import NativeDialogue, prompt_opens_thought
 from agent_loop.turns.observation_style import HFCodec, ObservationStyle
 from agent_loop.turns.tags import ActionKind, Language, Tags, stop_token_ids
 from agent_loop.turns.tool_messages import ToolMessages
@@ -42,7 +42,7 @@ class NativeAgentLoop(NamedToolsLoop):
             Tags.from_config(settings.tools, [ActionKind.ANSWER]),
             max_calls=settings.max_actions,
             max_length=settings.mixed.turns.max_observation_length,
-            in_reasoning=opens_thought(codec.decode(list(prompt_ids[-PROMPT_END:]))),
+            in_reasoning=prompt_opens_thought(codec, prompt_ids),
         )
         return dialogue, dialogue
 

@@ -169,7 +169,7 @@ class Chains:
         return self.rows[-1]
 
     def _why_new(
-        self, texts: list[bytes], tools: bytes, temperature: float
+        self, texts: Sequence[bytes], tools: bytes, temperature: float
     ) -> tuple[str, Row | None]:
         """Why a request begins a row, and the row with which it shares the most messages."""
         if not self.rows:

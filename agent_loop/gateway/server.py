@@ -178,12 +178,12 @@ class Gateway:
         """Answer a request of a known session, in its turn, with errors in the protocol's form."""
         session_id, _, path = request.path.removeprefix("/s/").partition("/")
         place = "v1/models" if path.startswith("v1/models/") else path
-        method, protocol, handler = _PATHS.get(place, ("", chat_completions, _models))
+        method, protocol, handler = _PATHS.get(place, _PATHS["v1/models"])
         served = self._served.get(session_id)
         try:
             if served is None:
                 raise WireError("no such session", status=404, code="not_found")
-            if not method:
+            if place not in _PATHS:
                 known = ", ".join(_PATHS)
                 raise WireError(f"no such path; want one of {known}", status=404, code="not_found")
             if request.method != method:

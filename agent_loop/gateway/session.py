@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -28,7 +27,7 @@ from agent_loop.gateway.wire import (
 )
 from agent_loop.tools.protocol import ToolError
 from agent_loop.turns.call_formats import CallFormat, CallMistake
-from agent_loop.turns.native import PROMPT_END, opens_thought
+from agent_loop.turns.native import prompt_opens_thought
 from agent_loop.turns.observation_style import TokenCodec
 from agent_loop.turns.tags import first_end, stop_token_ids
 from agent_loop.turns.trajectory import StopReason, Trajectory
@@ -233,7 +232,7 @@ class Session:
         texts = language.stop_texts
         stop = Stop(texts=tuple(texts), token_ids=tuple(stop_token_ids(texts, codec.encode)))
         prompt_ids = trajectory.ids
-        in_reasoning = _opens_thought(codec, tuple(prompt_ids[-PROMPT_END:]))
+        in_reasoning = prompt_opens_thought(codec, prompt_ids)
         started = time.monotonic()
         try:
             async with timeout(self.budget.turn_timeout_s):
@@ -359,12 +358,6 @@ class Session:
             raise WireError('want {"answer": a text}, or {"reward": a finite number}, or both')
         self.answer = self.answer if answer is None else answer
         self.reward = self.reward if reward is None else float(reward)
-
-
-@lru_cache(1024)
-def _opens_thought(codec: TokenCodec, prompt_end: tuple[int, ...]) -> bool:
-    """Whether a prompt that ends so opens a thought; prompts have few ends."""
-    return opens_thought(codec.decode(prompt_end))
 
 
 def _message_of(reply: ModelReply) -> dict[str, Any]:

@@ -7,6 +7,7 @@ answer. One instance serves one trajectory. No verl, no torch.
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from agent_loop.turns.call_formats import CallFormat, CallMistake, Message
@@ -18,7 +19,7 @@ from samplers.rows.sources.math import boxed_answer
 _PLAIN = re.compile(r"[\w.:/-]{1,256}")
 
 
-PROMPT_END = 8
+_PROMPT_END = 8
 """Tokens of the prompt's end that may open a thought."""
 
 THOUGHTS = (
@@ -162,6 +163,16 @@ def plain_word(word: str, other: str) -> str:
     """A name or an id for the template, whose text is tokenised with control tokens: the word, or
     `other` if it has characters that no name has."""
     return word if _PLAIN.fullmatch(word) else other
+
+
+def prompt_opens_thought(codec: TokenCodec, prompt_ids: Sequence[int]) -> bool:
+    """As `opens_thought`, of a whole prompt."""
+    return _end_opens_thought(codec, tuple(prompt_ids[-_PROMPT_END:]))
+
+
+@lru_cache(1024)
+def _end_opens_thought(codec: TokenCodec, end: tuple[int, ...]) -> bool:
+    return opens_thought(codec.decode(end))  # prompts have few ends
 
 
 def opens_thought(text: str) -> bool:
