@@ -23,9 +23,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from agent_loop.rewards.killable_pool import WORKERS
 from agent_loop.rewards.math import is_equal
 from agent_loop.rewards.math_forms import compare
-from agent_loop.rewards.math_pool import WORKERS
 from agent_loop.rewards.qa import exact_match, f1
 
 PAIRS = 2000

@@ -184,7 +184,7 @@ class SourceConfig(Section):
     kind: str | None = None
     """Kind of the records in `files` and `val_files`, if they are not parquet rows: a kind of
     `verl-mixed prepare`, or a Python file with a `KIND`. They are converted once, when a run
-    starts."""
+    starts. `reasoning_gym` and `seeds` make their records and have no files."""
 
     kind_options: dict[str, Any] = {}
     """Options of the kind, for example `{question_field: query}` for `json`."""

@@ -3,7 +3,7 @@
 Each kind is a file with a `KIND`, in `samplers.rows.sources` or anywhere else.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,21 @@ class Option:
     help: str
 
 
+Maker = Callable[..., Iterable[Mapping[str, Any]]]
+"""Makes the records of a kind without files: `records(*, split, **options)`.
+
+The same split and options give the same records in the same order, because an interrupted
+preparation skips the records that it has.
+
+Args:
+    split: `train` or `validation`; no question is in both.
+    options: the values of the kind's `options`, by name.
+
+Raises:
+    ValueError: an option is wrong, or a package is missing.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     name: str
@@ -71,6 +86,16 @@ class Kind:
 
     to_row: Reader
     help: str
-    """One line about the files that it reads."""
+    """One line about the files that it reads, or the records that it makes."""
 
     options: tuple[Option, ...] = ()
+
+    records: Maker | None = None
+    """Makes the records, for a kind without files; None: records are read from files."""
+
+    package: str | None = None
+    """The PyPI package that makes the records. Its version is part of the rows' fingerprint,
+    because another version may make other records."""
+
+    extra: str = ""
+    """This project's extra that installs the package."""

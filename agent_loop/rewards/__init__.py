@@ -17,6 +17,7 @@ from agent_loop.rewards.exact import ExactReward
 from agent_loop.rewards.judge import judge_reward
 from agent_loop.rewards.math import MathReward
 from agent_loop.rewards.qa import QAReward
+from agent_loop.rewards.reasoning_gym import ReasoningReward, missing_package
 from config.schema import load_section
 
 _Maker = Callable[[str, Mapping[str, Any]], Reward]
@@ -40,6 +41,12 @@ def _plain(make: Callable[..., Reward], **settings: Any) -> _Maker:
     return made
 
 
+def _reasoning(name: str, options: Mapping[str, Any]) -> Reward:
+    if missing := missing_package():
+        raise ValueError(f"reward={name!r}: {missing}")
+    return _plain(ReasoningReward)(name, options)
+
+
 LOOPS_OWN = "loop"
 """The reward that a source's agent loop, of another project, computes itself."""
 
@@ -51,6 +58,7 @@ _MAKERS: dict[str, _Maker] = {
     "math": _plain(MathReward),
     "exact_match": _plain(ExactReward),
     "judge": judge_reward,
+    "reasoning_gym": _reasoning,
     # AgentFly's names
     "code_reward": _code,
     "qa_em_reward": _plain(QAReward),
@@ -66,6 +74,7 @@ REWARDS: tuple[str, ...] = tuple(sorted(_MAKERS.keys() - {LOOPS_OWN}))
 """Rewards that judge answers, by name; `path/to/file.py:function` names a user's own."""
 
 _BY_SOURCE = {"taco": "code", "nq": "qa", "math": "math"}
+_BY_KIND = {"reasoning_gym": "reasoning_gym", "seeds": LOOPS_OWN}
 
 
 def reward_for(name: str, options: Mapping[str, Any] | None = None) -> Reward:
@@ -90,9 +99,10 @@ def _reward_for(name: str, options: str) -> Reward:
     return _MAKERS[name](name, json.loads(options))
 
 
-def default_reward(source: str) -> str:
-    """The reward of a source that names none: the one with the source's name, else exact match."""
-    return _BY_SOURCE.get(source, "exact_match")
+def default_reward(source: str, kind: str | None = None) -> str:
+    """The reward of a source that names none: that of the kind that makes its rows, else the one
+    with the source's name, else exact match."""
+    return _BY_KIND.get(kind or "") or _BY_SOURCE.get(source, "exact_match")
 
 
 def runs_programs(name: str) -> bool:

@@ -1,51 +1,28 @@
 r"""math-verify in two killable processes, shared by all rewards of this process.
 
 math-verify (Kydlicek 2025) parses with ANTLR and compares with sympy. Both can run for ever or fill
-the memory, and math-verify's own alarms work only in a main thread. Here each check has a limit of
-CPU time, which does not depend on other load: an answer is judged the same every time. Python code
-is interrupted; a process that hangs in C code is killed by the kernel, and pebble starts another.
-A check also has a limit of wall time, which only an overloaded machine reaches.
-
-The processes start when first needed and end with this process. They do not import this process's
-`__main__`, because in a Ray worker they would import Ray, and a script without a guard would run
-again.
+the memory, and math-verify's own alarms work only in a main thread. `killable_pool` has the limits.
 """
 
-import asyncio
 import logging
-import math
-import os
 import re
-import resource
-import signal
-import threading
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
-from types import FrameType
 from typing import Any
 
-from pebble import ProcessExpired, ProcessPool
-
+from agent_loop.rewards.killable_pool import KillablePool
 from agent_loop.rewards.math_forms import INEQUALITY, Expressions, Matching, Verdict
-from agent_loop.tools.protocol import ToolTimeout
-from agent_loop.tools.spawned import SpawnWithoutMain
 
-WORKERS = 2
-CPU_S = 2.0
-"""CPU seconds of one answer, after which Python code is interrupted."""
 
-KILLED_AFTER_CPU_S = 3
-"""CPU seconds of one answer, after which the kernel kills the process; a whole number."""
+def _no_warnings() -> None:
+    logging.disable(logging.CRITICAL)  # math-verify would warn that it has no alarms
 
-WALL_S = 20.0
-"""Wall seconds of one answer; reached only on an overloaded machine."""
 
-MEMORY_BYTES = 2 << 30
-"""Address space of a process."""
-
-MOST_CHECKS = 5000
-"""Checks after which a process is replaced, because sympy's caches grow."""
+POOL = KillablePool(
+    tool="math_verify",
+    checks="answers by math-verify",
+    imports="math_verify",
+    prepare=_no_warnings,
+)
 
 
 async def are_equal(expressions: Expressions) -> bool | None:
@@ -56,100 +33,15 @@ async def are_equal(expressions: Expressions) -> bool | None:
             nothing about the answer.
         RuntimeError: the processes do not start, or break twice for reasons of their own.
     """
-    fault = None
-    for _ in range(2):
-        pool = _pool()
-        try:
-            task = pool.schedule(check, args=[expressions], timeout=WALL_S)
-            return await asyncio.wrap_future(task)
-        except FutureTimeoutError as error:
-            raise ToolTimeout(
-                f"no verdict on an answer within {WALL_S:g} s, and less than {CPU_S:g} s of CPU "
-                "time used: the machine is overloaded; give it more cores, or fewer agent loop "
-                "workers (rollout.agent.num_workers)",
-                tool="math_verify",
-            ) from error
-        except ProcessExpired as error:
-            if error.exitcode == -signal.SIGXCPU:
-                return None
-            fault = error
-        except (BrokenProcessPool, RuntimeError) as error:
-            fault = error
-            _forget(pool)
-    raise RuntimeError(
-        f"cannot check answers by math-verify: its processes ended twice ({fault!r}); see whether "
-        "`python -c 'import math_verify'` works and how much memory is left"
-    ) from fault
-
-
-# --- in our process -------------------------------------------------------------------------------
-
-_lock = threading.Lock()
-_pools: list[ProcessPool] = []
-
-
-def _pool() -> ProcessPool:
-    with _lock:
-        if not _pools:
-            context: Any = SpawnWithoutMain()
-            _pools.append(ProcessPool(WORKERS, MOST_CHECKS, initializer=_begin, context=context))
-        return _pools[0]
-
-
-def _forget(pool: ProcessPool) -> None:
-    """Forget a broken pool; the next caller makes a new one."""
-    with _lock:
-        if pool in _pools:
-            _pools.remove(pool)
-            pool.stop()
-
-
-def _after_fork() -> None:
-    """Forget the pool in a forked child, because its threads and processes belong to the parent."""
-    global _lock
-    _lock = threading.Lock()
-    _pools.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    return await POOL.run(check, expressions)
 
 
 # --- in theirs ------------------------------------------------------------------------------------
 
 
-class TooSlow(BaseException):
-    """The CPU time is used up. It is no `Exception`, because math-verify would catch it and
-    continue."""
-
-
-def _begin() -> None:
-    """Import the libraries, whose time must not count for the first answer, and set limits."""
-    import math_verify  # noqa: F401
-
-    logging.disable(logging.CRITICAL)  # hides math-verify's warning that it has no alarms
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pebble's own handler waits for C code
-    signal.signal(signal.SIGPROF, _interrupt)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise TooSlow
-
-
-def check(expressions: Expressions) -> bool | None:
-    """Run in a process of the pool: compare pairs until one differs; None if it took too long."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    kill_at = math.ceil(used.ru_utime + used.ru_stime) + KILLED_AFTER_CPU_S
-    resource.setrlimit(resource.RLIMIT_CPU, (kill_at, resource.RLIM_INFINITY))
-    try:
-        signal.setitimer(signal.ITIMER_PROF, CPU_S)
-        try:
-            return _holds(expressions)
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0.0)
-    except TooSlow:
-        return None
+def check(expressions: Expressions) -> bool:
+    """Run in a process of the pool: compare pairs until one differs."""
+    return _holds(expressions)
 
 
 def _holds(verdict: Verdict) -> bool:

@@ -110,7 +110,7 @@ class LoopSettings:
 
     def reward_name_of(self, source: str) -> str:
         own = self.mixed.sources.get(source)
-        return (own and own.reward) or default_reward(source)
+        return (own and own.reward) or default_reward(source, own and own.kind)
 
     def reward_of(self, source: str, verdict: Mapping[str, Any] | None = None) -> Reward:
         """The source's reward, with its options and terms; see `reward_for` for errors.
@@ -144,7 +144,9 @@ def own_limits_of(mixed: MixedConfig) -> list[OwnLimits]:
     found: list[OwnLimits] = []
     for name, source in mixed.sources.items():
         found += source.tools or ()
-        reward = reward_for(source.reward or default_reward(name), source.reward_options)
+        reward = reward_for(
+            source.reward or default_reward(name, source.kind), source.reward_options
+        )
         if isinstance(reward, JudgeReward):
             found.append(reward.options)
     return found

@@ -1,5 +1,5 @@
-"""Preparation of rows: read a dataset's files, convert and choose records, write parquet, count
-drops.
+"""Preparation of rows: read a dataset's files or make its records, convert and choose records,
+write parquet, count drops.
 
 Memory per row is about 20 bytes for each seen id, 8 bytes for each kept row's length, and 8 bytes
 for its draw if a number of rows is drawn. Rows are saved in parts (`samplers.rows.draft`), so that
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from samplers.kind import BadRecord, Kind, UnusableRecord
 from samplers.rows.draft import Draft, State, draft_folder, open_draft
 from samplers.rows.draws import EVERY, SeenIds, digests_of, smallest
+from samplers.rows.made_records import MadeRecords
 from samplers.rows.records import BadData, Record, RecordFile
 from samplers.rows.row_files import Output, RowFile, description, outputs_of, publish
 from samplers.rows.schema import Row, columns_of
@@ -138,7 +139,8 @@ def prepare(
     """Convert files of records to one parquet file of rows, or to two.
 
     Args:
-        inputs: files as `RecordFile` reads them, one after another.
+        inputs: files as `RecordFile` reads them, one after another; none for a kind that makes its
+            records.
         output: `.parquet` file; an existing file is replaced when the new one is complete.
         split: `train` or `validation`, of the rows of `output`.
         validation_output: the second file; needed with `choice.validation`, and only then.
@@ -155,12 +157,13 @@ def prepare(
         OSError: an input is missing, or an output cannot be written.
         KeyboardInterrupt: from the user; the draft remains, and the same call continues from there.
     """
+    named = _options(kind, options or {})
     job = _Job(
         kind=kind,
-        files=[RecordFile(path) for path in inputs],
+        files=_inputs_of(kind, inputs, split, named),
         outputs=outputs_of(output, split, validation_output, choice.validation),
         choice=choice,
-        options=_options(kind, options or {}, source, agent),
+        options={**named, "source": source or kind.name, "agent": agent or kind.agent},
         tokenizer=tokenizer,
         skip_bad=skip_bad,
         progress=progress,
@@ -199,7 +202,7 @@ class _Entry(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     kind: Kind
-    files: list[RecordFile]
+    files: list[RecordFile] | list[MadeRecords]
     outputs: list[Output]
     choice: Choice
     options: dict[str, Any]
@@ -217,18 +220,17 @@ class _Job:
         if len(set(paths)) < len(paths):
             raise ValueError(f"{failed}: validation rows need a file of their own; name another")
         for file in self.files:
-            if os.path.realpath(file.path) in paths:
+            if isinstance(file, RecordFile) and os.path.realpath(file.path) in paths:
                 raise ValueError(f"{failed}: it is an input as well; name another output")
 
     def fingerprint(self) -> str:
         """Everything that decides the rows, as JSON."""
-        stats = [(file.path.resolve(), file.path.stat()) for file in self.files]
         return json.dumps(
             {
                 "format": _FORMAT,
                 "kind": self.kind.name,
                 "code": _code_of(self.kind.to_row),
-                "inputs": [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats],
+                "inputs": [_identity(file) for file in self.files],
                 "splits": [output.split for output in self.outputs],
                 "choice": asdict(self.choice),
                 "options": self.options,
@@ -272,7 +274,7 @@ class _Job:
                 yield _Entry(number, 0, 0, error)
             start = 0
 
-    def _outcome(self, file: RecordFile, record: Record) -> Row | str | BadData:
+    def _outcome(self, file: RecordFile | MadeRecords, record: Record) -> Row | str | BadData:
         try:
             if isinstance(record.value, BadRecord):
                 raise record.value
@@ -398,7 +400,7 @@ class _Job:
 
     @property
     def _inputs(self) -> str:
-        return ", ".join(str(file.path) for file in self.files)
+        return ", ".join(map(str, self.files))
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -508,10 +510,29 @@ def _rows(batch: Iterable[_Entry]) -> list[Row]:
     return [entry.outcome for entry in batch if isinstance(entry.outcome, Row)]
 
 
-def _options(
-    kind: Kind, given: Mapping[str, Any], source: str | None, agent: str | None
-) -> dict[str, Any]:
-    """The reader's arguments besides the record."""
+def _inputs_of(
+    kind: Kind, inputs: Sequence[Path | str], split: str, options: Mapping[str, Any]
+) -> list[RecordFile] | list[MadeRecords]:
+    if kind.records is None:
+        return [RecordFile(path) for path in inputs]
+    if inputs:
+        raise ValueError(
+            f"cannot prepare kind={kind.name!r} from {inputs[0]}: it makes its records and reads "
+            "no file; leave the files out"
+        )
+    return [MadeRecords(kind, split, options)]
+
+
+def _identity(file: RecordFile | MadeRecords) -> list[Any]:
+    """What changes when an input may have other records."""
+    if isinstance(file, RecordFile):
+        stat = file.path.stat()
+        return [str(file.path.resolve()), stat.st_size, stat.st_mtime_ns]
+    return [_code_of(file.maker), file.version]
+
+
+def _options(kind: Kind, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the kind's options."""
     defaults = {option.name: option.default for option in kind.options}
     unknown = [name for name in given if name not in defaults]
     if unknown:
@@ -519,8 +540,7 @@ def _options(
             f"no option {unknown[0]!r} in kind={kind.name!r}: known are "
             f"{', '.join(defaults) or 'none'}; correct it"
         )
-    names = {"source": source or kind.name, "agent": agent or kind.agent}
-    return defaults | dict(given) | names
+    return defaults | dict(given)
 
 
 def _code_of(reader: object) -> list[Any]:

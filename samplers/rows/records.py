@@ -118,6 +118,9 @@ class RecordFile:
         self.read_bytes: int = 0
         """Size of the file on disk, for the progress bar."""
 
+    def __str__(self) -> str:
+        return str(self.path)
+
     def records(self, start: int = 0) -> Iterator[Record]:
         """Yield the records from position `start` on; raises BadData where a file is damaged."""
         if self._ending in self._tables:

@@ -10,7 +10,7 @@ def busy_machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     A server that gets no processor refuses to judge (`SandboxUnavailable`, `ToolTimeout`,
     `Overloaded`). The tests of these refusals set their own limits.
     """
-    monkeypatch.setattr("agent_loop.rewards.math_pool.WALL_S", 240.0)
+    monkeypatch.setattr("agent_loop.rewards.killable_pool.WALL_S", 240.0)
     monkeypatch.setattr("agent_loop.tools.algebra.pool.WALL_FACTOR", 1000)
     if "starved" not in request.fixturenames:
         monkeypatch.setattr("agent_loop.tools.sandbox.sandbox.WALL_FACTOR", 1000)

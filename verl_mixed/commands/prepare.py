@@ -24,14 +24,16 @@ Turns the files of a dataset into the parquet files of rows that a run trains on
 Inputs are .parquet, .arrow, .jsonl, .json (array or lines), .csv or .tsv; text files may be
 compressed as .gz. They are read one after another, in constant memory. Duplicate records are left
 out. If a preparation is interrupted or killed, the same command resumes it; if it is complete, the
-command does nothing. An output file appears only when it is complete.
+command does nothing. An output file appears only when it is complete. The kinds reasoning_gym and
+seeds make their records and have no --input.
 """,
     """\
 verl-mixed prepare math --input train-*.parquet --output data/math.parquet \\
     --validation 500 --validation-output data/math_val.parquet
 verl-mixed prepare taco --input TACO.jsonl.gz --output data/taco.parquet --skip-bad
 verl-mixed prepare json --source chem --input chem.json --output data/chem.parquet
-verl-mixed prepare my_kind.py --input raw.csv --output data/mine.parquet""",
+verl-mixed prepare my_kind.py --input raw.csv --output data/mine.parquet
+verl-mixed prepare reasoning_gym --task chain_sum --size 500 --output data/sums.parquet""",
     "0 good, 1 the data or the disk are not, 2 usage error, 130 interrupted",
 )
 
@@ -119,7 +121,16 @@ def _add_row_arguments(parser: argparse.ArgumentParser, kind: Kind) -> None:
         ValueError: an option of the kind has the name of one that every kind has.
     """
     files = parser.add_argument_group("files")
-    files.add_argument("--input", type=Path, nargs="+", required=True, metavar="FILE")
+    reads_files = kind.records is None
+    files.add_argument(
+        "--input",
+        type=Path,
+        nargs="+",
+        default=[],
+        required=reads_files,
+        metavar="FILE",
+        help=None if reads_files else argparse.SUPPRESS,  # given, it is refused with the reason
+    )
     add_option(files, "--output", "FILE", ".parquet", Path, required=True)
     files.add_argument(
         "--split",
@@ -135,7 +146,8 @@ def _add_row_arguments(parser: argparse.ArgumentParser, kind: Kind) -> None:
     add_option(rows, "--limit", "N", "stop when N rows are kept", int)
     sample = "draw N of the rows by a hash of their id; their order does not matter"
     add_option(rows, "--sample", "N", sample, int)
-    add_option(rows, "--seed", "N", "seed of --sample and --validation", int, 0)
+    makes = "of the made records, " * (not reads_files)
+    add_option(rows, "--seed", "N", f"seed {makes}of --sample and --validation", int, 0)
     tokenizer = "measure prompts with this Hugging Face folder or name (default: in characters)"
     add_option(rows, "--tokenizer", "PATH", tokenizer)
     longest = "leave out longer prompts; the source's template is not counted"
@@ -148,6 +160,8 @@ def _add_row_arguments(parser: argparse.ArgumentParser, kind: Kind) -> None:
     if kind.options:
         own = parser.add_argument_group(f"options of {kind.name}")
         for option in kind.options:
+            if option.name == "seed" and not reads_files:
+                continue  # --seed is this option too
             default = "" if option.default in (None, (), "") else f" (default {option.default})"
             try:
                 own.add_argument(
@@ -234,8 +248,12 @@ def _run_kind(kind: Kind, arguments: argparse.Namespace) -> int:
     from verl_mixed.prepare.rows import prepare_files, tokenizer_of
 
     own: dict[str, Any] = {
-        option.name: getattr(arguments, f"option_{option.name}") for option in kind.options
+        option.name: getattr(arguments, f"option_{option.name}")
+        for option in kind.options
+        if hasattr(arguments, f"option_{option.name}")
     }
+    if kind.records is not None and any(option.name == "seed" for option in kind.options):
+        own["seed"] = arguments.seed
     try:
         prepare_files(
             kind,

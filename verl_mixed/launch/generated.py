@@ -20,7 +20,7 @@ from samplers.rows.sources.demo import DEMO_SOURCES
 from verl_mixed.launch.failure import RunFailed
 from verl_mixed.launch.processes import GRACE_S
 from verl_mixed.prepare.generated_rows import rows_folder
-from verl_mixed.prepare.source_files import sources_with_files
+from verl_mixed.prepare.source_files import sources_with_rows
 from verl_mixed.run.compose import REQUIRED, unset_keys
 from verl_mixed.run.sections import NATIVE_LOOP, REACT_LOOP, agent_loops
 
@@ -58,7 +58,7 @@ def is_made(folder: Path) -> bool:
 def use_generated_data(config: DictConfig) -> Path | None:
     """Fill in generated data, and the demo's model, for a run on a CPU that names none.
 
-    Sources that name files of their own keep them. Returns the folder of the generated data; None
+    Sources that have rows of their own keep them. Returns the folder of the generated data; None
     if the run does not use it.
     """
     model = config.actor_rollout_ref.model
@@ -75,7 +75,7 @@ def use_generated_data(config: DictConfig) -> Path | None:
         folder = rows_folder(config.mixed.seed).absolute()
     else:
         return None
-    names = sorted(set(config.mixed.sources) - sources_with_files(config))
+    names = sorted(set(config.mixed.sources) - sources_with_rows(config))
     config.data.train_files = [str(folder / f"{name}_train.parquet") for name in names]
     config.data.val_files = [str(folder / f"{name}_val.parquet") for name in names]
     return folder

@@ -1,6 +1,7 @@
 """What a run will do: its resolved config, folder and cluster, and what keeps it from starting.
 
-Starts no process and writes no file, except for rows that are prepared from raw files of sources.
+Starts no process and writes no file, except for rows that are prepared from raw files of sources or
+made by their kinds.
 """
 
 import os
@@ -20,6 +21,7 @@ from config.gateway import GATEWAY_LOOP, with_absolute_paths
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, ConfigError
 from config.tool_entries import with_absolute_path
+from samplers.rows.sources import makes_records
 from samplers.rows.sources.demo import DEMO_SOURCES
 from verl_mixed.checks.config.load import WORKERS_KEY, loop_workers
 from verl_mixed.checks.config.prompts import chosen_format, is_unused_template
@@ -158,7 +160,7 @@ class Plan:
                 f"its files (mixed.sources.{name}.files), or files and a model of your own "
                 "(TRAIN_FILES, VAL_FILES, MODEL_PATH)"
                 for name, source in sound_sources(self.config).items()
-                if name not in DEMO_SOURCES and not source.files
+                if name not in DEMO_SOURCES and not source.files and not makes_records(source.kind)
             ]
         return problems
 

@@ -62,7 +62,7 @@ def reading_bar(
         def show(progress: "PrepareProgress | CorpusProgress") -> None:
             bar.update(
                 task,
-                total=progress.size_bytes,
+                total=progress.size_bytes or None,  # unknown if the records are made
                 completed=progress.read_bytes,
                 kept=progress.kept,
             )

@@ -1,6 +1,8 @@
-"""Adds the files that sources name to the files of the run; raw files are prepared first."""
+"""Adds the files of sources to the files of the run; raw files, and rows that a kind makes, are
+prepared first."""
 
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -8,28 +10,33 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from config.schema import ConfigError, SourceConfig
-from samplers.rows.sources import kind_of
+from samplers.rows.made_records import installed_version
+from samplers.rows.sources import kind_of, makes_records
 from verl_mixed.prepare.rows import prepare_files
 from verl_mixed.run.compose import unset_keys
 from verl_mixed.run.sections import sound_sources
 
 PREPARED = Path("data") / "prepared"
-"""Folder of the rows that are prepared from raw files."""
+"""Folder of the rows that are prepared from raw files, or made."""
 
 _SPLITS = {"files": ("train", "data.train_files"), "val_files": ("validation", "data.val_files")}
 """Key of a source -> split of its rows, and the key of the run's files that they are added to."""
 
 
-def sources_with_files(config: DictConfig) -> set[str]:
-    """The sources that name training files of their own."""
-    return {name for name, source in _sources(config).items() if source.files}
+def sources_with_rows(config: DictConfig) -> set[str]:
+    """The sources that name training files of their own, or whose kind makes their rows."""
+    return {
+        name
+        for name, source in _sources(config).items()
+        if source.files or makes_records(source.kind)
+    }
 
 
 def add_files_of_sources(config: DictConfig, prepared: Path = PREPARED) -> None:
     """Add the files that sources name to `data.train_files` and `data.val_files`.
 
     Raw files are prepared first, in the folder `prepared`, unless this was done before, and are
-    replaced by their rows.
+    replaced by their rows. A source whose kind makes its rows gets a file of them for each key.
 
     Raises:
         ConfigError: files that cannot be prepared, a line each.
@@ -41,12 +48,17 @@ def add_files_of_sources(config: DictConfig, prepared: Path = PREPARED) -> None:
             if key == "files" and not source.takes_part:
                 continue  # the run does not train this source
             own: list[str] = []
-            for number, file in enumerate(getattr(source, key)):
+            place = f"mixed.sources.{name}"
+            files = [(f"{place}.{key}[{i}]", Path(f)) for i, f in enumerate(getattr(source, key))]
+            if makes_records(source.kind):
+                files = [(f"{place}.kind", None), *files]
+            for where, file in files:
+                if str(file) in own:  # the made rows, in the config of a run that has them
+                    continue
                 try:
-                    own.append(str(_rows_of(Path(file), name, source, split, prepared)))
+                    own.append(str(_rows_of(file, name, source, split, prepared)))
                 except (ValueError, OSError) as error:
-                    place = f"mixed.sources.{name}.{key}[{number}]"
-                    problems += [f"{place}: {line}" for line in str(error).splitlines()]
+                    problems += [f"{where}: {line}" for line in str(error).splitlines()]
             if own:
                 config.mixed.sources[name][key] = own
             named += own
@@ -62,15 +74,29 @@ def add_files_of_sources(config: DictConfig, prepared: Path = PREPARED) -> None:
         raise ConfigError(problems)
 
 
-def _rows_of(file: Path, name: str, source: SourceConfig, split: str, prepared: Path) -> Path:
-    """The parquet file with the rows of a source's file; a raw file is prepared."""
+def _rows_of(
+    file: Path | None, name: str, source: SourceConfig, split: str, prepared: Path
+) -> Path:
+    """The parquet file with the rows of a source's file; a raw file is prepared.
+
+    Args:
+        file: None for the rows that the source's kind makes.
+    """
     if source.kind is None:
+        assert file is not None
         return file
-    where = hashlib.sha1(str(file.absolute()).encode()).hexdigest()[:8]
-    output = prepared / name / f"{file.name.split('.')[0]}.{where}.{split}.parquet"
+    kind = kind_of(source.kind)
+    if file is None:
+        # other options have another file, because a run may still read this one
+        made = json.dumps([source.kind_options, source.agent, installed_version(kind)])
+        begin = kind.name
+    else:
+        made, begin = str(file.absolute()), file.name.split(".")[0]
+    where = hashlib.sha1(made.encode()).hexdigest()[:8]
+    output = prepared / name / f"{begin}.{where}.{split}.parquet"
     prepare_files(
-        kind_of(source.kind),
-        [file],
+        kind,
+        [] if file is None else [file],
         output,
         console=Console(stderr=True, highlight=False),
         again=False,

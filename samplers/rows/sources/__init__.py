@@ -4,9 +4,23 @@ from pathlib import Path
 
 from samplers.kind import Kind
 from samplers.module_file import module_of
-from samplers.rows.sources import json_qa, math, nq, taco
+from samplers.rows.sources import json_qa, math, nq, reasoning_gym, seeds, taco
 
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (taco.KIND, nq.KIND, math.KIND, json_qa.KIND)}
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        *(taco.KIND, nq.KIND, math.KIND, json_qa.KIND),
+        *(reasoning_gym.KIND, seeds.KIND),
+    )
+}
+
+
+def makes_records(kind: str | None) -> bool:
+    """Whether this is the name of a kind that makes its records and reads no files."""
+    try:
+        return kind is not None and kind_of(kind).records is not None
+    except ValueError:
+        return False
 
 
 def kind_of(name_or_path: str) -> Kind:

@@ -19,6 +19,7 @@ from agent_loop.rewards import REWARDS, Reward, default_reward, reward_for
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG
 from samplers.rows.schema import FileRows, read_sources, row_id_problems
+from samplers.rows.sources import seeds
 from verl_mixed.checks.config.modes import truncation_problem
 from verl_mixed.checks.finding import Finding, warning
 from verl_mixed.run.compose import unset_keys
@@ -302,7 +303,9 @@ def _rewards_of(config: Mapping[str, Any]) -> dict[str, Reward]:
     rewards: dict[str, Reward] = {}
     for name, source in sound_sources(config).items():
         with suppress(ValueError):
-            rewards[name] = reward_for(source.reward or default_reward(name), source.reward_options)
+            rewards[name] = reward_for(
+                source.reward or default_reward(name, source.kind), source.reward_options
+            )
     return rewards
 
 
@@ -311,7 +314,8 @@ def _identities(
 ) -> Iterator[tuple[str, set[str | int]]]:
     """(place, {row id, hash of the prompt}) of the rows of sources with a ratio above 0.
 
-    Rows of a file with images have their id only, because many images have the same question.
+    Rows of a file with images have their id only, because many images have the same question, and
+    so have rows of seeds.
     """
     sources = sound_sources(config)
     for path in files:
@@ -322,7 +326,7 @@ def _identities(
                 row_id = (values["extra_info"] or {}).get("row_id")
                 if source is None or not source.takes_part or not row_id:
                     continue  # `row_id_problems` reports rows without an id
-                if has_media:
+                if has_media or source.kind == seeds.SOURCE:
                     yield f"{path} row {row}", {row_id}
                 elif prompt_problem(values["prompt"]) is None:
                     said = [(message["role"], message["content"]) for message in values["prompt"]]

@@ -48,7 +48,10 @@ def _choice_problems(config: Mapping[str, Any], agents: set[str] | None) -> Iter
     """Agents and rewards that sources name and that do not exist."""
     for name, source in named_sources(config).items():
         given = source if isinstance(source, Mapping) else {}
-        agent, reward = given.get("agent"), given.get("reward") or default_reward(name)
+        agent, kind = given.get("agent"), given.get("kind")
+        reward = given.get("reward") or default_reward(
+            name, kind if isinstance(kind, str) else None
+        )
         options = given.get("reward_options") or {}
         if agent is not None and agents is not None and agent not in agents:
             yield (

@@ -270,6 +270,8 @@ def _tool_load(
         rewards_that_call=tuple(
             name
             for name in names
-            if runs_programs(mixed.sources[name].reward or default_reward(name))
+            if runs_programs(
+                mixed.sources[name].reward or default_reward(name, mixed.sources[name].kind)
+            )
         ),
     )

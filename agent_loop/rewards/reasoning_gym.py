@@ -1,0 +1,61 @@
+"""The reward of reasoning-gym's tasks: each task's own scorer, in killable processes."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from agent_loop.rewards.attempt import Attempt, no_answer, verdict
+from agent_loop.rewards.killable_pool import KillablePool
+from agent_loop.rewards.reasoning_process import judged, prepare
+from agent_loop.tools.protocol import ToolBackend
+from samplers.rows.made_records import installed_version
+from samplers.rows.sources.reasoning_gym import KIND
+
+_POOL = KillablePool(
+    tool="reasoning_gym",
+    checks="answers by reasoning-gym",
+    imports="reasoning_gym",
+    prepare=prepare,
+)
+
+
+def missing_package() -> str | None:
+    """Why the reward cannot judge at all; None if the package is there."""
+    try:
+        installed_version(KIND)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningReward:
+    """The score of the task's own scorer, often with a part of a point for a form or a near miss.
+    A prompt is solved with a score of 1.
+
+    The part `timeout` is 1 if the scorer used up its CPU time, and `scorer_error` is 1 if it
+    raised, which scorers do on answers that they cannot read. Both score 0.
+    """
+
+    name: str
+
+    async def judge(self, attempt: Attempt, tools: ToolBackend) -> dict[str, float]:
+        own = {"timeout": 0.0, "scorer_error": 0.0}
+        if attempt.answer is None:
+            return no_answer() | own
+        truth = attempt.ground_truth
+        found = await _POOL.run(judged, truth["task"], truth["entry"], attempt.answer)
+        if found is None:
+            return verdict(0.0) | own | {"timeout": 1.0}
+        if not math.isfinite(found):
+            return verdict(0.0) | own | {"scorer_error": 1.0}
+        return verdict(found, acc=float(found >= 1.0)) | own
+
+    def truth_problem(self, ground_truth: Any) -> str | None:
+        task = ground_truth.get("task") if isinstance(ground_truth, dict) else None
+        entry = ground_truth.get("entry") if isinstance(ground_truth, dict) else None
+        if not isinstance(task, str) or not isinstance(entry, dict):
+            return "ground_truth has no `task` and `entry`, which kind=reasoning_gym writes"
+        if missing := {"question", "answer", "metadata"} - entry.keys():
+            return f"ground_truth.entry has no {', '.join(sorted(missing))}"
+        return None

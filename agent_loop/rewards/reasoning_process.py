@@ -1,0 +1,114 @@
+"""What a process of reasoning-gym's scorers does: give up rights, then score answers.
+
+Some scorers evaluate the answer as Python (`eval`, or sympy's `parse_expr`, which uses it). An
+answer could then read the right answer from the scorer's own variables. So these scorers get
+functions that evaluate literals and algebra only. Such an answer in another form (`list(range(3))`)
+scores as one that cannot be read.
+
+Beside that, a process has no environment variables, writes no files, and opens only the files of
+the interpreter and its packages, as far as the kernel has Landlock; it has no sockets and starts
+no processes, as far as there is a seccomp filter for the machine.
+"""
+
+import ast
+import importlib
+import logging
+import os
+import re
+import resource
+import sys
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+EVALUATES = (
+    *("algorithmic.binary_matrix", "algorithmic.spiral_matrix", "algorithmic.string_insertion"),
+    "games.n_queens",
+)
+"""Modules of reasoning-gym that call `eval` on an answer."""
+
+PARSES = (
+    *("algebra.intermediate_integration", "algebra.polynomial_multiplication"),
+    *("algebra.simple_integration", "games.countdown", "games.puzzle24"),
+)
+"""Modules of reasoning-gym that call sympy's `parse_expr` on an answer."""
+
+_NAME = re.compile(r"[^\W\d]\w*")
+_ALGEBRA = re.compile(r"(?:[\w\s+\-*/^(),!]|\.(?![^\W\d]))*")
+"""Text without attributes, subscripts, texts and assignments."""
+
+_NAMES = frozenset(
+    (
+        *("sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan"),
+        *("sinh", "cosh", "tanh", "exp", "log", "ln", "sqrt", "Abs", "pi", "oo"),
+    )
+)
+"""Names of several letters that algebra may have; those of one letter are variables, E and I."""
+
+
+def algebra(text: str) -> str:
+    """The text, if it is algebra.
+
+    Raises:
+        ValueError: it is not, so that evaluating it could run code.
+    """
+    others = {name for name in _NAME.findall(text) if len(name) > 1} - _NAMES
+    if others or not _ALGEBRA.fullmatch(text):
+        raise ValueError(f"no algebra: {text:.80}")
+    return text
+
+
+def prepare() -> None:
+    """Prepare a process: scorers evaluate no code, and the process gives up rights."""
+    for name in EVALUATES:
+        vars(importlib.import_module(f"reasoning_gym.{name}"))["eval"] = ast.literal_eval
+    sympy: Any = importlib.import_module("sympy")
+    parse = sympy.parse_expr
+
+    def parse_algebra(text: str, *arguments: Any, **options: Any) -> Any:
+        return parse(algebra(text), *arguments, **options)
+
+    sympy.parse_expr = parse_algebra
+    for name in PARSES:
+        module = vars(importlib.import_module(f"reasoning_gym.{name}"))
+        if "parse_expr" in module:
+            module["parse_expr"] = parse_algebra
+    _give_up_rights()
+
+
+def _give_up_rights() -> None:
+    os.environ.clear()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    try:
+        from agent_loop.tools.sandbox.host import readable_paths
+        from agent_loop.tools.sandbox.inside import confine
+        from agent_loop.tools.sandbox.seccomp import build_filter
+
+        packages = [Path(path) for path in sys.path if "-packages" in path]
+        confine.no_new_privs()
+        confine.restrict_files(readable_paths(packages), ["/dev/null"], [])
+        confine.load_filter(build_filter(processes=False))
+    except (OSError, KeyError, RuntimeError) as error:
+        # no code of a model runs here, so this is the second line of defence
+        logger.warning("scorers of reasoning-gym are not confined error=%r", error)
+    with open(os.devnull, "w") as nothing:  # scorers print, and may write no file
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
+
+
+def judged(task: str, entry: Any, answer: str) -> float:
+    """The score of an answer; NaN if the scorer raised, or gave no number."""
+    from samplers.rows.tagged_json import untagged
+
+    try:
+        return float(_scorer(task)(answer, untagged(entry)))
+    except Exception:  # on answers that they cannot read scorers raise anything
+        return float("nan")
+
+
+@lru_cache(256)
+def _scorer(task: str) -> Any:
+    factory: Any = importlib.import_module("reasoning_gym.factory")
+    return factory.get_score_answer_fn(task)
