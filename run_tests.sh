@@ -35,7 +35,7 @@ SCRIPTS=(
   run_mixed_training.sh setup_cluster.sh run_tests.sh .ci/run requirements/renew.sh benchmarks/release_check.sh
   cluster/lib/*.sh cluster/slurm/* tests/nodes/*.sh tests/fakes/agents/*.sh
 )
-LONG="cluster or algorithm or model or toolservers or agents or vllm" # marks of tests that need an option of this script
+LONG="cluster or algorithm or model or toolservers or agents or reasoning or vllm" # marks of tests that need an option of this script
 SUMMARY=()
 FAILED=0
 declare -A BESIDE_LOGS=() BESIDE_PIDS=() # name -> what it prints, and its process
@@ -150,7 +150,7 @@ main() {
         beside=("tests/verl_mixed/checks tests/samplers" "tests/verl_mixed/commands tests/verl_mixed/launch tests/verl_mixed/views tests/rate_limit")
         ;;
       --cluster) only="cluster" ;;
-      --long) only="algorithm or model or toolservers or agents or vllm" ;;
+      --long) only="algorithm or model or toolservers or agents or reasoning or vllm" ;;
       *) die 2 "unknown option $1: see --help" ;;
     esac
     shift

@@ -42,3 +42,17 @@ def python_with(requirements: Path, folder: Path) -> Path:
         install([*pip, "-r", requirements], folder)
         mark.touch()
     return interpreter
+
+
+def python_beside(requirements: Path, folder: Path) -> Path:
+    """The interpreter of an environment with these packages and all of this environment's."""
+    interpreter = folder / "venv/bin/python"
+    mark = folder / "python.installed"
+    if not mark.exists():
+        install([sys.executable, "-m", "venv", folder / "venv"], folder)
+        ours = [path for path in sys.path if path.endswith("-packages")]
+        (here,) = (folder / "venv/lib").glob("python*/site-packages")
+        (here / "beside.pth").write_text("\n".join(ours) + "\n")
+        install([interpreter, "-m", "pip", "install", "--quiet", "-r", requirements], folder)
+        mark.touch()
+    return interpreter

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from rich.console import Console
 
 from config.schema import ConfigError, SourceConfig
@@ -60,7 +60,8 @@ def add_files_of_sources(config: DictConfig, prepared: Path = PREPARED) -> None:
                 except (ValueError, OSError) as error:
                     problems += [f"{where}: {line}" for line in str(error).splitlines()]
             if own:
-                config.mixed.sources[name][key] = own
+                with open_dict(config.mixed.sources[name]) as settings:
+                    settings[key] = own
             named += own
         if named:
             common = (

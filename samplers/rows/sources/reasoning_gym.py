@@ -35,12 +35,13 @@ def records(
     seed: int = 0,
     level: int | None = None,
     config: Mapping[str, Any] | None = None,
+    question: str | None = None,
 ) -> Iterator[Mapping[str, Any]]:
-    """Make `{"task", "entry"}` of each row; see `samplers.kind.Maker`.
+    """Make `{"task", "question", "entry"}` of each row; see `samplers.kind.Maker`.
 
     Args:
-        task: name of the only task, made with `level` and `config`.
-        tasks: task -> its `weight`, `level` and `config`; or a list of names.
+        task: name of the only task, made with `level`, `config` and `question`.
+        tasks: task -> its `weight`, `level`, `config` and `question`; or a list of names.
         size: number of training rows, shared out by weight in exact proportion.
         val_size: number of validation rows, shared out in the same way.
         seed: another seed gives other rows.
@@ -51,7 +52,8 @@ def records(
             raise ValueError(
                 f"{name}={number!r} of kind='reasoning_gym': it is a whole number >= {least}"
             )
-    wanted = _wanted(task, tasks, level, config)
+    own = {"level": level, "config": config or {}, "question": question}
+    wanted = _wanted(task, tasks, own)
     seen = set[bytes]()
     validation = _made(wanted, "validation", val_size, seed, seen)
     if split == "validation":
@@ -62,26 +64,26 @@ def records(
     yield from _made(wanted, "train", size, seed, seen)
 
 
-def _wanted(task: object, tasks: object, level: object, config: object) -> dict[str, TaskOptions]:
-    """Task -> its options."""
+def _wanted(task: object, tasks: object, own: Mapping[str, Any]) -> dict[str, TaskOptions]:
+    """Task -> its options; `own` are those of the single `task`."""
     if (task is None) == (tasks is None):
         raise ValueError(
             f"task={task!r} and tasks={tasks!r} of kind='reasoning_gym': give one of them, as "
             "task=chain_sum or tasks=[chain_sum, gcd]"
         )
     if tasks is None:
-        tasks = {task: {"level": level, "config": config or {}}}
-    elif level is not None or config:
+        tasks = {task: own}
+    elif given := [f"{name}={value!r}" for name, value in own.items() if value not in (None, {})]:
         raise ValueError(
-            "level and config of kind='reasoning_gym' are of a single task; give each its own, as "
-            "tasks={chain_sum: {level: 1}}"
+            f"{', '.join(given)} of kind='reasoning_gym': this is of a single task; give each of "
+            "tasks its own, as tasks={chain_sum: {level: 1}}"
         )
     if isinstance(tasks, list):
         tasks = cast("dict[Any, Any]", {name: {} for name in cast("list[Any]", tasks)})
     if not isinstance(tasks, Mapping) or not tasks:
         raise ValueError(
             f"tasks={tasks!r} of kind='reasoning_gym': it is a list of names, or task -> its "
-            "weight, level and config"
+            "weight, level, config and question"
         )
     wanted: dict[str, TaskOptions] = {}
     for name, options in cast("Mapping[Any, Any]", tasks).items():
@@ -114,7 +116,8 @@ def _made(
     }
     places = [((2 * i + 1) / counts[name], name) for name in counts for i in range(counts[name])]
     for _, name in sorted(places):
-        yield {"task": name, "entry": next(items[name])}
+        prompt, item = next(items[name])
+        yield {"task": name, "question": prompt, "entry": item}
 
 
 def to_row(
@@ -127,17 +130,17 @@ def to_row(
     **_: Any,
 ) -> Row:
     """Turn one made record into a row."""
-    task, entry = record["task"], record["entry"]
+    task, question, entry = record["task"], record["question"], record["entry"]
     kept = {key: entry[key] for key in ("question", "answer", "metadata")}
     return Row(
         data_source=source,
         agent_name=agent,
-        question=entry["question"],
+        question=question,
         ability="reasoning",
         ground_truth={"task": task, "entry": tagged(kept)},
         split=split,
         index=index,
-        row_id=row_id(source, {"task": task, "question": entry["question"]}),
+        row_id=row_id(source, {"task": task, "question": question}),
         extras={"task": task},
     )
 
@@ -172,12 +175,14 @@ KIND = Kind(
             name="tasks",
             type=names_or_json_object,
             default=None,
-            help="several: names with commas, or a JSON object: task -> its weight, level, config",
+            help="several: names with commas, or a JSON object: task -> its weight, level, config "
+            "and question",
         ),
         Option(name="size", type=int, default=SIZE, help="training rows"),
         Option(name="val_size", type=int, default=VAL_SIZE, help="rows with --split validation"),
         Option(name="seed", type=int, default=0, help="another seed gives other rows"),
         Option(name="level", type=int, default=None, help="level of the curriculum of --task"),
-        Option(name="config", type=json_object, default=None, help="config of --task, a JSON object"),
+        Option(name="config", type=json_object, default=None, help="JSON object, of --task"),
+        Option(name="question", type=str, default=None, help="as 'What is {expression}?'"),
     ),
 )

@@ -44,6 +44,28 @@ class TaskOptions(Section):
     config: dict[str, Any] = Field(default={})
     """Keys of the task's own config, for example `{max_terms: 3}`; they win over the level."""
 
+    question: str | None = None
+    """The prompt, with names of the item's metadata or `question` in braces, for example
+    `What is {expression}?`. None: the item's own question."""
+
+    def prompt_of(self, task: str, item: Mapping[str, Any]) -> str:
+        """The text of an item's prompt.
+
+        Raises:
+            ValueError: the item lacks a name, or the braces are wrong.
+        """
+        if self.question is None:
+            return item["question"]
+        names = {**item["metadata"], "question": item["question"]}
+        known = {name: str(value) for name, value in names.items() if isinstance(value, str | int)}
+        try:
+            return self.question.format_map(known)
+        except (KeyError, ValueError, IndexError, AttributeError) as error:
+            raise ValueError(
+                f"question={self.question!r} for task={task!r} of kind='reasoning_gym': {error!r}; "
+                f"its items have {', '.join(sorted(known))}, each in braces"
+            ) from error
+
 
 def dataset_of(task: str, options: TaskOptions, seed: int, size: int) -> Any:
     """A dataset of a task, which has `size` items and their scorer.
@@ -114,12 +136,12 @@ def _allowed(config_type: Any) -> str:
 
 def distinct_items(
     task: str, options: TaskOptions, *, seed: int, split: str, count: int, seen: set[bytes]
-) -> Iterator[dict[str, Any]]:
-    """Yield `count` items of a task whose questions are not in `seen`, and add their questions.
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield `count` prompts and items of a task; no prompt is in `seen`, to which each is added.
 
     Args:
         seed: of the source; each seed, task and split has items of its own.
-        seen: hashes of questions.
+        seen: hashes of prompts.
 
     Raises:
         ValueError: the task has not so many questions, or it or its config is wrong.
@@ -131,11 +153,12 @@ def distinct_items(
         for number in range(BLOCK):
             tried += 1
             item = dataset[number]
-            question = hashlib.sha1(item["question"].encode("utf-8", "surrogatepass")).digest()
-            if question not in seen:
-                seen.add(question)
+            prompt = options.prompt_of(task, item)
+            digest = hashlib.sha1(prompt.encode("utf-8", "surrogatepass")).digest()
+            if digest not in seen:
+                seen.add(digest)
                 made += 1
-                yield item
+                yield prompt, item
             if made == count:
                 return
         if tried >= ATTEMPTS * (count + BLOCK):

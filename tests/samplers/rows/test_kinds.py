@@ -21,6 +21,9 @@ from samplers.rows.schema import Row, columns_of
 from samplers.rows.sources import KINDS, kind_of, taco
 from samplers.rows.sources.math import boxed_answer
 
+READ = sorted(name for name, kind in KINDS.items() if kind.records is None)
+"""The kinds that read their records from files."""
+
 
 def row_of(kind: str, record: Mapping[str, Any], **options: Any) -> Row:
     return KINDS[kind].to_row(record, split="train", index=0, **options)
@@ -579,7 +582,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@given(st.sampled_from(sorted(KINDS)), st.dictionaries(FIELDS, ANYTHING))
+@given(st.sampled_from(READ), st.dictionaries(FIELDS, ANYTHING))
 def test_any_record_becomes_a_row_that_can_be_written_or_is_refused_in_words(
     kind: str, record: dict[str, Any]
 ) -> None:
@@ -639,7 +642,7 @@ def test_a_kind_of_ones_own_can_import_what_is_beside_it(
 
 
 def test_a_kind_is_found_by_its_name() -> None:
-    assert sorted(KINDS) == ["json", "math", "nq", "taco"]
+    assert sorted(KINDS) == ["json", "math", "nq", "reasoning_gym", "seeds", "taco"]
     assert all(kind_of(name) is kind for name, kind in KINDS.items())
 
 
@@ -666,11 +669,11 @@ def test_a_file_without_a_kind_is_told(tmp_path: Path, content: str | None, why:
 
 
 def test_an_unknown_kind_is_told_with_those_that_are_known() -> None:
-    with pytest.raises(ValueError, match="known are taco, nq, math, json"):
+    with pytest.raises(ValueError, match="known are taco, nq, math, json, reasoning_gym, seeds"):
         kind_of("tacco")
 
 
-@pytest.mark.parametrize("name", sorted(KINDS))
+@pytest.mark.parametrize("name", READ)
 def test_source_and_agent_are_those_told(name: str) -> None:
     record = taco_record(answer="x", problem="p", solution=r"\boxed{1}")
 

@@ -111,7 +111,7 @@ def test_every_file_concatenates_with_every_other(
     folder = tmp_path_factory.mktemp("files")
     files: list[Path] = []
     wanted: list[Row] = []
-    for kind in data.draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=5)):
+    for kind in data.draw(st.lists(st.sampled_from(sorted(RECORDS)), min_size=1, max_size=5)):
         rows = rows_of(kind, data.draw(st.lists(valid_records(kind), max_size=3)))
         files.append(folder / f"{len(files)}.parquet")
         write_rows(files[-1], rows)
@@ -161,7 +161,7 @@ def test_verls_own_dataset_reads_the_files_of_all_kinds(demo: DemoData, tmp_path
         "<|im_start|>assistant\n"
     )
     assert json.loads(read[0]["reward_model"]["ground_truth"]) == TRUTHS["taco"]
-    assert {read[i]["agent_name"] for i in range(4)} == {kind.agent for kind in KINDS.values()}
+    assert {read[i]["agent_name"] for i in range(4)} == {KINDS[kind].agent for kind in RECORDS}
 
 
 def test_the_demo_shares_no_question_and_no_fact_between_its_halves(demo: DemoData) -> None:

@@ -1,0 +1,1 @@
+"""The real package reasoning-gym, in an environment of its own."""
