@@ -5,7 +5,7 @@
 #
 #   --fast     leave out the tests marked ray, slow, sandbox or nodes
 #   --cluster  only the tests marked cluster: runs over several machines in network namespaces, minutes each, as root
-#   --long     only the tests marked algorithm, model, toolservers, agents or vllm: a run for each advantage estimator, of LoRA, of lent training devices, of a slow tool or none, of loops that are not ours, of an export, of a Ray started by hand and of a quick start, a pretrained model, stock MCP servers, stock agents, vLLM
+#   --long     only the tests marked algorithm, model, toolservers, agents, reasoning or vllm: a run for each advantage estimator, of LoRA, of lent training devices, of a slow tool or none, of loops that are not ours, of an export, of a Ray started by hand and of a quick start, a pretrained model, stock MCP servers, stock agents, tasks of reasoning-gym, vLLM
 #
 # The first start installs the Python environment into .venv (2 to 6 GB, some minutes). As root, missing Debian
 # packages (bubblewrap, bats, ...) are installed; otherwise the checks that need them are skipped, with a message.
