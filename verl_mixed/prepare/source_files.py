@@ -72,7 +72,7 @@ def add_files_of_sources(config: DictConfig, prepared: Path = PREPARED) -> None:
             added = [file for file in dict.fromkeys(named) if os.path.abspath(file) not in known]
             OmegaConf.update(config, common_key, [*common, *added])
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(list(dict.fromkeys(problems)))  # made rows fail for both keys alike
 
 
 def _rows_of(

@@ -131,6 +131,7 @@ def test_algebra_is_evaluated(text: str) -> None:
         "().__class__",
         "x.free_symbols",
         "x. free_symbols",
+        "x.E",
         "open(x)",
         "lambda: 1",
         "[1][0]",

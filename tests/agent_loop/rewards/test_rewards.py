@@ -37,7 +37,8 @@ TRUTHS = {
     "math": {"answer": "\\frac{1}{2}"},
     "exact": {"answer": "x"},
 }
-WITHOUT_OPTIONS = [name for name in REWARDS if name != "judge"]  # see test_rewards_judge.py
+TESTED_ALONE = {"judge", "reasoning_gym"}  # see test_rewards_judge.py, test_reasoning_reward.py
+WITHOUT_OPTIONS = [name for name in REWARDS if name not in TESTED_ALONE]
 RIGHT = {"code": "double", "qa": "beatles", "math": "0.5", "exact": " x\n"}
 
 
