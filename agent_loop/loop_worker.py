@@ -90,7 +90,7 @@ class SessionRunner:
         self._watchdog: asyncio.Task[None] | None = None
         rollout = self.config.actor_rollout_ref.rollout
         # vLLM samples faster without a seed for each request.
-        self._is_seeded = rollout.name in ("hf", "openai") or rollout.full_determinism
+        self._is_seeded = rollout.name == "hf" or rollout.full_determinism
         spare_full_collections()
 
     async def stay(self) -> None:

@@ -52,12 +52,16 @@ verl-mixed evaluate --compare runs/mixed_demo@0 runs/mixed_demo@16""",
 )
 
 
+WIDTH = 160
+"""Characters of a line, so that no cell of a table is broken on a narrow screen."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     steps = "steps of checkpoints of RUN; 0 is the model it began with"
     parser.add_argument("--step", metavar="N", nargs="+", type=_step, default=[], help=steps)
     config = "take the config of this run, with MODEL or --base-url"
-    add_option(parser, "--run", "RUN", config, Path)
+    add_option(parser, "--run", "RUN", config, Path, dest="config_of")
     add_option(parser, "--base-url", "URL", "an OpenAI-compatible server, as http://host:8000/v1")
     add_option(parser, "--model", "NAME", "name of the model at --base-url (default its only one)")
     folder = "folder or name of the model at --base-url, for tokenizer and chat template (default "
@@ -91,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate, or compare two evaluations."""
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=WIDTH)
     if arguments.compare:
         return _compare(arguments, console)
 

@@ -217,8 +217,8 @@ def _plan(
     model: str | None,
 ) -> Plan:
     """The plan of --run, or the one that `train` would make, with a model where it names none."""
-    if arguments.run is not None:
-        return _plan_of_run(RunFolder(arguments.run), overrides)
+    if arguments.config_of is not None:
+        return _plan_of_run(RunFolder(arguments.config_of), overrides)
     plan = make_plan(overrides, environ)
     if plan.generated is not None:
         if not plan.has_rows():
@@ -232,7 +232,7 @@ def _plan(
 
 
 def _run_of(arguments: argparse.Namespace, plan: Plan) -> RunFolder:
-    return plan.folder if arguments.run is None else RunFolder(arguments.run)
+    return plan.folder if arguments.config_of is None else RunFolder(arguments.config_of)
 
 
 def _target(

@@ -6,8 +6,10 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,31 @@ def validation_file(run: Path, step: int) -> Path:
 def validated_steps(run: Path) -> list[int]:
     """The steps whose validation has records, in order."""
     return [int(path.stem) for path in trajectory_files(run / "validation")]
+
+
+def validations_of(run: Path, lines: Sequence[Mapping[str, Any]]) -> dict[int, Sequence[Record]]:
+    """Step -> records, of the first and the last validation in the lines of `metrics.jsonl`.
+
+    A step whose file is absent or damaged has none; a change is then computed without pairs.
+    """
+    steps = [
+        line["step"]
+        for line in lines
+        if any("/val/" in name and name.startswith("mixed/") for name in line["metrics"])
+    ]
+    found: dict[int, Sequence[Record]] = {}
+    for step in {*steps[:1], *steps[-1:]}:
+        path = validation_file(run, step)
+        with suppress(OSError):
+            written = path.stat()
+            if records := _cached(path, written.st_mtime_ns, written.st_size):
+                found[step] = records
+    return found
+
+
+@lru_cache(maxsize=8)
+def _cached(path: Path, written_ns: int, size: int) -> tuple[Record, ...]:
+    return tuple(read_records(path))
 
 
 def selected_records(folder: Path, samples: int) -> list[Record]:

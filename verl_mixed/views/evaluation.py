@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
@@ -96,8 +97,8 @@ def estimate_words(estimate: Mapping[str, Any] | None) -> str:
 
 def results_table(summaries: Sequence[Summary]) -> Table:
     """The table that the command prints."""
-    table = Table(*head_of(summaries), title_justify="left", caption_justify="left")
-    table.caption = "means with 95 % intervals over prompts; tokens, calls and turns a trajectory"
+    table = Table(*head_of(summaries), box=SIMPLE, caption_justify="left")
+    table.caption = "means, 95 % intervals over prompts; tokens, calls and turns of a trajectory"
     for row in cells_of(summaries):
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table
@@ -160,6 +161,7 @@ def differences_table(found: Sequence[Compared]) -> Table:
     """The paired differences, as the command prints them."""
     table = Table(
         *("source", "from", "to", "prompts", "first", "last", "change of the reward"),
+        box=SIMPLE,
         caption_justify="left",
     )
     for each in found:
