@@ -250,13 +250,16 @@ def changed_lines(rows: Sequence[ChangedRow], most: int = MOST_ROWS) -> Iterator
             if not chosen:
                 continue
             gap = fmean(abs(row.last - row.first) for row in chosen)
-            yield f"{source}: {len(chosen)} rows {words}, by {gap:.2f} on average"
-            for row in sorted(chosen, key=lambda row: (-abs(row.last - row.first), row.row_id))[
-                :most
-            ]:
+            count = f"{len(chosen)} row{'s' * (len(chosen) > 1)}"
+            yield f"{source}: {count} {words}, by {gap:.2f} on average"
+            for row in sorted(chosen, key=_largest_change_first)[:most]:
                 yield f"  {_share(row.first)} -> {_share(row.last)}  {row.row_id}  {row.question}"
             if len(chosen) > most:
                 yield f"  and {len(chosen) - most} more; --json lists all"
+
+
+def _largest_change_first(row: ChangedRow) -> tuple[float, str]:
+    return -abs(row.last - row.first), row.row_id
 
 
 def _share(share: float) -> str:

@@ -75,7 +75,7 @@ def test_each_difference_is_corrected_for_all_of_them():
 def test_the_csv_has_a_row_for_each_source_and_evaluation(tmp_path: Path):
     summaries = [summary_of(evaluation(label, [0.5] * 9), (1, 2)) for label in "ab"]
     write_csv(summaries, tmp_path / "out.csv")
-    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
     assert [(row["source"], row["label"]) for row in rows] == [
         ("math", "a"),
         ("math", "b"),
@@ -101,7 +101,7 @@ def test_rows_that_changed_are_told_with_their_questions():
         ("nq:1", 0.0, 1.0),
     ]
     lines = list(changed_lines(changed))
-    assert lines[0] == "nq: 1 rows solved less often, by 1.00 on average"
+    assert lines[0] == "nq: 1 row solved less often, by 1.00 on average"
     assert lines[1] == "  solved -> unsolved  nq:0  What is 0?"
     assert lines[3] == "  unsolved -> solved  nq:1  What is 1?"
 
