@@ -217,8 +217,9 @@ class _Progress:
     """Prints a line of progress now and then."""
 
     def __init__(self, total: int, done: int) -> None:
-        self._total, self._done, self._next_s = total, done, 0.0
+        self._total, self._done = total, done
         self._began_s, self._at_first = time.monotonic(), done
+        self._next_s = self._began_s
         self._rewards: dict[str, list[float]] = {}
         self._lost = 0
 
@@ -228,7 +229,10 @@ class _Progress:
             self._lost += record.lost
             if not record.lost:
                 self._rewards.setdefault(record.source, []).append(record.reward)
-        if (now := time.monotonic()) >= self._next_s:
+        now = time.monotonic()
+        if self._done - len(records) == self._at_first:  # the start is over
+            self._began_s, self._next_s = now, now + LINE_S
+        elif now >= self._next_s:
             self._next_s = now + LINE_S
             self.end()
 

@@ -21,6 +21,7 @@ from agent_loop.evaluation.main import Job
 from agent_loop.evaluation.selection import Selection
 from config.lookup import at, files_at, flatten
 from config.schema import ConfigError
+from verl_mixed.checks.config.prompts import media_problems
 from verl_mixed.checks.preflight import mixture_problems
 from verl_mixed.commands.export import LATEST, chosen_step, export
 from verl_mixed.launch.evaluation import Target, evaluation_config
@@ -74,9 +75,12 @@ def targets_of(
         targets = _of_run(arguments, RunFolder(run), overrides, say)
     else:
         targets = [_of_model(arguments, given, overrides, environ, say)]
-    if problems := mixture_problems(targets[0].plan.config):
-        raise ConfigError(problems)
+    config = targets[0].plan.config
     _refuse_missing_rows(targets[0])
+    # a run has checked its rows, and an evaluation does not need those of its training
+    needs_check = run is None and arguments.config_of is None
+    if problems := [*mixture_problems(config, data=needs_check), *media_problems(config)]:
+        raise ConfigError(problems)
     return targets
 
 
