@@ -10,8 +10,9 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Literal
 
+from agent_loop.evaluation.paired import Difference, difference, prompt_means
 from agent_loop.evaluation.records import Record
-from agent_loop.evaluation.statistics import LEVEL, Difference, difference, prompt_means, results_of
+from agent_loop.evaluation.statistics import LEVEL, results_of
 from agent_loop.evaluation.student import normal_quantile
 from agent_loop.metrics.intervals import Z95, half_width95
 from verl_mixed.views.progress import Line, series, sources_of
@@ -147,7 +148,7 @@ def improvements(lines: Sequence[Line], validated: Validated = NO_RECORDS) -> li
     | two validations, rewards outside of [0, 1], and a solved trajectory | pass rate | `wilson` |
     | two training steps | mean reward of both parts of `first_and_last` | Student's t over steps |
 
-    With records, the change is the paired difference of `agent_loop.evaluation.statistics`. Without
+    With records, the change is the paired difference of `agent_loop.evaluation.paired`. Without
     them its interval is Newcombe's square-and-add. The last kind of interval is computed from
     `reward/ci95` if a part has fewer than `LEAST_STEPS` steps or all its steps are equal. All
     intervals of changes are corrected for the number of sources (Bonferroni), so that the chance of

@@ -1,6 +1,6 @@
 """The results of evaluations as tables, JSON and CSV, and which rows changed. Pure, but for files.
 
-`agent_loop.evaluation.statistics` computes the numbers.
+`agent_loop.evaluation` computes the numbers.
 """
 
 import csv
@@ -14,9 +14,9 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from agent_loop.evaluation import statistics
+from agent_loop.evaluation.paired import Difference, difference, prompt_means
 from agent_loop.evaluation.records import Record
-from agent_loop.evaluation.statistics import Difference, SourceResult
+from agent_loop.evaluation.statistics import LEVEL, SourceResult, results_of
 from verl_mixed.run.evaluations import Evaluation
 from verl_mixed.run.text import printable
 
@@ -29,7 +29,7 @@ MOST_ROWS = 20
 
 def summary_of(evaluation: Evaluation, ks: Sequence[int]) -> dict[str, Any]:
     """The results of an evaluation, as JSON."""
-    results = statistics.results_of(evaluation.records, ks)
+    results = results_of(evaluation.records, ks)
     sources = {source: _plain(result) for source, result in results.items()}
     return {"label": evaluation.label, "step": evaluation.step, "sources": sources}
 
@@ -122,7 +122,7 @@ def compared(evaluations: Sequence[Evaluation]) -> list[Compared]:
     All differences are corrected for their number.
     """
     pairs = [(evaluations[0], other) for other in evaluations[1:]]
-    means = [statistics.prompt_means(one.records) for one in evaluations]
+    means = [prompt_means(one.records) for one in evaluations]
     both = [
         (source, number)
         for number in range(1, len(evaluations))
@@ -131,7 +131,7 @@ def compared(evaluations: Sequence[Evaluation]) -> list[Compared]:
     ]
     found: list[Compared] = []
     for source, number in sorted(both):
-        one = statistics.difference(means[0][source], means[number][source], len(both))
+        one = difference(means[0][source], means[number][source], len(both))
         assert one is not None, "they have a prompt in common"
         first, last = pairs[number - 1]
         found.append(Compared(source=source, first=first.label, last=last.label, difference=one))
@@ -150,7 +150,7 @@ def comparison_note(count: int) -> str:
     """How the differences were compared."""
     if count == 1:
         return "paired by prompt; 1 comparison, its interval at 95 %"
-    level = 100 * (1 - (1 - statistics.LEVEL) / count)
+    level = 100 * (1 - (1 - LEVEL) / count)
     return (
         f"paired by prompt; {count} comparisons, each interval at {level:.1f} % (Bonferroni), so "
         "together 95 %"
@@ -224,7 +224,7 @@ class ChangedRow:
 def changed_rows(first: Sequence[Record], last: Sequence[Record]) -> list[ChangedRow]:
     """The rows that both have and that are solved more often, or less often, in the second."""
     questions = {(each.source, each.row_id): each.question for each in (*first, *last)}
-    before, after = (statistics.prompt_means(each, "solved") for each in (first, last))
+    before, after = (prompt_means(each, "solved") for each in (first, last))
     return [
         ChangedRow(
             source=source,

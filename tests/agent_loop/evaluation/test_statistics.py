@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_loop.evaluation.statistics import (
-    Difference,
-    difference,
-    differences,
-    estimate,
-    pass_at_k,
-    results_of,
-    sign_flip_p,
-)
+from agent_loop.evaluation.paired import Difference, difference, differences, sign_flip_p
+from agent_loop.evaluation.statistics import estimate, pass_at_k, results_of
 from agent_loop.evaluation.student import student_quantile
 from tests.fakes.records import of_policy, record
 
@@ -161,6 +154,7 @@ def test_drawn_patterns_agree_with_all_of_them():
     assert sign_flip_p(gaps) == pytest.approx(exact, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("prompts", "samples"), [(8, 1), (30, 1), (100, 2)])
 def test_the_same_policy_is_called_better_or_worse_in_one_of_twenty_looks_at_most(
     prompts: int, samples: int

@@ -11,14 +11,14 @@ import pytest
 from agent_loop.evaluation.records import write_records
 from config.lookup import at
 from config.schema import ConfigError
-from tests.fakes.records import of_policy
+from tests.fakes.records import of_policy, record
 from tests.verl_mixed.conftest import RunEnviron
 from verl_mixed.cli import main, parser_for
 from verl_mixed.commands.evaluate_targets import targets_of
 from verl_mixed.launch.evaluation import Target
 from verl_mixed.launch.plan import make_plan
 from verl_mixed.run.compose import save_config
-from verl_mixed.run.evaluations import validation_file
+from verl_mixed.run.evaluations import Evaluation, validation_file
 
 
 @pytest.fixture
@@ -177,3 +177,20 @@ def test_a_comparison_starts_nothing_and_says_what_is_missing(
     assert "no judged row in common" in capsys.readouterr().err
     assert main(["evaluate", "x", "--compare", f"{tmp_path}@0", f"{tmp_path}@8"]) == 2
     assert "starts none: leave the others out" in capsys.readouterr().err
+
+
+def test_results_are_shown_and_a_source_that_lost_too_much_makes_them_not_good(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    kept = of_policy([0.5] * 10, 1, 0)
+    lost = [record("math", str(row), reward=0.0, lost=True) for row in range(10)]
+    done = Evaluation(label="step_0", step=0, records=[*kept, *lost])
+    monkeypatch.setattr("verl_mixed.launch.evaluation.evaluate", lambda *_, **__: [done])
+
+    code = main(["evaluate", str(run), "--step", "0"])
+
+    screen = capsys.readouterr().out
+    assert code == 1
+    assert "WARNING step_0: math lost 10 of 10 trajectories, more than" in screen
+    assert "the first: search: no answer; correct it, then" in screen
+    assert "nq lost" not in screen and "10 x 1" in screen

@@ -270,6 +270,7 @@ def test_rewards_outside_of_zero_to_one_are_compared_by_pairs() -> None:
     assert (one.measure, one.verdict) == ("validation reward", "improved")
 
 
+@pytest.mark.slow
 def test_without_learning_one_of_twenty_runs_at_most_has_a_verdict() -> None:
     """As three sources at a learning rate of 0, each validated on the same 100 questions."""
     chance, wrong, runs = random.Random(0), 0, 200
