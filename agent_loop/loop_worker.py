@@ -9,6 +9,7 @@ this project have: a deadline, the watchdog, the reward of their source, and a r
 
 import asyncio
 import itertools
+import json
 import time
 import traceback
 from collections import defaultdict
@@ -33,6 +34,8 @@ from verl.trainer.ppo.v1.agent_loop_tq import (
 )
 from verl.utils import tensordict_utils as tu
 
+from agent_loop.evaluation.recording import record_of
+from agent_loop.evaluation.records import RECORD, line_of
 from agent_loop.loop_lag import spare_full_collections
 from agent_loop.seeds import seed_from
 from agent_loop.toolbox.verls import client_of_trajectory, through_client
@@ -61,7 +64,22 @@ from samplers.uid import prompt_of
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class MixedAgentLoopWorker(_VerlWorker):
+class SessionRunner:
+    """Runs one session of a row: its agent loop, deadline, seeds, reward and record.
+
+    The part of a worker that is the same in training, validation and evaluation. It is mixed into a
+    class of verl, whose attributes it uses.
+    """
+
+    config: Any
+    llm_client: Any
+    model_config: Any
+    tokenizer: Any
+    processor: Any
+    hf_model_type: Any
+    dataset_cls: Any
+    tools: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _register_blocks(self.config)
@@ -73,98 +91,17 @@ class MixedAgentLoopWorker(_VerlWorker):
         rollout = self.config.actor_rollout_ref.rollout
         # vLLM samples faster without a seed for each request.
         self._is_seeded = rollout.name == "hf" or rollout.full_determinism
-        self._needs_baseline = self.config.algorithm.adv_estimator == "remax"
-        self._baselines: dict[str, asyncio.Task[float | None]] = {}  # by uid
-        self._written: defaultdict[str, list[str]] = defaultdict(list)
-        """uid -> keys of the trajectories of its group in TransferQueue."""
         spare_full_collections()
 
     async def stay(self) -> None:
         """Wait for ever. The caller's reference to the result ends with this process."""
         await asyncio.Event().wait()
 
-    async def generate_sequences(self, batch: Any) -> None:
+    def _start_watching(self) -> None:
+        """Start what watches the sessions of this process; called in its event loop."""
         if self._watchdog is None:
             self._watchdog = asyncio.create_task(self.settings.watchdog.run())
             self.settings.lag.start()
-        if "step_seconds_left" in batch:  # a deadline would be on the clock of another process
-            left = batch["step_seconds_left"]
-            left_s = float(left[0] if isinstance(left, list) else left)
-            batch["step_deadline"] = NonTensorData(time.monotonic() + left_s)
-        await super().generate_sequences(batch)
-
-    async def _run_prompt(
-        self,
-        prompt: dict[str, Any],
-        sampling_params: dict[str, Any],
-        trajectory: dict[str, Any],
-        trace: bool = False,
-    ) -> None:
-        """verl's. Then the replay buffer is told that the group ended, because otherwise it would
-        have to list all keys to see it."""
-        uid = prompt["uid"]
-        await self._run_group(prompt, sampling_params, trajectory, trace)
-        partition_id = "val" if trajectory["validate"] else "train"
-        tag = {"partition": partition_id, "keys": self._written.pop(uid, [])}
-        await tq.async_kv_put(key=uid, partition_id=ENDED, tag=tag)
-
-    async def _run_group(
-        self,
-        prompt: dict[str, Any],
-        sampling_params: dict[str, Any],
-        trajectory: dict[str, Any],
-        trace: bool,
-    ) -> None:
-        """For `remax` (Li et al. 2023) each group gets one greedy trajectory more, whose reward is
-        the baseline, and which is not trained."""
-        if not self._needs_baseline or trajectory["validate"]:
-            await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, trace=trace)
-            return
-        uid, greedy = prompt["uid"], dict(sampling_params)
-        apply_greedy_sampling_params(greedy)
-        row = {name: value for name, value in prompt.items() if not name.startswith("__")}
-        self._baselines[uid] = asyncio.create_task(self._baseline(greedy, trajectory, row))
-        try:
-            await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, trace=trace)
-        finally:
-            self._baselines.pop(uid).cancel()
-
-    async def _baseline(
-        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], row: dict[str, Any]
-    ) -> float | None:
-        """Reward of a greedy trajectory; None if it was lost or is masked."""
-        row |= {"session_id": "greedy"}
-        with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
-            outputs = await self._run(sampling_params, trajectory, row)
-        is_judged = any(any(output.response_mask) for output in outputs)
-        return outputs[-1].reward_score if is_judged else None
-
-    async def _run_agent_loop(
-        self,
-        sampling_params: dict[str, Any],
-        trajectory: dict[str, Any],
-        *,
-        trace: bool = True,
-        **row: Any,
-    ) -> None:
-        lag = self.settings.lag
-        with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
-            before = lag.now()
-            await self.settings.starts.enter()
-            outputs = await self._run(sampling_params, trajectory, row)
-            lag_s = lag.since(before)
-            for output in outputs:
-                output.extra_fields["mixed"]["loop_lag_s"] = lag_s
-            if (baseline := self._baselines.get(row["uid"])) is not None:
-                waits_for("baseline")
-                reward = await asyncio.shield(baseline)
-                for output in outputs:
-                    output.extra_fields["reward_baseline"] = reward
-            waits_for("transfer queue")
-            row.pop("agent_name")
-            session = f"{row['uid']}_{row['session_id']}"
-            self._written[row["uid"]] += [f"{session}_{place}" for place in range(len(outputs))]
-            await self._agent_loop_postprocess(outputs, trajectory["validate"], **row)
 
     async def _run(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], row: dict[str, Any]
@@ -298,6 +235,99 @@ class MixedAgentLoopWorker(_VerlWorker):
         rollout.lose((is_infra and error.tool) or "loop", f"{type(error).__name__}: {error}")
         rollout.loop_error = None if is_infra else traceback.format_exc()
         return rollout
+
+
+class MixedAgentLoopWorker(SessionRunner, _VerlWorker):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._needs_baseline = self.config.algorithm.adv_estimator == "remax"
+        self._baselines: dict[str, asyncio.Task[float | None]] = {}  # by uid
+        self._written: defaultdict[str, list[str]] = defaultdict(list)
+        """uid -> keys of the trajectories of its group in TransferQueue."""
+
+    async def generate_sequences(self, batch: Any) -> None:
+        self._start_watching()
+        if "step_seconds_left" in batch:  # a deadline would be on the clock of another process
+            left = batch["step_seconds_left"]
+            left_s = float(left[0] if isinstance(left, list) else left)
+            batch["step_deadline"] = NonTensorData(time.monotonic() + left_s)
+        await super().generate_sequences(batch)
+
+    async def _run_prompt(
+        self,
+        prompt: dict[str, Any],
+        sampling_params: dict[str, Any],
+        trajectory: dict[str, Any],
+        trace: bool = False,
+    ) -> None:
+        """verl's. Then the replay buffer is told that the group ended, because otherwise it would
+        have to list all keys to see it."""
+        uid = prompt["uid"]
+        await self._run_group(prompt, sampling_params, trajectory, trace)
+        partition_id = "val" if trajectory["validate"] else "train"
+        tag = {"partition": partition_id, "keys": self._written.pop(uid, [])}
+        await tq.async_kv_put(key=uid, partition_id=ENDED, tag=tag)
+
+    async def _run_group(
+        self,
+        prompt: dict[str, Any],
+        sampling_params: dict[str, Any],
+        trajectory: dict[str, Any],
+        trace: bool,
+    ) -> None:
+        """For `remax` (Li et al. 2023) each group gets one greedy trajectory more, whose reward is
+        the baseline, and which is not trained."""
+        if not self._needs_baseline or trajectory["validate"]:
+            await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, trace=trace)
+            return
+        uid, greedy = prompt["uid"], dict(sampling_params)
+        apply_greedy_sampling_params(greedy)
+        row = {name: value for name, value in prompt.items() if not name.startswith("__")}
+        self._baselines[uid] = asyncio.create_task(self._baseline(greedy, trajectory, row))
+        try:
+            await super()._run_prompt(prompt, sampling_params, trajectory=trajectory, trace=trace)
+        finally:
+            self._baselines.pop(uid).cancel()
+
+    async def _baseline(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], row: dict[str, Any]
+    ) -> float | None:
+        """Reward of a greedy trajectory; None if it was lost or is masked."""
+        row |= {"session_id": "greedy"}
+        with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
+            outputs = await self._run(sampling_params, trajectory, row)
+        is_judged = any(any(output.response_mask) for output in outputs)
+        return outputs[-1].reward_score if is_judged else None
+
+    async def _run_agent_loop(
+        self,
+        sampling_params: dict[str, Any],
+        trajectory: dict[str, Any],
+        *,
+        trace: bool = True,
+        **row: Any,
+    ) -> None:
+        lag = self.settings.lag
+        with self.settings.watchdog.watch(row["data_source"], row["extra_info"]["row_id"]):
+            before = lag.now()
+            await self.settings.starts.enter()
+            outputs = await self._run(sampling_params, trajectory, row)
+            lag_s = lag.since(before)
+            for output in outputs:
+                output.extra_fields["mixed"]["loop_lag_s"] = lag_s
+            if trajectory["validate"]:
+                record = record_of(outputs, row, int(trajectory["step"]))
+                outputs[-1].extra_fields["reward_extra_info"][RECORD] = json.dumps(line_of(record))
+            if (baseline := self._baselines.get(row["uid"])) is not None:
+                waits_for("baseline")
+                reward = await asyncio.shield(baseline)
+                for output in outputs:
+                    output.extra_fields["reward_baseline"] = reward
+            waits_for("transfer queue")
+            row.pop("agent_name")
+            session = f"{row['uid']}_{row['session_id']}"
+            self._written[row["uid"]] += [f"{session}_{place}" for place in range(len(outputs))]
+            await self._agent_loop_postprocess(outputs, trajectory["validate"], **row)
 
 
 def _register_blocks(config: DictConfig) -> None:

@@ -23,7 +23,7 @@ Train one policy on several agentic sources at once, in exact ratios.
 
   before a run   prepare, check, plan, tools, doctor
   during a run   train, watch, stop, serve-tools, limiter
-  after a run    report, export, view, audit, diagnose"""
+  after a run    report, evaluate, export, view, audit, diagnose"""
 
 OVERVIEW_END = """\
 `verl-mixed COMMAND --help` describes a command. The pages in docs/ give the reasons.
@@ -37,6 +37,7 @@ COMMANDS = {
     "prepare": "write the parquet files of a source",
     "serve-tools": "run the tool server until it is stopped",
     "audit": "prove ratios, accounts and masks of a run from its files",
+    "evaluate": "run the validation rows with the weights of a checkpoint, a model or a server",
     "export": "write a checkpoint as a Hugging Face folder",
     "watch": "show the progress of a run until it ends",
     "report": "write the results of one or several runs: a page, an image, a table",

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agent_loop.evaluation.records import Record
+from agent_loop.evaluation.statistics import results_of
 from agent_loop.metrics.intervals import half_width95
 from agent_loop.turns.trajectory import TRUNCATED, StopReason
 from samplers.uid import session_of
@@ -298,29 +300,20 @@ def ratio_error(planned: Mapping[str, int], trained: Mapping[str, int]) -> int:
     return max(abs(planned.get(s, 0) - trained.get(s, 0)) for s in planned.keys() | trained.keys())
 
 
-def validation_metrics(
-    sources: Sequence[str],
-    rewards: Sequence[float],
-    accs: Sequence[float],
-    lost: Sequence[bool],
-) -> dict[str, float]:
+def validation_metrics(records: Sequence[Record]) -> dict[str, float]:
     """`mixed/<source>/val/...` of one validation; a lost trajectory does not count as a failed one.
 
-    Args:
-        sources: (V,) source of each validation trajectory.
-        rewards: (V,).
-        accs: (V,) 1 if the trajectory solved its prompt.
-        lost: (V,) whether a fault ended the trajectory. It counts only in `infra_error_rate`. A
-            source whose trajectories were all lost has no reward and no pass rate.
+    It counts only in `infra_error_rate`. A source whose trajectories were all lost has no reward
+    and no pass rate.
     """
     metrics: dict[str, float] = {}
-    for source in sorted(set(sources)):
-        own = [i for i, name in enumerate(sources) if name == source]
-        judged = [i for i in own if not lost[i]]
-        if judged:
-            for name, value in _of_rewards([rewards[i] for i in judged]).items():
-                metrics[f"mixed/{source}/val/{name}"] = value
-            metrics[f"mixed/{source}/val/pass_rate"] = _mean(accs[i] >= 1 for i in judged)
-        metrics[f"mixed/{source}/val/count"] = float(len(judged))
-        metrics[f"mixed/{source}/val/infra_error_rate"] = 1 - len(judged) / len(own)
+    for source, result in results_of(records).items():
+        judged = [each.reward for each in records if each.source == source and not each.lost]
+        values: dict[str, float] = {}
+        if result.reward is not None:
+            values = _of_rewards(judged) | {"reward/mean": result.reward.mean}
+            values["pass_rate"] = result.pass_at[1].mean
+        values["count"] = float(result.trajectories)
+        values["infra_error_rate"] = result.lost / (result.lost + result.trajectories)
+        metrics.update({f"mixed/{source}/val/{name}": value for name, value in values.items()})
     return metrics

@@ -8,6 +8,7 @@ trainer/ppo/v1/trainer_base.py at 0.9.1.
 # Here they are called on `super()` of a class that is mixed into verl's.
 # pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
 
+import json
 import logging
 import time
 from collections import defaultdict
@@ -20,6 +21,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.utils.debug import marked_timer
 
+from agent_loop.evaluation.records import RECORD, read_record, write_records
 from agent_loop.metrics.pace_metrics import pace_metrics
 from agent_loop.metrics.source_metrics import (
     TrainedTrajectory,
@@ -289,17 +291,14 @@ class Accounts(TrainerState):
         sample_turns: list,
         **kwargs: Any,
     ) -> dict[str, float]:
-        infos = reward_extra_infos_dict
-        own = validation_metrics(
-            data_sources,
-            infos["reward"],
-            [float(acc or 0.0) for acc in infos["acc"]],
-            [any(row) for row in zip(infos["infra_error"], infos["loop_error"], strict=True)],
-        )
+        given = reward_extra_infos_dict.pop(RECORD)
+        records = [read_record(json.loads(each)) for each in given if each is not None]
+        path = self.validation_dir / f"{self.global_steps}.jsonl"
+        self._writer.submit(write_records, path, records)
         theirs = super()._val_metrics_update(
             data_sources, sample_uids, reward_extra_infos_dict, sample_turns, **kwargs
         )
-        return theirs | own
+        return theirs | validation_metrics(records)
 
 
 def _line_of(

@@ -65,6 +65,7 @@ class _MixedTrainer(OptimizerSteps, Accounts, Checkpoints):
         self.ledger = Ledger(run_dir / "ledger.jsonl")
         self.metrics_file = MetricsFile(run_dir / "metrics.jsonl")
         self.trajectory_dir = run_dir / "trajectories"
+        self.validation_dir = run_dir / "validation"
         self._faults = FaultWindow(self.mixed.infra_error_limit, self.mixed.infra_error_window)
         self._rows_per_update = 0
         self._trajectories, self._trained = [], {}

@@ -66,6 +66,7 @@ class TrainerState:
     ledger: Ledger
     metrics_file: MetricsFile
     trajectory_dir: Path
+    validation_dir: Path
     _index: dict[str, Any]
     """Source -> its rows in the training files."""
 

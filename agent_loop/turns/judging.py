@@ -79,7 +79,7 @@ def attempt_of(
         answer=rollout.answer if rollout.answer and not rollout.answer.isspace() else None,
         ground_truth=json.loads(row["reward_model"]["ground_truth"]),
         text="\n".join(own),
-        question=_question(row.get("raw_prompt") or ()),
+        question=question_of(row.get("raw_prompt") or ()),
         tool_calls=sum(map(_executed_calls, rows)),
         source=row["data_source"],
         extra_info=extra_info,
@@ -88,7 +88,7 @@ def attempt_of(
     )
 
 
-def _question(messages: Iterable[Mapping[str, Any]]) -> str:
+def question_of(messages: Iterable[Mapping[str, Any]]) -> str:
     """The text of the last user message; of a message with images, its texts."""
     asked = [message["content"] for message in messages if message["role"] == "user"]
     content = asked[-1] if asked else ""

@@ -25,7 +25,7 @@ from config.schema import TOOL_CONFIG, MixedConfig, ToolConfig, load_section
 
 logger = logging.getLogger(__name__)
 
-STRING_STOPS = frozenset({"hf", "vllm", "vllm_cpu"})
+STRING_STOPS = frozenset({"hf", "vllm", "vllm_cpu", "openai"})
 """Backends that can stop at a string. vLLM needs a tokenizer for that, with which verl starts it
 (workers/rollout/vllm_rollout/vllm_async_server.py:328 at 0.9.1)."""
 

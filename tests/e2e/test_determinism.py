@@ -1,15 +1,21 @@
-"""Two runs with `full_determinism` on the real trainer: the same bits, whatever came when.
+"""Two runs with `full_determinism` on the real trainer: the same bits, whatever came when. An
+evaluation of a checkpoint has the bits of the validation at its step.
 
 In --long the first goes back to a checkpoint by its path, and trains its last step again.
 """
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_loop.evaluation.records import read_records
+from agent_loop.evaluation.statistics import results_of
 from agent_loop.training.run_folder import read_lines
 from tests.e2e.jobs import Job, finish, job_of, start
+from verl_mixed.launch import processes
 from verl_mixed.run.audit import audit_run, describe
 from verl_mixed.run.compose import load_config
 from verl_mixed.run.state import RunFolder
@@ -31,12 +37,24 @@ def runs(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
         work = tmp_path_factory.mktemp(name)
         overrides = (
             "actor_rollout_ref.rollout.full_determinism=true",
+            f"trainer.test_freq={STEPS}",
             "ray_kwargs.ray_init.include_dashboard=false",
         )
         job = job_of("twice", demo, work, overrides, STEPS)
         finish(start(job.command, work, work / "out.txt"), work / "out.txt")
         done.append(job)
     return done
+
+
+@pytest.fixture(scope="module")
+def evaluated(runs: list[Job]) -> Job:
+    """The first run, and its last checkpoint, evaluated."""
+    first = runs[0]
+    command = [sys.executable, "-m", "verl_mixed", "evaluate", str(first.folder)]
+    command += ["--step", str(STEPS), "--json", str(first.work / "results.json")]
+    out = first.work / "evaluate.txt"
+    finish(start(command, first.work, out), out)
+    return first
 
 
 @pytest.fixture
@@ -72,6 +90,28 @@ def test_the_weights_are_the_same_to_the_last_bit(runs: list[Job]):
     first, second = (weights(job) for job in runs)
     assert first.keys() == second.keys()
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
+
+
+def test_validations_are_the_same_to_the_last_bit(runs: list[Job]):
+    for step in (0, STEPS):
+        files = [job.folder / "validation" / f"{step}.jsonl" for job in runs]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    records = read_records(runs[0].folder / "validation" / f"{STEPS}.jsonl")
+    assert len(records) == 6 and any(record.tool_calls for record in records)
+    metrics = read_lines(runs[0].folder / "metrics.jsonl")[-1]["metrics"]
+    for source, result in results_of(records).items():
+        assert result.reward is not None
+        assert metrics[f"mixed/{source}/val/reward/mean"] == result.reward.mean
+
+
+def test_an_evaluation_of_a_step_is_its_validation_to_the_last_bit(evaluated: Job):
+    validation = evaluated.folder / "validation" / f"{STEPS}.jsonl"
+    folder = evaluated.folder / "evaluations" / f"step_{STEPS}"
+    assert (folder / "records.jsonl").read_bytes() == validation.read_bytes()
+    results = json.loads((evaluated.work / "results.json").read_text())
+    assert [one["label"] for one in results["evaluations"]] == [f"step_{STEPS}"]
+    left = processes.of_run(folder)
+    assert left == []
 
 
 @pytest.mark.algorithm

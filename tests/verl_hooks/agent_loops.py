@@ -113,4 +113,33 @@ AGENT_LOOPS = (
         "tools.function_tool:normalize_function_tool_return",
         "agent_loop/react_agent_loop.py calls verl's tools",
     ),
+    Hook(
+        "experimental.agent_loop.agent_loop:AgentLoopWorker.__init__",
+        "agent_loop/evaluation/worker.py: a worker without TransferQueue",
+        says=("self.llm_client = llm_client", "self.tokenizer =", "load_all_tools("),
+        takes=("config", "llm_client"),
+    ),
+    Hook(
+        "workers.rollout.llm_server:LLMServerManager._initialize_llm_servers",
+        "agent_loop/evaluation/servers.py starts servers without workers beside them",
+        says=(
+            "self.rollout_replicas = [",
+            "replica_rank=",
+            "config=self.rollout_config",
+            "model_config=self.model_config",
+            "server.init_standalone()",
+            "self.server_handles = [",
+            "self.server_addresses = [",
+        ),
+    ),
+    Hook(
+        "workers.rollout.llm_server:LLMServerClient.__init__",
+        "agent_loop/evaluation/engine_openai.py: a client without verl's load balancer",
+        takes=("config", "load_balancer_handle"),
+    ),
+    Hook(
+        "trainer.ppo.utils:create_rl_dataset",
+        "agent_loop/evaluation/main.py: the rows of a validation",
+        takes=("data_paths", "data_config", "tokenizer", "processor", "is_train", "max_samples"),
+    ),
 )

@@ -206,6 +206,23 @@ TRAINER = (
         ),
     ),
     Hook(
+        f"{_BASE}._validate",
+        f"{_ACCOUNTS}: the record of a session travels in the rewards of its last row",
+        says=(
+            "self.val_dataloader",
+            'tu.assign_non_tensor_data(batch, "validate", True)',
+            "keep only the highest index per session",
+            'extra_field.get("reward_extra_info", {})',
+            "reward_extra_infos_dict[key].append(value)",
+            "self._val_metrics_update(",
+        ),
+    ),
+    Hook(
+        "trainer.ppo.metric_utils:process_validation_metrics",
+        "agent_loop/evaluation/records.py: texts among the rewards are no metrics",
+        says=("isinstance(var_vals[0], str)",),
+    ),
+    Hook(
         f"{_BASE}._val_metrics_update",
         f"{_ACCOUNTS} adds validation by source",
         takes=("data_sources", "sample_uids", "reward_extra_infos_dict", "sample_turns"),

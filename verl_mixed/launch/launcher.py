@@ -307,14 +307,14 @@ def _run(
                 reader = RunReader(folder, log_from=log_start)
                 watch_run(plan, running, reader, view_on(console, reader, seen))
         finally:
-            _end_all(folder.path, children)
+            end_all(folder.path, children)
         return summarise(plan, console, say)
     finally:
         if is_started:
             report_and_list_files(folder, say)
 
 
-def _end_all(run_dir: Path, children: Sequence[subprocess.Popen[bytes]]) -> None:
+def end_all(run_dir: Path, children: Sequence[subprocess.Popen[bytes]]) -> None:
     """End the trainer, then the server, then what Ray left; signals wait until this is done."""
     handlers = {
         number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)

@@ -249,7 +249,7 @@ def plan_of(
     _make_paths_absolute(config)
     address = _cluster_to_join(config)
     generated = use_generated_data(config)
-    corpus = _corpus_beside(config, generated)  # before raw files are replaced by prepared ones
+    corpus = corpus_beside(config, generated)  # before raw files are replaced by prepared ones
     add_files_of_sources(config, prepared)
     has_rows = generated is None or is_made(generated)
     epochs = settle_steps(config, overrides, changed, has_rows=has_rows)
@@ -279,7 +279,7 @@ def plan_of(
     )
 
 
-def _corpus_beside(config: DictConfig, generated: Path | None) -> Path | None:
+def corpus_beside(config: DictConfig, generated: Path | None) -> Path | None:
     """The first `corpus.jsonl` in a folder of the training files, raw files of sources included."""
     files = [] if "data.train_files" in unset_keys(config) else files_at(config, "data.train_files")
     sources = OmegaConf.to_container(config.mixed.sources, resolve=True)

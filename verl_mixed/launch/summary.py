@@ -11,9 +11,10 @@ from rich.text import Text
 from verl_mixed.exit_codes import GOOD, NOT_GOOD
 from verl_mixed.launch.plan import Plan
 from verl_mixed.run.audit import audit_run, describe
+from verl_mixed.run.evaluations import validations_of
 from verl_mixed.run.state import RunFolder
 from verl_mixed.run.text import printable
-from verl_mixed.views.estimates import improvements
+from verl_mixed.views.estimates import NO_RECORDS, Validated, comparison_words, improvements
 from verl_mixed.views.pace import pace_words
 from verl_mixed.views.progress import Line, series
 from verl_mixed.views.report.files import write_report
@@ -29,7 +30,7 @@ def summarise(plan: Plan, console: Console, say: Callable[[str], None]) -> int:
     folder.mark_done()
     for line in reward_lines(folder.lines()):
         say(f"reward       {line}")
-    table = changes_table(folder.lines())
+    table = changes_table(folder.lines(), validations_of(folder.path, folder.lines()))
     if table.row_count:
         console.print(table)
     if cost := cost_line(folder.lines()):
@@ -72,13 +73,15 @@ def cost_line(lines: Sequence[Line]) -> str | None:
     return f"{fmean(seconds):.1f} s a step ({phases}){memory}"
 
 
-def changes_table(lines: Sequence[Line]) -> Table:
+def changes_table(lines: Sequence[Line], validated: Validated = NO_RECORDS) -> Table:
     """First and last validation of every source, empty before two validations.
 
     The mean over the sources is added if all have the same measure at the same steps.
     """
-    table = Table("source", "validation first", "last", "change", title_justify="left")
-    changes = [one for one in improvements(lines) if one.measure != "training reward"]
+    table = Table("source", "validation first", "last", "change", caption_justify="left")
+    compared = improvements(lines, validated)
+    changes = [one for one in compared if one.measure != "training reward"]
+    table.caption = comparison_words(compared)
     for one in changes:
         solved = " solved" if one.measure == "validation pass rate" else ""
         table.add_row(
@@ -87,8 +90,8 @@ def changes_table(lines: Sequence[Line]) -> Table:
             f"{one.last.mean:.2f}",
             Text(f"{one.change_words}{solved}: {one.verdict}"),
         )
-    compared = {(one.measure, one.first.steps, one.last.steps) for one in changes}
-    if len(changes) > 1 and len(compared) == 1:
+    kinds = {(one.measure, one.first.steps, one.last.steps) for one in changes}
+    if len(changes) > 1 and len(kinds) == 1:
         first = fmean(one.first.mean for one in changes)
         last = fmean(one.last.mean for one in changes)
         table.add_row("mean", f"{first:.2f}", f"{last:.2f}", f"{last - first:+.2f}")

@@ -17,7 +17,7 @@ from verl_mixed.launch.failure import RunFailed
 from verl_mixed.launch.node_tool_servers import command_of
 from verl_mixed.launch.plan import Plan
 from verl_mixed.launch.server_process import ServerProcess, end_words, restart_words
-from verl_mixed.launch.trainer import trainer_environ
+from verl_mixed.launch.trainer import driver_environ
 from verl_mixed.run.compose import save_config
 
 
@@ -41,7 +41,7 @@ class ToolServer:
         self._plan, self._environ, self._children, self._say = plan, environ, children, say
         self._settings = own_settings(plan.config)
         if self._settings.per_node:
-            environ = trainer_environ(plan, environ)  # with what Ray needs
+            environ = driver_environ(plan, environ)  # with what Ray needs
         self._server = ServerProcess(_command(plan), environ, plan.folder.path)
         if self._settings.per_node:
             self._server.start_s *= 2  # Ray's processes start before the servers

@@ -4,11 +4,16 @@ Functions over lines of `metrics.jsonl`, like those of summary.py.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isclose, sqrt
 from statistics import fmean
+from types import MappingProxyType
 from typing import Literal
 
+from agent_loop.evaluation.paired import Difference, difference, prompt_means
+from agent_loop.evaluation.records import Record
+from agent_loop.evaluation.statistics import LEVEL, results_of
+from agent_loop.evaluation.student import normal_quantile
 from agent_loop.metrics.intervals import Z95, half_width95
 from verl_mixed.views.progress import Line, series, sources_of
 from verl_mixed.views.summary import AVERAGE_OVER, Points, first_and_last, trained, windows
@@ -20,6 +25,11 @@ Interval = tuple[float, float]
 """(low, high)"""
 
 Measure = Literal["validation reward", "validation pass rate", "training reward"]
+
+Validated = Mapping[int, Sequence[Record]]
+"""Step -> records of its validation."""
+
+NO_RECORDS: Validated = MappingProxyType({})
 
 
 def wilson(share: float, count: float) -> Interval:
@@ -59,21 +69,33 @@ class Improvement:
     measure: Measure
     first: Estimate
     last: Estimate
+    comparisons: int = 1
+    """Sources that are compared beside each other, this one included."""
+
+    paired: Difference | None = None
+    """The difference over the same questions; None: a validation has no records."""
 
     @property
     def change(self) -> float:
         """Last minus first."""
-        return self.last.mean - self.first.mean
+        return self.last.mean - self.first.mean if self.paired is None else self.paired.change
 
     @property
     def interval(self) -> Interval | None:
-        """95 % interval of the change, by Newcombe's square-and-add; None: not known."""
+        """Interval of the change, corrected for the comparisons; None: not known.
+
+        Without pairs, Newcombe's square-and-add of the two 95 % intervals, each wider by the ratio
+        of the normal quantiles.
+        """
+        if self.paired is not None:
+            return self.paired.interval
         first, last = self.first, self.last
         if first.interval is None or last.interval is None:
             return None
         below = sqrt((last.mean - last.interval[0]) ** 2 + (first.interval[1] - first.mean) ** 2)
         above = sqrt((last.interval[1] - last.mean) ** 2 + (first.mean - first.interval[0]) ** 2)
-        return self.change - below, self.change + above
+        wider = normal_quantile(1 - (1 - LEVEL) / self.comparisons) / normal_quantile(LEVEL)
+        return self.change - wider * below, self.change + wider * above
 
     @property
     def change_words(self) -> str:
@@ -86,34 +108,74 @@ class Improvement:
 
     @property
     def verdict(self) -> str:
-        """`no clear change` if the interval of the change includes 0."""
+        """`no clear change` if the interval of the change includes 0, or too few questions changed
+        for a verdict (`Difference.verdict`)."""
+        if self.paired is not None:
+            return self.paired.verdict
         if self.interval is None:
             return "interval unknown"
         low, high = self.interval
         return "improved" if low > 0 else "got worse" if high < 0 else "no clear change"
 
 
-def improvements(lines: Sequence[Line]) -> list[Improvement]:
+def comparison_words(changes: Sequence[Improvement]) -> str:
+    """How the changes were compared, a sentence; empty without a change."""
+    if not changes:
+        return ""
+    count = len(changes)
+    paired = [one.source for one in changes if one.paired is not None]
+    how = "Paired by question"
+    if not paired:
+        how = "Unpaired"
+    elif len(paired) < count:
+        others = ", ".join(one.source for one in changes if one.paired is None)
+        how = f"Paired by question ({others}: unpaired)"
+    if count == 1:
+        return f"{how}; 1 comparison, its interval at 95 %."
+    level = 100 * (1 - (1 - LEVEL) / count)
+    return (
+        f"{how}; {count} comparisons, each interval at {level:.1f} %, together 95 % (Bonferroni)."
+    )
+
+
+def improvements(lines: Sequence[Line], validated: Validated = NO_RECORDS) -> list[Improvement]:
     """What training changed, for every source that can be compared.
 
     | if the source has | compared | interval of each mean |
     | --- | --- | --- |
+    | records of two validations | reward of the same questions in both | over questions |
     | two validations | mean reward of the first and the last validation | `wilson` |
     | two validations, rewards outside of [0, 1], and a solved trajectory | pass rate | `wilson` |
     | two training steps | mean reward of both parts of `first_and_last` | Student's t over steps |
 
-    The last kind of interval is computed from `reward/ci95` if a part has fewer than `LEAST_STEPS`
-    steps or all its steps are equal. The interval of the change is Newcombe's square-and-add. Both
-    validations judge the same prompts, which this method does not use, so the interval of a change
-    is too wide rather than too narrow. `not_comparable` names the other sources.
+    With records, the change is the paired difference of `agent_loop.evaluation.paired`. Without
+    them its interval is Newcombe's square-and-add. The last kind of interval is computed from
+    `reward/ci95` if a part has fewer than `LEAST_STEPS` steps or all its steps are equal. All
+    intervals of changes are corrected for the number of sources (Bonferroni), so that the chance of
+    a verdict on any unchanged source is about 5 %. `not_comparable` names the other sources.
+
+    Args:
+        validated: at least of the first and the last validation, where they have records.
 
     Source: Newcombe 1998, "Interval estimation for the difference between independent proportions",
     method 10.
     """
     changes = (
-        _in_validation(lines, source) or _in_training(lines, source) for source in sources_of(lines)
+        _in_validation(lines, source, validated) or _in_training(lines, source)
+        for source in sources_of(lines)
     )
-    return [change for change in changes if change is not None]
+    found = [change for change in changes if change is not None]
+    return [_paired(one, validated, len(found)) for one in found]
+
+
+def _paired(one: Improvement, validated: Validated, comparisons: int) -> Improvement:
+    """The improvement with the number of comparisons, and with pairs where there are records."""
+    first, last = (validated.get(each.steps[0], ()) for each in (one.first, one.last))
+    found = None
+    if one.measure == "validation reward" and first and last:
+        before, after = (prompt_means(each).get(one.source, {}) for each in (first, last))
+        found = difference(before, after, comparisons)
+    return replace(one, comparisons=comparisons, paired=found)
 
 
 def not_comparable(lines: Sequence[Line]) -> dict[str, str]:
@@ -149,15 +211,27 @@ def validations(
     return estimates
 
 
-def _in_validation(lines: Sequence[Line], source: str) -> Improvement | None:
+def _in_validation(lines: Sequence[Line], source: str, validated: Validated) -> Improvement | None:
     measure: Measure = "validation reward"
     rewards, solved = validations(lines, source), validations(lines, source, "pass_rate")
     if len(rewards) < 2:
         return None
-    has_intervals = rewards[0].interval is not None and rewards[-1].interval is not None
+    first, last = rewards[0], rewards[-1]
+    if all(one.steps[0] in validated for one in (first, last)):
+        first, last = (_over_questions(one, source, validated) for one in (first, last))
+        return Improvement(source=source, measure=measure, first=first, last=last)
+    has_intervals = first.interval is not None and last.interval is not None
     if not has_intervals and len(solved) > 1 and any(one.mean for one in solved):
-        measure, rewards = "validation pass rate", solved
-    return Improvement(source=source, measure=measure, first=rewards[0], last=rewards[-1])
+        measure, first, last = "validation pass rate", solved[0], solved[-1]
+    return Improvement(source=source, measure=measure, first=first, last=last)
+
+
+def _over_questions(one: Estimate, source: str, validated: Validated) -> Estimate:
+    """The estimate with the interval over questions of its records."""
+    own = [record for record in validated[one.steps[0]] if record.source == source]
+    result = results_of(own).get(source)
+    found = None if result is None or result.reward is None else result.reward.interval
+    return replace(one, interval=found)
 
 
 def _rewards_are_shares(lines: Sequence[Line], source: str) -> bool:

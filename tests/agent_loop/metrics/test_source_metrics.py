@@ -14,6 +14,7 @@ from agent_loop.metrics.source_metrics import (
     staleness_metrics,
     validation_metrics,
 )
+from tests.fakes.records import record
 
 
 def trajectory(
@@ -148,7 +149,12 @@ def test_ratio_error_is_the_largest_difference_in_prompts():
 
 def test_validation_is_counted_per_source_and_without_what_was_lost():
     metrics = validation_metrics(
-        ["nq", "math", "nq", "nq"], [1.0, 0.5, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [False] * 3 + [True]
+        [
+            record("nq", "0", reward=1.0),
+            record("math", "0", reward=0.5),
+            record("nq", "1", reward=0.0),
+            record("nq", "2", reward=0.0, lost=True),
+        ]
     )
     rewards = {name: metrics[f"mixed/nq/val/reward/{name}"] for name in ("mean", "min", "max")}
     assert rewards == {"mean": 0.5, "min": 0.0, "max": 1.0}
@@ -169,7 +175,7 @@ def test_a_source_that_lost_everything_has_no_reward_instead_of_a_reward_of_zero
     assert metrics["mixed/nq/count"] == 1
     assert metrics["mixed/nq/infra_error_rate"] == 1
 
-    validated = validation_metrics(["nq", "math"], [0.0, 1.0], [0.0, 1.0], [True, False])
+    validated = validation_metrics([record("nq", lost=True), record("math")])
     assert {name for name in validated if "/nq/" in name} == {
         "mixed/nq/val/count",
         "mixed/nq/val/infra_error_rate",

@@ -1,5 +1,6 @@
 """What our trainer reads, refuses and writes of a step, inside verl's own `step`."""
 
+import json
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
+from agent_loop.evaluation.records import RECORD, line_of, read_records
 from agent_loop.metrics.source_metrics import TrainedTrajectory
 from agent_loop.metrics.token_metrics import TokenSums
 from agent_loop.training import accounts, optimizer_steps
@@ -33,6 +35,7 @@ from samplers.faults import GroupFaults
 from samplers.ledger import LedgerEntry
 from samplers.uid import make_uid, prompt_of
 from tests.fakes.engine import tokens_of, trained_of
+from tests.fakes.records import record
 
 UPDATES, GROUPS = 2, 4
 
@@ -311,3 +314,32 @@ def test_a_step_writes_the_groups_that_it_may_and_keeps_the_files_of_the_newest_
         step, path = books.trainer.global_steps, books.path / f"{books.trainer.global_steps}.jsonl"
         assert sent.pop() == ("trajectories", step, path) and sent == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["2.jsonl", "3.jsonl"]
+
+
+def test_a_validation_writes_its_records_and_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    trainer: Any = object.__new__(MixedSeparateAsyncTrainer)
+    trainer.global_steps, trainer.validation_dir = 8, tmp_path / "validation"
+    trainer._writer = FileWriter()
+    seen: dict[str, Any] = {}
+
+    def theirs(self: Any, sources: Any, uids: Any, infos: dict[str, Any], *_: Any, **__: Any):
+        seen.update(infos)
+        return {"val-core/nq/acc/mean@1": 0.5}
+
+    monkeypatch.setattr(PPOTrainer, "_val_metrics_update", theirs)
+    records = [record(row="1", step=8), record(row="0", reward=0.0, step=8)]
+    infos = {
+        "reward": [1.0, 0.0, 0.0],
+        RECORD: [*(json.dumps(line_of(each)) for each in records), None],
+    }
+
+    metrics = trainer._val_metrics_update(["nq"] * 3, ["a", "b", "c"], infos, [2, 2, 2])
+
+    trainer._writer.flush()
+    assert read_records(tmp_path / "validation" / "8.jsonl") == records[::-1]
+    assert seen == {"reward": [1.0, 0.0, 0.0]}
+    assert metrics["val-core/nq/acc/mean@1"] == 0.5
+    assert metrics["mixed/nq/val/reward/mean"] == metrics["mixed/nq/val/pass_rate"] == 0.5
+    assert metrics["mixed/nq/val/count"] == 2

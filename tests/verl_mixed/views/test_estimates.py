@@ -1,5 +1,7 @@
 """95 % intervals, and what training changed."""
 
+import random
+from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
@@ -7,7 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_loop.evaluation.records import Record
+from agent_loop.metrics.source_metrics import validation_metrics
+from tests.fakes.records import of_policy, record
 from verl_mixed.views.estimates import (
+    comparison_words,
     improvements,
     not_comparable,
     pass_rate_band,
@@ -194,3 +200,85 @@ def test_where_judged_groups_are_not_logged_lost_trajectories_take_groups_away()
     (point,) = pass_rate_band(trained([0.5], **metrics), "math")
 
     assert point.interval == wilson(0.5, 12.5)
+
+
+# --- the same questions ---------------------------------------------------------------------------
+
+
+def lines_of(*validations: Sequence[Record]) -> list[dict[str, Any]]:
+    return [
+        {"step": records[0].step, "time": 0.0, "metrics": validation_metrics(records)}
+        for records in validations
+    ]
+
+
+def validation(step: int, chances: Sequence[float], seed: int) -> list[Record]:
+    return [
+        each
+        for source in ("math", "nq", "taco")
+        for each in of_policy(chances, 1, seed, source, step)
+    ]
+
+
+def test_the_change_of_validations_with_records_is_that_of_the_same_questions() -> None:
+    chances = [0.1, 0.9] * 50
+    first, last = validation(0, chances, 1), validation(8, [c + 0.1 for c in chances], 2)
+    lines = lines_of(first, last)
+
+    changes = improvements(lines, {0: first, 8: last})
+    unpaired = improvements(lines)
+
+    assert [one.source for one in changes] == ["math", "nq", "taco"]
+    for one, other in zip(changes, unpaired, strict=True):
+        assert one.paired is not None and one.comparisons == 3
+        assert one.change == pytest.approx(other.change)
+        assert one.interval is not None and other.interval is not None
+        assert one.interval[1] - one.interval[0] < other.interval[1] - other.interval[0]
+        assert one.first.interval is not None
+
+
+def test_what_is_said_of_a_change_says_how_many_were_looked_at() -> None:
+    first, last = validation(0, [0.5] * 40, 1), validation(8, [0.5] * 40, 2)
+    lines = lines_of(first, last)
+
+    paired = comparison_words(improvements(lines, {0: first, 8: last}))
+    unpaired = comparison_words(improvements(lines))
+    (one,) = improvements([validated(0, 0.25), validated(9, 0.3)])
+
+    assert paired == (
+        "Paired by question; 3 comparisons, each interval at 98.3 %, together 95 % (Bonferroni)."
+    )
+    assert unpaired.startswith("Unpaired; 3 comparisons, each interval at 98.3 %")
+    assert comparison_words([one]) == "Unpaired; 1 comparison, its interval at 95 %."
+    assert comparison_words([]) == ""
+
+
+def test_records_of_one_validation_alone_make_no_pairs() -> None:
+    first, last = validation(0, [0.5] * 40, 1), validation(8, [0.5] * 40, 2)
+
+    changes = improvements(lines_of(first, last), {8: last})
+
+    assert all(one.paired is None for one in changes)
+
+
+def test_rewards_outside_of_zero_to_one_are_compared_by_pairs() -> None:
+    first = [record("math", str(i), reward=-1.0 + i % 2) for i in range(30)]
+    last = [record("math", str(i), reward=0.5 + (i % 3) / 10, step=8) for i in range(30)]
+
+    (one,) = improvements(lines_of(first, last), {0: first, 8: last})
+
+    assert (one.measure, one.verdict) == ("validation reward", "improved")
+
+
+@pytest.mark.slow
+def test_without_learning_one_of_twenty_runs_at_most_has_a_verdict() -> None:
+    """As three sources at a learning rate of 0, each validated on the same 100 questions."""
+    chance, wrong, runs = random.Random(0), 0, 200
+    for seed in range(runs):
+        chances = [chance.random() for _ in range(100)]
+        first, last = validation(0, chances, 2 * seed), validation(16, chances, 2 * seed + 1)
+        verdicts = [
+            one.verdict for one in improvements(lines_of(first, last), {0: first, 16: last})
+        ]
+        wrong += any(verdict != "no clear change" for verdict in verdicts)
+    assert wrong / runs <= 0.05

@@ -33,6 +33,7 @@ from rate_limit.file_limiter import FileRateLimiter
 from rate_limit.ray_limiter import RayRateLimiter
 from rate_limit.snapshot import Snapshot, SourceSnapshot
 from tests.fakes.engine import trained_of
+from tests.fakes.records import record
 from tests.listening import listening
 from tests.verl_mixed.views.dashboard import FOLDER, PANELS, Use, uses, variables, variables_used
 
@@ -118,7 +119,7 @@ def step_metrics() -> dict[str, float]:
         **source_metrics([trajectory("a"), trajectory("b")]),
         **token_metrics([tokens]),
         **eviction_metrics([("math", "filtered")]),
-        **validation_metrics(["math"], [1.0], [1.0], [False]),
+        **validation_metrics([record("math")]),
         **limiter_metrics(limiter),
     }
 

@@ -75,8 +75,8 @@ def media_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Rows with images, videos or audio that the agent, the backend or the model would lose."""
     path, backend = _model(config), at(config, "actor_rollout_ref.rollout.name")
     common = None
-    if backend == "hf":
-        common = "actor_rollout_ref.rollout.name='hf' generates from text only"
+    if backend in ("hf", "openai"):  # openai: an evaluation with --base-url
+        common = f"actor_rollout_ref.rollout.name={backend!r} generates from text only"
     elif path is not None and not any(map(Path.is_file, (path / file for file in _PROCESSORS))):
         common = f"{MODEL_KEY}={str(path)!r} has no processor ({' or '.join(_PROCESSORS)})"
     sources = sound_sources(config)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from verl_mixed.views.estimates import Estimate
+from verl_mixed.views.estimates import Estimate, comparison_words
 from verl_mixed.views.progress import series
 from verl_mixed.views.report.charts import Curve, Panel
 from verl_mixed.views.report.machinery import phase_layers
@@ -20,6 +20,8 @@ def improvement_lines(run: Run) -> list[str]:
         f"(step {steps_of(one.first)} → {steps_of(one.last)}; {one.change_words}): {one.verdict}"
         for one in run.improvements
     ]
+    if words := comparison_words(run.improvements):
+        compared.append(words)
     return compared + [f"{source}: {why}" for source, why in run.not_comparable.items()]
 
 

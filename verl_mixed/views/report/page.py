@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from verl_mixed.views.estimates import comparison_words
 from verl_mixed.views.progress import warnings_of
 from verl_mixed.views.report import charts, opening
 from verl_mixed.views.report.comparison import comparison, config_rows, differing_keys
@@ -91,6 +92,7 @@ def _environment() -> "Environment":
         "NOTHING_YET": NOTHING_YET,
         "COLORS": charts.COLORS,
         "axes_of": charts.axes_of,
+        "comparison_words": comparison_words,
         "rows_of": _rows,
         "mixture_verdict": mixture_verdict,
         "opening": opening,

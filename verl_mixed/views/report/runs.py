@@ -16,8 +16,15 @@ from samplers.ledger import Line as LedgerLine
 from samplers.ledger import PlanStart, read_ledger
 from samplers.mixture_plan import MixturePlan
 from verl_mixed.run.compose import load_config
+from verl_mixed.run.evaluations import summaries_of, validations_of
 from verl_mixed.run.state import RunFolder
-from verl_mixed.views.estimates import Improvement, improvements, not_comparable
+from verl_mixed.views.estimates import (
+    NO_RECORDS,
+    Improvement,
+    Validated,
+    improvements,
+    not_comparable,
+)
 from verl_mixed.views.mixture_rows import RatioRow, ratio_rows
 from verl_mixed.views.progress import Line, sources_of
 from verl_mixed.views.summary import restarts_of, trained
@@ -39,6 +46,10 @@ class Run:
     """Lines of `metrics.jsonl` that could not be read."""
     starts: Sequence[float] = ()
     """When it was started and resumed, seconds since 1970."""
+    validated: Validated = field(default_factory=lambda: NO_RECORDS)
+    """Records of the first and the last validation."""
+    evaluations: Sequence[Mapping[str, Any]] = ()
+    """Results of `verl-mixed evaluate`."""
     ended: bool = False
     """Whether the trainer ended by itself after all steps."""
 
@@ -55,7 +66,7 @@ class Run:
     @cached_property
     def improvements(self) -> list[Improvement]:
         """First and last reward of each source, and the change between them."""
-        return improvements(self.lines)
+        return improvements(self.lines, self.validated)
 
     @cached_property
     def not_comparable(self) -> dict[str, str]:
@@ -117,6 +128,8 @@ def load_run(folder: RunFolder, name: str | None = None) -> Run:
         ledger_problem=problem,
         passed_over=passed_over,
         starts=_starts(folder.versions),
+        validated=validations_of(folder.path, lines),
+        evaluations=summaries_of(folder.path),
         ended=isinstance(total, int) and folder.is_done(total),
     )
 

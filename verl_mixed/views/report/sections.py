@@ -1,5 +1,6 @@
 """Every section of a report, in the order of the page."""
 
+from verl_mixed.views.report.evaluations import evaluations
 from verl_mixed.views.report.learning import facts, lengths, optimizer, reward_parts, rewards
 from verl_mixed.views.report.machinery import limiter, times, tools
 from verl_mixed.views.report.mixture import given_up, mixture
@@ -9,5 +10,5 @@ from verl_mixed.views.report.runs import Run
 
 def sections_of(run: Run) -> list[Section]:
     """The sections of one run; a section without metrics is among them and says so."""
-    makers = (rewards, reward_parts, mixture, lengths, tools, limiter, times)
+    makers = (rewards, evaluations, reward_parts, mixture, lengths, tools, limiter, times)
     return [make(run) for make in (*makers, optimizer, given_up, facts)]

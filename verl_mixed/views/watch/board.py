@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from verl_mixed.views import progress, summary
-from verl_mixed.views.estimates import Improvement, improvements
+from verl_mixed.views.estimates import NO_RECORDS, Improvement, Validated, improvements
 
 MOST_POINTS = 1000
 """Points of a curve that are kept; a screen shows far fewer."""
@@ -73,13 +73,16 @@ class Board:
 
 
 def board_of(
-    lines: Sequence[progress.Line], total_steps: int | None, passed_over: int = 0
+    lines: Sequence[progress.Line],
+    total_steps: int | None,
+    passed_over: int = 0,
+    validated: Validated = NO_RECORDS,
 ) -> Board:
     """The values of all lines so far; old lines need only the metrics of curves."""
     newest: Mapping[str, float] = lines[-1]["metrics"] if lines else {}
     trained = next((line for line in reversed(lines) if line["step"] > 0), None)
     metrics: Mapping[str, float] = trained["metrics"] if trained else {}
-    changes = {change.source: change for change in improvements(lines)}
+    changes = {change.source: change for change in improvements(lines, validated)}
     ratio = metrics.get("mixed/ratio_error/max")
     return Board(
         step=max((line["step"] for line in lines), default=0),

@@ -14,6 +14,7 @@ from rate_limit.snapshot import Snapshot
 from rate_limit.stats import snapshot_of
 from samplers.disk import BrokenFile
 from verl_mixed.run.compose import load_config
+from verl_mixed.run.evaluations import validations_of
 from verl_mixed.run.state import RunFolder, RunHeld
 from verl_mixed.run.text import clock
 from verl_mixed.views.limiter import state_file_of
@@ -118,7 +119,8 @@ class RunReader:
     def board(self) -> Board:
         """The values of the metrics."""
         if self._board is None:
-            self._board = board_of(self.lines, self.total_steps, self.passed_over)
+            validated = validations_of(self.folder.path, self.lines)
+            self._board = board_of(self.lines, self.total_steps, self.passed_over, validated)
         return self._board
 
     def state(self) -> State:

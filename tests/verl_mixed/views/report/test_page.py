@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from samplers.ledger import LedgerEntry
+from tests.fakes.records import of_policy
 from tests.fakes.run_folder import write_run
 from tests.verl_mixed.views.report.test_charts import HOSTILE
+from verl_mixed.run.evaluations import Evaluation
 from verl_mixed.run.state import RunFolder
 from verl_mixed.views.estimates import wilson
+from verl_mixed.views.evaluation import summary_of
 from verl_mixed.views.report.charts import COLORS
 from verl_mixed.views.report.files import write_report
 from verl_mixed.views.report.machinery import limiter
@@ -426,3 +429,23 @@ def test_values_that_are_no_numbers_are_left_out_and_no_path_is_told(tmp_path: P
     page = (folder / "report.html").read_text()
     assert "nan" not in page.split("<script>")[0].lower()
     assert str(tmp_path) not in page
+
+
+def test_evaluations_of_the_run_have_a_section(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", 6)
+    done = Evaluation(label="step_6", step=6, records=of_policy([0.5] * 20, 2, 0))
+    with_one = replace(run, evaluations=[summary_of(done, (1, 2))])
+
+    without, page = (
+        section(render([run]), "Evaluations"),
+        section(render([with_one]), "Evaluations"),
+    )
+
+    assert "No checkpoint was evaluated" in without
+    assert "<th>pass@2</th>" in page and "<td>step_6</td><td>20 x 2</td>" in page
+
+
+def test_the_first_screen_says_how_changes_were_compared(tmp_path: Path) -> None:
+    page = render([run_of(tmp_path / "run", 20)])
+
+    assert "Unpaired; 3 comparisons, each interval at 98.3 %" in page.split("<section>")[0]

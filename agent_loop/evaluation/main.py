@@ -1,0 +1,254 @@
+"""The driver of an evaluation: `python -m agent_loop.evaluation.main FOLDER`.
+
+verl adapter: `LLMServerManager` (workers/rollout/llm_server.py at 0.9.1), which starts the rollout
+servers of `separate_async`, here with weights from disk. There is no trainer, no optimizer, no
+TransferQueue and no weight sync. FOLDER has `config.yaml` and `job.json`; the records are appended
+to `records.jsonl`, so that an evaluation that was killed goes on.
+"""
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from agent_loop.evaluation.records import Key, Record, RecordsFile
+from agent_loop.evaluation.selection import Selection
+from agent_loop.training.main import join
+from agent_loop.training.run_folder import write_text
+from agent_loop.training.verl_config import refusals
+from config.schema import TOOL_CONFIG, ConfigError, MixedConfig, ToolConfig, load_section
+
+JOB, RECORDS, CONFIG, SELECTED = "job.json", "records.jsonl", "config.yaml", "selected.json"
+"""Files in the folder of an evaluation."""
+
+SAYS = "evaluation: "
+"""Begins the lines that the launcher prints too."""
+
+LINE_S = 5.0
+"""Seconds between two lines of progress."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to evaluate, beside the config."""
+
+    step: int
+    """Training step of the weights, from which the seeds are made."""
+
+    selection: Selection
+    base_url: str = ""
+    """URL of an OpenAI-compatible server; empty: the rollout backend of the config."""
+
+    model: str = ""
+    """Name of the model at that server."""
+
+
+def write_job(job: Job, folder: Path) -> None:
+    """Write `job.json`."""
+    write_text(folder / JOB, json.dumps(asdict(job), indent=1) + "\n")
+
+
+def read_job(folder: Path) -> Job:
+    """The job of a folder."""
+    given = json.loads((folder / JOB).read_text())
+    chosen = given.pop("selection")
+    chosen["sources"] = tuple(chosen["sources"])
+    return Job(**given, selection=Selection(**chosen))
+
+
+def main(folder: Path) -> None:
+    """Make the records that are missing, then write all in order.
+
+    Raises:
+        ConfigError: verl refuses the config, or no row is chosen.
+        RuntimeError: verl did not load the `verl.plugins` entry point.
+    """
+    import verl  # loads the plugin  # noqa: F401
+    from verl.utils.device import auto_set_device
+
+    plugin = sys.modules.get("agent_loop.plugin")
+    if plugin is None or not plugin.is_loaded():
+        raise RuntimeError(
+            "verl did not load the entry point verl.plugins -> agent_loop.plugin: install the "
+            "project (pip install --no-deps -e .) and unset VERL_USE_EXTERNAL_PLUGINS"
+        )
+    config = OmegaConf.load(folder / CONFIG)
+    assert isinstance(config, DictConfig), "the launcher writes a mapping"
+    job, file = read_job(folder), RecordsFile(folder / RECORDS)
+    auto_set_device(config)
+    if not job.base_url and (problems := refusals(config)):
+        raise ConfigError(problems)
+    rows = _rows(config, job.selection)
+    chosen = [_key(row, 0)[:2] for row in rows]
+    write_text(folder / SELECTED, json.dumps(chosen) + "\n")
+    tasks = [(row, sample) for row in rows for sample in range(job.selection.samples)]
+    pending = [task for task in tasks if _key(*task) not in file.records]
+    _say(f"{len(tasks) - len(pending)} of {len(tasks)} trajectories are there")
+    file.open()
+    if pending:
+        _run(config, job, pending, len(tasks), file)
+    file.finish()
+
+
+def _rows(config: DictConfig, selection: Selection) -> list[dict[str, Any]]:
+    """The chosen rows of the validation files, as validation inside a run gets them."""
+    from verl.trainer.ppo.utils import create_rl_dataset
+    from verl.utils.config import omega_conf_to_dataclass
+
+    model: Any = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+    dataset: Any = create_rl_dataset(
+        config.data.val_files,
+        config.data,
+        model.tokenizer,
+        model.processor,
+        is_train=False,
+        max_samples=config.data.get("val_max_samples", -1),
+    )
+    dataset.is_validation = True
+    columns = dataset.dataframe.select_columns(["data_source", "extra_info"])
+    keys = [(row["data_source"], row["extra_info"]["row_id"]) for row in columns]
+    places = selection.of(keys)
+    if not places:
+        known = ", ".join(
+            f"{name} ({n})" for name, n in sorted(Counter(s for s, _ in keys).items())
+        )
+        raise ConfigError([f"no row to evaluate: the validation files have rows of {known}"])
+    return [dataset[place] for place in places]
+
+
+def _key(row: Mapping[str, Any], sample: int) -> Key:
+    return row["data_source"], row["extra_info"]["row_id"], sample
+
+
+def _run(
+    config: DictConfig,
+    job: Job,
+    pending: Sequence[tuple[dict[str, Any], int]],
+    total: int,
+    file: RecordsFile,
+) -> None:
+    """Start servers and workers, run the sessions, and append their records."""
+    import ray
+
+    if not OmegaConf.select(config, "ray_kwargs.ray_init.address"):
+        OmegaConf.update(config, "ray_kwargs.ray_init.address", "local", force_add=True)
+    join(config)
+    try:
+        _settle_limiter(config)
+        client, at_once = _engine(config, job)
+        from agent_loop.evaluation.worker import EvaluationWorker  # imports verl's loops
+
+        make: Any = ray.remote(EvaluationWorker).options(scheduling_strategy="SPREAD")
+        workers = [
+            make.remote(config, client)
+            for _ in range(config.actor_rollout_ref.rollout.agent.num_workers)
+        ]
+        _say("engine and workers are starting")
+        progress = _Progress(total, total - len(pending))
+        for done in _answers(workers, pending, job.step, at_once):
+            file.append(done)
+            progress.add(done)
+        progress.end()
+    finally:
+        ray.shutdown()
+
+
+def _settle_limiter(config: DictConfig) -> None:
+    """Decide for all processes which limiter keeps the rate, as the trainer does."""
+    from agent_loop.tools.limiter import make_limiter, resolve_backend
+    from agent_loop.tools.own_limits import open_own_limiters
+    from agent_loop.turns.loop_settings import own_limits_of
+
+    mixed_values: Any = OmegaConf.to_container(config.mixed, resolve=True)
+    tool_values: Any = OmegaConf.to_container(OmegaConf.select(config, TOOL_CONFIG), resolve=True)
+    mixed = load_section(MixedConfig, mixed_values, "mixed")
+    tools = load_section(ToolConfig, tool_values, TOOL_CONFIG)
+    settings = resolve_backend(tools, mixed)
+    with open_dict(config):
+        config.mixed.rate_limit = settings.model_dump()
+    mixed = mixed.model_copy(update={"rate_limit": settings})
+    open_own_limiters(own_limits_of(mixed), tools, mixed)
+    if tools.enable_global_rate_limit:
+        make_limiter(tools, mixed)
+
+
+def _engine(config: DictConfig, job: Job) -> tuple[Any, int]:
+    """A client of the engine, and how many sessions it may run at once."""
+    rollout = config.actor_rollout_ref.rollout
+    workers = rollout.agent.num_workers
+    if job.base_url:
+        from agent_loop.evaluation.engine_openai import OpenAIClient
+
+        most = max(1, rollout.max_num_seqs // workers)
+        return OpenAIClient(config, job.base_url, job.model, most), most * workers
+    from agent_loop.evaluation.servers import EvaluationServers
+
+    servers: Any = EvaluationServers.create(config=config)
+    return servers.get_client(), rollout.max_num_seqs * len(servers.get_replicas())
+
+
+def _answers(
+    workers: Sequence[Any], pending: Sequence[tuple[dict[str, Any], int]], step: int, at_once: int
+) -> Iterator[list[Record]]:
+    """Run the sessions, `at_once` at a time; yields the records of those that ended."""
+    import ray
+
+    waiting, running = iter(enumerate(pending)), set[Any]()
+    while True:
+        for number, (row, sample) in waiting:
+            running.add(workers[number % len(workers)].evaluate.remote(row, sample, step))
+            if len(running) >= at_once:
+                break
+        if not running:
+            return
+        ray.wait(list(running), num_returns=1)
+        ended, _ = ray.wait(list(running), num_returns=len(running), timeout=0)
+        running -= set(ended)
+        yield ray.get(ended)
+
+
+class _Progress:
+    """Prints a line of progress now and then."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self._total, self._done = total, done
+        self._began_s, self._at_first = time.monotonic(), done
+        self._next_s = self._began_s
+        self._rewards: dict[str, list[float]] = {}
+        self._lost = 0
+
+    def add(self, records: Sequence[Record]) -> None:
+        self._done += len(records)
+        for record in records:
+            self._lost += record.lost
+            if not record.lost:
+                self._rewards.setdefault(record.source, []).append(record.reward)
+        now = time.monotonic()
+        if self._done - len(records) == self._at_first:  # the start is over
+            self._began_s, self._next_s = now, now + LINE_S
+        elif now >= self._next_s:
+            self._next_s = now + LINE_S
+            self.end()
+
+    def end(self) -> None:
+        elapsed_s = time.monotonic() - self._began_s
+        left_s = elapsed_s * (self._total - self._done) / max(1, self._done - self._at_first)
+        means = ", ".join(
+            f"{source} {sum(own) / len(own):.2f}" for source, own in sorted(self._rewards.items())
+        )
+        lost = f", {self._lost} lost" if self._lost else ""
+        _say(f"{self._done} of {self._total} trajectories{lost}, left {left_s:.0f}s: {means}")
+
+
+def _say(text: str) -> None:
+    print(f"{SAYS}{text}", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

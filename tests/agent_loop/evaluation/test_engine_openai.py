@@ -1,0 +1,201 @@
+"""The client of an OpenAI-compatible server, against servers that take and say different things."""
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+pytest.importorskip("verl")
+
+from omegaconf import OmegaConf
+
+from agent_loop.evaluation.completions import ATTEMPTS, CompletionsApi, NoAnswer, Refused
+from agent_loop.evaluation.engine_openai import OpenAIClient
+from tests.fakes.real_tokenizers import real_tokenizer
+from tests.listening import listening
+
+TOKENIZER = real_tokenizer("pieces")
+CONFIG = OmegaConf.create({"actor_rollout_ref": {"rollout": {"response_length": 50}}})
+PROMPT = TOKENIZER.encode("ab", add_special_tokens=False)
+Answer = Callable[[dict[str, Any]], Any]
+
+
+class CompletionsServer:
+    """Answers `POST /v1/completions` by a function of the body, and keeps the bodies."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer, self.bodies, self.keys = answer, list[dict[str, Any]](), list[str]()
+
+    async def post(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.bodies.append(body)
+        self.keys.append(request.headers.get("Authorization", ""))
+        said = self.answer(body)
+        if isinstance(said, web.Response):
+            return said
+        return web.json_response({"choices": [said]})
+
+
+@asynccontextmanager
+async def serving(answer: Answer) -> AsyncIterator[tuple[CompletionsServer, OpenAIClient]]:
+    server = CompletionsServer(answer)
+    app = web.Application()
+    app.router.add_post("/v1/completions", server.post)
+    async with listening(web.AppRunner(app, shutdown_timeout=0.1)) as url:
+        client = OpenAIClient(CONFIG, f"{url}/v1", "demo")
+        client.tokenizer = TOKENIZER
+        try:
+            yield server, client
+        finally:
+            if client._api is not None:
+                await client._api.close()
+
+
+async def tokens(client: OpenAIClient, **sampling: Any) -> list[int]:
+    output = await client.generate("id", prompt_ids=PROMPT, sampling_params=sampling)
+    assert output.log_probs == [0.0] * len(output.token_ids)
+    return output.token_ids
+
+
+def encoded(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+async def test_tokens_of_the_server_are_taken_as_they_are():
+    async with serving(lambda body: {"text": "x", "token_ids": [4, 5]}) as (server, client):
+        assert await tokens(client, temperature=0.3, max_tokens=7, stop="</a>") == [4, 5]
+    (body,) = server.bodies
+    assert body["prompt"] == PROMPT and body["max_tokens"] == 7
+    assert body["temperature"] == 0.3 and body["stop"] == ["</a>"]
+    assert body["return_token_ids"] and body["include_stop_str_in_output"]
+
+
+async def test_a_server_that_takes_neither_ids_nor_more_fields_gets_text():
+    def plain(body: dict[str, Any]) -> Any:
+        if not isinstance(body["prompt"], str) or "return_token_ids" in body:
+            return web.Response(status=422, text="extra fields are not permitted")
+        return {"text": "ab", "finish_reason": "length"}
+
+    async with serving(plain) as (server, client):
+        assert await tokens(client) == encoded("ab")
+        assert await tokens(client) == encoded("ab")
+    assert len(server.bodies) == 4 + 1  # the form that was taken is remembered
+    assert server.bodies[-1]["prompt"] == TOKENIZER.decode(PROMPT)
+    assert server.bodies[-1]["max_tokens"] == 50
+
+
+async def test_the_end_of_a_message_is_a_token_of_the_answer():
+    async with serving(lambda body: {"text": "ab", "finish_reason": "stop"}) as (_, client):
+        assert await tokens(client) == [*encoded("ab"), TOKENIZER.eos_token_id]
+    async with serving(lambda body: {"text": "", "finish_reason": "stop"}) as (_, client):
+        assert await tokens(client) == [TOKENIZER.eos_token_id]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"text": "ab</a>"},
+        {"text": "ab", "stop_reason": "</a>"},
+        {"text": "ab", "matched_stop": "</a>"},
+    ],
+)
+async def test_a_stop_string_is_in_the_answer(said: dict[str, Any]):
+    async with serving(lambda body: said | {"finish_reason": "stop"}) as (server, client):
+        assert await tokens(client, stop=["</a>", "</b>"]) == encoded("ab</a>")
+    assert len(server.bodies) == 1
+
+
+async def test_a_server_that_does_not_say_where_it_stopped_gets_no_stop_strings():
+    def answer(body: dict[str, Any]) -> Any:
+        text = "ab" if "stop" in body else "ab</a>c"
+        return {"text": text, "finish_reason": "stop"}
+
+    async with serving(answer) as (server, client):
+        whole = [*encoded("ab</a>c"), TOKENIZER.eos_token_id]  # the loop cuts it at its tag
+        assert await tokens(client, stop=["</a>"]) == whole
+        assert await tokens(client, stop=["</a>"]) == whole
+    assert ["stop" in body for body in server.bodies] == [True, False, False]
+
+
+async def test_a_server_that_says_it_stopped_at_the_end_of_the_message_is_believed():
+    said = {"text": "ab", "finish_reason": "stop", "stop_reason": None}
+    async with serving(lambda body: said) as (server, client):
+        assert await tokens(client, stop=["</a>"]) == [*encoded("ab"), TOKENIZER.eos_token_id]
+    assert len(server.bodies) == 1
+
+
+async def test_seeds_fit_into_31_bits_and_the_key_is_sent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    async with serving(lambda body: {"text": "a", "token_ids": [1]}) as (server, client):
+        await tokens(client, seed=(1 << 62) + 5)
+    assert server.bodies[0]["seed"] == 5
+    assert server.keys == ["Bearer secret"]
+
+
+async def test_images_are_refused():
+    client = OpenAIClient(CONFIG, "http://127.0.0.1:1/v1", "demo")
+    with pytest.raises(ValueError, match="text only"):
+        await client.generate("id", prompt_ids=[1], sampling_params={}, image_data=[object()])
+
+
+# --- retries --------------------------------------------------------------------------------------
+
+
+class Slept:
+    def __init__(self) -> None:
+        self.pauses: list[float] = []
+
+    async def __call__(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+@asynccontextmanager
+async def api(answers: list[Any], sleep: Slept, key: str = "") -> AsyncIterator[CompletionsApi]:
+    left = list(answers)
+
+    def answer(body: dict[str, Any]) -> Any:
+        said = left.pop(0) if len(left) > 1 else left[0]
+        return said() if callable(said) else said
+
+    async with serving(answer) as (_, client):
+        made = CompletionsApi(client.base_url, key, sleep=sleep, rng=random.Random(0))
+        try:
+            yield made
+        finally:
+            await made.close()
+
+
+async def test_an_overloaded_server_is_asked_again_after_the_pause_it_asks_for():
+    busy = lambda: web.Response(status=429, headers={"Retry-After": "7"})  # noqa: E731
+    broken = lambda: web.Response(status=503)  # noqa: E731
+    sleep = Slept()
+    async with api([busy, broken, {"text": "a"}], sleep) as made:
+        assert (await made.complete({}))["text"] == "a"
+    assert sleep.pauses[0] == 7.0 and 0 <= sleep.pauses[1] <= 1.0
+
+
+async def test_a_server_that_stays_down_is_named_after_all_attempts():
+    sleep = Slept()
+    async with api([lambda: web.Response(status=500, text="engine died")], sleep) as made:
+        with pytest.raises(NoAnswer, match=rf"{ATTEMPTS} attempts, the last: HTTP 500 engine died"):
+            await made.complete({})
+    assert len(sleep.pauses) == ATTEMPTS - 1 and max(sleep.pauses) <= 30.0
+
+
+async def test_a_refusal_is_not_repeated_and_does_not_show_the_key():
+    sleep = Slept()
+    refusal = lambda: web.Response(status=401, text="bad key sesame")  # noqa: E731
+    async with api([refusal], sleep, key="sesame") as made:
+        with pytest.raises(Refused, match=r"HTTP 401\): bad key \*\*\*"):
+            await made.complete({})
+    assert sleep.pauses == []
+
+
+async def test_an_answer_that_is_no_completion_is_asked_for_again():
+    sleep = Slept()
+    async with api([lambda: web.Response(text="<html>"), {"text": "a"}], sleep) as made:
+        assert (await made.complete({}))["text"] == "a"
+    assert len(sleep.pauses) == 1
