@@ -5,7 +5,7 @@
 #
 #   --fast     leave out the tests marked ray, slow, sandbox or nodes
 #   --cluster  only the tests marked cluster: runs over several machines in network namespaces, minutes each, as root
-#   --long     only the tests marked algorithm, model, toolservers, agents, reasoning or vllm: a run for each advantage estimator, of LoRA, of lent training devices, of a slow tool or none, of loops that are not ours, of an export, of a Ray started by hand and of a quick start, a pretrained model, stock MCP servers, stock agents, tasks of reasoning-gym, vLLM
+#   --long     only the tests marked algorithm, model, toolservers, agents, environments, reasoning or vllm: a run for each advantage estimator, of LoRA, of lent training devices, of a slow tool or none, of loops that are not ours, of an export, of a Ray started by hand and of a quick start, a pretrained model, stock MCP servers, stock agents, environments of other projects, tasks of reasoning-gym, vLLM
 #
 # The first start installs the Python environment into .venv (2 to 6 GB, some minutes). As root, missing Debian
 # packages (bubblewrap, bats, ...) are installed; otherwise the checks that need them are skipped, with a message.
@@ -35,7 +35,7 @@ SCRIPTS=(
   run_mixed_training.sh setup_cluster.sh run_tests.sh .ci/run requirements/renew.sh benchmarks/release_check.sh
   cluster/lib/*.sh cluster/slurm/* tests/nodes/*.sh tests/fakes/agents/*.sh
 )
-LONG="cluster or algorithm or model or toolservers or agents or reasoning or vllm" # marks of tests that need an option of this script
+LONG="cluster or algorithm or model or toolservers or agents or environments or reasoning or vllm" # marks of tests that need an option of this script
 SUMMARY=()
 FAILED=0
 declare -A BESIDE_LOGS=() BESIDE_PIDS=() # name -> what it prints, and its process
@@ -150,7 +150,7 @@ main() {
         beside=("tests/verl_mixed/checks tests/samplers" "tests/verl_mixed/commands tests/verl_mixed/launch tests/verl_mixed/views tests/rate_limit")
         ;;
       --cluster) only="cluster" ;;
-      --long) only="algorithm or model or toolservers or agents or reasoning or vllm" ;;
+      --long) only="algorithm or model or toolservers or agents or environments or reasoning or vllm" ;;
       *) die 2 "unknown option $1: see --help" ;;
     esac
     shift

@@ -32,9 +32,14 @@ class NativeAgentLoop(NamedToolsLoop):
         messages: list[dict[str, Any]],
         prompt_ids: Sequence[int],
     ) -> tuple[Language, ObservationStyle]:
+        dialogue = self.calls(codec, prompt_ids)
+        return dialogue, dialogue
+
+    def calls(self, codec: HFCodec, prompt_ids: Sequence[int]) -> NativeDialogue:
+        """Reads the calls of a conversation, and writes their results."""
         settings = self.settings
         call_format = format_of(settings.call_format)
-        dialogue = NativeDialogue(
+        return NativeDialogue(
             call_format,
             {name: spec.parameters for name, spec in self.specs.items()},
             self._tool_messages(codec, call_format),
@@ -44,7 +49,6 @@ class NativeAgentLoop(NamedToolsLoop):
             max_length=settings.mixed.turns.max_observation_length,
             in_reasoning=prompt_opens_thought(codec, prompt_ids),
         )
-        return dialogue, dialogue
 
     def _tool_messages(self, codec: HFCodec, call_format: CallFormat) -> ToolMessages:
         """The template's glue, shared by the trajectories that have the same tools."""

@@ -65,6 +65,15 @@ def with_system_text(
     return messages
 
 
+def opening_of(
+    of_row: Sequence[Mapping[str, Any]], of_environment: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The first messages of an episode: the system message of the row, then those of the
+    environment, whose own system message is joined to the row's."""
+    system = next((each["content"] for each in of_row if each["role"] == "system"), "")
+    return with_system_text(of_environment, before=system)
+
+
 def _joined(own: Any, around: Sequence[str]) -> Any:
     """A message's content between the texts around it, as text or, if it has parts, as parts."""
     if isinstance(own, str):

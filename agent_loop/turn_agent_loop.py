@@ -67,6 +67,9 @@ class TurnAgentLoop(AgentLoopBase):
     """Whether a session may be several rows. `verl-mixed check` then refuses settings in which the
     gradient would depend on how a session is cut; see docs/masks.md."""
 
+    acts_at_end: ClassVar[bool] = False
+    """Whether the actions of the last turn are run too; see `run_turns`."""
+
     def __init__(
         self,
         *args: Any,
@@ -220,6 +223,7 @@ class TurnAgentLoop(AgentLoopBase):
             codec=codec,
             budget=budget,
             filler_id=self.tokenizer.eos_token_id,
+            acts_at_end=self.acts_at_end,
         )
         rollout.cause = cause
         return rollout

@@ -22,8 +22,12 @@ from pydantic import (
 )
 from typing_extensions import Self
 
+from config.environments import ENVIRONMENT_AGENT, EnvironmentEntry, as_environment
 from config.section import Section
 from config.tool_entries import ToolEntry, as_entry, differing_limits
+
+LOOPS_OWN = "loop"
+"""The reward that a source's agent loop, or its environment, computes itself."""
 
 NOT_SOURCES = (
     "balance",
@@ -153,6 +157,11 @@ class SourceConfig(Section):
     """Tools that the model may call, for agents that call tools by name (`native_agent`,
     `react_agent`): see config/tool_entries.py. None: those that the agent's own settings name."""
 
+    environment: EnvironmentEntry | None = None
+    """The environment in which the model acts, see config/environments.py. A source with one has
+    the agent `environment`, unless `agent` names a class of yours that inherits it, and the reward
+    `loop`, unless `reward` names another."""
+
     reward: str | None = None
     """Reward of this source: a name of `agent_loop.rewards`; a function as
     `path/to/file.py:function`; or `loop`, the score that an agent loop of your own computes. None
@@ -225,6 +234,19 @@ class SourceConfig(Section):
     @classmethod
     def _texts_are_entries(cls, tools: Any) -> Any:
         return [as_entry(tool) for tool in tools] if isinstance(tools, list) else tools
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _text_is_environment(cls, environment: Any) -> Any:
+        return as_environment(environment)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _environment_has_its_agent(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("environment") is not None:
+            own = {"agent": values.get("agent") or ENVIRONMENT_AGENT}
+            return {**values, **own, "reward": values.get("reward") or LOOPS_OWN}
+        return values
 
     @field_validator("system_prompt")
     @classmethod
@@ -512,7 +534,12 @@ class MixedConfig(Section):
             for name, source in self.sources.items()
             for entry in source.tools or ()
         )
-        for problem in differing_limits(entries):
+        acted_in = (
+            (f"sources.{name}.environment", source.environment)
+            for name, source in self.sources.items()
+            if source.environment is not None
+        )
+        for problem in (*differing_limits(entries), *differing_limits(acted_in)):
             raise ValueError(problem)
         return self
 

@@ -18,8 +18,14 @@ from pathlib import Path
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("agent_loop", "cluster", "config", "rate_limit", "samplers", "verl_mixed")
-EXEMPT = ("agent_loop.tools.sandbox.inside", "agent_loop.cpu.vllm_cpu")
-"""Beginnings of names: the first runs inside the sandbox only, the second needs vLLM."""
+EXEMPT = (
+    "agent_loop.tools.sandbox.inside",
+    "agent_loop.cpu.vllm_cpu",
+    "agent_loop.environments.openenv_client",
+    "agent_loop.environments.textarena_game",
+    "agent_loop.environments.verifiers_",
+)
+"""Beginnings of names: the first runs in the sandbox only, others need extras."""
 
 HEAVY = ("verl.trainer.main_ppo", "verl.trainer.ppo.v1", "verl.workers.engine_workers")
 """Modules of verl whose imports of other packages are taken over by the first process."""

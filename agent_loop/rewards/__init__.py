@@ -18,7 +18,7 @@ from agent_loop.rewards.judge import judge_reward
 from agent_loop.rewards.math import MathReward
 from agent_loop.rewards.qa import QAReward
 from agent_loop.rewards.reasoning_gym import ReasoningReward, missing_package
-from config.schema import load_section
+from config.schema import LOOPS_OWN, load_section
 
 _Maker = Callable[[str, Mapping[str, Any]], Reward]
 
@@ -46,9 +46,6 @@ def _reasoning(name: str, options: Mapping[str, Any]) -> Reward:
         raise ValueError(f"reward={name!r}: {missing}")
     return _plain(ReasoningReward)(name, options)
 
-
-LOOPS_OWN = "loop"
-"""The reward that a source's agent loop, of another project, computes itself."""
 
 _MAKERS: dict[str, _Maker] = {
     LOOPS_OWN: _plain(LoopReward),

@@ -19,7 +19,8 @@ def _opened(entries: Sequence[ToolEntry], client: ToolClient, topk: int = 1) -> 
     return toolbox_of(plain, client, topk=topk)
 
 
-def _client(tools: ToolConfig) -> ToolClient:
+def client_of(tools: ToolConfig) -> ToolClient:
+    """A client outside a run."""
     return ToolClient(
         tools.server_urls, limiter=None, timeout_s=tools.timeout, max_retries=tools.max_retries
     )
@@ -32,7 +33,7 @@ async def listed(entries: Sequence[ToolEntry], tools: ToolConfig) -> dict[str, T
         ToolUnavailable: an MCP server does not start, or does not list its tools in time.
         ValueError: an entry is wrong.
     """
-    async with _client(tools) as client:
+    async with client_of(tools) as client:
         toolbox = _opened(entries, client)
         await toolbox.open()
         return toolbox.specs
@@ -56,7 +57,7 @@ async def called(
         ToolRejected: a mistake in the arguments.
         ValueError: an entry is wrong.
     """
-    async with _client(tools) as client:
+    async with client_of(tools) as client:
         toolbox = _opened(entries, client.for_source(source), topk)
         await toolbox.open()
         row = {"data_source": source, "raw_prompt": [], "extra_info": {}}

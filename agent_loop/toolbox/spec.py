@@ -6,7 +6,7 @@ the argument and the rule.
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -120,6 +120,24 @@ class ToolSpec:
             return None
         place = "".join(f"[{p!r}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
         return f"{self.name}{place}: {error.message}"[:MAX_MISTAKE]
+
+
+def specs_of_tools(tools: Sequence[Mapping[str, Any]]) -> list[ToolSpec]:
+    """Tools from their JSON schemas, with or without `{"type": "function", "function": ...}`.
+
+    Raises:
+        ValueError: a schema is not one that a model can use, or two tools have one name.
+    """
+    specs: list[ToolSpec] = []
+    for tool in tools:
+        about = tool.get("function", tool)
+        name = about.get("name") if isinstance(about, Mapping) else None
+        if not isinstance(name, str) or any(spec.name == name for spec in specs):
+            raise ValueError(f"tool={tool!r:.200}: a tool needs a name of its own; add one")
+        parameters = about.get("parameters") or {"type": "object", "properties": {}}
+        description = str(about.get("description") or "")
+        specs.append(ToolSpec(name=name, description=description, parameters=parameters))
+    return specs
 
 
 def _pattern(validator: Any, pattern: str, text: Any, schema: Any) -> Iterator[ValidationError]:

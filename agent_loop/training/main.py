@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from agent_loop.training.own_queue import VARIABLE
 from agent_loop.training.verl_config import refusals
 from config.environment import ENV_FORWARD
+from config.environments import EnvironmentEntry, as_environment
 from config.schema import ConfigError
 from config.tool_entries import ToolEntry, as_entry
 
@@ -119,11 +120,14 @@ def join(config: DictConfig) -> None:
 
 
 def named_by_tools(config: DictConfig) -> set[str]:
-    """Variables that MCP servers of sources get (`env`, `token`)."""
+    """Variables that MCP servers and environments of sources get (`env`, `token`)."""
     sources: Any = OmegaConf.to_container(config.mixed.sources, resolve=True)
     entries = [tool for source in sources.values() for tool in source.get("tools") or ()]
     tools = [ToolEntry.model_validate(as_entry(entry)) for entry in entries]
-    return {name for tool in tools for name in (*tool.env, *([tool.token] if tool.token else ()))}
+    given = [source["environment"] for source in sources.values() if source.get("environment")]
+    environments = [EnvironmentEntry.model_validate(as_environment(each)) for each in given]
+    owners = [*tools, *environments]
+    return {name for own in owners for name in (*own.env, *([own.token] if own.token else ()))}
 
 
 class _PinnedToThisNode:

@@ -140,10 +140,12 @@ class LoopSettings:
 
 
 def own_limits_of(mixed: MixedConfig) -> list[OwnLimits]:
-    """What has limits of its own: the entries of `tools`, and judges."""
+    """What has limits of its own: the entries of `tools`, environments, and judges."""
     found: list[OwnLimits] = []
     for name, source in mixed.sources.items():
         found += source.tools or ()
+        if source.environment is not None:
+            found.append(source.environment)
         reward = reward_for(
             source.reward or default_reward(name, source.kind), source.reward_options
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_loop.turns.turn_loop import Rollout
 
-_TEXTS_OF_CALL = ("arguments", "error")
+_TEXTS_OF_CALL = ("arguments", "error", "unread")
 
 
 def facts_of(rollout: Rollout) -> dict[str, Any]:
@@ -21,7 +21,11 @@ def facts_of(rollout: Rollout) -> dict[str, Any]:
         # `dataclasses.asdict` takes twenty times as long, because it copies deeply.
         "turns": [vars(turn).copy() for turn in rollout.turns],
         "calls": [
-            {name: value for name, value in vars(call).items() if name not in _TEXTS_OF_CALL}
+            {
+                name: value
+                for name, value in vars(call).items()
+                if name not in _TEXTS_OF_CALL and value is not None and value is not False
+            }
             for call in rollout.calls
         ],
         "fault": rollout.fault,

@@ -69,6 +69,12 @@ class Observation:
     rejected: bool = False
     """Whether the tool did not run because of a mistake of the model. The text has the reason."""
 
+    reward: float | None = None
+    """Reward of a step of an environment; None of any other action."""
+
+    ends: bool = False
+    """Whether the environment says that the trajectory is over."""
+
 
 Environment = Callable[[Action], Awaitable[Observation]]
 
@@ -122,6 +128,14 @@ class Call:
     """HTTP requests; 0 if none was needed, as for a cached result."""
 
     error: str | None = None
+    reward: float | None = None
+    """As in `Observation`."""
+
+    ends: bool = False
+    """As in `Observation`."""
+
+    unread: str | None = None
+    """The result, if the trajectory ended with it, so that the model did not read it."""
 
 
 @dataclass(kw_only=True)
@@ -230,6 +244,7 @@ async def run_turns(
     codec: TokenCodec,
     budget: Budget,
     filler_id: int,
+    acts_at_end: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> Rollout:
     """Run one trajectory to its end.
@@ -238,6 +253,8 @@ async def run_turns(
         prompt_ids: (P,) rendered prompt.
         environment: runs one action that is not the answer.
         filler_id: the only token of an empty response.
+        acts_at_end: whether the actions of the last turn are run too, although the model does not
+            read their results: a step of an environment may have a reward.
         clock: seconds, for the time of each phase.
 
     Returns:
@@ -255,7 +272,15 @@ async def run_turns(
                 raise TimeoutError  # the deadline has passed: the engine is not called
             async with whole:
                 rollout.stop_reason = await _run(
-                    rollout, generate, environment, language, style, codec, budget, clock
+                    rollout,
+                    generate,
+                    environment,
+                    language,
+                    style,
+                    codec,
+                    budget,
+                    acts_at_end,
+                    clock,
                 )
         except TimeoutError:
             if budget.timeout_s <= 0 or whole.expired() or budget.turn_timeout_s is None:
@@ -282,6 +307,7 @@ async def _run(
     style: ObservationStyle,
     codec: TokenCodec,
     budget: Budget,
+    acts_at_end: bool,
     clock: Callable[[], float],
 ) -> StopReason:
     trajectory = rollout.trajectory
@@ -318,7 +344,8 @@ async def _run(
             if actions[-1].kind == ActionKind.ANSWER:
                 rollout.answer = actions[-1].content
                 return StopReason.ANSWERED
-            if number == budget.max_turns:
+            is_last = number == budget.max_turns
+            if is_last and not acts_at_end:
                 break  # the model would not read the results
 
             started = clock()
@@ -330,6 +357,13 @@ async def _run(
                 )
             finally:
                 turn.tools_s = clock() - started
+            if is_last or any(call.ends for call in calls):
+                for call, result in zip(calls, results, strict=True):
+                    call.unread = result
+                if not any(call.ends for call in calls):
+                    break
+                rollout.answer = actions[-1].content
+                return StopReason.ANSWERED
             room = budget.response_length - len(trajectory) - budget.answer_reserve
             shown = await style.show(text, results, trajectory.ids, room)
             if shown is None:
@@ -394,6 +428,7 @@ async def run_call(call: Call, action: Action, environment: Environment) -> str:
             raise RuntimeError(f"action={action.kind} raised {call.error}") from error
         raise
     call.status = "rejected" if observation.rejected else "ok"
+    call.reward, call.ends = observation.reward, observation.ends
     if (result := observation.result) is not None:
         call.latency_s, call.limiter_wait_s = result.latency_s, result.limiter_wait_s
         call.attempts, call.tool = result.attempts, result.tool

@@ -89,7 +89,7 @@ END
   [ "${status}" -eq 0 ]
   for folder in tests/e2e tests/rate_limit tests/samplers tests/nodes tests/verl_mixed/checks; do
     grep -qE "^ok       pytest .*${folder}[ (]" <<<"${output}"
-    grep -q -- "pytest .*-m not (cluster or algorithm or model or toolservers or agents or reasoning or vllm) .*${folder}" "${CALLS}"
+    grep -q -- "pytest .*-m not (cluster or algorithm or model or toolservers or agents or environments or reasoning or vllm) .*${folder}" "${CALLS}"
     grep -q -- "pytest .*--ignore=${folder}" "${CALLS}"
   done
 }
@@ -104,6 +104,6 @@ END
 @test "--long runs each algorithm, the pretrained model and vLLM, and nothing else" {
   run "${CHECKOUT}/run_tests.sh" --long
   [ "${status}" -eq 0 ]
-  grep -q -- "pytest .*-m algorithm or model or toolservers or agents or reasoning or vllm tests" "${CALLS}"
+  grep -q -- "pytest .*-m algorithm or model or toolservers or agents or environments or reasoning or vllm tests" "${CALLS}"
   [ "$(grep -c -- "pytest " "${CALLS}")" -eq 1 ]
 }

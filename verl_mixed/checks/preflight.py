@@ -23,6 +23,7 @@ from verl_mixed.checks.config.batches import batch_problems, storage_problems
 from verl_mixed.checks.config.correction import correction_problems, correction_warnings
 from verl_mixed.checks.config.data import data_problems, row_problems, row_warnings
 from verl_mixed.checks.config.devices import device_problems, machine_problems, shape_problems
+from verl_mixed.checks.config.environments import environment_problems
 from verl_mixed.checks.config.formats import format_problems
 from verl_mixed.checks.config.gateway import gateway_problems
 from verl_mixed.checks.config.load import load_warnings, rate_warnings
@@ -87,6 +88,7 @@ def preflight(
     found += correction_problems(config)
     found += session_row_problems(config, data=data)
     found += gateway_problems(config)
+    found += environment_problems(config, data=data)
     found += lora_problems(config)
     found += batch_problems(config)
     found += storage_problems(config)

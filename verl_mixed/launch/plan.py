@@ -16,6 +16,7 @@ from agent_loop.rewards import split_path
 from agent_loop.rewards.judge import is_rubric_file
 from cluster.placement import UNITS_KEY, storage_units
 from cluster.ray_cluster import THIS_MACHINE
+from config import environments
 from config.agents import BLOCKS
 from config.gateway import GATEWAY_LOOP, with_absolute_paths
 from config.lookup import at, files_at
@@ -328,6 +329,10 @@ def _make_paths_absolute(config: DictConfig) -> None:
         if isinstance(tools, ListConfig):
             given = cast(list[Any], OmegaConf.to_container(tools))
             source.tools = [with_absolute_path(tool) for tool in given]
+        environment = source.get("environment") if isinstance(source, DictConfig) else None
+        if environment is not None:
+            given = cast(Any, OmegaConf.to_container(source).get("environment"))  # type: ignore[union-attr]
+            source.environment = environments.with_absolute_paths(given)
         rubric = OmegaConf.select(source, "reward_options.rubric") if reward == "judge" else None
         if isinstance(rubric, str) and is_rubric_file(rubric):
             source.reward_options.rubric = str(Path(rubric).expanduser().absolute())

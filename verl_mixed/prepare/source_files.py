@@ -94,7 +94,7 @@ def _rows_of(
     else:
         made, begin = str(file.absolute()), file.name.split(".")[0]
     where = hashlib.sha1(made.encode()).hexdigest()[:8]
-    output = prepared / name / f"{begin}.{where}.{split}.parquet"
+    output = prepared.absolute() / name / f"{begin}.{where}.{split}.parquet"
     prepare_files(
         kind,
         [] if file is None else [file],

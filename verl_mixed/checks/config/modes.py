@@ -258,7 +258,9 @@ def _is_turn_loop(target: Any) -> bool:
 def _verdict_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Sources that leave the reward to a loop which computes none."""
     for name, source in sound_sources(config).items():
-        if source.reward == LOOPS_OWN and source.agent in turn_agents(config) | VERLS_AGENTS:
+        judges_itself = source.environment is not None
+        is_ours = source.agent in turn_agents(config) | VERLS_AGENTS
+        if source.reward == LOOPS_OWN and is_ours and not judges_itself:
             yield (
                 f"mixed.sources.{name}.reward={LOOPS_OWN!r} with agent={source.agent!r}: this loop "
                 "computes no reward itself; name another reward"

@@ -10,13 +10,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from agent_loop.prompts import prompt_of, with_system_text
+from agent_loop.environments.episode import Start
+from agent_loop.prompts import opening_of, prompt_of, with_system_text
+from agent_loop.toolbox.spec import specs_of_tools
 from agent_loop.turns.call_formats import FORMATS
 from agent_loop.turns.react import instructions
 from agent_loop.turns.tags import fill_tags
+from agent_loop.turns.tool_messages import CannotContinue
 from config.lookup import at, files_at
 from config.schema import TOOL_CONFIG, PromptConfig, ToolConfig, template_of
 from verl_mixed.checks.config.data import batches, media_columns, prompt_problem, sound_files
+from verl_mixed.checks.config.environments import start_of_source
 from verl_mixed.checks.config.modes import turn_agents
 from verl_mixed.checks.config.tools import (
     TEMPLATE_KEY,
@@ -26,6 +30,7 @@ from verl_mixed.checks.config.tools import (
     native_agents,
     specs_of,
     template_formats,
+    text_messages,
     uses_verls_calls,
 )
 from verl_mixed.run.compose import unset_keys
@@ -67,6 +72,7 @@ def model_problems(config: Mapping[str, Any]) -> list[str]:
     refused = [
         *_template_problems(config, tokenizer, prompts),
         *_call_problems(config, tokenizer, prompts),
+        *_environment_problems(config, tokenizer, prompts),
     ]
     return refused or list(_length_problems(config, tokenizer, prompts))
 
@@ -127,7 +133,10 @@ def first_messages(config: Mapping[str, Any]) -> dict[str, tuple[str, list[dict[
             for row in rows:
                 source = row["data_source"]
                 if source in wanted - found.keys() and prompt_problem(row["prompt"]) is None:
-                    found[source] = prompts.agent_of(row), prompts.of(row)
+                    messages = prompts.of(row)
+                    if isinstance(start := start_of_source(config, source), Start):
+                        messages = opening_of(messages, start.messages)
+                    found[source] = prompts.agent_of(row), messages
             if found.keys() == wanted:
                 return found
     return found
@@ -327,6 +336,37 @@ def _call_problems(config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts)
             yield f"source={name!r} with agent={agent!r} makes native tool calls: {problem}"
 
 
+def _environment_problems(
+    config: Mapping[str, Any], tokenizer: Any, prompts: _Prompts
+) -> Iterator[str]:
+    """Environments whose first messages do not fit, or whose conversations the template cannot
+    continue."""
+    limit = at(config, "data.max_prompt_length")
+    first = first_messages(config)
+    for name in prompts.sources:
+        if not isinstance(start := start_of_source(config, name), Start) or name not in first:
+            continue
+        place = f"mixed.sources.{name}.environment"
+        schemas = [spec.schema for spec in specs_of_tools(start.tools)]
+        if schemas and (problem := call_problem(tokenizer, at(config, FORMAT_KEY), schemas)):
+            yield f"{place} has tools: {problem}"
+            continue
+        try:
+            length = len(tokenizer(_shown(first[name][1], tokenizer, schemas))["input_ids"])
+            text_messages(tokenizer, schemas).glue((), ("user",))
+        except (_Refused, CannotContinue) as error:
+            yield (
+                f"{place}: the chat template of {MODEL_KEY} cannot write its messages ({error}); "
+                f"set {TEMPLATE_KEY}"
+            )
+            continue
+        if isinstance(limit, int) and length > limit:
+            yield (
+                f"{place}: its first messages are {length} tokens, more than "
+                f"data.max_prompt_length={limit}; raise it"
+            )
+
+
 def _unread_format_problems(config: Mapping[str, Any]) -> Iterator[str]:
     """Sources with native tool calls whose format is not set, and cannot be read off a template."""
     call_format = at(config, FORMAT_KEY)
@@ -348,7 +388,10 @@ def chosen_format(config: Mapping[str, Any]) -> str | None:
     A demo's model that is not made yet writes Hermes' calls, which is also verl's own default.
     """
     needs_it = bool(native_agents(config)) or bool(gateway_agents(config))
-    if not needs_it and not uses_verls_calls(config):
+    may_need_it = uses_verls_calls(config) or any(
+        source.environment for source in sound_sources(config).values()
+    )
+    if not needs_it and not may_need_it:
         return DEFAULT_FORMAT  # without the tokenizer, which takes seconds to load
     path = _model(config)
     tokenizer = _tokenizer(config, path) if path is not None else None

@@ -221,14 +221,16 @@ def template_formats(tokenizer: Any) -> list[str]:
         return []
 
 
-def call_problem(tokenizer: Any, call_format: Any, schemas: list[dict[str, Any]]) -> str | None:
-    """Why a model with this chat template cannot make native tool calls; None if it can."""
-    from agent_loop.turns.call_formats import FORMATS
+def text_messages(tokenizer: Any, schemas: list[dict[str, Any]]) -> Any:
+    """The chat template's glue around messages after the model's."""
     from agent_loop.turns.observation_style import codec_of
-    from agent_loop.turns.tags import stop_token_ids
-    from agent_loop.turns.template_format import formats_of
-    from agent_loop.turns.tool_messages import CannotContinue, ToolMessages
+    from agent_loop.turns.tool_messages import ToolMessages
 
+    codec = codec_of(tokenizer)
+    return ToolMessages(_rendering(tokenizer, schemas), codec.encode, codec.end_ids)
+
+
+def _rendering(tokenizer: Any, schemas: list[dict[str, Any]]) -> Any:
     def render(messages: Any, add_generation_prompt: bool) -> str:
         return tokenizer.apply_chat_template(
             messages,
@@ -237,6 +239,18 @@ def call_problem(tokenizer: Any, call_format: Any, schemas: list[dict[str, Any]]
             tokenize=False,
         )
 
+    return render
+
+
+def call_problem(tokenizer: Any, call_format: Any, schemas: list[dict[str, Any]]) -> str | None:
+    """Why a model with this chat template cannot make native tool calls; None if it can."""
+    from agent_loop.turns.call_formats import FORMATS
+    from agent_loop.turns.observation_style import codec_of
+    from agent_loop.turns.tags import stop_token_ids
+    from agent_loop.turns.template_format import formats_of
+    from agent_loop.turns.tool_messages import CannotContinue, ToolMessages
+
+    render = _rendering(tokenizer, schemas)
     if call_format is not None and call_format not in FORMATS:
         return f"{FORMAT_KEY}={call_format!r}: choose one of {', '.join(FORMATS)}"
     template = f"the chat template of {MODEL_KEY}"

@@ -1,0 +1,113 @@
+"""Agent loop of stateful environments: `mixed.sources.<name>.environment`.
+
+The environment says what the model reads first, answers each message or tool call of the model,
+gives each step a reward, and says when the episode is over (docs/environments.md). The rewards of
+the steps are in the trajectory's calls; their sum, or the last one, is the reward of the
+trajectory. An episode that the environment does not end is ended by the limits of turns and tokens.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from agent_loop.environments.source import EnvironmentSource, Episode
+from agent_loop.native_agent_loop import NativeAgentLoop
+from agent_loop.prompts import opening_of
+from agent_loop.tool_actions import mistake
+from agent_loop.toolbox.spec import specs_of_tools
+from agent_loop.tools.protocol import ToolUnavailable
+from agent_loop.turns.native import prompt_opens_thought
+from agent_loop.turns.observation_style import HFCodec, ObservationStyle
+from agent_loop.turns.tags import Action, Language
+from agent_loop.turns.text_turns import STEP, CallsAndText, TextDialogue
+from agent_loop.turns.tool_messages import ToolMessages
+from agent_loop.turns.turn_loop import Observation, Rollout
+
+
+class EnvironmentAgentLoop(NativeAgentLoop):
+    """Each message of the model, or each of its tool calls, is a step of the environment."""
+
+    acts_at_end = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._episode: Episode | None = None
+        self._one_at_a_time = asyncio.Lock()
+        """The calls of one message are steps one after another."""
+
+    async def begin(self, row: Mapping[str, Any]) -> None:
+        source = row["data_source"]
+        own = self.settings.mixed.sources.get(source)
+        if own is None or own.environment is None:
+            raise ValueError(
+                f"source={source} with agent={type(self).__name__} has no environment; set "
+                f"mixed.sources.{source}.environment"
+            )
+        environment: EnvironmentSource = self.client.resource(
+            f"environment {own.environment.model_dump_json()}",
+            partial(EnvironmentSource, own.environment, self.client),
+        )
+        self._episode = await environment.begin(self.client, row)
+        try:
+            self.specs = {each.name: each for each in specs_of_tools(self._episode.start.tools)}
+        except ValueError as error:
+            raise ToolUnavailable(f"the environment of source={source}: {error}") from error
+
+    async def end(self) -> None:
+        if self._episode is not None:
+            await self._episode.end()
+
+    async def conversations(self, messages: list[dict[str, Any]]) -> list[Rollout]:
+        episode = self._begun
+        first = opening_of(messages, episode.start.messages)
+        rollout = await self.converse(first)
+        score = episode.reward
+        rollout.verdict = {"score": score, "steps": len(episode.rewards), **episode.info}
+        return [rollout]
+
+    async def act(self, action: Action, extras: dict[str, Any]) -> Observation:
+        episode = self._begun
+        if action.kind == STEP:
+            given: Any = action.content
+        elif (spec := self.specs.get(action.kind)) is None:
+            return mistake(f"no tool {action.kind!r}; there are {', '.join(self.specs) or 'none'}")
+        elif (problem := spec.mistake(action.arguments)) is not None:
+            return mistake(problem)
+        else:
+            given = {"name": action.kind, "arguments": dict(action.arguments)}
+        async with self._one_at_a_time:
+            if episode.is_over:
+                return mistake("the episode is over")
+            step, result = await episode.step(given)
+        return Observation(text=step.observation, result=result, reward=step.reward, ends=step.done)
+
+    def dialogue(
+        self,
+        codec: HFCodec,
+        source: str,
+        messages: list[dict[str, Any]],
+        prompt_ids: Sequence[int],
+    ) -> tuple[Language, ObservationStyle]:
+        text = TextDialogue(
+            self._text_messages(codec),
+            codec,
+            max_length=self.settings.mixed.turns.max_observation_length,
+            in_reasoning=prompt_opens_thought(codec, prompt_ids),
+        )
+        if not self.specs:
+            return text, text
+        both = CallsAndText(self.calls(codec, prompt_ids), text)
+        return both, both
+
+    def _text_messages(self, codec: HFCodec) -> ToolMessages:
+        """The template's glue around a user's message, shared by the trajectories that have the
+        same tools."""
+        render, ends = self.rendering(self.tool_schemas()), codec.end_ids
+        make = partial(ToolMessages, render, codec.encode, ends)
+        return self.client.resource(f"text glue {sorted(self.specs)}", make)
+
+    @property
+    def _begun(self) -> Episode:
+        assert self._episode is not None, "a conversation before begin()"
+        return self._episode

@@ -1,0 +1,344 @@
+"""Who answers the calls of an environment: an instance in this process, or a server over HTTP.
+
+A server is one that the user started, or one that this process starts for a class and ends with
+itself. Limits, deadlines and the meaning of answers are in `agent_loop.environments.source`.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+import aiohttp
+import msgspec
+
+from agent_loop.environments.episode import (
+    MAX_OBSERVATION_BYTES,
+    InvalidAction,
+    InvalidAnswer,
+    start_of,
+)
+from agent_loop.environments.instances import class_of, made
+from agent_loop.toolbox.functions import run_in_loop
+from agent_loop.tools.bounded_read import read_bounded
+from agent_loop.tools.child_process import inherited_environment
+from agent_loop.tools.protocol import ToolRejected, ToolUnavailable
+from agent_loop.tools.responses import dumps, replace_surrogates, retry_after_s
+from agent_loop.tools.routes import RequestFailed
+from config.environments import EnvironmentEntry
+from config.tool_entries import without_secrets
+
+START_S = 60.0
+"""Longest start of a server: it imports the class and its packages."""
+
+END_S = 10.0
+"""Longest wait for the end of a server that was told to end."""
+
+POLL_S = 0.01
+
+MAX_ANSWER_BYTES = 8 * MAX_OBSERVATION_BYTES
+MAX_SHOWN = 1500
+"""Characters of an environment's error in a message."""
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+# The project's folder is last on the path: the interpreter's own packages hide ours of one name.
+_PROGRAM = (
+    f"import sys; sys.path.append({str(_ROOT)!r}); "
+    "from agent_loop.environments.serve import main; main()"
+)
+
+
+class Backend(Protocol):
+    """Answers the calls of the sessions of one environment.
+
+    The answers are not checked yet. Faults are raised as in `agent_loop.tools.routes.Post`.
+    """
+
+    async def ready(self) -> None:
+        """Start what answers, if it does not run."""
+
+    async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin a session: its name as `session`, `messages` and `tools`."""
+        ...
+
+    async def step(self, session: str, action: Any) -> Any: ...
+
+    async def end(self, session: str) -> None:
+        """End a session, also one that has failed."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class LoopBackend:
+    """Instances in this process."""
+
+    def __init__(self, entry: EnvironmentEntry) -> None:
+        self._name, self._options = entry.name, entry.options
+        self._kind = class_of(entry.class_name or "")
+        self._instances: dict[str, Any] = {}
+
+    async def ready(self) -> None:
+        pass
+
+    async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        instance = made(self._kind, self._options)
+        session = uuid4().hex
+        self._instances[session] = instance
+        try:
+            start = start_of(
+                await self._called(instance.reset, row=row), getattr(instance, "tools", None)
+            )
+        except BaseException:
+            await self.end(session)
+            raise
+        return {"session": session, "messages": start.messages, "tools": start.tools}
+
+    async def step(self, session: str, action: Any) -> Any:
+        return await self._called(self._instances[session].step, action=action)
+
+    async def end(self, session: str) -> None:
+        instance = self._instances.pop(session, None)
+        if (close := getattr(instance, "close", None)) is not None:
+            await self._called(close)
+
+    async def close(self) -> None:
+        await asyncio.gather(*map(self.end, list(self._instances)), return_exceptions=True)
+
+    async def _called(self, method: Any, **arguments: Any) -> Any:
+        try:
+            return await run_in_loop(method, self._name, arguments)
+        except InvalidAction as error:
+            raise ToolRejected(str(error), tool=self._name) from error
+        except (InvalidAnswer, RequestFailed):
+            raise
+        except (Exception, SystemExit) as error:
+            raise ToolUnavailable(
+                f"environment={self._name}: {method.__name__} raised "
+                f"{type(error).__name__}: {error}",
+                tool=self._name,
+            ) from error
+
+
+class HttpBackend:
+    """A server with the protocol of `agent_loop.environments.serve`.
+
+    Args:
+        session: HTTP session to the server.
+        url: base URL.
+    """
+
+    def __init__(
+        self, entry: EnvironmentEntry, session: aiohttp.ClientSession, url: str, token: str = ""
+    ) -> None:
+        self._name, self._options = entry.name, entry.options
+        self._http, self._url = session, url.rstrip("/")
+        self._shown = without_secrets(self._url)
+        self._headers = {"Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    async def ready(self) -> None:
+        pass
+
+    async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._asked("reset", {"row": row, "options": self._options})
+
+    async def step(self, session: str, action: Any) -> Any:
+        return await self._asked("step", {"session": session, "action": action})
+
+    async def end(self, session: str) -> None:
+        await self._asked("close", {"session": session})
+
+    async def close(self) -> None:
+        pass
+
+    async def _asked(self, path: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            async with self._http.post(
+                f"{self._url}/{path}",
+                data=dumps(payload),
+                headers=self._headers,
+                allow_redirects=False,
+            ) as response:
+                raw = await read_bounded(response, MAX_ANSWER_BYTES)
+        except aiohttp.ClientConnectorError as error:  # nothing was sent
+            raise RequestFailed(f"{type(error).__name__}: {error}", was_executed=False) from error
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise self._fault(path, f"{type(error).__name__}: {error}") from error
+        if len(raw) > MAX_ANSWER_BYTES:
+            raise self._fault(path, f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
+        body = _object(raw)
+        if response.status == 200 and body is not None:
+            return body
+        said = replace_surrogates(
+            str((body or {}).get("error") or raw[:MAX_SHOWN].decode("latin1"))
+        )
+        if response.status == 422:
+            raise ToolRejected(said[:MAX_SHOWN], tool=self._name)
+        if response.status in (429, 503):
+            raise RequestFailed(
+                f"HTTP {response.status} {said[:200]}",
+                retry_after_s(response.headers),
+                is_overload=True,
+                was_executed=False,
+            )
+        raise self._fault(path, f"HTTP {response.status}: {said[:MAX_SHOWN]}")
+
+    def _fault(self, path: str, words: str) -> ToolUnavailable:
+        return ToolUnavailable(
+            f"environment={self._name} at {self._shown}/{path}: {words}", tool=self._name
+        )
+
+
+def _object(raw: bytes) -> dict[str, Any] | None:
+    try:
+        body = msgspec.json.decode(raw)
+    except (ValueError, RecursionError):
+        try:
+            body = json.loads(raw)  # NaN, and half characters in escaped form
+        except (ValueError, RecursionError):
+            return None
+    return body if isinstance(body, dict) else None
+
+
+class ProcessBackend:
+    """A server of our own for a class, on a Unix socket; it starts at first use.
+
+    It starts again if it died: its sessions are lost then. It ends with this process, because its
+    stdin ends.
+
+    Raises:
+        ValueError: an environment variable that the entry names is not set.
+    """
+
+    def __init__(self, entry: EnvironmentEntry) -> None:
+        self._entry, self._own_env = entry, _named(entry.env)
+        self._server: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+        self._http: aiohttp.ClientSession | None = None
+        self._backend: HttpBackend | None = None
+        self._starting = asyncio.Lock()
+
+    async def ready(self) -> None:
+        await self._started()
+
+    async def reset(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return await (await self._started()).reset(row)
+
+    async def step(self, session: str, action: Any) -> Any:
+        assert self._backend is not None, "step before reset"
+        return await self._backend.step(session, action)
+
+    async def end(self, session: str) -> None:
+        if self._backend is not None:
+            await self._backend.end(session)
+
+    async def close(self) -> None:
+        server, folder = self._server, self._folder
+        if self._http is not None:
+            await self._http.close()
+        self._server = self._backend = self._http = self._folder = None
+        if server is not None:
+            assert server.stdin is not None
+            server.stdin.close()  # the server ends its sessions, and itself
+            if not await _within(END_S, lambda: server.poll() is not None):
+                _kill_group(server)
+            server.wait()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def _started(self) -> HttpBackend:
+        async with self._starting:
+            if self._backend is None or self._server is None or self._server.poll() is not None:
+                await self.close()
+                self._backend = await self._start()
+            return self._backend
+
+    async def _start(self) -> HttpBackend:
+        entry, python = self._entry, self._python
+        folder = self._folder = Path(tempfile.mkdtemp(prefix="mixed-environment-"))
+        socket, log = folder / "socket", folder / "log"
+        try:
+            server = self._server = self._spawned(socket, log)
+        except OSError as error:
+            await self.close()
+            raise ToolUnavailable(
+                f"environment={entry.name}: {python} cannot be started ({error}); correct `python` "
+                "of the environment",
+                tool=entry.name,
+            ) from error
+        try:
+            await _within(START_S, lambda: socket.exists() or server.poll() is not None)
+            if not socket.exists():
+                _kill_group(server)
+                words = log.read_text(errors="replace").strip()[-MAX_SHOWN:]
+                raise ToolUnavailable(
+                    f"environment={entry.name} did not start within {START_S:g} s: {words}",
+                    tool=entry.name,
+                )
+        except BaseException:
+            await self.close()
+            raise
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(path=str(socket), limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            headers={"Accept-Encoding": "identity"},
+        )
+        return HttpBackend(entry, self._http, "http://environment")
+
+    @property
+    def _python(self) -> str:
+        return self._entry.python or sys.executable
+
+    def _spawned(self, socket: Path, log: Path) -> "subprocess.Popen[bytes]":
+        entry = self._entry
+        env = {**inherited_environment(), **self._own_env}
+        with log.open("wb") as printed:
+            return subprocess.Popen(
+                [self._python, "-c", _PROGRAM, entry.class_name or "", "--unix", str(socket)],
+                stdin=subprocess.PIPE,
+                stdout=printed,
+                stderr=printed,
+                env=env,
+                start_new_session=True,
+            )
+
+
+async def _within(limit_s: float, holds: Callable[[], bool]) -> bool:
+    """Whether something becomes true in time; looks every few milliseconds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limit_s
+    while not holds():
+        if loop.time() >= deadline:
+            return False
+        await asyncio.sleep(POLL_S)
+    return True
+
+
+def _kill_group(server: "subprocess.Popen[bytes]") -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+
+
+def _named(names: list[str]) -> dict[str, str]:
+    """The values of environment variables.
+
+    Raises:
+        ValueError: one is not set.
+    """
+    if missing := [name for name in names if name not in os.environ]:
+        raise ValueError(f"env={missing}: not set in the environment of the worker; set them")
+    return {name: os.environ[name] for name in names}

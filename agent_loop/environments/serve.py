@@ -1,0 +1,297 @@
+"""Serves a class of environments over HTTP: `python -m agent_loop.environments.serve FILE:CLASS`.
+
+| request | answer |
+| --- | --- |
+| `POST /reset {"row", "options"}` | `{"session", "messages", "tools"}` |
+| `POST /step {"session", "action"}` | `{"observation", "reward", "done", "info"}` |
+| `POST /close {"session"}` | `{}` |
+| `GET /health` | `{"environment", "sessions"}` |
+
+Errors are `{"error": text}`: 422 the model's action is invalid, 404 there is no such session, 500
+the environment failed and its session is over, 503 there are too many sessions.
+
+Each session is a process, forked from this one, which has imported the class. A request that its
+client gives up, or that passes the time limit, ends the process. The package aiohttp is all that an
+interpreter needs for this program, so that an environment may have packages of its own.
+"""
+
+import argparse
+import asyncio
+import hmac
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from aiohttp import web
+
+from agent_loop.environments.episode import MAX_OBSERVATION_BYTES
+from agent_loop.environments.instances import class_of
+from agent_loop.environments.session_process import HEAD, serve_forked
+
+CLOSE_S = 5.0
+"""Longest wait for `close` of an instance; then its process is killed."""
+
+MAX_ANSWER_BYTES = 8 * MAX_OBSERVATION_BYTES
+"""Bytes of an answer of a session's process; JSON writes a character in six bytes at most."""
+
+_REAP_S = 0.005
+_SWEEP_S = 30.0
+
+
+class SessionFailed(Exception):
+    """The session's process failed, and was ended."""
+
+
+@dataclass(slots=True)
+class Session:
+    """A session's process."""
+
+    pid: int
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+    used_at: float = field(default_factory=time.monotonic)
+
+    async def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Raises `SessionFailed` if the process ends, or answers too much."""
+        self.used_at = time.monotonic()
+        data = json.dumps(request).encode()
+        try:
+            self.writer.write(HEAD.pack(len(data)) + data)
+            await self.writer.drain()
+            (size,) = HEAD.unpack(await self.reader.readexactly(HEAD.size))
+            if size > MAX_ANSWER_BYTES:
+                raise SessionFailed(f"it answered with {size} bytes")
+            return json.loads(await self.reader.readexactly(size))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise SessionFailed(f"its process ended {await self.end()}") from error
+
+    async def end(self) -> str:
+        """Kill the process and its children; how it ended, in words."""
+        self.writer.close()
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)  # before it has a group of its own
+        while True:
+            try:
+                done, status = os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222 (never waits)
+            except ChildProcessError:
+                return "before"
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                return f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            await asyncio.sleep(_REAP_S)
+
+
+class EnvironmentServer:
+    """The sessions of one class.
+
+    Args:
+        kind: the class.
+        name: as it was given.
+        token: bearer token of requests; "" for none.
+        max_sessions: sessions at once; a further reset is told to come later.
+        idle_s: seconds without a request after which a session is ended.
+        limit_s: seconds of one request.
+    """
+
+    def __init__(
+        self,
+        kind: Any,
+        name: str,
+        *,
+        token: str = "",
+        max_sessions: int = 4096,
+        idle_s: float = 3600.0,
+        limit_s: float = 3600.0,
+    ) -> None:
+        self._kind, self._name, self._token = kind, name, token
+        self._max_sessions, self._idle_s, self._limit_s = max_sessions, idle_s, limit_s
+        self._sessions: dict[str, Session] = {}
+
+    def app(self) -> web.Application:
+        """The application, whose cleanup ends all sessions."""
+        app = web.Application(client_max_size=MAX_ANSWER_BYTES)
+        app.router.add_post("/reset", self._reset)
+        app.router.add_post("/step", self._step)
+        app.router.add_post("/close", self._close)
+        app.router.add_get("/health", self._health)
+        app.cleanup_ctx.append(self._sweeping)
+        return app
+
+    async def _sweeping(self, app: web.Application) -> AsyncIterator[None]:
+        sweeper = asyncio.ensure_future(self._sweep())
+        yield
+        sweeper.cancel()
+        await asyncio.gather(*(self._end(name) for name in list(self._sessions)))
+
+    async def _sweep(self) -> None:
+        """End sessions that nobody uses any more."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            before = time.monotonic() - self._idle_s
+            idle = [n for n, s in self._sessions.items() if s.used_at < before]
+            await asyncio.gather(*map(self._end, idle))
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        given = await self._body(request)
+        row, options = given.get("row"), given.get("options", {})
+        if not isinstance(row, dict) or not isinstance(options, dict):
+            return _error(400, "want {row: object, options: object}")
+        if len(self._sessions) >= self._max_sessions:
+            return _error(503, f"{self._max_sessions} sessions are open; raise --max-sessions")
+        name = uuid4().hex
+        self._sessions[name] = await self._forked()
+        return await self._answer(name, {"op": "reset", "row": row, "options": options})
+
+    async def _step(self, request: web.Request) -> web.Response:
+        given = await self._body(request)
+        return await self._answer(
+            str(given.get("session")), {"op": "step", "action": given.get("action")}
+        )
+
+    async def _close(self, request: web.Request) -> web.Response:
+        name = str((await self._body(request)).get("session"))
+        if (session := self._sessions.get(name)) is not None:
+            try:
+                if not session.busy.locked():
+                    await asyncio.wait_for(session.ask({"op": "close"}), CLOSE_S)
+            except (SessionFailed, asyncio.TimeoutError):
+                pass
+            finally:
+                await self._end(name)
+        return web.json_response({})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        self._check_token(request)
+        return web.json_response({"environment": self._name, "sessions": len(self._sessions)})
+
+    async def _answer(self, name: str, asked: dict[str, Any]) -> web.Response:
+        """Ask a session. It is ended by a fault, by the time limit, and if the client is gone."""
+        if (session := self._sessions.get(name)) is None:
+            return _error(404, f"no session {name[:64]!r}: it has ended, or the server is new")
+        is_whole = False
+        said: dict[str, Any] = {}
+        try:
+            async with session.busy:
+                said = await asyncio.wait_for(session.ask(asked), self._limit_s)
+            is_whole = "error" not in said
+        except SessionFailed as error:
+            said = {"error": f"{asked['op']}: {error}"}
+        except asyncio.TimeoutError:
+            said = {"error": f"{asked['op']}: no answer within {self._limit_s:g} s"}
+        finally:
+            if not is_whole:
+                await self._end(name)
+        if "invalid" in said:
+            return _error(422, said["invalid"])
+        if "error" in said:
+            return _error(500, said["error"])
+        return web.json_response(dict(said["answer"], session=name))
+
+    async def _forked(self) -> Session:
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if not pid:
+            serve_forked(theirs, self._kind)
+        theirs.close()
+        ours.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return Session(pid, reader, writer)
+
+    async def _end(self, name: str) -> None:
+        if (session := self._sessions.pop(name, None)) is not None:
+            await asyncio.shield(session.end())
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
+        self._check_token(request)
+        try:
+            given = await request.json()
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=json.dumps({"error": f"no JSON: {error}"})) from error
+        if not isinstance(given, dict):
+            raise web.HTTPBadRequest(text=json.dumps({"error": "want a JSON object"}))
+        return given
+
+    def _check_token(self, request: web.Request) -> None:
+        given = request.headers.get("Authorization", "").encode()
+        if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+            raise web.HTTPUnauthorized(text=json.dumps({"error": "wrong or no bearer token"}))
+
+
+def _error(status: int, text: str) -> web.Response:
+    headers = {"Retry-After": "1"} if status == 503 else {}
+    return web.json_response({"error": text}, status=status, headers=headers)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Serve until SIGTERM, SIGINT or, with --unix, the end of stdin."""
+    parser = argparse.ArgumentParser(prog="python -m agent_loop.environments.serve")
+    parser.add_argument("environment", help="path/to/file.py:Class, or module:Class")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=9000)
+    unix = "path of a Unix socket in place of host and port; its folder is removed at the end"
+    parser.add_argument("--unix", help=unix)
+    parser.add_argument("--token-variable", help="environment variable with the bearer token")
+    parser.add_argument("--max-sessions", type=int, default=4096)
+    parser.add_argument("--idle-s", type=float, default=3600.0)
+    parser.add_argument("--limit-s", type=float, default=3600.0)
+    given = parser.parse_args(argv)
+    token = os.environ.get(given.token_variable, "") if given.token_variable else ""
+    if given.token_variable and not token:
+        parser.error(f"--token-variable {given.token_variable}: it is not set")
+    if not given.unix and not token and given.host not in ("127.0.0.1", "::1", "localhost"):
+        parser.error(f"--host {given.host}: others could reach it; set --token-variable")
+    try:
+        kind = class_of(given.environment)
+    except ValueError as error:
+        sys.exit(str(error))
+    server = EnvironmentServer(
+        kind,
+        given.environment,
+        token=token,
+        max_sessions=given.max_sessions,
+        idle_s=given.idle_s,
+        limit_s=given.limit_s,
+    )
+    try:
+        asyncio.run(_serve(server.app(), given))
+    finally:
+        if given.unix:
+            # If the process that started this one was killed, nobody else removes the folder.
+            shutil.rmtree(Path(given.unix).parent, ignore_errors=True)
+
+
+async def _serve(app: web.Application, given: argparse.Namespace) -> None:
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+    over = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    await runner.setup()
+    try:
+        if given.unix:
+            site: web.BaseSite = web.UnixSite(runner, given.unix)
+            loop.add_reader(0, lambda: os.read(0, 4096) or over.set())
+        else:
+            site = web.TCPSite(runner, given.host, given.port)
+        await site.start()
+        print(f"ready {site.name}", flush=True)
+        await over.wait()
+    finally:
+        await runner.cleanup()
+
+
+if __name__ == "__main__":
+    main()

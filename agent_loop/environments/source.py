@@ -1,0 +1,195 @@
+"""The environment of one source: its sessions, and the limits, deadlines and faults of its calls.
+
+Each reset and step is a call of the tool client: it passes the run's limiter and slots, those of
+the entry, and the deadline of a call. A call is never repeated once it may have been executed.
+
+| what happens | outcome |
+| --- | --- |
+| `InvalidAction` | the model reads the text; the episode goes on |
+| the environment raises, dies, or breaks the protocol | fault: the trajectory is not trained |
+| no answer in time | fault; the session's process is ended |
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from agent_loop.compat import timeout
+from agent_loop.environments.backends import (
+    Backend,
+    HttpBackend,
+    LoopBackend,
+    ProcessBackend,
+)
+from agent_loop.environments.episode import InvalidAnswer, Start, Step, start_of, step_of
+from agent_loop.tools.client import ToolClient
+from agent_loop.tools.protocol import ToolCall, ToolError, ToolResult, ToolUnavailable
+from agent_loop.tools.routes import RequestFailed, local_route
+from agent_loop.tools.servers import Server
+from config.environments import EnvironmentEntry
+from config.tool_entries import without_secrets
+
+logger = logging.getLogger(__name__)
+
+CLOSE_S = 10.0
+"""Longest wait for the end of a session."""
+
+_ADVICE = "raise `timeout` of the environment, or look for what it waits"
+
+
+class EnvironmentSource:
+    """The environment of an entry, shared by the trajectories of an event loop.
+
+    Args:
+        client: tool client of the event loop.
+
+    Raises:
+        ValueError: the class cannot be loaded, or an environment variable is missing.
+    """
+
+    def __init__(self, entry: EnvironmentEntry, client: ToolClient) -> None:
+        self.entry = entry
+        self._backend = _backend_of(entry, client)
+        route = local_route(
+            without_secrets(entry.use),
+            self._post,
+            key=hashlib.sha256(entry.target.encode()).hexdigest()[:32],
+            timeout_s=client.route.timeout_s,
+            clock=client.clock,
+            max_retries=client.route.max_retries,
+            advice=_ADVICE,
+        )
+        self._route = client.limits(route, entry)
+
+    async def begin(self, client: ToolClient, row: Mapping[str, Any]) -> "Episode":
+        """Begin an episode.
+
+        Args:
+            row: fields of the dataset's row.
+
+        Raises:
+            ToolUnavailable: the environment failed, or gave no valid start in time.
+        """
+        await self._backend.ready()  # the start of a server is not in the time of a reset
+        client = client.on(self._route)  # once, because this copies the client
+        result = await self._call(client, {"op": "reset", "row": row_of(row)})
+        body = result.body
+        session = str(body.get("session"))
+        try:
+            start = start_of(body.get("messages"), body.get("tools"))
+        except InvalidAnswer as error:
+            await self.end(session)
+            raise self._broken(error) from error
+        return Episode(self, client, session, start)
+
+    async def step(self, client: ToolClient, session: str, action: Any) -> tuple[Step, ToolResult]:
+        """Take one action; see `Environment.step`.
+
+        Args:
+            client: of the episode.
+
+        Raises:
+            ToolRejected: the action is invalid.
+            ToolUnavailable: the environment failed, or gave no valid answer in time.
+        """
+        result = await self._call(client, {"op": "step", "session": session, "action": action})
+        try:
+            return step_of(result.body["answer"]), result
+        except InvalidAnswer as error:
+            raise self._broken(error) from error
+
+    async def end(self, session: str) -> None:
+        """End a session. What fails then is logged, because the trajectory is complete."""
+        limit = timeout(CLOSE_S)
+        try:
+            async with limit:
+                await self._backend.end(session)
+        except (ToolError, RequestFailed) as error:
+            logger.warning("environment=%s did not close: %s", self.entry.name, error)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            logger.warning("environment=%s did not close in %g s", self.entry.name, CLOSE_S)
+
+    async def close(self) -> None:
+        await self._backend.close()
+
+    async def _call(self, client: ToolClient, payload: dict[str, Any]) -> ToolResult:
+        call = ToolCall(tool=self.entry.name, payload=payload, idempotent=False)
+        return await client.call(call)
+
+    async def _post(self, call: ToolCall, server: Server) -> ToolResult:
+        given = call.payload
+        try:
+            if given["op"] == "reset":
+                body = await self._backend.reset(given["row"])
+            else:
+                body = {"answer": await self._backend.step(given["session"], given["action"])}
+        except InvalidAnswer as error:
+            raise self._broken(error) from error
+        return ToolResult(body=body, tool=call.tool, cacheable=False)
+
+    def _broken(self, error: InvalidAnswer) -> ToolUnavailable:
+        return ToolUnavailable(
+            f"environment={self.entry.name} breaks its protocol: {error}", tool=self.entry.name
+        )
+
+
+class Episode:
+    """One session of an environment."""
+
+    def __init__(
+        self, source: EnvironmentSource, client: ToolClient, session: str, start: Start
+    ) -> None:
+        self._source, self._client, self._session = source, client, session
+        self.start = start
+        self.rewards: list[float] = []
+        """Of each step so far."""
+
+        self.is_over = False
+        """Whether the environment has said `done`."""
+
+        self.info: dict[str, float] = {}
+        """Of the last step that had one."""
+
+    async def step(self, action: Any) -> tuple[Step, ToolResult]:
+        """As `EnvironmentSource.step`."""
+        step, result = await self._source.step(self._client, self._session, action)
+        self.rewards.append(step.reward)
+        self.is_over, self.info = step.done, step.info or self.info
+        return step, result
+
+    @property
+    def reward(self) -> float:
+        """The sum of the steps' rewards, or the last one; 0 without a step."""
+        if self._source.entry.reward == "last":
+            return self.rewards[-1] if self.rewards else 0.0
+        return sum(self.rewards)
+
+    async def end(self) -> None:
+        await self._source.end(self._session)
+
+
+def row_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What an environment sees of a row. The ground truth is in it, because the environment
+    judges."""
+    extra_info = row["extra_info"]
+    return {
+        "data_source": row["data_source"],
+        "row_id": extra_info.get("row_id"),
+        "prompt": [dict(message) for message in row["raw_prompt"]],
+        "extras": json.loads(extra_info.get("extras") or "{}"),
+        "ground_truth": json.loads(row["reward_model"]["ground_truth"]),
+    }
+
+
+def _backend_of(entry: EnvironmentEntry, client: ToolClient) -> Backend:
+    if entry.is_url:
+        token = os.environ.get(entry.token, "") if entry.token else ""
+        if entry.token and not token:
+            raise ValueError(f"token={entry.token}: this environment variable is not set; set it")
+        return HttpBackend(entry, client.session, entry.use, token)
+    return LoopBackend(entry) if entry.lives_in == "loop" else ProcessBackend(entry)

@@ -1,0 +1,25 @@
+"""Begins and ends one episode of an environment outside a run, to see whether it works."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_loop.environments.episode import Start
+from agent_loop.environments.source import EnvironmentSource
+from agent_loop.toolbox.listing import client_of
+from config.environments import EnvironmentEntry
+from config.schema import ToolConfig
+
+
+async def begun(entry: EnvironmentEntry, row: Mapping[str, Any], tools: ToolConfig) -> Start:
+    """What the model reads first in the episode of a row, without the run's rate and slots.
+
+    Raises:
+        ToolUnavailable: the environment does not start, fails or gives no answer in time.
+        ValueError: the entry is wrong.
+    """
+    plain = entry.model_copy(update={"rate": None, "slots": None})
+    async with client_of(tools) as client:
+        source = client.resource("environment", lambda: EnvironmentSource(plain, client))
+        episode = await source.begin(client.for_source(row["data_source"]), row)
+        await episode.end()
+        return episode.start

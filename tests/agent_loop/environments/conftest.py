@@ -1,0 +1,52 @@
+"""Environments of tests/fakes/environments.py, in the loop, in processes, and behind HTTP."""
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_loop.environments.source import EnvironmentSource
+from agent_loop.tools.client import ToolClient
+from config.environments import EnvironmentEntry
+
+WORLDS = Path(__file__).parents[2] / "fakes" / "environments.py"
+ROW: dict[str, Any] = {
+    "data_source": "guess",
+    "raw_prompt": [{"role": "user", "content": "play"}],
+    "extra_info": {"row_id": "guess:1", "extras": '{"seed": 4}'},
+    "reward_model": {"ground_truth": '{"answer": "5"}'},
+}
+
+
+@pytest.fixture(scope="session")
+def guess_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of `Guess` that a user has started."""
+    server = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "agent_loop.environments.serve"),
+            *(f"{WORLDS}:Guess", "--port", "0", "--limit-s", "60"),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout is not None
+    with server.stdout as printed:
+        yield printed.readline().removeprefix("ready ").strip()
+    server.terminate()
+    assert server.wait(20) == 0
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[ToolClient]:
+    async with ToolClient("http://127.0.0.1:1", limiter=None, timeout_s=30) as client:
+        yield client
+
+
+def source_for(client: ToolClient, where: str, url: str, **entry: Any) -> EnvironmentSource:
+    """The environment `Guess`; `where` is process, loop or http."""
+    use = {"use": url} if where == "http" else {"use": f"{WORLDS}:Guess", "where": where}
+    made = EnvironmentEntry(**use, **entry)
+    return client.resource(made.model_dump_json(), lambda: EnvironmentSource(made, client))

@@ -1,0 +1,195 @@
+"""Sessions of an environment: three ways to run it, one meaning."""
+
+import asyncio
+import os
+from typing import Any
+
+import psutil
+import pytest
+
+from agent_loop.compat import timeout
+from agent_loop.environments.instances import class_of
+from agent_loop.environments.source import EnvironmentSource
+from agent_loop.tools.client import ToolClient
+from agent_loop.tools.protocol import ToolError, ToolRejected, ToolTimeout, ToolUnavailable
+from config.environments import EnvironmentEntry
+from tests.agent_loop.environments.conftest import ROW, WORLDS, source_for
+from tests.fakes.environments import FAULTS, HARD_FAULTS
+
+WHERE = pytest.mark.parametrize("where", ["process", "loop", "http"])
+
+
+def servers() -> list[psutil.Process]:
+    """Processes below this one that serve environments."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if "agent_loop.environments.serve" in " ".join(process.cmdline()):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            pass
+    return found
+
+
+@WHERE
+async def test_an_episode_has_the_rewards_of_its_steps(
+    where: str, client: ToolClient, guess_url: str
+):
+    episode = await source_for(client, where, guess_url).begin(client, ROW)
+    assert [message["role"] for message in episode.start.messages] == ["system", "user"]
+    with pytest.raises(ToolRejected, match="write a number"):
+        await episode.step("five")
+    said = [(await episode.step(guess))[0] for guess in ("2", "9", "5")]
+    assert [step.observation for step in said] == ["higher", "lower", "right"]
+    assert episode.rewards == [0.25, 0.0, 1.0] and episode.reward == 1.25
+    assert episode.is_over and episode.info == {"acc": 1.0, "x": 2.0}
+    await episode.end()
+
+
+async def test_the_last_reward_may_be_the_trajectorys(client: ToolClient):
+    source = source_for(client, "loop", "", reward="last")
+    episode = await source.begin(client, ROW)
+    assert episode.reward == 0.0
+    for guess in ("2", "9"):
+        await episode.step(guess)
+    assert episode.reward == 0.0
+    await episode.step("5")
+    assert episode.reward == 1.0
+
+
+@WHERE
+@pytest.mark.parametrize("mode", [*FAULTS, *HARD_FAULTS, "no start", "fails at once"])
+async def test_an_environment_that_fails_is_a_fault(
+    where: str, mode: str, client: ToolClient, guess_url: str
+):
+    if mode in HARD_FAULTS and where == "loop":
+        pytest.skip("an instance in the loop's process takes it along")
+    timeout = 1.0 if mode == "hangs" else None
+    source = source_for(client, where, guess_url, options={"mode": mode}, timeout=timeout)
+    with pytest.raises(ToolUnavailable) as caught:
+        episode = await source.begin(client, ROW)
+        await episode.step("5")
+    words = {"no start": "reset returned []", "fails at once": "reset raised OSError: no board"}
+    assert (FAULTS | HARD_FAULTS | words)[mode] in str(caught.value)
+    assert caught.value.tool == ("environment" if where == "http" else "Guess")
+    assert isinstance(caught.value, ToolTimeout) == (mode == "hangs")
+    fresh = await source_for(client, where, guess_url).begin(client, ROW)
+    assert (await fresh.step("5"))[0].done, "the other sessions live on"
+    await fresh.end()
+
+
+async def test_what_an_environment_prints_goes_nowhere(client: ToolClient):
+    source = source_for(client, "process", "", options={"mode": "prints"})
+    episode = await source.begin(client, ROW)
+    assert (await episode.step("5"))[0].observation == "more"
+
+
+async def test_no_process_of_an_episode_is_left(client: ToolClient):
+    async with ToolClient("http://127.0.0.1:1", limiter=None, timeout_s=1.5) as own:
+        before = {each.pid for each in servers()}
+        source = source_for(own, "process", "", options={"mode": "hangs"})
+        episodes = [await source.begin(own, ROW) for _ in range(3)]
+        assert len({each.pid for each in servers()} - before) == 4
+        with pytest.raises(ToolTimeout):
+            await episodes[0].step("5")
+        await episodes[1].end()
+        await _until(lambda: len({each.pid for each in servers()} - before) == 2)
+    await _until(lambda: {each.pid for each in servers()} <= before)
+
+
+async def test_a_server_that_was_killed_starts_again_and_its_episodes_are_lost(client: ToolClient):
+    before = {each.pid for each in servers()}
+    source = source_for(client, "process", "")
+    lost = await source.begin(client, ROW)
+    for process in servers():
+        if process.pid not in before:
+            process.kill()
+    with pytest.raises(ToolError) as caught:
+        await lost.step("5")
+    assert isinstance(caught.value, ToolUnavailable)
+    await lost.end()
+    await _until(lambda: {each.pid for each in servers()} <= before)
+    assert (await (await source.begin(client, ROW)).step("5"))[0].done
+
+
+async def _until(holds: Any) -> None:
+    async with timeout(20):
+        while not holds():  # noqa: ASYNC110 (no process tells us that it ended)
+            await asyncio.sleep(0.02)
+
+
+async def test_all_episodes_of_a_row_meet_one_random_state(client: ToolClient, tmp_path: Any):
+    path = tmp_path / "dice.py"
+    path.write_text(
+        "import random, os\n"
+        "class Dice:\n"
+        "    def reset(self, row): return str(random.random())\n"
+        "    def step(self, action): return str(random.random()), 0.0, False\n"
+    )
+
+    source = EnvironmentSource(EnvironmentEntry(use=f"{path}:Dice"), client)
+    said = []
+    for row_id in ("a", "a", "b"):
+        row = {**ROW, "extra_info": {**ROW["extra_info"], "row_id": row_id}}
+        episode = await source.begin(client, row)
+        said.append((episode.start.messages[0]["content"], (await episode.step(""))[0].observation))
+    await source.close()
+    assert said[0] == said[1] != said[2] and len(set(said[0])) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("{folder}/none.py:Guess", "no file"),
+        ("{worlds}:None_", "there is no class 'None_'"),
+        ("{worlds}:FAULTS", "there is no class 'FAULTS'"),
+        ("{worlds}:NoStep", "the class has no step"),
+        ("{folder}/broken.py:Guess", "the file raised SyntaxError"),
+        ("no_such_module:Guess", "No module named"),
+    ],
+)
+def test_a_class_that_is_none_is_named(name: str, words: str, tmp_path: Any):
+    (tmp_path / "broken.py").write_text("class Guess(")
+    with pytest.raises(ValueError, match="cannot load environment=") as caught:
+        class_of(name.format(folder=tmp_path, worlds=WORLDS))
+    assert words in str(caught.value)
+
+
+async def test_options_that_a_class_does_not_take_are_named(client: ToolClient):
+    for where in ("process", "loop"):
+        source = source_for(client, where, "", options={"hight": 3})
+        with pytest.raises((ToolUnavailable, ValueError), match=r"does not take options=.*hight"):
+            await source.begin(client, ROW)
+
+
+async def test_a_server_that_cannot_start_says_why(client: ToolClient, monkeypatch: Any):
+
+    for given, words in (
+        ({"use": f"{WORLDS}:NoStep"}, "the class has no step"),
+        ({"use": f"{WORLDS}:Guess", "python": "/no/python"}, "cannot be started"),
+    ):
+        source = EnvironmentSource(EnvironmentEntry.model_validate(given), client)
+        with pytest.raises(ToolUnavailable, match=words):
+            await source.begin(client, ROW)
+    monkeypatch.delenv("NOT_SET", raising=False)
+    assert "NOT_SET" not in os.environ
+    entry = EnvironmentEntry(use=f"{WORLDS}:Guess", env=["NOT_SET"])
+    with pytest.raises(ValueError, match="NOT_SET"):
+        await EnvironmentSource(entry, client).begin(client, ROW)
+
+
+async def test_the_start_of_a_server_is_not_in_the_time_of_a_reset(
+    client: ToolClient, tmp_path: Any
+):
+    path = tmp_path / "slow.py"
+    path.write_text(
+        "import time\n"
+        "time.sleep(1.5)\n"
+        "class Slow:\n"
+        "    def reset(self, row): return 'go'\n"
+        "    def step(self, action): return 'over', 1.0, True\n"
+    )
+    source = EnvironmentSource(EnvironmentEntry(use=f"{path}:Slow", timeout=1.0), client)
+    episode = await source.begin(client, ROW)
+    assert (await episode.step("x"))[0].done
+    await source.close()

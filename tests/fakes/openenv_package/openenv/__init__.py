@@ -1,0 +1,1 @@
+"""A stand-in for the package openenv: a client whose server is a script."""

@@ -1,0 +1,98 @@
+"""Environments of sources: their agents, and one episode that is begun and ended before Ray starts.
+
+An episode of the first row shows that the class can be imported, takes its options and answers, and
+how the model's chat template writes what it says.
+"""
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from agent_loop.environments.episode import Start
+from agent_loop.tools.protocol import ToolError
+from config.environments import ENVIRONMENT_LOOP, EnvironmentEntry
+from config.lookup import at, files_at
+from config.schema import TOOL_CONFIG, ToolConfig
+from verl_mixed.checks.config.data import batches, sound_files
+from verl_mixed.checks.config.tools import agents_of
+from verl_mixed.run.sections import entry_of, loop_of, section_of, sound_sources
+
+_COLUMNS = ("data_source", "prompt", "extra_info", "reward_model")
+
+
+def environment_problems(config: Mapping[str, Any], *, data: bool = True) -> Iterator[str]:
+    """Environments that their source's agent would not read, or that do not begin an episode.
+
+    Args:
+        data: whether the rows may be read; no episode begins without them.
+    """
+    sources = sound_sources(config)
+    for name, agents in agents_of(config, data=data).items():
+        source, key = sources[name], f"mixed.sources.{name}"
+        acting = [agent for agent in agents if loop_of(entry_of(config, agent)) == ENVIRONMENT_LOOP]
+        if source.environment is None:
+            for agent in acting:
+                yield (
+                    f"{key} with agent={agent!r} has no environment; set {key}.environment, as "
+                    "path/to/file.py:Class (docs/environments.md)"
+                )
+            continue
+        for agent in agents:
+            if agent not in acting:
+                yield (
+                    f"{key}.environment with agent={agent!r}: this agent acts in no environment; "
+                    "leave `agent` out, or name one whose class inherits EnvironmentAgentLoop"
+                )
+        if source.observation_style is not None:
+            yield (
+                f"{key}.observation_style={source.observation_style!r} with an environment: its "
+                "answers are messages of the chat template; leave it out"
+            )
+        if data and agents == acting and isinstance(found := start_of_source(config, name), str):
+            yield f"{key}.environment: {found}"
+
+
+def start_of_source(config: Mapping[str, Any], name: str) -> Start | str | None:
+    """What the model reads first in the environment of a source, for its first row; or why no
+    episode begins. None without an environment or without rows."""
+    source = sound_sources(config).get(name)
+    tools, _ = section_of(ToolConfig, at(config, TOOL_CONFIG, {}), TOOL_CONFIG)
+    if source is None or source.environment is None or tools is None:
+        return None  # the check of sections reports wrong settings of tools
+    row = _first_row(config, name)
+    return None if row is None else _begun(_Trial(source.environment, row, tools))
+
+
+def _first_row(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    for file in sound_files(files_at(config, "data.train_files")):
+        for _, rows in batches(file, _COLUMNS):
+            for row in rows:
+                if row["data_source"] == name:
+                    return {**row, "raw_prompt": row["prompt"]}
+    return None
+
+
+class _Trial:
+    """What an episode depends on; each is begun once in a process."""
+
+    def __init__(self, entry: EnvironmentEntry, row: Mapping[str, Any], tools: ToolConfig) -> None:
+        self.entry, self.row, self.tools = entry, row, tools
+        self._key = entry.model_dump_json() + json.dumps(row, default=str)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Trial) and self._key == other._key
+
+
+@lru_cache(64)
+def _begun(trial: _Trial) -> Start | str:
+    from agent_loop.environments.trial import begun
+
+    try:
+        return asyncio.run(begun(trial.entry, trial.row, trial.tools))
+    except (ValueError, ToolError) as error:
+        return str(error)
