@@ -339,7 +339,9 @@ async def _run(
             if not actions:
                 is_full = turn.tokens >= room
                 return StopReason.RESPONSE_BUDGET if is_full else StopReason.NO_ACTION
-            if actions[-1].is_open and not is_whole and turn.tokens >= limit:
+            # An environment judges a message that the limit of one turn cuts.
+            longest = room if acts_at_end else limit
+            if actions[-1].is_open and not is_whole and turn.tokens >= longest:
                 return StopReason.RESPONSE_BUDGET
             if actions[-1].kind == ActionKind.ANSWER:
                 rollout.answer = actions[-1].content

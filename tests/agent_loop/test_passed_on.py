@@ -148,12 +148,12 @@ class Ours(TaggedAgentLoop):
         return Observation(text="4")
 
 
-def config_of(**source: Any) -> Any:
+def config_of(max_turn_length: int | None = None, **source: Any) -> Any:
     tools = {"server_url": "http://127.0.0.1:1", "enable_global_rate_limit": False}
     multi_turn = {
         **{"max_user_turns": 3, "max_assistant_turns": 3, "max_parallel_calls": 1},
         **{"max_tool_response_length": 99, "tool_response_truncate_side": "left"},
-        **{"format": "hermes", "max_turn_length": None, "tool_config": tools},
+        **{"format": "hermes", "max_turn_length": max_turn_length, "tool_config": tools},
     }
     rollout = {
         **{"name": "vllm", "seed": 0, "n": 2, "val_kwargs": {"n": 1}, "full_determinism": False},

@@ -16,6 +16,8 @@ from tests.fakes.environments import FAULTS
 from tests.fakes.real_tokenizers import calling_tokenizer
 
 END = "<|im_end|>"
+CUT = "~"
+"""At the end of a message that a limit of tokens cuts."""
 CALL = '<tool_call>{"name": "%s", "arguments": {%s}}</tool_call>' + END
 
 
@@ -80,6 +82,9 @@ async def test_each_message_is_a_step_and_the_answer_is_a_users_message(
         (["2"], {"max_response_length": 14}, "response_budget", [0.25]),
         (["<think>4</think> 3"], {"max_turns": 1}, "max_turns", [0.25]),
         (["<think>4"], {}, "no_action", []),
+        # a message that the limit of one turn cuts is a step; one that the response's cuts is none
+        (["2", f"3{CUT}"], {"max_turns": 2, "max_turn_length": 1}, "max_turns", [0.25, 0.25]),
+        ([f"3{CUT}"], {"max_response_length": 1}, "response_budget", []),
     ],
 )
 async def test_an_episode_that_does_not_end_has_the_rewards_of_its_steps(
@@ -91,7 +96,8 @@ async def test_an_episode_that_does_not_end_has_the_rewards_of_its_steps(
     tmp_path: Path,
     monkeypatch: Any,
 ):
-    line = await line_of(client, monkeypatch, *(text + END for text in texts), **settings)
+    whole = (text.removesuffix(CUT) if text.endswith(CUT) else text + END for text in texts)
+    line = await line_of(client, monkeypatch, *whole, **settings)
     assert line["stop_reason"] == stop_reason and line["rewards"] == rewards
     assert line["score"] == sum(rewards) and line["fault"] is None
     assert audit(tmp_path, [line]).problems == []
