@@ -6,6 +6,7 @@ itself. Limits, deadlines and the meaning of answers are in `agent_loop.environm
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from uuid import uuid4
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from agent_loop.environments.episode import (
     MAX_OBSERVATION_BYTES,
@@ -34,7 +36,7 @@ from agent_loop.tools.child_process import inherited_environment
 from agent_loop.tools.protocol import ToolRejected, ToolUnavailable
 from agent_loop.tools.responses import dumps, replace_surrogates, retry_after_s
 from agent_loop.tools.routes import RequestFailed
-from config.environments import EnvironmentEntry
+from config.environments import ADAPTERS, EnvironmentEntry
 from config.tool_entries import without_secrets
 
 START_S = 60.0
@@ -44,6 +46,14 @@ END_S = 10.0
 """Longest wait for the end of a server that was told to end."""
 
 POLL_S = 0.01
+
+HEADERS = {
+    "Content-Type": "application/json",
+    "User-Agent": "verl-mixed",
+    "Accept": "*/*",
+    "Accept-Encoding": "identity",
+}
+"""Of requests to a server of our own; the session of the tool client has the same."""
 
 MAX_ANSWER_BYTES = 8 * MAX_OBSERVATION_BYTES
 MAX_SHOWN = 1500
@@ -85,6 +95,7 @@ class LoopBackend:
 
     def __init__(self, entry: EnvironmentEntry) -> None:
         self._name, self._options = entry.name, entry.options
+        self._is_ours = entry.use in ADAPTERS
         self._kind = class_of(entry.class_name or "")
         self._instances: dict[str, Any] = {}
 
@@ -117,6 +128,8 @@ class LoopBackend:
 
     async def _called(self, method: Any, **arguments: Any) -> Any:
         try:
+            if self._is_ours and inspect.iscoroutinefunction(method):
+                return await method(**arguments)  # obeys cancellation, so it needs no task
             return await run_in_loop(method, self._name, arguments)
         except InvalidAction as error:
             raise ToolRejected(str(error), tool=self._name) from error
@@ -144,9 +157,9 @@ class HttpBackend:
         self._name, self._options = entry.name, entry.options
         self._http, self._url = session, url.rstrip("/")
         self._shown = without_secrets(self._url)
-        self._headers = {"Content-Type": "application/json"}
-        if token:
-            self._headers["Authorization"] = f"Bearer {token}"
+        # complete, because aiohttp would parse and look for them at each request
+        self._urls = {path: URL(f"{self._url}/{path}") for path in ("reset", "step", "close")}
+        self._headers = {"Authorization": f"Bearer {token}"} if token else None
 
     async def ready(self) -> None:
         pass
@@ -166,7 +179,7 @@ class HttpBackend:
     async def _asked(self, path: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         try:
             async with self._http.post(
-                f"{self._url}/{path}",
+                self._urls[path],
                 data=dumps(payload),
                 headers=self._headers,
                 allow_redirects=False,
@@ -295,7 +308,7 @@ class ProcessBackend:
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            headers={"Accept-Encoding": "identity"},
+            headers=HEADERS,
         )
         return HttpBackend(entry, self._http, "http://environment")
 

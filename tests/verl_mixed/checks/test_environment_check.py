@@ -30,7 +30,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Config:
         *(f"data.train_files=[{file}]", f"data.val_files=[{file}]"),
         *("mixed.sources.math.agent=null", "mixed.sources.math.reward=null"),
         "mixed.sources.math.prompt={}",
-        f"+mixed.sources.math.environment={WORLDS}:Guess",
+        f"mixed.sources.math.environment={WORLDS}:Guess",
     ]
     return make_plan(overrides, os.environ | {"MODEL_PATH": "someone/some-model"}).config
 
@@ -114,7 +114,7 @@ def test_a_source_with_an_environment_has_its_agent_and_its_reward():
 
 def test_paths_of_a_plan_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    overrides = ["+mixed.sources.math.environment={use: 'a/maze.py:Maze', python: bin/python}"]
+    overrides = ["mixed.sources.math.environment={use: 'a/maze.py:Maze', python: bin/python}"]
     plan = make_plan(overrides, os.environ | {"MODEL_PATH": "someone/some-model"})
     entry = plan.config["mixed"]["sources"]["math"]["environment"]
     assert entry["use"] == f"{tmp_path}/a/maze.py:Maze"
