@@ -17,12 +17,16 @@ from agent_loop.prompts import opening_of
 from agent_loop.tool_actions import mistake
 from agent_loop.toolbox.spec import specs_of_tools
 from agent_loop.tools.protocol import ToolUnavailable
+from agent_loop.turns.judging import COMMON_PARTS
 from agent_loop.turns.native import prompt_opens_thought
 from agent_loop.turns.observation_style import HFCodec, ObservationStyle
 from agent_loop.turns.tags import Action, Language
 from agent_loop.turns.text_turns import STEP, CallsAndText, TextDialogue
 from agent_loop.turns.tool_messages import ToolMessages
 from agent_loop.turns.turn_loop import Observation, Rollout
+
+_TAKEN = frozenset({*COMMON_PARTS, "steps"} - {"acc"})
+"""Parts of a reward that an environment's `info` does not set; they become `info_<name>`."""
 
 
 class EnvironmentAgentLoop(NativeAgentLoop):
@@ -62,8 +66,10 @@ class EnvironmentAgentLoop(NativeAgentLoop):
         episode = self._begun
         first = opening_of(messages, episode.start.messages)
         rollout = await self.converse(first)
-        score = episode.reward
-        rollout.verdict = {"score": score, "steps": len(episode.rewards), **episode.info}
+        parts = {
+            f"info_{name}" if name in _TAKEN else name: own for name, own in episode.info.items()
+        }
+        rollout.verdict = {**parts, "score": episode.reward, "steps": len(episode.rewards)}
         return [rollout]
 
     async def act(self, action: Action, extras: dict[str, Any]) -> Observation:

@@ -6,3 +6,6 @@ ENV_FORWARD = (
     "HTTP_PROXY HTTPS_PROXY NO_PROXY ALL_PROXY"
 )
 """Shell patterns of their names; the setting `ENV_FORWARD` replaces them."""
+
+RUN_MARK = "VERL_MIXED_RUN_DIR"
+"""Environment variable with the folder of a run, in all its processes: its launcher ends them."""

@@ -21,6 +21,7 @@ from uuid import uuid4
 
 import aiohttp
 import msgspec
+import psutil
 from yarl import URL
 
 from agent_loop.environments.episode import (
@@ -28,6 +29,7 @@ from agent_loop.environments.episode import (
     InvalidAction,
     InvalidAnswer,
     start_of,
+    whole_text,
 )
 from agent_loop.environments.instances import class_of, made
 from agent_loop.toolbox.functions import run_in_loop
@@ -36,6 +38,7 @@ from agent_loop.tools.child_process import inherited_environment
 from agent_loop.tools.protocol import ToolRejected, ToolUnavailable
 from agent_loop.tools.responses import dumps, replace_surrogates, retry_after_s
 from agent_loop.tools.routes import RequestFailed
+from config.environment import RUN_MARK
 from config.environments import ADAPTERS, EnvironmentEntry
 from config.tool_entries import without_secrets
 
@@ -66,6 +69,10 @@ _PROGRAM = (
     f"import sys; sys.path.append({str(_ROOT)!r}); "
     "from agent_loop.environments.serve import main; main()"
 )
+
+
+_MARK = "MIXED_ENVIRONMENT"
+"""Variable of a server and of all that its sessions start: the server's folder."""
 
 
 class Backend(Protocol):
@@ -132,7 +139,7 @@ class LoopBackend:
                 return await method(**arguments)  # obeys cancellation, so it needs no task
             return await run_in_loop(method, self._name, arguments)
         except InvalidAction as error:
-            raise ToolRejected(str(error), tool=self._name) from error
+            raise ToolRejected(whole_text(str(error)), tool=self._name) from error
         except (InvalidAnswer, RequestFailed):
             raise
         except (Exception, SystemExit) as error:
@@ -187,7 +194,9 @@ class HttpBackend:
                 raw = await read_bounded(response, MAX_ANSWER_BYTES)
         except aiohttp.ClientConnectorError as error:  # nothing was sent
             raise RequestFailed(f"{type(error).__name__}: {error}", was_executed=False) from error
-        except (aiohttp.ClientError, ConnectionError) as error:
+        except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not self._http.closed:
+                raise
             raise self._fault(path, f"{type(error).__name__}: {error}") from error
         if len(raw) > MAX_ANSWER_BYTES:
             raise self._fault(path, f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB")
@@ -250,7 +259,11 @@ class ProcessBackend:
         return await (await self._started()).reset(row)
 
     async def step(self, session: str, action: Any) -> Any:
-        assert self._backend is not None, "step before reset"
+        if self._backend is None:
+            raise ToolUnavailable(
+                f"environment={self._entry.name}: its server ended, and this episode with it",
+                tool=self._entry.name,
+            )
         return await self._backend.step(session, action)
 
     async def end(self, session: str) -> None:
@@ -258,16 +271,18 @@ class ProcessBackend:
             await self._backend.end(session)
 
     async def close(self) -> None:
-        server, folder = self._server, self._folder
-        if self._http is not None:
-            await self._http.close()
+        server, folder, http = self._server, self._folder, self._http
         self._server = self._backend = self._http = self._folder = None
+        if http is not None:
+            await http.close()
         if server is not None:
             assert server.stdin is not None
-            server.stdin.close()  # the server ends its sessions, and itself
+            with contextlib.suppress(OSError):
+                server.stdin.close()  # the server ends its sessions, and itself
             if not await _within(END_S, lambda: server.poll() is not None):
                 _kill_group(server)
-            server.wait()
+            if server.wait() and folder is not None:
+                _kill_marked(str(folder))  # it was killed: programs of its sessions may be left
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -318,7 +333,8 @@ class ProcessBackend:
 
     def _spawned(self, socket: Path, log: Path) -> "subprocess.Popen[bytes]":
         entry = self._entry
-        env = {**inherited_environment(), **self._own_env}
+        marks = {name: os.environ[name] for name in (RUN_MARK,) if name in os.environ}
+        env = {**inherited_environment(), **marks, **self._own_env, _MARK: str(log.parent)}
         with log.open("wb") as printed:
             return subprocess.Popen(
                 [self._python, "-c", _PROGRAM, entry.class_name or "", "--unix", str(socket)],
@@ -344,6 +360,14 @@ async def _within(limit_s: float, holds: Callable[[], bool]) -> bool:
 def _kill_group(server: "subprocess.Popen[bytes]") -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
+
+
+def _kill_marked(folder: str) -> None:
+    """Kill what the sessions of a server have started, which is known by a variable."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(_MARK) == folder:
+                process.kill()
 
 
 def _named(names: list[str]) -> dict[str, str]:

@@ -28,6 +28,13 @@ MAX_OBSERVATION_BYTES = 1 << 20
 fault, because it would fill the memory of the worker."""
 
 
+MAX_REWARD = 1e9
+"""Largest absolute value of a step's reward, because rewards are trained in single precision."""
+
+MAX_INFO = 64
+"""Most numbers in `info`; each becomes a metric."""
+
+
 class InvalidAction(ValueError):
     """The model's action is not one that the environment takes. Raised by `step`."""
 
@@ -105,7 +112,9 @@ def start_of(value: Any, tools: Any = None) -> Start:
     ):
         raise InvalidAnswer(f"tools={_shown(tools)}: want a list of JSON schemas of functions")
     return Start(
-        messages=[{"role": each["role"], "content": each["content"]} for each in messages],
+        messages=[
+            {"role": each["role"], "content": whole_text(each["content"])} for each in messages
+        ],
         tools=[dict(tool) for tool in tools or ()],
     )
 
@@ -136,18 +145,27 @@ def step_of(value: Any) -> Step:
     number = _number(0.0 if reward is None else reward)
     if number is None:
         raise InvalidAnswer(f"step returned reward={_shown(reward)}: want a finite number")
+    if abs(number) > MAX_REWARD:
+        raise InvalidAnswer(f"step returned reward={number:g}: the largest is {MAX_REWARD:g}")
     if not _is_truth(done):
         raise InvalidAnswer(f"step returned done={_shown(done)}: want true or false")
     info = value.get("info")
     named = info if isinstance(info, Mapping) else {}
-    numbers = {str(name)[:64]: _number(own) for name, own in named.items()}
+    if len(named) > MAX_INFO:
+        raise InvalidAnswer(f"step returned {len(named)} entries of info: the most is {MAX_INFO}")
+    numbers = {whole_text(str(name))[:64]: _number(own) for name, own in named.items()}
     _bounded("step", value["observation"])
     return Step(
-        observation=value["observation"],
+        observation=whole_text(value["observation"]),
         reward=number,
         done=bool(done),
-        info={name: own for name, own in numbers.items() if own is not None},
+        info={n: own for n, own in numbers.items() if own is not None and abs(own) <= MAX_REWARD},
     )
+
+
+def whole_text(text: str) -> str:
+    """The text with `?` for each half of a character, which no file and no tokenizer takes."""
+    return text.encode(errors="replace").decode()
 
 
 def _is_truth(value: Any) -> bool:

@@ -79,19 +79,24 @@ class Session:
     async def end(self) -> str:
         """Kill the process and its children; how it ended, in words."""
         self.writer.close()
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)  # before it has a group of its own
-        while True:
-            try:
-                done, status = os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222 (never waits)
-            except ChildProcessError:
-                return "before"
-            if done:
-                code = os.waitstatus_to_exitcode(status)
-                return f"by signal {-code}" if code < 0 else f"with exit code {code}"
-            await asyncio.sleep(_REAP_S)
+        return await killed(self.pid)
+
+
+async def killed(pid: int) -> str:
+    """Kill a session's process and its children; how it ended, in words."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)  # before it has a group of its own
+    while True:
+        try:
+            done, status = os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 (never waits)
+        except ChildProcessError:
+            return "before"
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            return f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        await asyncio.sleep(_REAP_S)
 
 
 class EnvironmentServer:
@@ -119,6 +124,8 @@ class EnvironmentServer:
         self._kind, self._name, self._token = kind, name, token
         self._max_sessions, self._idle_s, self._limit_s = max_sessions, idle_s, limit_s
         self._sessions: dict[str, Session] = {}
+        self._starting = 0
+        """Sessions whose process is forked and not in the table yet."""
 
     def app(self) -> web.Application:
         """The application, whose cleanup ends all sessions."""
@@ -141,7 +148,11 @@ class EnvironmentServer:
         while True:
             await asyncio.sleep(_SWEEP_S)
             before = time.monotonic() - self._idle_s
-            idle = [n for n, s in self._sessions.items() if s.used_at < before]
+            idle = [
+                name
+                for name, session in self._sessions.items()
+                if session.used_at < before and not session.busy.locked()
+            ]
             await asyncio.gather(*map(self._end, idle))
 
     async def _reset(self, request: web.Request) -> web.Response:
@@ -149,10 +160,14 @@ class EnvironmentServer:
         row, options = given.get("row"), given.get("options", {})
         if not isinstance(row, dict) or not isinstance(options, dict):
             return _error(400, "want {row: object, options: object}")
-        if len(self._sessions) >= self._max_sessions:
+        if len(self._sessions) + self._starting >= self._max_sessions:
             return _error(503, f"{self._max_sessions} sessions are open; raise --max-sessions")
         name = uuid4().hex
-        self._sessions[name] = await self._forked()
+        self._starting += 1
+        try:
+            self._sessions[name] = await self._forked()
+        finally:
+            self._starting -= 1
         return await self._answer(name, {"op": "reset", "row": row, "options": options})
 
     async def _step(self, request: web.Request) -> web.Response:
@@ -207,7 +222,12 @@ class EnvironmentServer:
             serve_forked(theirs, self._kind)
         theirs.close()
         ours.setblocking(False)
-        reader, writer = await asyncio.open_connection(sock=ours)
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            await asyncio.shield(killed(pid))
+            raise
         return Session(pid, reader, writer)
 
     async def _end(self, name: str) -> None:

@@ -78,7 +78,8 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _raw(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False, default=plain).encode()
+    # a text of others may have half a character, which UTF-8 lacks
+    return json.dumps(record, ensure_ascii=False, default=plain).encode(errors="replace")
 
 
 def write_text(path: Path, text: str) -> None:

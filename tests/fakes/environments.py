@@ -16,6 +16,8 @@ FAULTS: dict[str, str] = {
     "lies": "done='yes': want true or false",
     "numbers": "want (observation, reward, done) with a text as observation",
     "floods": "the most is 1 MiB",
+    "is huge": "the largest is 1e+09",
+    "tells too much": "100 entries of info: the most is 64",
 }
 """Mode of `Guess` -> what its fault says."""
 
@@ -69,6 +71,15 @@ _ACTS = {
     "lies": lambda: ("x", 0.0, "yes"),
     "numbers": lambda: (1, 0.0, False),
     "floods": lambda: ("x" * (2 << 20), 0.0, False),
+    "is huge": lambda: ("x", 1e39, False),
+    "tells too much": lambda: ("x", 0.0, False, False, dict.fromkeys(map(str, range(100)), 1.0)),
+    "half a character": lambda: ("caf\ud83d", 1.0, True),
+    "names the score": lambda: {
+        "observation": "x",
+        "reward": 0.5,
+        "done": True,
+        "info": {"score": 250.0, "format": 7.0, "steps": 9.0, "huge": 1e39},
+    },
     "crashes": lambda: os._exit(7),
     "hangs": lambda: time.sleep(600),
     "prints": _prints,
@@ -101,6 +112,18 @@ class Orders:
             return Step(observation="thanks", reward=float(action == "7"), done=True)
         self.calls += 1
         return Step(observation=f"7 pieces, call {self.calls}", reward=0.5)
+
+
+class Parent:
+    """Starts a program that does not end."""
+
+    def reset(self, row: Mapping[str, Any]) -> str:
+        import subprocess
+
+        return str(subprocess.Popen(["sleep", "600"]).pid)
+
+    def step(self, action: str) -> Any:
+        return "x", 0.0, False
 
 
 class NoStep:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-RUN_MARK = "VERL_MIXED_RUN_DIR"
+from config.environment import RUN_MARK
 
 GRACE_S = 15.0
 """Time between asking a process to end and killing it; Ray needs some seconds."""

@@ -9,6 +9,7 @@ pytest.importorskip("verl")
 
 from agent_loop.environment_agent_loop import EnvironmentAgentLoop
 from agent_loop.tools.client import ToolClient
+from agent_loop.training.run_folder import write_lines
 from tests.agent_loop.environments.conftest import WORLDS
 from tests.agent_loop.test_passed_on import TOKENIZER, rows_of
 from tests.agent_loop.test_several_rows import audit, lines_of
@@ -145,3 +146,21 @@ async def test_a_named_reward_judges_the_last_action_and_the_rewards_are_recorde
     )
     parts = named[0]["extra_fields"]["mixed"]["reward_parts"]
     assert parts["loop_score"] == 1.0 and parts["score"] == named[0]["rm_scores"].sum().item()
+
+
+async def test_info_never_sets_the_score(client: ToolClient, monkeypatch: Any):
+    line = await line_of(client, monkeypatch, f"2{END}", options={"mode": "names the score"})
+    parts = line["reward_parts"]
+    assert (line["score"], parts["score"], parts["steps"], parts["format"]) == (0.5, 0.5, 1.0, 1.0)
+    assert (parts["info_score"], parts["info_format"], parts["info_steps"]) == (250.0, 7.0, 9.0)
+    assert "huge" not in parts and parts["acc"] == 0.0
+
+
+@pytest.mark.parametrize("where", ["loop", "process"])
+async def test_half_a_character_is_written_as_a_question_mark(
+    where: str, client: ToolClient, tmp_path: Path, monkeypatch: Any
+):
+    how = {"options": {"mode": "half a character"}, "where": where}
+    line = await line_of(client, monkeypatch, f"2{END}", **how)
+    assert line["calls"][0]["unread"] == "caf?" and line["score"] == 1.0
+    write_lines(tmp_path / "1.jsonl", [line])

@@ -6,9 +6,11 @@ from typing import Any
 
 import psutil
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 
 from agent_loop.compat import timeout
 from agent_loop.environments.instances import class_of
+from agent_loop.environments.serve import EnvironmentServer
 from agent_loop.environments.source import EnvironmentSource
 from agent_loop.tools.client import ToolClient
 from agent_loop.tools.protocol import ToolError, ToolRejected, ToolTimeout, ToolUnavailable
@@ -193,3 +195,29 @@ async def test_the_start_of_a_server_is_not_in_the_time_of_a_reset(
     episode = await source.begin(client, ROW)
     assert (await episode.step("x"))[0].done
     await source.close()
+
+
+async def test_a_killed_server_leaves_no_program_and_no_loop_error(client: ToolClient):
+    before = {each.pid for each in servers()}
+    source = EnvironmentSource(EnvironmentEntry(use=f"{WORLDS}:Parent"), client)
+    first, second = [await source.begin(client, ROW) for _ in range(2)]
+    child = psutil.Process(int(first.start.messages[0]["content"]))
+    for process in servers():
+        if process.pid not in before:
+            process.kill()
+    again = asyncio.ensure_future(source.begin(client, ROW))
+    for _ in range(50):  # before, during and after the start of the next server
+        with pytest.raises(ToolUnavailable):
+            await second.step("x")
+        await asyncio.sleep(0)
+    await again
+    await _until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    await source.close()
+
+
+async def test_no_more_sessions_than_allowed_start_at_once():
+    served = EnvironmentServer(class_of(f"{WORLDS}:Guess"), "Guess", max_sessions=2)
+    async with TestClient(TestServer(served.app())) as http:
+        asked = [http.post("/reset", json={"row": ROW | {"extras": {}}}) for _ in range(12)]
+        answers = [(await each).status for each in asyncio.as_completed(asked)]
+        assert sorted(answers) == [200, 200, *[503] * 10]

@@ -52,6 +52,11 @@ def with_environment(planned: Config, **changed: Any) -> Config:
         ({"environment": {"where": "process"}}, None),
         ({"agent": "math_agent"}, "this agent acts in no environment"),
         ({"observation_style": "inline"}, "messages of the chat template"),
+        (
+            {"prompt": {"user": "Q: {question}"}},
+            "`user` and `examples` of a template have no effect",
+        ),
+        ({"prompt": {"system": "Play."}}, None),
         ({"environment": {"use": f"{WORLDS}:None_"}}, "there is no class 'None_'"),
         ({"environment": {"use": f"{WORLDS}:NoStep"}}, "the class has no step"),
         ({"environment": {"options": {"hihg": 1}}}, "does not take options={'hihg': 1}"),

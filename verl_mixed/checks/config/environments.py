@@ -14,7 +14,7 @@ from agent_loop.environments.episode import Start
 from agent_loop.tools.protocol import ToolError
 from config.environments import ENVIRONMENT_LOOP, EnvironmentEntry
 from config.lookup import at, files_at
-from config.schema import TOOL_CONFIG, ToolConfig
+from config.schema import TOOL_CONFIG, PromptConfig, SourceConfig, ToolConfig
 from verl_mixed.checks.config.data import batches, sound_files
 from verl_mixed.checks.config.tools import agents_of
 from verl_mixed.run.sections import entry_of, loop_of, section_of, sound_sources
@@ -50,8 +50,25 @@ def environment_problems(config: Mapping[str, Any], *, data: bool = True) -> Ite
                 f"{key}.observation_style={source.observation_style!r} with an environment: its "
                 "answers are messages of the chat template; leave it out"
             )
+        if _has_a_question(config, source):
+            yield (
+                f"{key}.prompt={source.prompt!r} with an environment: it says what the model reads "
+                "first, so `user` and `examples` of a template have no effect; set it to {}, and "
+                f"write what is to be said into {key}.system_prompt"
+            )
         if data and agents == acting and isinstance(found := start_of_source(config, name), str):
             yield f"{key}.environment: {found}"
+
+
+def _has_a_question(config: Mapping[str, Any], source: SourceConfig) -> bool:
+    """Whether the template of a source has texts around a question, or examples."""
+    template, library = source.prompt, at(config, "mixed.prompts")
+    if not isinstance(template, PromptConfig):
+        named = library if isinstance(library, Mapping) else {}
+        values = named.get(template or source.agent or "", {})
+        template, _ = section_of(PromptConfig, values, "mixed.prompts")
+    plain = PromptConfig()
+    return template is not None and (template.user != plain.user or bool(template.examples))
 
 
 def start_of_source(config: Mapping[str, Any], name: str) -> Start | str | None:
