@@ -14,7 +14,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 from rich.text import Text
 
-from agent_loop.evaluation.paired import Difference, difference, prompt_means
+from agent_loop.evaluation.paired import Difference, difference, paired_means
 from agent_loop.evaluation.records import Record
 from agent_loop.evaluation.statistics import LEVEL, SourceResult, results_of
 from verl_mixed.run.evaluations import Evaluation
@@ -114,6 +114,8 @@ class Compared:
     """Labels."""
 
     difference: Difference
+    left_out: int
+    """Judged samples that are not compared, as in `PairedMeans`."""
 
 
 def compared(evaluations: Sequence[Evaluation]) -> list[Compared]:
@@ -121,20 +123,24 @@ def compared(evaluations: Sequence[Evaluation]) -> list[Compared]:
 
     All differences are corrected for their number.
     """
-    pairs = [(evaluations[0], other) for other in evaluations[1:]]
-    means = [prompt_means(one.records) for one in evaluations]
-    both = [
-        (source, number)
-        for number in range(1, len(evaluations))
-        for source in means[0]
-        if means[0][source].keys() & means[number].get(source, {}).keys()
+    pairs = [
+        (source, other, means)
+        for other in evaluations[1:]
+        for source, means in paired_means(evaluations[0].records, other.records).items()
     ]
     found: list[Compared] = []
-    for source, number in sorted(both):
-        one = difference(means[0][source], means[number][source], len(both))
+    for source, other, means in sorted(pairs, key=lambda pair: pair[0]):
+        one = difference(means.first, means.last, len(pairs))
         assert one is not None, "they have a prompt in common"
-        first, last = pairs[number - 1]
-        found.append(Compared(source=source, first=first.label, last=last.label, difference=one))
+        found.append(
+            Compared(
+                source=source,
+                first=evaluations[0].label,
+                last=other.label,
+                difference=one,
+                left_out=means.left_out,
+            )
+        )
     return found
 
 
@@ -157,6 +163,15 @@ def comparison_note(count: int) -> str:
     )
 
 
+def left_out_words(count: int) -> str:
+    """Why judged samples are not compared."""
+    are = "sample is" if count == 1 else "samples are"
+    return (
+        "of each prompt, the first samples that both sides have are compared: "
+        f"{count} judged {are} left out"
+    )
+
+
 def differences_table(found: Sequence[Compared]) -> Table:
     """The paired differences, as the command prints them."""
     table = Table(
@@ -174,6 +189,8 @@ def differences_table(found: Sequence[Compared]) -> Table:
             Text(difference_words(one)),
         )
     table.caption = comparison_note(len(found))
+    if left_out := sum(each.left_out for each in found):
+        table.caption += f"\n{left_out_words(left_out)}"
     return table
 
 
@@ -222,20 +239,23 @@ class ChangedRow:
 
 
 def changed_rows(first: Sequence[Record], last: Sequence[Record]) -> list[ChangedRow]:
-    """The rows that both have and that are solved more often, or less often, in the second."""
+    """The rows that both have and that are solved more often, or less often, in the second.
+
+    Of each row, the samples of `paired_means` count.
+    """
     questions = {(each.source, each.row_id): each.question for each in (*first, *last)}
-    before, after = (prompt_means(each, "solved") for each in (first, last))
+    pairs = paired_means(first, last, "solved")
     return [
         ChangedRow(
             source=source,
             row_id=row,
             question=questions[source, row],
-            first=before[source][row],
-            last=after[source][row],
+            first=own.first[row],
+            last=own.last[row],
         )
-        for source in before
-        for row in sorted(before[source].keys() & after.get(source, {}).keys())
-        if before[source][row] != after[source][row]
+        for source, own in pairs.items()
+        for row in own.first
+        if own.first[row] != own.last[row]
     ]
 
 

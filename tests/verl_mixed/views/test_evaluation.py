@@ -72,6 +72,17 @@ def test_each_difference_is_corrected_for_all_of_them():
     assert compared(steps[:1]) == []
 
 
+def test_a_comparison_of_unequal_numbers_of_samples_says_what_it_leaves_out():
+    few, many = evaluation("few", [0.5] * 9, samples=1), evaluation("many", [0.5] * 9, samples=4)
+    found = compared([few, many])
+    assert [one.left_out for one in found] == [27, 27]
+    assert differences_json(found)[0]["left_out"] == 27
+    assert "both sides have are compared: 54 judged samples are left out" in str(
+        differences_table(found).caption
+    )
+    assert "left out" not in str(differences_table(compared([few, few])).caption)
+
+
 def test_the_csv_has_a_row_for_each_source_and_evaluation(tmp_path: Path):
     summaries = [summary_of(evaluation(label, [0.5] * 9), (1, 2)) for label in "ab"]
     write_csv(summaries, tmp_path / "out.csv")
