@@ -69,7 +69,7 @@ def cells_of(summaries: Sequence[Summary]) -> list[list[str]]:
             str(one["label"]),
             _prompts(own),
             estimate_words(own["reward"]),
-            *(estimate_words(own["pass_at"].get(k)) for k in ks),
+            *(_pass_words(own, k) for k in ks),
             f"{own['sampled_tokens']:.0f}",
             f"{own['tool_calls']:.1f}",
             f"{own['turns']:.1f}",
@@ -82,6 +82,29 @@ def cells_of(summaries: Sequence[Summary]) -> list[list[str]]:
 def _prompts(own: Mapping[str, Any]) -> str:
     each = own["trajectories"] / max(1, own["prompts"])
     return f"{own['prompts']} x {each:g}" if each == int(each) else f"{own['prompts']} x {each:.1f}"
+
+
+def _pass_words(own: Mapping[str, Any], k: str) -> str:
+    """pass@k, with its number of prompts if some have too few judged samples."""
+    found = own["pass_at"].get(k)
+    words = estimate_words(found)
+    if found is None or found["prompts"] == own["prompts"]:
+        return words
+    return f"{words} of {found['prompts']}"
+
+
+def fewer_prompts_note(summaries: Sequence[Summary]) -> str:
+    """What `of <prompts>` behind a pass@k means; empty if no pass@k has fewer prompts."""
+    if any(
+        found["prompts"] < own["prompts"]
+        for _, _, own in rows_of(summaries)
+        for found in own["pass_at"].values()
+    ):
+        return (
+            "pass@k of N: over the N prompts that have k judged samples; do not compare it with "
+            "one of other prompts"
+        )
+    return ""
 
 
 def estimate_words(estimate: Mapping[str, Any] | None) -> str:
@@ -99,6 +122,8 @@ def results_table(summaries: Sequence[Summary]) -> Table:
     """The table that the command prints."""
     table = Table(*head_of(summaries), box=SIMPLE, caption_justify="left")
     table.caption = "means, 95 % intervals over prompts; tokens, calls and turns of a trajectory"
+    if note := fewer_prompts_note(summaries):
+        table.caption += f"\n{note}"
     for row in cells_of(summaries):
         table.add_row(*(Text(printable(cell)) for cell in row))
     return table
@@ -202,9 +227,9 @@ def differences_json(found: Sequence[Compared]) -> list[dict[str, Any]]:
 def write_csv(summaries: Sequence[Summary], path: Path) -> None:
     """Write a row for each source and evaluation."""
     ks = ks_of(summaries)
-    names = ["reward", *(f"pass@{k}" for k in ks)]
     head = ["source", "label", "step", "prompts", "trajectories", "lost"]
-    head += [f"{name}{part}" for name in names for part in ("", "_low", "_high")]
+    head += ["reward", "reward_low", "reward_high"]
+    head += [f"pass@{k}{part}" for k in ks for part in ("", "_low", "_high", "_prompts")]
     means = ["sampled_tokens", "response_tokens", "turns", "tool_calls"]
     totals = ["total_sampled_tokens", "total_tool_calls"]
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -213,8 +238,9 @@ def write_csv(summaries: Sequence[Summary], path: Path) -> None:
         for source, one, own in rows_of(summaries):
             row = [source, one["label"], one["step"]]
             row += [own[name] for name in ("prompts", "trajectories", "lost")]
-            for estimate in (own["reward"], *(own["pass_at"].get(k) for k in ks)):
-                row += _numbers(estimate)
+            row += _numbers(own["reward"])
+            for found in (own["pass_at"].get(k) for k in ks):
+                row += [*_numbers(found), found["prompts"] if found else 0]
             writer.writerow([*row, *(own[name] for name in (*means, *totals))])
 
 
